@@ -32,11 +32,11 @@ class Persist(msgspec.Struct, frozen=True):
     is_lazy: bool = False
 
 
-PERSIST_BYTES = 1 << 20  # limit of each Persist that persists() returns
+PERSIST_BYTES_MAX = 1 << 20  # limit of each Persist that as_persists() returns
 
 
-def persists(records: list[KeyValue]) -> list["Action"]:
-    """Splits many records that need not be written together into Persists of at most PERSIST_BYTES
+def as_persists(records: list[KeyValue]) -> list["Action"]:
+    """Splits many records that need not be written together into Persists of at most PERSIST_BYTES_MAX
     (more only if a single record is larger). After every one of them the log must hold a state that
     can be loaded.
     """
@@ -44,7 +44,7 @@ def persists(records: list[KeyValue]) -> list["Action"]:
     first = size = 0
     for number, (key, value) in enumerate(records):
         more = len(key) + len(value or b"") + 32
-        if number > first and size + more > PERSIST_BYTES:
+        if number > first and size + more > PERSIST_BYTES_MAX:
             found.append(Persist(tuple(records[first:number])))
             first, size = number, 0
         size += more

@@ -40,9 +40,9 @@ class InternalTopic(NamedTuple):
             "message.timestamp.type": "CreateTime",
             "retention.bytes": "-1",
         }
-        return topic_config | self.cleanup()
+        return topic_config | self.cleanup_config()
 
-    def cleanup(self) -> dict[str, str]:
+    def cleanup_config(self) -> dict[str, str]:
         """Properties: compaction, if the topic has it and this broker supports it; otherwise unlimited retention."""
         return (
             {"cleanup.policy": "compact"}

@@ -12,7 +12,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterable
 
-from mqd.coordinator.share.deletion import UNINITIALIZED, StartOffsets, deletable
+from mqd.coordinator.share.deletion import UNINITIALIZED, StartOffsets, deletable_ends
 
 PLACES, HOSTS, GROUPS = 4, 3, 6
 KEY = (bytes(16), 0)
@@ -35,7 +35,7 @@ class Group:
 class History:
     """`writes_first`: a host responds when its findings are written."""
 
-    def __init__(self, seed: int, decide: Decide = deletable, writes_first: bool = True) -> None:
+    def __init__(self, seed: int, decide: Decide = deletable_ends, writes_first: bool = True) -> None:
         self._random = random.Random(seed)
         self._decide, self._writes_first = decide, writes_first
         self._leaders = [self._random.randrange(HOSTS) for _ in range(PLACES)]

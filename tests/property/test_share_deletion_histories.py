@@ -23,7 +23,7 @@ def test_no_group_loses_unfinished_records(seeds: range) -> None:
 def _any_answer_is_enough(
     responses: Iterable[StartOffsets], state_partition_count: int
 ) -> dict[deletion.TopicPartition, int]:
-    return deletion.deletable(responses, 0)
+    return deletion.deletable_ends(responses, 0)
 
 
 def _the_greatest_start(
@@ -32,7 +32,7 @@ def _the_greatest_start(
     responses = list(responses)
     found = [response.lowest[KEY] for response in responses if KEY in response.lowest]
     places = frozenset().union(*(response.state_partitions for response in responses))
-    return deletion.deletable([StartOffsets(places, {KEY: max(found)} if found else {})], state_partition_count)
+    return deletion.deletable_ends([StartOffsets(places, {KEY: max(found)} if found else {})], state_partition_count)
 
 
 def _a_start_not_chosen_is_ignored(
@@ -42,7 +42,7 @@ def _a_start_not_chosen_is_ignored(
         StartOffsets(response.state_partitions, {key: offset for key, offset in response.lowest.items() if offset >= 0})
         for response in responses
     ]
-    return deletion.deletable(chosen, state_partition_count)
+    return deletion.deletable_ends(chosen, state_partition_count)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def _a_start_not_chosen_is_ignored(
         pytest.param((_any_answer_is_enough, True), id="any answer is enough"),
         pytest.param((_the_greatest_start, True), id="the greatest start"),
         pytest.param((_a_start_not_chosen_is_ignored, True), id="a start not chosen is ignored"),
-        pytest.param((deletion.deletable, False), id="answered before it is written"),
+        pytest.param((deletion.deletable_ends, False), id="answered before it is written"),
     ],
 )
 def test_a_planted_bug_is_found(bug: tuple[Decide, bool]) -> None:

@@ -22,7 +22,7 @@ from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.partition_state import PartitionState
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.share.core import ReadSummary, SharePartition
-from mqd.coordinator.share.deletion import UNINITIALIZED, StartOffsets, TopicPartition, deletable, lowest
+from mqd.coordinator.share.deletion import UNINITIALIZED, StartOffsets, TopicPartition, deletable_ends, lowest
 from mqd.coordinator.share.records import split_name
 from mqd.protocol.api import decode_request, encode_response
 from mqd.protocol.headers import KNOWN
@@ -57,7 +57,7 @@ class QueueDeletion:
             return
         leaders = {partition.leader for partition in state_topic.partitions}
         responses = await asyncio.gather(*(self._query(leader, frozenset(topics)) for leader in leaders))
-        ends = deletable([response for response in responses if response is not None], len(state_topic.partitions))
+        ends = deletable_ends([response for response in responses if response is not None], len(state_topic.partitions))
         await asyncio.gather(*(self._delete(topics[key[0]], key[1], offset) for key, offset in ends.items()))
 
     def _topics(self) -> dict[bytes, str]:

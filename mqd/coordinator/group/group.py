@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired, persists
+from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired, as_persists
 from mqd.coordinator.group import migration
 from mqd.coordinator.group.classic import records as classic_records
 from mqd.coordinator.group.classic.core import ClassicGroup
@@ -353,7 +353,7 @@ class Group:
             error = int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
             return [Reply(event.request, JoinGroupResponse(error_code=error, protocol_name=None))]
         self.streams = None
-        tombstones = persists(streams.delete_all()) if streams.is_persisted else []
+        tombstones = as_persists(streams.delete_all()) if streams.is_persisted else []
         return [*tombstones, *(Timer(name, None) for name in STREAMS_TIMERS), *self._on_join(event, now_ms)]
 
     def _in_streams(self, event: object, now_ms: int) -> list[Action]:
@@ -365,7 +365,9 @@ class Group:
         consumer = self.consumer
         assert consumer is not None
         if isinstance(event, JoinGroup) and consumer.is_empty:
-            removal = [*persists(consumer.delete_all()), Timer(CONSUMER_TIMER, None)] if consumer.is_persisted else []
+            removal = (
+                [*as_persists(consumer.delete_all()), Timer(CONSUMER_TIMER, None)] if consumer.is_persisted else []
+            )
             self.consumer = None
             return removal + self._on_join(event, now_ms)
         actions = consumer.handle(event, now_ms)
@@ -418,7 +420,7 @@ class Group:
         )
         if error:
             return [Reply(event.request, error)]
-        return [*persists(self._remove()), Reply(event.request, 0)]
+        return [*as_persists(self._remove()), Reply(event.request, 0)]
 
     def _has_members(self) -> bool:
         return not self._modern.is_empty if self._modern is not None else self.classic.state is not EMPTY
@@ -442,7 +444,7 @@ class Group:
         """Removes a group that has neither members nor offsets left."""
         if not self.offsets.is_empty or not self._is_deserted():
             return []
-        return list(persists(self._remove()))
+        return list(as_persists(self._remove()))
 
     def _is_deserted(self) -> bool:
         """Whether the group has no members, and holds more than offsets."""
@@ -501,7 +503,7 @@ class Group:
             # a damaged log: after these records the group changed its kind
             records = self.streams.delete_all()
             self.streams = None
-            return [*persists(records), *self.on_loaded(now_ms)]
+            return [*as_persists(records), *self.on_loaded(now_ms)]
         if self.share is not None and not (self.consumer is not None or self.classic.is_persisted):
             return self.share.on_loaded(now_ms) + self.offsets.on_loaded(now_ms)
         self.share = None  # a damaged log: after these records the group changed its kind

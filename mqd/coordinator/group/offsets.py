@@ -31,7 +31,7 @@ from zlib import crc32
 
 import msgspec
 
-from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TransactionEnded, persists
+from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TransactionEnded, as_persists
 from mqd.coordinator.group.records import (
     OffsetValue,
     decode_offset_value,
@@ -366,7 +366,7 @@ class Offsets:
             )
             if not subscribed:
                 records += self._delete((topic, partition) for partition in dict.fromkeys(partitions))
-        return [*persists(records), Reply(event.request, OffsetsDeleted(0, tuple(errors)))]
+        return [*as_persists(records), Reply(event.request, OffsetsDeleted(0, tuple(errors)))]
 
     def _on_partitions_gone(self, event: PartitionsGone) -> list[Action]:
         gone = [
@@ -381,7 +381,7 @@ class Offsets:
             for topic, partition in pending
             if partition >= event.left.get(topic, partition + 1)
         ]
-        return list(persists(self._delete(dict.fromkeys(gone))))
+        return list(as_persists(self._delete(dict.fromkeys(gone))))
 
     def _delete(self, partitions: Iterable[tuple[str, int]]) -> list[KeyValue]:
         """Deletes these partitions' offsets, committed and pending; returns the tombstones."""
@@ -433,7 +433,7 @@ class Offsets:
         self._armed = False
         before = len(self)
         records = self._delete(self._expired_offsets(group, now_ms))
-        return [*persists(records), *self._arm(now_ms)], before > 0 and self.is_empty
+        return [*as_persists(records), *self._arm(now_ms)], before > 0 and self.is_empty
 
     def _expired_offsets(self, group: Membership, now_ms: int) -> list[tuple[str, int]]:
         since_ms = group.empty_since_ms()

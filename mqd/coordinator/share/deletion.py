@@ -45,7 +45,7 @@ def lowest(found: Iterable[tuple[TopicPartition, int]]) -> dict[TopicPartition, 
     return starts
 
 
-def deletable(responses: Iterable[StartOffsets], state_partition_count: int) -> dict[TopicPartition, int]:
+def deletable_ends(responses: Iterable[StartOffsets], state_partition_count: int) -> dict[TopicPartition, int]:
     """For each partition, the offset below which everything may be deleted. `state_partition_count`:
     the number of partitions of `__share_group_state`.
     """

@@ -30,7 +30,7 @@ Invariants (check())
     U9  a reply depends only on records persisted before it; each request is answered once
     U10 `described_bytes` is the sum over all members
 Bounds: members by group.consumer.max.size; a heartbeat that changes nothing is O(1) and persists
-nothing; one Persist holds actions.PERSIST_BYTES at most, the target's epoch last.
+nothing; one Persist holds actions.PERSIST_BYTES_MAX at most, the target's epoch last.
 
 Sources: KIP-848, KIP-1101 (metadata hash), Kafka's own behaviour. Differences:
 docs/decisions/coordinators/2026-11-21-consumer-groups.md.
@@ -41,7 +41,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from mqd.coordinator.actions import Action, Reply, TimerFired, persists
+from mqd.coordinator.actions import Action, Reply, TimerFired, as_persists
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.classic.members import protocols_size_bytes
 from mqd.coordinator.group.consumer import records, requests
@@ -201,7 +201,7 @@ class ConsumerGroup(ModernGroup):
         """Ordered so that the log holds a loadable state after each one: the group's epoch first,
         the target's last.
         """
-        found = persists(self.pending)
+        found = as_persists(self.pending)
         self.pending = []
         self.is_persisted = True
         return found

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from mqd.coordinator.actions import Action, Effect, Reply, TimerFired, persists
+from mqd.coordinator.actions import Action, Effect, Reply, TimerFired, as_persists
 from mqd.coordinator.group.classic.members import NEVER, Timed
 from mqd.coordinator.group.consumer.assignors import MemberSpec
 from mqd.coordinator.group.consumer.cluster import Cluster
@@ -171,7 +171,7 @@ class ShareGroup(ModernGroup):
     def _actions(self, replies: list[Action]) -> list[Action]:
         actions: list[Action] = []
         if self.pending:
-            actions = persists(self.pending)
+            actions = as_persists(self.pending)
             self.pending = []
             self.is_persisted = not self.is_deleted
         if self.effects:

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mqd.coordinator.actions import Action, KeyValue, Reply, Timer, TimerFired, persists
+from mqd.coordinator.actions import Action, KeyValue, Reply, Timer, TimerFired, as_persists
 from mqd.coordinator.group.consumer.cluster import Cluster
 from mqd.coordinator.group.consumer.requests import Refused
 from mqd.coordinator.group.modern import ModernGroup
@@ -165,7 +165,7 @@ class StreamsGroup(ModernGroup):
     def _actions(self, replies: list[Action]) -> list[Action]:
         actions: list[Action] = []
         if self.pending:
-            actions = persists(self.pending)
+            actions = as_persists(self.pending)
             self.pending = []
             self.is_persisted = True
         actions += self._timers
