@@ -66,9 +66,9 @@ int mqd_file_syncfs(int fd, const char *root)
     return (int)report(WATCHED ? mqd_watched_syncfs(fd, root) : syncfs(fd), "flush of the file system");
 }
 
-bool mqd_file_sync_delays(void)
+bool mqd_file_sync_may_delay(void)
 {
-    return WATCHED && mqd_watched_sync_delays();
+    return WATCHED && mqd_watched_sync_may_delay();
 }
 
 void mqd_file_sync_begin(int fd)

@@ -24,7 +24,11 @@ struct record {
     uint16_t op, path_bytes;
     uint64_t sequence, time_ns;
     int64_t offset;
-    uint64_t length, reference;
+    uint64_t length;
+    union {
+        uint64_t begin_sequence; /* SYNC_DONE, SYNCFS_DONE */
+        uint64_t created;        /* CREATE: 1 = the directory entry is new */
+    };
     int32_t result;
     uint32_t data_bytes;
 };
@@ -85,7 +89,7 @@ __attribute__((constructor)) static void watch_from_environment(void)
 
 /* ---- names ---- */
 
-/* The file's current name, even if it was renamed or opened elsewhere. */
+/* The file's current name, even if it was renamed since, or other code opened it. */
 static void path_of(int fd, char out[PATH_MAX])
 {
     char link[64];
@@ -197,7 +201,7 @@ int mqd_watched_open(const char *path, int flags, mode_t mode)
     if (apply_faults(MQD_CALL_OPEN, name, 0, NULL) == 0)
         fd = open(path, flags, mode);
     if (fd >= 0 && (flags & O_CREAT))
-        journal_add((struct record){.op = MQD_FILE_CREATE, .reference = !existed}, name, NULL, 0);
+        journal_add((struct record){.op = MQD_FILE_CREATE, .created = !existed}, name, NULL, 0);
     if (fd >= 0 && (flags & O_TRUNC) && existed && before.st_size > 0)
         journal_add((struct record){.op = MQD_FILE_TRUNCATE}, name, NULL, 0);
     pthread_mutex_unlock(&watch.mutex);
@@ -212,7 +216,7 @@ static uint64_t iovec_bytes(const struct iovec *iov, int count)
     return total;
 }
 
-/* pwritev of at most the first bytes_max bytes; -1: of all. */
+/* pwritev of at most bytes_max bytes; bytes_max -1: no limit. */
 static ssize_t write_some(int fd, const struct iovec *iov, int count, int64_t offset, int64_t bytes_max)
 {
     if (bytes_max < 0)
@@ -249,8 +253,8 @@ ssize_t mqd_watched_pwritev(int fd, const struct iovec *iov, int count, int64_t 
     return written;
 }
 
-static int sync_through(enum mqd_file_call call, enum mqd_file_op begin, enum mqd_file_op done, const char *name,
-                        int fd, int (*flush)(int))
+static int journaled_sync(enum mqd_file_call call, enum mqd_file_op begin, enum mqd_file_op done, const char *name,
+                          int fd, int (*flush)(int))
 {
     pthread_mutex_lock(&watch.mutex);
     uint64_t sequence = journal_add((struct record){.op = begin}, name, NULL, 0);
@@ -260,7 +264,7 @@ static int sync_through(enum mqd_file_call call, enum mqd_file_op begin, enum mq
         result = flush(fd);
     int error = result < 0 ? errno : 0;
     pthread_mutex_lock(&watch.mutex);
-    journal_add((struct record){.op = done, .reference = sequence, .result = -error}, name, NULL, 0);
+    journal_add((struct record){.op = done, .begin_sequence = sequence, .result = -error}, name, NULL, 0);
     pthread_mutex_unlock(&watch.mutex);
     errno = error;
     return result;
@@ -270,23 +274,23 @@ int mqd_watched_sync(int fd, bool directory)
 {
     char name[PATH_MAX];
     path_of(fd, name);
-    return sync_through(MQD_CALL_SYNC, MQD_FILE_SYNC_BEGIN, MQD_FILE_SYNC_DONE, name, fd,
-                        directory ? fsync : fdatasync);
+    return journaled_sync(MQD_CALL_SYNC, MQD_FILE_SYNC_BEGIN, MQD_FILE_SYNC_DONE, name, fd,
+                          directory ? fsync : fdatasync);
 }
 
 int mqd_watched_syncfs(int fd, const char *root)
 {
     char name[PATH_MAX];
     path_absolute(root, name);
-    return sync_through(MQD_CALL_SYNCFS, MQD_FILE_SYNCFS_BEGIN, MQD_FILE_SYNCFS_DONE, name, fd, syncfs);
+    return journaled_sync(MQD_CALL_SYNCFS, MQD_FILE_SYNCFS_BEGIN, MQD_FILE_SYNCFS_DONE, name, fd, syncfs);
 }
 
-bool mqd_watched_sync_delays(void)
+bool mqd_watched_sync_may_delay(void)
 {
     pthread_mutex_lock(&watch.mutex);
-    bool delays = mqd_file_faults_may_delay(MQD_CALL_SYNC);
+    bool may_delay = mqd_file_faults_may_delay(MQD_CALL_SYNC);
     pthread_mutex_unlock(&watch.mutex);
-    return delays;
+    return may_delay;
 }
 
 void mqd_watched_sync_begin(int fd)
@@ -319,7 +323,7 @@ int mqd_watched_sync_end(int fd, int result)
         }
     if (apply_faults(MQD_CALL_SYNC, name, 0, NULL) < 0)
         result = -errno;
-    journal_add((struct record){.op = MQD_FILE_SYNC_DONE, .reference = sequence, .result = result}, name, NULL, 0);
+    journal_add((struct record){.op = MQD_FILE_SYNC_DONE, .begin_sequence = sequence, .result = result}, name, NULL, 0);
     pthread_mutex_unlock(&watch.mutex);
     return result;
 }

@@ -92,7 +92,8 @@ int mqd_watched_open(const char *path, int flags, mode_t mode);
 ssize_t mqd_watched_pwritev(int fd, const struct iovec *iov, int count, int64_t offset);
 int mqd_watched_sync(int fd, bool directory);
 int mqd_watched_syncfs(int fd, const char *root);
-bool mqd_watched_sync_delays(void); /* whether a rule may delay flushes: they must then run on a thread that may wait */
+/* whether a rule may delay flushes: they must then run on a thread that may wait */
+bool mqd_watched_sync_may_delay(void);
 void mqd_watched_sync_begin(int fd);
 int mqd_watched_sync_end(int fd, int result);
 int mqd_watched_truncate(int fd, int64_t size_bytes);

@@ -1,4 +1,4 @@
-/* Replaces the original segments by compacted ones, safely whenever a crash happens.
+/* Replaces the original segments with compacted ones; safe against a crash at any point.
  *
  *   1  BASE.log.cleaned, .index.cleaned, .timeindex.cleaned (and .txnindex.cleaned,
  *      .txnsum.cleaned) are written and flushed, with their directory entries
@@ -180,7 +180,7 @@ int mqd_compact_swap_prepare(const char *directory, int64_t base_offset, const i
                             (has_transactions ? 1u << KIND_TRANSACTIONS | 1u << KIND_TRANSACTION_SUM : 0),
                         old_count, (int64_t *)old_bases};
     if (old_count > SWAP_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "%u segments cannot become one", old_count);
+        return mqd_error_set(MQD_E_INVALID, "cannot merge %u segments into one", old_count);
     if (mqd_compact_note_gaps(directory) < 0 || mqd_file_sync_directory(directory) < 0)
         return -1;
     return write_swap(directory, &swap);

@@ -15,12 +15,12 @@
 
 #define REWRITE_CHUNK_BYTES (1 << 20)
 
-void mqd_recovery_note_missing(struct mqd_recovery *parameters, int64_t from_offset, int64_t to_offset)
+void mqd_recovery_note_missing(struct mqd_recovery *recovery, int64_t from_offset, int64_t to_offset)
 {
-    if (parameters->missing_from >= 0)
+    if (recovery->missing_from >= 0)
         return;
-    parameters->missing_from = from_offset;
-    parameters->missing_to = to_offset;
+    recovery->missing_from = from_offset;
+    recovery->missing_to = to_offset;
 }
 
 int mqd_recovery_make_directory(const char *path)
@@ -89,17 +89,17 @@ static int flush_segment(const struct mqd_partition *partition, int64_t base_off
 
 /* A caller that has already flushed the whole file system passes a recovery point at the trusted
  * end; there is nothing to do then. */
-int mqd_recovery_flush(struct mqd_partition *partition, const struct mqd_recovery *parameters, bool changed)
+int mqd_recovery_flush(struct mqd_partition *partition, const struct mqd_recovery *recovery, bool changed)
 {
     bool flushed = false;
     for (uint32_t i = 0; i < partition->segment_count; i++) {
         bool last = i + 1 == partition->segment_count;
         int64_t end_offset = last ? partition->log_end_offset : partition->segments[i + 1];
-        if (end_offset <= parameters->recovery_point_offset && !(last && changed))
+        if (end_offset <= recovery->recovery_point_offset && !(last && changed))
             continue;
         if (end_offset == partition->segments[i] && !changed)
             continue;
-        if (flush_segment(partition, partition->segments[i], parameters->rewrite) < 0)
+        if (flush_segment(partition, partition->segments[i], recovery->rewrite) < 0)
             return -1;
         flushed = true;
     }

@@ -50,7 +50,7 @@ static int make_active(struct recovery *recovery, struct tail *tail, int64_t now
         if (mqd_file_truncate(tail->fd, tail->valid_bytes) < 0)
             return mqd_error_system(errno, "%s: cannot truncate segment %lld", partition->path,
                                     (long long)tail->base_offset);
-        recovery->parameters->truncated_bytes += tail->file_bytes - tail->valid_bytes;
+        recovery->in_out->truncated_bytes += tail->file_bytes - tail->valid_bytes;
         recovery->changed = true;
     }
     int changed = mqd_index_finish_load(&partition->active.index, partition->path, tail->base_offset);
@@ -87,7 +87,7 @@ static int delete_from(struct recovery *recovery, uint32_t first)
     /* from the end, so that the remaining segments never have a gap */
     for (uint32_t i = recovery->listing.log_count; i-- > first;) {
         if (mqd_segment_delete(recovery->partition->path, recovery->listing.logs[i],
-                               &recovery->parameters->truncated_bytes) < 0)
+                               &recovery->in_out->truncated_bytes) < 0)
             return -1;
         recovery->changed = true;
     }
@@ -99,12 +99,12 @@ static int delete_from(struct recovery *recovery, uint32_t first)
 
 static struct bounds bounds_of(const struct recovery *recovery)
 {
-    int64_t recovery_point = recovery->parameters->recovery_point_offset;
+    int64_t recovery_point = recovery->in_out->recovery_point_offset;
     if (recovery->mode == MODE_CLEAN)
         return (struct bounds){INT64_MAX, 0, INT64_MAX, INT64_MAX, true};
     if (recovery->mode == MODE_TRUSTED)
-        return (struct bounds){INT64_MAX, 0, recovery->parameters->trusted_end_offset,
-                               recovery->parameters->trusted_end_offset, true};
+        return (struct bounds){INT64_MAX, 0, recovery->in_out->trusted_end_offset, recovery->in_out->trusted_end_offset,
+                               true};
     if (recovery_point < 0)
         recovery_point = 0;
     return (struct bounds){recovery_point, recovery_point, recovery_point, recovery->cut_offset, false};
@@ -116,8 +116,8 @@ static bool below_boundary(const struct recovery *recovery, uint32_t i)
     if (i + 1 == recovery->listing.log_count)
         return false;
     int64_t boundary = recovery->mode == MODE_CLEAN     ? INT64_MAX
-                       : recovery->mode == MODE_TRUSTED ? recovery->parameters->trusted_end_offset
-                                                        : recovery->parameters->recovery_point_offset;
+                       : recovery->mode == MODE_TRUSTED ? recovery->in_out->trusted_end_offset
+                                                        : recovery->in_out->recovery_point_offset;
     return recovery->listing.logs[i + 1] <= boundary;
 }
 
@@ -135,7 +135,7 @@ static bool log_continues(const struct recovery *recovery, const struct tail *ta
 static int note_shortened(const struct recovery *recovery, const struct tail *tail, uint32_t i)
 {
     bool more = i + 1 < recovery->listing.log_count;
-    if (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->parameters->replicated ||
+    if (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->in_out->replicated ||
         !(tail->sound_after || more))
         return 0;
     return mqd_recovery_note_shortened(recovery->partition->path);
@@ -144,7 +144,7 @@ static int note_shortened(const struct recovery *recovery, const struct tail *ta
 /* C6: data that a flush had covered is missing. */
 static bool ends_too_early(const struct recovery *recovery, int64_t end_offset)
 {
-    return !recovery->cutting && !recovery->was_cut && end_offset < recovery->parameters->recovery_point_offset;
+    return !recovery->cutting && !recovery->was_cut && end_offset < recovery->in_out->recovery_point_offset;
 }
 
 /* The log ends in the tail, which is segment i of the listing. 1: done; 0: data on which the mode
@@ -154,8 +154,8 @@ static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int6
     if (recovery->mode == MODE_CLEAN && !tail->sound)
         return 0;
     if (recovery->mode == MODE_TRUSTED &&
-        (recovery->cutting ? recovery->parameters->corrupt_position >= 0
-                           : tail->next_offset != recovery->parameters->trusted_end_offset))
+        (recovery->cutting ? recovery->in_out->corrupt_position >= 0
+                           : tail->next_offset != recovery->in_out->trusted_end_offset))
         return 0;
     if (note_shortened(recovery, tail, i) < 0 || delete_from(recovery, i + 1) < 0) {
         mqd_tail_close(tail);
@@ -163,12 +163,12 @@ static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int6
     }
     bool lost = ends_too_early(recovery, tail->next_offset);
     if (lost)
-        mqd_recovery_note_missing(recovery->parameters, tail->next_offset, recovery->parameters->recovery_point_offset);
-    if (!tail->unreadable && (!lost || recovery->parameters->has_other_replicas))
+        mqd_recovery_note_missing(recovery->in_out, tail->next_offset, recovery->in_out->recovery_point_offset);
+    if (!tail->unreadable && (!lost || recovery->in_out->has_other_replicas))
         return make_active(recovery, tail, now_ms) < 0 ? -1 : 1;
     int result = mqd_tail_finish_indexes(recovery, tail);
     mqd_tail_close(tail);
-    return result < 0 || create_active(recovery, recovery->parameters->recovery_point_offset) < 0 ? -1 : 1;
+    return result < 0 || create_active(recovery, recovery->in_out->recovery_point_offset) < 0 ? -1 : 1;
 }
 
 /* Returns the same values as `finish`: 1, 0, or -1 for an error. */
@@ -177,7 +177,7 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
     const struct mqd_listing *listing = &recovery->listing;
     struct mqd_partition *partition = recovery->partition;
     uint32_t first = 0;
-    while (first + 1 < listing->log_count && listing->logs[first + 1] <= recovery->parameters->log_start_offset)
+    while (first + 1 < listing->log_count && listing->logs[first + 1] <= recovery->in_out->log_start_offset)
         first++; /* deleted by DeleteRecords or retention; only the files still exist */
     for (uint32_t i = first; i < listing->log_count; i++) {
         struct tail tail;
@@ -204,11 +204,11 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
         if (result < 0)
             return -1;
     }
-    int64_t begin_offset = recovery->parameters->log_start_offset;
+    int64_t begin_offset = recovery->in_out->log_start_offset;
     if (ends_too_early(recovery, begin_offset)) {
-        mqd_recovery_note_missing(recovery->parameters, begin_offset, recovery->parameters->recovery_point_offset);
-        if (!recovery->parameters->has_other_replicas)
-            begin_offset = recovery->parameters->recovery_point_offset;
+        mqd_recovery_note_missing(recovery->in_out, begin_offset, recovery->in_out->recovery_point_offset);
+        if (!recovery->in_out->has_other_replicas)
+            begin_offset = recovery->in_out->recovery_point_offset;
     }
     return create_active(recovery, begin_offset) < 0 ? -1 : 1;
 }
@@ -216,30 +216,29 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
 static int recover_log(struct recovery *recovery, int64_t now_ms)
 {
     struct mqd_partition *partition = recovery->partition;
-    recovery->mode = recovery->parameters->clean_shutdown            ? MODE_CLEAN
-                     : recovery->parameters->trusted_end_offset >= 0 ? MODE_TRUSTED
-                                                                     : MODE_CHECKED;
+    recovery->mode = recovery->in_out->clean_shutdown            ? MODE_CLEAN
+                     : recovery->in_out->trusted_end_offset >= 0 ? MODE_TRUSTED
+                                                                 : MODE_CHECKED;
     int done = recover_segments(recovery, now_ms);
     if (done == 0 && recovery->cutting)
         return mqd_error_set(MQD_E_CORRUPT, "%s: damage at position %lld of segment %lld, below the truncation offset",
-                             partition->path, (long long)recovery->parameters->corrupt_position,
-                             (long long)recovery->parameters->corrupt_segment);
+                             partition->path, (long long)recovery->in_out->corrupt_position,
+                             (long long)recovery->in_out->corrupt_segment);
     if (done == 0) {
         recovery->mode = MODE_CHECKED;
-        recovery->parameters->corrupt_position = recovery->parameters->corrupt_segment =
-            recovery->parameters->missing_from = -1;
+        recovery->in_out->corrupt_position = recovery->in_out->corrupt_segment = recovery->in_out->missing_from = -1;
         partition->segment_count = 0;
         done = recover_segments(recovery, now_ms);
     }
     if (done < 0)
         return -1;
     /* C3: power failed after records had been deleted up to a log end that was not yet on disk. */
-    if (recovery->parameters->log_start_offset > partition->log_end_offset) {
+    if (recovery->in_out->log_start_offset > partition->log_end_offset) {
         mqd_file_close(partition->active.fd);
         partition->active.fd = -1;
         partition->segment_count = 0;
         recovery->changed = true;
-        return create_active(recovery, recovery->parameters->log_start_offset);
+        return create_active(recovery, recovery->in_out->log_start_offset);
     }
     return 0;
 }
@@ -285,7 +284,7 @@ static int restore_high_watermark(struct mqd_partition *partition, int64_t offse
 static int open_recovered(struct recovery *recovery, int64_t now_ms)
 {
     struct mqd_partition *partition = recovery->partition;
-    struct mqd_recovery *parameters = recovery->parameters;
+    struct mqd_recovery *in_out = recovery->in_out;
     if (mqd_epochs_load(&partition->epochs, partition->path) < 0)
         return -1;
     uint32_t epoch_count = partition->epochs.count;
@@ -293,9 +292,9 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     if (recover_log(recovery, now_ms) < 0)
         return -1;
     partition->log_start_offset =
-        parameters->log_start_offset > partition->segments[0] ? parameters->log_start_offset : partition->segments[0];
+        in_out->log_start_offset > partition->segments[0] ? in_out->log_start_offset : partition->segments[0];
     partition->staged_end_offset = partition->log_end_offset;
-    int64_t decided_below = parameters->replicated ? parameters->high_watermark : INT64_MAX;
+    int64_t decided_below = in_out->replicated ? in_out->high_watermark : INT64_MAX;
     int replayed = mqd_recovery_replay(partition, &recovery->listing,
                                        recovery->mode == MODE_CHECKED ? bounds_of(recovery).trusted_below : INT64_MAX,
                                        decided_below, now_ms);
@@ -303,20 +302,19 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     if (replayed < 0 || update_epochs(recovery, !same_epochs(&partition->epochs, epoch_count, epoch_last)) < 0)
         return -1;
     if (recovery->mode != MODE_CLEAN && !recovery->read_only &&
-        mqd_recovery_flush(partition, parameters, recovery->changed) < 0)
+        mqd_recovery_flush(partition, in_out, recovery->changed) < 0)
         return -1;
     partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);
     if (mqd_recovery_load_dedup_ids(partition, decided_below, now_ms) < 0)
         return -1;
-    if (parameters->replicated && !recovery->cutting &&
-        restore_high_watermark(partition, parameters->high_watermark) < 0)
+    if (in_out->replicated && !recovery->cutting && restore_high_watermark(partition, in_out->high_watermark) < 0)
         return -1;
     if (!recovery->cutting) /* the old high watermark returns later, with the settling that it allows */
         mqd_partition_settle_transactions(partition);
-    parameters->log_start_offset = partition->log_start_offset;
-    parameters->log_end_offset = partition->log_end_offset;
-    parameters->segment_count = (int32_t)partition->segment_count;
-    parameters->last_leader_epoch = mqd_epochs_last(&partition->epochs);
+    in_out->log_start_offset = partition->log_start_offset;
+    in_out->log_end_offset = partition->log_end_offset;
+    in_out->segment_count = (int32_t)partition->segment_count;
+    in_out->last_leader_epoch = mqd_epochs_last(&partition->epochs);
     mqd_partition_check(partition);
     return 0;
 }
@@ -326,25 +324,25 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
 static int resume_truncation(struct recovery *recovery)
 {
     struct mqd_truncation_marks marks;
-    struct mqd_recovery *parameters = recovery->parameters;
+    struct mqd_recovery *in_out = recovery->in_out;
     uint32_t first = 0;
     if (mqd_truncation_load(recovery->partition->path, &marks) < 0)
         return -1;
     recovery->was_cut = marks.trusted_below != INT64_MAX;
-    if (parameters->recovery_point_offset > marks.trusted_below)
-        parameters->recovery_point_offset = marks.trusted_below;
+    if (in_out->recovery_point_offset > marks.trusted_below)
+        in_out->recovery_point_offset = marks.trusted_below;
     if (!marks.pending)
         return 0;
-    parameters->clean_shutdown = 0;
+    in_out->clean_shutdown = 0;
     if (marks.start_offset >= 0) {
-        parameters->log_start_offset = marks.start_offset;
+        in_out->log_start_offset = marks.start_offset;
     } else {
         recovery->cut_offset = marks.cut_offset;
         while (first < recovery->listing.log_count && recovery->listing.logs[first] <= marks.cut_offset)
             first++;
     }
-    if (parameters->trusted_end_offset > marks.cut_offset)
-        parameters->trusted_end_offset = marks.cut_offset;
+    if (in_out->trusted_end_offset > marks.cut_offset)
+        in_out->trusted_end_offset = marks.cut_offset;
     return delete_from(recovery, first);
 }
 
@@ -367,21 +365,21 @@ static struct mqd_partition *partition_new(const char *path, const struct mqd_lo
     return partition;
 }
 
-static void reset_results(struct mqd_recovery *parameters)
+static void reset_results(struct mqd_recovery *in_out)
 {
-    parameters->log_start_offset = parameters->log_start_offset < 0 ? 0 : parameters->log_start_offset;
-    parameters->truncated_bytes = parameters->scanned_bytes = 0;
-    parameters->corrupt_position = parameters->corrupt_segment = parameters->missing_from = parameters->missing_to = -1;
+    in_out->log_start_offset = in_out->log_start_offset < 0 ? 0 : in_out->log_start_offset;
+    in_out->truncated_bytes = in_out->scanned_bytes = 0;
+    in_out->corrupt_position = in_out->corrupt_segment = in_out->missing_from = in_out->missing_to = -1;
 }
 
 struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_options *options, int32_t leader_epoch,
-                                         int64_t now_ms, struct mqd_recovery *parameters)
+                                         int64_t now_ms, struct mqd_recovery *in_out)
 {
     struct mqd_partition *partition = partition_new(path, options, leader_epoch, now_ms);
-    struct recovery recovery = {.partition = partition, .parameters = parameters, .cut_offset = INT64_MAX};
+    struct recovery recovery = {.partition = partition, .in_out = in_out, .cut_offset = INT64_MAX};
     if (!partition)
         return NULL;
-    reset_results(parameters);
+    reset_results(in_out);
     int result = mqd_recovery_make_directory(path);
     partition->has_gaps = options->compacted || mqd_compact_has_gaps(path);
     if (result == 0)
@@ -402,11 +400,11 @@ struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_
 }
 
 struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset,
-                                       int64_t now_ms, struct mqd_recovery *parameters)
+                                       int64_t now_ms, struct mqd_recovery *in_out)
 {
     struct mqd_partition *partition = partition_new(old->path, &old->options, old->leader_epoch, now_ms);
     struct recovery recovery = {.partition = partition,
-                                .parameters = parameters,
+                                .in_out = in_out,
                                 .listing = *listing,
                                 .mode = MODE_TRUSTED,
                                 .cut_offset = cut_offset,
@@ -414,7 +412,7 @@ struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct m
     uint32_t first = 0;
     if (!partition)
         return NULL;
-    reset_results(parameters);
+    reset_results(in_out);
     partition->has_gaps = old->has_gaps;
     while (first < listing->log_count && listing->logs[first] <= cut_offset)
         first++;

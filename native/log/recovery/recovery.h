@@ -70,14 +70,14 @@ int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t decided
 
 /* For log/recovery/truncation.c: rebuilds `old`, whose files are closed, from the segments and
  * snapshots of `listing`, without anything beyond cut_offset (-1: the log is emptied and begins at
- * parameters->log_start_offset). In `parameters` the caller also sets trusted_end_offset to the cut
+ * recovery->log_start_offset). In `recovery` the caller also sets trusted_end_offset to the cut
  * and recovery_point_offset to the end of the part that is on disk (at most the cut). On return
  * everything is on disk. NULL: mqd_error set. */
 struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset,
-                                       int64_t now_ms, struct mqd_recovery *parameters);
+                                       int64_t now_ms, struct mqd_recovery *recovery);
 
 /* C6; only the first gap is recorded. */
-void mqd_recovery_note_missing(struct mqd_recovery *parameters, int64_t from_offset, int64_t to_offset);
+void mqd_recovery_note_missing(struct mqd_recovery *recovery, int64_t from_offset, int64_t to_offset);
 /* Creates the partition's directory, durably. -1: mqd_error set. */
 int mqd_recovery_make_directory(const char *path);
 /* C5: durable on return. -1: mqd_error set. */
@@ -85,6 +85,6 @@ int mqd_recovery_note_shortened(const char *directory);
 
 /* Flushes everything above the recovery point (C2); with `changed`, also the names and lengths that
  * recovery has changed. -1: mqd_error set. */
-int mqd_recovery_flush(struct mqd_partition *partition, const struct mqd_recovery *parameters, bool changed);
+int mqd_recovery_flush(struct mqd_partition *partition, const struct mqd_recovery *recovery, bool changed);
 
 #endif

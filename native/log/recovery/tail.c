@@ -38,9 +38,9 @@ void mqd_tail_close(struct tail *tail)
 
 static void note_corrupt(struct recovery *recovery, const struct tail *tail, int64_t position)
 {
-    if (recovery->parameters->corrupt_position < 0) {
-        recovery->parameters->corrupt_position = position;
-        recovery->parameters->corrupt_segment = tail->base_offset;
+    if (recovery->in_out->corrupt_position < 0) {
+        recovery->in_out->corrupt_position = position;
+        recovery->in_out->corrupt_segment = tail->base_offset;
     }
 }
 
@@ -104,7 +104,7 @@ static int tail_end(struct recovery *recovery, struct tail *tail, struct mqd_wal
     }
     note_corrupt(recovery, tail, walk->position);
     bool is_end = walk->next_offset >= trusted_below;
-    if (is_end && (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->parameters->replicated))
+    if (is_end && (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->in_out->replicated))
         return 0;
     int found = mqd_walk_resync(walk);
     if (is_end) {
@@ -172,7 +172,7 @@ int mqd_tail_walk(struct recovery *recovery, struct tail *tail, struct bounds bo
         return -1;
     walk.gaps_allowed = recovery->partition->has_gaps;
     int result = tail_walk_from(recovery, tail, &walk, bounds.trusted_below, bounds.cut_offset);
-    recovery->parameters->scanned_bytes += walk.read_bytes;
+    recovery->in_out->scanned_bytes += walk.read_bytes;
     mqd_walk_end(&walk);
     return result;
 }
@@ -190,19 +190,18 @@ int mqd_tail_finish_indexes(struct recovery *recovery, struct tail *tail)
 int mqd_tail_check_sealed(struct recovery *recovery, int64_t base_offset, int64_t next_base)
 {
     struct tail tail;
-    int64_t corrupt_position = recovery->parameters->corrupt_position,
-            corrupt_segment = recovery->parameters->corrupt_segment;
+    int64_t corrupt_position = recovery->in_out->corrupt_position, corrupt_segment = recovery->in_out->corrupt_segment;
     int result = mqd_tail_open(recovery, &tail, base_offset);
     if (result == 0)
         result = mqd_tail_walk(recovery, &tail, (struct bounds){INT64_MAX, INT64_MAX, next_base, INT64_MAX, true});
     if (result == 0 && tail.sound && tail.next_offset < next_base && !recovery->partition->has_gaps)
-        mqd_recovery_note_missing(recovery->parameters, tail.next_offset, next_base);
+        mqd_recovery_note_missing(recovery->in_out, tail.next_offset, next_base);
     if (result == 0 && recovery->mode != MODE_CLEAN)
         result = mqd_tail_finish_indexes(recovery, &tail);
     mqd_tail_close(&tail);
     if (recovery->mode != MODE_CHECKED) {
-        recovery->parameters->corrupt_position = corrupt_position;
-        recovery->parameters->corrupt_segment = corrupt_segment;
+        recovery->in_out->corrupt_position = corrupt_position;
+        recovery->in_out->corrupt_segment = corrupt_segment;
     }
     return result;
 }

@@ -12,7 +12,7 @@ enum mode { MODE_CLEAN, MODE_TRUSTED, MODE_CHECKED };
 
 struct recovery {
     struct mqd_partition *partition;
-    struct mqd_recovery *parameters;
+    struct mqd_recovery *in_out; /* the caller's parameters; what recovery finds is added */
     struct mqd_listing listing;
     enum mode mode;
     int64_t cut_offset; /* the log is truncated to this offset; INT64_MAX = it is not */

@@ -182,12 +182,11 @@ static int cut(struct mqd_partition *partition, int64_t cut_offset, int64_t star
 {
     struct mqd_listing listing;
     int64_t durable = partition->durable.offset;
-    struct mqd_recovery parameters = {.recovery_point_offset = durable < cut_offset ? durable : cut_offset,
-                                      .trusted_end_offset = cut_offset,
-                                      .replicated = partition->replicated,
-                                      .high_watermark = partition->high_watermark.offset,
-                                      .log_start_offset =
-                                          start_offset >= 0 ? start_offset : partition->log_start_offset};
+    struct mqd_recovery recovery = {.recovery_point_offset = durable < cut_offset ? durable : cut_offset,
+                                    .trusted_end_offset = cut_offset,
+                                    .replicated = partition->replicated,
+                                    .high_watermark = partition->high_watermark.offset,
+                                    .log_start_offset = start_offset >= 0 ? start_offset : partition->log_start_offset};
     if (listing_of(partition, &listing) < 0)
         return -1;
     struct mqd_partition *fresh = NULL;
@@ -197,7 +196,7 @@ static int cut(struct mqd_partition *partition, int64_t cut_offset, int64_t star
         return -1;
     }
     if (begun == 0 && close_files(partition) == 0)
-        fresh = mqd_recovery_cut(partition, &listing, start_offset >= 0 ? -1 : cut_offset, now_ms, &parameters);
+        fresh = mqd_recovery_cut(partition, &listing, start_offset >= 0 ? -1 : cut_offset, now_ms, &recovery);
     mqd_listing_free(&listing);
     if (fresh && mqd_truncation_end(partition->path, now_ms) < 0) {
         mqd_partition_free(fresh);
@@ -207,7 +206,7 @@ static int cut(struct mqd_partition *partition, int64_t cut_offset, int64_t star
         mqd_partition_fence(partition);
         return -1;
     }
-    out->cut_bytes = parameters.truncated_bytes;
+    out->cut_bytes = recovery.truncated_bytes;
     take_over(partition, fresh, out);
     return 0;
 }
