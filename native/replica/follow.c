@@ -79,9 +79,9 @@ static struct mqd_replica_step out_of_range(const struct mqd_replica *replica,
     return (struct mqd_replica_step){MQD_REPLICA_LATER, -1};
 }
 
-void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
-                      const struct mqd_replica_response *response, const struct mqd_epoch *epochs, uint32_t epoch_count,
-                      struct mqd_replica_step *out)
+void mqd_replica_next_step(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
+                           const struct mqd_replica_response *response, const struct mqd_epoch *epochs,
+                           uint32_t epoch_count, struct mqd_replica_step *out)
 {
     bool current = fetch->current_leader_epoch == replica->leader_epoch || PLANTED_BUG(replica, FETCH_EPOCH);
     if (replica->role != MQD_REPLICA_FOLLOWER || !current || fetch->fetch_offset != replica->log_end)
@@ -98,7 +98,7 @@ void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replic
         *out = (struct mqd_replica_step){MQD_REPLICA_APPEND, fetch->fetch_offset};
 }
 
-int mqd_replica_take_high_watermark(struct mqd_replica *replica, int32_t leader_epoch, int64_t high_watermark)
+int mqd_replica_adopt_high_watermark(struct mqd_replica *replica, int32_t leader_epoch, int64_t high_watermark)
 {
     int64_t known = minimum(high_watermark, replica->log_end);
     if (replica->role != MQD_REPLICA_FOLLOWER || leader_epoch != replica->leader_epoch ||

@@ -32,7 +32,7 @@ void mqd_replica_init(struct mqd_replica *replica)
     memset(replica, 0, sizeof *replica);
     replica->node_id = replica->leader = replica->leader_epoch = replica->partition_epoch = -1;
     replica->broker_epoch = -1;
-    replica->proposal_ms = replica->swapped_ms = NEVER;
+    replica->next_proposal_ms = replica->swapped_ms = NEVER;
 }
 
 void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark)
@@ -40,7 +40,7 @@ void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark)
     replica->high_watermark = high_watermark; /* mqd_replica_set_log then clamps it to the log's range */
 }
 
-void mqd_replica_number_above(struct mqd_replica *replica, uint64_t sequence)
+void mqd_replica_continue_sequence(struct mqd_replica *replica, uint64_t sequence)
 {
     if (sequence > replica->proposal_sequence)
         replica->proposal_sequence = sequence;
@@ -53,10 +53,10 @@ static void check_invariants(const struct mqd_replica *replica)
                "R-2: node %d, leader epoch %d: log start %lld, high watermark %lld, log end %lld", replica->node_id,
                replica->leader_epoch, (long long)replica->log_start, (long long)replica->high_watermark,
                (long long)replica->log_end);
-    MQD_ASSERT(replica->follower_count <= MQD_REPLICA_COUNT_MAX && replica->in_sync_count >= 0 &&
-                   replica->in_sync_count <= (int32_t)replica->follower_count,
+    MQD_ASSERT(replica->replica_count <= MQD_REPLICA_COUNT_MAX && replica->in_sync_count >= 0 &&
+                   replica->in_sync_count <= (int32_t)replica->replica_count,
                "R-3: node %d, leader epoch %d: %d of %u replicas are in sync", replica->node_id, replica->leader_epoch,
-               replica->in_sync_count, replica->follower_count);
+               replica->in_sync_count, replica->replica_count);
     MQD_ASSERT(!replica->proposing || replica->role == MQD_REPLICA_LEADER,
                "R-3: node %d, leader epoch %d: a replica that does not lead proposes a set", replica->node_id,
                replica->leader_epoch);
@@ -74,8 +74,8 @@ static bool in_maximal_set(const struct mqd_replica *replica, const struct mqd_r
 #ifdef MQD_PLANTED
 static bool counts_spare_for(const struct mqd_replica *replica, const struct mqd_replica_follower *member)
 {
-    for (uint32_t i = 0; i < replica->follower_count && PLANTED_BUG(replica, COUNT_SPARES) && replica->set_max; i++)
-        if (!in_maximal_set(replica, &replica->followers[i]) && replica->followers[i].position > member->position)
+    for (uint32_t i = 0; i < replica->replica_count && PLANTED_BUG(replica, COUNT_SPARES) && replica->set_max; i++)
+        if (!in_maximal_set(replica, &replica->replicas[i]) && replica->replicas[i].position > member->position)
             return true;
     return false;
 }
@@ -91,8 +91,8 @@ static int raise_high_watermark(struct mqd_replica *replica)
         (replica->in_sync_count < replica->min_insync && !PLANTED_BUG(replica, HW_BELOW_MIN)))
         return 0;
     int64_t least = counts_durable(replica) ? replica->durable : replica->log_end;
-    for (uint32_t i = 0; i < replica->follower_count; i++) {
-        const struct mqd_replica_follower *follower = &replica->followers[i];
+    for (uint32_t i = 0; i < replica->replica_count; i++) {
+        const struct mqd_replica_follower *follower = &replica->replicas[i];
         if (follower->member.node_id != replica->node_id && in_maximal_set(replica, follower) &&
             !COUNTS_SPARE_FOR(replica, follower) && follower->position < least)
             least = follower->position; /* -1: it has not fetched in this epoch */
@@ -111,7 +111,8 @@ static void note_behind(const struct mqd_replica *replica, struct mqd_replica_fo
 {
     bool behind = replica->lag_records_max >= 0 && follower->position >= 0 &&
                   replica->log_end - follower->position > replica->lag_records_max;
-    follower->behind_ms = !behind ? INT64_MAX : follower->behind_ms < now_ms ? follower->behind_ms : now_ms;
+    if (!behind || now_ms < follower->behind_since_ms)
+        follower->behind_since_ms = behind ? now_ms : INT64_MAX;
 }
 
 int mqd_replica_set_log(struct mqd_replica *replica, int64_t log_start, int64_t log_end, int64_t durable,
@@ -129,8 +130,8 @@ int mqd_replica_set_log(struct mqd_replica *replica, int64_t log_start, int64_t 
     check_invariants(replica);
     if (replica->role != MQD_REPLICA_LEADER)
         return changed;
-    for (uint32_t i = 0; i < replica->follower_count && log_end != before; i++) {
-        struct mqd_replica_follower *follower = &replica->followers[i];
+    for (uint32_t i = 0; i < replica->replica_count && log_end != before; i++) {
+        struct mqd_replica_follower *follower = &replica->replicas[i];
         if (follower->position == before && follower->caught_up_ms < now_ms)
             follower->caught_up_ms = now_ms; /* it had all records until now */
         note_behind(replica, follower, now_ms);
@@ -150,9 +151,9 @@ static const struct mqd_replica_member *member_of(const struct mqd_replica_assig
 
 static struct mqd_replica_follower *follower_of(struct mqd_replica *replica, int32_t node_id)
 {
-    for (uint32_t i = 0; i < replica->follower_count; i++)
-        if (replica->followers[i].member.node_id == node_id)
-            return &replica->followers[i];
+    for (uint32_t i = 0; i < replica->replica_count; i++)
+        if (replica->replicas[i].member.node_id == node_id)
+            return &replica->replicas[i];
     return NULL;
 }
 
@@ -187,7 +188,7 @@ static struct mqd_replica_follower follower_from(const struct mqd_replica_member
                                             .fetched_broker_epoch = -1,
                                             .caught_up_ms = NEVER,
                                             .fetched_ms = NEVER,
-                                            .behind_ms = INT64_MAX,
+                                            .behind_since_ms = INT64_MAX,
                                             .proposed_broker_epoch = -1};
     if (known)
         follower = *known;
@@ -200,22 +201,22 @@ static struct mqd_replica_follower follower_from(const struct mqd_replica_member
 static void take_members(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, bool keep,
                          int64_t now_ms)
 {
-    struct mqd_replica_follower followers[MQD_REPLICA_COUNT_MAX];
+    struct mqd_replica_follower replicas[MQD_REPLICA_COUNT_MAX];
     replica->in_sync_count = 0;
     for (uint32_t i = 0; i < assignment->member_count; i++) {
-        followers[i] = follower_from(&assignment->members[i],
-                                     keep ? follower_of(replica, assignment->members[i].node_id) : NULL, now_ms);
-        replica->in_sync_count += followers[i].member.in_sync != 0;
+        replicas[i] = follower_from(&assignment->members[i],
+                                    keep ? follower_of(replica, assignment->members[i].node_id) : NULL, now_ms);
+        replica->in_sync_count += replicas[i].member.in_sync != 0;
     }
-    memcpy(replica->followers, followers, sizeof *followers * assignment->member_count);
-    replica->follower_count = assignment->member_count;
+    memcpy(replica->replicas, replicas, sizeof *replicas * assignment->member_count);
+    replica->replica_count = assignment->member_count;
 }
 
 static int32_t in_sync_or_eligible_count(const struct mqd_replica *replica)
 {
     int32_t count = 0;
-    for (uint32_t i = 0; i < replica->follower_count; i++)
-        count += replica->followers[i].member.eligible || replica->followers[i].member.in_sync;
+    for (uint32_t i = 0; i < replica->replica_count; i++)
+        count += replica->replicas[i].member.eligible || replica->replicas[i].member.in_sync;
     return count;
 }
 
@@ -225,7 +226,7 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
         return -1;
     if (assignment->leader_epoch < replica->leader_epoch || assignment->partition_epoch < replica->partition_epoch ||
         assignment->broker_epoch < replica->broker_epoch)
-        return MQD_REPLICA_CHANGED_STALE;
+        return MQD_REPLICA_STALE_IGNORED;
     bool new_epoch = assignment->leader_epoch > replica->leader_epoch;
     uint8_t role = role_in(replica, assignment);
     bool fresh = new_epoch || role != replica->role;
@@ -233,7 +234,7 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
     bool was_below = replica->in_sync_count < replica->min_insync && !fresh;
     if (fresh || assignment->partition_epoch > replica->partition_epoch) {
         replica->proposing = 0;
-        replica->proposal_ms = NEVER;
+        replica->next_proposal_ms = NEVER;
     }
     if (fresh)
         replica->swapped_ms = NEVER;
@@ -253,8 +254,8 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
                                                                          : replica->min_insync;
     replica->role = role;
     take_members(replica, assignment, !fresh || PLANTED_BUG(replica, KEEP_STATE), now_ms);
-    for (uint32_t i = 0; i < replica->follower_count && role == MQD_REPLICA_LEADER; i++)
-        note_behind(replica, &replica->followers[i], now_ms); /* lag_records_max may have changed */
+    for (uint32_t i = 0; i < replica->replica_count && role == MQD_REPLICA_LEADER; i++)
+        note_behind(replica, &replica->replicas[i], now_ms); /* lag_records_max may have changed */
     if (replica->high_watermark > replica->log_end)
         replica->high_watermark = replica->log_end;
     if (fresh && role == MQD_REPLICA_LEADER)
@@ -396,7 +397,7 @@ static bool caught_up_within(const struct mqd_replica *replica, const struct mqd
 
 static bool lags(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
 {
-    if (follower->behind_ms != INT64_MAX && now_ms - follower->behind_ms >= BEHIND_MS)
+    if (follower->behind_since_ms != INT64_MAX && now_ms - follower->behind_since_ms >= BEHIND_MS)
         return true;
     return !caught_up_within(replica, follower, now_ms, replica->lag_ms_max);
 }
@@ -407,7 +408,7 @@ static bool lags(const struct mqd_replica *replica, const struct mqd_replica_fol
 static bool may_join(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
 {
     if (!follower->member.eligible || follower->position < 0 || follower->position < replica->high_watermark ||
-        follower->behind_ms != INT64_MAX)
+        follower->behind_since_ms != INT64_MAX)
         return false;
     if (follower->fetched_broker_epoch != follower->member.broker_epoch && !PLANTED_BUG(replica, BROKER_EPOCH))
         return false;
@@ -438,8 +439,8 @@ static bool is_better(const struct mqd_replica *replica, const struct mqd_replic
     bool one_slow = is_slow(replica, one, now_ms), other_slow = is_slow(replica, other, now_ms);
     if (one_slow != other_slow)
         return other_slow;
-    if (one == replica->followers || other == replica->followers)
-        return one == replica->followers;
+    if (one == replica->replicas || other == replica->replicas)
+        return one == replica->replicas;
     return one->position != other->position ? one->position > other->position : one < other;
 }
 
@@ -457,10 +458,10 @@ static bool is_spare(const struct mqd_replica *replica, const struct mqd_replica
 static struct mqd_replica_follower *best_spare(struct mqd_replica *replica, int64_t now_ms, int64_t within_ms)
 {
     struct mqd_replica_follower *best = NULL;
-    for (uint32_t i = 0; i < replica->follower_count; i++)
-        if (is_spare(replica, &replica->followers[i], now_ms, within_ms) &&
-            (!best || is_better(replica, &replica->followers[i], best, now_ms)))
-            best = &replica->followers[i];
+    for (uint32_t i = 0; i < replica->replica_count; i++)
+        if (is_spare(replica, &replica->replicas[i], now_ms, within_ms) &&
+            (!best || is_better(replica, &replica->replicas[i], best, now_ms)))
+            best = &replica->replicas[i];
     return best;
 }
 
@@ -468,8 +469,8 @@ static struct mqd_replica_follower *best_spare(struct mqd_replica *replica, int6
 static struct mqd_replica_follower *worst_member(struct mqd_replica *replica, int64_t now_ms)
 {
     struct mqd_replica_follower *worst = NULL;
-    for (uint32_t i = 0; i < replica->follower_count; i++) {
-        struct mqd_replica_follower *follower = &replica->followers[i];
+    for (uint32_t i = 0; i < replica->replica_count; i++) {
+        struct mqd_replica_follower *follower = &replica->replicas[i];
         if (follower->proposed && counts_in_set(follower) && follower->member.node_id != replica->node_id &&
             (!worst || is_better(replica, worst, follower, now_ms)))
             worst = follower;
@@ -496,7 +497,7 @@ static bool exchange(struct mqd_replica *replica, int64_t now_ms)
         if (PLANTED_BUG(replica, SWAP_UNCHECKED))
             break;
     }
-    spare = replica->followers;
+    spare = replica->replicas;
     if (!exchanged && since_exchange_ms >= MQD_REPLICA_PREFER_MS &&
         is_spare(replica, spare, now_ms, MQD_REPLICA_SLOW_MS / 2) && (member = worst_member(replica, now_ms)) != NULL) {
         member->proposed = 0;
@@ -512,8 +513,8 @@ static bool limit_set(struct mqd_replica *replica, int64_t now_ms)
     struct mqd_replica_follower *follower;
     int32_t count = 0;
     bool differs = false;
-    for (uint32_t i = 0; i < replica->follower_count; i++) {
-        follower = &replica->followers[i];
+    for (uint32_t i = 0; i < replica->replica_count; i++) {
+        follower = &replica->replicas[i];
         if (!counts_in_set(follower))
             continue;
         follower->proposed =
@@ -535,8 +536,8 @@ static bool limit_set(struct mqd_replica *replica, int64_t now_ms)
 static bool choose_members(struct mqd_replica *replica, int64_t now_ms)
 {
     bool differs = false, refused = false, exchanged;
-    for (uint32_t i = 0; i < replica->follower_count; i++) {
-        struct mqd_replica_follower *follower = &replica->followers[i];
+    for (uint32_t i = 0; i < replica->replica_count; i++) {
+        struct mqd_replica_follower *follower = &replica->replicas[i];
         bool self = follower->member.node_id == replica->node_id, in_sync = follower->member.in_sync;
         follower->proposed = self || (in_sync ? !lags(replica, follower, now_ms) : may_join(replica, follower, now_ms));
         follower->proposed_broker_epoch = self                                  ? replica->broker_epoch
@@ -544,8 +545,8 @@ static bool choose_members(struct mqd_replica *replica, int64_t now_ms)
                                                                                 : follower->member.broker_epoch;
     }
     exchanged = replica->set_max && limit_set(replica, now_ms);
-    for (uint32_t i = 0; i < replica->follower_count; i++) {
-        const struct mqd_replica_follower *follower = &replica->followers[i];
+    for (uint32_t i = 0; i < replica->replica_count; i++) {
+        const struct mqd_replica_follower *follower = &replica->replicas[i];
         differs |= follower->proposed != follower->member.in_sync;
         refused |= follower->proposed && !follower->member.eligible && !(replica->set_max && follower->member.in_sync);
     }
@@ -560,8 +561,8 @@ static void fill_proposal(const struct mqd_replica *replica, struct mqd_replica_
                                          .broker_epoch = replica->broker_epoch,
                                          .leader_epoch = replica->leader_epoch,
                                          .partition_epoch = replica->partition_epoch};
-    for (uint32_t i = 0; i < replica->follower_count; i++) {
-        const struct mqd_replica_follower *follower = &replica->followers[i];
+    for (uint32_t i = 0; i < replica->replica_count; i++) {
+        const struct mqd_replica_follower *follower = &replica->replicas[i];
         if (!follower->proposed)
             continue;
         out->node_id[out->member_count] = follower->member.node_id;
@@ -572,7 +573,7 @@ static void fill_proposal(const struct mqd_replica *replica, struct mqd_replica_
 int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t repeat_ms,
                         struct mqd_replica_proposal *out)
 {
-    if (replica->role != MQD_REPLICA_LEADER || now_ms < replica->proposal_ms)
+    if (replica->role != MQD_REPLICA_LEADER || now_ms < replica->next_proposal_ms)
         return 0;
     if (!replica->proposing) {
         if (!choose_members(replica, now_ms))
@@ -580,7 +581,7 @@ int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t rep
         replica->proposing = 1;
         replica->proposal_sequence++;
     }
-    replica->proposal_ms = now_ms + repeat_ms;
+    replica->next_proposal_ms = now_ms + repeat_ms;
     fill_proposal(replica, out);
     return 1;
 }
@@ -591,7 +592,7 @@ int mqd_replica_on_response(struct mqd_replica *replica, uint64_t sequence, int3
     (void)now_ms;
     if (!replica->proposing || sequence != replica->proposal_sequence || leader_epoch != replica->leader_epoch)
         return 0;
-    replica->proposal_ms = again_ms;
+    replica->next_proposal_ms = again_ms;
     if (error != OPERATION_NOT_ATTEMPTED && error != INELIGIBLE_REPLICA)
         return 0;
     replica->proposing = 0;

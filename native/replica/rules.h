@@ -21,15 +21,15 @@
  *        with a truncation.
  *   R-3  the maximal in-sync set is the union of the committed and the proposed one. The proposed
  *        one counts before the proposal is returned to the caller. It ceases to count when a newer
- *        partition epoch arrives, or a refusal after which it can never be accepted (R5). One
- *        proposal is outstanding at a time; its sequence increases by one with each new content and
+ *        partition epoch arrives or the proposal is definitively refused (R5). One proposal is
+ *        outstanding at a time; its sequence increases by one whenever the content changes and
  *        stays the same when the proposal is repeated (R6b).
  *   R-4  a follower that joins has reached the high watermark and the epoch's start, has caught up
  *        within half of lag_ms_max, has fetched in this epoch, and is eligible under the broker
  *        epoch it fetched with (R7).
  *   R-5  a node whose metadata does not yet include its own registration leads no partition and
  *        answers no fetch (R10).
- *   R-6  with acks_replicas, a leader proposes at most that many members (besides those that a
+ *   R-6  a leader proposes at most acks_replicas members, if that is set (besides those that a
  *        reassignment moves, or that are shutting down), exchanges a slow member for a spare in one
  *        proposal, and does so at most once in MQD_REPLICA_SWAP_MS.
  * Concurrency: one thread at a time; the partition's owner.
@@ -46,8 +46,7 @@
 #define MQD_REPLICA_COUNT_MAX 16
 #define MQD_REPLICA_NO_RECORD_BOUND -1
 /* acks_replicas: a member is slow when a record has waited for it for this long. It is exchanged
- * for a spare (an eligible replica outside the set) that had all records within half of that
- * time. */
+ * for a spare (an eligible replica outside the set) that has caught up within half that time. */
 #define MQD_REPLICA_SLOW_MS 100
 #define MQD_REPLICA_HOLD_MS 2000 /* records wait this long for a spare when too few replicas are in sync */
 #define MQD_REPLICA_SWAP_MS 1000 /* between two exchanges */
@@ -106,8 +105,8 @@ struct mqd_replica_follower {
     int64_t caught_up_ms;         /* when it last had all records */
     int64_t fetched_ms;           /* time of its last fetch; fetched_log_end: the leader's log end at that time */
     int64_t fetched_log_end;
-    int64_t behind_ms; /* since when it has lagged by more than lag_records_max; INT64_MAX = it does not lag by more */
-    uint8_t proposed;  /* is in the outstanding proposal, with proposed_broker_epoch */
+    int64_t behind_since_ms; /* lags by more than lag_records_max since then; INT64_MAX = it does not */
+    uint8_t proposed;        /* is in the outstanding proposal, with proposed_broker_epoch */
     int64_t proposed_broker_epoch;
 };
 
@@ -131,12 +130,12 @@ struct mqd_replica {
     int64_t log_start, log_end, durable;
     int64_t high_watermark;
     int64_t epoch_start;        /* log end when this leader epoch began */
-    int64_t proposal_ms;        /* no proposal before this time */
+    int64_t next_proposal_ms;   /* no proposal before this time */
     int64_t hold_until_ms;      /* while holding */
     int64_t swapped_ms;         /* when a member was last exchanged for a spare in this leader epoch */
     uint64_t proposal_sequence; /* of the outstanding or last proposal */
-    uint32_t follower_count;    /* entries of `followers`, which include this node */
-    struct mqd_replica_follower followers[16];
+    uint32_t replica_count;     /* entries of `replicas`, which include this node */
+    struct mqd_replica_follower replicas[16];
 };
 
 void mqd_replica_init(struct mqd_replica *replica);
@@ -150,7 +149,7 @@ enum mqd_replica_change {
     MQD_REPLICA_CHANGED_EPOCH = 1,
     MQD_REPLICA_CHANGED_ROLE = 2,
     MQD_REPLICA_CHANGED_HIGH_WATERMARK = 4,
-    MQD_REPLICA_CHANGED_STALE = 8, /* older than the current assignment: ignored */
+    MQD_REPLICA_STALE_IGNORED = 8, /* older than the current assignment: nothing changed */
     /* the committed set now has fewer than min_insync members, and no spares that may join: appends
      * that wait for acknowledgement get NOT_ENOUGH_REPLICAS_AFTER_APPEND */
     MQD_REPLICA_CHANGED_BELOW_MIN = 16
@@ -162,9 +161,9 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
 /* Called when a log is opened: sets its known high watermark; 0 or the log's start when none is
  * known. */
 void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark);
-/* Numbers proposals above `sequence`: a replica that starts again in the same leader epoch (its log
- * moved to another directory) continues above its earlier proposals. */
-void mqd_replica_number_above(struct mqd_replica *replica, uint64_t sequence);
+/* Makes later proposals use sequence numbers above `sequence`: a replica that starts again in the
+ * same leader epoch (its log moved to another directory) continues after its earlier proposals. */
+void mqd_replica_continue_sequence(struct mqd_replica *replica, uint64_t sequence);
 /* Reports that the log grew, was flushed or (on a follower) was truncated. Returns bits of enum
  * mqd_replica_change. */
 int mqd_replica_set_log(struct mqd_replica *replica, int64_t log_start, int64_t log_end, int64_t durable,
@@ -172,12 +171,13 @@ int mqd_replica_set_log(struct mqd_replica *replica, int64_t log_start, int64_t 
 
 /* ---- the leader ---- */
 
-/* Whether a batch may be appended. 0; 6 NOT_LEADER_OR_FOLLOWER (not the leader, or the lease has
- * ended); 19 NOT_ENOUGH_REPLICAS (acks=all). Times: CLOCK_BOOTTIME. */
+/* Checks whether a batch may be appended. Returns 0 if so, otherwise 6 NOT_LEADER_OR_FOLLOWER (not
+ * the leader, or the lease has ended) or 19 NOT_ENOUGH_REPLICAS (acks=all). Times: CLOCK_BOOTTIME. */
 int mqd_replica_check_append(const struct mqd_replica *replica, int acks_all, int64_t lease_deadline_ns,
                              int64_t now_ns);
-/* Whether the end of the log may be returned (ListOffsets). 0; 6; 78 OFFSET_NOT_AVAILABLE until the
- * high watermark has reached the epoch's start (KIP-207). */
+/* Checks whether the end of the log may be returned (ListOffsets). Returns 0 if so, otherwise 6
+ * NOT_LEADER_OR_FOLLOWER, or 78 OFFSET_NOT_AVAILABLE until the high watermark has reached the
+ * epoch's start (KIP-207). */
 int mqd_replica_check_latest(const struct mqd_replica *replica);
 
 /* one partition of a follower's Fetch */
@@ -231,7 +231,7 @@ int mqd_replica_tick(struct mqd_replica *replica, int64_t now_ms);
 int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t repeat_ms,
                         struct mqd_replica_proposal *out);
 /* Handles the controller's response to a proposal. error: Kafka's. 0: the new partition epoch will
- * follow; 55 OPERATION_NOT_ATTEMPTED, 107 INELIGIBLE_REPLICA: finally refused, the proposal no
+ * follow; 55 OPERATION_NOT_ATTEMPTED, 107 INELIGIBLE_REPLICA: definitively refused, the proposal no
  * longer counts and the next one waits until again_ms; any other: unknown outcome, the proposal
  * still counts and is repeated from again_ms on. A response to another proposal is ignored. Returns
  * bits of enum mqd_replica_change. */
@@ -240,15 +240,15 @@ int mqd_replica_on_response(struct mqd_replica *replica, uint64_t sequence, int3
 
 /* ---- the follower ---- */
 
-/* Fills in what to fetch from the leader. 1; 0: nothing now, because this node does not follow or
- * the log must be flushed first (flush_on_ack). */
+/* Fills in what to fetch from the leader. Returns 1, or 0 if there is nothing to fetch now, because
+ * this node does not follow or the log must be flushed first (flush_on_ack). */
 int mqd_replica_next_fetch(const struct mqd_replica *replica, const struct mqd_epoch *epochs, uint32_t epoch_count,
                            struct mqd_replica_fetch *out);
 
 enum mqd_replica_action {
     MQD_REPLICA_IGNORE, /* the response does not match the current leader epoch and log end */
     /* the records begin at the fetch offset: append, then mqd_replica_set_log, then
-     * mqd_replica_take_high_watermark */
+     * mqd_replica_adopt_high_watermark */
     MQD_REPLICA_APPEND,
     /* truncate the log to `offset` (with producers, transactions and epochs), call
      * mqd_replica_set_log, fetch again */
@@ -260,12 +260,13 @@ struct mqd_replica_step {
     int32_t action;
     int64_t offset;
 };
-void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
-                      const struct mqd_replica_response *response, const struct mqd_epoch *epochs, uint32_t epoch_count,
-                      struct mqd_replica_step *out);
-/* Called after the records of a response are in the log: takes over the leader's high watermark.
+/* Decides what the follower must do with a response. */
+void mqd_replica_next_step(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
+                           const struct mqd_replica_response *response, const struct mqd_epoch *epochs,
+                           uint32_t epoch_count, struct mqd_replica_step *out);
+/* Called after the records of a response are in the log: adopts the leader's high watermark.
  * Returns bits of enum mqd_replica_change. */
-int mqd_replica_take_high_watermark(struct mqd_replica *replica, int32_t leader_epoch, int64_t high_watermark);
+int mqd_replica_adopt_high_watermark(struct mqd_replica *replica, int32_t leader_epoch, int64_t high_watermark);
 
 /* ---- leader epochs ---- */
 

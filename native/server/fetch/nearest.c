@@ -31,10 +31,10 @@ void mqd_nearest_publish(struct mqd_reactor *r, const struct mqd_owned *owned)
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
     const struct mqd_replica *replica = owned->replica;
     uint32_t count = 0;
-    for (uint32_t i = 0; replica && replica->role == MQD_REPLICA_LEADER && i < replica->follower_count &&
+    for (uint32_t i = 0; replica && replica->role == MQD_REPLICA_LEADER && i < replica->replica_count &&
                          count < MQD_SLOT_FOLLOWER_COUNT_MAX;
          i++) {
-        const struct mqd_replica_member *member = &replica->followers[i].member;
+        const struct mqd_replica_member *member = &replica->replicas[i].member;
         if (member->in_sync && member->eligible && member->node_id != replica->node_id)
             mqd_store_relaxed(&slot->in_sync_followers[count++], member->node_id);
     }

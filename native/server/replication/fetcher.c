@@ -57,8 +57,8 @@ static struct mqd_fetcher *fetcher_find(struct mqd_fetchers *fetchers, int32_t l
 static uint32_t lane_of(const struct mqd_owned *owned)
 {
     const struct mqd_replica *replica = owned->replica;
-    for (uint32_t i = 0; i < replica->follower_count; i++)
-        if (replica->followers[i].member.node_id == replica->node_id && replica->followers[i].member.in_sync)
+    for (uint32_t i = 0; i < replica->replica_count; i++)
+        if (replica->replicas[i].member.node_id == replica->node_id && replica->replicas[i].member.in_sync)
             return MQD_LANE_IN_SYNC;
     return owned->throttled ? MQD_LANE_THROTTLED : MQD_LANE_CATCH_UP;
 }

@@ -12,7 +12,7 @@
  *   storing   the records of the response are written and, with flush_on_ack, flushed; only then
  *             does the next request state the new position
  *
- * mqd_replica_step decides what the log of a partition must do (append, truncate, restart, wait).
+ * mqd_replica_next_step decides what the log of a partition must do (append, truncate, restart, wait).
  * Truncations run on a helper thread; meanwhile the partition is not fetched.
  *
  * Invariants

@@ -91,7 +91,7 @@ static struct mqd_replica_step step_of(const struct mqd_followed *followed,
     struct mqd_replica_step step;
     uint32_t count;
     const struct mqd_epoch *epochs = mqd_partition_epochs(followed->owned->partition, &count);
-    mqd_replica_step(followed->owned->replica, &followed->sent, &response, epochs, count, &step);
+    mqd_replica_next_step(followed->owned->replica, &followed->sent, &response, epochs, count, &step);
     return step;
 }
 
@@ -110,7 +110,8 @@ static void take_high_watermark(struct mqd_reactor *r, struct mqd_followed *foll
 {
     struct mqd_owned *owned = followed->owned;
     mqd_replication_apply_changes(
-        r, owned, mqd_replica_take_high_watermark(owned->replica, followed->sent.current_leader_epoch, high_watermark));
+        r, owned,
+        mqd_replica_adopt_high_watermark(owned->replica, followed->sent.current_leader_epoch, high_watermark));
 }
 
 /* Handles a partition without records. */
@@ -215,8 +216,8 @@ void mqd_fetcher_on_written(struct mqd_reactor *r, struct mqd_owned *owned, int 
         return;
     }
     mqd_replication_update(r, owned);
-    if (mqd_replica_take_high_watermark(owned->replica, followed->sent.current_leader_epoch,
-                                        followed->leader_high_watermark) &
+    if (mqd_replica_adopt_high_watermark(owned->replica, followed->sent.current_leader_epoch,
+                                         followed->leader_high_watermark) &
         MQD_REPLICA_CHANGED_HIGH_WATERMARK)
         /* the high watermark is published together with the log's end */
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);

@@ -74,9 +74,9 @@ static uint8_t role_of(const struct mqd_owned *owned)
 
 static bool is_out_of_sync(const struct mqd_replica *replica)
 {
-    for (uint32_t i = 0; i < replica->follower_count; i++)
-        if (replica->followers[i].member.node_id == replica->node_id)
-            return !replica->followers[i].member.in_sync;
+    for (uint32_t i = 0; i < replica->replica_count; i++)
+        if (replica->replicas[i].member.node_id == replica->node_id)
+            return !replica->replicas[i].member.in_sync;
     return true;
 }
 
@@ -154,9 +154,9 @@ void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *se
 
 static bool may_join(const struct mqd_replica *replica, int32_t node_id)
 {
-    for (uint32_t i = 0; i < replica->follower_count; i++)
-        if (replica->followers[i].member.node_id == node_id)
-            return !replica->followers[i].member.in_sync;
+    for (uint32_t i = 0; i < replica->replica_count; i++)
+        if (replica->replicas[i].member.node_id == node_id)
+            return !replica->replicas[i].member.in_sync;
     return false;
 }
 

@@ -58,7 +58,7 @@ static int create_replica(struct mqd_reactor *r, struct mqd_owned *owned)
      * the clock, or after the last ones in the same millisecond. */
     uint64_t by_clock = (uint64_t)r->now_ms << 12;
     r->proposals_from = by_clock > r->proposals_from ? by_clock : r->proposals_from + (1 << 12);
-    mqd_replica_number_above(owned->replica, r->proposals_from);
+    mqd_replica_continue_sequence(owned->replica, r->proposals_from);
     mqd_partition_positions(owned->partition, &positions);
     mqd_replica_restore(owned->replica, positions.high_watermark);
     mqd_partition_set_replicated(owned->partition, true);
@@ -97,9 +97,9 @@ static void take_role(struct mqd_reactor *r, struct mqd_owned *owned, int change
 
 static const struct mqd_replica_follower *member_in(const struct mqd_replica *replica, int32_t node_id)
 {
-    for (uint32_t i = 0; i < replica->follower_count; i++)
-        if (replica->followers[i].member.node_id == node_id)
-            return &replica->followers[i];
+    for (uint32_t i = 0; i < replica->replica_count; i++)
+        if (replica->replicas[i].member.node_id == node_id)
+            return &replica->replicas[i];
     return NULL;
 }
 
@@ -108,8 +108,8 @@ static const struct mqd_replica_follower *member_in(const struct mqd_replica *re
 static void log_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_replica *before)
 {
     const struct mqd_replica *replica = owned->replica;
-    for (uint32_t i = 0; i < replica->follower_count && replica->role == MQD_REPLICA_LEADER; i++) {
-        const struct mqd_replica_follower *follower = &replica->followers[i],
+    for (uint32_t i = 0; i < replica->replica_count && replica->role == MQD_REPLICA_LEADER; i++) {
+        const struct mqd_replica_follower *follower = &replica->replicas[i],
                                           *was = member_in(before, follower->member.node_id);
         if (!was || was->member.in_sync == follower->member.in_sync)
             continue;
@@ -125,7 +125,7 @@ static void log_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *o
         mqd_log(r, joins ? 6 : 4, 0, owned->slot,
                 "%s: node %d, %s; %d of %u replicas are in sync, high watermark %lld, log end %lld",
                 joins ? "a replica joins the in-sync set" : "a replica leaves the in-sync set",
-                follower->member.node_id, lag, replica->in_sync_count, replica->follower_count,
+                follower->member.node_id, lag, replica->in_sync_count, replica->replica_count,
                 (long long)replica->high_watermark, (long long)replica->log_end);
     }
 }
@@ -149,13 +149,13 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
                              "invalid assignment of a partition's replicas");
             return;
         }
-        if (!(changed & MQD_REPLICA_CHANGED_STALE)) {
+        if (!(changed & MQD_REPLICA_STALE_IGNORED)) {
             owned->leader_worker = command->number;
             owned->throttled = assignment->throttled;
             take_role(r, owned, changed);
             log_in_sync_changes(r, owned, &before);
         }
-        if (alone && !(changed & MQD_REPLICA_CHANGED_STALE))
+        if (alone && !(changed & MQD_REPLICA_STALE_IGNORED))
             end_replication(r, owned, assignment->leader_epoch);
     } else {
         end_replication(r, owned, assignment->leader_epoch);
@@ -194,7 +194,8 @@ static int check_slot(uint32_t slot)
 {
     return slot < MQD_PARTITION_SLOT_COUNT
                ? 0
-               : mqd_error_set(MQD_E_INVALID, "there is no partition slot %u, only %d", slot, MQD_PARTITION_SLOT_COUNT);
+               : mqd_error_set(MQD_E_INVALID, "partition slot %u is out of range; there are %d slots", slot,
+                               MQD_PARTITION_SLOT_COUNT);
 }
 
 int mqd_reactor_replica_set(struct mqd_reactor *r, uint64_t token, uint32_t slot,

@@ -77,9 +77,9 @@ TEST(a_new_epoch_begins_empty)
     CHECK_EQUAL(mqd_replica_check_latest(&replica), 78);
     CHECK_EQUAL(replica.high_watermark, 10);
     for (uint32_t i = 0; i < 3; i++)
-        CHECK_EQUAL(replica.followers[i].position, -1);
+        CHECK_EQUAL(replica.replicas[i].position, -1);
     next.partition_epoch = 1;
-    CHECK_EQUAL(mqd_replica_assign(&replica, &next, 3), MQD_REPLICA_CHANGED_STALE);
+    CHECK_EQUAL(mqd_replica_assign(&replica, &next, 3), MQD_REPLICA_STALE_IGNORED);
     fetch(&replica, 2, 15, 4);
     CHECK_EQUAL(mqd_replica_check_latest(&replica), 0);
 }

@@ -35,7 +35,7 @@ from tests.sim.replica.partition_replica import (
     NOT_LEADER,
     OUT_OF_ORDER,
     RESTART,
-    STALE,
+    STALE_IGNORED,
     STORAGE_ERROR,
     TRUNCATE,
     Answer,
@@ -169,7 +169,7 @@ class ModelWorker:
         changed = place.core.assign(given, self._now_ms())
         if place.log.end != end:
             self.history.touched(self, place)
-        if changed & STALE:
+        if changed & STALE_IGNORED:
             return
         if changed & (NEW_EPOCH | NEW_ROLE):
             place.sent = {}

@@ -154,11 +154,11 @@ class NativeReplica:
             out.changed,
         ) = response
         out.log_start = 0
-        lib.mqd_replica_step(self.native, _fill_fetch(requested), out, *self._with_epochs(), _step)
+        lib.mqd_replica_next_step(self.native, _fill_fetch(requested), out, *self._with_epochs(), _step)
         return _step.action, _step.offset
 
     def followed(self, leader_epoch: int, high_watermark: int) -> int:
-        return lib.mqd_replica_take_high_watermark(self.native, leader_epoch, high_watermark)
+        return lib.mqd_replica_adopt_high_watermark(self.native, leader_epoch, high_watermark)
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class NativeReplica:
     @property
     def maximal(self) -> frozenset[int]:
         native = self.native
-        followers = [native.followers[place] for place in range(native.follower_count)]
+        replicas = [native.replicas[place] for place in range(native.replica_count)]
         return frozenset(
-            [each.member.node_id for each in followers if each.member.in_sync or (native.proposing and each.proposed)]
+            [each.member.node_id for each in replicas if each.member.in_sync or (native.proposing and each.proposed)]
         )

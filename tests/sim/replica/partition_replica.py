@@ -32,7 +32,7 @@ NONE, OUT_OF_RANGE, NOT_LEADER, REPLICA_NOT_AVAILABLE, NOT_ENOUGH, NOT_ENOUGH_AF
 ) = (41, 45, 55, 74, 75, 77, 78, 95, 107)
 STORAGE_ERROR = 56
 
-NEW_EPOCH, NEW_ROLE, HIGH_WATERMARK, STALE, BELOW_MIN = 1, 2, 4, 8, 16
+NEW_EPOCH, NEW_ROLE, HIGH_WATERMARK, STALE_IGNORED, BELOW_MIN = 1, 2, 4, 8, 16
 IGNORE, APPEND, TRUNCATE, RESTART, LATER = range(5)
 
 
@@ -114,7 +114,7 @@ class ModelReplica:
 
     def assign(self, given: Assignment, now_ms: int) -> int:
         if (given.leader_epoch, given.partition_epoch) < (self.leader_epoch, self.partition_epoch):
-            return STALE
+            return STALE_IGNORED
         changed = 0
         if given.leader_epoch != self.leader_epoch:
             changed |= NEW_EPOCH

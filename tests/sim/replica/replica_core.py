@@ -25,7 +25,8 @@ REPLICA_COUNT_MAX = lib.MQD_REPLICA_COUNT_MAX
 NO_RECORD_BOUND = lib.MQD_REPLICA_NO_RECORD_BOUND
 
 Role = IntEnum("Role", enumeration("mqd_replica_role", "MQD_REPLICA_"))
-Change = IntFlag("Change", enumeration("mqd_replica_change", "MQD_REPLICA_CHANGED_"))
+_changes = enumeration("mqd_replica_change", "MQD_REPLICA_CHANGED_")
+Change = IntFlag("Change", {key.removeprefix("MQD_REPLICA_"): value for key, value in _changes.items()})
 Action = IntEnum("Action", enumeration("mqd_replica_action", "MQD_REPLICA_"))
 Planted = IntFlag("Planted", enumeration("mqd_replica_planted", "MQD_PLANTED_"))
 
@@ -199,11 +200,13 @@ class Replica:
 
     def step(self, fetch: Fetch, response: Answer, epochs: Epochs) -> Step:
         native = ffi.new("struct mqd_replica_response *", response._asdict())
-        lib.mqd_replica_step(self.native, self._native_fetch(fetch), native, epochs.native, epochs.count, self._step)
+        lib.mqd_replica_next_step(
+            self.native, self._native_fetch(fetch), native, epochs.native, epochs.count, self._step
+        )
         return Step(self._step.action, self._step.offset)
 
     def followed(self, leader_epoch: int, high_watermark: int) -> int:
-        return lib.mqd_replica_take_high_watermark(self.native, leader_epoch, high_watermark)
+        return lib.mqd_replica_adopt_high_watermark(self.native, leader_epoch, high_watermark)
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -259,7 +262,7 @@ class Replica:
         ]
 
     def _followers(self) -> list[Any]:
-        return [self.native.followers[i] for i in range(self.native.follower_count)]
+        return [self.native.replicas[i] for i in range(self.native.replica_count)]
 
     def _native_fetch(self, fetch: Fetch) -> Any:
         native = self._fetch

@@ -62,7 +62,7 @@ class ReplicaModel:
         self.log_start = self.log_end = self.durable = self.high_watermark = self.epoch_start = 0
         self.received: dict[int, FollowerView] = {}
         self.proposal: Proposal | None = None
-        self.proposal_ms = -math.inf
+        self.next_proposal_ms = -math.inf
         self.swapped_ms = self.held_until_ms = -math.inf
         self.sequence = 0
 
@@ -99,7 +99,7 @@ class ReplicaModel:
             or given.partition_epoch < old.partition_epoch
             or given.broker_epoch < old.broker_epoch
         ):
-            return Change.STALE
+            return Change.STALE_IGNORED
         own = [member for member in given.members if member.node_id == given.node_id]
         registered = bool(own) and own[0].broker_epoch == given.broker_epoch
         role = (
@@ -113,7 +113,7 @@ class ReplicaModel:
         fresh = new_epoch or role != old_role
         below_before = old is not None and not fresh and len(self.committed) < self.min_insync
         if fresh or given.partition_epoch > old.partition_epoch:
-            self.proposal, self.proposal_ms = None, -math.inf
+            self.proposal, self.next_proposal_ms = None, -math.inf
         if fresh:
             self.swapped_ms = -math.inf
         known = {} if fresh else self.received
@@ -245,7 +245,7 @@ class ReplicaModel:
 
     def propose(self, now_ms: int, repeat_ms: int) -> Proposal | None:
         given = self.assignment
-        if self.role != Role.LEADER or now_ms < self.proposal_ms:
+        if self.role != Role.LEADER or now_ms < self.next_proposal_ms:
             return None
         if self.proposal is None:
             nodes = [member.node_id for member in given.members]
@@ -272,7 +272,7 @@ class ReplicaModel:
             self.proposal = Proposal(
                 self.sequence, given.broker_epoch, given.leader_epoch, given.partition_epoch, in_sync
             )
-        self.proposal_ms = now_ms + repeat_ms
+        self.next_proposal_ms = now_ms + repeat_ms
         return self.proposal
 
     def _limited(self, members: set[int], joining: set[int], now_ms: int) -> tuple[set[int], float]:
@@ -324,7 +324,7 @@ class ReplicaModel:
     def answered(self, sequence: int, leader_epoch: int, error: int, again_ms: int) -> int:
         if self.proposal is None or (sequence, leader_epoch) != (self.proposal.sequence, self.proposal.leader_epoch):
             return 0
-        self.proposal_ms = again_ms
+        self.next_proposal_ms = again_ms
         if error not in (NOT_ATTEMPTED, INELIGIBLE):
             return 0
         self.proposal = None

@@ -30,7 +30,7 @@ class SpareRules:
             return  # a repetition
         self._seen[core] = proposal.sequence
         members = {node for node, _ in proposal.in_sync}
-        replicas = [native.followers[each] for each in range(native.follower_count)]
+        replicas = [native.replicas[each] for each in range(native.replica_count)]
         committed = {each.member.node_id for each in replicas if each.member.in_sync}
         if len(members) > self.acks_replicas:
             raise Violation("S1", f"{place.partition}: {sorted(members)} are proposed")
