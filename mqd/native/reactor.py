@@ -160,6 +160,7 @@ class Event(msgspec.Struct, frozen=True):
     text: str
     proposal: Proposal | None = None  # PROPOSE_IN_SYNC
     slow: SlowRequest | None = None
+    count: int = 0  # DENIED: denials that this event reports
 
 
 class SlowRequest(msgspec.Struct, frozen=True):
@@ -194,7 +195,7 @@ def _slow(event: Any) -> SlowRequest:
         principal.decode("utf-8", "replace"),
         event.token,
         tuple(event.spent_us[part] for part in Spent),
-        event.log_dir,
+        event.count,
     )
 
 
@@ -285,6 +286,7 @@ class Reactor:
                     text,
                     _take_proposal(event.proposal) if event.kind == EventKind.PROPOSE_IN_SYNC else None,
                     _slow(event) if event.kind == EventKind.SLOW else None,
+                    event.count,
                 )
             )
         return events

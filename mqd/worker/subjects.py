@@ -69,7 +69,7 @@ class Subjects:
         """Handles MQD_EVENT_DENIED."""
         principal, host = self._live.get(event.token, ("unknown", ""))
         self._audit.record_denial(
-            principal, host, event.level, event.offset, event.text, self._only_logged, event.log_dir
+            principal, host, event.level, event.offset, event.text, self._only_logged, event.count
         )
 
     def change(self, put: Mapping[bytes, AclBinding], removed: Iterable[bytes]) -> None:

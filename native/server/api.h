@@ -265,10 +265,10 @@ enum mqd_event_kind {
     MQD_EVENT_SUBJECT_REQUESTED,
     MQD_EVENT_SUBJECT_GONE, /* subject `token` is no longer used */
     /* subject `token` was denied operation `level` on the resource of type `offset` that text
-     * names. `log_dir` = the number of such denials */
+     * names. `count` = the number of such denials */
     MQD_EVENT_DENIED,
     /* a slow request of API `offset`, version `level`, was answered after `token` microseconds,
-     * spent as in spent_us. text: `error` bytes of the client id, then the principal. `log_dir` =
+     * spent as in spent_us. text: `error` bytes of the client id, then the principal. `count` = the
      * number of slow requests before it that were not reported */
     MQD_EVENT_SLOW,
     MQD_EVENT_RESUMED /* mqd_reactor_is_idle was true and no longer is */
@@ -293,6 +293,7 @@ struct mqd_event {
     int64_t offset;
     uint64_t connection; /* 0 = none */
     uint32_t level;      /* syslog numbers: 3 error, 4 warning, 6 info, 7 debug */
+    uint32_t count;      /* for DENIED and SLOW */
     struct mqd_partition *partition;
     struct mqd_replica_proposal *proposal; /* for PROPOSE_IN_SYNC; otherwise NULL */
     uint64_t spent_us[8];                  /* for SLOW: by enum mqd_spent */

@@ -456,7 +456,8 @@ static int check_slot(uint32_t slot)
 {
     return slot < MQD_PARTITION_SLOT_COUNT
                ? 0
-               : mqd_error_set(MQD_E_INVALID, "there is no partition slot %u, only %d", slot, MQD_PARTITION_SLOT_COUNT);
+               : mqd_error_set(MQD_E_INVALID, "partition slot %u is out of range; there are %d slots", slot,
+                               MQD_PARTITION_SLOT_COUNT);
 }
 
 static int post_slot(struct mqd_reactor *r, uint32_t kind, uint64_t token, uint32_t slot, int64_t offset)

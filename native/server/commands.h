@@ -40,6 +40,7 @@ struct mqd_command {
     uint64_t token;
     uint32_t slot, number;
     int64_t offset, last_offset;
+    uint64_t subject_id;
     uint8_t topic_id[16];
     char *text;
     /* malloc'd: `number` entries of struct mqd_topic_partition or mqd_broker_address, or slots; or

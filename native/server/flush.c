@@ -65,8 +65,8 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
         owned->dirty_since_ms = 0;
         if (mqd_partition_dirty(owned->partition))
             mqd_flush_request(r, owned);
-        /* a flush covers only a few files: flush again until no sealed file is unflushed, because
-         * compaction waits for that */
+        /* a flush covers only a few files: keep flushing until every sealed file is flushed,
+         * because compaction waits for that */
         if (mqd_partition_sealed_waiting(owned->partition))
             enqueue(r, owned);
         mqd_fetcher_on_flush(r, owned);
@@ -125,7 +125,7 @@ static void start_syncfs(struct mqd_reactor *r, struct mqd_log_directory *dir, u
         mqd_flush_on_syncfs_done(r, log_dir, mqd_file_syncfs(dir->fd, dir->path) < 0 ? -mqd_error_code() : 0);
 }
 
-static void start_in(struct mqd_reactor *r, struct mqd_log_directory *dir, uint32_t log_dir)
+static void start_directory_flushes(struct mqd_reactor *r, struct mqd_log_directory *dir, uint32_t log_dir)
 {
     if (dir->to_sync_count > MQD_SYNCFS_PARTITION_COUNT && dir->fd >= 0) {
         if (!dir->syncfs_running)
@@ -148,7 +148,7 @@ void mqd_flush_start_all(struct mqd_reactor *r)
         if (!r->log_dirs[i].to_sync_count)
             continue;
         mqd_turn_part_begin(r);
-        start_in(r, &r->log_dirs[i], i);
+        start_directory_flushes(r, &r->log_dirs[i], i);
         mqd_turn_spent(r, MQD_TIME_LOOP_FLUSH, r->turn.part_begun.now_ns);
         mqd_turn_part_end(r);
     }
@@ -306,8 +306,8 @@ void mqd_snapshot_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     mqd_owned_maybe_close(r, owned);
 }
 
-/* Once no work in flight refers to the partition: truncates it if a truncation is due, or returns
- * it if it is being closed. */
+/* Once no work in flight refers to the partition: truncates it if a truncation is due, or, if the
+ * partition is being closed, hands it back to the caller that asked for that. */
 void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)

@@ -241,7 +241,8 @@ static int16_t transaction_refusal(struct mqd_reactor *r, const struct mqd_conne
                                    const struct mqd_produce_request *produce)
 {
     const struct mqd_text *id = &produce->transactional_id;
-    return mqd_subject_may_name(r, c, MQD_RESOURCE_TRANSACTIONAL_ID, id->bytes, id->size_bytes, MQD_OPERATION_WRITE)
+    return mqd_subject_is_allowed_by_name(r, c, MQD_RESOURCE_TRANSACTIONAL_ID, id->bytes, id->size_bytes,
+                                          MQD_OPERATION_WRITE)
                ? 0
                : MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
 }
@@ -251,9 +252,9 @@ static int16_t transaction_refusal(struct mqd_reactor *r, const struct mqd_conne
 static int16_t topic_refusal(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
                              const struct mqd_topic_key *key)
 {
-    bool may = topic ? mqd_subject_may(r, c, topic, MQD_OPERATION_WRITE)
-                     : key->by_id || mqd_subject_may_name(r, c, MQD_RESOURCE_TOPIC, key->name.bytes,
-                                                          key->name.size_bytes, MQD_OPERATION_WRITE);
+    bool may = topic ? mqd_subject_is_allowed(r, c, topic, MQD_OPERATION_WRITE)
+                     : key->by_id || mqd_subject_is_allowed_by_name(r, c, MQD_RESOURCE_TOPIC, key->name.bytes,
+                                                                    key->name.size_bytes, MQD_OPERATION_WRITE);
     return may ? 0 : MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
 }
 

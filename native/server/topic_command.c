@@ -123,7 +123,7 @@ static int check_topic(const char *name, uint32_t slot_max)
         return mqd_error_set(MQD_E_INVALID, "topic name of %zu bytes: at most %d", strlen(name),
                              MQD_TOPIC_NAME_BYTES_MAX);
     if (slot_max >= MQD_PARTITION_SLOT_COUNT)
-        return mqd_error_set(MQD_E_INVALID, "there is no partition slot %u, only %d", slot_max,
+        return mqd_error_set(MQD_E_INVALID, "partition slot %u is out of range; there are %d slots", slot_max,
                              MQD_PARTITION_SLOT_COUNT);
     return 0;
 }

@@ -15,8 +15,8 @@
 #define BACKOFF_MS_MAX 5000
 #define BODY_KEEP_BYTES 4096
 
-/* Identifies the source of a record's key: this header, or the record's own key (1). When the id
- * changes, the keys known so far are discarded. */
+/* Identifies where a record's ordering key comes from: this header, or the Kafka record key (1).
+ * When the id changes, the keys known so far are discarded. */
 static uint32_t fifo_id(const uint8_t *header, uint32_t header_bytes)
 {
     return header_bytes ? (uint32_t)mqd_share_member_hash(header, header_bytes) | 2 : 1;
@@ -83,7 +83,7 @@ void mqd_share_partition_fail(struct mqd_share_partition *partition, int16_t err
     partition->phase = MQD_SHARE_FAILED;
     partition->error = error;
     partition->failed_ms = now_ms;
-    partition->in_flight = partition->write_pending = partition->verifies = partition->reports = 0;
+    partition->in_flight = partition->write_pending = partition->verify_pending = partition->report_pending = 0;
     partition->dirty_ms = -1;
     mqd_buffer_free(&partition->body);
     respond_all(partition, &partition->covered, error);
@@ -112,9 +112,9 @@ static void start_at(struct mqd_share_partition *partition, int64_t start)
     partition->phase = MQD_SHARE_ACTIVE;
 }
 
-void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t start)
+void mqd_share_partition_set_start(struct mqd_share_partition *partition, int64_t start)
 {
-    MQD_ASSERT(partition->phase == MQD_SHARE_UNPLACED, "P3: a share-partition in phase %d gets a start",
+    MQD_ASSERT(partition->phase == MQD_SHARE_NO_START, "P3: a share-partition in phase %d gets a start",
                partition->phase);
     start_at(partition, start);
     partition->state.start_moved = 1;
@@ -128,9 +128,9 @@ static bool is_dirty(const struct mqd_share_partition *partition)
     return partition->phase == MQD_SHARE_ACTIVE && (state->start_moved || state->changed_first <= state->changed_last);
 }
 
-/* Encodes the next WRITE into `body`. Waiters whose changes are all in it are answered with its
- * outcome. */
-static bool take_write(struct mqd_share_partition *partition)
+/* Encodes the next WRITE into `body`. If the WRITE contains all changes, the waiters are answered
+ * with its outcome. Returns false if there is nothing to write. */
+static bool prepare_write(struct mqd_share_partition *partition)
 {
     struct mqd_share_run runs[RUNS_PER_WRITE];
     struct mqd_share_difference difference;
@@ -170,14 +170,14 @@ static bool write_is_due(struct mqd_share_partition *partition, int64_t now_ms)
     return now_ms - partition->dirty_ms >= MQD_SHARE_LAZY_MS;
 }
 
-/* From the epochs and the end of the log the coordinator derives which records the log has lost
- * since the last leader epoch; it discards the state of their offsets. */
-static void take_read(struct mqd_share_partition *partition)
+/* Encodes a READ into `body`. The coordinator uses the epochs and the log's end to tell which
+ * records the log has lost since the last leader epoch; it discards the state of their offsets. */
+static void prepare_read(struct mqd_share_partition *partition)
 {
     struct mqd_share_epoch epochs[MQD_SHARE_EPOCH_COUNT_MAX];
     uint32_t count = partition->log_epochs ? partition->log_epochs(partition->context, partition, epochs) : 0;
     partition->body.size_bytes = 0;
-    mqd_share_read_put(&partition->body, &partition->name, partition->leader_epoch, epochs, count);
+    mqd_share_encode_read(&partition->body, &partition->name, partition->leader_epoch, epochs, count);
     partition->in_flight = MQD_SHARE_READ;
 }
 
@@ -185,11 +185,11 @@ int mqd_share_partition_next_request(struct mqd_share_partition *partition, int6
 {
     if (partition->in_flight || now_ms < partition->due_ms)
         return 0; /* P1 */
-    bool verifies = partition->verifies && !partition->write_pending && !is_dirty(partition);
-    if (partition->phase == MQD_SHARE_LOADING || verifies) {
-        take_read(partition);
-    } else if (partition->phase == MQD_SHARE_ACTIVE && (write_is_due(partition, now_ms) || partition->verifies)) {
-        if (!partition->write_pending && !take_write(partition))
+    bool verify_now = partition->verify_pending && !partition->write_pending && !is_dirty(partition);
+    if (partition->phase == MQD_SHARE_LOADING || verify_now) {
+        prepare_read(partition);
+    } else if (partition->phase == MQD_SHARE_ACTIVE && (write_is_due(partition, now_ms) || partition->verify_pending)) {
+        if (!partition->write_pending && !prepare_write(partition))
             return 0;
         partition->in_flight = MQD_SHARE_WRITE;
         if (PLANTED_PARTITION_BUG(partition, EARLY_RESPONSE))
@@ -198,15 +198,15 @@ int mqd_share_partition_next_request(struct mqd_share_partition *partition, int6
     return partition->in_flight;
 }
 
-void mqd_share_partition_verify(struct mqd_share_partition *partition)
+void mqd_share_partition_request_verify(struct mqd_share_partition *partition)
 {
-    partition->verifies =
+    partition->verify_pending =
         partition->phase == MQD_SHARE_ACTIVE && (partition->state.delayed_count || partition->state.archiving_count);
 }
 
-void mqd_share_partition_report(struct mqd_share_partition *partition)
+void mqd_share_partition_request_report(struct mqd_share_partition *partition)
 {
-    partition->verifies = partition->reports = partition->phase == MQD_SHARE_ACTIVE;
+    partition->verify_pending = partition->report_pending = partition->phase == MQD_SHARE_ACTIVE;
 }
 
 void mqd_share_partition_on_unsent(struct mqd_share_partition *partition, int64_t due_ms)
@@ -245,7 +245,7 @@ static void on_read(struct mqd_share_partition *partition, struct mqd_share_resp
 {
     partition->state_epoch = response->state_epoch;
     if (response->start < 0) {
-        partition->phase = MQD_SHARE_UNPLACED;
+        partition->phase = MQD_SHARE_NO_START;
         return;
     }
     uint32_t count = (uint32_t)response->run_count;
@@ -266,7 +266,7 @@ static void on_verified(struct mqd_share_partition *partition, const struct mqd_
                         int64_t now_ms)
 {
     struct mqd_share *state = &partition->state;
-    partition->verifies = partition->reports = 0;
+    partition->verify_pending = partition->report_pending = 0;
     state->settings = partition->settings.state;
     if (response->state_epoch == partition->state_epoch && (response->start == state->start || state->start_moved))
         return;
@@ -277,7 +277,7 @@ static void on_verified(struct mqd_share_partition *partition, const struct mqd_
 static void on_written(struct mqd_share_partition *partition)
 {
     partition->write_pending = 0;
-    partition->verifies = partition->reports;
+    partition->verify_pending = partition->report_pending;
     if (partition->body.capacity_bytes > BODY_KEEP_BYTES)
         mqd_buffer_free(&partition->body);
     if (PLANTED_PARTITION_BUG(partition, RESPOND_WAITING))
@@ -344,7 +344,7 @@ int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition
     if (partition->phase == MQD_SHARE_ACTIVE)
         expires_ms = mqd_share_deadline(&partition->state);
     if (!partition->in_flight && (partition->phase == MQD_SHARE_LOADING || partition->write_pending ||
-                                  partition->verifies || !mqd_list_empty(&partition->waiting)))
+                                  partition->verify_pending || !mqd_list_empty(&partition->waiting)))
         request_ms = partition->due_ms;
     else if (!partition->in_flight && is_dirty(partition))
         request_ms = partition->dirty_ms < 0 ? partition->due_ms : partition->dirty_ms + MQD_SHARE_LAZY_MS;

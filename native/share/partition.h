@@ -4,7 +4,7 @@
  * responses (docs/design/share-groups.md, sections 2 to 4).
  *
  *   LOADING   READ is in flight or due
- *   UNPLACED  the state was read and has no start offset yet: the owner sets it (_place)
+ *   NO_START  the state was read and has no start offset yet: the owner sets it (_set_start)
  *   ACTIVE    `state` is valid; a WRITE may be in flight
  *   FAILED    `error` is the reason; nothing is kept. _restart loads it again
  *
@@ -30,7 +30,7 @@
 #define MQD_SHARE_EPOCH_COUNT_MAX 64
 #define MQD_SHARE_LAZY_MS 100 /* changes that no response waits for are written after this time */
 
-enum mqd_share_phase { MQD_SHARE_LOADING, MQD_SHARE_UNPLACED, MQD_SHARE_ACTIVE, MQD_SHARE_FAILED };
+enum mqd_share_phase { MQD_SHARE_LOADING, MQD_SHARE_NO_START, MQD_SHARE_ACTIVE, MQD_SHARE_FAILED };
 enum mqd_share_reset { MQD_SHARE_RESET_LATEST, MQD_SHARE_RESET_EARLIEST, MQD_SHARE_RESET_BY_DURATION };
 
 /* The group's effective configuration as far as the owner needs it. */
@@ -39,8 +39,8 @@ struct mqd_share_group_settings {
     uint8_t committed;    /* share.isolation.level=read_committed */
     uint8_t reset;        /* enum mqd_share_reset */
     int64_t reset_offset; /* for BY_DURATION: the start if READ has none; -1 = no record is that new */
-    /* with state.fifo: size of the name of the header whose value is a record's key; 0: the
-     * record's own key is used */
+    /* with state.fifo: size of the name of the header whose value is a record's ordering key;
+     * 0: the Kafka record key is used */
     uint8_t fifo_header_bytes;
     uint8_t fifo_header[MQD_SHARE_FIFO_HEADER_BYTES_MAX];
 };
@@ -64,10 +64,10 @@ struct mqd_share_partition {
     struct mqd_share_pool *pool;
     struct mqd_share_group_settings settings;
     uint8_t phase;
-    uint8_t in_flight;     /* MQD_SHARE_READ, MQD_SHARE_WRITE or 0 */
-    uint8_t verifies;      /* `state` is not used before a READ, or the WRITE in flight, confirms it */
-    uint8_t reports;       /* a READ must report to the acceptor which records are Archiving */
-    uint8_t write_pending; /* `body` is a WRITE whose outcome is not known yet */
+    uint8_t in_flight;      /* MQD_SHARE_READ, MQD_SHARE_WRITE or 0 */
+    uint8_t verify_pending; /* `state` is not used before a READ, or the WRITE in flight, confirms it */
+    uint8_t report_pending; /* a READ must report to the acceptor which records are Archiving */
+    uint8_t write_pending;  /* `body` is a WRITE whose outcome is not known yet */
     int16_t error;
     int32_t leader_epoch, state_epoch;
     int32_t backoff_ms;
@@ -96,17 +96,17 @@ void mqd_share_partition_fail(struct mqd_share_partition *partition, int16_t err
 void mqd_share_partition_restart(struct mqd_share_partition *partition, int32_t leader_epoch);
 /* Fails the partition, unless it has failed already, and returns its memory to the pool. */
 void mqd_share_partition_free(struct mqd_share_partition *partition);
-/* UNPLACED -> ACTIVE; the start is written. */
-void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t start);
+/* NO_START -> ACTIVE; a WRITE with the start will follow. */
+void mqd_share_partition_set_start(struct mqd_share_partition *partition, int64_t start);
 
 /* Called when a session joins after a time without sessions. If the state was kept meanwhile for
  * backoffs or dead letters, an administrator may have changed the offsets, so a READ or WRITE must
- * confirm the state. Nothing may be acquired while `verifies` is set. */
-void mqd_share_partition_verify(struct mqd_share_partition *partition);
+ * confirm the state. Nothing may be acquired while `verify_pending` is set. */
+void mqd_share_partition_request_verify(struct mqd_share_partition *partition);
 
 /* Requests a READ that changes nothing: it tells an acceptor that has restarted which records are
  * Archiving. */
-void mqd_share_partition_report(struct mqd_share_partition *partition);
+void mqd_share_partition_request_report(struct mqd_share_partition *partition);
 
 /* The request to send now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body is in `body` until its
  * response; 0: none. The request that is returned counts as in flight. */

@@ -8,14 +8,14 @@
 /* MQD_PLANTED_ON */
 enum mqd_share_planted {
     MQD_PLANTED_ANY_MEMBER = 1, /* S1: acknowledgements of another member are accepted */
-    /* S2: expiry releases all of a row's range, also offsets that other members have acquired */
+    /* S2: expiry releases the whole range of a row, including offsets that other members acquired */
     MQD_PLANTED_ANY_ROW = 2,
     MQD_PLANTED_UNLIMITED = 4,           /* S3: releasing does not compare the count with the limit */
     MQD_PLANTED_UNCOUNT = 8,             /* S3: releasing decrements the delivery count */
     MQD_PLANTED_PASS_ACQUIRED = 16,      /* S4: the start moves over acquired records */
     MQD_PLANTED_KEEP_PLACE = 32,         /* S5: a renewed row keeps its place in the queue */
     MQD_PLANTED_LATE = 64,               /* S5: records whose lock has expired can be acknowledged */
-    MQD_PLANTED_LOSE_CHANGES = 128,      /* S6: changes that do not fit into a difference count as listed */
+    MQD_PLANTED_LOSE_CHANGES = 128,      /* S6: changes that do not fit into a difference are treated as listed */
     MQD_PLANTED_LISTED_ACQUIRED = 256,   /* S6: a change of a record that is acquired again is not listed */
     MQD_PLANTED_WINDOW = 512,            /* S7: open offsets are not counted */
     MQD_PLANTED_DELIVER_SKIPPED = 1024,  /* S8: skipped batches are delivered */
@@ -26,7 +26,7 @@ enum mqd_share_planted {
     MQD_PLANTED_ONE_QUEUE = 32768,       /* backoffs of different lengths are in one queue */
     MQD_PLANTED_NO_LETTER = 65536,       /* L1: rejected records are archived immediately */
     MQD_PLANTED_GAP_LETTER = 131072,     /* L1: a gap gets a dead letter */
-    MQD_PLANTED_LETTER_RETRIED = 262144, /* L1: Archiving records are Available after a failover */
+    MQD_PLANTED_LETTER_RETRIED = 262144, /* L1: records in state Archiving become Available after a failover */
     MQD_PLANTED_UNSEEN = 524288,         /* F1: after a failover, earlier records are ignored */
     MQD_PLANTED_OVERTAKE = 1048576,      /* F1: after a release the next record of the key is delivered first */
     MQD_PLANTED_LETTER_PASSED = 2097152, /* F1: the next record of the key is delivered while this one is Archiving */

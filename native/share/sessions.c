@@ -84,7 +84,7 @@ static uint64_t bytes_of(const struct mqd_share_session *session)
 }
 
 struct mqd_share_session *mqd_share_session_open(struct mqd_share_sessions *sessions, struct mqd_text group,
-                                                 struct mqd_text member, struct mqd_node *owner)
+                                                 struct mqd_text member, struct mqd_node *connection_sessions)
 {
     uint32_t text_bytes = size_of(group) + size_of(member);
     if (sessions->bytes + sizeof(struct mqd_share_session) + text_bytes > sessions->bytes_max)
@@ -105,7 +105,7 @@ struct mqd_share_session *mqd_share_session_open(struct mqd_share_sessions *sess
     session->next = *bucket;
     *bucket = session;
     mqd_list_init(&session->node);
-    mqd_list_append(owner, &session->node);
+    mqd_list_append(connection_sessions, &session->node);
     sessions->count++;
     sessions->bytes += bytes_of(session);
     return session;

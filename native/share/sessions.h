@@ -6,7 +6,7 @@
  * it, and ends with it.
  *
  * Invariants
- *   E1  a session has each share-partition once; they are in order of topic id and index.
+ *   E1  a session has each share-partition at most once; they are in order of topic id and index.
  *   E2  a request that is refused changes nothing: neither the epoch nor the partitions.
  * Bounds: partition_count_max partitions in a session, bytes_max for all sessions; the owner limits
  * the number of sessions.
@@ -26,9 +26,9 @@
 struct mqd_share_entry {
     uint8_t topic_id[16];
     int32_t partition_index;
-    uint32_t slot : 31;      /* slot under which this session was reported to the partition's owner */
-    uint32_t unreported : 1; /* added after the session was opened, and in no response since then */
-    uint64_t joined;         /* generation of that owner + 1; 0 = it was not reported */
+    uint32_t slot : 31;           /* slot under which this session was reported to the partition's owner */
+    uint32_t unreported : 1;      /* added after the session was opened, and in no response since then */
+    uint64_t reported_generation; /* generation of that owner + 1; 0 = it was not reported */
 };
 
 struct mqd_share_session {
@@ -40,7 +40,7 @@ struct mqd_share_session {
     int32_t epoch;   /* of the next request */
     int32_t lock_ms; /* last reported by an owner */
     uint32_t entry_count, entry_capacity;
-    uint32_t turn; /* modulo the number of partitions: index of the first one that the next request reads */
+    uint32_t turn; /* turn % entry_count: index of the partition that the next request reads first */
     struct mqd_share_entry *entries;
     uint32_t group_bytes, member_bytes;
     uint8_t text[]; /* group id, member id */
@@ -68,10 +68,10 @@ struct mqd_share_session *mqd_share_session_find_number(const struct mqd_share_s
 int16_t mqd_share_session_check(const struct mqd_share_session *session, int32_t epoch,
                                 enum mqd_share_session_need need);
 void mqd_share_session_step(struct mqd_share_session *session);
-/* Opens a session whose next epoch is 1; no session of that group and member may exist. `owner`:
- * the connection's list. NULL: no memory. */
+/* Opens a session whose next epoch is 1; no session of that group and member may exist. It is
+ * appended to `connection_sessions`, the connection's list. NULL: no memory. */
 struct mqd_share_session *mqd_share_session_open(struct mqd_share_sessions *sessions, struct mqd_text group,
-                                                 struct mqd_text member, struct mqd_node *owner);
+                                                 struct mqd_text member, struct mqd_node *connection_sessions);
 void mqd_share_session_close(struct mqd_share_sessions *sessions, struct mqd_share_session *session);
 /* Adds the partition if it is not there. NULL: too many, or no memory. */
 struct mqd_share_entry *mqd_share_session_put(struct mqd_share_sessions *sessions, struct mqd_share_session *session,

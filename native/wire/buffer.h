@@ -1,5 +1,5 @@
-/* Writing primitives of the wire format: append to a struct mqd_buffer (declared in wire/wire.h),
- * which grows by doubling.
+/* Primitives for writing the wire format: they append to a struct mqd_buffer (declared in
+ * wire/wire.h), which grows by doubling.
  *
  * Private to the encoders. Each call checks for room itself, so no caller can write past the end.
  * After a failure (out of memory, more than MQD_BUFFER_BYTES_MAX) `failed` stays set and every call

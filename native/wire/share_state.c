@@ -34,8 +34,8 @@ static uint32_t varint_bytes(uint32_t value)
     return count;
 }
 
-void mqd_share_read_put(struct mqd_buffer *buffer, const struct mqd_share_name *name, int32_t leader_epoch,
-                        const struct mqd_share_epoch *epochs, uint32_t epoch_count)
+void mqd_share_encode_read(struct mqd_buffer *buffer, const struct mqd_share_name *name, int32_t leader_epoch,
+                           const struct mqd_share_epoch *epochs, uint32_t epoch_count)
 {
     put_head(buffer, name);
     mqd_put_i32(buffer, leader_epoch);

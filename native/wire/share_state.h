@@ -1,6 +1,6 @@
-/* Requests of a share-partition's owner to its share coordinator, in Kafka's own bodies without
- * headers: ReadShareGroupState (84) version 0, WriteShareGroupState (85) version 1. Each names one
- * group, topic and partition.
+/* Requests of a share-partition's owner to its share coordinator, encoded as Kafka request bodies
+ * without headers: ReadShareGroupState (84) version 0, WriteShareGroupState (85) version 1. Each
+ * names one group, topic and partition.
  *
  *   READ    group_id | topics[ topic_id | partitions[ index | leader_epoch | mqd's own tag 9100:
  *             epochs[ epoch | start ] ] ]
@@ -39,9 +39,9 @@ struct mqd_share_epoch {
 #define MQD_SHARE_EPOCH_LOG_END INT32_MAX
 #define MQD_SHARE_EPOCHS_TAG 9100
 
-/* Without epochs no part of the state is compared with the log. */
-void mqd_share_read_put(struct mqd_buffer *buffer, const struct mqd_share_name *name, int32_t leader_epoch,
-                        const struct mqd_share_epoch *epochs, uint32_t epoch_count);
+/* Appends a READ request. Without epochs no part of the state is compared with the log. */
+void mqd_share_encode_read(struct mqd_buffer *buffer, const struct mqd_share_name *name, int32_t leader_epoch,
+                           const struct mqd_share_epoch *epochs, uint32_t epoch_count);
 
 struct mqd_share_write {
     int32_t state_epoch, leader_epoch;
@@ -49,7 +49,7 @@ struct mqd_share_write {
     int32_t complete_count;
     uint32_t run_count;
 };
-/* then mqd_share_write_run for each run, then _end */
+/* Appends a WRITE request: _begin, then _run for each run, then _end. */
 void mqd_share_write_begin(struct mqd_buffer *buffer, const struct mqd_share_name *name,
                            const struct mqd_share_write *write);
 void mqd_share_write_run(struct mqd_buffer *buffer, const struct mqd_share_state_run *run);
@@ -58,11 +58,11 @@ void mqd_share_write_end(struct mqd_buffer *buffer);
 struct mqd_share_response {
     struct mqd_cursor_bytes cursor;
     int16_t error;
-    int32_t state_epoch; /* only of a READ, as are start and the runs */
+    int32_t state_epoch; /* READ only, like start and the runs */
     int64_t start;
     int32_t run_count; /* taken by mqd_share_response_run, in order */
 };
-/* -1: malformed (also any of the runs), or about another share-partition. */
+/* -1: the body or one of its runs is malformed, or it names another share-partition. */
 int mqd_share_response_parse(const uint8_t *body, uint32_t size_bytes, int api_key, const struct mqd_share_name *name,
                              struct mqd_share_response *out);
 int mqd_share_response_run(struct mqd_share_response *response, struct mqd_share_state_run *out);

@@ -80,7 +80,7 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
     struct mqd_fetch_set *set;
     bool full, create;
     request->fetch_error = may_fetch_as(request->connection, fetch->replica_id)
-                               ? mqd_session_find(r, request->connection, fetch, &set, &full, &create)
+                               ? mqd_session_begin_request(r, request->connection, fetch, &set, &full, &create)
                                : CLUSTER_AUTHORIZATION_FAILED;
     if (request->fetch_error)
         return 0;
@@ -159,9 +159,10 @@ static bool may_read(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
     if (!request || !request->connection)
         return false;
     if (entry->topic)
-        return mqd_subject_may(r, request->connection, entry->topic, MQD_OPERATION_READ);
-    return entry->key.by_id || mqd_subject_may_name(r, request->connection, MQD_RESOURCE_TOPIC, entry->key.name.bytes,
-                                                    entry->key.name.size_bytes, MQD_OPERATION_READ);
+        return mqd_subject_is_allowed(r, request->connection, entry->topic, MQD_OPERATION_READ);
+    return entry->key.by_id ||
+           mqd_subject_is_allowed_by_name(r, request->connection, MQD_RESOURCE_TOPIC, entry->key.name.bytes,
+                                          entry->key.name.size_bytes, MQD_OPERATION_READ);
 }
 
 int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index,

@@ -184,10 +184,12 @@ struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetc
 bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
 void mqd_fetch_set_remove(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index);
 void mqd_fetch_set_compact(struct mqd_reactor *r, struct mqd_fetch_set *set);
-/* Finds the set for this request: the session that it names, a new session, or a set for this request
- * alone. Returns a Kafka error code. */
-int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_fetch_request *fetch,
-                         struct mqd_fetch_set **set, bool *full, bool *create);
+/* *set = the session that the request names, with its epoch advanced, or NULL: the caller makes a new
+ * set (*full), and with *create a new session of it. An epoch of 0 or -1 ends the session that the
+ * request names. Returns a Kafka error code. */
+int16_t mqd_session_begin_request(struct mqd_reactor *r, const struct mqd_connection *c,
+                                  const struct mqd_fetch_request *fetch, struct mqd_fetch_set **set, bool *full,
+                                  bool *create);
 void mqd_session_create(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_fetch_set *set);
 /* whether the set is a session that the connection's principal may use */
 bool mqd_session_may_use(const struct mqd_fetch_set *set, const struct mqd_connection *c);

@@ -87,8 +87,9 @@ static int16_t latest_error(const struct mqd_reactor *r, const struct mqd_partit
 static bool may_describe(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
                          struct mqd_text name)
 {
-    return topic ? mqd_subject_may(r, c, topic, MQD_OPERATION_DESCRIBE)
-                 : mqd_subject_may_name(r, c, MQD_RESOURCE_TOPIC, name.bytes, name.size_bytes, MQD_OPERATION_DESCRIBE);
+    return topic ? mqd_subject_is_allowed(r, c, topic, MQD_OPERATION_DESCRIBE)
+                 : mqd_subject_is_allowed_by_name(r, c, MQD_RESOURCE_TOPIC, name.bytes, name.size_bytes,
+                                                  MQD_OPERATION_DESCRIBE);
 }
 
 static void respond_one(struct mqd_reactor *r, int16_t version, int8_t isolation_level, const struct mqd_topic *topic,

@@ -5,9 +5,9 @@
  * evaluated). An entry that has been read to the high watermark leaves `ready` and waits on its
  * slot, so in a session of thousands of idle partitions only the changed ones cost time.
  *
- * Entries are identified by the client's name or id, not by the topic found: the topic may appear
- * later, or be deleted and created again under its name. A client that names an unknown partition
- * in every request adds only one entry.
+ * Entries are keyed by the topic name or id in the request, not by the topic that it resolves to:
+ * the topic may appear later, or be deleted and created again under its name. A client that names
+ * an unknown partition in every request adds only one entry.
  *
  * Bounds: MQD_PARTITION_SLOT_COUNT partitions in a set, because there cannot be more;
  * session_count_max sessions and half of heap_bytes_max for them. When these are exhausted, a
@@ -56,7 +56,8 @@ struct mqd_fetch_set *mqd_fetch_set_new(struct mqd_reactor *r)
     return set;
 }
 
-static void set_count_bytes(struct mqd_reactor *r, struct mqd_fetch_set *set, int64_t bytes)
+/* Adds `bytes`, which may be negative, to the heap bytes that the set accounts for. */
+static void account_set_bytes(struct mqd_reactor *r, struct mqd_fetch_set *set, int64_t bytes)
 {
     set->heap_bytes += (uint64_t)bytes;
     if (set->session_id)
@@ -66,7 +67,7 @@ static void set_count_bytes(struct mqd_reactor *r, struct mqd_fetch_set *set, in
 static void entry_free(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
     mqd_heap_release(r, entry->heap_bytes);
-    set_count_bytes(r, entry->set, -(int64_t)entry->heap_bytes);
+    account_set_bytes(r, entry->set, -(int64_t)entry->heap_bytes);
     mqd_list_remove(&entry->waiter);
     mqd_list_remove(&entry->ready);
     if (entry->range.segment)
@@ -122,8 +123,8 @@ static struct mqd_fetch_entry *lookup(struct mqd_fetch_set *set, const struct mq
     return entry;
 }
 
-/* Finds the topic of this name or id, if the entry has no topic or a deleted one. The entry's state
- * about the old topic is reset. */
+/* Finds the topic of this name or id, if the entry has no topic or a deleted one. Resets what
+ * the entry remembers about the old topic. */
 bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
     struct mqd_topic *topic = mqd_topics_find(&r->topics, &entry->key);
@@ -170,7 +171,7 @@ static struct mqd_fetch_entry *entry_new(struct mqd_reactor *r, struct mqd_fetch
         return NULL;
     }
     entry->heap_bytes = heap_bytes;
-    set_count_bytes(r, set, heap_bytes);
+    account_set_bytes(r, set, heap_bytes);
     mqd_list_init(&entry->waiter);
     mqd_list_init(&entry->ready);
     entry->set = set;
@@ -317,8 +318,9 @@ void mqd_session_create(struct mqd_reactor *r, const struct mqd_connection *c, s
     }
 }
 
-int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_fetch_request *fetch,
-                         struct mqd_fetch_set **set, bool *full, bool *create)
+int16_t mqd_session_begin_request(struct mqd_reactor *r, const struct mqd_connection *c,
+                                  const struct mqd_fetch_request *fetch, struct mqd_fetch_set **set, bool *full,
+                                  bool *create)
 {
     *set = NULL;
     *full = true;

@@ -29,7 +29,7 @@ static int16_t find_slot(struct mqd_reactor *r, const struct mqd_connection *c, 
     *topic = mqd_topics_find(&r->topics, &key);
     if (!*topic)
         return MQD_KAFKA_UNKNOWN_TOPIC_ID;
-    if (!mqd_subject_may(r, c, *topic, MQD_OPERATION_READ))
+    if (!mqd_subject_is_allowed(r, c, *topic, MQD_OPERATION_READ))
         return MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
     if (mqd_subject_is_stale(r))
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;

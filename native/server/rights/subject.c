@@ -40,7 +40,7 @@ static uint64_t hash_of(const void *bytes, uint64_t size_bytes)
 }
 
 /* Writes "HOST PRINCIPAL" to `name`; returns its length. */
-static uint32_t name_of(const struct mqd_connection *c, char name[NAME_BYTES_MAX + 1])
+static uint32_t write_name(const struct mqd_connection *c, char name[NAME_BYTES_MAX + 1])
 {
     static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
     if (c->local)
@@ -56,7 +56,7 @@ static uint32_t name_of(const struct mqd_connection *c, char name[NAME_BYTES_MAX
     return at + bytes;
 }
 
-static void request_subject(struct mqd_reactor *r, struct mqd_subject *subject)
+static void request_rights(struct mqd_reactor *r, struct mqd_subject *subject)
 {
     struct mqd_event event = {.kind = MQD_EVENT_SUBJECT_REQUESTED, .slot = UINT32_MAX, .token = subject->id};
     _Static_assert(sizeof event.text > NAME_BYTES_MAX, "no principal is cut off");
@@ -133,7 +133,7 @@ void mqd_subjects_tick(struct mqd_reactor *r)
     for (uint32_t i = 0; r->options.rights && i < MQD_SUBJECT_BUCKET_COUNT; i++)
         for (struct mqd_subject *subject = r->subjects->bucket[i]; subject; subject = subject->next)
             if (!subject->requested)
-                request_subject(r, subject);
+                request_rights(r, subject);
 }
 
 void mqd_subjects_destroy(struct mqd_reactor *r)
@@ -153,7 +153,7 @@ bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c)
     if (r->options.rights == MQD_RIGHTS_OFF || c->peer_node >= 0 || c->subject ||
         c->authentication == MQD_AUTHENTICATION_REQUESTED)
         return true;
-    struct mqd_subject *subject = find_or_create(r, name, name_of(c, name));
+    struct mqd_subject *subject = find_or_create(r, name, write_name(c, name));
     if (!subject) {
         mqd_connection_fail(r, c, "out of memory for its principal's rights");
         return false;
@@ -167,7 +167,7 @@ bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c)
         c->blocked++;
     }
     if (!subject->requested)
-        request_subject(r, subject);
+        request_rights(r, subject);
     return !c->awaits_subject;
 }
 
@@ -230,7 +230,7 @@ static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t 
 
 void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *command)
 {
-    uint64_t id = (uint64_t)command->last_offset;
+    uint64_t id = command->subject_id;
     const uint32_t *sizes = command->list; /* then the tables */
     uint32_t tables_bytes = sizes[0] + sizes[1] + sizes[2];
     struct mqd_subject *subject = *bucket_of(r, id);
@@ -272,7 +272,7 @@ int mqd_reactor_revoke(struct mqd_reactor *r, uint64_t token, const uint32_t *sl
     struct mqd_command command = {.kind = MQD_COMMAND_REVOKE, .token = token, .number = count};
     for (uint32_t i = 0; i < count; i++)
         if (slots[i] >= MQD_PARTITION_SLOT_COUNT)
-            return mqd_error_set(MQD_E_INVALID, "there is no partition slot %u, only %d", slots[i],
+            return mqd_error_set(MQD_E_INVALID, "partition slot %u is out of range; there are %d slots", slots[i],
                                  MQD_PARTITION_SLOT_COUNT);
     uint32_t *copy = malloc(sizeof *copy * (count ? count : 1));
     if (!copy)
@@ -290,7 +290,7 @@ int mqd_reactor_subject_put(struct mqd_reactor *r, uint64_t token, uint64_t subj
     for (int i = 0; i < 3; i++)
         if (!mqd_rights_table_valid(tables->table[i], sizes[i]) || total_bytes > INT32_MAX)
             return mqd_error_set(MQD_E_INVALID, "the tables of a principal's rights are not well-formed");
-    struct mqd_command command = {.kind = MQD_COMMAND_SUBJECT_PUT, .token = token, .last_offset = (int64_t)subject};
+    struct mqd_command command = {.kind = MQD_COMMAND_SUBJECT_PUT, .token = token, .subject_id = subject};
     uint32_t *list = malloc(sizeof tables->size_bytes + total_bytes);
     if (!list)
         return mqd_error_set(ENOMEM, "out of memory for a principal's rights");
@@ -326,8 +326,7 @@ static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum m
                               .connection = c->id,
                               .offset = type,
                               .level = operation,
-                              /* how many denials this event reports */
-                              .log_dir = 1 + (same ? subject->denied_unreported[entry] : 0)};
+                              .count = 1 + (same ? subject->denied_unreported[entry] : 0)};
     memcpy(event.text, name, name_bytes < sizeof event.text ? name_bytes : sizeof event.text - 1);
     if (!mqd_reactor_emit(r, &event)) {
         subject->denied_unreported[entry] += same;
@@ -347,8 +346,8 @@ static bool allow_or_report(struct mqd_reactor *r, const struct mqd_connection *
     return r->options.rights == MQD_RIGHTS_LOG_ONLY;
 }
 
-bool mqd_subject_may_slow(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
-                          enum mqd_operation operation)
+bool mqd_subject_is_allowed_slow(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
+                                 enum mqd_operation operation)
 {
     struct mqd_subject *subject = c->subject;
     if (c->peer_node >= 0) /* S5 */
@@ -361,8 +360,8 @@ bool mqd_subject_may_slow(struct mqd_reactor *r, const struct mqd_connection *c,
     return allow_or_report(r, c, MQD_RESOURCE_TOPIC, topic->name, topic->name_bytes, operation, (uint16_t)*word);
 }
 
-bool mqd_subject_may_name_slow(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,
-                               const void *name, int32_t name_bytes, enum mqd_operation operation)
+bool mqd_subject_is_allowed_by_name_slow(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,
+                                         const void *name, int32_t name_bytes, enum mqd_operation operation)
 {
     const struct mqd_subject *subject = c->subject;
     uint32_t bytes = name_bytes > 0 ? (uint32_t)name_bytes : 0;

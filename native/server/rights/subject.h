@@ -89,21 +89,23 @@ static inline uint64_t mqd_subject_version(const struct mqd_connection *c)
     return c->subject ? c->subject->version : 0;
 }
 
-/* The slow paths of mqd_subject_may and mqd_subject_may_name, called only with an authorizer. */
-bool mqd_subject_may_slow(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
-                          enum mqd_operation operation);
-bool mqd_subject_may_name_slow(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,
-                               const void *name, int32_t name_bytes, enum mqd_operation operation);
+/* The slow paths of mqd_subject_is_allowed and mqd_subject_is_allowed_by_name, called only with an
+ * authorizer. */
+bool mqd_subject_is_allowed_slow(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
+                                 enum mqd_operation operation);
+bool mqd_subject_is_allowed_by_name_slow(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,
+                                         const void *name, int32_t name_bytes, enum mqd_operation operation);
 
-/* Whether the connection's principal may do this with the topic. */
-static inline bool mqd_subject_may(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
-                                   enum mqd_operation operation)
+/* Whether the connection's principal may perform this operation on the topic. */
+static inline bool mqd_subject_is_allowed(struct mqd_reactor *r, const struct mqd_connection *c,
+                                          const struct mqd_topic *topic, enum mqd_operation operation)
 {
     if (__builtin_expect(r->options.rights == MQD_RIGHTS_OFF, 1))
         return true;
     const struct mqd_subject *subject = c->subject;
     uint64_t word = subject ? subject->masks[topic->serial % MQD_SUBJECT_MASK_COUNT] : 0;
-    return (word >> 16 == topic->serial && word >> operation & 1) || mqd_subject_may_slow(r, c, topic, operation);
+    return (word >> 16 == topic->serial && word >> operation & 1) ||
+           mqd_subject_is_allowed_slow(r, c, topic, operation);
 }
 /* This host has lost its lease, so rights may have been revoked without its knowledge: S4. */
 static inline bool mqd_subject_is_stale(const struct mqd_reactor *r)
@@ -111,12 +113,13 @@ static inline bool mqd_subject_is_stale(const struct mqd_reactor *r)
     return r->options.rights != MQD_RIGHTS_OFF && r->lease_lost;
 }
 
-/* Like mqd_subject_may, for a topic that is not known here, and for other resources. */
-static inline bool mqd_subject_may_name(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,
-                                        const void *name, int32_t name_bytes, enum mqd_operation operation)
+/* Like mqd_subject_is_allowed, for a topic that is not known here, and for other resources. */
+static inline bool mqd_subject_is_allowed_by_name(struct mqd_reactor *r, const struct mqd_connection *c,
+                                                  enum mqd_resource type, const void *name, int32_t name_bytes,
+                                                  enum mqd_operation operation)
 {
     return __builtin_expect(r->options.rights == MQD_RIGHTS_OFF, 1) ||
-           mqd_subject_may_name_slow(r, c, type, name, name_bytes, operation);
+           mqd_subject_is_allowed_by_name_slow(r, c, type, name, name_bytes, operation);
 }
 
 #endif

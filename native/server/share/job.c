@@ -64,7 +64,7 @@ static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
         refuse_part(part, MQD_KAFKA_UNKNOWN_TOPIC_ID);
         return;
     }
-    if (!mqd_subject_may(r, job->request->connection, part->topic, MQD_OPERATION_READ)) {
+    if (!mqd_subject_is_allowed(r, job->request->connection, part->topic, MQD_OPERATION_READ)) {
         refuse_part(part, MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED); /* the right was revoked while the job waited */
         return;
     }

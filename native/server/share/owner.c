@@ -210,14 +210,14 @@ void mqd_share_on_state_response(struct mqd_reactor *r, const struct mqd_descrip
         return;
     if (owned && owned->body_offset >= 0 && owned->sequence == (uint32_t)(descriptor->token >> 16)) {
         struct mqd_share_partition *partition = &owned->partition;
-        uint8_t phase = partition->phase, verifies = partition->verifies;
+        uint8_t phase = partition->phase, verify_pending = partition->verify_pending;
         end_loan(r, owned);
         mqd_share_partition_on_response(partition, inside ? r->options.arenas[from] + descriptor->offset : NULL,
                                         inside ? descriptor->size_bytes : 0, r->now_ms);
         if (partition->phase == MQD_SHARE_FAILED && phase != MQD_SHARE_FAILED)
             mqd_log(r, 4, 0, owned->slot, "the state of share group %.*s was refused by its coordinator: error %d",
                     (int)partition->name.group_id.size_bytes, (const char *)owned->group, partition->error);
-        if (partition->phase != phase || partition->verifies != verifies)
+        if (partition->phase != phase || partition->verify_pending != verify_pending)
             mqd_owner_wake_slot(r, owned->slot);
         touch(shares, owned);
     }
@@ -237,7 +237,7 @@ void mqd_share_on_acceptor_died(struct mqd_reactor *r)
     for (uint32_t i = 0; shares && i < shares->owned_capacity; i++) {
         struct mqd_share_owned *owned = shares->owned[i];
         if (owned && owned->partition.state.archiving_count && owned->partition.phase == MQD_SHARE_ACTIVE) {
-            mqd_share_partition_report(&owned->partition);
+            mqd_share_partition_request_report(&owned->partition);
             touch(shares, owned);
         }
         if (!owned || owned->body_offset < 0 || owned->acceptor_generation == generation)
@@ -394,11 +394,11 @@ static void acquire(struct mqd_reactor *r, struct mqd_share_owned *owned, uint32
         mqd_share_partition_restart(partition, partition->leader_epoch);
     if (partition->phase == MQD_SHARE_FAILED)
         response->error = partition->error;
-    if (partition->phase == MQD_SHARE_FAILED || partition->phase == MQD_SHARE_LOADING || partition->verifies)
+    if (partition->phase == MQD_SHARE_FAILED || partition->phase == MQD_SHARE_LOADING || partition->verify_pending)
         return;
     mqd_slot_positions(mqd_control_partition(r->options.control, owned->slot), &positions);
-    if (partition->phase == MQD_SHARE_UNPLACED)
-        mqd_share_partition_place(partition, first_offset(partition, &positions));
+    if (partition->phase == MQD_SHARE_NO_START)
+        mqd_share_partition_set_start(partition, first_offset(partition, &positions));
     expire(r, owned);
     response->slot = (uint32_t)partition->settings.state.lock_ms;
     mqd_share_acquire_now(r, owned, request, from, response);
@@ -430,7 +430,7 @@ void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t from, uint64_t t
         return;
     }
     if (request.joins && !has_users(owned))
-        mqd_share_partition_verify(&owned->partition);
+        mqd_share_partition_request_verify(&owned->partition);
     owned->users[from] += request.joins;
     touch(shares, owned);
     switch (request.kind) {

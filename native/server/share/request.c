@@ -122,7 +122,7 @@ static void leave_partition(struct mqd_reactor *r, const struct mqd_share_sessio
                                               .group_bytes = (uint16_t)session->group_bytes,
                                               .kind = (uint8_t)kind};
     memcpy(request.topic_id, entry->topic_id, sizeof request.topic_id);
-    if (entry->joined && mqd_share_owner_of(r, entry->slot, &owner, &generation) == 0)
+    if (entry->reported_generation && mqd_share_owner_of(r, entry->slot, &owner, &generation) == 0)
         mqd_share_call_owner(r, NULL, entry->slot, owner, generation, &request, session->text, NULL);
 }
 
@@ -287,8 +287,8 @@ static int16_t admit(struct mqd_reactor *r, struct arrival *a)
     bool is_fetch = wire->api_key == MQD_API_SHARE_FETCH;
     if (wire->group_id.size_bytes <= 0 || !is_member_id(wire->member_id))
         return MQD_KAFKA_INVALID_REQUEST;
-    if (!mqd_subject_may_name(r, c, MQD_RESOURCE_GROUP, wire->group_id.bytes, wire->group_id.size_bytes,
-                              MQD_OPERATION_READ))
+    if (!mqd_subject_is_allowed_by_name(r, c, MQD_RESOURCE_GROUP, wire->group_id.bytes, wire->group_id.size_bytes,
+                                        MQD_OPERATION_READ))
         return MQD_KAFKA_GROUP_AUTHORIZATION_FAILED;
     if (is_fetch && wire->is_renewal && (wire->wait_ms_max || wire->bytes_min || wire->bytes_max || wire->records_max))
         return MQD_KAFKA_INVALID_REQUEST;
@@ -356,7 +356,7 @@ static int16_t resolve(struct mqd_reactor *r, struct mqd_share_part *part)
         return MQD_KAFKA_UNKNOWN_TOPIC_ID;
     topic->reference_count++;
     part->topic = topic;
-    if (!mqd_subject_may(r, part->job->request->connection, topic, MQD_OPERATION_READ))
+    if (!mqd_subject_is_allowed(r, part->job->request->connection, topic, MQD_OPERATION_READ))
         return MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
     if (topic->view)
         return MQD_KAFKA_INVALID_TOPIC;
@@ -387,8 +387,8 @@ static void join_partition(struct mqd_reactor *r, struct mqd_share_part *part, s
     uint64_t generation;
     if (part->error || mqd_share_owner_of(r, part->slot, &owner, &generation))
         return;
-    part->joins = entry->joined != generation + 1 || entry->slot != part->slot;
-    entry->joined = generation + 1;
+    part->joins = entry->reported_generation != generation + 1 || entry->slot != part->slot;
+    entry->reported_generation = generation + 1;
     entry->slot = part->slot;
 }
 
@@ -400,7 +400,7 @@ void mqd_share_rejoin(struct mqd_reactor *r, const struct mqd_share_part *part)
     struct mqd_share_entry *entry =
         session ? mqd_share_session_get(session, part->topic_id, part->partition_index) : NULL;
     if (entry)
-        entry->joined = 0;
+        entry->reported_generation = 0;
 }
 
 static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_share_part *part,

@@ -104,7 +104,7 @@ void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, cons
     event.token = all_us;
     event.offset = request->api_key;
     event.level = (uint32_t)request->version;
-    event.log_dir = r->slow_left_out;
+    event.count = r->slow_left_out;
     r->slow_left_out = 0;
     event.error = c->slow_client_bytes;
     memcpy(event.text, c->slow_client, c->slow_client_bytes);

@@ -196,7 +196,7 @@ static void on_step(struct mqd_reactor *r, struct mqd_tls *tls)
         return;
     }
     c->writable = flushed;
-    mqd_secure_count(r, c);
+    mqd_secure_account_unsent(r, c);
     if (link->result == 1 && !request_principal(r, c))
         return;
     if (link->result == 1 && mqd_load_relaxed(&r->header->log_level) >= 7) {

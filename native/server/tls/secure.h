@@ -60,7 +60,7 @@ int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t 
 /* Encrypts and sends the next part of the output. 1: progress; 0: the socket is full; -1: the
  * connection is broken. */
 int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c);
-/* updates the count of bytes that are encrypted but not yet sent */
-void mqd_secure_count(struct mqd_reactor *r, struct mqd_connection *c);
+/* updates the heap accounting of bytes that are encrypted but not yet sent */
+void mqd_secure_account_unsent(struct mqd_reactor *r, struct mqd_connection *c);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "server/tls/state.h"
 
-void mqd_secure_count(struct mqd_reactor *r, struct mqd_connection *c)
+void mqd_secure_account_unsent(struct mqd_reactor *r, struct mqd_connection *c)
 {
     uint32_t unsent = mqd_tls_unsent(c->tls);
     if (unsent == c->encrypted_bytes)
@@ -30,7 +30,7 @@ int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t 
         return -1;
     }
     if (mqd_tls_unsent(c->tls) != c->encrypted_bytes) { /* an alert, or another message of TLS itself */
-        mqd_secure_count(r, c);
+        mqd_secure_account_unsent(r, c);
         mqd_output_schedule(r, c);
     }
     if (!drained)
@@ -101,7 +101,7 @@ int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (c->encrypted_bytes) {
         int flushed = mqd_tls_flush(c->tls);
-        mqd_secure_count(r, c);
+        mqd_secure_account_unsent(r, c);
         if (flushed == 1 && !mqd_tls_established(c->tls))
             c->readable = 1; /* the handshake continues */
         return flushed;
@@ -110,6 +110,6 @@ int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c)
     if (n < 0 || mqd_tls_write(c->tls, r->secure->plain, (uint32_t)n, r->secure->scratch) < 0)
         return -1;
     mqd_stat(r, MQD_COUNT_BYTES_OUT, (uint64_t)n);
-    mqd_secure_count(r, c);
+    mqd_secure_account_unsent(r, c);
     return c->encrypted_bytes ? 0 : 1;
 }

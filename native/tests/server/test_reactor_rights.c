@@ -409,7 +409,7 @@ BOTH(denials_are_reported_once_and_allowed_where_they_are_only_logged)
         CHECK_EQUAL(event.level, 4);
         CHECK_EQUAL(event.offset, 2);
         CHECK(strcmp(event.text, "quick") == 0);
-        CHECK_EQUAL(event.log_dir, 1);
+        CHECK_EQUAL(event.count, 1);
         bench_topic_put(b, b->topic_id, "quick", bench_slots, PARTITIONS);
         while (mqd_reactor_next_event(b->reactors[0], &event))
             CHECK(event.kind != MQD_EVENT_DENIED);
@@ -431,13 +431,13 @@ BOTH(denials_between_two_reports_are_counted)
     struct client client = client_with(b, "User:alice", 0, &subject);
     struct mqd_event event;
     CHECK_EQUAL(produce_error(&client), DENIED);
-    CHECK_EQUAL(rights_event(b, MQD_EVENT_DENIED).log_dir, 1);
+    CHECK_EQUAL(rights_event(b, MQD_EVENT_DENIED).count, 1);
     for (uint32_t reported = 1; reported < 30;) {
         CHECK_EQUAL(produce_error(&client), DENIED);
         denied++;
         while (mqd_reactor_next_event(b->reactors[0], &event))
             if (event.kind == MQD_EVENT_DENIED) {
-                reported += event.log_dir;
+                reported += event.count;
                 CHECK_EQUAL(reported, denied);
             }
     }

@@ -62,7 +62,7 @@ TEST(a_slow_disk_is_named)
     answered(&client);
     struct mqd_event event = report(b, 0);
     check_report(&event, MQD_SPENT_DISK, 0);
-    CHECK(event.offset == 0 && event.log_dir == 0 && event.connection > 0);
+    CHECK(event.offset == 0 && event.count == 0 && event.connection > 0);
     client_close(&client);
     bench_stop(b);
 }
@@ -144,13 +144,13 @@ TEST(many_are_counted_and_not_all_reported)
     uint32_t reported = 0, left_out = 0;
     struct mqd_event event;
     while ((event = report(b, 0)).kind == MQD_EVENT_SLOW)
-        reported++, left_out += event.log_dir;
+        reported++, left_out += event.count;
     CHECK(reported >= 20 && reported + left_out <= 32);
     usleep(1100000); /* another second of the limit */
     send_produce(&clients[0], 0, 100, -1);
     answered(&clients[0]);
     while ((event = report(b, 0)).kind == MQD_EVENT_SLOW)
-        reported++, left_out += event.log_dir;
+        reported++, left_out += event.count;
     CHECK_EQUAL(reported + left_out, 33);
     for (int i = 0; i < 32; i++)
         client_close(&clients[i]);

@@ -175,8 +175,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     first |= (uint32_t)byte_of(&in) << 8;
     response(&w, &in, first);
     for (int i = 0; i < STEPS_MAX && in.at < in.end; i++) {
-        if (w.partition.phase == MQD_SHARE_UNPLACED)
-            mqd_share_partition_place(&w.partition, byte_of(&in));
+        if (w.partition.phase == MQD_SHARE_NO_START)
+            mqd_share_partition_set_start(&w.partition, byte_of(&in));
         if (w.partition.phase == MQD_SHARE_ACTIVE && w.partition.state.end > OFFSET_MAX)
             break;
         step(&w, &in);

@@ -198,10 +198,10 @@ TEST(the_state_is_read_first_and_begins_where_the_owner_places_it)
 {
     struct owner *o = owner_of(-1, 0);
     CHECK_EQUAL(run_request(o), MQD_SHARE_READ);
-    CHECK_EQUAL(o->partition.phase, MQD_SHARE_UNPLACED);
+    CHECK_EQUAL(o->partition.phase, MQD_SHARE_NO_START);
     CHECK_EQUAL(o->partition.settings.state.lock_ms, 100);
     CHECK_EQUAL(run_request(o), 0);
-    mqd_share_partition_place(&o->partition, 11);
+    mqd_share_partition_set_start(&o->partition, 11);
     CHECK_EQUAL(run_request(o), 0); /* no response waits for it */
     o->now_ms += MQD_SHARE_LAZY_MS;
     CHECK(mqd_share_partition_deadline(&o->partition) <= o->now_ms);
@@ -309,22 +309,22 @@ TEST(a_state_that_backoffs_kept_is_confirmed_before_it_is_used)
 {
     struct owner *o = owner_of(0, 0);
     run_request(o);
-    mqd_share_partition_verify(&o->partition);
-    CHECK(!o->partition.verifies); /* no backoff kept it */
+    mqd_share_partition_request_verify(&o->partition);
+    CHECK(!o->partition.verify_pending); /* no backoff kept it */
     release_with_backoff(o);
-    mqd_share_partition_verify(&o->partition);
+    mqd_share_partition_request_verify(&o->partition);
     CHECK_EQUAL(run_request(o), MQD_SHARE_WRITE); /* confirms it as well */
-    CHECK(!o->partition.verifies && !mqd_share_partition_is_idle(&o->partition));
-    mqd_share_partition_verify(&o->partition);
+    CHECK(!o->partition.verify_pending && !mqd_share_partition_is_idle(&o->partition));
+    mqd_share_partition_request_verify(&o->partition);
     CHECK(mqd_share_partition_deadline(&o->partition) <= o->now_ms);
     CHECK_EQUAL(run_request(o), MQD_SHARE_READ);
-    CHECK(!o->partition.verifies);
+    CHECK(!o->partition.verify_pending);
     CHECK_EQUAL(o->partition.state.delayed_count, 1);
     CHECK_EQUAL(run_request(o), 0);
     for (int other_start = 0; other_start < 2; other_start++) {
         o->coordinator.state_epoch += !other_start;
         o->coordinator.start += other_start;
-        mqd_share_partition_verify(&o->partition);
+        mqd_share_partition_request_verify(&o->partition);
         CHECK_EQUAL(run_request(o), MQD_SHARE_READ);
         CHECK_EQUAL(o->partition.phase, MQD_SHARE_LOADING);
         CHECK_EQUAL(run_request(o), MQD_SHARE_READ);
@@ -350,11 +350,11 @@ TEST(what_is_archiving_is_reported_by_a_read)
     CHECK_EQUAL(run_request(o), MQD_SHARE_WRITE);
     CHECK_EQUAL(o->coordinator.state[0], MQD_SHARE_ARCHIVING);
     CHECK_EQUAL(acknowledge(o, 1, MQD_SHARE_ACCEPT), 0);
-    mqd_share_partition_report(&o->partition);
+    mqd_share_partition_request_report(&o->partition);
     CHECK_EQUAL(run_request(o), MQD_SHARE_WRITE);
-    CHECK(o->partition.verifies);
+    CHECK(o->partition.verify_pending);
     CHECK_EQUAL(run_request(o), MQD_SHARE_READ);
-    CHECK(!o->partition.verifies && !mqd_share_partition_is_idle(&o->partition));
+    CHECK(!o->partition.verify_pending && !mqd_share_partition_is_idle(&o->partition));
     CHECK_EQUAL(run_request(o), 0);
     mqd_share_partition_fail(&o->partition, 6, o->now_ms); /* a failover */
     mqd_share_partition_restart(&o->partition, 1);

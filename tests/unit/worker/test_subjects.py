@@ -124,7 +124,7 @@ def test_a_denial_names_its_principal(tmp_path: Path) -> None:
         subjects.on_requested(event(EventKind.SUBJECT_REQUESTED, 7, "10.0.0.1 User:alice"))
         subjects.on_denied(
             msgspec.structs.replace(
-                event(EventKind.DENIED, 7, "orders", level=Operation.WRITE, offset=ResourceType.TOPIC), log_dir=3
+                event(EventKind.DENIED, 7, "orders", level=Operation.WRITE, offset=ResourceType.TOPIC), count=3
             )
         )
 
