@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Broker(BrokerState):
     """The broker's state and the services that use it."""
 
-    # these three are set before the first request, if there is a link to write through
+    # the first three are set before the first request, if this process has a Link to the workers
     coordinators: Coordinators | None = None
     transactions: TransactionService | None = None
     dead_letters: DeadLetters | None = None
@@ -48,9 +48,11 @@ class Context:
 
     # -- rights ------------------------------------------------------------------------------------
 
-    def authorize(self, operation: int, resource_type: int, name: str = CLUSTER_NAME, is_named: bool = True) -> bool:
-        """Whether the client may do this. `is_named` False: the client has not named the resource,
-        so a refusal is not logged as a denial. Hosts of the cluster may do everything.
+    def authorize(
+        self, operation: int, resource_type: int, name: str = CLUSTER_NAME, named_in_request: bool = True
+    ) -> bool:
+        """Whether the client may do this. `named_in_request` False: the client's request does not name
+        the resource, so a refusal is not logged as a denial. Hosts of the cluster may do everything.
         """
         rules, address = self.broker.authorizer, self.address
         if rules is None or address.is_trusted:
@@ -58,14 +60,14 @@ class Context:
         if rules.decide(address.principal, address.peer_ip, operation, resource_type, name):
             return True
         only_logged = self.broker.denials_only_logged
-        if is_named:
+        if named_in_request:
             self.broker.audit.record_denial(
                 address.principal, address.peer_ip, operation, resource_type, name, only_logged
             )
         return only_logged
 
     async def change(self, change: messages.Change, timeout_ms: int) -> messages.Response:
-        """Has the controller make a change of rules or users, and records it in the audit log."""
+        """Asks the controller to change rules or users, and records the change in the audit log."""
         response = await self.broker.controller.request(change, timeout_ms)
         for event, fields in audited.lines(change, response):
             self.broker.audit.write(event, by=self.address.principal, **fields)

@@ -1,7 +1,7 @@
-"""Checks that workers request before they write a batch (CHECK, native/server/check/check.c): may
-these partitions be written in this transaction, and does every record of this batch have a key?
+"""The checks that workers request before they write a batch (CHECK, native/server/check/check.c):
+may these partitions be written in this transaction, and does every record of this batch have a key?
 
-The transaction coordinator decides the first question. A batch in another codec than its topic's
+The transaction coordinator decides the first question. A batch whose codec differs from its topic's
 compression.type is recompressed on a thread and returned. Workers check compressed batches
 themselves, unless the codec's library is missing: then this process decompresses them, checks their
 records in C, and lists those without a key (KIP-467). The batch stays in the worker's arena, lent

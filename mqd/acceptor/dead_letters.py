@@ -26,7 +26,7 @@ from mqd.acceptor.broker_state import LISTENER_LOCAL, Address, BrokerState
 from mqd.acceptor.coordinators import CREATE_TIMEOUT_MS, Coordinators
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.acceptor.interbroker.share_states import READ, WRITE, ShareStates
-from mqd.acceptor.interbroker.transactions import leader_elsewhere
+from mqd.acceptor.interbroker.transactions import remote_leader_id
 from mqd.base import config as configuration
 from mqd.base import logging
 from mqd.base.dead_letters import AUTO_CREATE, CREATED_CONFIG, ENABLED, TOPIC_PREFIX, problem_of_name
@@ -498,7 +498,7 @@ class DeadLetters:
         """Raises AppendError or PeerError. The batch may have been written nevertheless; FENCING
         follows.
         """
-        node_id = leader_elsewhere(self._broker, topic, index)
+        node_id = remote_leader_id(self._broker, topic, index)
         if node_id < 0:
             await self._coordinators.log.append(topic, index, batch)
             return

@@ -2,8 +2,9 @@
 that hangs does not delay reads of another one.
 
 Bounds: READ_THREADS and LOAD_THREADS threads for each directory; LOADS_MAX loads at a time,
-because they share the interpreter with the event loop. Other work waits as long as the directory
-makes progress. A thread that hangs in a file system counts until the file system responds.
+because they share the interpreter with the event loop. Work beyond these limits is queued, for as
+long as the directory makes progress. A thread that hangs in a file system counts against the limit
+until the file system responds.
 
 Concurrency: the event loop's thread; the work runs in threads that are not joined at exit.
 """

@@ -139,7 +139,7 @@ class ShareStates:
         """The response. `only_here`: the request comes from another host, which has chosen this
         one."""
         api_key = codec.message_of(type(request))[0].api_key
-        response: Any = message_class(api_key, "Response")
+        response_class: Any = message_class(api_key, "Response")
         room = asyncio.Semaphore(IN_FLIGHT_MAX)
 
         async def respond_limited(topic_id: bytes, partition: Any) -> Any:
@@ -147,7 +147,7 @@ class ShareStates:
                 return await self.respond_one(api_key, request.group_id, topic_id, partition, only_here)
 
         topics = [
-            response.Topic(
+            response_class.Topic(
                 topic_id=topic.topic_id,
                 partitions=list(
                     await asyncio.gather(*(respond_limited(topic.topic_id, one) for one in topic.partitions))
@@ -155,7 +155,7 @@ class ShareStates:
             )
             for topic in request.topics
         ]
-        return response(results=topics)
+        return response_class(results=topics)
 
     async def respond_one(self, api_key: int, group_id: str, topic_id: bytes, one: Any, only_here: bool = False) -> Any:
         """The response for one share-partition: the Partition of the API's response."""
@@ -255,5 +255,7 @@ class ShareStates:
 
 
 def _failed(api_key: int, partition: int, error: int, message: str | None = None) -> Any:
-    result: Any = message_class(api_key, "Response")
-    return result.Partition(partition=partition, error_code=error, error_message=message or error_message(error))
+    response_class: Any = message_class(api_key, "Response")
+    return response_class.Partition(
+        partition=partition, error_code=error, error_message=message or error_message(error)
+    )

@@ -59,7 +59,7 @@ class MarkerToWrite(NamedTuple):
     leader_epoch: int = -1  # T3; -1 = any
 
 
-def leader_elsewhere(broker: BrokerState, topic: str, index: int) -> int:
+def remote_leader_id(broker: BrokerState, topic: str, index: int) -> int:
     """The node id of the other host that leads the partition; -1: this host leads it, or none."""
     image = broker.partition_of(topic, index)
     return image.leader if image is not None and image.leader != broker.node_id else -1
@@ -147,7 +147,7 @@ class RoutedCoordinator:
 
     async def request(self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None) -> object:
         """The response of the core. Raises CoordinatorError."""
-        node_id = leader_elsewhere(self._broker, self._local.topic, self._local.partition_for(name))
+        node_id = remote_leader_id(self._broker, self._local.topic, self._local.partition_for(name))
         if node_id < 0:
             return await self._local.request(name, make_event, timeout_s)
         event = make_event(0)

@@ -31,7 +31,7 @@ import msgspec
 from mqd.acceptor.broker_state import LISTENER_LOCAL, Address, BrokerState
 from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.interbroker.client import PeerError, Peers
-from mqd.acceptor.interbroker.transactions import leader_elsewhere
+from mqd.acceptor.interbroker.transactions import remote_leader_id
 from mqd.base import logging
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
@@ -121,7 +121,7 @@ class Relaying:
 
     def _leader(self, coordinator: Coordinator, name: str) -> int:
         try:
-            return leader_elsewhere(self._broker, coordinator.topic, coordinator.partition_for(name))
+            return remote_leader_id(self._broker, coordinator.topic, coordinator.partition_for(name))
         except CoordinatorError:
             return -1  # its internal topic does not exist yet
 
@@ -223,7 +223,7 @@ def split_by_leader(broker: BrokerState, request: ListOffsetsRequest) -> dict[in
     parts: dict[int, dict[str, list[ListOffsetsRequest.Partition]]] = {}
     for topic in request.topics:
         for one in topic.partitions:
-            parts.setdefault(leader_elsewhere(broker, topic.name, one.partition_index), {}).setdefault(
+            parts.setdefault(remote_leader_id(broker, topic.name, one.partition_index), {}).setdefault(
                 topic.name, []
             ).append(one)
     return {

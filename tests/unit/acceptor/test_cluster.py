@@ -399,4 +399,4 @@ def test_coordinators_elsewhere_are_asked_before_a_hanging_transaction_is_ended(
 
 def test_leaders_of_partitions_elsewhere() -> None:
     broker = made(topic(partition(0, (1, 2)), partition(1, (2, 1)), partition(2, (1, 3), leader=-1)))
-    assert [remote_transactions.leader_elsewhere(broker, "t", index) for index in range(4)] == [1, -1, -1, -1]
+    assert [remote_transactions.remote_leader_id(broker, "t", index) for index in range(4)] == [1, -1, -1, -1]

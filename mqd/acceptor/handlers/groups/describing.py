@@ -74,7 +74,8 @@ async def _describe(
 
 def _may_see(context: Context, names: Iterable[str]) -> bool:
     return all(
-        context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, is_named=False) for name in sorted(names)
+        context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, named_in_request=False)
+        for name in sorted(names)
     )
 
 

@@ -20,7 +20,7 @@ async def handle(context: Context, header: RequestHeader, request: ListGroupsReq
         found = [core.listing() for _, core in groups.items() if isinstance(core, Group) and core.is_shown]
     except CoordinatorError as error:
         return ListGroupsResponse(error_code=error.error_code)
-    sees_all = context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER, is_named=False)
+    sees_all = context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER, named_in_request=False)
     return ListGroupsResponse(
         groups=[
             ListGroupsResponse.Group(
@@ -29,6 +29,9 @@ async def handle(context: Context, header: RequestHeader, request: ListGroupsReq
             for one in found
             if (not states or one.state.lower() in states)
             and (not types or one.kind in types)
-            and (sees_all or context.authorize(Operation.DESCRIBE, ResourceType.GROUP, one.group_id, is_named=False))
+            and (
+                sees_all
+                or context.authorize(Operation.DESCRIBE, ResourceType.GROUP, one.group_id, named_in_request=False)
+            )
         ]
     )

@@ -135,7 +135,7 @@ async def _fetch(
             shown = tuple(
                 topic
                 for topic in fetched.topics
-                if context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, topic[0], is_named=False)
+                if context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, topic[0], named_in_request=False)
             )
             fetched = msgspec.structs.replace(fetched, topics=shown)
         return fetched

@@ -16,7 +16,7 @@ from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.handlers.groups.group_requests import coordinator, has_share_groups, request_group
 from mqd.acceptor.handlers.records import list_offsets
 from mqd.acceptor.interbroker.client import PeerError
-from mqd.acceptor.interbroker.transactions import leader_elsewhere
+from mqd.acceptor.interbroker.transactions import remote_leader_id
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.share.events import AlterOffsets, DeleteOffsets
 from mqd.coordinator.internal_topic import CoordinatorError
@@ -83,7 +83,7 @@ async def _describe(
         if isinstance(core, Group) and core.share is not None:
             for topic_id, indexes in core.share.states.initialized.items():
                 name = broker.metadata.names.get(topic_id)
-                if name is not None and _may_describe(context, name, is_named=False):
+                if name is not None and _may_describe(context, name, named_in_request=False):
                     wanted[name] = list(indexes)
     else:
         for topic in requested.topics:
@@ -95,8 +95,8 @@ async def _describe(
     return _Described.Group(group_id=group_id, topics=found + denied)
 
 
-def _may_describe(context: Context, name: str, is_named: bool = True) -> bool:
-    return context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, is_named=is_named)
+def _may_describe(context: Context, name: str, named_in_request: bool = True) -> bool:
+    return context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, named_in_request=named_in_request)
 
 
 def _failed_group(group_id: str, error: int) -> _Described.Group:
@@ -179,7 +179,7 @@ async def _end_offsets(
 ) -> dict[tuple[str, int], EndOffset]:
     by_leader: dict[int, list[tuple[str, int]]] = {}
     for name, index in partitions:
-        by_leader.setdefault(leader_elsewhere(broker, name, index), []).append((name, index))
+        by_leader.setdefault(remote_leader_id(broker, name, index), []).append((name, index))
     found = await asyncio.gather(
         *(_end_offsets_at(broker, coordinators, node_id, some) for node_id, some in by_leader.items())
     )
@@ -193,14 +193,14 @@ async def _end_offsets_at(
     by_topic: dict[str, list[int]] = {}
     for name, index in partitions:
         by_topic.setdefault(name, []).append(index)
-    message = ListOffsetsRequest
-    request = message(
+    request = ListOffsetsRequest(
         replica_id=-1,
         topics=[
-            message.Topic(
+            ListOffsetsRequest.Topic(
                 name=name,
                 partitions=[
-                    message.Partition(partition_index=index, timestamp=list_offsets.LATEST) for index in indexes
+                    ListOffsetsRequest.Partition(partition_index=index, timestamp=list_offsets.LATEST)
+                    for index in indexes
                 ],
             )
             for name, indexes in by_topic.items()
@@ -230,13 +230,13 @@ async def _end_offsets_at(
 
 async def _alter(broker: Broker, request: AlterShareGroupOffsetsRequest) -> _Altered:
     if not has_share_groups(broker):
-        return _altered(ErrorCode.UNSUPPORTED_VERSION)
+        return _failed_alteration(ErrorCode.UNSUPPORTED_VERSION)
     offsets: dict[str, dict[int, int]] = {}
     negative: dict[str, list[int]] = {}
     for topic in request.topics:
         wanted = offsets.setdefault(topic.topic_name, {})
         for one in topic.partitions:
-            # a partition that does not exist is passed on whatever its offset: the group refuses it
+            # the group refuses a partition that does not exist, whatever its offset
             if one.start_offset >= 0 or broker.partition_of(topic.topic_name, one.partition_index) is None:
                 wanted[one.partition_index] = one.start_offset
             else:
@@ -244,13 +244,13 @@ async def _alter(broker: Broker, request: AlterShareGroupOffsetsRequest) -> _Alt
     try:
         response = await request_group(broker, request.group_id, lambda number: AlterOffsets(number, offsets))
     except CoordinatorError as error:
-        return _altered(error.error_code)
+        return _failed_alteration(error.error_code)
     for topic in response.responses:
         topic.partitions.extend(_refuse_negative(index) for index in negative.get(topic.topic_name, ()))
     return response
 
 
-def _altered(error: int) -> _Altered:
+def _failed_alteration(error: int) -> _Altered:
     return _Altered(error_code=int(error), error_message=error_message(error))
 
 
@@ -264,13 +264,13 @@ def _refuse_negative(index: int) -> _Altered.Partition:
 
 async def _delete(broker: Broker, request: DeleteShareGroupOffsetsRequest) -> _Deleted:
     if not has_share_groups(broker):
-        return _deleted(ErrorCode.UNSUPPORTED_VERSION)
+        return _failed_deletion(ErrorCode.UNSUPPORTED_VERSION)
     names = tuple(dict.fromkeys(topic.topic_name for topic in request.topics))
     try:
         return await request_group(broker, request.group_id, lambda number: DeleteOffsets(number, names))
     except CoordinatorError as error:
-        return _deleted(error.error_code)
+        return _failed_deletion(error.error_code)
 
 
-def _deleted(error: int) -> _Deleted:
+def _failed_deletion(error: int) -> _Deleted:
     return _Deleted(error_code=int(error), error_message=error_message(error))

@@ -167,8 +167,8 @@ def _principals_of(token: DelegationToken) -> tuple[str, ...]:
 def _may_see(context: Context, token: DelegationToken) -> bool:
     return (
         context.address.principal in _principals_of(token)
-        or context.authorize(Operation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.token_id, is_named=False)
-        or context.authorize(Operation.DESCRIBE_TOKENS, ResourceType.USER, token.owner, is_named=False)
+        or context.authorize(Operation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.token_id, named_in_request=False)
+        or context.authorize(Operation.DESCRIBE_TOKENS, ResourceType.USER, token.owner, named_in_request=False)
     )
 
 

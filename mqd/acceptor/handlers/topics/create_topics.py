@@ -25,7 +25,7 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
     counts = Counter(topic.name for topic in request.topics)
     names = list(dict.fromkeys(topic.name for topic in request.topics))
     by_name = {topic.name: topic for topic in request.topics}
-    everywhere = context.authorize(Operation.CREATE, ResourceType.CLUSTER, is_named=False)
+    everywhere = context.authorize(Operation.CREATE, ResourceType.CLUSTER, named_in_request=False)
     denied = [
         name
         for name in names
@@ -117,7 +117,7 @@ async def _create_admitted(
     partitions = base.partitions if base is not None else created.partitions
     if not request.validate_only:
         changes.charge(len(partitions))
-    if not context.authorize(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name, is_named=False):
+    if not context.authorize(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name, named_in_request=False):
         return CreateTopicsResponse.TopicResult(
             name=topic.name,
             topic_id=created.topic_id,

@@ -45,7 +45,7 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
 
 
 def _is_authorized(context: Context, operation: Operation, name: str) -> bool:
-    everywhere = context.authorize(Operation.DELETE, ResourceType.CLUSTER, is_named=False)
+    everywhere = context.authorize(Operation.DELETE, ResourceType.CLUSTER, named_in_request=False)
     return everywhere or context.authorize(operation, ResourceType.TOPIC, name)
 
 

@@ -20,9 +20,9 @@ async def handle(
     broker = context.broker
     cursor = request.cursor
     start_name, start_index = (cursor.topic_name, cursor.partition_index) if cursor is not None else ("", 0)
-    is_named = bool(request.topics)
+    named_in_request = bool(request.topics)
     requested = {topic.name for topic in request.topics}
-    if start_index < 0 or (cursor is not None and is_named and start_name not in requested):
+    if start_index < 0 or (cursor is not None and named_in_request and start_name not in requested):
         invalid = int(ErrorCode.INVALID_REQUEST)
         return DescribeTopicPartitionsResponse(
             topics=[
@@ -30,11 +30,13 @@ async def handle(
                 for topic in request.topics
             ]
         )
-    if is_named:
+    if named_in_request:
         names = sorted(name for name in requested if name >= start_name)
     else:
         names = broker.metadata.sorted_names(start_name)
-    denied = [name for name in names if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, is_named)]
+    denied = [
+        name for name in names if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, named_in_request)
+    ]
     if denied:
         hidden = set(denied)
         names = [name for name in names if name not in hidden]
@@ -43,7 +45,7 @@ async def handle(
             error_code=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED), name=name, topic_id=NO_ID
         )
         for name in denied
-        if is_named
+        if named_in_request
     ]
     room = max(1, min(request.response_partition_limit, PARTITION_COUNT_MAX))
     topics: list[DescribeTopicPartitionsResponse.Topic] = []

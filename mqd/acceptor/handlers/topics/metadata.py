@@ -79,7 +79,7 @@ async def _topics(context: Context, version: int, request: MetadataRequest) -> l
         return [
             _topic(broker, broker.metadata.topics[name])
             for name in broker.metadata.sorted_names()
-            if context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, is_named=False)
+            if context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, named_in_request=False)
         ]
     found = []
     seen: set[bytes | str | None] = set()
@@ -123,7 +123,7 @@ async def _by_name(context: Context, name: str, may_create: bool) -> MetadataRes
         return _topic(broker, topic)
     creates = may_create and bool(broker.broker_value("auto.create.topics.enable"))
     if creates and not (
-        context.authorize(Operation.CREATE, ResourceType.CLUSTER, is_named=False)
+        context.authorize(Operation.CREATE, ResourceType.CLUSTER, named_in_request=False)
         or context.authorize(Operation.CREATE, ResourceType.TOPIC, name)
     ):
         return _unauthorized(name, NO_ID)

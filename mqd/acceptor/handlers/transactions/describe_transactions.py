@@ -31,7 +31,7 @@ async def _describe(context: Context, name: str) -> DescribeTransactionsResponse
         return _refused(name, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
     topics: dict[str, list[int]] = {}
     for topic, index in found.partitions:
-        if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, topic, is_named=False):
+        if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, topic, named_in_request=False):
             continue
         topics.setdefault(topic, []).append(index)
     return DescribeTransactionsResponse.TransactionState(

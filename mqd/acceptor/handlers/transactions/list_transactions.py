@@ -38,7 +38,7 @@ async def handle(context: Context, header: RequestHeader, request: ListTransacti
         if description is None or not _matches(description, request, matches, now_ms):
             continue
         name = description.transactional_id
-        if not context.authorize(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name, is_named=False):
+        if not context.authorize(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name, named_in_request=False):
             continue
         for producer_id in _producer_ids(core, description, request):
             found.append(
