@@ -1,4 +1,4 @@
-"""Queries of systems that may hang, mainly file systems. They run in threads that are not joined at
+"""Queries to systems that may hang, mainly file systems. They run in threads that are not joined at
 exit (those of an executor are).
 """
 
@@ -67,8 +67,8 @@ class QueryProgress:
 
 
 class BlockingQueries:
-    """Each target gets one query at a time: a hanging one occupies one thread, however many callers
-    query it. Concurrency: the event loop's thread.
+    """Each target gets one query at a time, so that a target that hangs occupies one thread, however
+    many callers query it. Concurrency: the event loop's thread.
     """
 
     def __init__(self) -> None:
@@ -92,6 +92,6 @@ class BlockingQueries:
         return mine.response.result()
 
     def _forget(self, target: Hashable, done: QueryProgress) -> None:
-        """Keeps the target's next query, which may have started already."""
+        """Removes `done`, unless the target's next query has already replaced it."""
         if self._under_way.get(target) is done:
             del self._under_way[target]

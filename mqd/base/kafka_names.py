@@ -1,13 +1,13 @@
 """Names of Kafka's broker properties that have no row of their own in mqd.base.properties.
 
-Every name that Apache Kafka 4.2 knows is a row there, is accepted here without effect, or is
-refused here (tests/compat/administration/test_kafka_names.py compares with Kafka's own jars).
+Every property name of Apache Kafka 4.2 either has a row there, or is listed here as accepted without
+effect or as refused (tests/compat/administration/test_kafka_names.py compares with Kafka's jars).
 Properties that would weaken security, durability or retention if they were ignored are refused.
 """
 
 # the reason for having no effect -> the names
 WITHOUT_EFFECT: dict[str, str] = {
-    "Every mqd node is broker and controller.": "process.roles",
+    "Every mqd node is both broker and controller.": "process.roles",
     "See cluster.seeds; the voters are in the metadata log (mqd cluster add-voter, remove-voter).": (
         "controller.quorum.voters controller.quorum.auto.join.enable"
     ),
@@ -16,7 +16,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "See worker.count.": "num.network.threads num.io.threads background.threads",
     "Each worker recovers its own partitions.": "num.recovery.threads.per.data.dir",
     "Each worker moves its own partitions.": "num.replica.alter.log.dirs.threads",
-    "Each worker has a connection to each worker of other hosts from which it follows partitions.": (
+    "Each worker has one connection to every worker of another host whose partitions it follows.": (
         "num.replica.fetchers"
     ),
     "A leader responds as soon as it has a record.": "replica.fetch.min.bytes",
@@ -38,7 +38,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         "log.flush.offset.checkpoint.interval.ms replica.high.watermark.checkpoint.interval.ms"
     ),
     "The checkpoint is written whenever a log start moves.": "log.flush.start.offset.checkpoint.interval.ms",
-    "Hosts of a cluster have timeouts of their own: controller.quorum.fetch.timeout.ms, broker.session.timeout.ms.": (
+    "Between hosts, these timeouts apply instead: controller.quorum.fetch.timeout.ms, broker.session.timeout.ms.": (
         "request.timeout.ms socket.connection.setup.timeout.ms socket.connection.setup.timeout.max.ms"
         " controller.socket.timeout.ms controller.quorum.election.timeout.ms controller.quorum.election.backoff.max.ms"
         " controller.quorum.append.linger.ms controller.quorum.request.timeout.ms controller.quorum.retry.backoff.ms"
@@ -84,7 +84,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "Only finished versions of requests and features are available.": (
         "unstable.api.versions.enable unstable.feature.versions.enable"
     ),
-    "See the metrics page, admin.port.": (
+    "See the metrics page (admin.port).": (
         "metrics.num.samples metrics.sample.window.ms metric.reporters metrics.recording.level"
         " kafka.metrics.reporters kafka.metrics.polling.interval.secs controller.performance.sample.period.ms"
         " controller.performance.always.log.threshold.ms"

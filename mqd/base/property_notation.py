@@ -6,7 +6,7 @@ parser. One property is a line, followed by what it does, indented by four space
         refused VALUE: why this value, which Kafka supports, is not supported
 
     retention.ms: as log.retention.ms [= default]    a broker's property, set for a topic or group
-        What it does there; without text, the same.
+        What it does there; if omitted, the text of the broker's property.
 
 `choices` are separated by `|`. The flags are Property's fields of type bool. Without `=` the
 property is not set by default; with nothing after it, the default is empty. INT_MAX and LONG_MAX
