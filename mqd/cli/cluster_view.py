@@ -103,7 +103,7 @@ class Partitions:
             for name, one in found
             if one.leader_id >= 0 and len(one.isr_nodes) < len(one.replica_nodes)
         ]
-        self.alone = frozenset(
+        self.with_one_replica = frozenset(
             f"{name}-{one.partition_index}" for name, one in found if one.leader_id >= 0 and len(one.replica_nodes) == 1
         )
         self.behind: dict[int, list[str]] = {}  # broker -> partitions whose replica there is not in sync

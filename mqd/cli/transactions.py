@@ -1,4 +1,4 @@
-"""Transactions as coordinators and partitions describe them, and aborting them. For `mqd txn`."""
+"""How coordinators and partitions describe transactions, and how to abort one. For `mqd txn`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -112,9 +112,9 @@ def _describe_all(broker: Broker, names: list[str], unavailable: dict[str, int])
 def all_transactions(
     cluster: Cluster, states: Iterable[str], longer_than_ms: int
 ) -> tuple[list[Transaction], list[str]]:
-    """Returns the transactions, those open for longest first, then by name. `longer_than_ms` -1: all,
-    including those that are not open. Also returns the ids that no coordinator described, because their
-    coordinators were changing.
+    """Returns the transactions, those that have been open longest first, then by name. `longer_than_ms`
+    -1: all, including those that are not open. Also returns the ids that no coordinator described,
+    because their coordinators were changing.
     """
     found, unavailable, now = [], dict[str, int](), now_ms()
     for broker in cluster.nodes():
@@ -168,8 +168,9 @@ def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[Op
 
 
 def by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
-    """Producer id -> its transaction, if a coordinator knows one. The id of redirected records of a
-    retired partition (mqd.protocol.redirected) stands for the producer that sent them.
+    """Producer id -> its transaction, if a coordinator knows one. A producer id in records that were
+    redirected from a retired partition (mqd.protocol.redirected) is mapped back to the id of the
+    producer that sent them.
     Raises CliError when a coordinator cannot be reached: it may know a transaction that the others
     do not, and have decided to commit it.
     """
@@ -232,7 +233,7 @@ def check_open(found: Transaction) -> None:
         raise CliError(f"transactional id {name} has no transaction open; it is {found.state}")
 
 
-def open_at(
+def find_open_transaction(
     cluster: Cluster, topic: str, index: int, start_offset: int | None, producer_id: int | None
 ) -> tuple[OpenProducer, Transaction | None]:
     """The transaction that begins at this offset, or belongs to this producer, and the coordinator's
@@ -248,25 +249,33 @@ def open_at(
     ]
     if not found:
         others = ", ".join(f"{one.start_offset} (producer id {one.producer_id})" for one in open_here[:5])
-        criterion = f"begins at {start_offset}" if start_offset is not None else f"is of producer id {producer_id}"
+        criterion = f"begins at {start_offset}" if start_offset is not None else f"belongs to producer id {producer_id}"
         raise CliError(
             f"no open transaction of {topic}-{index} {criterion}; "
-            + (f"those open begin at {others}" if others else "none is open there")
+            + (f"the open ones begin at {others}" if others else "none is open there")
         )
-    owner = by_producer(cluster, [found[0].producer_id]).get(found[0].producer_id)
-    if owner is not None and owner.state in DECIDED and index in owner.partitions.get(topic, ()):
-        check_open(owner)
-    return found[0], owner
+    coordinator_view = by_producer(cluster, [found[0].producer_id]).get(found[0].producer_id)
+    if (
+        coordinator_view is not None
+        and coordinator_view.state in DECIDED
+        and index in coordinator_view.partitions.get(topic, ())
+    ):
+        check_open(coordinator_view)
+    return found[0], coordinator_view
 
 
-def maybe_committed(owner: Transaction | None, one: OpenProducer) -> bool:
+def maybe_committed(coordinator_view: Transaction | None, one: OpenProducer) -> bool:
     """Whether the coordinator remembers a commit that may have been this transaction's. With
     transactions of version 2 (KIP-890), the epoch increases after each transaction.
     """
-    return owner is not None and owner.state == "CompleteCommit" and 0 <= owner.producer_epoch - one.producer_epoch <= 1
+    return (
+        coordinator_view is not None
+        and coordinator_view.state == "CompleteCommit"
+        and 0 <= coordinator_view.producer_epoch - one.producer_epoch <= 1
+    )
 
 
-def open_in(cluster: Cluster, found: Transaction) -> dict[Partition, OpenProducer]:
+def open_by_partition(cluster: Cluster, found: Transaction) -> dict[Partition, OpenProducer]:
     """The transaction in each partition in which it is open."""
     cluster.topics(found.partitions)
     partitions = [(topic, index) for topic, indexes in found.partitions.items() for index in indexes]

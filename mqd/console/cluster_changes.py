@@ -34,27 +34,28 @@ def abort(settings: Settings, form: Form) -> Change:
     topic = required(form, "topic", "a transactional id, or a topic, partition and offset")
     index, offset = whole_number(form, "partition", "a partition"), whole_number(form, "offset", "an offset")
     with Cluster(settings.bootstrap) as cluster:
-        one, owner = txns.open_at(cluster, topic, index, offset, None)
+        one, coordinator_view = txns.find_open_transaction(cluster, topic, index, offset, None)
     effects = [
         f"The transaction of producer id {one.producer_id} that begins at {topic}-{index} offset {offset} is aborted:"
         " readers of committed records pass it and do not see its records."
     ]
-    if owner is not None and owner.state == "Ongoing":
+    if coordinator_view is not None and coordinator_view.state == "Ongoing":
         effects.append(
-            f"It belongs to {owner.transactional_id}: it is aborted in all of its partitions, and its producer fenced."
+            f"It belongs to {coordinator_view.transactional_id}: it is aborted in all of its partitions, and its"
+            " producer fenced."
         )
     else:
         effects.append(f"It has written nothing for {duration_text(one.idle_ms)}, and no coordinator will end it.")
-    if txns.maybe_committed(owner, one):
-        assert owner is not None
+    if txns.maybe_committed(coordinator_view, one):
+        assert coordinator_view is not None
         effects.append(
-            f"It may be the last commit of {owner.transactional_id}, whose marker was lost in a power failure:"
-            " once it is aborted, readers of committed records never see it here."
+            f"It may be the last commit of {coordinator_view.transactional_id}, whose marker was lost in a power"
+            " failure: once it is aborted, readers of committed records never see it here."
         )
 
     def do() -> None:
         with Cluster(settings.bootstrap) as cluster:
-            found, _ = txns.open_at(cluster, topic, index, offset, None)
+            found, _ = txns.find_open_transaction(cluster, topic, index, offset, None)
             txns.abort_in_partition(cluster, found)
 
     return Change(

@@ -143,7 +143,7 @@ def install(name: str, user: str, data_dir: Path, config_file: Path | None, secu
         return
     _need_root()
     _create_user(user, data_dir)
-    _make_directories(user, service_unit.elsewhere(data_dir, others))
+    _make_directories(user, service_unit.required_dirs(data_dir, others))
     path = UNITS / f"{name}.service"
     try:
         path.write_text(text)

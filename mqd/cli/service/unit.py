@@ -9,7 +9,8 @@ from pathlib import Path
 STATE = Path("/var/lib")
 HOMES = ("/home", "/root")  # what ProtectHome= hides
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}")
-WATCHDOG_S = 120  # a process whose loop hangs exits after 60 s; systemd stops the whole broker only if that fails
+# a process whose loop hangs ends itself after 60 s; systemd stops the whole broker only if that fails
+WATCHDOG_S = 120
 
 _UNIT = """\
 # Written by `mqd service install`; run it again to change its options. To override settings:
@@ -27,7 +28,7 @@ NotifyAccess=main
 User={user}
 Group={user}
 ExecStart={start}
-# in a cluster it is ready when enough other hosts run; a log that was not closed cleanly is scanned first
+# in a cluster, ready once enough other hosts are up; logs that were not closed cleanly are scanned first
 TimeoutStartSec=infinity
 TimeoutStopSec=60
 Restart=on-failure
@@ -35,7 +36,7 @@ RestartSec=1
 # the broker notifies systemd while each of its processes responds within 5 s
 WatchdogSec={watchdog_s}
 {places}
-# where clients on this host find the broker; not below /tmp, which is the service's own
+# where clients on this host find the broker; not below /tmp: the service has a /tmp of its own
 RuntimeDirectory=mqd
 RuntimeDirectoryMode=0755
 RuntimeDirectoryPreserve=yes
@@ -83,22 +84,22 @@ def quoted_path(text: str) -> str:
     return text if re.fullmatch(r"[\w@%+=:,./$-]+", text) else '"' + text.replace('"', '\\"') + '"'
 
 
-def _is_state(data_dir: Path) -> bool:
-    """Whether systemd makes the directory, and gives it to the user."""
+def _is_state_directory(data_dir: Path) -> bool:
+    """Whether systemd makes the directory and gives it to the user (StateDirectory=)."""
     return data_dir.is_relative_to(STATE) and data_dir != STATE
 
 
-def elsewhere(data_dir: Path, others: Sequence[Path]) -> list[Path]:
-    """The directories that have to exist when the service starts."""
+def required_dirs(data_dir: Path, others: Sequence[Path]) -> list[Path]:
+    """The directories that must exist before the service starts: systemd does not make them."""
     outside = [path for path in others if not path.is_relative_to(data_dir)]
-    return outside if _is_state(data_dir) else [data_dir, *outside]
+    return outside if _is_state_directory(data_dir) else [data_dir, *outside]
 
 
 def _places(data_dir: Path, others: Sequence[Path]) -> str:
     lines = []
-    if _is_state(data_dir):
+    if _is_state_directory(data_dir):
         lines += [f"StateDirectory={quoted_path(str(data_dir.relative_to(STATE)))}", "StateDirectoryMode=0700"]
-    lines += [f"ReadWritePaths={quoted_path(str(path))}" for path in elsewhere(data_dir, others)]
+    lines += [f"ReadWritePaths={quoted_path(str(path))}" for path in required_dirs(data_dir, others)]
     return "\n".join(lines)
 
 

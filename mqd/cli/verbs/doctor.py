@@ -21,13 +21,13 @@ from mqd.cli.inspection.diagnosis import TITLES, Finding, Harm
 
 LAST_ERRORS = 3
 LOG_BYTES_MAX = 1 << 20
-SEEN_BY_CLIENTS = (
-    "nothing is wrong, as far as clients see; mqd doctor --data-dir DIRECTORY on each broker's host also examines its"
+NOTHING_WRONG_IN_CLUSTER = (
+    "nothing is wrong that clients can see; mqd doctor --data-dir DIRECTORY on each broker's host also examines its"
     " processes, disks and metrics"
 )
 
 
-def host_facts(acceptor: int | None) -> dict[str, Any]:
+def host_facts(acceptor_pid: int | None) -> dict[str, Any]:
     facts: dict[str, Any] = {}
 
     def add(name: str, read: Callable[[], Any]) -> None:
@@ -46,13 +46,13 @@ def host_facts(acceptor: int | None) -> dict[str, Any]:
         "transparent_hugepages",
         lambda: Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().split("[")[1].split("]")[0],
     )
-    if acceptor:
+    if acceptor_pid:
         add(
             "open_files",
             lambda: int(
                 next(
                     line.split()[3]
-                    for line in Path(f"/proc/{acceptor}/limits").read_text().splitlines()
+                    for line in Path(f"/proc/{acceptor_pid}/limits").read_text().splitlines()
                     if line.startswith("Max open files")
                 )
             ),
@@ -61,7 +61,7 @@ def host_facts(acceptor: int | None) -> dict[str, Any]:
 
 
 def _last_errors(logs: Path) -> list[Finding]:
-    """The last lines of level error of a broker that does not run, from the files written last."""
+    """The last error lines in the log of a broker that is not running, from the files written last."""
     texts = []
     for path in logs.glob("*.log"):
         try:
@@ -75,7 +75,7 @@ def _last_errors(logs: Path) -> list[Finding]:
     for _, path, text in sorted(texts):
         lines += [f"{path.name}: {line}" for line in text.splitlines() if " ERROR " in line or '"error"' in line]
     return [
-        Finding(Harm.OUTAGE, f"it logged: {line[:300]}", f"the lines around it in {logs}")
+        Finding(Harm.OUTAGE, f"the broker logged: {line[:300]}", f"see the lines around it in {logs}")
         for line in lines[-LAST_ERRORS:]
     ]
 
@@ -89,12 +89,12 @@ def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
     samples = metrics_page.read(url, data_dir)
     found = diagnosis.metric_findings(samples, now_ms() / 1000, str(data_dir))
     try:
-        alone = Partitions(settings).alone
+        with_one_replica = Partitions(settings).with_one_replica
     except CliError:  # the queries to the cluster report it
-        alone = frozenset()
-    if diagnosis.waiting_for_flushes(samples, alone):
+        with_one_replica = frozenset()
+    if diagnosis.waiting_for_flushes(samples, with_one_replica):
         time.sleep(diagnosis.FLUSH_S)
-        found += diagnosis.flush_findings(samples, metrics_page.read(url, data_dir), alone)
+        found += diagnosis.flush_findings(samples, metrics_page.read(url, data_dir), with_one_replica)
     if diagnosis.stalled_partitions(samples):
         time.sleep(diagnosis.COMMIT_S)
         found += diagnosis.consumer_findings(samples, metrics_page.read(url, data_dir))
@@ -115,7 +115,7 @@ def _cluster(settings: Settings) -> list[Finding]:
             Finding(
                 Harm.OUTAGE,
                 f"the cluster cannot be queried: {error}",
-                "mqd cluster status, against another broker (-b HOST:PORT); are most controllers down?",
+                "run mqd cluster status against another broker (-b HOST:PORT); check whether most controllers are down",
             )
         ]
     in_service = {one.broker_id: address(one.host, one.port) for one in state.brokers if not one.is_fenced}
@@ -151,11 +151,11 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
                     Finding(
                         Harm.NUISANCE,
                         f"the metrics page {about['metrics_url']} cannot be read: {error}",
-                        "its token and certificate are those of metrics.token.file and metrics.listener",
+                        "check the token of metrics.token.file and the certificate of metrics.listener",
                     )
                 )
-        acceptor = next((one["pid"] for one in about["processes"] if one["name"] == "mqd-acceptor"), None)
-        found += diagnosis.host_findings(host_facts(acceptor))
+        acceptor_pid = next((one["pid"] for one in about["processes"] if one["name"] == "mqd-acceptor"), None)
+        found += diagnosis.host_findings(host_facts(acceptor_pid))
     if runs:
         found += _cluster(settings)
     return sorted(dict.fromkeys(found), key=lambda one: one.harm)
@@ -165,14 +165,14 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Also examine this broker's processes, disks and host; it need not run.  [env: MQD_DATA_DIR]",
+    help="Also examine this broker's processes, disks and host, even if it is not running.  [env: MQD_DATA_DIR]",
 )
 @options
 def command(settings: Settings, data_dir: Path | None) -> int:
     """Say what is wrong with a broker and its cluster, the most harmful first, and how to fix it.
 
-    On a broker's host, --data-dir names its data directory. Without it and without --bootstrap the
-    default one is taken, if it exists. Nothing is changed.
+    On a broker's host, --data-dir names its data directory. Without it and without --bootstrap, the
+    default data directory is examined, if it exists. Nothing is changed.
 
     Exit status: 0 nothing is wrong, 1 something is.
     """
@@ -185,5 +185,5 @@ def command(settings: Settings, data_dir: Path | None) -> int:
         for number, one in enumerate(found, 1):
             click.echo(f"{number}. {TITLES[one.harm]}: {one.what}\n   {one.cure}")
         if not found:
-            click.echo("nothing is wrong" if data_dir is not None else SEEN_BY_CLIENTS)
+            click.echo("nothing is wrong" if data_dir is not None else NOTHING_WRONG_IN_CLUSTER)
     return 1 if found else 0

@@ -17,7 +17,7 @@ _ID = click.option("--id", "key_id", metavar="ID", help="Id of the new key; read
 def command() -> None:
     """Key files with which clients encrypt values: encryption.key.provider=file:FILE.
 
-    The first key seals; every key opens.
+    The first key seals values; every key can open them.
     """
 
 
@@ -25,7 +25,7 @@ def command() -> None:
 @_FILE
 @_ID
 def create(file: Path, key_id: str | None) -> None:
-    """Make a key, in a new FILE or at the end of FILE. A key added to an existing FILE only opens
+    """Make a key, in a new FILE or at the end of FILE. A key added to an existing FILE can only open
     values, until `rotate` makes it the key that seals.
     """
     _add(file, _read(file) if file.exists() else {}, key_id, first=False)
@@ -36,10 +36,10 @@ def create(file: Path, key_id: str | None) -> None:
 @click.argument("which", required=False, metavar="[ID]")
 def rotate(file: Path, which: str | None) -> None:
     """Seal with the key named ID in FILE from now on, or with a new key if ID is omitted. The other
-    keys continue to open values.
+    keys can still open values.
 
-    Clients switch to it with their next data key, within an hour. Where readers have files of their own,
-    `create` the key first, give every reader the file, then `rotate` to it.
+    Clients switch to the new key with their next data key, within an hour. Where readers have files of
+    their own, `create` the key first, give every reader the file, then `rotate` to the new key.
     """
     keys = _read(file)
     if which is None:
@@ -48,7 +48,7 @@ def rotate(file: Path, which: str | None) -> None:
         raise CliError(f"{file} has no key {which!r}; it has {', '.join(keys)}")
     else:
         _write(file, {which: keys[which], **keys})
-        click.echo(f"{file}: {which} seals from now on, {len(keys)} keys open")
+        click.echo(f"{file}: {which} seals from now on; all {len(keys)} keys can open values")
 
 
 @command.command("list")
@@ -69,22 +69,22 @@ def _read(file: Path) -> dict[str, bytes]:
     return keys.parse(file.read_text("utf-8"), str(file))
 
 
-def _add(file: Path, found: Mapping[str, bytes], key_id: str | None, first: bool) -> None:
+def _add(file: Path, key_by_id: Mapping[str, bytes], key_id: str | None, first: bool) -> None:
     from mqd.client.encryption import keys
 
     name = secrets.token_hex(4) if key_id is None else key_id
-    if name in found:
+    if name in key_by_id:
         raise CliError(f"{file} has a key {name!r} already")
     made = {name: keys.new_key()}
-    both = {**made, **found} if first else {**found, **made}
+    both = {**made, **key_by_id} if first else {**key_by_id, **made}
     if not keys.is_key_id(name):
         raise CliError(f"{name!r} is not a key id: 1 to 255 bytes without commas or blanks, not starting with #")
     _write(file, both)
-    use = "seals from now on" if first or not found else "opens, and seals after mqd key rotate"
+    use = "seals from now on" if first or not key_by_id else "can open values; it seals them after mqd key rotate"
     click.echo(f"{file}: {name} {use}")
 
 
-def _write(file: Path, found: Mapping[str, bytes]) -> None:
+def _write(file: Path, key_by_id: Mapping[str, bytes]) -> None:
     """Writes atomically. A new file is readable by its owner only; an existing one keeps its mode."""
     from mqd.client.encryption import keys
 
@@ -93,7 +93,8 @@ def _write(file: Path, found: Mapping[str, bytes]) -> None:
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(fd, "w") as opened:
-            opened.write("# keys of mqd: the first seals, all open\n" + keys.format_keys(found))
+            opened.write("# keys of mqd: the first key seals values, every key can open them\n")
+            opened.write(keys.format_keys(key_by_id))
             os.fchmod(opened.fileno(), mode)
             opened.flush()
             os.fsync(opened.fileno())

@@ -34,9 +34,15 @@ def _when(timestamp_ms: int) -> str:
 
 @command.command()
 @options
-@click.option("--owner", help="The user that the token represents; needs CREATE_TOKENS on it.  [default: yourself]")
-@click.option("--renewer", "renewers", multiple=True, help="A user that may renew and expire it, too.")
-@click.option("--max-lifetime", type=Duration(), help="It ends after this time, however often it is renewed: 12h, 7d.")
+@click.option(
+    "--owner", help="The user that the token represents; you need CREATE_TOKENS on that user.  [default: yourself]"
+)
+@click.option("--renewer", "renewers", multiple=True, help="A user that may also renew and expire the token.")
+@click.option(
+    "--max-lifetime",
+    type=Duration(),
+    help="The token ends after this time, such as 12h or 7d, however often it is renewed.",
+)
 @click.option(
     "--form",
     type=click.Choice(list(FORMS)),
@@ -83,7 +89,7 @@ def create(
         emit_json(shown)
         return
     click.echo(f"token {response.token_id} of {shown['owner']}, until {_when(response.expiry_timestamp_ms)}")
-    click.echo(f"password {password}" if out is None else f"{out} has the settings of a client that uses it")
+    click.echo(f"password {password}" if out is None else f"{out} has the settings of a client that uses the token")
 
 
 def _save(settings: Settings, form: str, out: Path, response: "CreateDelegationTokenResponse", password: str) -> None:
@@ -155,7 +161,7 @@ def _change(settings: Settings, token_id: str, api_key: int, request: Any, word:
 
     known = next((one for one in _describe_tokens(settings) if one.token_id == token_id), None)
     if known is None:
-        raise CliError(f"there is no token {token_id} that you may see; mqd token list shows those that you may")
+        raise CliError(f"no token {token_id} is visible to you; mqd token list shows the tokens that are")
     request.hmac = known.hmac
     with Broker(settings.bootstrap) as broker:
         response = broker.request(api_key, request)
@@ -175,7 +181,7 @@ def renew(settings: Settings, token_id: str, period: int | None) -> None:
     from mqd.protocol.messages import RenewDelegationTokenRequest
 
     request = RenewDelegationTokenRequest(renew_period_ms=-1 if period is None else period)
-    _change(settings, token_id, _RENEW, request, "lives until")
+    _change(settings, token_id, _RENEW, request, "is valid until")
 
 
 @command.command()
@@ -183,7 +189,7 @@ def renew(settings: Settings, token_id: str, period: int | None) -> None:
 @click.argument("token_id")
 @click.option("--in", "period", type=Duration(), help="End it after this time.  [default: immediately]")
 def expire(settings: Settings, token_id: str, period: int | None) -> None:
-    """End TOKEN_ID. Its connections end when they authenticate again."""
+    """End TOKEN_ID. Connections that use it end at their next authentication."""
     from mqd.protocol.messages import ExpireDelegationTokenRequest
 
     request = ExpireDelegationTokenRequest(expiry_time_period_ms=-1 if period is None else period)

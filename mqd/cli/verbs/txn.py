@@ -172,7 +172,7 @@ def describe(settings: Settings, name: str) -> None:
 
     with Cluster(settings.bootstrap) as cluster:
         found = txns.describe(cluster, name)
-        open_producers = txns.open_in(cluster, found)
+        open_producers = txns.open_by_partition(cluster, found)
     if settings.json:
         emit_json(_json(found) | {"open_in": [_open_json(one) for one in open_producers.values()]})
         return
@@ -273,33 +273,32 @@ def _abort_in_partition(
 ) -> None:
     from mqd.cli import transactions as txns
 
-    one, owner = txns.open_at(cluster, topic, index, start_offset, producer_id)
-    everywhere = owner is not None and owner.state == "Ongoing"
+    one, coordinator_view = txns.find_open_transaction(cluster, topic, index, start_offset, producer_id)
+    everywhere = coordinator_view is not None and coordinator_view.state == "Ongoing"
     if execute:
         txns.abort_in_partition(cluster, one)
     if settings.json:
         emit_json(
             {
                 **_open_json(one),
-                "transactional_id": owner.transactional_id if owner and everywhere else None,
-                "maybe_committed": txns.maybe_committed(owner, one),
+                "transactional_id": coordinator_view.transactional_id if coordinator_view and everywhere else None,
+                "maybe_committed": txns.maybe_committed(coordinator_view, one),
                 "aborted": execute,
             }
         )
         return
     what = f"the transaction of producer id {one.producer_id} that begins at {topic}-{index} offset {one.start_offset}"
-    if owner is not None and everywhere:
+    if coordinator_view is not None and everywhere:
         also = (
-            f": it is that of {owner.transactional_id}, in {_partitions(owner.partitions)},"
+            f": it is that of {coordinator_view.transactional_id}, in {_partitions(coordinator_view.partitions)},"
             f" {'was' if execute else 'would be'} aborted everywhere, and its producer fenced"
         )
     else:
         also = "" if execute else f"; silent for {_open_for(one.idle_ms)}, and no coordinator will end it"
-    if owner is not None and txns.maybe_committed(owner, one):
+    if coordinator_view is not None and txns.maybe_committed(coordinator_view, one):
         also += (
-            f". It may be the last commit of {owner.transactional_id}, whose marker was lost in a power failure"
-            " (a topic with"
-            " flush.on.ack=false): once it is aborted, readers of committed records never see it here. mqd cat -C -X"
-            " isolation.level=read_uncommitted shows its records"
+            f". It may be the last commit of {coordinator_view.transactional_id}, whose marker was lost in a power"
+            " failure (a topic with flush.on.ack=false): once it is aborted, readers of committed records never see it"
+            " here. mqd cat -C -X isolation.level=read_uncommitted shows its records"
         )
     click.echo(f"aborted {what}{also}" if execute else f"nothing was changed; --execute would abort {what}{also}")

@@ -137,7 +137,7 @@ def list_(settings: Settings) -> None:
 @options
 @click.argument("name")
 def delete(settings: Settings, name: str) -> None:
-    """Remove NAME's password. Its connections end when they authenticate again."""
+    """Remove NAME's password. Connections that use it end at their next authentication."""
     from mqd.cli import access
 
     access.delete_user(settings, name)

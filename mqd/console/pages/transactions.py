@@ -83,7 +83,7 @@ def transaction_page(request: PageRequest) -> Response:
     def load() -> tuple[Transaction, dict[tuple[str, int], OpenProducer], str]:
         with Cluster(request.settings.bootstrap) as cluster:
             found = txns.describe(cluster, name)
-            open_producers, reason = request.attempt(lambda: txns.open_in(cluster, found))
+            open_producers, reason = request.attempt(lambda: txns.open_by_partition(cluster, found))
         return found, open_producers or {}, reason
 
     found, open_producers, reason = request.cached(f"transaction {name}", LIST_CACHE_S, load)

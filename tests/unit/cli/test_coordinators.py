@@ -299,7 +299,7 @@ def test_producers_of_retired_partitions_are_kept_while_a_coordinator_is_unavail
 def test_a_transaction_that_is_decided_cannot_be_aborted_at_its_offset(world: World, state: str) -> None:
     world.known = [("x", 0, state)]
     with Cluster("host1:9092") as cluster, pytest.raises(CliError, match=f"x is decided .{state}"):
-        txns.open_at(cluster, "t", 0, 41, None)
+        txns.find_open_transaction(cluster, "t", 0, 41, None)
     world.known = [("x", 0, "Ongoing")]
     with Cluster("host1:9092") as cluster:
-        assert txns.open_at(cluster, "t", 0, 41, None)[0].producer_id == PRODUCER
+        assert txns.find_open_transaction(cluster, "t", 0, 41, None)[0].producer_id == PRODUCER

@@ -203,5 +203,6 @@ def test_the_errors_of_the_file_written_last_come_last(tmp_path: Path, newest: s
         os.utime(tmp_path / name, (2000, 2000) if name == newest else (1000, 1000))
     found = [one.what for one in _last_errors(tmp_path)]
     assert found[-2:] == [
-        f"it logged: {newest}: 12:0{minute} ERROR {what} of {newest}" for minute, what in ((0, "first"), (2, "last"))
+        f"the broker logged: {newest}: 12:0{minute} ERROR {what} of {newest}"
+        for minute, what in ((0, "first"), (2, "last"))
     ]

@@ -28,7 +28,7 @@ def test_a_rotation_in_steps(tmp_path: Path) -> None:
     data_key = bytes(32)
     key_id, wrapped = KeyFile(file).wrap(data_key)
     assert key_id == "one"
-    assert "opens, and seals after" in _run("create", str(file), "--id", "two")
+    assert "can open values; it seals them after" in _run("create", str(file), "--id", "two")
     assert _ids(file) == ["one", "two"] and KeyFile(file).wrap(data_key)[0] == "one"
     file.chmod(0o640)
     _run("rotate", str(file), "two")
