@@ -59,7 +59,7 @@ class _Calls:
                 setter(found)
 
         def finish(setter: Callable[[Any], None], found: Any) -> None:
-            self._done += 1  # first: the caller, when it continues, may use the consumer itself
+            self._done += 1  # must come first: once it continues, the caller may use the consumer itself
             with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
                 loop.call_soon_threadsafe(complete, setter, found)
 
@@ -93,7 +93,7 @@ class _Calls:
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             work()
-            del work  # otherwise it would keep a consumer alive that is dropped without close()
+            del work  # otherwise it would keep alive a consumer that is dropped without close()
 
 
 class AsyncConsumer:
@@ -115,7 +115,7 @@ class AsyncConsumer:
         self._calls = _Calls()
         self._lock = asyncio.Lock()
         self._waiting: asyncio.Future[list[Message]] | None = None
-        self._left: list[Message] = []  # records that a wait has read and no call has returned yet
+        self._unreturned: list[Message] = []  # records that a wait has read and no call has returned yet
         self._take_ready = getattr(self._implementation, "take_ready", _nothing)
         _all.add(self)
         weakref.finalize(self, self._calls.end).atexit = False
@@ -135,7 +135,7 @@ class AsyncConsumer:
     async def poll(self, timeout: float = -1) -> Message | None:
         """Like Consumer.poll."""
         # a cancelled call may still be under way in the thread
-        if self._waiting is None and not self._left and not self._lock.locked() and not self._calls.is_busy:
+        if self._waiting is None and not self._unreturned and not self._lock.locked() and not self._calls.is_busy:
             message = self._take_ready()
             if message is not None:
                 return message
@@ -164,7 +164,7 @@ class AsyncConsumer:
         """Like Consumer.consume: waits until there are `num_messages`, at most `timeout` seconds."""
         async with self._lock:
             await self._interrupt()
-            self._return_unread()
+            self._give_back_unreturned()
             waiting = self._begin(self._implementation.gather, num_messages)
             try:
                 await asyncio.wait({waiting}, timeout=timeout if timeout >= 0 else None)
@@ -172,7 +172,7 @@ class AsyncConsumer:
                 if not waiting.done():
                     self._implementation.interrupt()
             await self._interrupt()
-            found, self._left = self._left[:num_messages], self._left[num_messages:]
+            found, self._unreturned = self._unreturned[:num_messages], self._unreturned[num_messages:]
             return found
 
     async def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
@@ -189,8 +189,8 @@ class AsyncConsumer:
 
     async def _take(self, count: int, timeout: float) -> list[Message]:
         async with self._lock:
-            if self._left:
-                found, self._left = self._left[:count], self._left[count:]
+            if self._unreturned:
+                found, self._unreturned = self._unreturned[:count], self._unreturned[count:]
                 return found
             waiting = (
                 self._waiting if self._waiting is not None else self._begin(self._implementation.take, count, None)
@@ -200,8 +200,8 @@ class AsyncConsumer:
                 await self._interrupt()
             else:
                 self._waiting = None
-                self._left += waiting.result()
-            found, self._left = self._left[:count], self._left[count:]
+                self._unreturned += waiting.result()
+            found, self._unreturned = self._unreturned[:count], self._unreturned[count:]
             return found
 
     def _begin(self, wait: Callable[..., list[Message]], *arguments: Any) -> asyncio.Future[list[Message]]:
@@ -211,8 +211,8 @@ class AsyncConsumer:
         return waiting
 
     def _carry_out(self, wait: Callable[..., list[Message]], *arguments: Any) -> list[Message]:
-        """Calls `wait`. A bound method keeps this object alive, so that _end_waits() can interrupt the
-        wait (A3).
+        """Calls `wait`. This is a method, so that the call in the thread keeps this object alive and
+        _end_waits() can interrupt the wait (A3).
         """
         return wait(*arguments)
 
@@ -224,15 +224,15 @@ class AsyncConsumer:
                 self._implementation.interrupt()
                 await asyncio.wait({waiting})
             self._waiting = None
-            self._left += waiting.result()
+            self._unreturned += waiting.result()
 
-    def _return_unread(self) -> None:
-        """Gives back records that were read but not returned, because the next call may commit the
-        returned ones. Not awaited, so that it cannot be cancelled.
+    def _give_back_unreturned(self) -> None:
+        """Gives back records that a wait has read and no call has returned, because the next call may
+        commit the returned ones. Not awaited, so that it cannot be cancelled.
         """
-        left, self._left = self._left, []
-        if left:
-            self._calls.call(self._implementation.give_back, left)
+        unreturned, self._unreturned = self._unreturned, []
+        if unreturned:
+            self._calls.call(self._implementation.give_back, unreturned)
 
     # -- everything else, in the thread ------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class AsyncConsumer:
             self._implementation.interrupt()
         async with self._lock:
             await self._interrupt()
-            self._return_unread()
+            self._give_back_unreturned()
             return await self._calls.call(lambda: function(*arguments, **named))
 
     def _callback(self, function: Any) -> Any:
@@ -355,14 +355,15 @@ class AsyncConsumer:
     # -- closing -----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Like Consumer.close. Records of a cancelled wait that no call has returned are read again by
-        the member that gets the partition; an exception of that wait is raised at the end.
+        """Like Consumer.close. Records that a cancelled wait has read, and that no call has returned,
+        are read again by the member that gets the partition; an exception of that wait is raised at the
+        end.
         """
         if self._waiting is not None:
             self._implementation.interrupt()
         async with self._lock:
             raised = await _raised_by(self._interrupt())
-            self._return_unread()
+            self._give_back_unreturned()
             raised = await _raised_by(self._calls.call(self._consumer.close)) or raised
             self._calls.end()
             _all.discard(self)

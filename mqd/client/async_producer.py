@@ -77,7 +77,7 @@ class AsyncProducer:
                 )
                 return future
             except BufferError:
-                await self._wait_room()
+                await self._wait_for_room()
 
     async def produce_batch(
         self,
@@ -125,7 +125,7 @@ class AsyncProducer:
         finish_if_complete()
         return await finished
 
-    async def _wait_room(self) -> None:
+    async def _wait_for_room(self) -> None:
         try:
             # not wait_for(): it loses a cancellation that arrives in the same iteration as the event
             async with asyncio.timeout(0.01):

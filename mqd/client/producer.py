@@ -28,9 +28,9 @@ class Producer:
         transport           auto (default): shared memory if the broker is on this host and this
                             process may attach, else TCP. shm: shared memory or an error. tcp:
                             TCP only.
-        mqd.socket.path     the broker's client socket (RUN/client.sock); default: found by
+        mqd.socket.path     the broker's client socket (RUN/client.sock); default: found from
                             bootstrap.servers. The environment variable MQD_SOCKET does the same.
-        mqd.buffer.bytes    memory shared with the broker for records under way, 64 KiB to 1 GiB; 0
+        mqd.buffer.bytes    memory shared with the broker for records in flight, 64 KiB to 1 GiB; 0
                             (default) = 16 MiB. It bounds what is outstanding on shared memory.
         mqd.spin.us         how long a wait spins before it sleeps; default 20
         partitioner         also a callable (key: bytes or None, partition_count) -> partition
@@ -102,29 +102,29 @@ class Producer:
 
         values, keys: lists of bytes (or str, None); numpy arrays of 'S' or, with two dimensions,
         uint8; Arrow arrays (binary, string, fixed_size_binary). headers: a dict or list of tuples
-        for all records, or a list with one such (or None) for each. partition: one for all (-1 = by
-        the partitioner), or an array. timestamps: milliseconds, one for all or an array; numpy's
-        datetime64 as well. on_delivery: called as on_delivery(error, BatchDelivery) from poll() or
-        flush(), once for each record batch of this call. timeout: how long to wait for room, in
-        seconds. Below 0, the default: until all are accepted, so that the result is always
-        len(values). 0: does not wait. A result smaller than len(values) means that there was no room
-        for the rest, which must be passed again.
+        for all records, or a list with a dict, a list of tuples or None for each. partition: one
+        for all (-1 = by the partitioner), or an array. timestamps: milliseconds, one for all or an
+        array; numpy's datetime64 as well. on_delivery: called as on_delivery(error, BatchDelivery)
+        from poll() or flush(), once for each record batch of this call. timeout: how long to wait
+        for room, in seconds. Below 0, the default: until all are accepted, so that the result is
+        always len(values). 0: does not wait. A result smaller than len(values) means that there was
+        no room for the rest, which must be passed again.
 
         The arguments are checked first: if that raises (TypeError, ValueError, KafkaException
         MSG_SIZE_TOO_LARGE, ...), no record was accepted. Any later exception (the producer was
         closed or fenced, a callback raised, Ctrl-C) has the attribute `accepted`, the number of
-        accepted records. Memory of numpy and Arrow arrays may be used again after the return.
+        accepted records. Memory of numpy and Arrow arrays may be used again once the call returns.
 
         confluent_kafka's form, a list of dicts with value, key, partition, timestamp, callback, works
         too: record by record as in produce(), without waiting; records that do not fit have
-        "_error" set. The keywords messages and callback are accepted as well, and its partition and
-        callback as the third and fourth argument.
+        "_error" set. As in confluent_kafka, messages and callback may be keywords, and partition and
+        callback may be the third and fourth argument.
         """
         on_delivery = on_delivery if callback is None else callback
         if messages is not None:
             values = messages
         if isinstance(values, list) and (isinstance(keys, int) or (values and isinstance(values[0], dict))):
-            # confluent_kafka has its partition and callback where the keys and headers are
+            # in confluent_kafka's signature, partition and callback have the positions of keys and headers
             partition = keys if keys is not None else -1 if partition is None else partition
             on_delivery = on_delivery if headers is None else headers
             return self._produce_dicts(topic, values, operator.index(partition), on_delivery)
@@ -187,7 +187,7 @@ class Producer:
         return self._implementation.flush(timeout)
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """Gives up queued records, and those that were sent but not acknowledged (which may be
+        """Discards queued records, and those that were sent but not acknowledged (which may be
         written anyway); the reports have the errors _PURGE_QUEUE and _PURGE_INFLIGHT.
         """
         self._implementation.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)

@@ -83,18 +83,19 @@ class Sealer:
             return values
         record_keys = [None] * values.count if keys is None else keys.items()
         nonces = memoryview(self._random(NONCE_BYTES * values.count))
-        data, position, found = memoryview(values.data).cast("B"), 0, []
+        data, position, sealed_values = memoryview(values.data).cast("B"), 0, []
         sizes = values.each_size().tolist()
         for index, size in enumerate(sizes):
             if size >= 0:
                 nonce = bytes(nonces[NONCE_BYTES * index : NONCE_BYTES * (index + 1)])
                 sealed = self._seal(name, record_keys[index], data[position : position + size], nonce)
-                found.append(sealed)
+                sealed_values.append(sealed)
                 sizes[index], position = len(sealed), position + size
-        return Column(values.count, b"".join(found), np.array(sizes, np.int32))
+        return Column(values.count, b"".join(sealed_values), np.array(sizes, np.int32))
 
     def _seal(self, topic: bytes, key: bytes | None, value: bytes | memoryview, nonce: bytes) -> bytes:
-        self._left -= 1  # concurrent threads may lose decrements: a few values more (P2)
+        # concurrent threads may lose decrements, so that a key seals a few values more than P2 says
+        self._left -= 1
         if self._left < 0 or self._now() >= self._until:
             self._renew()
         assert self._current is not None  # otherwise _renew() has raised
@@ -168,7 +169,8 @@ class Opener:
                 return found
             until, problem = self._failed.get(key_name, (0.0, ""))
             if problem and self._now() < until:
-                raise PayloadError(problem)  # each its own: an exception keeps the frames that it has passed
+                # a new exception for each caller: one raised again would also keep the frames of earlier callers
+                raise PayloadError(problem)
             key_id, wrapped = envelope.key_of(key_name)
             try:
                 found = AESGCM(self._provider.unwrap(key_id, wrapped))

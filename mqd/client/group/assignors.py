@@ -10,11 +10,11 @@ Both come from other members and are not trusted: lengths are checked, and inval
 ValueError.
 Source: Kafka's ConsumerProtocolSubscription, ConsumerProtocolAssignment (KIP-429).
 
-    A1  every partition of a subscribed topic has one owner, which subscribes to it; except for A3
+    A1  every partition of a subscribed topic has one owner, which subscribes to the topic (but see A3)
     A2  cooperative-sticky: no move of a single partition would make the members' counts more even,
         and no partition moves unnecessarily
-    A3  cooperative-sticky: a partition that moves from one member to another has no owner in this
-        round: its owner releases it, and joins again
+    A3  cooperative-sticky: a partition that moves from one member to another is assigned to no
+        member in this round: its previous owner releases it, and joins again
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class _Reader:
 
     def _take(self, size: int) -> bytes:
         if size < 0 or size > len(self._data) - self._at:
-            raise ValueError(f"a length of {size} at byte {self._at} of {len(self._data)}")
+            raise ValueError(f"invalid length {size} at byte {self._at} of {len(self._data)}")
         self._at += size
         return self._data[self._at - size : self._at]
 
@@ -179,7 +179,7 @@ class _Reader:
     def count(self, element_bytes_min: int) -> int:
         count = self.number(">i")
         if count < 0 or count * element_bytes_min > len(self._data) - self._at:
-            raise ValueError(f"{count} elements at byte {self._at} of {len(self._data)}")
+            raise ValueError(f"invalid number of elements {count} at byte {self._at} of {len(self._data)}")
         return count
 
     def partitions(self) -> frozenset[TopicPartition]:
