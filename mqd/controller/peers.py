@@ -106,7 +106,7 @@ class Connection:
         """The next message; None: unknown to this version. Raises PeerProtocolError, OSError,
         EOFError.
         """
-        size = peer_messages.body_bytes(await self.reader.readexactly(peer_messages.LENGTH_BYTES))
+        size = peer_messages.body_size(await self.reader.readexactly(peer_messages.LENGTH_BYTES))
         return peer_messages.decode(await self.reader.readexactly(size))
 
 

@@ -108,7 +108,7 @@ class HostCore(TopicImages):
         actions: list[Action] = []
         lost: list[Partition] = []
         used: set[int] = set()
-        in_place: dict[Partition, SlotSeen] = {}
+        seen_slots: dict[Partition, SlotSeen] = {}
         awaited: dict[int, dict[Partition, int]] = {}
         for seen in event.slots:
             used.add(seen.slot)
@@ -121,7 +121,7 @@ class HostCore(TopicImages):
             # the dead worker may have led in an epoch that this host's state has yet to reach
             is_ahead = seen.leader_epoch > state.leader_epoch
             if not seen.stale or state.leader == self.node_id or is_ahead:
-                in_place[partition] = seen
+                seen_slots[partition] = seen
                 if seen.stale:
                     awaited.setdefault(seen.owner, {})[partition] = seen.leader_epoch
             if seen.stale and state.leader == self.node_id:
@@ -132,7 +132,7 @@ class HostCore(TopicImages):
         # that, the slot is the only evidence of the worker's death.
         with paused():
             for topic in event.state.topics.values():
-                actions += self._put_topic(topic, in_place)
+                actions += self._put_topic(topic, seen_slots)
         self._awaited_epochs = awaited
         if lost:
             actions.append(RaiseEpochs(tuple(lost)))

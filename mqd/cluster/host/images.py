@@ -1,4 +1,4 @@
-"""The image of each topic that this host's processes receive: slot, owner and log directory of its
+"""The image of each topic that is sent to this host's processes: slot, owner and log directory of its
 partitions. Part of the host core (mqd/cluster/host/core.py), which has the invariants.
 """
 
@@ -33,8 +33,9 @@ def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
 
 
 def _is_in_place(seen: SlotSeen | None, image: messages.PartitionImage) -> bool:
-    """Whether the slot needs no write: it matches the image, or has a later epoch than this host's state,
-    which is still catching up, or was left by a worker that died (then the next epoch is written).
+    """Whether the slot needs no write, for one of three reasons: it matches the image; its epoch is later
+    than that of this host's state, which is still catching up; or a worker that died left it, and the
+    next epoch will be written.
     """
     if seen is None or seen.leader_epoch != image.leader_epoch:
         return seen is not None and seen.leader_epoch > image.leader_epoch
@@ -116,7 +117,7 @@ class TopicImages(HostCommands):
         return [messages.TopicPut(self._version, self._images[topic.name])]
 
     def _put_topic(
-        self, topic: TopicState, in_place: Mapping[Partition, SlotSeen], changed: list[int] | None = None
+        self, topic: TopicState, seen_slots: Mapping[Partition, SlotSeen], changed: list[int] | None = None
     ) -> list[Action]:
         """`changed`: the indexes of the changed partitions, None = all may have changed."""
         actions: list[Action] = []
@@ -130,7 +131,7 @@ class TopicImages(HostCommands):
             else:
                 images.append(image)
             key = (topic.topic_id, index)
-            old_image, seen = before[index] if index < len(before) else None, in_place.get(key)
+            old_image, seen = before[index] if index < len(before) else None, seen_slots.get(key)
             unchanged = old_image is not None and (
                 old_image.slot,
                 old_image.owner,
@@ -175,8 +176,8 @@ class TopicImages(HostCommands):
         return max((awaited.get(key, -1) for awaited in self._awaited_epochs.values()), default=-1)
 
     def _has_ended(self, epoch: int, image: messages.PartitionImage) -> bool:
-        """Whether the partition, in this image, is no longer led by this host in `epoch`. An earlier image
-        does not show it: the state is still catching up.
+        """Whether the partition, in this image, is no longer led by this host in `epoch`. False for
+        an image of an earlier epoch: the state is still catching up.
         """
         return image.leader_epoch > epoch or (image.leader_epoch == epoch and image.leader != self.node_id)
 
@@ -291,7 +292,7 @@ class TopicImages(HostCommands):
 
     @classmethod
     def image_without_slots(cls, topic: TopicState) -> messages.TopicImage:
-        """The image of a topic without a partition in the slots of this host."""
+        """The topic's image in which no partition has a slot on this host."""
         partitions = [cls._describe(partition, -1, OWNER_NONE, LOG_DIR_NONE) for partition in topic.partitions]
         return messages.TopicImage(topic.name, topic.topic_id, partitions, topic.config, topic.name in INTERNAL_TOPICS)
 

@@ -1,10 +1,10 @@
 """The messages between the controllers of two hosts, and their framing: 4-byte big-endian length,
 then msgpack of one tagged struct.
 
-The structs belong to the cores that use them; here they form one union. A struct's tag is its class
-name, so class names must be unique. The meaning of a message never changes, and fields are only added
-at the end with a default. Hosts of two versions coexist during a rolling upgrade: unknown fields are
-ignored, and so are unknown messages, for which decode() returns None.
+The structs belong to the sans-I/O cores that use them; here they form one union. A struct's tag is
+its class name, so class names must be unique. The meaning of a message never changes, and fields
+are only added at the end with a default. Hosts of two versions coexist during a rolling upgrade:
+unknown fields are ignored, and so are unknown messages, for which decode() returns None.
 
 Bounds: MESSAGE_BYTES_MAX. The sender's identity is that of the handshake
 (mqd/cluster/membership/handshake.py), not one in a message.
@@ -41,8 +41,8 @@ class PeerProtocolError(ValueError):
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Returns the whole frame. Raises PeerProtocolError if the message is too long; cores must send
-    shorter messages.
+    """Returns the whole frame. Raises PeerProtocolError if the message is longer than
+    MESSAGE_BYTES_MAX, which a core must not send.
     """
     body = _encoder.encode(message)
     if len(body) > MESSAGE_BYTES_MAX:
@@ -52,7 +52,7 @@ def encode(message: msgspec.Struct) -> bytes:
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
-def body_bytes(head: bytes) -> int:
+def body_size(head: bytes) -> int:
     """The size of the body, from the first LENGTH_BYTES bytes. Raises PeerProtocolError."""
     size = int.from_bytes(head, "big")
     if not 0 < size <= MESSAGE_BYTES_MAX:

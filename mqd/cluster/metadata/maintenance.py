@@ -27,7 +27,7 @@ from mqd.cluster.metadata.rules.partitions import default_replication_factor
 from mqd.cluster.metadata.rules.placement import Directories, Directory, Move
 from mqd.cluster.metadata.sessions import BrokerSessions
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
-from mqd.cluster.metadata.view import Unable, View
+from mqd.cluster.metadata.view import CannotServe, View
 
 # A report that a broker does not serve a replica is valid for this many heartbeat intervals: an
 # unclean election must be based on recent reports.
@@ -123,7 +123,7 @@ class Maintenance:
         self._unfenced_since[node] = now_ms
 
     def view(self, state: MetadataState) -> View:
-        return View(state, unable=self._unable_to_lead_predicate(state))
+        return View(state, cannot_serve=self._unable_to_lead_predicate(state))
 
     def reported_unable(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
         """Partition -> live brokers that have recently reported that they do not serve their replica.
@@ -136,21 +136,21 @@ class Maintenance:
                 found.setdefault(key, set()).add(node)
         return found
 
-    def _unable_to_lead_predicate(self, state: MetadataState, within_ms: int = -1) -> Unable:
+    def _unable_to_lead_predicate(self, state: MetadataState, within_ms: int = -1) -> CannotServe:
         """Returns a predicate: whether a replica is not served, according to reports about replicas and
         about directories.
         """
         within_ms = within_ms if within_ms >= 0 else UNABLE_HEARTBEATS * self._options.heartbeat_ms
         reported, directories = self.reported_unable(within_ms), self.directories(state)
 
-        def unable(topic: TopicState, partition: PartitionState, node: int) -> bool:
+        def cannot_serve(topic: TopicState, partition: PartitionState, node: int) -> bool:
             if node in reported.get((topic.topic_id, partition.index), ()):
                 return True
             return node in partition.replicas and directories.has_failed(
                 node, partition.directories[partition.replicas.index(node)]
             )
 
-        return unable
+        return cannot_serve
 
     def directories(self, state: MetadataState) -> Directories:
         return Directories(state, self._reported)

@@ -14,10 +14,11 @@ from mqd.cluster.metadata.rules.redirects import would_break_colocation
 from mqd.cluster.metadata.state import MetadataState
 
 # whether the node is alive but cannot serve its replica, because its disk failed
-Unable = Callable[[TopicState, PartitionState, int], bool]
+CannotServe = Callable[[TopicState, PartitionState, int], bool]
 
 
-def never_unable(topic: TopicState, partition: PartitionState, node: int) -> bool:
+def assume_served(topic: TopicState, partition: PartitionState, node: int) -> bool:
+    """The default CannotServe: every replica can be served."""
     return False
 
 
@@ -27,10 +28,10 @@ class View:
         state: MetadataState,
         gone: frozenset[int] = frozenset(),
         back: frozenset[int] = frozenset(),
-        unable: Unable = never_unable,
+        cannot_serve: CannotServe = assume_served,
     ) -> None:
         """`back`: brokers that this decision unfences."""
-        self.state, self.unable = state, unable
+        self.state, self.cannot_serve = state, cannot_serve
         brokers = state.brokers.values()
         self._unfenced = {
             broker.node_id
@@ -50,7 +51,7 @@ class View:
 
     def may_take_over(self, topic: TopicState, partition: PartitionState, node: int) -> bool:
         """Whether the node may lead the partition and can serve its replica."""
-        return node in self._may_lead and not self.unable(topic, partition, node)
+        return node in self._may_lead and not self.cannot_serve(topic, partition, node)
 
     def nodes(self) -> list[int]:
         """The nodes on which new replicas may be placed."""
@@ -76,14 +77,14 @@ class View:
         leaving = -1 if target.keeps_leader else leaving
         target.keeps_reassignment = would_break_colocation(topic, target)
 
-        def able(node: int) -> bool:
-            return node == leader or not self.unable(topic, target.old, node)
+        def can_serve(node: int) -> bool:
+            return node == leader or not self.cannot_serve(topic, target.old, node)
 
         def live(node: int) -> bool:
             return (
                 node != leaving
                 and (node in self._may_lead or (node == leader and node in self._unfenced))
-                and able(node)
+                and can_serve(node)
             )
 
         change = compose_change(target, self.configured_min(topic), live)
@@ -92,7 +93,7 @@ class View:
             return compose_change(
                 target,
                 self.configured_min(topic),
-                lambda node: node != leaving and node in self._unfenced and able(node),
+                lambda node: node != leaving and node in self._unfenced and can_serve(node),
             )
         return change
 

@@ -8,7 +8,7 @@ import pytest
 from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.host import messages as controller_messages
 from mqd.cluster.membership import formation, peer_messages
-from mqd.cluster.membership.peer_messages import PeerProtocolError, body_bytes, decode, encode
+from mqd.cluster.membership.peer_messages import PeerProtocolError, body_size, decode, encode
 from mqd.cluster.raft import messages as quorum_messages
 
 
@@ -22,7 +22,7 @@ def test_every_core_has_its_messages_in_one_union():
         broker_messages.ChangeForwarded(1, 5, 9, 3, request),
     ):
         frame = encode(message)
-        assert body_bytes(frame[:4]) == len(frame) - 4 and decode(frame[4:]) == message
+        assert body_size(frame[:4]) == len(frame) - 4 and decode(frame[4:]) == message
 
 
 def test_unknown_messages_and_fields_are_skipped():
@@ -45,7 +45,7 @@ def test_unknown_messages_and_fields_are_skipped():
 def test_lengths_are_checked_on_both_sides():
     for size in (0, peer_messages.MESSAGE_BYTES_MAX + 1, 0xFFFFFFFF):
         with pytest.raises(PeerProtocolError):
-            body_bytes(size.to_bytes(4, "big"))
+            body_size(size.to_bytes(4, "big"))
     with pytest.raises(PeerProtocolError):
         encode(
             quorum_messages.SnapshotChunk(

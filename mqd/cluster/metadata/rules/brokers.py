@@ -34,7 +34,7 @@ from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.partitions import Target, effective_min_in_sync, without
 from mqd.cluster.metadata.rules.placement import Directory, choose_directory
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
-from mqd.cluster.metadata.view import Unable, View, never_unable
+from mqd.cluster.metadata.view import CannotServe, View, assume_served
 from mqd.protocol.errors import ErrorCode
 
 FLUSH_ON_ACK = "flush.on.ack"
@@ -42,7 +42,7 @@ FLUSH_ON_ACK = "flush.on.ack"
 # -- leaving ---------------------------------------------------------------------------------------
 
 
-def _counts_flushed(state: MetadataState, topic: TopicState, node: int) -> bool:
+def _acknowledged_only_flushed(state: MetadataState, topic: TopicState, node: int) -> bool:
     """Whether the broker, under its previous registration, acknowledged only flushed records of
     this topic. (The same rule as mqd.worker.assignments.settings_of.)
     """
@@ -61,13 +61,13 @@ def _targets_without(
     node: int = -1,
     fresh: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[TopicState, Target]]:
-    """Yields the targets without `nodes` in sync. `lost`: a broker that has lost its memory, and its disks
-    unless `keeps_disk`. `fresh`: directories of `node` that were emptied.
+    """Yields the targets without `nodes` in sync. `lost`: a broker that has lost the records that it had
+    not flushed, and its disks too unless `keeps_disk`. `fresh`: directories of `node` that were emptied.
     """
     for topic in state.topics.values():
         lost_in_topic = (
             frozenset((lost,))
-            if lost >= 0 and not (keeps_disk and _counts_flushed(state, topic, lost))
+            if lost >= 0 and not (keeps_disk and _acknowledged_only_flushed(state, topic, lost))
             else frozenset()
         )
         for partition in topic.partitions:
@@ -91,7 +91,7 @@ def _targets_without(
                 yield topic, target
 
 
-def fence(state: MetadataState, nodes: Iterable[int], unable: Unable = never_unable) -> list[Record]:
+def fence(state: MetadataState, nodes: Iterable[int], cannot_serve: CannotServe = assume_served) -> list[Record]:
     """Fences these brokers together: removes them from all in-sync sets and elects other leaders for
     their partitions (R8).
     """
@@ -99,7 +99,7 @@ def fence(state: MetadataState, nodes: Iterable[int], unable: Unable = never_una
     if not unfenced:
         return []
     gone = frozenset(unfenced)
-    view = View(state, gone=gone, unable=unable)
+    view = View(state, gone=gone, cannot_serve=cannot_serve)
     records: list[Record] = [
         BrokerChanged(node, state.brokers[node].epoch, fenced=True, in_controlled_shutdown=False)
         for node in sorted(gone)
@@ -110,7 +110,7 @@ def fence(state: MetadataState, nodes: Iterable[int], unable: Unable = never_una
 # -- joining ---------------------------------------------------------------------------------------
 
 
-def register(state: MetadataState, message: RegisterBroker, unable: Unable = never_unable) -> list[Record]:
+def register(state: MetadataState, message: RegisterBroker, cannot_serve: CannotServe = assume_served) -> list[Record]:
     """Registers a broker; returns no records if it is already registered. The broker's epoch is the
     offset of its BrokerRegistered record, which is always the first record. Raises Refusal.
     """
@@ -129,7 +129,7 @@ def register(state: MetadataState, message: RegisterBroker, unable: Unable = nev
             ErrorCode.DUPLICATE_BROKER_REGISTRATION,
             f"Another broker with node.id {message.node_id} is registered and alive; give this host another node.id.",
         )
-    view = View(state, gone=frozenset((message.node_id,)), unable=unable)
+    view = View(state, gone=frozenset((message.node_id,)), cannot_serve=cannot_serve)
     new = _make_broker(message, state.version, old)
     is_clean = old is not None and same_directory and message.clean_epoch == old.epoch
     lost, fresh = _find_losses(message, is_clean)
@@ -218,10 +218,10 @@ def has_applied_registration(metadata_version: int, broker_epoch: int) -> bool:
     return metadata_version > broker_epoch
 
 
-def unfence(state: MetadataState, node: int, unable: Unable = never_unable) -> list[Record]:
+def unfence(state: MetadataState, node: int, cannot_serve: CannotServe = assume_served) -> list[Record]:
     """Unfences a broker that has applied its registration: it may lead partitions without a leader."""
     broker = state.brokers[node]
-    view = View(state, back=frozenset((node,)), unable=unable)
+    view = View(state, back=frozenset((node,)), cannot_serve=cannot_serve)
     targets = (
         (topic, Target(partition))
         for topic in state.topics.values()
@@ -232,13 +232,13 @@ def unfence(state: MetadataState, node: int, unable: Unable = never_unable) -> l
 
 
 def on_replicas_failed(
-    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = never_unable
+    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], cannot_serve: CannotServe = assume_served
 ) -> list[Record]:
     """Handles partitions that a living broker cannot serve. If another replica may lead, that one takes
     over. Otherwise the broker stays in sync, because its copy is the only one, but the partition has no
     leader until elections.restore_leaders finds that it can be served again.
     """
-    view = View(state, unable=unable)
+    view = View(state, cannot_serve=cannot_serve)
 
     def targets() -> Iterator[tuple[TopicState, Target]]:
         for topic_id, index in dict.fromkeys(partitions):
@@ -250,7 +250,9 @@ def on_replicas_failed(
             others = without(partition.in_sync_replicas, (node,)) or partition.eligible_leader_replicas
             if any(view.may_take_over(topic, partition, other) for other in others if other != node):
                 target.in_sync = without(partition.in_sync_replicas, (node,))
-                target.lost_memory = frozenset() if _counts_flushed(state, topic, node) else frozenset((node,))
+                target.lost_memory = (
+                    frozenset() if _acknowledged_only_flushed(state, topic, node) else frozenset((node,))
+                )
             elif partition.leader != node or len(state.brokers) == 1:
                 # a single host without a quorum is skipped: it serves the partition again as soon as it can
                 continue
@@ -260,7 +262,7 @@ def on_replicas_failed(
 
 
 def on_replicas_full(
-    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = never_unable
+    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], cannot_serve: CannotServe = assume_served
 ) -> list[Record]:
     """Handles partitions whose replicas the broker cannot write now, because its disk is full. The
     broker leaves an in-sync set if enough other replicas are in sync. Otherwise it stays: leaving would
@@ -268,7 +270,7 @@ def on_replicas_full(
     it fetches and rejoins. It cannot rejoin before that, because in a new leader epoch a follower's
     offset is known only from its fetch.
     """
-    view = View(state, unable=unable)
+    view = View(state, cannot_serve=cannot_serve)
 
     def targets() -> Iterator[tuple[TopicState, Target]]:
         for topic_id, index in dict.fromkeys(partitions):
@@ -307,7 +309,7 @@ def move_away(
     node: int,
     moves_max: int,
     recently_heard: frozenset[int] = frozenset(),
-    unable: Unable = never_unable,
+    cannot_serve: CannotServe = assume_served,
 ) -> tuple[list[Record], bool]:
     """Returns (changes of at most `moves_max` partitions, whether all are done). The broker gives up its
     leaderships and leaves the in-sync sets, so that no leader waits for it when it ends. Partitions
@@ -315,7 +317,7 @@ def move_away(
     wait while another of its replicas is on a broker in `recently_heard` (brokers that have sent a
     heartbeat recently), because that replica may soon be in sync.
     """
-    view = View(state, unable=unable)
+    view = View(state, cannot_serve=cannot_serve)
     targets: list[tuple[TopicState, Target]] = []
     done = True
     for topic in state.topics.values():

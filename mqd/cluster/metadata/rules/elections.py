@@ -57,7 +57,7 @@ def elect_unclean(view: View, topic: TopicState, partition: PartitionState) -> P
 
 
 def _is_unserved(view: View, topic: TopicState, partition: PartitionState) -> bool:
-    return partition.leader < 0 or view.unable(topic, partition, partition.leader)
+    return partition.leader < 0 or view.cannot_serve(topic, partition, partition.leader)
 
 
 def elect(view: View, kind: int, topic: TopicState, partition: PartitionState) -> PartitionChange:
