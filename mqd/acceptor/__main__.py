@@ -118,7 +118,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
     )
     metrics.watch_arena(lambda: link.arena_extents)
     certificates = Certificates(client.config)
-    metrics.certificate_ends = lambda: certificates.ends
+    metrics.certificate_expiries_s = lambda: certificates.expiries_s
     coordinators, transactions = coordinate(broker, link, client.generation)
     broker.coordinators, broker.transactions = coordinators, transactions
     link.appends = coordinators.log

@@ -24,30 +24,30 @@ _ADVICE = "replace it (mqd cert renew); the new one is loaded without a restart"
 log = logging.get("acceptor.certificates")
 
 
-def ends_of(pem: bytes) -> datetime.datetime:
+def expiry_of(pem: bytes) -> datetime.datetime:
     """The earliest expiry among the certificates of a chain. Raises ValueError."""
     from cryptography import x509
 
     return min(one.not_valid_after_utc for one in x509.load_pem_x509_certificates(pem))
 
 
-def stage(ends: datetime.datetime, now: datetime.datetime) -> int | None:
-    """Which warning is due. Before the expiry: the smallest of WARN_DAYS that is not less than the
+def due_warning(expiry: datetime.datetime, now: datetime.datetime) -> int | None:
+    """The warning that is due. Before the expiry: the smallest of WARN_DAYS that is not less than the
     days left, or None if it is too early to warn. After the expiry: -1 on the first day, then one
     less each day.
     """
-    if ends <= now:
-        return -1 - (now - ends) // _DAY
-    return next((days for days in reversed(WARN_DAYS) if ends - now <= days * _DAY), None)
+    if expiry <= now:
+        return -1 - (now - expiry) // _DAY
+    return next((days for days in reversed(WARN_DAYS) if expiry - now <= days * _DAY), None)
 
 
 class Certificates:
-    """`ends`: the expiry by listener, in seconds since 1970; the key "hosts" stands for the
+    """`expiries_s`: the expiry by listener, in seconds since 1970; the key "hosts" stands for the
     certificate between hosts. The dictionary is replaced, never modified.
     """
 
     def __init__(self, config: Mapping[str, str]) -> None:
-        self.ends: dict[str, float] = {}
+        self.expiries_s: dict[str, float] = {}
         self._seen: list[tuple[int, int, int]] = []
         self._found: dict[str, datetime.datetime] = {}
         self._warned: dict[str, tuple[datetime.datetime, int]] = {}
@@ -74,26 +74,26 @@ class Certificates:
         if seen != self._seen or not self._found:
             self._seen = seen
             self._read()
-        for name, ends in self._found.items():
-            due = stage(ends, now)
-            if due is not None and self._warned.get(name) != (ends, due):
-                self._warned[name] = ends, due
-                self._warn(name, ends, (ends - now) // _DAY)
+        for name, expiry in self._found.items():
+            due = due_warning(expiry, now)
+            if due is not None and self._warned.get(name) != (expiry, due):
+                self._warned[name] = expiry, due
+                self._warn(name, expiry, (expiry - now) // _DAY)
 
     def _read(self) -> None:
         for name, chains in self._sources.items():
             try:
-                self._found[name] = min(map(ends_of, chains()))
+                self._found[name] = min(map(expiry_of, chains()))
             except (ConfigError, OSError, ValueError):
                 continue  # the listener fails to load it too, and logs that
-        self.ends = {name: ends.timestamp() for name, ends in self._found.items()}
+        self.expiries_s = {name: expiry.timestamp() for name, expiry in self._found.items()}
 
-    def _warn(self, name: str, ends: datetime.datetime, days: int) -> None:
+    def _warn(self, name: str, expiry: datetime.datetime, days: int) -> None:
         which, peers = ("between hosts", "other hosts") if name == "hosts" else (f"of listener {name}", "clients")
         if days < 0:
-            log.error(f"the certificate {which} has expired: {peers} refuse it; {_ADVICE}", ended=f"{ends:%Y-%m-%d}")
+            log.error(f"the certificate {which} has expired: {peers} refuse it; {_ADVICE}", ended=f"{expiry:%Y-%m-%d}")
         else:
-            log.warning(f"the certificate {which} expires soon; {_ADVICE}", ends=f"{ends:%Y-%m-%d}", days_left=days)
+            log.warning(f"the certificate {which} expires soon; {_ADVICE}", ends=f"{expiry:%Y-%m-%d}", days_left=days)
 
 
 def _chains(config: Mapping[str, str], listener: listeners.Listener) -> list[bytes]:

@@ -61,7 +61,7 @@ def _fail(response: Any, request: object, version: int, failure: Failure) -> boo
         has_error = True
     for field in fields.values():
         if getattr(response, field.name) is None and version not in field.nullable and not field.is_tagged(version):
-            setattr(response, field.name, _empty(response, field))
+            setattr(response, field.name, _non_null_default(response, field))
     if "error_message" in fields:
         response.error_message = failure.message
     for field in fields.values():
@@ -72,7 +72,7 @@ def _fail(response: Any, request: object, version: int, failure: Failure) -> boo
     return has_error
 
 
-def _empty(response: object, field: Field) -> object:
+def _non_null_default(response: object, field: Field) -> object:
     """The value to use instead of null, where the version does not permit null."""
     if field.struct is not None and not field.is_array:
         return _class_of(response, field)()

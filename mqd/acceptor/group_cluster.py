@@ -113,7 +113,7 @@ class BrokerCluster:
 
     def settings(self, group_id: str) -> ConsumerSettings:
         if time.monotonic() - self._counted_s > COUNT_INTERVAL_S:
-            self._adapt()
+            self._adapt_heartbeat_interval()
         return self._effective(group_id).consumer
 
     def share_settings(self, group_id: str) -> ShareSettings:
@@ -138,7 +138,7 @@ class BrokerCluster:
             known = self._overrides[group_id] = (config, self._defaults, effective)
         return known[2]
 
-    def _adapt(self) -> None:
+    def _adapt_heartbeat_interval(self) -> None:
         """Shortens the heartbeat interval while there are few members, so that all together send at
         most a thousand heartbeats per second.
         """

@@ -30,7 +30,7 @@ class Handoff:
         self._handed = [0] * len(sockets)  # since _handed_s: `load` may not include them yet
         self._handed_s = 0.0
 
-    def _order(self) -> list[int]:
+    def _least_loaded_first(self) -> list[int]:
         """Workers that are not running come last: the keeper holds their sockets."""
         now = time.monotonic()
         if now - self._handed_s > PENDING_FORGET_S:
@@ -45,7 +45,7 @@ class Handoff:
         """True: a worker has the connection, and this process's copy is closed. False: no worker has
         room. Raises OSError for other failures, such as when the descriptor is not a socket.
         """
-        for worker in self._order():
+        for worker in self._least_loaded_first():
             try:
                 socket.send_fds(
                     self.sockets[worker], [message], [connection.fileno()], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL

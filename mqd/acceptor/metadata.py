@@ -182,8 +182,8 @@ class Metadata:
         elif 0 <= new.partition_count < max(old.partition_count, len(old.partitions)):
             self._note_gone(old.name, new.partition_count)
 
-    def _steps_of(self, image: messages.Image) -> dict[bytes, list[tuple[int, int]]]:
-        """_known_from, with the topics and partitions that the image adds."""
+    def _known_from_with(self, image: messages.Image) -> dict[bytes, list[tuple[int, int]]]:
+        """Returns _known_from with the topics and partitions that the image adds."""
         found = {}
         for topic in image.topics:
             old = self.by_id(topic.topic_id)
@@ -212,7 +212,7 @@ class Metadata:
             self._note_led_elsewhere(before, topic.partitions)
             if before.topic_id == topic.topic_id:
                 self._note_elections(before, topic.partitions)
-        self._known_from = self._steps_of(image) if self.version >= 0 else {}
+        self._known_from = self._known_from_with(image) if self.version >= 0 else {}
         self.cluster_id, self.controller_id = image.cluster_id, image.controller_id
         self.brokers = {broker.node_id: broker for broker in image.brokers}
         self.topics = published

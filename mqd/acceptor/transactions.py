@@ -1,7 +1,7 @@
 """Assembles the transaction coordinator of this broker: cores, markers, the responses to CHECK, and
 producer ids for cores that need one.
 
-Handlers use `context.broker.transactions`; it is None if there is no link to write through.
+Handlers use `context.broker.transactions`; it is None if there is no Link to the workers.
 """
 
 import asyncio
@@ -232,7 +232,9 @@ class TransactionService:
 
 
 def coordinate(broker: BrokerState, owners: Owners, generation: int) -> tuple[Coordinators, TransactionService]:
-    """Creates both coordinators of this broker; they are not started yet."""
+    """Creates the coordinators of this broker and their transaction service; they are not started
+    yet.
+    """
     service = TransactionService(broker, owners)
     coordinators = Coordinators(broker, owners, generation, service.cores, service.carry_out)
     assert coordinators.transactions is not None

@@ -69,7 +69,7 @@ class Observer:
         self.run_dir = run_dir
         self.requests: dict[str, Requests] = {}
         self.arena_extents: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        self.certificate_ends: Callable[[], dict[str, float]] = dict
+        self.certificate_expiries_s: Callable[[], dict[str, float]] = dict
         self.shows_partitions = True
         self._page: Page | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -267,8 +267,8 @@ class Metrics:
             "When the certificate of a listener, or the one used between hosts, expires: seconds since 1970",
             labels=["listener"],
         )
-        for name, ends_s in self._observer.certificate_ends().items():
-            found.add_metric([name], ends_s)
+        for name, expiry_s in self._observer.certificate_expiries_s().items():
+            found.add_metric([name], expiry_s)
         return found
 
     def _workers(self) -> Iterator[Any]:

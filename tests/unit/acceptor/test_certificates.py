@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from mqd.acceptor import certificates
-from mqd.acceptor.certificates import Certificates, stage
+from mqd.acceptor.certificates import Certificates, due_warning
 from mqd.base.config import load_broker
 from tests.certificates import Authority
 
@@ -35,7 +35,7 @@ SECOND = datetime.timedelta(seconds=1)
     ],
 )
 def test_the_stages(left: datetime.timedelta, due: int | None) -> None:
-    assert stage(NOW + left, NOW) == due
+    assert due_warning(NOW + left, NOW) == due
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_each_stage_is_logged_once_and_a_new_certificate_ends_it(tmp_path: Path,
     watched.check(now + SECOND)
     assert [level for level, _ in logged] == ["warning", "warning"]
     assert "of listener SSL expires soon" in logged[0][1] and "of listener METRICS" in logged[1][1]
-    assert watched.ends["METRICS"] == pytest.approx((now + 3 * DAY).timestamp(), abs=60)
+    assert watched.expiries_s["METRICS"] == pytest.approx((now + 3 * DAY).timestamp(), abs=60)
     logged.clear()
     watched.check(now + 3 * DAY)
     assert [level for level, _ in logged] == ["warning", "error"]
@@ -80,10 +80,10 @@ def test_each_stage_is_logged_once_and_a_new_certificate_ends_it(tmp_path: Path,
     (tmp_path / "metrics.p12").write_bytes(b"nonsense")
     watched.check(now)
     assert [level for level, _ in logged] == ["warning", "warning"]  # another certificate; the certificate in use
-    assert set(watched.ends) == {"SSL", "METRICS"}
+    assert set(watched.expiries_s) == {"SSL", "METRICS"}
 
 
 def test_a_broker_without_tls_has_nothing_to_watch() -> None:
     watched = Certificates(load_broker(None, {}, {}))
     watched.check(NOW)
-    assert watched.ends == {}
+    assert watched.expiries_s == {}

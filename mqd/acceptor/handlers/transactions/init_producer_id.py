@@ -4,7 +4,7 @@ without a transactional id and for transactional ones with it.
 With a tagged field of our own (9100) it enlists a child of a joint transaction, or is the heartbeat
 of such a child (mqd/coordinator/transaction/joint.py).
 
-If transactional ids are not coordinated here (there is no link to write through), the response is
+If transactional ids are not coordinated here (there is no Link to the workers), the response is
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the only code that every client immediately treats as fatal.
 """
 
