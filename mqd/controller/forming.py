@@ -35,7 +35,7 @@ class ClusterFormation:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
-    async def run(self) -> formation.Found | formation.Join:
+    async def run(self) -> formation.CreateCluster | formation.Join:
         self._handle(formation.Start())
         logged, loop = "", asyncio.get_running_loop()
         report_at = loop.time() + LOG_INTERVAL_S

@@ -87,7 +87,7 @@ class Membership:
 
     # -- joining a cluster ------------------------------------------------------------------------
 
-    async def form(self, lost_cluster_id: str) -> formation.Found | formation.Join:
+    async def form(self, lost_cluster_id: str) -> formation.CreateCluster | formation.Join:
         """Waits until the seeds' responses allow a decision. Called only if there are seeds."""
         assert self._peers is not None
         self._forming = ClusterFormation(

@@ -129,7 +129,7 @@ class RespondToQuery(msgspec.Struct, frozen=True):
     response: FormationResponse
 
 
-class Found(msgspec.Struct, frozen=True):
+class CreateCluster(msgspec.Struct, frozen=True):
     """Become a voter of a new cluster; each of `voters` gets the same effect."""
 
     cluster_id: str
@@ -156,7 +156,7 @@ class Wait(msgspec.Struct, frozen=True):
     advice: str = ""
 
 
-Effect = QuerySeed | RespondToQuery | Found | Join | Wait
+Effect = QuerySeed | RespondToQuery | CreateCluster | Join | Wait
 
 
 def normalise(seed: str) -> str:
@@ -202,7 +202,7 @@ class FormationCore:
         self.seeds = tuple(sorted({normalise(seed) for seed in seeds}))
         if len(self.seeds) > SEED_COUNT_MAX:
             raise ValueError(f"cluster.seeds has {len(self.seeds)} seeds; at most {SEED_COUNT_MAX} are possible")
-        self.decided: Found | Join | None = None
+        self.decided: CreateCluster | Join | None = None
         self._states = {seed: _Seed() for seed in self.seeds}
         self._query_count = 0
         self._logged: tuple[str, ...] | None = None
@@ -305,9 +305,9 @@ class FormationCore:
 
     # -- deciding ----------------------------------------------------------------------------------
 
-    def _decide(self) -> Found | Join | None:
+    def _decide(self) -> CreateCluster | Join | None:
         if not self.seeds and not self._lost:
-            return Found(set_digest([self.own]), (self.own,))
+            return CreateCluster(set_digest([self.own]), (self.own,))
         from_members = [
             state.response
             for state in self._states.values()
@@ -321,7 +321,7 @@ class FormationCore:
         digest = set_digest(seen)
         if any(state.response is None or state.response.sees != digest for state in self._states.values()):
             return None
-        return Found(digest, tuple(sorted(seen)))
+        return CreateCluster(digest, tuple(sorted(seen)))
 
     def _join(self, responses: list[FormationResponse]) -> Join | None:
         if len({response.cluster_id for response in responses}) > 1:

@@ -138,7 +138,7 @@ class ActiveController(Maintenance):
         if not broker.fenced:
             self.sessions.on_heartbeat(node, now_ms)
         if message.want_shutdown:
-            records = self._shutting_down(state, node, now_ms)
+            records = self._advance_shutdown(state, node, now_ms)
         elif broker.in_controlled_shutdown and newest:
             records = self._cancel_shutdown(state, node)
         elif (
@@ -148,7 +148,7 @@ class ActiveController(Maintenance):
         ):
             records = self._unfence(state, node, now_ms)
         elif message.directories:
-            records = self._directories_changed(state, message)
+            records = self._record_directories(state, message)
         known = committed.brokers.get(node)
         fenced = known is None or known.epoch != message.broker_epoch or known.fenced
         pending = committed.version <= self._fencing.get(node, -1)
@@ -169,7 +169,7 @@ class ActiveController(Maintenance):
             self.epoch, message.node_id, message.broker_epoch, message.sent_ms, lease_ms, fenced, should_shutdown, error
         )
 
-    def _directories_changed(self, state: MetadataState, message: peer.Heartbeat) -> list[Record]:
+    def _record_directories(self, state: MetadataState, message: peer.Heartbeat) -> list[Record]:
         broker = state.brokers[message.node_id]
         paths = {
             **broker.directories,
@@ -190,7 +190,7 @@ class ActiveController(Maintenance):
         self._next_upkeep_ms = min(self._next_upkeep_ms, now_ms)
         return broker_rules.unfence(state, node, self._unable_to_lead_predicate(state))
 
-    def _shutting_down(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
+    def _advance_shutdown(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
         """R15, step by step: the broker gets no new leaderships; its leaderships move to other hosts and it
         leaves all in-sync sets; all brokers apply this; it is fenced; the next response lets it end.
         """
@@ -230,7 +230,7 @@ class ActiveController(Maintenance):
         self._shutdowns.pop(node, None)
         return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=False)]
 
-    def proof_of_death(self, state: MetadataState, message: peer.ProofOfDeath, now_ms: int) -> list[Record]:
+    def on_proof_of_death(self, state: MetadataState, message: peer.ProofOfDeath, now_ms: int) -> list[Record]:
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.fenced or not self._matches_session(message, broker):
             return []
@@ -251,7 +251,7 @@ class ActiveController(Maintenance):
             message.led and message.controller_epoch == self._previous_epoch
         )
 
-    def workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
+    def on_workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
         """Skips partitions that have changed in the meantime. If enough other replicas of a partition are
         in sync, the replica of the dead process leaves the in-sync set, so that another replica leads or
         the leader stops waiting; the next process has the replica's files and catches up quickly.
@@ -291,13 +291,13 @@ class ActiveController(Maintenance):
                 continue
             yield topic, target
 
-    def replica_placed(self, state: MetadataState, message: peer.ReplicaPlaced) -> list[Record]:
+    def on_replica_placed(self, state: MetadataState, message: peer.ReplicaPlaced) -> list[Record]:
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
         return move_completed(state, message.topic_id, message.index, message.node_id, message.directory)
 
-    def replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed, now_ms: int) -> list[Record]:
+    def on_replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed, now_ms: int) -> list[Record]:
         """Moves leaderships away from replicas that cannot serve. `_unable_to_lead` prevents two such
         replicas from passing a leadership back and forth.
         """
@@ -351,7 +351,7 @@ class ActiveController(Maintenance):
 
     # -- retirement --------------------------------------------------------------------------------
 
-    def partitions_emptied(self, state: MetadataState, message: peer.PartitionsEmptied) -> list[Record]:
+    def on_partitions_emptied(self, state: MetadataState, message: peer.PartitionsEmptied) -> list[Record]:
         records: list[Record] = []
         view = self.view(state)
         touched: dict[bytes, None] = {}

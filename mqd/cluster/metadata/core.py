@@ -343,15 +343,15 @@ class MetadataCore(LogTail):
             case broker_messages.ChangeForwarded():
                 return self._on_change_forwarded(active, event.node_id, message)
             case broker_messages.ProofOfDeath():
-                return self._persist(active.proof_of_death(self.tail, message, now_ms))
+                return self._persist(active.on_proof_of_death(self.tail, message, now_ms))
             case broker_messages.WorkersDied():
-                return self._persist(active.workers_died(self.tail, message))
+                return self._persist(active.on_workers_died(self.tail, message))
             case broker_messages.ReplicaPlaced():
-                return self._persist(active.replica_placed(self.tail, message))
+                return self._persist(active.on_replica_placed(self.tail, message))
             case broker_messages.ReplicasFailed():
-                return self._persist(active.replicas_failed(self.tail, message, now_ms))
+                return self._persist(active.on_replicas_failed(self.tail, message, now_ms))
             case broker_messages.PartitionsEmptied():
-                return self._persist(active.partitions_emptied(self.tail, message))
+                return self._persist(active.on_partitions_emptied(self.tail, message))
         return []
 
     def _respond_to_peer(

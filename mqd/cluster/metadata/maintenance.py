@@ -227,7 +227,7 @@ class Maintenance:
             or election_rules.elect_unclean_leaders(view, self._options.unclean_elections)
         )
 
-    def _leaving(self, state: MetadataState, now_ms: int) -> list[int]:
+    def _leaving_nodes(self, state: MetadataState, now_ms: int) -> list[int]:
         """Hosts that have been lost for replication_delay_ms, or are drained."""
         delay_ms = self._options.replication_delay_ms
         lost = [
@@ -238,7 +238,7 @@ class Maintenance:
         return sorted({*lost, *(node for node, broker in state.brokers.items() if broker.draining)})
 
     def _replace_replicas(self, state: MetadataState, now_ms: int) -> list[Record]:
-        nodes = self._leaving(state, now_ms)
+        nodes = self._leaving_nodes(state, now_ms)
         return (
             group_changes(
                 reassign_rules.replacements(

@@ -285,9 +285,9 @@ def test_a_proof_of_death_that_comes_after_the_host_is_back() -> None:
     active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True)
     _, response = active.heartbeat(state, state, heartbeat(50), 50, True)
     assert response.lease_ms > 0
-    assert active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER, 50), 60) == []
-    assert active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER - 1, 70), 70) == []
-    assert active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER, 70), 70)
+    assert active.on_proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER, 50), 60) == []
+    assert active.on_proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER - 1, 70), 70) == []
+    assert active.on_proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER, 70), 70)
 
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["proof"])], ids=["kept", "off"])
@@ -299,7 +299,7 @@ def test_a_proof_about_an_earlier_incarnation(off: frozenset[str]) -> None:
     state = cluster(in_sync=(0, 1, 2), epochs=(10, 40, 12))
     active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True)
     active.heartbeat(state, state, heartbeat(5, epoch=40), 50, True)
-    assert bool(active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER, 9_000), 60)) == bool(off), (
+    assert bool(active.on_proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER, 9_000), 60)) == bool(off), (
         "the dead fence the living"
     )
 
@@ -314,7 +314,7 @@ def test_a_proof_sent_to_another_controller(off: frozenset[str]) -> None:
 
     def fences(epoch: int, led: bool) -> bool:
         active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True, previous_epoch=CONTROLLER - 2)
-        return bool(active.proof_of_death(state, peer.ProofOfDeath(1, 11, epoch, 70, led), 80))
+        return bool(active.on_proof_of_death(state, peer.ProofOfDeath(1, 11, epoch, 70, led), 80))
 
     assert fences(CONTROLLER, False) and fences(CONTROLLER - 2, True), "a majority has no use for the session's end"
     assert fences(CONTROLLER - 2, False) == fences(CONTROLLER - 3, True) == fences(CONTROLLER - 1, True) == bool(off)
@@ -324,7 +324,7 @@ def test_a_proof_that_the_controller_died_with_its_broker_which_is_back() -> Non
     state = cluster(in_sync=(0, 1, 2))
     active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True, previous_epoch=CONTROLLER - 1)
     active.heartbeat(state, state, heartbeat(71), 90, True)
-    assert active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER - 1, 70, True), 95) == []
+    assert active.on_proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER - 1, 70, True), 95) == []
 
 
 def test_the_keeper_of_the_former_leader_notifies_the_elected_one() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from mqd.cluster.membership import formation
 from mqd.cluster.membership.formation import (
+    CreateCluster,
     FormationCore,
-    Found,
     Join,
     Member,
     QueryReceived,
@@ -28,7 +28,7 @@ class Host:
         self.node_id, self.seed = node_id, seed
         self.own = Member(node_id, directory, *formation.split(seed))
         self.core = FormationCore(self.own, seeds)
-        self.decision: Found | Join | None = None
+        self.decision: CreateCluster | Join | None = None
         self.waiting: tuple[str, ...] = ()
 
 
@@ -41,7 +41,7 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.flights: list[tuple] = []  # ("ask", from host, seed, ask) or ("answer", host, seed, answer)
         self.now_ms = 0
-        self.decided: list[tuple[Member, Found | Join]] = []
+        self.decided: list[tuple[Member, CreateCluster | Join]] = []
 
     def start(self, node_id: int, address: str, directory: str, seeds: list[str] | None = None) -> Host:
         host = self.hosts[address] = Host(node_id, address, directory, self.seeds if seeds is None else seeds)
@@ -53,7 +53,7 @@ class World:
             match effect:
                 case QuerySeed():
                     self.flights.append(("ask", host, effect.seed, effect.query))
-                case Found() | Join():
+                case CreateCluster() | Join():
                     host.decision = effect
                     self.decided.append((host.own, effect))
                 case Wait():
@@ -90,7 +90,7 @@ def three(world: World) -> list[Host]:
 def test_alone_without_seeds():
     world = World([])
     host = world.start(1, "a:1", "directory-1")
-    assert isinstance(host.decision, Found) and host.decision.voters == (host.own,)
+    assert isinstance(host.decision, CreateCluster) and host.decision.voters == (host.own,)
 
 
 def test_three_empty_seeds_found_the_same_cluster():
@@ -100,7 +100,7 @@ def test_three_empty_seeds_found_the_same_cluster():
     decisions = [host.decision for host in hosts]
     assert len({decision.cluster_id for decision in decisions}) == 1
     assert all(decision.voters == tuple(sorted(host.own for host in hosts)) for decision in decisions)
-    assert sum(isinstance(decision, Found) for decision in decisions) >= 1
+    assert sum(isinstance(decision, CreateCluster) for decision in decisions) >= 1
     assert all(decision.voter for decision in decisions if isinstance(decision, Join))
 
 

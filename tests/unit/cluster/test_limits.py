@@ -121,7 +121,7 @@ def test_leadership_does_not_alternate_between_two_failed_replicas() -> None:
 
     def fails(node: int, now_ms: int) -> int:
         """The leader afterwards."""
-        for record in active.replicas_failed(
+        for record in active.on_replicas_failed(
             state, broker_messages.ReplicasFailed(node, node * 10, [(TOPIC, 0)]), now_ms
         ):
             state.apply(record)

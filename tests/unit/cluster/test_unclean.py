@@ -72,7 +72,7 @@ class Controller:
 
     def fails(self, node: int) -> None:
         self.apply(
-            self.active.replicas_failed(
+            self.active.on_replicas_failed(
                 self.state, broker_messages.ReplicasFailed(node, node * 10, [(TOPIC, 0)]), self.now_ms
             )
         )
@@ -190,13 +190,13 @@ def test_a_dead_worker_stays_leader_where_no_other_can_serve() -> None:
     one = Controller(in_sync_replicas=(1, 2))
     one.reports(2, d2=False)
     died = broker_messages.WorkersDied(1, 10, [(TOPIC, 0, one.partition.leader_epoch)], [])
-    one.apply(one.active.workers_died(one.state, died))
+    one.apply(one.active.on_workers_died(one.state, died))
     assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.leader_epoch) == (1, (1, 2), 6), (
         "in a new epoch"
     )
     one.reports(2, d2=True)
     died = broker_messages.WorkersDied(1, 10, [(TOPIC, 0, one.partition.leader_epoch)], [])
-    one.apply(one.active.workers_died(one.state, died))
+    one.apply(one.active.on_workers_died(one.state, died))
     assert (one.partition.leader, one.partition.in_sync_replicas) == (2, (2,))
 
 
@@ -250,7 +250,7 @@ def test_a_single_host_stays_leader() -> None:
     """No other host has its records; and it serves again as soon as it can."""
     state = topic(cluster(1), (1,))
     active = ActiveController(1, state, OPTIONS, 0, False)
-    assert active.replicas_failed(state, broker_messages.ReplicasFailed(1, 10, [(TOPIC, 0)]), 0) == []
+    assert active.on_replicas_failed(state, broker_messages.ReplicasFailed(1, 10, [(TOPIC, 0)]), 0) == []
 
 
 def test_two_failed_in_sync_replicas_both_stay_eligible() -> None:

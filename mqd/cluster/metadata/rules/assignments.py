@@ -138,7 +138,7 @@ def spread(state: MetadataState, count: int, factor: int, place: Placement, inte
 def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: Placement, internal: bool) -> None:
     """Checks that the hosts have room, before a list of the requested length is made."""
     most = limits(state, nodes, internal, place.partition_count_max)
-    room = sum(max(0, most[node] - held) for node, held in _held(state, nodes).items())
+    room = sum(max(0, most[node] - held) for node, held in _replica_counts(state, nodes).items())
     if count > room:
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
@@ -152,7 +152,7 @@ def _no_room(who: str, room: int, limit: int, requested: int) -> str:
     return f"{who} room for {room} more partition(s) (of {limit}), {requested} were requested; delete topics first."
 
 
-def _held(state: MetadataState, nodes: Sequence[int]) -> dict[int, int]:
+def _replica_counts(state: MetadataState, nodes: Sequence[int]) -> dict[int, int]:
     held = dict.fromkeys(nodes, 0)
     for (node, _), count in state.partition_counts.items():
         if node in held:
@@ -177,7 +177,7 @@ def place_partitions(
         for node in replicas:
             added[node] = added.get(node, 0) + 1
     most = limits(state, list(added), internal, place.partition_count_max)
-    for node, held in _held(state, list(added)).items():
+    for node, held in _replica_counts(state, list(added)).items():
         if held + added[node] > most[node]:
             who = "This host has" if node == place.node_id else f"Broker {node} has"
             raise Refusal(

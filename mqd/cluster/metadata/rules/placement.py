@@ -168,7 +168,7 @@ class Directories:
         `directory_id` "": whether this is true of all directories of the host.
         """
         reported = self._reported.get(node, ())
-        floor = self._floor(node)
+        floor = self._free_bytes_min(node)
         return bool(reported) and not any(
             entry.usable and entry.free_bytes >= floor for entry in reported if directory_id in ("", entry.directory_id)
         )
@@ -186,7 +186,7 @@ class Directories:
     def full_hosts(self, nodes: Sequence[int]) -> frozenset[int]:
         return frozenset(node for node in nodes if self.is_full(node, ""))
 
-    def _floor(self, node: int) -> int:
+    def _free_bytes_min(self, node: int) -> int:
         """The number of free bytes below which the host refuses records, or soon will. Uses the reserve
         in the metadata log, because the host's configuration file is not known here.
         """
