@@ -156,17 +156,17 @@ class Versions:
     def supported_range(self, node: int, name: str) -> tuple[int, int]:
         return self.supported[node].get(name, (0, 0))
 
-    def raised(self) -> dict[str, int]:
+    def levels_to_raise(self) -> dict[str, int]:
         """The features that an upgrade would raise, with the new levels."""
         return {name: level for name, level in self.newest.items() if level > self.in_force.get(name, 0)}
 
-    def behind(self) -> list[str]:
-        """Why raised() is not possible yet: a line for each host that does not support a level."""
+    def obstacles(self) -> list[str]:
+        """Why the levels cannot be raised yet: a line for each host that does not support a level."""
         found = []
         for node in self.supported:
             lacking = [
                 "{} {} (it supports {} to {})".format(name, level, *self.supported_range(node, name))
-                for name, level in self.raised().items()
+                for name, level in self.levels_to_raise().items()
                 if self.supported_range(node, name)[1] < level
             ]
             if lacking:

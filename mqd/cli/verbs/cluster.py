@@ -13,8 +13,8 @@ from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
 _DESCRIBE_CONFIGS, _UPDATE_FEATURES, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 32, 57, 64, 80, 81
 _TIMEOUT_MS = 30_000
-_OPENS_LISTENERS = ("cluster.seeds", "controller.listener", "inter.broker.listener")
-_CLOSED = (
+_LISTENER_PROPERTIES = ("cluster.seeds", "controller.listener", "inter.broker.listener")
+_CLOSED_TEXT = (
     'no other host can join, because this one was started without --cluster-seeds: see "One host grows to three" in'
     " docs/operations.md"
 )
@@ -41,7 +41,7 @@ def _is_closed(settings: Settings, nodes: list[int]) -> bool:
     from mqd.protocol.messages import DescribeConfigsRequest
 
     resource = DescribeConfigsRequest.Resource(
-        resource_type=RESOURCE_BROKER, resource_name=str(nodes[0]), configuration_keys=list(_OPENS_LISTENERS)
+        resource_type=RESOURCE_BROKER, resource_name=str(nodes[0]), configuration_keys=list(_LISTENER_PROPERTIES)
     )
     with Broker(settings.bootstrap) as broker:
         (found,) = broker.request(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
@@ -128,17 +128,19 @@ def status(settings: Settings, wait_s: float | None) -> None:
         f"active controller: node {state.quorum.leader_id}, epoch {state.quorum.leader_epoch}, metadata up to offset"
         f" {state.quorum.high_watermark}"
     )
-    click.echo(f"voters: {_nodes(state.voters)}{voter_status.text()}")
-    click.echo(f"brokers in service: {_nodes(in_service)}" + (f"; fenced: {_nodes(fenced)}" if fenced else ""))
+    click.echo(f"voters: {_nodes_text(state.voters)}{voter_status.text()}")
+    click.echo(
+        f"brokers in service: {_nodes_text(in_service)}" + (f"; fenced: {_nodes_text(fenced)}" if fenced else "")
+    )
     if _is_closed(settings, in_service + fenced):
-        click.echo(_CLOSED)
+        click.echo(_CLOSED_TEXT)
     for line in partitions.lines():
         click.echo(line)
     for one in not_served:
         click.echo(f"  {one.text()}")
 
 
-def _nodes(nodes: list[int]) -> str:
+def _nodes_text(nodes: list[int]) -> str:
     return ", ".join(map(str, nodes)) or "none"
 
 
@@ -222,7 +224,7 @@ def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
     state = ClusterState(settings)
     known = [one for one in state.replicas() if one["node"] == node]
     if not known and _is_closed(settings, [one.broker_id for one in state.brokers]):
-        raise CliError(f"the quorum does not know node {node}; {_CLOSED}")
+        raise CliError(f"the quorum does not know node {node}; {_CLOSED_TEXT}")
     if not known:
         raise CliError(f"the quorum does not know node {node}; mqd cluster controller shows which nodes it knows")
     if len(known) > 1:
@@ -248,7 +250,7 @@ def add_voter(settings: Settings, node: int, directory: str | None) -> None:
             _ADD_VOTER, AddRaftVoterRequest(timeout_ms=_TIMEOUT_MS, voter_id=node, voter_directory_id=found)
         )
     check(f"node {node}", response.error_code, response.error_message)
-    _done(settings, f"node {node} is a voter")
+    _emit_voters(settings, f"node {node} is a voter")
 
 
 @command.command("remove-voter")
@@ -271,7 +273,7 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
     with Broker(settings.bootstrap) as broker:
         response = broker.request(_REMOVE_VOTER, RemoveRaftVoterRequest(voter_id=node, voter_directory_id=found))
     check(f"node {node}", response.error_code, response.error_message)
-    _done(settings, f"node {node} is not a voter any more")
+    _emit_voters(settings, f"node {node} is not a voter any more")
 
 
 # -- replicas --------------------------------------------------------------------------------------
@@ -382,7 +384,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
         click.echo(f"a plan has {BALANCE_MOVES_MAX} moves at most; when it is done, the controller makes the next plan")
 
 
-def _done(settings: Settings, text: str) -> None:
+def _emit_voters(settings: Settings, text: str) -> None:
     if settings.json:
         emit_json({"voters": ClusterState(settings).voters})
     else:
@@ -406,12 +408,12 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
     from mqd.protocol.messages import UpdateFeaturesRequest
 
     versions = Versions(settings)
-    raised = versions.raised()
+    raised = versions.levels_to_raise()
     if not settings.json:
         emit_table(("FEATURE", "IN FORCE", *(f"NODE {node}" for node in versions.supported)), versions.table())
-    if versions.behind():
+    if versions.obstacles():
         raise CliError(
-            f"{'; '.join(versions.behind())}. Upgrade first, then try again; to remove a host that is lost forever:"
+            f"{'; '.join(versions.obstacles())}. Upgrade first, then try again; to remove a host that is lost forever:"
             " mqd cluster forget"
         )
     if raised:
@@ -486,7 +488,7 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
     click.echo(
         f"node {known.node_id} is the only voter now, in generation {done.generation}, with the metadata up to offset"
         f" {done.offset} (known to be committed: {done.known_committed}); voters were"
-        f" {_nodes(list(done.voters_before))}. Start it; empty the data directories of the others before they come"
+        f" {_nodes_text(list(done.voters_before))}. Start it; empty the data directories of the others before they come"
         " back."
     )
 
