@@ -305,13 +305,13 @@ class Peers:
 
     def _log_refusal(self, side: handshake.Responder, writer: asyncio.StreamWriter, reason: str) -> None:
         """Logs a refusal; for an authenticated host only once for each reason."""
-        if not self._refused_hosts.is_new(side.proven, reason):
+        if not self._refused_hosts.is_new(side.proven_node_id, reason):
             return
         name = writer.get_extra_info("peername")
         log.warning(
             "a connection to the controller's listener was refused",
             address=f"{name[0]}:{name[1]}" if name else "?",
-            node=side.proven if side.proven is not None else "unproven",
+            node=side.proven_node_id if side.proven_node_id is not None else "unproven",
             reason=reason,
         )
 

@@ -163,10 +163,10 @@ class InterbrokerServer:
             set_options(connection)
             await authenticate(side, connection)
             if not side.done:
-                if side.refused is not None and self._refused_hosts.is_new(side.proven, side.refused.message):
+                if side.refused is not None and self._refused_hosts.is_new(side.proven_node_id, side.refused.message):
                     log.info(
                         "another host's connection is refused",
-                        node=side.proven,
+                        node=side.proven_node_id,
                         address=address[0],
                         reason=side.refused.message,
                     )
@@ -183,10 +183,10 @@ class InterbrokerServer:
             in_handshake = False
             await self._respond_all(channel, hello.identity.node_id)
         except HandshakeFailed as error:
-            if self._refused_hosts.is_new(side.proven, str(error)):
+            if self._refused_hosts.is_new(side.proven_node_id, str(error)):
                 log.warning(
                     "a connection to the listener between hosts is closed",
-                    node=side.proven if side.proven is not None else "unproven",
+                    node=side.proven_node_id if side.proven_node_id is not None else "unproven",
                     address=address[0],
                     reason=str(error),
                 )

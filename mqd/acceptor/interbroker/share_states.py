@@ -229,7 +229,7 @@ class ShareStates:
             for topic_id, starts in effect.offsets.items()
         ]
         response = await self.respond(message(group_id=name, topics=topics))
-        self._changed(name, effect.token, response, leader_epoch)
+        self._post_outcome(name, effect.token, response, leader_epoch)
 
     async def _delete(self, name: str, effect: DeleteStates, leader_epoch: int) -> None:
         message = DeleteShareGroupStateRequest
@@ -238,9 +238,9 @@ class ShareStates:
             for topic_id, indexes in effect.partitions.items()
         ]
         response = await self.respond(message(group_id=name, topics=topics))
-        self._changed(name, effect.token, response, leader_epoch)
+        self._post_outcome(name, effect.token, response, leader_epoch)
 
-    def _changed(self, name: str, token: int, response: Any, leader_epoch: int) -> None:
+    def _post_outcome(self, name: str, token: int, response: Any, leader_epoch: int) -> None:
         errors = {
             (topic.topic_id, one.partition): one.error_code
             for topic in response.results

@@ -219,8 +219,8 @@ async def ongoing_elsewhere(broker: BrokerState, peers: Peers, producer_id: int)
 
 
 async def abort_elsewhere(peers: Peers, found: RemoteTransaction, producer_id: int, epoch_max: int) -> int:
-    """Has the coordinator on that host abort the ongoing transaction of this producer everywhere
-    and fence the producer, if its epoch is not above `epoch_max`. Returns an error code, once the
+    """Asks the coordinator on that host to abort the ongoing transaction of this producer everywhere
+    and to fence the producer, if its epoch is not above `epoch_max`. Returns an error code, once the
     markers are written.
     """
     request = EndTxnRequest(

@@ -284,7 +284,7 @@ class Responder(_Side):
     Identity or a Refusal. After a refusal `refused` is set and `done` is False: send the result of
     feed(), then close.
 
-    `also`: other keys with which the initiator may authenticate while the cluster's key is being
+    `other_keys`: those with which the initiator may authenticate while the cluster's key is being
     changed. The responder's own proof then uses the key that the initiator has used.
     """
 
@@ -296,10 +296,10 @@ class Responder(_Side):
         decide: Callable[[Hello], Identity | Refusal],
         nonce: bytes,
         tls: int = TLS_OFF,
-        also: Sequence[bytes] = (),
+        other_keys: Sequence[bytes] = (),
     ) -> None:
         super().__init__(key, nonce, MAGIC)
-        self._also = also
+        self._other_keys = other_keys
         self._tls = tls
         self._decide = decide
         self._hello_bytes = b""
@@ -307,7 +307,7 @@ class Responder(_Side):
         self._challenge = _encode(_Challenge(VERSION, nonce))
         self.refused: Refusal | None = None
         self.stated: Identity | None = None  # the result of decide(), if it is an Identity
-        self.proven: int | None = None  # the initiator's node id, once its proof was accepted
+        self.proven_node_id: int | None = None  # the initiator's node id, once its proof was accepted
 
     def _on_frame(self, body: bytes) -> bytes:
         if self._hello is None:
@@ -319,11 +319,11 @@ class Responder(_Side):
             self._hello, self._hello_bytes = hello, body
             return _frame(self._challenge)
         proof = _decode(_Proof, body)
-        for key in self._also:
+        for key in self._other_keys:
             if hmac.compare_digest(proof.mac, _mac(key, b"initiator", self._hello_bytes, self._challenge)):
                 self._key = key
         self._check_proof(proof.mac, b"initiator", self._hello_bytes, self._challenge)
-        self.proven = self._hello.identity.node_id
+        self.proven_node_id = self._hello.identity.node_id
         decision = _tls_refusal(self._hello.tls, self._tls) or self._decide(self._hello)
         if isinstance(decision, Refusal):
             self.refused, self._failed = decision, True

@@ -113,7 +113,7 @@ def test_a_key_that_is_being_replaced():
     for one, mine in enumerate(steps):
         for two, theirs in enumerate(steps):
             initiator = Initiator(mine[0], "data", A, nonce(1))
-            responder = Responder(theirs[0], lambda hello: B, nonce(2), also=theirs[1:])
+            responder = Responder(theirs[0], lambda hello: B, nonce(2), other_keys=theirs[1:])
             if mine[0] in theirs:
                 run(initiator, responder)
                 assert initiator.done and responder.done
