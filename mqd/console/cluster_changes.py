@@ -11,7 +11,7 @@ from mqd.cli.cluster_view import ClusterState
 from mqd.cli.common import CliError, Settings
 from mqd.cli.kafka_request import Broker
 from mqd.cli.moves import Partition, Plan
-from mqd.cli.verbs.group import duration_text, ranges
+from mqd.cli.verbs.group import duration_text, ranges_text
 from mqd.console.changing import BadForm, Change, Form, Row, command_of, required
 
 MOVES: tuple[str, dict[str, str]] = ("/moves", {})
@@ -96,7 +96,7 @@ def _abort_by_id(settings: Settings, name: str) -> Change:
         f"Aborted the transaction of {name}.",
         ("/transaction", {"id": name}),
         ("Topic", "Partitions"),
-        [(topic, ranges(indexes)) for topic, indexes in sorted(found.partitions.items())],
+        [(topic, ranges_text(indexes)) for topic, indexes in sorted(found.partitions.items())],
         is_danger=True,
     )
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mqd.cli.common import table
 
 Partition = tuple[str, int]
-GROWS_MIN = 1  # records a second; less is noise
+LAG_GROWTH_MIN = 1  # records a second; less is noise
 ROWS_MIN = 3
 
 
@@ -158,7 +158,7 @@ def view(before: Sample, after: Sample) -> View:
         processes,
         sorted(topics, key=lambda one: (-(one.records_in_s or 0), -(one.records_read_s or 0), one.name)),
         sorted(groups, key=lambda one: (-one.lag, one.name)),
-        _slow(after, written, read),
+        _slow_partitions(after, written, read),
         {name: sum(written.get(partition, 0.0) for partition in group.offsets) for name, group in after.groups.items()},
     )
 
@@ -189,7 +189,7 @@ def _hosts(sample: Sample, written: Mapping[Partition, float]) -> list[Host]:
     ]
 
 
-def _slow(
+def _slow_partitions(
     sample: Sample, written: Mapping[Partition, float], read: Mapping[str, Mapping[Partition, float]]
 ) -> list[SlowPartition]:
     """The partitions to list: those without a leader, then those with a replica out of sync, then those in
@@ -207,7 +207,7 @@ def _slow(
         for partition, rate in rated.items():
             lag = _lag(sample.ends, partition, sample.groups[group].offsets[partition])
             grows = written.get(partition, 0.0) - rate
-            if not lag or grows < GROWS_MIN:
+            if not lag or grows < LAG_GROWTH_MIN:
                 continue
             why = f"{group} commits nothing" if not rate else f"{group} falls behind by {grows:.0f} records/s"
             leader = sample.partitions[partition].leader if partition in sample.partitions else -1

@@ -172,7 +172,7 @@ def command(settings: Settings, data_dir: Path | None) -> int:
     """Say what is wrong with a broker and its cluster, the most harmful first, and how to fix it.
 
     On a broker's host, --data-dir names its data directory. Without it and without --bootstrap, the
-    default data directory is examined, if it exists. Nothing is changed.
+    default data directory is used, if it exists. Nothing is changed.
 
     Exit status: 0 nothing is wrong, 1 something is.
     """

@@ -45,7 +45,7 @@ def duration_text(milliseconds: int) -> str:
     return "?" if milliseconds < 0 else duration(milliseconds // 1000)
 
 
-def ranges(indexes: list[int]) -> str:
+def ranges_text(indexes: list[int]) -> str:
     """Formats partition numbers, such as "0-3,5"."""
     parts: list[list[int]] = []
     for index in sorted(indexes):
@@ -59,7 +59,7 @@ def ranges(indexes: list[int]) -> str:
 def assignment_text(assignment: dict[str, list[int]] | None) -> str:
     if assignment is None:
         return "(in the clients' own format)"
-    return " ".join(f"{topic}:{ranges(indexes)}" for topic, indexes in sorted(assignment.items())) or "-"
+    return " ".join(f"{topic}:{ranges_text(indexes)}" for topic, indexes in sorted(assignment.items())) or "-"
 
 
 def _plural(count: int, noun: str) -> str:

@@ -28,7 +28,7 @@ def _user(word: str) -> tuple[str, str]:
     return (kind, name) if colon else ("User", word)
 
 
-def _when(timestamp_ms: int) -> str:
+def _time_text(timestamp_ms: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp_ms / 1000))
 
 
@@ -88,7 +88,7 @@ def create(
     if settings.json:
         emit_json(shown)
         return
-    click.echo(f"token {response.token_id} of {shown['owner']}, until {_when(response.expiry_timestamp_ms)}")
+    click.echo(f"token {response.token_id} of {shown['owner']}, until {_time_text(response.expiry_timestamp_ms)}")
     click.echo(f"password {password}" if out is None else f"{out} has the settings of a client that uses the token")
 
 
@@ -146,8 +146,8 @@ def list_(settings: Settings, owners: tuple[str, ...]) -> None:
                 one.token_id,
                 f"{one.principal_type}:{one.principal_name}",
                 ",".join(each.principal_name for each in one.renewers) or "-",
-                _when(one.expiry_timestamp),
-                _when(one.max_timestamp),
+                _time_text(one.expiry_timestamp),
+                _time_text(one.max_timestamp),
             )
             for one in found
         ]
@@ -169,7 +169,7 @@ def _change(settings: Settings, token_id: str, api_key: int, request: Any, word:
     if settings.json:
         emit_json({"id": token_id, "expires_ms": response.expiry_timestamp_ms})
     else:
-        click.echo(f"token {token_id} {word} {_when(response.expiry_timestamp_ms)}")
+        click.echo(f"token {token_id} {word} {_time_text(response.expiry_timestamp_ms)}")
 
 
 @command.command()

@@ -202,8 +202,8 @@ def command(settings: Settings, data_dir: Path | None, every_s: float, once: boo
     slow partitions, hosts. q quits.
 
     On a broker's host, --data-dir names its data directory, which adds the CPU of its processes and
-    the lag in seconds. Without it and without --bootstrap the default one is taken, if it exists.
-    Works with any Kafka cluster of version 3.0 or later.
+    the lag in seconds. Without it and without --bootstrap, the default data directory is used, if it
+    exists. Works with any Kafka cluster of version 3.0 or later.
     """
     if data_dir is None and is_here(settings):
         data_dir = default_data_dir()

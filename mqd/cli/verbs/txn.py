@@ -43,16 +43,16 @@ def _complete_id(bootstrap: str) -> Iterable[str]:
     return transactional_ids(bootstrap)
 
 
-def _open_for(milliseconds: int | None) -> str:
+def _duration_text(milliseconds: int | None) -> str:
     from mqd.cli.verbs.group import duration_text
 
     return "-" if milliseconds is None else duration_text(milliseconds)
 
 
 def _partitions(partitions: dict[str, list[int]]) -> str:
-    from mqd.cli.verbs.group import ranges
+    from mqd.cli.verbs.group import ranges_text
 
-    return " ".join(f"{topic}:{ranges(indexes)}" for topic, indexes in sorted(partitions.items())) or "-"
+    return " ".join(f"{topic}:{ranges_text(indexes)}" for topic, indexes in sorted(partitions.items())) or "-"
 
 
 # -- list ------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def _partitions(partitions: dict[str, list[int]]) -> str:
     help="With --hanging: only those that wrote nothing for this long.",
 )
 def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, hanging: bool, idle: int) -> None:
-    """List transactions, by transactional id, those open for longest first."""
+    """List transactions, those that have been open longest first, then by transactional id."""
     from mqd.cli import transactions as txns
     from mqd.cli.broker_lookup import Cluster, report_left_out
 
@@ -100,7 +100,7 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
             (
                 one.transactional_id,
                 one.state,
-                _open_for(one.open_ms),
+                _duration_text(one.open_ms),
                 one.producer_id,
                 one.producer_epoch,
                 sum(map(len, one.partitions.values())),
@@ -144,7 +144,14 @@ def _show_hanging(settings: Settings, found: "list[OpenProducer]") -> None:
         emit_json([_open_json(one) for one in found])
     elif found:
         rows = [
-            (one.topic, one.partition, one.start_offset, one.producer_id, one.producer_epoch, _open_for(one.idle_ms))
+            (
+                one.topic,
+                one.partition,
+                one.start_offset,
+                one.producer_id,
+                one.producer_epoch,
+                _duration_text(one.idle_ms),
+            )
             for one in found
         ]
         emit_table(("TOPIC", "PARTITION", "START OFFSET", "PRODUCER ID", "EPOCH", "SILENT FOR"), rows)
@@ -183,15 +190,15 @@ def describe(settings: Settings, name: str) -> None:
         for topic, indexes in sorted(found.partitions.items()):
             for index in indexes:
                 one = open_producers.get((topic, index))
-                rows.append((topic, index, *((one.start_offset, _open_for(one.idle_ms)) if one else ("-", "-"))))
+                rows.append((topic, index, *((one.start_offset, _duration_text(one.idle_ms)) if one else ("-", "-"))))
         emit_table(("TOPIC", "PARTITION", "START OFFSET", "SILENT FOR"), rows)
 
 
 def _show(found: "Transaction") -> None:
     age = (
-        f", open for {_open_for(found.open_ms)} of at most {_open_for(found.timeout_ms)}"
+        f", open for {_duration_text(found.open_ms)} of at most {_duration_text(found.timeout_ms)}"
         if found.open_ms is not None
-        else f", timeout {_open_for(found.timeout_ms)}"
+        else f", timeout {_duration_text(found.timeout_ms)}"
     )
     click.echo(
         f"transactional id {found.transactional_id}: {found.state}{age}, producer id {found.producer_id}, epoch"
@@ -294,7 +301,7 @@ def _abort_in_partition(
             f" {'was' if execute else 'would be'} aborted everywhere, and its producer fenced"
         )
     else:
-        also = "" if execute else f"; silent for {_open_for(one.idle_ms)}, and no coordinator will end it"
+        also = "" if execute else f"; silent for {_duration_text(one.idle_ms)}, and no coordinator will end it"
     if coordinator_view is not None and txns.maybe_committed(coordinator_view, one):
         also += (
             f". It may be the last commit of {coordinator_view.transactional_id}, whose marker was lost in a power"

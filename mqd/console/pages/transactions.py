@@ -8,7 +8,7 @@ from mqd.cli import transactions as txns
 from mqd.cli.broker_lookup import Cluster
 from mqd.cli.common import Settings
 from mqd.cli.transactions import OpenProducer, Transaction
-from mqd.cli.verbs.group import ranges
+from mqd.cli.verbs.group import ranges_text
 from mqd.cli.verbs.txn import STATES
 from mqd.console.page_request import PageRequest
 from mqd.console.rendering import url
@@ -97,6 +97,6 @@ def transaction_page(request: PageRequest) -> Response:
         one=found,
         rows=rows[: 4 * PER_PAGE],
         row_count=len(rows),
-        summary=", ".join(f"{topic}:{ranges(indexes)}" for topic, indexes in sorted(found.partitions.items())),
+        summary=", ".join(f"{topic}:{ranges_text(indexes)}" for topic, indexes in sorted(found.partitions.items())),
         hidden=[f"the offsets at which it is open could not be read: {reason}"] if reason else [],
     )
