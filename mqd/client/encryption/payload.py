@@ -62,7 +62,7 @@ class Sealer:
         self._settings, self._provider, self._now, self._random = settings, provider, now, random_bytes
         self._topics: dict[str, bytes | None] = {}
         self._lock = threading.Lock()
-        self._left, self._until = 0, 0.0
+        self._values_left, self._until = 0, 0.0
         self._current: tuple[AESGCM, bytes, bytes] | None = None  # cipher, prefix, prefix of compressed values
 
     def name_to_bind(self, topic: str) -> bytes | None:
@@ -95,8 +95,8 @@ class Sealer:
 
     def _seal(self, topic: bytes, key: bytes | None, value: bytes | memoryview, nonce: bytes) -> bytes:
         # concurrent threads may lose decrements, so that a key seals a few values more than P2 says
-        self._left -= 1
-        if self._left < 0 or self._now() >= self._until:
+        self._values_left -= 1
+        if self._values_left < 0 or self._now() >= self._until:
             self._renew()
         assert self._current is not None  # otherwise _renew() has raised
         cipher, plain, compressed = self._current
@@ -110,20 +110,20 @@ class Sealer:
         """
         with self._lock:
             now = self._now()
-            if self._left >= 0 and now < self._until:
+            if self._values_left >= 0 and now < self._until:
                 return  # another thread already got one
             data_key = self._random(DATA_KEY_BYTES)
             try:
                 key_id, wrapped = self._provider.wrap(data_key)
                 plain, compressed = (envelope.prefix(codec, key_id, wrapped) for codec in (0, self._settings.codec))
             except Exception as error:  # providers raise exceptions of their own
-                if self._left < 0 or self._current is None:
+                if self._values_left < 0 or self._current is None:
                     raise PayloadError(f"no key to seal values with: {error}") from error
                 log.warning("the data key is older than an hour, but the next one cannot be obtained: %s", error)
                 self._until = now + RETRY_S
                 return
             self._current = AESGCM(data_key), plain, compressed
-            self._left, self._until = DATA_KEY_RECORDS - 1, now + DATA_KEY_S
+            self._values_left, self._until = DATA_KEY_RECORDS - 1, now + DATA_KEY_S
 
 
 class Opener:

@@ -141,7 +141,7 @@ class GroupCore:
     def generation(self) -> int:
         """generation_id_or_member_epoch of a commit; -1: not a member."""
         is_valid = self.state is State.MEMBER or (
-            self.state is State.LEAVING and self._was_member and not self._is_leaving_sent
+            self.state is State.LEAVING and self._was_member and not self._has_sent_leave
         )
         return self.epoch if is_valid and self.epoch > 0 else -1
 
@@ -412,7 +412,7 @@ class GroupCore:
             if (
                 self.callback is None
                 and not self.owned
-                and not self._is_leaving_sent
+                and not self._has_sent_leave
                 and now_ms >= (self._due_ms if self._failures else 0)
             ):
                 self.under_way = None
@@ -448,7 +448,7 @@ class GroupCore:
             self._due_ms = now_ms + self._interval_ms
 
     @property
-    def _is_leaving_sent(self) -> bool:
+    def _has_sent_leave(self) -> bool:
         return self.under_way is not None and self.under_way == self._leaving_number
 
     @property
@@ -502,7 +502,7 @@ class GroupCore:
 
     def _arm(self) -> None:
         times = [self._resolve_ms] if self._resolve_ms is not None else []
-        must_leave = self.state is State.LEAVING and self.callback is None and not self._is_leaving_sent
+        must_leave = self.state is State.LEAVING and self.callback is None and not self._has_sent_leave
         if self.state in (State.JOINING, State.MEMBER):
             times.append(self._polled_ms + self.settings.max_poll_interval_ms)
             if self.under_way is None:
