@@ -79,15 +79,15 @@ def _targets_without(
                     for replica, name in zip(partition.replicas, partition.directories)
                 )
             )
-            lost_memory = frozenset((node,)) if emptied else lost_in_topic
+            replicas_with_losses = frozenset((node,)) if emptied else lost_in_topic
             if not nodes.isdisjoint(partition.in_sync_replicas) or (
-                lost_memory and not lost_memory.isdisjoint(partition.eligible_leader_replicas)
+                replicas_with_losses and not replicas_with_losses.isdisjoint(partition.eligible_leader_replicas)
             ):
                 target = Target(partition)
                 target.in_sync = without(partition.in_sync_replicas, nodes)
                 # the broker has the only copy, so no other replica can have more records
                 is_only_copy = keeps_disk and partition.replicas == (lost,)
-                target.lost_memory = frozenset() if is_only_copy else lost_memory
+                target.replicas_with_losses = frozenset() if is_only_copy else replicas_with_losses
                 yield topic, target
 
 
@@ -250,7 +250,7 @@ def on_replicas_failed(
             others = without(partition.in_sync_replicas, (node,)) or partition.eligible_leader_replicas
             if any(view.may_take_over(topic, partition, other) for other in others if other != node):
                 target.in_sync = without(partition.in_sync_replicas, (node,))
-                target.lost_memory = (
+                target.replicas_with_losses = (
                     frozenset() if _acknowledged_only_flushed(state, topic, node) else frozenset((node,))
                 )
             elif partition.leader != node or len(state.brokers) == 1:

@@ -26,7 +26,7 @@ def check(state: MetadataState, name: str, config: Mapping[str, str], rules: Con
     if not name:
         raise Refusal(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
     for key in config:
-        if not rules.known(RESOURCE_CLIENT_METRICS, key):
+        if not rules.is_known(RESOURCE_CLIENT_METRICS, key):
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown client metrics configuration: {key}")
     text = config.get(INTERVAL, "").strip()
     # a text that is not an int is refused later, as an invalid configuration

@@ -25,7 +25,7 @@ class ConfigRules:
     def __init__(self, static: Mapping[str, str]) -> None:
         self._static = dict(static)
 
-    def known(self, resource_type: int, name: str) -> bool:
+    def is_known(self, resource_type: int, name: str) -> bool:
         if name in _TABLES[resource_type]:
             return True
         of_listener = resource_type == RESOURCE_BROKER and listeners.override_of(name) is not None
@@ -50,7 +50,7 @@ class ConfigRules:
         """Returns the whole configuration of one resource in canonical form. Keeps stored properties of
         older versions that this version does not have. Raises ConfigError, which names the property.
         """
-        known = {name: value for name, value in config.items() if self.known(resource_type, name)}
+        known = {name: value for name, value in config.items() if self.is_known(resource_type, name)}
         unknown = {name: value for name, value in config.items() if name not in known}
         if resource_type == RESOURCE_TOPIC:
             request_bytes_max = tables.broker_number(self._static, "socket.request.max.bytes")

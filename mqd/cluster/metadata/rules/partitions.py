@@ -68,7 +68,7 @@ class Target:
         "redirect",
         "replacing",
         "superseded",
-        "lost_memory",
+        "replicas_with_losses",
         "new_epoch",
         "election",
         "keeps_leader",
@@ -92,7 +92,7 @@ class Target:
             old.redirect,
             old.replacing,
         )
-        self.lost_memory: frozenset[int] = frozenset()  # replicas that may have lost records (R9)
+        self.replicas_with_losses: frozenset[int] = frozenset()  # replicas that may have lost records (R9)
         self.new_epoch = False
         self.election = ONLINE
         self.keeps_leader = False  # the leader stays, even on a broker that change_to() calls `leaving`
@@ -175,8 +175,8 @@ def _eligible(target: Target, in_sync: tuple[int, ...], minimum: int) -> tuple[t
     old = target.old
     former = old.eligible_leader_replicas + old.in_sync_replicas
     candidates = [node for node in dict.fromkeys(former) if node in target.replicas and node not in in_sync]
-    eligible = tuple(node for node in candidates if node not in target.lost_memory)
-    known = dict.fromkeys((*target.last_known, *(node for node in candidates if node in target.lost_memory)))
+    eligible = tuple(node for node in candidates if node not in target.replicas_with_losses)
+    known = dict.fromkeys((*target.last_known, *(node for node in candidates if node in target.replicas_with_losses)))
     return eligible, tuple(
         node for node in known if node in target.replicas and node not in in_sync and node not in eligible
     )

@@ -231,7 +231,7 @@ def allocate_producer_ids(state: MetadataState, change: messages.AllocateProduce
 
 
 def _check_known(rules: ConfigRules, resource_type: int, name: str) -> None:
-    if not rules.known(resource_type, name):
+    if not rules.is_known(resource_type, name):
         # broker settings of Kafka that mqd does not support are refused as not dynamically updatable
         is_kafka_setting = resource_type == RESOURCE_BROKER and rules.is_kafka_setting(name)
         code = ErrorCode.INVALID_REQUEST if is_kafka_setting else ErrorCode.INVALID_CONFIG
@@ -369,7 +369,7 @@ def _checked(config: dict[str, str], change: messages.AlterConfig, rules: Config
 
 
 def _check_dynamic(rules: ConfigRules, resource_type: int, name: str) -> None:
-    if rules.known(resource_type, name) and not rules.is_dynamic(resource_type, name):
+    if rules.is_known(resource_type, name) and not rules.is_dynamic(resource_type, name):
         raise Refusal(
             ErrorCode.INVALID_REQUEST,
             f"Cannot update these configs dynamically: {name}; set it in the configuration file and restart the"
