@@ -30,7 +30,7 @@ class Consumer:
         transport           auto (default): shared memory if the broker is on this host and this
                             process may attach, else TCP. shm: shared memory or an error. tcp:
                             TCP only.
-        mqd.socket.path     the broker's client socket (RUN/client.sock); default: found by
+        mqd.socket.path     the broker's client socket (RUN/client.sock); default: found from
                             bootstrap.servers. The environment variable MQD_SOCKET does the same.
         mqd.spin.us         how long a wait spins before it sleeps; default 20
         encryption.*        sealed values are opened (docs/payload-encryption.md)

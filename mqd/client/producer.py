@@ -254,7 +254,7 @@ class Producer:
         self._implementation.commit_transaction(timeout)
 
     def abort_transaction(self, timeout: float = -1) -> None:
-        """Gives up outstanding records (with the errors of purge()) and aborts the transaction."""
+        """Discards outstanding records (with the errors of purge()) and aborts the transaction."""
         self._implementation.abort_transaction(timeout)
 
     # -- closing -----------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class Producer:
         """Aborts an open transaction, flushes and ends the producer. When it returns, every record
         has had its report, even after a fatal error. Must not be called from a callback.
 
-        On shared memory it waits 5 s for a broker that is down, then gives up the outstanding records
+        On shared memory it waits 5 s for a broker that is down, then discards the outstanding records
         with the errors of purge().
         """
         return self._implementation.close()

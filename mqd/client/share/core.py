@@ -242,9 +242,9 @@ class ShareCore:
         problem = self.membership.tick(now_ms)
         if problem is not None:
             self._report(problem)
-        self._maybe_metadata(now_ms)
-        self._maybe_heartbeat(now_ms)
-        self._maybe_share(now_ms)
+        self._maybe_request_metadata(now_ms)
+        self._maybe_send_heartbeat(now_ms)
+        self._maybe_send_share_requests(now_ms)
 
     def _send(self, target: Target, api_key: int, message: Any, what: str, context: Any, **more: int) -> None:
         self._number += 1
@@ -262,7 +262,7 @@ class ShareCore:
         self._failures.pop(what, None)
         self._retry_ms.pop(what, None)
 
-    def _maybe_metadata(self, now_ms: int) -> None:
+    def _maybe_request_metadata(self, now_ms: int) -> None:
         due = self._metadata_due_ms
         if (
             due is None
@@ -276,7 +276,7 @@ class ShareCore:
         message = requests.metadata(sorted(self.subscription), self.settings.creates_topics)
         self._send(CONTROL, requests.METADATA, message, "metadata", None)
 
-    def _maybe_heartbeat(self, now_ms: int) -> None:
+    def _maybe_send_heartbeat(self, now_ms: int) -> None:
         if self.membership.is_out:
             return
         if self.coordinator is None:
@@ -303,7 +303,7 @@ class ShareCore:
                 leaders.setdefault(leader, set()).add(key)
         return {leader: frozenset(keys) for leader, keys in leaders.items()}
 
-    def _maybe_share(self, now_ms: int) -> None:
+    def _maybe_send_share_requests(self, now_ms: int) -> None:
         leaders = self._by_leader()
         chosen = self._leaders_to_fetch(leaders, now_ms) if self.limits is not None and not self.ready else []
         for node_id in chosen:

@@ -228,7 +228,7 @@ class DeliveryOutcomes:
             pass  # the batch's response has arrived and is about to be reported
 
     def drop_all(self, error: KafkaError) -> None:
-        """Gives up all batches in the C core and in the compressor."""
+        """Discards all batches in the C core and in the compressor."""
         self.take_deliveries(time.monotonic())
         for number in list(self.batches):
             self.give_up(number, -1, error)
