@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mqd.cli.sizing import WIRE, Figures, speedup
+from mqd.cli.sizing import WIRE_FACTOR, Figures, speedup
 
 RECORD_BYTES = 1024
 FOLLOWERS_MEASURED = 2
@@ -65,7 +65,7 @@ def costs_from(single: Roles, batched: Roles, batch_records: int) -> Costs:
 
 def network_rate(hosts: int, replicas: int, compression: float, bytes_per_s: float = NETWORK_BYTES_PER_S) -> float:
     """Records/s that hosts of this bandwidth, each way, can receive from producers and from leaders."""
-    return bytes_per_s * hosts / (WIRE * RECORD_BYTES * compression * replicas)
+    return bytes_per_s * hosts / (WIRE_FACTOR * RECORD_BYTES * compression * replicas)
 
 
 def cores_rate(

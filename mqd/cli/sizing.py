@@ -30,7 +30,7 @@ RECORD_FRAMING_BYTES = 10  # lengths, deltas and counts around key and value, as
 INDEX_ENTRY_BYTES = 20  # 8 by offset, 12 by time
 INDEX_INTERVAL_BYTES = 4096  # index.interval.bytes
 SEGMENT_SECONDS = 7 * 86400  # segment.ms
-WIRE = 1.05  # Ethernet, IP and TCP around 1448 bytes
+WIRE_FACTOR = 1.05  # Ethernet, IP and TCP around 1448 bytes
 DAY = 86400
 ROUNDING = 1e-9  # what sums of floats may exceed a whole number by
 
@@ -41,7 +41,7 @@ class Unsizable(ValueError):
 
 class Figures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """sizing.json: the costs on one core of the named machine, in CPU-µs by bytes of the batch or
-    reply.
+    response.
     """
 
     source: str
@@ -253,12 +253,12 @@ def _add_bytes(sheet: _Sheet, load: Load) -> None:
         "B/s",
         "consumers of old records × log; the others are served from memory",
     )
-    put("network_in", WIRE * log * copies, "B/s", f"{WIRE} × log × (1 from producers + replication - 1 from leaders)")
+    put("network_in", WIRE_FACTOR * log * copies, "B/s", f"{WIRE_FACTOR} × log × (1 from producers + replication - 1 from leaders)")
     put(
         "network_out",
-        WIRE * log * (load.consumers + copies - 1),
+        WIRE_FACTOR * log * (load.consumers + copies - 1),
         "B/s",
-        f"{WIRE} × log × (consumers + replication - 1 to followers)",
+        f"{WIRE_FACTOR} × log × (consumers + replication - 1 to followers)",
     )
 
 

@@ -12,7 +12,7 @@ from mqd.cluster.host.messages import PartitionImage, TopicImage
 from mqd.cluster.metadata.rules.partitions import acks_replicas, configured_min_in_sync, effective_min_in_sync
 
 
-def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
+def partition_counts(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
     """(partitions without a leader in the whole cluster; partitions led here with a replica out of
     sync; partitions led here with fewer than min.insync.replicas in sync). Replicas beyond
     acks.replicas (spares) do not count as out of sync while the hosts of all replicas are in
@@ -51,7 +51,7 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
         ("draining", sum(one.draining for one in found)),
     ):
         brokers.add_metric([state], count)
-    without_leader, under_replicated, under_min = partitions(metadata, node_id)
+    without_leader, under_replicated, under_min = partition_counts(metadata, node_id)
     yield brokers
     yield GaugeMetricFamily(
         "mqd_cluster_active_controller",

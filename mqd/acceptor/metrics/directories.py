@@ -51,8 +51,10 @@ class CachedQuery(Generic[T]):
         finally:
             self._thread = None
 
-    def known(self) -> T | None:
-        """Waits for the running query, at most RESPONSE_S. None: there has never been a result."""
+    def wait_for_result(self) -> T | None:
+        """Waits for the running query, at most RESPONSE_S, and returns the last result. None: there has
+        never been one.
+        """
         thread = self._thread
         if thread is not None:
             thread.join(max(0.0, self._started_at + RESPONSE_S - time.monotonic()))

@@ -189,9 +189,9 @@ class Metrics:
         yield from self._workers()
         yield from self._disks()
         yield from self._compaction()
-        reports = self._reports.known()
+        reports = self._reports.wait_for_result()
         yield from schedule_metrics.collect(reports.schedules if reports is not None else ())
-        waiting = [found for one in self._waiting if (found := one.known()) is not None]
+        waiting = [found for one in self._waiting if (found := one.wait_for_result()) is not None]
         yield from group_metrics.collect(self._broker, ChainMap(*waiting))
         yield from cluster_metrics.collect(self._broker.metadata, self._broker.node_id)
         used, total = self._observer.arena_extents()
@@ -246,7 +246,7 @@ class Metrics:
             + ", ".join(f"{name} ({about})" for name, about in restarts.REASONS.items()),
             labels=["process", "reason"],
         )
-        reports = self._reports.known()
+        reports = self._reports.wait_for_result()
         counted = reports.by_process if reports is not None else None
         if counted is not None:
             names = [*(f"worker-{worker}" for worker in range(self._worker_count)), "acceptor", "controller"]
@@ -314,8 +314,8 @@ class Metrics:
         return max(0.0, (time.monotonic_ns() - began_ns) / 1e9)
 
     def _partitions(self) -> str:
-        measured = [one.known() for one in self._directories]
-        reports = self._reports.known()
+        measured = [one.wait_for_result() for one in self._directories]
+        reports = self._reports.wait_for_result()
         damaged = Tally(
             (worker, one.topic_id, one.partition) for worker, one in (reports.damage if reports is not None else ())
         )
@@ -368,7 +368,7 @@ class Metrics:
             "1: the partition cannot be compacted; the worker's log says why",
             labels=labels,
         )
-        reports = self._reports.known()
+        reports = self._reports.wait_for_result()
         for worker, report in enumerate(reports.compaction if reports is not None else ()):
             for name, family in families.items():
                 family.add_metric([str(worker)], getattr(report, name))
@@ -381,7 +381,7 @@ class Metrics:
         free = GaugeMetricFamily("mqd_log_dir_free_bytes", "Bytes that the broker may still use", labels=["directory"])
         total = GaugeMetricFamily("mqd_log_dir_total_bytes", "Size of the file system", labels=["directory"])
         for path, directory in zip(self._broker.log_dirs, self._directories, strict=True):
-            measured = directory.known()
+            measured = directory.wait_for_result()
             space = measured.file_system if measured is not None else None
             if space is None:
                 continue

@@ -137,7 +137,7 @@ def test_an_expensive_measurement_is_taken_less_often(monkeypatch: pytest.Monkey
 
     def known() -> int | None:
         kept.refresh()
-        return kept.known()
+        return kept.wait_for_result()
 
     assert known() == 0
     now[0] += 49.0

@@ -31,18 +31,22 @@ def test_each_host_counts_partitions_it_leads_and_leaderless_ones() -> None:
     seen = metadata(
         partition(1, [1, 2, 3]), partition(1, [1, 2]), partition(1, [1]), partition(2, [2]), partition(-1, [])
     )
-    assert cluster_metrics.partitions(seen, 1) == (1, 2, 1)
-    assert cluster_metrics.partitions(seen, 2) == (1, 1, 1)
-    assert cluster_metrics.partitions(seen, 3) == (1, 0, 0)
+    assert cluster_metrics.partition_counts(seen, 1) == (1, 2, 1)
+    assert cluster_metrics.partition_counts(seen, 2) == (1, 1, 1)
+    assert cluster_metrics.partition_counts(seen, 3) == (1, 0, 0)
 
 
 def test_min_in_sync_is_the_configured_one_and_added_replicas_are_not_missing() -> None:
-    assert cluster_metrics.partitions(metadata(partition(1, [1]), config={"min.insync.replicas": "1"}), 1) == (0, 1, 0)
-    assert cluster_metrics.partitions(metadata(partition(1, [1, 2], (1, 2, 3), (3,))), 1) == (0, 0, 0)
+    assert cluster_metrics.partition_counts(metadata(partition(1, [1]), config={"min.insync.replicas": "1"}), 1) == (
+        0,
+        1,
+        0,
+    )
+    assert cluster_metrics.partition_counts(metadata(partition(1, [1, 2], (1, 2, 3), (3,))), 1) == (0, 0, 0)
 
 
 def test_a_single_host_lacks_nothing() -> None:
-    assert cluster_metrics.partitions(metadata(partition(-1, []), brokers=1), 1) == (0, 0, 0)
+    assert cluster_metrics.partition_counts(metadata(partition(-1, []), brokers=1), 1) == (0, 0, 0)
 
 
 def test_brokers_are_counted_by_state() -> None:

@@ -82,7 +82,7 @@ def _topics(topics: list, errors: Errors) -> list:
     ]
 
 
-def _unusable(
+def _refusals(
     broker: Broker, transactional_id: str, requested: tuple[Partition, ...], is_peer: bool, denied: Collection[str] = ()
 ) -> Errors | None:
     """All or nothing: if one partition does not exist or is not permitted to this client, none is
@@ -120,7 +120,7 @@ async def _add(
     is_peer: bool = False,
     denied: Collection[str] = (),
 ) -> Errors:
-    refused = _unusable(broker, transactional_id, requested, is_peer, denied)
+    refused = _refusals(broker, transactional_id, requested, is_peer, denied)
     if refused is not None:
         return refused
     service = broker.transactions
@@ -147,7 +147,7 @@ async def _verify(
     is_peer: bool,
 ) -> Errors:
     """Another host gets the coordinator's own codes, and translates them for its client."""
-    refused = _unusable(broker, transactional_id, requested, is_peer)
+    refused = _refusals(broker, transactional_id, requested, is_peer)
     if refused is not None:
         return refused
     service = broker.transactions
