@@ -253,7 +253,12 @@ def _add_bytes(sheet: _Sheet, load: Load) -> None:
         "B/s",
         "consumers of old records × log; the others are served from memory",
     )
-    put("network_in", WIRE_FACTOR * log * copies, "B/s", f"{WIRE_FACTOR} × log × (1 from producers + replication - 1 from leaders)")
+    put(
+        "network_in",
+        WIRE_FACTOR * log * copies,
+        "B/s",
+        f"{WIRE_FACTOR} × log × (1 from producers + replication - 1 from leaders)",
+    )
     put(
         "network_out",
         WIRE_FACTOR * log * (load.consumers + copies - 1),

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from mqd.cluster.broker import messages as peer
-from mqd.cluster.metadata.maintenance import UNABLE_MS, UPKEEP_MS, Maintenance, Shutdown, group_changes
+from mqd.cluster.metadata.maintenance import UNSERVED_MS, UPKEEP_MS, Maintenance, Shutdown, group_changes
 from mqd.cluster.metadata.records import (
     RETIRE_HIDDEN,
     RETIRE_REDIRECTED,
@@ -82,7 +82,7 @@ class ActiveController(Maintenance):
             )
 
         try:
-            records = broker_rules.register(state, message, self._unable_to_lead_predicate(state))
+            records = broker_rules.register(state, message, self._cannot_serve_predicate(state))
         except Refusal as refusal:
             return [], respond(refusal.error, refusal.message)
         first = records[0] if records else None
@@ -93,8 +93,8 @@ class ActiveController(Maintenance):
         if old is None or broker.epoch != old.epoch:  # a new session
             self._end_session(message.node_id, now_ms)
             # its disk may have recovered
-            self._unable_to_lead = {
-                key: reported_ms for key, reported_ms in self._unable_to_lead.items() if key[0] != message.node_id
+            self._unserved_reports_ms = {
+                key: reported_ms for key, reported_ms in self._unserved_reports_ms.items() if key[0] != message.node_id
             }
             self._shutdowns.pop(message.node_id, None)
             self._versions.pop(message.node_id, None)
@@ -114,7 +114,7 @@ class ActiveController(Maintenance):
         if self._phases:
             # a retired partition must be led by the same host as its redirect target: check that now
             self._next_upkeep_ms = now_ms
-        return broker_rules.fence(state, nodes, self._unable_to_lead_predicate(state))
+        return broker_rules.fence(state, nodes, self._cannot_serve_predicate(state))
 
     def heartbeat(
         self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool
@@ -188,7 +188,7 @@ class ActiveController(Maintenance):
         # of a shutdown that was fenced, but whose process died before it could end
         self._shutdowns.pop(node, None)
         self._next_upkeep_ms = min(self._next_upkeep_ms, now_ms)
-        return broker_rules.unfence(state, node, self._unable_to_lead_predicate(state))
+        return broker_rules.unfence(state, node, self._cannot_serve_predicate(state))
 
     def _advance_shutdown(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
         """R15, step by step: the broker gets no new leaderships; its leaderships move to other hosts and it
@@ -211,7 +211,7 @@ class ActiveController(Maintenance):
             )
         )
         records, done = broker_rules.move_away(
-            state, node, self._options.shutdown_moves_max, recently_heard, self._unable_to_lead_predicate(state)
+            state, node, self._options.shutdown_moves_max, recently_heard, self._cannot_serve_predicate(state)
         )
         if records or not done:
             shutdown.moved_at = -1
@@ -298,21 +298,23 @@ class ActiveController(Maintenance):
         return move_completed(state, message.topic_id, message.index, message.node_id, message.directory)
 
     def on_replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed, now_ms: int) -> list[Record]:
-        """Moves leaderships away from replicas that cannot serve. `_unable_to_lead` prevents two such
+        """Moves leaderships away from replicas that cannot serve. `_unserved_reports_ms` prevents two such
         replicas from passing a leadership back and forth.
         """
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
-        self._unable_to_lead = {
-            key: reported_ms for key, reported_ms in self._unable_to_lead.items() if now_ms - reported_ms < UNABLE_MS
+        self._unserved_reports_ms = {
+            key: reported_ms
+            for key, reported_ms in self._unserved_reports_ms.items()
+            if now_ms - reported_ms < UNSERVED_MS
         }
-        self._unable_to_lead.update({(message.node_id, key): now_ms for key in message.partitions})
+        self._unserved_reports_ms.update({(message.node_id, key): now_ms for key in message.partitions})
         failed = broker_rules.on_replicas_failed(
-            state, message.node_id, message.partitions, self._unable_to_lead_predicate(state, UNABLE_MS)
+            state, message.node_id, message.partitions, self._cannot_serve_predicate(state, UNSERVED_MS)
         )
         return failed or broker_rules.on_replicas_full(
-            state, message.node_id, message.full, self._unable_to_lead_predicate(state)
+            state, message.node_id, message.full, self._cannot_serve_predicate(state)
         )
 
     # -- in-sync sets ------------------------------------------------------------------------------

@@ -31,10 +31,10 @@ from mqd.cluster.metadata.view import CannotServe, View
 
 # A report that a broker does not serve a replica is valid for this many heartbeat intervals: an
 # unclean election must be based on recent reports.
-UNABLE_HEARTBEATS = 3
+UNSERVED_HEARTBEATS = 3
 # For this long after such a report, the replica does not take over from another one that fails, so
 # that two such replicas do not pass a leadership back and forth.
-UNABLE_MS = 30_000
+UNSERVED_MS = 30_000
 UPKEEP_MS = 1_000  # how often replicas that are being moved are checked
 # How long a leader's report that a hidden partition is unused is valid; it is repeated every second.
 UNUSED_MS = 5_000
@@ -90,7 +90,7 @@ class Maintenance:
         self._balancing = False
         self._balanced_topics: frozenset[str] | None = None
         # (node id, partition) -> when it was last reported as not served there
-        self._unable_to_lead: dict[tuple[int, tuple[bytes, int]], int] = {}
+        self._unserved_reports_ms: dict[tuple[int, tuple[bytes, int]], int] = {}
         self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (RETIRE_*, since when)
         # topic id -> partition -> leader epoch in which it was reported empty
         self._emptied: dict[bytes, dict[int, int]] = {}
@@ -103,7 +103,7 @@ class Maintenance:
         # partition of an internal topic -> since when its new replica has had no space on its disk
         self._no_space: dict[tuple[bytes, int], int] = {}
         # the time by which every broker that cannot serve has reported it
-        self._elects_from_ms = now_ms + UNABLE_HEARTBEATS * options.heartbeat_ms
+        self._elects_from_ms = now_ms + UNSERVED_HEARTBEATS * options.heartbeat_ms
         self._ticked_ms = now_ms
         self._fencing: dict[int, int] = {}  # node id -> log offset from which it is fenced
         # node id -> send time of its newest heartbeat, by its own clock
@@ -123,25 +123,25 @@ class Maintenance:
         self._unfenced_since[node] = now_ms
 
     def view(self, state: MetadataState) -> View:
-        return View(state, cannot_serve=self._unable_to_lead_predicate(state))
+        return View(state, cannot_serve=self._cannot_serve_predicate(state))
 
-    def reported_unable(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
+    def reported_unserved(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
         """Partition -> live brokers that have recently reported that they do not serve their replica.
         A broker repeats its report twice per heartbeat interval while the replica is in sync or
         eligible, or while there is no leader.
         """
         found: dict[tuple[bytes, int], set[int]] = {}
-        for (node, key), reported_ms in self._unable_to_lead.items():
+        for (node, key), reported_ms in self._unserved_reports_ms.items():
             if self._ticked_ms - reported_ms <= within_ms:
                 found.setdefault(key, set()).add(node)
         return found
 
-    def _unable_to_lead_predicate(self, state: MetadataState, within_ms: int = -1) -> CannotServe:
+    def _cannot_serve_predicate(self, state: MetadataState, within_ms: int = -1) -> CannotServe:
         """Returns a predicate: whether a replica is not served, according to reports about replicas and
         about directories.
         """
-        within_ms = within_ms if within_ms >= 0 else UNABLE_HEARTBEATS * self._options.heartbeat_ms
-        reported, directories = self.reported_unable(within_ms), self.directories(state)
+        within_ms = within_ms if within_ms >= 0 else UNSERVED_HEARTBEATS * self._options.heartbeat_ms
+        reported, directories = self.reported_unserved(within_ms), self.directories(state)
 
         def cannot_serve(topic: TopicState, partition: PartitionState, node: int) -> bool:
             if node in reported.get((topic.topic_id, partition.index), ()):

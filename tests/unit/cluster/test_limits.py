@@ -7,7 +7,7 @@ from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.host.messages import AddPartitions, CreateTopic, Image, PartitionImage, TopicImage
 from mqd.cluster.metadata import limits
 from mqd.cluster.metadata.active_controller import ActiveController
-from mqd.cluster.metadata.maintenance import UNABLE_MS
+from mqd.cluster.metadata.maintenance import UNSERVED_MS
 from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules import reassignments as reassign_rules
@@ -132,7 +132,7 @@ def test_leadership_does_not_alternate_between_two_failed_replicas() -> None:
     for now_ms in range(100, 5_000, 500):
         assert fails(2, now_ms) == -1 and fails(1, now_ms) == -1
     assert state.topics["t"].partitions[0].leader_epoch == epoch
-    assert fails(2, UNABLE_MS + 5_000) == 1, "an old report may be outdated"
+    assert fails(2, UNSERVED_MS + 5_000) == 1, "an old report may be outdated"
 
 
 def host_with(count: int) -> tuple[MetadataState, Placement]:

@@ -10,7 +10,7 @@ from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.host import messages
 from mqd.cluster.metadata import changes
 from mqd.cluster.metadata.active_controller import ActiveController
-from mqd.cluster.metadata.maintenance import UNABLE_HEARTBEATS, UPKEEP_MS
+from mqd.cluster.metadata.maintenance import UNSERVED_HEARTBEATS, UPKEEP_MS
 from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.records import BrokerChanged, PartitionChange, PartitionState, TopicState
 from mqd.cluster.metadata.refusal import Refusal
@@ -51,8 +51,8 @@ class Controller:
         self.receive_heartbeat(*(node for node, broker in self.state.brokers.items() if not broker.fenced))
         self.apply(self.active.tick(self.state, self.now_ms, lease_valid))
 
-    def unable(self) -> dict[tuple[bytes, int], set[int]]:
-        return self.active.reported_unable(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms)
+    def unserved(self) -> dict[tuple[bytes, int], set[int]]:
+        return self.active.reported_unserved(UNSERVED_HEARTBEATS * OPTIONS.heartbeat_ms)
 
     def receive_heartbeat(self, *nodes: int) -> None:
         for node in nodes:
@@ -128,14 +128,14 @@ def test_an_outdated_report_of_a_failed_replica_loses_no_records(heals: str) -> 
     one = Controller(in_sync_replicas=(1,))
     one.fails(1)
     if heals == "silence":
-        one.after(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms)
-        assert one.unable() == {(TOPIC, 0): {1}}
+        one.after(UNSERVED_HEARTBEATS * OPTIONS.heartbeat_ms)
+        assert one.unserved() == {(TOPIC, 0): {1}}
         one.after(1)
     else:
         message = msgspec.structs.replace(registration(1, incarnation=2), directory_id="m1")
         records, response = one.active.register(one.state, message, one.now_ms)
         assert response.error == 0 and records
-    assert one.unable() == {}
+    assert one.unserved() == {}
     if heals == "registration":
         one.apply([BrokerChanged(1, one.state.brokers[1].epoch, fenced=False)])
     assert one.elect() == [0] and (one.partition.leader, one.partition.recovering) == (1, False)
@@ -215,7 +215,7 @@ def test_the_only_in_sync_replica_loses_leadership_with_its_disk_and_regains_it(
         one.after(OPTIONS.heartbeat_ms // 2, lease_valid=True)
         one.fails(1)
         assert one.partition == before, "as long as it reports this"
-    one.after(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms + 1_001, lease_valid=True)
+    one.after(UNSERVED_HEARTBEATS * OPTIONS.heartbeat_ms + 1_001, lease_valid=True)
     assert (
         one.partition.leader,
         one.partition.in_sync_replicas,
@@ -308,7 +308,7 @@ def test_the_default_replication_factor_counts_only_hosts_with_usable_directorie
 # -- unclean.leader.election.enable ----------------------------------------------------------------
 
 ENABLE = "unclean.leader.election.enable"
-GRACE_MS = UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms  # for a new active controller
+GRACE_MS = UNSERVED_HEARTBEATS * OPTIONS.heartbeat_ms  # for a new active controller
 
 
 def altered(one: Controller, resource: int, name: str, config: dict[str, str]) -> int:
