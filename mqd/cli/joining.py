@@ -217,8 +217,8 @@ def has_joined(token: Token, data_dir: Path) -> bool:
         same = ssl.PEM_cert_to_DER_cert(files.ca.read_text()) == token.authority
         host = files.host.read_bytes()
         if same and pki.is_host(host, token.node_id):
-            left = pki.expires(host) - datetime.datetime.now(datetime.UTC)
-            return left >= datetime.timedelta(days=pki.RENEW_DAYS) or time.time() >= token.expires_s
+            valid_for = pki.expires(host) - datetime.datetime.now(datetime.UTC)
+            return valid_for >= datetime.timedelta(days=pki.RENEW_DAYS) or time.time() >= token.expires_s
     except (OSError, ValueError):
         pass
     raise CliError(f"{data_dir} belongs to another cluster or host already; --join takes an empty --data-dir")

@@ -197,9 +197,9 @@ def _authority(places: Files, now: datetime.datetime) -> Pair:
     from mqd.security.pki import Pair
 
     if not places.ca.exists():
-        made = pki.make_authority("mqd", now)
-        _write(places.ca_key, made.key)
-        _write(places.ca, made.certificate)
+        authority = pki.make_authority("mqd", now)
+        _write(places.ca_key, authority.key)
+        _write(places.ca, authority.certificate)
     if not places.ca_key.exists():
         return Pair(places.ca.read_bytes(), b"")
     return Pair(places.ca.read_bytes(), places.ca_key.read_bytes())
@@ -210,8 +210,8 @@ def _needs_renewal(places: Files, hosts: list[str], now: datetime.datetime) -> b
     from mqd.security import pki
 
     content = places.broker.read_bytes()
-    left = pki.expires(content) - now
-    return left < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.covers(content, hosts)
+    valid_for = pki.expires(content) - now
+    return valid_for < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.covers(content, hosts)
 
 
 def _host_needs_renewal(places: Files, node_id: int, now: datetime.datetime) -> bool:
@@ -220,8 +220,8 @@ def _host_needs_renewal(places: Files, node_id: int, now: datetime.datetime) -> 
     if not places.host.exists():
         return True
     content = places.host.read_bytes()
-    left = pki.expires(content) - now
-    return left < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.is_host(content, node_id)
+    valid_for = pki.expires(content) - now
+    return valid_for < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.is_host(content, node_id)
 
 
 def _admin_settings(places: Files) -> str:

@@ -241,14 +241,14 @@ def find_open_transaction(
     """
     if index not in cluster.topics([topic]).get(topic, {}):
         raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")
-    open_here = open_producers(cluster, [(topic, index)])
+    open_in_partition = open_producers(cluster, [(topic, index)])
     found = [
         one
-        for one in open_here
+        for one in open_in_partition
         if (one.producer_id == producer_id if start_offset is None else one.start_offset == start_offset)
     ]
     if not found:
-        others = ", ".join(f"{one.start_offset} (producer id {one.producer_id})" for one in open_here[:5])
+        others = ", ".join(f"{one.start_offset} (producer id {one.producer_id})" for one in open_in_partition[:5])
         criterion = f"begins at {start_offset}" if start_offset is not None else f"belongs to producer id {producer_id}"
         raise CliError(
             f"no open transaction of {topic}-{index} {criterion}; "

@@ -252,9 +252,9 @@ def _make(owner: Consumer, settings: configuration.Settings) -> Any:
     choice = configuration.choose_transport(settings)
     if choice.transport == "shm":
         configuration.check(settings, confluent_kafka.Consumer)
-        made, choice = _try_shared_memory(owner, settings, choice)
-        if made is not None:
-            return made
+        implementation, choice = _try_shared_memory(owner, settings, choice)
+        if implementation is not None:
+            return implementation
     from mqd.client.tcp.consumer import TcpConsumer
 
     _log.info("consumer uses TCP: %s", choice.reason)
@@ -267,7 +267,7 @@ def _try_shared_memory(
     from mqd.client.shm.consumer_opening import open_consumer
 
     try:
-        made = open_consumer(owner, settings, choice)
+        implementation = open_consumer(owner, settings, choice)
     except (KafkaException, OSError) as error:
         if settings.own["transport"] == "shm" or (
             isinstance(error, KafkaException) and error.args[0].code() == confluent_kafka.KafkaError._INVALID_ARG
@@ -279,4 +279,4 @@ def _try_shared_memory(
             f"shared memory is not available: {error.args[0] if isinstance(error, KafkaException) else error}",
         )
     _log.info("consumer uses shared memory: %s", choice.reason)
-    return made, choice
+    return implementation, choice

@@ -284,9 +284,9 @@ def _make(settings: configuration.Settings) -> Any:
     choice = configuration.choose_transport(settings)
     if choice.transport == "shm":
         configuration.check(settings, confluent_kafka.Producer)
-        made, choice = _try_shared_memory(settings, choice)
-        if made is not None:
-            return made
+        implementation, choice = _try_shared_memory(settings, choice)
+        if implementation is not None:
+            return implementation
     from mqd.client.tcp.producer import TcpProducer
 
     _log.info("producer uses TCP: %s", choice.reason)
@@ -303,7 +303,7 @@ def _try_shared_memory(
         from mqd.client.encryption.clients import SealingShmProducer as kind
 
     try:
-        made = kind(settings, choice)
+        implementation = kind(settings, choice)
     except (KafkaException, OSError) as error:
         if settings.own["transport"] == "shm":
             raise
@@ -313,4 +313,4 @@ def _try_shared_memory(
             f"shared memory is not available: {error.args[0] if isinstance(error, KafkaException) else error}",
         )
     _log.info("producer uses shared memory: %s", choice.reason)
-    return made, choice
+    return implementation, choice

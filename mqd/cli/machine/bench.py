@@ -43,9 +43,9 @@ def disk_(directory: Path | None, size_mib: int, seconds: float, output_format: 
     if not place.is_dir():
         raise CliError(f"{place} is not a directory: name one on the disk that is to be measured")
     disk.check_space(place, size_mib * disk.MIB)
-    about = storage.file_system_of(Path("/"), place.resolve())
+    file_system = storage.file_system_of(Path("/"), place.resolve())
     figures = disk.measure(place, size_mib * disk.MIB, seconds)
-    kind = about.kind if about else "an unknown file system"
+    kind = file_system.kind if file_system else "an unknown file system"
     advice = disk.advice(figures, kind)
     if output_format == "json":
         emit_json(

@@ -126,8 +126,8 @@ class _Bench:
 
 def check_space(directory: Path, size_bytes: int) -> None:
     """Raises CliError."""
-    about = os.statvfs(directory)
-    free, kept = about.f_bavail * about.f_frsize, int(about.f_blocks * about.f_frsize * FREE_AFTER)
+    status = os.statvfs(directory)
+    free, kept = status.f_bavail * status.f_frsize, int(status.f_blocks * status.f_frsize * FREE_AFTER)
     if free - size_bytes < kept:
         raise CliError(
             f"{directory} has {human_bytes(free)} free, and {human_bytes(size_bytes)} more would leave less than"

@@ -57,8 +57,8 @@ def read_settings(root: Path, directories: Iterable[Path]) -> list[Setting]:
 def _storage(root: Path, directories: Iterable[Path]) -> Iterator[Setting]:
     seen: set[str] = set()
     for directory in directories:
-        about = file_system_of(root, directory)
-        if about is None:
+        file_system = file_system_of(root, directory)
+        if file_system is None:
             yield Setting(
                 f"{directory}: file system",
                 "not known",
@@ -68,12 +68,12 @@ def _storage(root: Path, directories: Iterable[Path]) -> Iterator[Setting]:
                 how=f"mqd bench disk {directory} measures how fast it is",
             )
             continue
-        if about.device in seen:
+        if file_system.device in seen:
             continue
-        seen.add(about.device)
-        devices = devices_of(root, about.device)
-        yield from _file_system(about, directory)
-        yield from _stripes(about, devices)
+        seen.add(file_system.device)
+        devices = devices_of(root, file_system.device)
+        yield from _file_system(file_system, directory)
+        yield from _stripes(file_system, devices)
         for device in devices:
             if device.name not in seen:
                 seen.add(device.name)

@@ -205,12 +205,12 @@ def _authorizer(settings: Settings) -> "Authorizer":
         (response,) = broker.request(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[requested])).results
     check("the broker's super.users", response.error_code, response.error_message)
     config = {one.name: one.value or "" for one in response.configs}
-    made = Authorizer(super_users(config["super.users"]), config["allow.everyone.if.no.acl.found"] == "true")
-    made.replace({index.to_bytes(16, "big"): rule for index, rule in enumerate(rules)})
-    return made
+    authorizer = Authorizer(super_users(config["super.users"]), config["allow.everyone.if.no.acl.found"] == "true")
+    authorizer.replace({index.to_bytes(16, "big"): rule for index, rule in enumerate(rules)})
+    return authorizer
 
 
-def _verdict(made: "Authorizer", principal: str, operation: str, resource: str, host: str) -> "Verdict":
+def _verdict(authorizer: "Authorizer", principal: str, operation: str, resource: str, host: str) -> "Verdict":
     """Raises ValueError unless the query names one operation and one resource."""
     from mqd.cli import acl_text
     from mqd.security.acl import Operation, PatternType
@@ -219,7 +219,7 @@ def _verdict(made: "Authorizer", principal: str, operation: str, resource: str, 
     requested = acl_text.operation(operation, kind)
     if pattern == PatternType.PREFIXED or requested == Operation.ALL:
         raise ValueError("a query needs one operation and one resource")
-    return made.explain(acl_text.principal(principal), host, requested, kind, name)
+    return authorizer.explain(acl_text.principal(principal), host, requested, kind, name)
 
 
 @command.command()
@@ -252,7 +252,7 @@ def test(settings: Settings, file: Any) -> None:
 
     A line: `alice can read topic/orders`, `bob cannot write topic/orders from 10.0.0.7`.
     """
-    made = _authorizer(settings)
+    authorizer = _authorizer(settings)
     wrong, count = [], 0
     for number, text in enumerate(file, 1):
         line = text.partition("#")[0].strip()
@@ -262,7 +262,7 @@ def test(settings: Settings, file: Any) -> None:
         if found is None:
             raise CliError(f"{file.name}:{number}: expected PRINCIPAL can|cannot OPERATION RESOURCE, not {line!r}", 2)
         try:
-            verdict = _verdict(made, found[1], found[3], found[4], found[5] or "127.0.0.1")
+            verdict = _verdict(authorizer, found[1], found[3], found[4], found[5] or "127.0.0.1")
         except ValueError as error:
             raise CliError(f"{file.name}:{number}: {error}", 2) from None
         count += 1

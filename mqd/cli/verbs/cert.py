@@ -43,15 +43,15 @@ def status(data_dir: Path | None, output_format: str) -> int:
         ends = {file.name: pki.expires(file.read_bytes()) for file in found}
     except (OSError, ValueError) as error:
         raise CliError(f"a certificate in {places.directory} cannot be read: {error}") from None
-    left = {name: (end - now).days for name, end in ends.items()}
+    days_left = {name: (end - now).days for name, end in ends.items()}
     if output_format == "json":
         click.echo(
-            json.dumps({name: {"expires": end.isoformat(), "days_left": left[name]} for name, end in ends.items()})
+            json.dumps({name: {"expires": end.isoformat(), "days_left": days_left[name]} for name, end in ends.items()})
         )
     else:
         for name, end in ends.items():
-            click.echo(f"{name}: until {end:%Y-%m-%d %H:%M} UTC, {left[name]} days left")
-    return 0 if min(left.values()) >= secure.WARN_DAYS else 1
+            click.echo(f"{name}: until {end:%Y-%m-%d %H:%M} UTC, {days_left[name]} days left")
+    return 0 if min(days_left.values()) >= secure.WARN_DAYS else 1
 
 
 @command.command("renew")

@@ -474,22 +474,22 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
             "nothing was done: changes that only the lost voters had will be lost; to accept that, give"
             " --i-accept-data-loss"
         )
-    known = load_identity(places)
-    if known is None:
+    identity = load_identity(places)
+    if identity is None:
         raise CliError(f"{places.data_dir} is not the data directory of a broker")
     fds = locks.lock_directories([places.data_dir], places.data_dir)
     try:
-        done = force(places.metadata_dir, known.node_id)
+        done = force(places.metadata_dir, identity.node_id)
     except MetadataCorrupt as error:
         raise CliError(str(error)) from error
     finally:
         for fd in fds:
             os.close(fd)
     click.echo(
-        f"node {known.node_id} is the only voter now, in generation {done.generation}, with the metadata up to offset"
-        f" {done.offset} (known to be committed: {done.known_committed}); voters were"
-        f" {_nodes_text(list(done.voters_before))}. Start it; empty the data directories of the others before they come"
-        " back."
+        f"node {identity.node_id} is the only voter now, in generation {done.generation}, with the metadata up to"
+        f" offset {done.offset} (known to be committed: {done.known_committed}); voters were"
+        f" {_nodes_text(list(done.voters_before))}. Start it; empty the data directories of the others before they"
+        " come back."
     )
 
 

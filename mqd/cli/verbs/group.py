@@ -187,10 +187,10 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
         if moving:
             click.echo("\nrebalancing; this broker does not report which members delay it")
         return
-    about = group.rebalance
-    how_long = f" for {duration_text(about.lasting_ms)}" if about.lasting_ms >= 0 else ""
-    click.echo(f"\nrebalancing{how_long}{': ' + about.reason if about.reason else ''}")
-    if not about.held_up_by:
+    rebalance = group.rebalance
+    how_long = f" for {duration_text(rebalance.lasting_ms)}" if rebalance.lasting_ms >= 0 else ""
+    click.echo(f"\nrebalancing{how_long}{': ' + rebalance.reason if rebalance.reason else ''}")
+    if not rebalance.held_up_by:
         click.echo("no member delays it: it waits a moment for more members to join, or is about to end")
         return
     click.echo("held up by:")
@@ -205,7 +205,7 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
             silent,
         )
 
-    emit_table(("MEMBER", "HOST", "WAITED FOR", "FOR", "LAST HEARD"), [row(one) for one in about.held_up_by])
+    emit_table(("MEMBER", "HOST", "WAITED FOR", "FOR", "LAST HEARD"), [row(one) for one in rebalance.held_up_by])
     click.echo("a member that exceeds its rebalance timeout (max.poll.interval.ms) is removed from the group")
 
 

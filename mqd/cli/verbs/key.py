@@ -75,11 +75,11 @@ def _add(file: Path, key_by_id: Mapping[str, bytes], key_id: str | None, first: 
     name = secrets.token_hex(4) if key_id is None else key_id
     if name in key_by_id:
         raise CliError(f"{file} has a key {name!r} already")
-    made = {name: keys.new_key()}
-    both = {**made, **key_by_id} if first else {**key_by_id, **made}
+    new_keys = {name: keys.new_key()}
+    all_keys = {**new_keys, **key_by_id} if first else {**key_by_id, **new_keys}
     if not keys.is_key_id(name):
         raise CliError(f"{name!r} is not a key id: 1 to 255 bytes without commas or blanks, not starting with #")
-    _write(file, both)
+    _write(file, all_keys)
     use = "seals from now on" if first or not key_by_id else "can open values; it seals them after mqd key rotate"
     click.echo(f"{file}: {name} {use}")
 

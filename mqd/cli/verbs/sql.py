@@ -107,15 +107,15 @@ def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
         for row in _lines(frame).toLocalIterator():
             print_line(row[0])
         return 0
-    most = max_rows or _ROWS_MAX
-    found = (_lines(frame) if as_json else frame).limit(most + 1).collect()
+    row_limit = max_rows or _ROWS_MAX
+    found = (_lines(frame) if as_json else frame).limit(row_limit + 1).collect()
     if as_json:
-        for row in found[:most]:
+        for row in found[:row_limit]:
             print_line(row[0])
     else:
-        _table(frame.columns, found[:most])
-    if len(found) > most:
-        error_line(f"there are more rows; --max-rows shows more than {most}")
+        _table(frame.columns, found[:row_limit])
+    if len(found) > row_limit:
+        error_line(f"there are more rows; --max-rows shows more than {row_limit}")
     return 0
 
 

@@ -76,25 +76,25 @@ def admin(data_dir: Path | None) -> None:
     from mqd.cli import secure
 
     places = layout(data_dir or default_data_dir())
-    mine = secure.files(places.data_dir)
+    files = secure.files(places.data_dir)
     if not secure.is_secured(places.data_dir):
         raise CliError(f"{places.data_dir} is not the data directory of a broker that mqd up --secure prepared")
-    exists = not mine.pending.exists()
+    exists = not files.pending.exists()
     secure.make_admin(places)
-    click.echo(f"User:{secure.ADMIN} {'exists' if exists else 'created'}; its clients' settings are in {mine.admin}")
+    click.echo(f"User:{secure.ADMIN} {'exists' if exists else 'created'}; its clients' settings are in {files.admin}")
 
 
 def _credentials(name: str, salted: "SaltedPassword") -> "list[ScramCredential]":
     from mqd.cluster.metadata.records import ScramCredential
     from mqd.security import scram
 
-    made = {
+    verifiers = {
         mechanism: scram.verifier_of(mechanism, salted.keys[mechanism], salt, salted.iterations)
         for mechanism, salt in salted.salts.items()
     }
     return [
         ScramCredential(name, scram.NUMBERS[mechanism], one.salt, salted.iterations, one.stored_key, one.server_key)
-        for mechanism, one in made.items()
+        for mechanism, one in verifiers.items()
     ]
 
 

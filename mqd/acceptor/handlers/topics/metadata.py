@@ -189,5 +189,7 @@ def is_served(broker: Broker, partition: messages.PartitionImage) -> bool:
 
 def offline_replicas(broker: Broker, partition: messages.PartitionImage) -> list[int]:
     """Replicas on fenced hosts or, as far as this host knows, in unusable log directories."""
-    here = [broker.node_id] if partition.owner == OWNER_NONE and broker.node_id in partition.replicas else []
-    return here + [node for node in partition.replicas if node != broker.node_id and not broker.metadata.is_alive(node)]
+    own_replica = [broker.node_id] if partition.owner == OWNER_NONE and broker.node_id in partition.replicas else []
+    return own_replica + [
+        node for node in partition.replicas if node != broker.node_id and not broker.metadata.is_alive(node)
+    ]

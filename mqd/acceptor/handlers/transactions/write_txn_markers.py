@@ -133,17 +133,17 @@ async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
         service.coordinator.check_loaded()
         if known is not None:
             return await _abort_known(service, known, marker, requested)
-        elsewhere = (
+        remote_transaction = (
             RemoteTransaction(0)
             if service.peers is None or broker.metadata.is_alone
             else await ongoing_elsewhere(broker, service.peers, _own_id(marker))
         )
-        if elsewhere.node_id >= 0 and service.peers is not None:
+        if remote_transaction.node_id >= 0 and service.peers is not None:
             return dict.fromkeys(
-                requested, await abort_elsewhere(service.peers, elsewhere, _own_id(marker), _epoch_max(marker))
+                requested, await abort_elsewhere(service.peers, remote_transaction, _own_id(marker), _epoch_max(marker))
             )
-        if elsewhere.error:
-            return dict.fromkeys(requested, elsewhere.error)
+        if remote_transaction.error:
+            return dict.fromkeys(requested, remote_transaction.error)
     except CoordinatorError as error:
         return dict.fromkeys(requested, error.error_code)
     return {partition: await _write(broker, service, marker, partition) for partition in requested}
