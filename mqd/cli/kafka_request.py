@@ -6,6 +6,7 @@ another.
 """
 
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 from mqd.cli import client_security
 from mqd.cli.common import EXIT_UNREACHABLE, CliError
-from mqd.cli.librdkafka import require_broker, unreachable
+from mqd.cli.librdkafka import LOGIN_REMEDY, TLS_REMEDY, require_broker, unreachable
 from mqd.protocol import decode_response, encode_request, with_length
 from mqd.protocol.headers import API_VERSIONS_KEY, KNOWN
 from mqd.protocol.messages import message_class
@@ -30,10 +31,18 @@ T = TypeVar("T")
 
 class Broker:
     """`with Broker(bootstrap) as broker: broker.request(48, DescribeClientQuotasRequest(...))`. Raises
-    CliError. `advertised_by`: the node whose address this is, according to another broker.
+    CliError. `advertised_by`: the node whose address this is, according to another broker. `security`: instead
+    of the credentials of --client-config.
     """
 
-    def __init__(self, bootstrap: str, timeout_s: float = TIMEOUT_S, advertised_by: int | None = None) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        timeout_s: float = TIMEOUT_S,
+        advertised_by: int | None = None,
+        security: client.ClientSecurity | None = None,
+    ) -> None:
+        self._security = client_security.current() if security is None else security
         self._bootstrap, self._timeout_s, self._advertised_by = bootstrap, timeout_s, advertised_by
         self._socket: socket.socket | None = None
         self._versions: dict[int, tuple[int, int]] = {}
@@ -44,10 +53,12 @@ class Broker:
         return self
 
     def _connect(self) -> None:
-        security = client_security.current()
+        security = self._security
         address = require_broker(self._bootstrap, plaintext=not security.has_tls, advertised_by=self._advertised_by)
         try:
             self._socket = security.secure(socket.create_connection(address, self._timeout_s), address[0])
+        except ssl.SSLError as error:
+            raise self._tls_failure(error) from None
         except OSError as error:
             raise unreachable(self._bootstrap, error.strerror or str(error), self._advertised_by) from None
         response = self._call(
@@ -60,7 +71,12 @@ class Broker:
             security.authenticate(self._call)
         except client.NotAuthenticated as error:
             self.__exit__()
-            raise CliError(f"not authenticated at {self._bootstrap}: {error}") from None
+            raise CliError(f"not authenticated at {self._bootstrap}: {error}; {LOGIN_REMEDY}") from None
+
+    def _tls_failure(self, error: ssl.SSLError) -> CliError:
+        is_verification = isinstance(error, ssl.SSLCertVerificationError)
+        reason = f"the broker's certificate: {error.verify_message}" if is_verification else error.reason or str(error)
+        return CliError(f"no TLS connection to {self._bootstrap}: {reason}; {TLS_REMEDY}")
 
     def __exit__(self, *_: object) -> None:
         if self._socket is not None:
@@ -107,9 +123,12 @@ class Broker:
                     f" {answered_id} where {self._correlation_id} was expected"
                 )
             return response
+        except ssl.SSLError as error:
+            self.__exit__()
+            raise self._tls_failure(error) from None
         except OSError as error:
             self.__exit__()
-            if isinstance(error, ConnectionError) and self._versions and not client_security.current().has_sasl:
+            if isinstance(error, ConnectionError) and self._versions and not self._security.has_sasl:
                 raise CliError(
                     f"the broker at {self._bootstrap} closed the connection ({KNOWN[api_key].name}); if it is running,"
                     " its listener requires a login: give its settings with --client-config FILE",

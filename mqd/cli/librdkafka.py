@@ -19,10 +19,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from mqd.cli import client_security
 from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError
-from mqd.security.client import TOKEN_AUTH
+from mqd.security.client import TOKEN_AUTH, ClientSecurity
 
 REQUEST_TIMEOUT_S = 15.0
-UNRESOLVED_S = 60.0
+NOTED_S = 60.0
 CONNECT_TIMEOUT_S = 3.0
 
 _API_VERSIONS = 18
@@ -30,9 +30,16 @@ _CORRELATION_ID = 0x6D7164  # no other protocol's response begins with it
 _HEAD = struct.Struct(">ii")  # header of a response: its size, the request's correlation id
 _RESPONSE_BYTES_MAX = 1 << 20
 _RECEIVE_BYTES = 1024
+_CLOSED, _TLS_ALERT = "it closed the connection without a response", "a TLS server answered"
 
 _UNREACHABLE = frozenset(
     {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}
+)
+_UNVERIFIED = "enable.ssl.certificate.verification"
+LOGIN_REMEDY = "check sasl.username, sasl.password and sasl.mechanisms in the client's settings (--client-config FILE)"
+TLS_REMEDY = (
+    "check security.protocol, ssl.ca.location and, if the listener requires a client's certificate,"
+    " ssl.certificate.location in the client's settings (--client-config FILE)"
 )
 _REMEDIES = {
     KafkaError.TOPIC_ALREADY_EXISTS: "with --if-not-exists that is not an error",
@@ -96,8 +103,11 @@ def require_broker(
             continue
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         refusal = CliError(
-            f"{host}:{address[1]} is not a Kafka broker: {found}; give the broker's port for clients with -b HOST:PORT"
-            " (mqd status shows it)",
+            f"{host}:{address[1]} does not answer plain Kafka requests: {found}; probably it requires TLS: give the"
+            " client's settings with --client-config FILE or MQD_CLIENT_CONFIG"
+            if found in (_CLOSED, _TLS_ALERT)
+            else f"{host}:{address[1]} is not a Kafka broker: {found}; give the broker's port for clients with"
+            " -b HOST:PORT (mqd status shows it)",
             EXIT_UNREACHABLE,
         )
     raise refusal or unreachable(bootstrap, reason, advertised_by)
@@ -129,14 +139,26 @@ def _foreign_response(connection: socket.socket, timeout_s: float) -> str | None
         if 4 <= size <= _RESPONSE_BYTES_MAX and number == _CORRELATION_ID:
             return None
     if not received:
-        return (
-            "it closed the connection without a response (if it speaks TLS, give the client's settings with"
-            " --client-config FILE)"
-        )
+        return _CLOSED
     if received.startswith(b"\x15\x03"):
-        return "a TLS server answered (give the client's settings with --client-config FILE)"
+        return _TLS_ALERT
     line = received.splitlines()[0][:60].decode("ascii", "backslashreplace")
     return f"it answered {line!r}"
+
+
+def _require_login(bootstrap: str, timeout_s: float, security: ClientSecurity) -> None:
+    """Raises CliError if a broker refuses the TLS handshake or the login, which librdkafka would repeat
+    until its time limit.
+    """
+    from mqd.cli.kafka_request import Broker
+
+    try:
+        with Broker(bootstrap, timeout_s, security=security):
+            pass
+    except CliError as error:
+        if error.exit_code != EXIT_UNREACHABLE:
+            raise
+        require_broker(bootstrap, timeout_s, not security.has_tls)  # librdkafka tries the other addresses
 
 
 def base_config(
@@ -146,7 +168,10 @@ def base_config(
     reachable. `properties`: the client's own, which may enable TLS.
     """
     security = client_security.current(properties)
-    require_broker(bootstrap, timeout_s, not security.has_tls)
+    if security.protocol != "PLAINTEXT" and security.is_supported and _UNVERIFIED not in (properties or {}):
+        _require_login(bootstrap, timeout_s, security)
+    else:
+        require_broker(bootstrap, timeout_s, not security.has_tls)
     config: dict[str, Any] = {
         **{name: value for name, value in security.settings.items() if name != TOKEN_AUTH},
         "bootstrap.servers": bootstrap,
@@ -163,25 +188,41 @@ def base_config(
     return config
 
 
+_REFUSALS = {
+    KafkaError._AUTHENTICATION: ("not authenticated", LOGIN_REMEDY),
+    KafkaError._SSL: ("no TLS connection", TLS_REMEDY),
+}
 _admin: Callable[[], Any] = lambda: None
 _unresolved = ""  # the last address that librdkafka could not resolve in this process
 _unresolved_at = 0.0
+_refused: CliError | None = None  # the last refusal of a TLS handshake or a login in this process
+_refused_at = 0.0
 
 
 def note_error(error: KafkaError) -> None:
-    """Keeps an address that does not resolve: librdkafka retries, and finally reports only a timeout."""
-    global _unresolved, _unresolved_at
+    """Keeps an address that does not resolve and a refused login: librdkafka retries, and finally reports
+    only a timeout.
+    """
+    global _unresolved, _unresolved_at, _refused, _refused_at
+    if error.code() in _REFUSALS:
+        what, remedy = _REFUSALS[error.code()]
+        reason = re.sub(r" \(after \d+ms in state \w+.*\)$", "", error.str())
+        _refused, _refused_at = CliError(f"{what}: {reason}; {remedy}"), time.monotonic()
     match = re.search(r"Failed to resolve '([^']+)'", error.str()) if error.code() == KafkaError._RESOLVE else None
     if match is not None:
         _unresolved, _unresolved_at = match[1], time.monotonic()
 
 
-def unresolved() -> CliError | None:
-    """None if every advertised address has been resolved within the last minute; librdkafka tries more often."""
+def noted() -> CliError | None:
+    """The cause of a timeout, as far as librdkafka has reported it within the last minute: it retries
+    more often.
+    """
     admin = _admin()
     if admin is not None:
         admin.poll(0)  # there is no other access to an admin client's errors
-    if not _unresolved or time.monotonic() - _unresolved_at > UNRESOLVED_S:
+    if _refused is not None and time.monotonic() - _refused_at <= NOTED_S:
+        return _refused
+    if not _unresolved or time.monotonic() - _unresolved_at > NOTED_S:
         return None
     return CliError(
         f"a broker advertises {_unresolved}, a name that does not resolve on this host; set"
@@ -231,7 +272,7 @@ def explain_kafka(error: BaseException) -> tuple[str, int]:
     inner = error.args[0] if error.args else None
     if not isinstance(inner, KafkaError):
         return str(error), EXIT_FAILED
-    if (cause := unresolved()) and (inner.code() in _UNREACHABLE or inner.code() == KafkaError._MSG_TIMED_OUT):
+    if (cause := noted()) and (inner.code() in _UNREACHABLE or inner.code() == KafkaError._MSG_TIMED_OUT):
         return cause.message, cause.exit_code
     if inner.code() in _UNREACHABLE:
         return f"no response from the broker ({inner.str()}); is it running? mqd status shows it", EXIT_UNREACHABLE

@@ -34,6 +34,10 @@ _LIBRDKAFKA_NAMES = {
     "ssl.keystore.certificate.chain": "ssl.certificate.pem",
     "ssl.keystore.key": "ssl.key.pem",
 }
+_TLS_FILES = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
+_TLS_SETTINGS = frozenset(
+    {*_TLS_FILES, "ssl.ca.pem", "ssl.key.password", "ssl.endpoint.identification.algorithm"}
+)  # those that this client can use
 # Java's settings for the file format; only PEM is supported here
 _STORE_TYPES = {"ssl.truststore.type": "PEM", "ssl.keystore.type": "PEM"}
 _JAAS = re.compile(
@@ -66,6 +70,14 @@ class ClientSecurity(msgspec.Struct, frozen=True):
     @property
     def has_sasl(self) -> bool:
         return self.protocol.startswith("SASL_")
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether secure() and authenticate() can use these settings: librdkafka has others, too."""
+        mechanisms = ("PLAIN", *MECHANISMS)
+        return all(name in _TLS_SETTINGS for name in self.settings if name.startswith("ssl.")) and (
+            not self.has_sasl or self.settings.get("sasl.mechanisms") in mechanisms
+        )
 
     def check(self) -> None:
         """Raises ConfigError for certificates that cannot be used. secure() reads them again."""
@@ -121,6 +133,10 @@ class ClientSecurity(msgspec.Struct, frozen=True):
         location = get("ssl.ca.location") or None
         if location == "probe":  # librdkafka's name for the system's certificates
             location = None
+        for name in _TLS_FILES:
+            file = get(name) or ""
+            if file not in ("", "probe") and not Path(file).exists():
+                raise ConfigError(f"{name}={file}: there is no such file", name, file)
         try:
             is_directory = location is not None and Path(location).is_dir()
             context = ssl.create_default_context(

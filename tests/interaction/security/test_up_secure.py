@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ import pytest
 
 from mqd.base.properties_file import parse_properties
 from mqd.cli import secure
-from mqd.security import client
+from mqd.security import client, pki
 from tests.broker import Broker
 from tests.interaction.security.secured import SecureBroker, done, mqd
 from tests.polling import PATIENCE_S
@@ -101,7 +102,7 @@ def test_the_broker_authenticates_itself(broker: Broker) -> None:
         trusting.wrap_socket(plain, server_hostname="elsewhere.example")
 
 
-def test_a_client_without_tls_or_without_a_user_gets_an_error(broker: Broker) -> None:
+def test_a_client_without_tls_or_without_a_user_gets_an_error(broker: Broker, tmp_path: Path) -> None:
     places = secure.files(broker.data_dir)
     settings = librdkafka(places.admin.read_text())
     environment = {name: value for name, value in os.environ.items() if name != "MQD_CLIENT_CONFIG"}
@@ -110,6 +111,15 @@ def test_a_client_without_tls_or_without_a_user_gets_an_error(broker: Broker) ->
     places.admin.write_text("".join(f"{k}={v}\n" for k, v in {**settings, "sasl.password": "wrong"}.items()))
     wrong = mqd(broker, "cluster", "status")
     assert wrong.returncode != 0 and "invalid credentials" in wrong.stderr
+    for words in (("topic", "list"), ("consume", "orders", "-e"), ("produce", "orders")):
+        wrong = mqd(broker, *words, stdin="x\n")
+        assert wrong.returncode == 1 and "invalid credentials" in wrong.stderr and "sasl.password" in wrong.stderr
+    other = pki.make_authority("another", datetime.datetime.now(datetime.UTC)).certificate
+    (tmp_path / "other.pem").write_bytes(other)
+    for ca, reason in ((tmp_path / "other.pem", "certificate"), (tmp_path / "absent.pem", "absent.pem: there is no")):
+        places.admin.write_text("".join(f"{k}={v}\n" for k, v in {**settings, "ssl.ca.location": str(ca)}.items()))
+        wrong = mqd(broker, "topic", "list")
+        assert wrong.returncode in (1, 2) and reason in wrong.stderr and "ssl.ca.location" in wrong.stderr
 
 
 def test_settings_of_the_user_win(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An advertised address that does not resolve is named, together with advertised.listeners."""
+"""An advertised address that does not resolve, or a refused login, is named with the remedy."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ PRINTED = (
 @pytest.fixture(autouse=True)
 def none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(librdkafka, "_unresolved", "")
+    monkeypatch.setattr(librdkafka, "_refused", None)
 
 
 @pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._ALL_BROKERS_DOWN])
@@ -28,7 +29,7 @@ def test_timeouts_by_unresolved_addresses_name_the_cause(code: int) -> None:
     error = KafkaException(KafkaError(code))
     assert "advertise" not in librdkafka.explain_kafka(error)[0]
     librdkafka.note_error(KafkaError(KafkaError._TRANSPORT, "Failed to resolve 'x'"))
-    assert librdkafka.unresolved() is None
+    assert librdkafka.noted() is None
     librdkafka.note_error(KafkaError(KafkaError._RESOLVE, PRINTED))
     text, status = librdkafka.explain_kafka(error)
     assert status == EXIT_UNREACHABLE
@@ -38,16 +39,30 @@ def test_timeouts_by_unresolved_addresses_name_the_cause(code: int) -> None:
 def test_an_address_that_resolves_again_explains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The console runs for weeks, and keeps what the process has noted."""
     librdkafka.note_error(KafkaError(KafkaError._RESOLVE, PRINTED))
-    assert librdkafka.unresolved() is not None
+    assert librdkafka.noted() is not None
     now_s = time.monotonic()
-    monkeypatch.setattr(librdkafka.time, "monotonic", lambda: now_s + librdkafka.UNRESOLVED_S + 1)
-    assert librdkafka.unresolved() is None
+    monkeypatch.setattr(librdkafka.time, "monotonic", lambda: now_s + librdkafka.NOTED_S + 1)
+    assert librdkafka.noted() is None
 
 
 def test_other_errors_are_unchanged() -> None:
     librdkafka.note_error(KafkaError(KafkaError._RESOLVE, PRINTED))
     text, _ = librdkafka.explain_kafka(KafkaException(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS)))
     assert "advertise" not in text
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "remedy"),
+    [
+        (KafkaError._AUTHENTICATION, "invalid credentials", "sasl.password"),
+        (KafkaError._SSL, "certificate verify failed", "ssl.ca.location"),
+    ],
+)
+def test_timeouts_by_a_refused_login_name_the_cause(code: int, reason: str, remedy: str) -> None:
+    librdkafka.note_error(KafkaError(code, f"x:9092/1: failed: {reason} (after 3ms in state AUTH_REQ)"))
+    for timeout in (KafkaError._TRANSPORT, KafkaError._MSG_TIMED_OUT):
+        text, status = librdkafka.explain_kafka(KafkaException(KafkaError(timeout)))
+        assert status == 1 and f"{reason}; " in text and remedy in text
 
 
 def test_librdkafka_still_uses_this_text() -> None:
@@ -62,7 +77,7 @@ def test_librdkafka_still_uses_this_text() -> None:
             break
     for error in noted:
         librdkafka.note_error(error)
-    cause = librdkafka.unresolved()
+    cause = librdkafka.noted()
     assert cause is not None and "advertises nohost.invalid:9092," in cause.message
 
 
