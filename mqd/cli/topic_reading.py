@@ -53,6 +53,7 @@ class Reader:
             "check.crcs": True,
         }
         self.consumer = _consumer(config | given, encryption)
+        self._has_own_group = "group.id" in given
         self.metadata: Any = None
         self._open: set[int] = set()
         self._until_ms: int | None = None
@@ -219,6 +220,8 @@ class Reader:
             return False
         if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
             return False  # the client retries by itself
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED and not self._has_own_group:
+            return False  # librdkafka looks up the group of every consumer; nothing here is committed to it
         raise KafkaException(error)
 
     def close(self) -> None:
