@@ -45,7 +45,7 @@ def set_password(settings: Settings, form: Form) -> Change:
         effects.append(f"{who} may only do what rules allow: nothing, unless there are rules for it or for all users.")
     return Change(
         f"{'Give a new password to' if is_known else 'Create'} the user {name}?",
-        command_of(settings, "user", "create", name),
+        command_of(settings, "user", "create", name, *(["--replace"] if is_known else [])),
         effects,
         do,
         f"{'Set the password of' if is_known else 'Created'} the user {name}.",

@@ -45,6 +45,7 @@ def test_a_users_password_is_shown_once(
 
     response = shown(browser, "/access/user", name="dora")
     assert "Give a new password to the user dora?" in response.words
+    assert command(response) == f"mqd user create dora --replace -b {secured.broker.bootstrap}"
     confirmed(browser, "/access/user", response)
     assert log_in(login_browser, "dora", password).status == 403
 
