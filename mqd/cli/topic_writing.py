@@ -112,4 +112,6 @@ class Writer:
             pass
         if self.failed_count:
             text, code = explain_kafka(KafkaException(self.first_failure))
+            if self.first_failure.code() == KafkaError.POLICY_VIOLATION:
+                text += "; a view cannot be written: write to its base (mqd topic describe shows view.of)"
             raise CliError(f"{self.failed_count} of {self.sent_count} records were not written: {text}", code)

@@ -70,7 +70,7 @@ def redrive(
             problem = stopped
     if settings.json:
         emit_json({"topic": topic, "dry_run": dry_run, "group": running.group, **_json(running.outcome)})
-    else:
+    elif problem is None or running.outcome.moved or running.outcome.refused:
         _show(topic, running.outcome, dry_run)
     if problem is not None:
         raise problem

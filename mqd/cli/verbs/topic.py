@@ -12,6 +12,7 @@ from mqd.cli.common import EXIT_FAILED, Settings, complete_topic, emit_json, emi
 from mqd.cli.common import CliError as CliError
 
 _CREATE_PARTITIONS = 37
+_DELETE_TOPICS, _DELETE_TOPICS_VERSION_MIN = 20, 6
 _PARTITIONS_MAX = 100_000  # librdkafka's bound for one topic; a broker may refuse fewer
 _REPLICAS_MAX = 10_000  # the same
 
@@ -216,6 +217,12 @@ def describe(settings: Settings, name: str) -> None:
     emit_table(("PARTITION", "LEADER", "REPLICAS", "IN SYNC", "START OFFSET", "HIGH WATERMARK", ""), rows)
 
 
+def _no_partitions(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    """The habit of kafka-topics --alter."""
+    if value is not None:
+        raise click.UsageError(f"to add partitions: mqd topic add-partitions NAME --to {value}")
+
+
 @command.command()
 @options
 @click.argument("name", shell_complete=complete_topic)
@@ -228,6 +235,7 @@ def describe(settings: Settings, name: str) -> None:
     metavar="KEY",
     help="Return a property to the broker's value; may be repeated.",
 )
+@click.option("-p", "--partitions", "_partitions", hidden=True, callback=_no_partitions, expose_value=False)
 def alter(settings: Settings, name: str, configs: tuple[str, ...], deleted: tuple[str, ...]) -> None:
     """Change the configuration of the topic NAME; other settings stay unchanged."""
     from mqd.cli.verbs.config import alter as alter_configs
@@ -245,12 +253,12 @@ def alter(settings: Settings, name: str, configs: tuple[str, ...], deleted: tupl
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation on a terminal.")
 def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run: bool, yes: bool) -> None:
     """Delete topics with all their records. If one of NAMES does not exist, none is deleted."""
-    from confluent_kafka import KafkaError
+    from mqd.cli.kafka_request import Broker, error_text
+    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, metadata
+    from mqd.protocol.errors import ErrorCode
+    from mqd.protocol.messages import DeleteTopicsRequest
 
-    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, each_future, metadata, raise_failures
-
-    admin = admin_client(settings.bootstrap)
-    existing = metadata(admin).topics
+    existing = metadata(admin_client(settings.bootstrap)).topics
     missing = [name for name in dict.fromkeys(names) if name not in existing]
     if missing and not if_exists:
         raise CliError(f"nothing was deleted: there is no topic {', '.join(missing)} (--if-exists deletes the others)")
@@ -264,16 +272,24 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run:
         return
     if sys.stdin.isatty() and not yes:
         click.confirm(f"Delete {', '.join(found)} with all records?", abort=True, err=True)
-    futures = admin.delete_topics(found, operation_timeout=REQUEST_TIMEOUT_S)
-    done, failed = each_future(futures)
-    if if_exists:
-        failed = [(name, error) for name, error in failed if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART]
+    # librdkafka's admin client drops the broker's message, such as the views that must be deleted first
+    request = DeleteTopicsRequest(
+        topics=[DeleteTopicsRequest.TopicState(name=name) for name in found], timeout_ms=int(REQUEST_TIMEOUT_S * 1000)
+    )
+    with Broker(settings.bootstrap) as broker:
+        results = broker.request(_DELETE_TOPICS, request, version_min=_DELETE_TOPICS_VERSION_MIN).responses
+    done = [one.name for one in results if not one.error_code]
+    is_failure = lambda code: code and not (if_exists and code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    failed = [one for one in results if is_failure(one.error_code)]
     if settings.json:
-        emit_json({"deleted": [name for name, _ in done]})
+        emit_json({"deleted": done})
     else:
-        for name, _ in done:
+        for name in done:
             click.echo(f"deleted topic {name}")
-    raise_failures((f"topic {name}", error) for name, error in failed)
+    if failed:
+        raise CliError(
+            "; ".join(f"topic {one.name}: {error_text(one.error_code, one.error_message)}" for one in failed)
+        )
 
 
 @command.command("add-partitions")

@@ -151,6 +151,21 @@ def test_error_messages_of_the_broker_are_shown(mqd, arguments, part):
     assert (code, out) == (1, "") and error.startswith("mqd: topic refused: ") and part in error
 
 
+def test_a_refusal_because_of_a_view_says_so(mqd):
+    assert mqd("topic", "create", "base")[0] == 0
+    assert mqd("topic", "create", "vw", "-c", "view.of=base", "-c", "view.filter=tag = 'a'")[0] == 0
+    code, out, error = mqd("topic", "delete", "base")
+    assert (code, out) == (1, "") and "topic base: " in error and "(vw)" in error
+    code, _, error = mqd("produce", "vw", stdin=b"x\n")
+    assert code == 1 and "a view cannot be written" in error
+    assert mqd("topic", "delete", "vw", "base")[:2] == (0, "deleted topic vw\ndeleted topic base\n")
+
+
+def test_a_redrive_of_no_topic_reports_nothing_moved_by_it(mqd):
+    code, out, error = mqd("queue", "redrive", "dlq.ghost", "--dry-run")
+    assert code == 1 and out == "" and "dlq.ghost" in error
+
+
 def test_configuration(mqd):
     assert mqd("topic", "create", "configured")[0] == 0
     assert mqd("config", "set", "topic/configured", "segment.bytes=65536", "retention.bytes=1000000")[0] == 0
