@@ -25,6 +25,10 @@ FRAME_BYTES_MAX = 256 << 20
 CLIENT_ID = "mqd-cli"
 RECONNECT_S = 60.0  # long enough for a broker to restart, or a cluster to detect that one is down
 _RETRY_S = 0.5
+_REMEDIES = {
+    "SECURITY_DISABLED": "start the broker with mqd up --secure, or set authorizer.class.name",
+    "DELEGATION_TOKEN_AUTH_DISABLED": "set delegation.token.secret.key, to the same value on all brokers",
+}
 
 T = TypeVar("T")
 
@@ -74,8 +78,10 @@ class Broker:
             raise CliError(f"not authenticated at {self._bootstrap}: {error}; {LOGIN_REMEDY}") from None
 
     def _tls_failure(self, error: ssl.SSLError) -> CliError:
-        is_verification = isinstance(error, ssl.SSLCertVerificationError)
-        reason = f"the broker's certificate: {error.verify_message}" if is_verification else error.reason or str(error)
+        if isinstance(error, ssl.SSLCertVerificationError):
+            reason = f"the broker's certificate: {error.verify_message}"
+        else:
+            reason = error.reason or str(error)
         return CliError(f"no TLS connection to {self._bootstrap}: {reason}; {TLS_REMEDY}")
 
     def __exit__(self, *_: object) -> None:
@@ -174,7 +180,6 @@ def error_text(error_code: int, message: str | None = None) -> str:
     from mqd.protocol.errors import ERRORS
 
     known = ERRORS.get(error_code)
-    return (
-        f"{(message or (known.message if known else 'unknown error')).rstrip('.')}"
-        f" ({known.name if known else error_code})"
-    )
+    name = known.name if known else str(error_code)
+    remedy = f"; {_REMEDIES[name]}" if name in _REMEDIES else ""
+    return f"{(message or (known.message if known else 'unknown error')).rstrip('.')} ({name}){remedy}"

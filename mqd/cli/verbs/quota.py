@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -83,6 +83,16 @@ def _one_entity(**named: Any) -> Entity:
     return found
 
 
+def _require_fitting(entity: Entity, keys: Collection[str]) -> None:
+    """Raises click.UsageError for a limit that does not apply to this kind of entity."""
+    from mqd.cli import access
+
+    if any((key == access.QUOTA_KEYS["connections"]) != ("ip" in entity) for key in keys):
+        raise click.UsageError(
+            "--connections goes with --ip or --default-ip only; --produce, --fetch, --requests and --changes do not"
+        )
+
+
 def _short(entity: Entity) -> str:
     from mqd.cli import access
 
@@ -158,6 +168,7 @@ def set_(
     requested: dict[str, float | None] = {key: float(value) for key, value in given.items() if value is not None}
     if not requested:
         raise click.UsageError("nothing to set; give --produce, --fetch, --requests, --changes or --connections")
+    _require_fitting(entity, requested)
     access.set_quotas(settings, entity, requested, dry_run)
     if settings.json:
         emit_json({"entity": entity, "set": requested, "changed": not dry_run})

@@ -314,3 +314,16 @@ def test_a_dry_run_of_acl_remove_needs_a_broker() -> None:
 def test_a_rate_of_too_many_digits_is_a_usage_error(rate):
     with pytest.raises(click.BadParameter, match="is not a rate"):
         quota.Rate().convert(rate, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["quota", "set", "loader", "--connections", "10"], "--connections goes with --ip"),
+        (["quota", "set", "--ip", "10.0.0.7", "--produce", "5MB"], "--connections goes with --ip"),
+        (["topic", "alter", "orders", "--partitions", "5"], "mqd topic add-partitions NAME --to 5"),
+    ],
+)
+def test_the_fitting_options_are_named(arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_module._run([*arguments, "-b", "127.0.0.1:1"]) == 2
+    assert hint in capsys.readouterr().err

@@ -17,6 +17,7 @@ from mqd.cli import moves
 from mqd.cli.common import EXIT_UNREACHABLE, CliError
 from mqd.cli.kafka_request import Broker, with_retries
 from mqd.protocol.api import decode_request, encode_response, with_length
+from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import SUPPORTED, RequestHeader
 from mqd.protocol.messages import ApiVersionsResponse, ListGroupsRequest, ListGroupsResponse
 from tests.ports import free_port
@@ -180,3 +181,14 @@ def test_groups_after_one_that_cannot_be_deleted_are_deleted_and_reported(
     assert main._run(["group", "delete", "a", "b", "c"]) == 1
     out, error = capsys.readouterr()
     assert out == "deleted group a\ndeleted group c\n" and error == "mqd: group b: no coordinator answers: it is away\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "setting"),
+    [
+        (ErrorCode.SECURITY_DISABLED, "authorizer.class.name"),
+        (ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED, "delegation.token.secret.key"),
+    ],
+)
+def test_what_is_disabled_names_the_setting_that_enables_it(code: ErrorCode, setting: str) -> None:
+    assert setting in request.error_text(code)
