@@ -239,16 +239,20 @@ def _stripes(about: FileSystem, devices: Sequence[Device]) -> Iterator[Setting]:
 # -- memory ----------------------------------------------------------------------------------------
 
 
+def has_swap(root: Path) -> bool:
+    return len((text(root / "proc/swaps") or "").splitlines()) > 1  # the first line is a heading
+
+
 def _memory(root: Path) -> Iterator[Setting]:
     vm = root / "proc/sys/vm"
     swappiness = number(vm / "swappiness")
-    swaps = len((text(root / "proc/swaps") or "").splitlines()) > 1
+    swaps = has_swap(root)
     if swappiness is not None:
         is_good = swappiness <= SWAPPINESS_MAX or not swaps
         yield Setting(
             "vm.swappiness",
             str(swappiness),
-            str(SWAPPINESS),
+            str(SWAPPINESS) if swaps else "any (no swap)",
             is_good,
             "the broker's own memory is swapped out to keep more segments in memory"
             if swaps

@@ -117,6 +117,8 @@ def command(
             raise CliError(f"{journal} has no entry: no change of mqd tune --apply is left to undo")
         _report(changes.undo(root, written), as_json)
         return 0
+    if data_dir is not None and not (root / data_dir.absolute().relative_to("/")).is_dir():
+        raise CliError(f"{data_dir} is not a directory: name one on the disk that is to be checked")
     found = settings.read_settings(root, _directories(data_dir, config_file))
     if is_apply:
         try:

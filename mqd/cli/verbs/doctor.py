@@ -18,6 +18,7 @@ from mqd.cli.cluster_view import address
 from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, emit_json, is_here, options
 from mqd.cli.inspection import diagnosis, metrics_page
 from mqd.cli.inspection.diagnosis import TITLES, Finding, Harm
+from mqd.cli.machine.settings import has_swap
 
 LAST_ERRORS = 3
 LOG_BYTES_MAX = 1 << 20
@@ -41,7 +42,8 @@ def host_facts(acceptor_pid: int | None) -> dict[str, Any]:
         return about.f_bavail / about.f_blocks if about.f_blocks else 1.0
 
     add("shm_free", lambda: free("/dev/shm"))
-    add("swappiness", lambda: int(Path("/proc/sys/vm/swappiness").read_text()))
+    if has_swap(Path("/")):
+        add("swappiness", lambda: int(Path("/proc/sys/vm/swappiness").read_text()))
     add(
         "transparent_hugepages",
         lambda: Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().split("[")[1].split("]")[0],

@@ -61,6 +61,8 @@ class Machine:
         }.items():
             self.write(path, value)
 
+        (self.root / "srv/my data/mqd").mkdir(parents=True)
+
     def write(self, path: str, value: str) -> None:
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -124,6 +126,17 @@ def test_a_raid_with_the_defaults_of_a_distribution(machine: Machine) -> None:
     assert "node 1: 2-3" in found["NUMA"].why
     assert not any(one.is_risk for one in found.values())
     assert not [name for name in found if name.startswith("nvme0n1")]  # not the broker's disks
+
+
+def test_a_host_without_swap_may_have_any_swappiness(machine: Machine) -> None:
+    machine.write("proc/swaps", "Filename Type Size Used Priority\n")
+    found = machine.settings()["vm.swappiness"]
+    assert found.is_good and (found.now, found.wanted) == ("60", "any (no swap)")
+
+
+def test_a_data_directory_that_does_not_exist_is_refused(machine: Machine) -> None:
+    done = machine.tune("--data-dir", "/srv/none")
+    assert "/srv/none is not a directory" in str(done.exception)
 
 
 def test_an_ssd_by_its_partition(machine: Machine) -> None:
