@@ -105,6 +105,7 @@ ALIASES = {"broker.id": "node.id", "log.dir": "log.dirs"}
 _USERS = "users and their passwords are kept in the cluster's metadata (kafka-configs --entity-type users)"
 _MECHANISMS = "GSSAPI is not available; SCRAM-SHA-512, SCRAM-SHA-256, PLAIN and OAUTHBEARER are"
 _TIERED = "tiered storage is not available"
+_REMOVED = "Kafka 4 has removed it; delete the line"
 _POLICY = "its restrictions would not be enforced: the broker loads no Java classes"
 
 # Prefix of the name -> error text. Ignoring these would break a guarantee.
@@ -122,6 +123,9 @@ REFUSED: dict[str, str] = {
     "create.topic.policy.class.name": _POLICY,
     "alter.config.policy.class.name": _POLICY,
     "client.quota.callback.class": _POLICY + "; quotas are set by kafka-configs, or `mqd quota set`",
+    "inter.broker.protocol.version": _REMOVED,
+    "log.message.format.version": _REMOVED,
+    "message.format.version": _REMOVED,
     "zookeeper.": "mqd has no ZooKeeper",
     "remote.": _TIERED,
     "local.retention.": _TIERED,

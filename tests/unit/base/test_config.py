@@ -169,6 +169,8 @@ def test_kafkas_properties_without_effect_are_accepted_and_listed():
         ("super.users", "User:admin;ops", "a principal has a type and a name"),
         ("create.topic.policy.class.name", "a.B", "its restrictions would not be enforced"),
         ("log.local.retention.ms", "1000", "tiered storage"),
+        ("inter.broker.protocol.version", "3.9", "delete the line"),
+        ("log.message.format.version", "3.0", "delete the line"),
         ("security.inter.broker.protocol", "SSL", "cluster.tls=required encrypts"),
         ("client.quota.callback.class", "a.B", "kafka-configs"),
     ],
