@@ -173,9 +173,13 @@ def _prepare(places: Files, node_id: int, hosts: list[str], now: datetime.dateti
         _write(places.admin, _admin_settings(places).encode())
 
 
-def renew(places: Files, now: datetime.datetime) -> None:
-    """Issues new certificates for the broker and its host, with the same names. Raises CliError."""
+def renew(places: Files, now: datetime.datetime) -> list[Path]:
+    """Issues new certificates for the broker and its host, with the same names. Returns their files.
+    Raises CliError.
+    """
     from mqd.security import pki
+
+    renewed = []
 
     try:
         with _locked(places):
@@ -183,8 +187,10 @@ def renew(places: Files, now: datetime.datetime) -> None:
                 if file is places.broker or file.exists():
                     pair = pki.renew(_authority(places, now), file.read_bytes(), now)
                     _write(file, pair.key + pair.certificate)
+                    renewed.append(file)
     except (OSError, ValueError) as error:
         raise CliError(f"the certificate in {places.directory} cannot be renewed: {error}") from error
+    return renewed
 
 
 def describe_certificate(name: str, hosts: Iterable[str]) -> str:

@@ -63,8 +63,8 @@ def renew(data_dir: Path | None) -> int:
     from mqd.cli import secure
 
     places = _secured_files(data_dir)
-    secure.renew(places, datetime.datetime.now(datetime.UTC))
-    click.echo(f"{places.broker} is renewed; a running broker uses it within seconds")
+    for file in secure.renew(places, datetime.datetime.now(datetime.UTC)):
+        click.echo(f"{file} is renewed; a running broker uses it within seconds")
     return 0
 
 

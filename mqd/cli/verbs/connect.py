@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -78,6 +79,18 @@ def save(file: Path, text: str) -> None:
         opened.write(text)
 
 
+def _asked() -> str:
+    """Without a terminal, the password is a line of stdin."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        password = sys.stdin.readline().rstrip("\r\n")
+        if not password:
+            raise CliError("there is no terminal to ask for the password: give --password-file FILE", 2) from None
+        return password
+    return str(click.prompt("Password", hide_input=True, err=True))
+
+
 @click.command(short_help="Write the settings with which a client reaches the cluster.")
 @click.argument("form", type=click.Choice(list(FORMS)))
 @click.option("--user", help="Another user than that of --client-config; prompts for the password.")
@@ -107,11 +120,7 @@ def command(settings: Settings, form: str, user: str | None, password_file: Path
                 "--user needs the settings of a listener with SASL; name the file that has them: --client-config FILE"
             )
         chosen["sasl.username"] = user
-        chosen["sasl.password"] = (
-            password_file.read_text().rstrip("\n")
-            if password_file
-            else click.prompt("Password", hide_input=True, err=True)
-        )
+        chosen["sasl.password"] = password_file.read_text().rstrip("\n") if password_file else _asked()
     text = format_settings(form, settings.bootstrap, chosen)
     if out is None:
         click.echo(text, nl=False)

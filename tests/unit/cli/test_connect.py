@@ -71,6 +71,8 @@ def test_the_command(tmp_path, monkeypatch):
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     requested = CliRunner().invoke(cli, arguments, input="s3cret\n")
     assert requested.exit_code == 0 and "sasl.password=s3cret" in requested.output
+    silent = CliRunner().invoke(cli, arguments)
+    assert silent.exit_code in (1, 2) and "Password" in silent.output or "--password-file" in silent.output
     monkeypatch.setenv("MQD_CLIENT_CONFIG", "")
     plain = CliRunner().invoke(cli, ["connect", "java", "--user", "bob"])
     assert plain.exit_code != 0 and set(FORMS) >= {"java", "kcat"}

@@ -161,7 +161,9 @@ def test_the_commands(tmp_path):
     shown = json.loads(cert("status", "--format", "json").output)
     assert shown["broker.pem"]["days_left"] == shown["host.pem"]["days_left"] == 89
     host = places.host.read_bytes()
-    assert cert("renew").return_value == 0
+    renewed = cert("renew")
+    assert renewed.return_value == 0 and "/broker.pem is renewed" in renewed.output
+    assert "/host.pem is renewed" in renewed.output
     assert places.host.read_bytes() != host and pki.is_host(places.host.read_bytes(), 1)
     after = places.broker.read_bytes()
     assert after != before and pki.covers(after, HOSTS)
