@@ -42,7 +42,9 @@ def _password(read_stdin: bool) -> tuple[str, bool]:
 @options
 @click.argument("name")
 @click.option("--password-stdin", is_flag=True, help="Read the password from stdin; otherwise one is generated.")
-@click.option("--replace", is_flag=True, help="Set a new password if the user exists; the old one ends.")
+@click.option(
+    "--replace", is_flag=True, help="Set a new password if the user exists; the old one ends. Implied by --data-dir."
+)
 @_DATA_DIR
 def create(settings: Settings, name: str, password_stdin: bool, replace: bool, data_dir: Path | None) -> None:
     """Create NAME, or with --replace set its password. A generated password is printed once."""
@@ -53,7 +55,7 @@ def create(settings: Settings, name: str, password_stdin: bool, replace: bool, d
         who = principal.user(name)
     except ValueError as error:
         raise CliError(str(error), 2) from None
-    if not replace and (_is_known_to_controller(data_dir, name) if data_dir else name in access.users(settings)):
+    if not replace and data_dir is None and name in access.users(settings):
         raise CliError(f"the user {name} exists; --replace gives it a new password, and the old one ends")
     password, generated = _password(password_stdin)
     salted = access.SaltedPassword(password, generated)
@@ -115,24 +117,6 @@ def _change_through_controller(
     check("users", response.error, response.message)
     for one in response.users:
         check(f"user {one.user}", one.error, one.message)
-
-
-def _is_known_to_controller(data_dir: Path, name: str) -> bool:
-    """Changes nothing: two removals of one credential are refused, as unknown or as duplicates."""
-    from mqd.base.paths import layout
-    from mqd.cli import local_controller
-    from mqd.cli.kafka_request import check
-    from mqd.cluster.host import messages
-    from mqd.protocol.errors import ErrorCode
-    from mqd.security import scram
-
-    for mechanism in scram.NUMBERS.values():
-        request = messages.AlterScramCredentials([(name, mechanism)] * 2, [])
-        response = local_controller.change(layout(data_dir).controller_socket, request, TIMEOUT_S)
-        check("users", response.error, response.message)
-        if any(one.error == ErrorCode.DUPLICATE_RESOURCE for one in response.users):
-            return True
-    return False
 
 
 @command.command("list")
