@@ -30,9 +30,15 @@ def test_histories(share_number: int) -> None:
     first = share_number * SEEDS_OF_A_SHARE
     histories = [run(seed) for seed in range(first, first + SEEDS_OF_A_SHARE)]
     assert sum(history.event_count for history in histories) > 2_000
-    met = set().union(*(history.errors for history in histories))
-    assert {0, 68, 69, 81} <= met
-    assert any(history.altered for history in histories)
+    if share_number == 0:  # the rare cases are not in every share
+        met = set().union(*(history.errors for history in histories))
+        assert {0, 68, 69, 81} <= met
+        assert any(history.altered for history in histories)
+
+
+def test_a_deletion_that_failed_stays_whole_when_offsets_are_altered() -> None:
+    """Otherwise a later group of this name could never use the partitions that were left."""
+    run(2953)
 
 
 def test_histories_are_deterministic() -> None:

@@ -120,7 +120,13 @@ class OffsetsAdmin:
         group.set_states(
             union(states.initializing, difference(altered, states.initialized)),
             states.initialized,
-            states.deleting.difference(altered),
+            # the share coordinator may still have states of the topic's other partitions, of higher epochs than a
+            # group of this name that is created later
+            frozenset(
+                topic_id
+                for topic_id in states.deleting
+                if topic_id not in altered or len(altered[topic_id]) < self._partition_count(topic_id)
+            ),
         )
         self._alterations[group.initialize(starts)] = _Alteration(event.request, topics)
 
@@ -149,10 +155,10 @@ class OffsetsAdmin:
             topic = group.cluster.topic(name)
             if topic is None:
                 topics.append(_refused(name, error_message(UNKNOWN)))
-            elif topic.topic_id in states.initialized:
-                found[topic.topic_id] = states.initialized[topic.topic_id]
             elif topic.topic_id in states.deleting:
                 found[topic.topic_id] = tuple(range(topic.partition_count))
+            elif topic.topic_id in states.initialized:
+                found[topic.topic_id] = states.initialized[topic.topic_id]
             else:
                 topics.append(_refused(name, NOTHING_TO_DELETE))
         if not found:
@@ -169,14 +175,18 @@ class OffsetsAdmin:
             return
         found = union(states.initialized, states.initializing)
         for topic_id in states.deleting:
-            topic = group.cluster.topic(group.cluster.topic_name(topic_id) or "")
-            if topic is not None:
-                found = union(found, {topic_id: tuple(range(topic.partition_count))})
+            if count := self._partition_count(topic_id):
+                found = union(found, {topic_id: tuple(range(count))})
         if not found:
             self._complete_group_deletion(request, replies)
             return
         group.set_states({}, {}, states.deleting.union(found))
         self._delete(_Deletion(request, found, None))
+
+    def _partition_count(self, topic_id: bytes) -> int:
+        cluster = self._group.cluster
+        topic = cluster.topic(cluster.topic_name(topic_id) or "")
+        return topic.partition_count if topic is not None else 0
 
     def _delete(self, deletion: _Deletion) -> None:
         token = self._group.next_token()
