@@ -34,6 +34,10 @@ def test_many_histories(share: int) -> None:
         MigrationHistory(seed).run(STEPS)
 
 
+def test_a_cooperative_member_keeps_its_partitions_while_a_generation_begins() -> None:
+    MigrationHistory(1558).run(STEPS)
+
+
 def loses_owned_partitions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(migration, "decode_assignment", lambda data: {})
 

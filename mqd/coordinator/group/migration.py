@@ -48,7 +48,8 @@ def _take_over(group: ConsumerGroup, old: ClassicMember, protocol: str | None, n
         raise ValueError("a member's metadata does not fit into one record of a consumer group's member")
     subscription = decode_subscription(old.protocols[protocol] if protocol in old.protocols else protocols[0][1])
     assigned: Partitions = {}
-    for name, indexes in decode_assignment(old.assignment).items():
+    # while a generation begins, no member has an assignment yet, and cooperative ones work on what they reported
+    for name, indexes in (decode_assignment(old.assignment) or subscription.owned).items():
         topic = group.cluster.topic(name)
         if topic is not None and name in subscription.topics:
             # If a client's assignor assigned a partition to two members, it belongs to the first.
