@@ -70,9 +70,12 @@ static struct client client_open_of(struct bench *b, uint32_t worker, uint16_t l
     socklen_t size_bytes = sizeof address;
     struct client client = {.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
     int one = 1;
+    static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* or one thread would close what another waits for */
     getsockname(b->listener, (struct sockaddr *)&address, &size_bytes);
+    pthread_mutex_lock(&opening);
     CHECK_OR(connect(client.fd, (struct sockaddr *)&address, sizeof address) == 0, abort());
     int peer = client_accept(b, client.fd);
+    pthread_mutex_unlock(&opening);
     client_limit(&client);
     setsockopt(client.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
