@@ -98,6 +98,8 @@ def _set_title(argv: Sequence[str]) -> None:
     that the parent was started with: it may have secrets that the parent has removed since.
     """
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    if len(fields) < _ENVIRONMENT_AT + 2:
+        return  # an emulator (qemu-user), which reports no addresses
     begin, end = map(int, fields[_ARGUMENTS_AT : _ARGUMENTS_AT + 2])
     size = end - begin
     title = b"".join(word.encode() + b"\0" for word in argv)
