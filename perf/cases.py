@@ -161,13 +161,13 @@ def fetch(bench: Bench) -> None:
             hot = way == "64 KiB"
             bench.add(f"fetch of {way}, {name}", "CPU-µs", cost[name], 20.0 if hot and name != "copying" else None)
             bench.add(
-                f"catch-up by {way}, {name}",
+                f"fetches of {way}, {name}, throughput",
                 "GB/s",
                 rate[name],
                 2.0 if not hot and name != "copying" else None,
                 at_least=True,
             )
-            bench.add(f"catch-up by {way}, {name}, of a whole core", "GB per CPU-second", per_second[name])
+            bench.add(f"fetches of {way}, {name}, per CPU-second", "GB per CPU-second", per_second[name])
         saved = [100 * (1 - sent / copied) for sent, copied in zip(cost["io_uring"], cost["copying"], strict=True)]
         bench.add(f"sendfile saves of copying's CPU, {way}", "%", saved, note="expected beforehand: 65 %")
 
@@ -241,11 +241,11 @@ def latency(bench: Bench) -> None:
     for label in LABELS.values():
         bench.add(f"produce one record, acks=1, p50, {label}", "µs", found[f"p50 {label}"], 80.0)
         bench.add(f"produce one record, acks=1, p99, {label}", "µs", found[f"p99 {label}"])
-        bench.add(f"echo server beside it, p50, {label}", "µs", found[f"echo p50 {label}"])
+        bench.add(f"echo server in the same rounds, p50, {label}", "µs", found[f"echo p50 {label}"])
         bench.add(f"p99 as a multiple of the echo server's, {label}", "times", found[f"times echo {label}"], 5.0)
         bench.add(f"produce one record, acks=all, p50, {label}", "µs", found[f"all {label}"])
-        bench.add(f"fdatasync beside it, p50, {label}", "µs", found[f"sync {label}"])
-        bench.add(f"acks=all above fdatasync, p50, {label}", "µs", found[f"above {label}"], 100.0)
+        bench.add(f"fdatasync in the same rounds, p50, {label}", "µs", found[f"sync {label}"])
+        bench.add(f"acks=all, p50 minus that of fdatasync, {label}", "µs", found[f"above {label}"], 100.0)
         bench.add(f"produce to consume, p50, flush.on.ack=false, {label}", "µs", found[f"e2e {label}"], 200.0)
         bench.add(
             f"produce to consume, p50, flush.on.ack=true, {label}",
@@ -366,11 +366,16 @@ def partitions(bench: Bench) -> None:
             )
             lost.append(100 * (1 - _microseconds_each(one, one_spent) / _microseconds_each(two, two_spent)))
             rate_lost.append(100 * (1 - (two["count"] / two["seconds"]) / (one["count"] / one["seconds"])))
-        bench.add(f"1 → 2,000 partitions costs, {label}", "% of throughput per CPU-second", lost, target)
-        bench.add(f"1 → 2,000 partitions costs, {label}, by rate", "% of rate", rate_lost)
+        bench.add(
+            f"throughput lost with 2,000 partitions instead of 1, {label}",
+            "% of throughput per CPU-second",
+            lost,
+            target,
+        )
+        bench.add(f"throughput lost with 2,000 partitions instead of 1, {label}, by rate", "% of rate", rate_lost)
     bench.brokers.drop("many")
     alone: dict[int, list[float]] = {1: [], 2000: []}
-    for _ in bench.repeat("the file system alone", 3):
+    for _ in bench.repeat("write(2) without a broker", 3):
         for files, values in alone.items():
             bench.prepare(2 * WARM_MEGABYTES)
             values.append(
@@ -379,7 +384,7 @@ def partitions(bench: Bench) -> None:
                 ]
             )
     for files, values in alone.items():
-        bench.add(f"the file system alone: a write of 16 KiB to one of {files:,} files", "CPU-µs", values)
+        bench.add(f"write(2) of 16 KiB without a broker, to one of {files:,} files", "CPU-µs", values)
 
 
 def _produce_many(bench: Bench, broker: Measured, topic: str, size: int, arguments: dict) -> tuple[dict, CpuTime]:
@@ -419,7 +424,7 @@ def forward(bench: Bench) -> None:
         for way, values in cost.items():
             bench.add(f"{label} batch {way}, both workers", "CPU-µs", values)
         more = statistics.median(cost["forwarded"]) - statistics.median(cost["local"])
-        bench.add(f"forwarding a {label} batch costs", "CPU-µs more", [more])
+        bench.add(f"CPU added by forwarding, {label} batch", "CPU-µs more", [more])
 
 
 def _forward_once(bench: Bench, broker: Measured, size: int, shift: int) -> tuple[str, float]:
@@ -506,11 +511,11 @@ def surge(bench: Bench) -> None:
                 tails[times].append(_steady_p99_us(bench, broker, topic, times))
         bench.add(f"p99 of {STEADY_CLIENTS} producers, {way}", "µs", tails[0])
         bench.add(
-            f"p99 of {STEADY_CLIENTS} producers beside one at {SURGE_FACTOR} times the rate, {way}",
+            f"p99 of {STEADY_CLIENTS} producers beside one with {SURGE_FACTOR} times the rate, {way}",
             "µs",
             tails[SURGE_FACTOR],
         )
-        name = f"p99 beside one at {SURGE_FACTOR} times the rate, as a multiple of alone, {way}"
+        name = f"p99 beside a producer with {SURGE_FACTOR} times the rate, as a multiple of that without it, {way}"
         bench.add(name, "times", _surge_ratios(tails), SURGE_RATIO_MAX)
     bench.brokers.drop("surge")
 

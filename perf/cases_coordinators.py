@@ -155,7 +155,7 @@ def heartbeats(bench: Bench) -> None:
                     late.append(result["p99_ms"])
             for what, value in found.items():
                 p99.setdefault((what, where), []).append(value)
-    bench.add("5,000 heartbeats/s, the acceptor", "% of a core", share, 40.0)
+    bench.add("5,000 heartbeats/s, CPU of the acceptor", "% of a core", share, 40.0)
     bench.add("5,000 heartbeats/s, p99 of a heartbeat", "ms", late)
     for what in ("produce", "end_to_end"):
         for where, values in ((where, p99[what, where]) for where in ("without", "elsewhere", "with")):
@@ -170,7 +170,7 @@ def heartbeats(bench: Bench) -> None:
             )
         ratio = [one / same for one, same in zip(p99[what, "with"], p99[what, "elsewhere"], strict=True)]
         bench.add(
-            f"5,000 heartbeats/s move the p99 of {what.replace('_', ' ')}",
+            f"p99 of {what.replace('_', ' ')} with 5,000 heartbeats/s, as a multiple of that without",
             "times",
             ratio,
             1.2,

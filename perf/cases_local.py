@@ -30,7 +30,7 @@ WARM_MEGABYTES = 1_300
 RECORD_OVERHEAD = 12  # bytes around such a record in a batch
 HEADLINE_RATE, HEADLINE_RECORD, HEADLINE_MILLISECONDS = 800_000, 1024, 5_000
 HEADLINE_WARM_MEGABYTES = 4_400
-ALONE = "each side with a whole core"
+ALONE = "if each side had a whole core"
 PYTHON_RECORDS = {
     "produce_batch": 4_000_000,
     "produce": 500_000,
@@ -186,7 +186,7 @@ def native_produce(bench: Bench) -> None:
             bench, f"C producer, {batch} KiB batches, TCP", note="batches encoded beforehand: no client's work is in it"
         )
         bench.add(
-            f"local: the file system alone, {batch} KiB writes, the same number of records on one core",
+            f"local: write(2) of {batch} KiB without a broker, one core",
             "records/s",
             samples.values[f"floor {batch}"],
             note="write(2) into the page cache and nothing else, in the same run",
@@ -361,7 +361,7 @@ def headline(bench: Bench) -> None:
         samples("client", result["client_cpu_seconds"] / result["seconds"])
         broker.delete(topic)
     bench.add(
-        "local: 1 KiB records at 800,000/s, reached",
+        "local: 1 KiB records at 800,000/s, actual rate",
         "records/s",
         samples.values["rate"],
         0.99 * HEADLINE_RATE,

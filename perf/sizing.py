@@ -13,7 +13,7 @@ from perf.report import rounded
 
 APPEND = {1024: "1 KiB batch appended, io_uring", 16384: "16 KiB batch appended, io_uring"}
 APPEND_SMALL = 200, "200-byte batch appended, io_uring"  # as batches per CPU-second
-FORWARD = {1024: "forwarding a 1 KiB batch costs", 16384: "forwarding a 16 KiB batch costs"}
+FORWARD = {1024: "CPU added by forwarding, 1 KiB batch", 16384: "CPU added by forwarding, 16 KiB batch"}
 PESSIMISTIC_AT_WORKERS = 16
 FETCH = {65536: "fetch of 64 KiB, io_uring", 1 << 20: "fetch of 1 MiB, io_uring"}
 

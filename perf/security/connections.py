@@ -84,10 +84,10 @@ def connections(bench: Bench) -> None:
         cost.append(spent.run_us / done["count"])
         rate.append(done["count"] / (spent.run_ns / 1e9))
         tail.append(others["acknowledged"]["p99_us"] / alone["acknowledged"]["p99_us"])
-    bench.add("connection of TLS 1.3 (ECDSA) and SCRAM-SHA-256, all processes", "CPU-µs", cost)
-    name = "connections of TLS 1.3 and SCRAM-SHA-256 for each second of a core"
+    bench.add("connection with TLS 1.3 (ECDSA) and SCRAM-SHA-256, all processes", "CPU-µs", cost)
+    name = "connections with TLS 1.3 and SCRAM-SHA-256 per CPU-second"
     bench.add(name, "connections", rate, CONNECTIONS_PER_CORE_SECOND, at_least=True)
-    bench.add("p99 of others while connections are made, as a multiple of alone", "times", tail, 2.0)
+    bench.add("p99 of others during handshakes, as a multiple of that without them", "times", tail, 2.0)
     bench.brokers.drop("connections")
 
 
@@ -124,7 +124,7 @@ def rights(bench: Bench) -> None:
     for way, found in cost.items():
         bench.add(f"200-byte batch appended in a request, {way or 'without access rules'}", "CPU-µs", found)
     more = [(ruled / plain - 1) * 100 for plain, ruled in zip(*cost.values(), strict=True)]
-    bench.add("access rules cost", "% of a batch", more, 1.0)
+    bench.add("CPU added by access rules", "% of a batch", more, 1.0)
     for way in brokers:
         bench.brokers.drop(f"rights {way}".strip())
 
