@@ -167,7 +167,7 @@ enum mqd_counter {
     MQD_COUNT_THROTTLED,
     MQD_GAUGE_LOCAL_ATTACHMENTS,
     MQD_GAUGE_LOCAL_BYTES,
-    MQD_COUNT_LOCAL_ATTACHED,
+    MQD_COUNT_LOCAL_ATTACHES,
     MQD_COUNT_LOCAL_REFUSED,
     MQD_COUNT_LOCAL_REQUESTS,
     MQD_COUNT_LOCAL_LOOKUPS,
@@ -184,8 +184,8 @@ enum mqd_counter {
     MQD_COUNT_RECORDS_DEDUPLICATED,
     MQD_GAUGE_SYNC_OLDEST_NS, /* CLOCK_MONOTONIC at which the oldest flush under way began; 0 = none */
     MQD_COUNT_VIEW_FILTERED_BYTES,
-    MQD_COUNT_VIEW_PIECES_USED,
-    MQD_COUNT_VIEW_PIECES_EVICTED,
+    MQD_COUNT_VIEW_CACHE_HITS,
+    MQD_COUNT_VIEW_CACHE_EVICTIONS,
     MQD_GAUGE_VIEW_CACHE_BYTES,
     MQD_COUNTER_COUNT
 };
@@ -480,7 +480,7 @@ struct mqd_log_options {
     int64_t flush_interval_messages; /* Kafka's flush.messages */
     int64_t flush_interval_ms;       /* Kafka's flush.ms; applies to data that no acknowledgement waits for */
     /* without flush_on_ack: flush after this many unflushed bytes; 0 = the broker decides */
-    int64_t queue_memory_bytes;
+    int64_t queue_unflushed_bytes;
     int32_t producer_id_count_max;
     int32_t producer_id_expiration_ms;
     uint8_t log_append_time; /* message.timestamp.type is LogAppendTime */

@@ -493,12 +493,12 @@ def validate_topic(
         "queue.delete.on.ack",
         effective,
     )
-    memory = effective["queue.memory.bytes"]
+    memory = effective["queue.unflushed.bytes"]
     _require(
         memory == "0" or effective["flush.on.ack"] != "true",
-        f"queue.memory.bytes={memory} cannot be combined with flush.on.ack=true, which flushes each record before it is"
+        f"queue.unflushed.bytes={memory} cannot be combined with flush.on.ack=true, which flushes each record before it is"
         " acknowledged; set flush.on.ack=false",
-        "queue.memory.bytes",
+        "queue.unflushed.bytes",
         effective,
     )
     deduplication.check(effective)

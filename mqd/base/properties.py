@@ -264,7 +264,7 @@ replication.recovery.delay.ms: long >=-1 <=LONG_MAX = 600000
     (mqd) The replicas of a lost host are created on other hosts after this time, unless it returns. -1: never.
 replica.moves.max: int >=1 <=100000 = 50
     (mqd) Partitions whose replicas are moved at a time to drain a host, to balance the load, or to replace a lost host.
-controlled.shutdown.moves.max: int >=1 <=1000000 = 1000
+controlled.shutdown.transfers.max: int >=1 <=1000000 = 1000
     (mqd) Leaderships that a host that is shutting down hands over with each heartbeat.
 controlled.shutdown.wait.ms: int >=0 <=INT_MAX = 30000
     (mqd) How long a host that shuts down waits for other hosts to take over its leaderships and to learn of that.
@@ -595,7 +595,7 @@ worker.cpus: list =
     (mqd) CPUs to pin the workers to, in order, such as 0,2-3. Empty: not pinned.
 worker.spin.us: int >=0 <=1000000 = 0
     (mqd) How long an idle worker polls before it sleeps: a longer time gives lower latency and uses more CPU.
-worker.loop.causes: bool = false
+worker.loop.profile: bool = false
     (mqd) Measure how the turns of a worker's loop spend their time: writing, allocating, flushing, locks, page
     faults, waiting for a CPU (docs/operations.md). It takes some microseconds a turn.
 io.backend: enum(auto|io_uring|epoll) = auto
@@ -703,7 +703,7 @@ queue.delete.on.ack: bool dynamic = false
     rejected, or delivered group.share.delivery.count.limit times. A group without members keeps the records that it has
     not finished with, until retention deletes them or the group is deleted; consumer groups do not prevent deletion.
     Files are deleted as whole segments: set segment.bytes as well. Not with cleanup.policy=compact.
-queue.memory.bytes: long >=0 dynamic = 0
+queue.unflushed.bytes: long >=0 dynamic = 0
     (mqd) With flush.on.ack=false: a partition's records are flushed when this many bytes are unflushed, or after
     flush.ms where that is set, instead of after 5 s or 8 MiB. Records that queue.delete.on.ack deletes before that are
     not written to the disk; a power cut loses unflushed records (docs/queues.md). About three segments can wait for

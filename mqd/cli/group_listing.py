@@ -55,7 +55,7 @@ class DelayingMember(msgspec.Struct):
 
 
 class Rebalance(msgspec.Struct):
-    lasting_ms: int
+    elapsed_ms: int
     reason: str
     held_up_by: list[DelayingMember]
 
@@ -94,7 +94,7 @@ def _rebalance(found: Any) -> Rebalance | None:
         )
         for one in found.held_up_by
     ]
-    return Rebalance(found.lasting_ms, found.reason, delaying)
+    return Rebalance(found.elapsed_ms, found.reason, delaying)
 
 
 def _from_classic(response: Any) -> Group:

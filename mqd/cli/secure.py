@@ -312,7 +312,7 @@ def hint(data_dir: Path) -> str:
     """How to continue, for the terminal."""
     return (
         f"mqd secure: user {ADMIN}; for commands: export MQD_CLIENT_CONFIG={files(data_dir).admin}; for other clients:"
-        " mqd connect java|librdkafka|kcat|python|spark"
+        " mqd client-config java|librdkafka|kcat|python|spark"
     )
 
 

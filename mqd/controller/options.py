@@ -20,7 +20,7 @@ def controller_options(config: Mapping[str, str]) -> ControllerOptions:
         heartbeat_ms=_number(config, "broker.heartbeat.interval.ms"),
         replication_delay_ms=_number(config, "replication.recovery.delay.ms"),
         drain_moves_max=_number(config, "replica.moves.max"),
-        shutdown_moves_max=_number(config, "controlled.shutdown.moves.max"),
+        shutdown_moves_max=_number(config, "controlled.shutdown.transfers.max"),
         shutdown_wait_ms=_number(config, "controlled.shutdown.wait.ms"),
         retire_barrier_ms=_number(config, "partition.retire.barrier.ms"),
         retire_grace_ms=_number(config, "partition.retire.grace.ms"),

@@ -35,7 +35,7 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     timestamp_after_max_ms: int = 3600 * 1000
     flush_interval_messages: int = INT64_MAX
     flush_interval_ms: int = INT64_MAX
-    queue_memory_bytes: int = 0
+    queue_unflushed_bytes: int = 0
     producer_id_count_max: int = 10000
     producer_id_expiration_ms: int = 24 * 3600 * 1000
     log_append_time: bool = False

@@ -18,8 +18,8 @@ WORDS = {
     native.Spent.OWNER: "other_worker",
     native.Spent.REPLICAS: "replicas",
     native.Spent.ACCEPTOR: "acceptor",
-    native.Spent.TURN: "behind_others",
-    native.Spent.THROTTLE: "throttled_after",
+    native.Spent.TURN: "earlier_responses",
+    native.Spent.THROTTLE: "throttle",
 }
 
 
@@ -38,7 +38,7 @@ def fields(slow: native.SlowRequest) -> dict[str, Any]:
     if slow.principal:
         found["principal"] = slow.principal
     if slow.left_out:
-        found["left_out"] = slow.left_out
+        found["suppressed"] = slow.left_out
     return found
 
 

@@ -29,7 +29,7 @@ struct mqd_reactor_options {
     int backend;         /* enum mqd_backend */
     int cpu;             /* pin to this CPU; -1 = no */
     uint32_t spin_us;    /* how long to spin before sleeping; 0 = not at all */
-    uint8_t turn_causes; /* measure what delays turns (worker.loop.causes) */
+    uint8_t turn_causes; /* measure what delays turns (worker.loop.profile) */
     uint32_t connection_count_max;
     uint32_t request_bytes_max; /* socket.request.max.bytes */
     /* bytes at the end of our own arena for requests larger than half of the rest; its pages are

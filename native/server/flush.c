@@ -32,8 +32,8 @@ static void enqueue(struct mqd_reactor *r, struct mqd_owned *owned)
 
 static int64_t background_bytes(const struct mqd_log_directory *dir, const struct mqd_log_options *options)
 {
-    if (options->queue_memory_bytes)
-        return options->queue_memory_bytes;
+    if (options->queue_unflushed_bytes)
+        return options->queue_unflushed_bytes;
     return dir->busy_count > MQD_BUSY_COUNT_FEW ? MQD_BACKGROUND_FLUSH_BYTES_BUSY : MQD_BACKGROUND_FLUSH_BYTES;
 }
 
@@ -182,7 +182,7 @@ void mqd_flush_on_syncfs_done(struct mqd_reactor *r, uint64_t log_dir, int resul
 
 static int64_t background_ms(const struct mqd_log_options *options)
 {
-    bool in_memory = options->queue_memory_bytes && !options->flush_on_ack;
+    bool in_memory = options->queue_unflushed_bytes && !options->flush_on_ack;
     if (in_memory || options->flush_interval_ms < MQD_BACKGROUND_FLUSH_MS)
         return options->flush_interval_ms;
     return MQD_BACKGROUND_FLUSH_MS;

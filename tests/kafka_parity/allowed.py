@@ -26,7 +26,7 @@ OWN_PROPERTIES = {
     "schedule.to": OWN_PROPERTY,
     "schedule.delay.ms": OWN_PROPERTY,
     "queue.delete.on.ack": OWN_PROPERTY,
-    "queue.memory.bytes": OWN_PROPERTY,
+    "queue.unflushed.bytes": OWN_PROPERTY,
     "share.priority": OWN_PROPERTY,
     "acks.replicas": OWN_PROPERTY,
     "view.of": OWN_PROPERTY,

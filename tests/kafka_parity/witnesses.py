@@ -175,7 +175,7 @@ def _quotas_seen() -> Step:
 
 _OWN = (
     "flush.on.ack", "record.validation", "replica.lag.max.messages", "schedule.to", "schedule.delay.ms",
-    "queue.delete.on.ack", "queue.memory.bytes", "share.priority", "view.of", "view.filter", "acks.replicas",
+    "queue.delete.on.ack", "queue.unflushed.bytes", "share.priority", "view.of", "view.filter", "acks.replicas",
     "dedup.window.ms", "dedup.header", "dedup.ids.max",
     "errors.deadletterqueue.group.enable",
 )  # fmt: skip

@@ -51,8 +51,8 @@ def collect(broker: Broker, waiting: Mapping[GroupPartition, Waiting]) -> Iterat
     for group in sorted(groups(broker), key=lambda group: group.group_id):
         members.add_metric([group.group_id], group.member_count)
         since_ms = group.rebalance_since_ms
-        lasting_ms = coordinators.clock.now_ms() - since_ms if coordinators is not None and since_ms >= 0 else 0
-        rebalance.add_metric([group.group_id], max(0, lasting_ms) / 1000)
+        elapsed_ms = coordinators.clock.now_ms() - since_ms if coordinators is not None and since_ms >= 0 else 0
+        rebalance.add_metric([group.group_id], max(0, elapsed_ms) / 1000)
     found = positions(broker)
     for (name, topic), of_topic in itertools.groupby(found[:SERIES_MAX], lambda one: (one.group, one.topic)):
         total = 0

@@ -66,7 +66,7 @@ _HELP = {
     "ARENA_STALLS": "Number of times that a receive had to wait for arena space",
     "LINK_STALLS": "Number of times that a send to another process had to wait for ring space",
     "THROTTLED": "Number of times that a connection was left unread because its client was over a quota",
-    "LOCAL_ATTACHED": "Local clients attached through shared memory",
+    "LOCAL_ATTACHES": "Local clients attached through shared memory",
     "LOCAL_REFUSED": "Local clients refused (local.attachments.max, local.memory.max.bytes, max.connections)",
     "LOCAL_REQUESTS": "Requests that came through shared memory",
     "LOCAL_LOOKUPS": "Lookups of file positions by local clients",
@@ -91,10 +91,10 @@ _HELP = {
     "SHARE_SESSIONS": "Sessions of members of share groups",
     "PRODUCERS": "Idempotent producers known",
     "VIEW_FILTERED_BYTES": "Bytes of base topics that were read and filtered for readers of views",
-    "VIEW_PIECES_USED": (
+    "VIEW_CACHE_HITS": (
         "Pieces of base topics (1 MiB) that were not read again, because their filtered records were cached"
     ),
-    "VIEW_PIECES_EVICTED": "Pieces whose filtered records were evicted from the cache (64 MiB per worker)",
+    "VIEW_CACHE_EVICTIONS": "Pieces whose filtered records were evicted from the cache (64 MiB per worker)",
     "VIEW_CACHE_BYTES": "Filtered records cached for the next readers of views (at most 64 MiB per worker)",
 }
 _TIMES = {
@@ -104,12 +104,12 @@ _TIMES = {
     "SYNC": "One flush to disk",
     "CONTROL": "From the arrival of a request for the acceptor to its response",
 }
-# measured with worker.loop.causes; each counts only the turns in which it occurred
+# measured with worker.loop.profile; each counts only the turns in which it occurred
 _LOOP_CAUSES = {
     "LOOP_WRITE": "Writing to segments within one turn of the worker's event loop",
     "LOOP_ALLOCATION": "Writing to segments within one turn, beyond the space reserved ahead",
     "LOOP_FLUSH": "Starting flushes within one turn",
-    "LOOP_LOCK": "Blocked on locks within one turn: time spent waiting neither for a disk nor for a CPU",
+    "LOOP_OTHER": "Blocked for other reasons within one turn, such as locks: waiting neither for a disk nor for a CPU",
     "LOOP_FAULT": "Blocked within a turn that had a major page fault (a page was read from a disk)",
     "LOOP_SCHEDULING": "Waiting for a CPU before and within one turn",
 }
@@ -159,7 +159,7 @@ class Metrics:
         self._worker_count = observer.worker_count
         self._run_dir = observer.run_dir
         self._shows_partitions = observer.shows_partitions
-        self._measures_loop_causes = self._broker.config.get("worker.loop.causes") == "true"
+        self._profiles_loop = self._broker.config.get("worker.loop.profile") == "true"
         self._registry = CollectorRegistry(auto_describe=False)
         self._directories = [
             CachedQuery(partial(self._measure, index), SIZES_CACHE_S) for index in range(len(self._broker.log_dirs))
@@ -275,7 +275,7 @@ class Metrics:
         families: dict[str, Any] = {}
         times = {
             name: HistogramMetricFamily(f"mqd_{name.lower()}_seconds", text, labels=["worker"])
-            for name, text in (_TIMES | (_LOOP_CAUSES if self._measures_loop_causes else {})).items()
+            for name, text in (_TIMES | (_LOOP_CAUSES if self._profiles_loop else {})).items()
         }
         connections = GaugeMetricFamily("mqd_connections", "Open connections", labels=["worker"])
         running = GaugeMetricFamily("mqd_worker_running", "1 while the worker serves", labels=["worker"])

@@ -187,13 +187,13 @@ def group_findings(groups: Iterable[Group]) -> list[Finding]:
     found = []
     for group in groups:
         rebalance = group.rebalance
-        if rebalance is None or rebalance.lasting_ms < REBALANCE_MS_MAX:
+        if rebalance is None or rebalance.elapsed_ms < REBALANCE_MS_MAX:
             continue
         holders = ", ".join(f"{one.client_id or one.member_id} at {one.host}" for one in rebalance.held_up_by)
         found.append(
             Finding(
                 Harm.NUISANCE,
-                f"group {group.group} has been rebalancing for {rebalance.lasting_ms / 1000:.0f} s"
+                f"group {group.group} has been rebalancing for {rebalance.elapsed_ms / 1000:.0f} s"
                 + (f" and waits for {holders}" if holders else ""),
                 f"end that member or let it poll again; mqd group describe {group.group}",
             )

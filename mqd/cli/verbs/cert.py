@@ -79,7 +79,7 @@ def host(node_id: int, out: Path, data_dir: Path | None) -> int:
     For hosts that do not have ca.key: copy the file to DATA_DIR/secure/host.pem of that host. A host
     with ca.key makes its own at its start.
     """
-    from mqd.cli.verbs.connect import save
+    from mqd.cli.verbs.client_config import save
     from mqd.security import pki
 
     places = _secured_files(data_dir)
@@ -121,7 +121,7 @@ def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) 
     otherwise.
     """
     from mqd.cli import secure
-    from mqd.cli.verbs.connect import save
+    from mqd.cli.verbs.client_config import save
     from mqd.security import pki
 
     places = _secured_files(data_dir)

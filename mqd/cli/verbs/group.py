@@ -188,7 +188,7 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
             click.echo("\nrebalancing; this broker does not report which members delay it")
         return
     rebalance = group.rebalance
-    how_long = f" for {duration_text(rebalance.lasting_ms)}" if rebalance.lasting_ms >= 0 else ""
+    how_long = f" for {duration_text(rebalance.elapsed_ms)}" if rebalance.elapsed_ms >= 0 else ""
     click.echo(f"\nrebalancing{how_long}{': ' + rebalance.reason if rebalance.reason else ''}")
     if not rebalance.held_up_by:
         click.echo("no member delays it: it waits a moment for more members to join, or is about to end")

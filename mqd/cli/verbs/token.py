@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
-from mqd.cli.verbs.connect import FORMS
+from mqd.cli.verbs.client_config import FORMATS
 from mqd.cli.verbs.txn import Duration
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ def _time_text(timestamp_ms: int) -> str:
     help="The token ends after this time, such as 12h or 7d, however often it is renewed.",
 )
 @click.option(
-    "--form",
-    type=click.Choice(list(FORMS)),
+    "--format",
+    "file_format",
+    type=click.Choice(list(FORMATS)),
     default="librdkafka",
     show_default=True,
     help="Format of the file that --out writes.",
@@ -56,7 +57,7 @@ def create(
     owner: str | None,
     renewers: tuple[str, ...],
     max_lifetime: int | None,
-    form: str,
+    file_format: str,
     out: Path | None,
 ) -> None:
     """Create a token. Its password is printed, or written with the other settings of a client."""
@@ -77,7 +78,7 @@ def create(
     check("token", response.error_code, None)
     password = base64.b64encode(response.hmac).decode()
     if out is not None:
-        _save(settings, form, out, response, password)
+        _save(settings, file_format, out, response, password)
     shown = {
         "id": response.token_id,
         "owner": f"{response.principal_type}:{response.principal_name}",
@@ -92,9 +93,11 @@ def create(
     click.echo(f"password {password}" if out is None else f"{out} has the settings of a client that uses the token")
 
 
-def _save(settings: Settings, form: str, out: Path, response: "CreateDelegationTokenResponse", password: str) -> None:
+def _save(
+    settings: Settings, file_format: str, out: Path, response: "CreateDelegationTokenResponse", password: str
+) -> None:
     from mqd.cli import client_security
-    from mqd.cli.verbs import connect
+    from mqd.cli.verbs import client_config
     from mqd.security import scram
     from mqd.security.client import TOKEN_AUTH
 
@@ -102,7 +105,7 @@ def _save(settings: Settings, form: str, out: Path, response: "CreateDelegationT
     chosen.update({"sasl.username": response.token_id, "sasl.password": password, TOKEN_AUTH: "true"})
     if chosen.get("sasl.mechanisms") not in scram.MECHANISMS:  # tokens are for SCRAM alone
         chosen["sasl.mechanisms"] = "SCRAM-SHA-512"
-    connect.save(out, connect.format_settings(form, settings.bootstrap, chosen))
+    client_config.save(out, client_config.format_settings(file_format, settings.bootstrap, chosen))
 
 
 def _describe_tokens(settings: Settings, owners: tuple[str, ...] = ()) -> list[Any]:

@@ -21,7 +21,7 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     # a broker gets leaderships back only after it has been unfenced for this long
     balance_stable_ms: int = 60_000
     balance_moves_max: int = 100  # leaderships moved per tick
-    # controlled.shutdown.moves.max: leaderships moved per heartbeat of a broker that is shutting
+    # controlled.shutdown.transfers.max: leaderships moved per heartbeat of a broker that is shutting
     # down
     shutdown_moves_max: int = 1_000
     # controlled.shutdown.wait.ms: how long that broker waits until all hosts know the new leaders

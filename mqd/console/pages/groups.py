@@ -103,5 +103,5 @@ def group_page(request: PageRequest) -> Response:
         is_moving=group.state in REBALANCING_STATES,
         is_share=group.type == SHARE,
         is_stream=any(row.is_spark_progress for row in found.rows),
-        lasting_s=None if group.rebalance is None else _seconds(group.rebalance.lasting_ms),
+        elapsed_s=None if group.rebalance is None else _seconds(group.rebalance.elapsed_ms),
     )

@@ -95,7 +95,7 @@ class ConsumerGroupDescribeResponse(msgspec.Struct, gc=False):
         partitions: list[int] = []  # 0+
 
     class Rebalance(msgspec.Struct, gc=False):
-        lasting_ms: int = -1  # 0+
+        elapsed_ms: int = -1  # 0+
         reason: str = ""  # 0+
         held_up_by: list[ConsumerGroupDescribeResponse.Holder] = []  # 0+
 

@@ -262,7 +262,7 @@ class DescribeGroupsResponse(msgspec.Struct, gc=False):
         member_assignment: bytes = b""  # 0+
 
     class Rebalance(msgspec.Struct, gc=False):
-        lasting_ms: int = -1  # 5+
+        elapsed_ms: int = -1  # 5+
         reason: str = ""  # 5+
         held_up_by: list[DescribeGroupsResponse.Holder] = []  # 5+
 

@@ -60,7 +60,7 @@ groups: [Group] 0+
         member_type: int8 1+ = -1
     authorized_operations: int32 0+ = -0x80000000
     rebalance: Rebalance 0+ null=0+ tag=9100
-        lasting_ms: int64 0+ = -1
+        elapsed_ms: int64 0+ = -1
         reason: string 0+
         held_up_by: [Holder] 0+
             member_id: string 0+

@@ -156,7 +156,7 @@ groups: [Group] 0+
         member_assignment: bytes 0+
     authorized_operations: int32 3+ = -0x80000000
     rebalance: Rebalance 5+ null=5+ tag=9100
-        lasting_ms: int64 5+ = -1
+        elapsed_ms: int64 5+ = -1
         reason: string 5+
         held_up_by: [Holder] 5+
             member_id: string 5+

@@ -215,8 +215,8 @@ static void count(struct mqd_reactor *r, const struct mqd_view_job *job)
     struct mqd_view_cache_figures figures, *counted = &r->views.counted;
     mqd_view_cache_figures(job->cache, &figures);
     mqd_stat(r, MQD_COUNT_VIEW_FILTERED_BYTES, job->read.filtered_bytes);
-    mqd_stat(r, MQD_COUNT_VIEW_PIECES_USED, figures.used - counted->used);
-    mqd_stat(r, MQD_COUNT_VIEW_PIECES_EVICTED, figures.evicted - counted->evicted);
+    mqd_stat(r, MQD_COUNT_VIEW_CACHE_HITS, figures.used - counted->used);
+    mqd_stat(r, MQD_COUNT_VIEW_CACHE_EVICTIONS, figures.evicted - counted->evicted);
     mqd_set_gauge(r, MQD_GAUGE_VIEW_CACHE_BYTES, figures.bytes);
     *counted = figures;
 }

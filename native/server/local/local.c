@@ -302,7 +302,7 @@ static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
         mqd_connection_close(r, c, "the local client left before it was welcomed");
         return;
     }
-    mqd_stat(r, MQD_COUNT_LOCAL_ATTACHED, 1);
+    mqd_stat(r, MQD_COUNT_LOCAL_ATTACHES, 1);
     mqd_log(r, 6, c->id, UINT32_MAX, "local client %.31s attached: pid %d, uid %u, %llu KiB", handoff->client_id,
             handoff->pid, handoff->uid, (unsigned long long)(local->total_bytes >> 10));
     return;

@@ -60,7 +60,7 @@ void mqd_turn_open(struct mqd_reactor *r)
     r->turn.schedstat_fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
     if (r->turn.schedstat_fd < 0)
         mqd_log(r, 4, 0, UINT32_MAX,
-                "worker.loop.causes: /proc/thread-self/schedstat cannot be read; time without a CPU counts as locks");
+                "worker.loop.profile: /proc/thread-self/schedstat cannot be read; time without a CPU counts as locks");
     r->turn.disk_faults = disk_faults();
     r->turn.waited_ns = waited_ns(r);
 }
@@ -107,7 +107,7 @@ void mqd_turn_end(struct mqd_reactor *r)
     long faults = disk_faults();
     int64_t *spent_ns = r->turn.spent_ns;
     spent_ns[MQD_TIME_LOOP_SCHEDULING] = end.waited_ns - r->turn.waited_ns; /* includes the wait after the wake-up */
-    spent_ns[faults > r->turn.disk_faults ? MQD_TIME_LOOP_FAULT : MQD_TIME_LOOP_LOCK] =
+    spent_ns[faults > r->turn.disk_faults ? MQD_TIME_LOOP_FAULT : MQD_TIME_LOOP_OTHER] =
         blocked_ns(r->turn.begun, end) - r->turn.blocked_in_parts_ns;
     r->turn.disk_faults = faults;
     r->turn.waited_ns = end.waited_ns;

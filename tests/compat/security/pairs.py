@@ -28,7 +28,7 @@ import kafka
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 import mqd
-from mqd.cli.verbs.connect import java
+from mqd.cli.verbs.client_config import java
 from mqd.security import client
 from tests.compat.java_client import java_command
 from tests.compat.kafka_tools import KafkaTools

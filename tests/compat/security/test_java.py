@@ -1,4 +1,4 @@
-"""Kafka's own tools with delegation tokens, with the settings that `mqd connect java` writes."""
+"""Kafka's own tools with delegation tokens, with the settings that `mqd client-config java` writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqd.cli.verbs.connect import format_settings
+from mqd.cli.verbs.client_config import format_settings
 from mqd.security import client
 from tests.broker import Broker
 from tests.compat.kafka_tools import KafkaTools

@@ -46,7 +46,7 @@ SHARE_START = (
 )
 TIERED = (
     "not in mqd: tiered storage and its settings. `flush.on.ack`, `record.validation`, `replica.lag.max.messages`,"
-    " `schedule.*`, `queue.delete.on.ack`, `queue.memory.bytes`, `share.priority`, `view.*`, `dedup.*`"
+    " `schedule.*`, `queue.delete.on.ack`, `queue.unflushed.bytes`, `share.priority`, `view.*`, `dedup.*`"
     " and `acks.replicas` are mqd's own;"
     " `errors.deadletterqueue.group.enable` is Kafka 4.4's"
 )

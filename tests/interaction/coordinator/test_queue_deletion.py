@@ -136,7 +136,7 @@ def test_a_compacted_topic_is_refused(broker: Broker) -> None:
         admin.create_topics([NewTopic("compacted-queue", 1, config=config)])["compacted-queue"].result(SECONDS)
 
 
-MEMORY = {"flush.on.ack": "false", "queue.memory.bytes": str(64 << 20), "segment.bytes": str(5 << 20)}
+MEMORY = {"flush.on.ack": "false", "queue.unflushed.bytes": str(64 << 20), "segment.bytes": str(5 << 20)}
 
 
 def durable_offset(broker: Broker, end_offset: int) -> int:
@@ -158,7 +158,7 @@ def deleted_files(broker: Broker, topic: str) -> list[str]:
 
 
 def test_records_finished_in_time_are_never_flushed(broker: Broker) -> None:
-    """12 MB are unacknowledged at once; without queue.memory.bytes they would be flushed at 8 MB.
+    """12 MB are unacknowledged at once; without queue.unflushed.bytes they would be flushed at 8 MB.
     The kernel drops what it has not written of a file that is deleted and closed. It may write
     earlier of its own accord, when much else on the machine waits to be written.
     """

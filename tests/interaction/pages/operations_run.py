@@ -40,7 +40,7 @@ READY = {
     "mqd cluster invite": "mqd up --join",
 }
 SECOND_HOST = "10.0.0.2"
-SETTINGS = re.compile(r"mqd connect librdkafka .* -o (\S+)$")
+SETTINGS = re.compile(r"mqd client-config librdkafka .* -o (\S+)$")
 PATIENCE_S = 180.0
 
 

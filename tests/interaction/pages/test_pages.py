@@ -15,7 +15,7 @@ from tests.kafka_parity import page
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 API_VERSIONS = 18
 
-# only present when worker.loop.causes is set
+# only present when worker.loop.profile is set
 WITH_LOOP_CAUSES = {
     f"mqd_loop_{cause}_seconds" for cause in ("write", "allocation", "flush", "lock", "fault", "scheduling")
 }

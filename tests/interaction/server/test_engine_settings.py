@@ -37,7 +37,7 @@ def test_settings_of_the_engine_take_effect(start_broker) -> None:
         config={
             "worker.cpus": str(cpu),
             "worker.spin.us": "50",
-            "worker.loop.causes": "true",
+            "worker.loop.profile": "true",
             "group.commit.window.us": "1000",
             "broker.rack": "cellar",
             "log.stripe.bytes": str(STRIPE_BYTES),
@@ -80,4 +80,4 @@ def test_settings_of_the_engine_take_effect(start_broker) -> None:
 
     page = urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=PATIENCE_S)
     written = re.findall(r"^mqd_loop_(?:write|allocation)_seconds_count{.*} (\S+)", page.read().decode(), re.MULTILINE)
-    assert len(written) == 2 and sum(map(float, written)) > 0, "worker.loop.causes measures nothing"
+    assert len(written) == 2 and sum(map(float, written)) > 0, "worker.loop.profile measures nothing"

@@ -134,8 +134,8 @@ def test_what_readers_of_a_view_cost_is_counted(broker: Broker, admin: AdminClie
         assert read(broker, view) == [(200, b"200")]
     now = _figures(broker)
     assert now["filtered_bytes_total"] > before["filtered_bytes_total"]
-    assert now["pieces_used_total"] > before["pieces_used_total"]
-    assert now["cache_bytes"] > before["cache_bytes"] and now["pieces_evicted_total"] == 0
+    assert now["cache_hits_total"] > before["cache_hits_total"]
+    assert now["cache_bytes"] > before["cache_bytes"] and now["cache_evictions_total"] == 0
 
 
 def _figures(broker: Broker) -> dict[str, float]:

@@ -86,8 +86,8 @@ def test_an_unhealthy_cluster() -> None:
 
 def test_a_delayed_rebalance() -> None:
     holder = SimpleNamespace(client_id="slow-app", member_id="m", host="10.0.0.7")
-    held = SimpleNamespace(group="g", rebalance=SimpleNamespace(lasting_ms=40_000, held_up_by=[holder]))
-    quick = SimpleNamespace(group="q", rebalance=SimpleNamespace(lasting_ms=400, held_up_by=[holder]))
+    held = SimpleNamespace(group="g", rebalance=SimpleNamespace(elapsed_ms=40_000, held_up_by=[holder]))
+    quick = SimpleNamespace(group="q", rebalance=SimpleNamespace(elapsed_ms=400, held_up_by=[holder]))
     calm = SimpleNamespace(group="c", rebalance=None)
     (found,) = group_findings([held, quick, calm])  # type: ignore[list-item]
     assert (found.harm, found.what) == (

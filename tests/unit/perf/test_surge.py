@@ -41,10 +41,10 @@ def test_rounds_take_turns_and_are_compared_pairwise() -> None:
     assert [one["surge"] for one in bench.asked[:6]] == [0, 10, 10, 0, 0, 10]
     assert {one["what"] for one in bench.asked} == {"paced"}
     ways = list(cases.SURGE_WAYS)
-    first = bench.figures[f"p99 beside one at 10 times the rate, as a multiple of alone, {ways[0]}"]
+    first = bench.figures[f"p99 beside a producer with 10 times the rate, as a multiple of that without it, {ways[0]}"]
     assert first.values == [1.2, 1.5, 1.3] and first.median == 1.3 and first.target == cases.SURGE_RATIO_MAX
     assert bench.figures[f"p99 of 10 producers, {ways[0]}"].values == [100, 200, 100]
-    assert bench.figures[f"p99 of 10 producers beside one at 10 times the rate, {ways[0]}"].values == [120, 300, 130]
+    assert bench.figures[f"p99 of 10 producers beside one with 10 times the rate, {ways[0]}"].values == [120, 300, 130]
 
 
 def test_the_surge_sends_ten_times_as_much_as_each_of_ten() -> None:

@@ -24,7 +24,7 @@ def test_the_parts_that_took_time() -> None:
         "ms": 1750,
         "disk_ms": 1500,
         "replicas_ms": 250,
-        "throttled_after_ms": 40,
+        "throttle_ms": 40,
         "principal": "User:alice",
     }
 
@@ -32,7 +32,7 @@ def test_the_parts_that_took_time() -> None:
 def test_every_part_has_a_word_and_an_api_need_not_be_known() -> None:
     assert set(WORDS) == set(native.Spent)
     found = fields(msgspec.structs.replace(slow(api_key=9999, left_out=7), principal=""))
-    assert found["api"] == "9999" and found["left_out"] == 7 and "principal" not in found
+    assert found["api"] == "9999" and found["suppressed"] == 7 and "principal" not in found
 
 
 def test_a_rebalance_is_not_slow(monkeypatch) -> None:

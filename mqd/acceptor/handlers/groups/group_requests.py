@@ -82,4 +82,4 @@ def rebalance_of(
         )
         for one in rebalance.held_up_by
     ]
-    return message.Rebalance(lasting_ms=age(rebalance.since_ms), reason=rebalance.reason, held_up_by=delaying)
+    return message.Rebalance(elapsed_ms=age(rebalance.since_ms), reason=rebalance.reason, held_up_by=delaying)

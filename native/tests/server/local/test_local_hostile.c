@@ -321,7 +321,7 @@ BOTH(hostile_clients)
     }
     uint64_t attached = 0, ended = 0, requests = 0;
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
-        attached += local_counter(b, worker, MQD_COUNT_LOCAL_ATTACHED);
+        attached += local_counter(b, worker, MQD_COUNT_LOCAL_ATTACHES);
         ended += local_counter(b, worker, MQD_COUNT_PROTOCOL_ERRORS);
         requests += local_counter(b, worker, MQD_COUNT_LOCAL_REQUESTS);
     }

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from mqd.base.properties_file import parse_properties
 from mqd.cli.main import cli
-from mqd.cli.verbs.connect import FORMS, format_settings
+from mqd.cli.verbs.client_config import FORMATS, format_settings
 from mqd.security import client
 
 SETTINGS = {
@@ -63,7 +63,7 @@ def test_the_command(tmp_path, monkeypatch):
     file.write_text(format_settings("librdkafka", "h:9092", {**SETTINGS, "sasl.password": "secret"}))
     password.write_text("s3cret\n")
     monkeypatch.setenv("MQD_CLIENT_CONFIG", "")
-    arguments = ["--client-config", str(file), "-b", "h:9093", "connect", "librdkafka", "--user", "bob"]
+    arguments = ["--client-config", str(file), "-b", "h:9093", "client-config", "librdkafka", "--user", "bob"]
     done = CliRunner().invoke(cli, [*arguments, "--password-file", str(password), "-o", str(out)])
     assert done.exit_code == 0 and not done.output, done.output
     found = dict(line.split("=", 1) for line in out.read_text().splitlines())
@@ -74,8 +74,8 @@ def test_the_command(tmp_path, monkeypatch):
     silent = CliRunner().invoke(cli, arguments)
     assert silent.exit_code in (1, 2) and "Password" in silent.output or "--password-file" in silent.output
     monkeypatch.setenv("MQD_CLIENT_CONFIG", "")
-    plain = CliRunner().invoke(cli, ["connect", "java", "--user", "bob"])
-    assert plain.exit_code != 0 and set(FORMS) >= {"java", "kcat"}
+    plain = CliRunner().invoke(cli, ["client-config", "java", "--user", "bob"])
+    assert plain.exit_code != 0 and set(FORMATS) >= {"java", "kcat"}
 
 
 def test_characters_outside_ascii():

@@ -1,4 +1,4 @@
-"""`mqd connect`: client settings for other programs, each in its own format."""
+"""`mqd client-config`: client settings for other programs, each in its own format."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from mqd.cli.common import CliError, Settings, options
 from mqd.security import client
 from mqd.security.client import TOKEN_AUTH
 
-FORMS = {
+FORMATS = {
     "java": "properties of Java's clients and of Kafka's tools (--command-config)",
     "librdkafka": "properties of librdkafka, and of `mqd --client-config`",
     "kcat": "the same, for kcat -F",
@@ -55,18 +55,18 @@ def java(settings: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def format_settings(form: str, bootstrap: str, settings: Mapping[str, str]) -> str:
+def format_settings(file_format: str, bootstrap: str, settings: Mapping[str, str]) -> str:
     """The file's text."""
-    if form in ("java", "spark"):
+    if file_format in ("java", "spark"):
         found = {"bootstrap.servers": bootstrap, **java(settings)}
-        prefix = "kafka." if form == "spark" else ""
+        prefix = "kafka." if file_format == "spark" else ""
         return "".join(
             f"{prefix}{name}={value if name.startswith('ssl.keystore.') else _escape(value)}\n"
             for name, value in found.items()
         )
     # TOKEN_AUTH is left out: librdkafka has no such setting, and mqd does not need it for a token
     found = {"bootstrap.servers": bootstrap, **{name: value for name, value in settings.items() if name != TOKEN_AUTH}}
-    if form == "python":
+    if file_format == "python":
         return f"settings = {json.dumps(found, indent=4, ensure_ascii=False)}\n"
     return "".join(f"{name}={value}\n" for name, value in found.items())
 
@@ -79,7 +79,7 @@ def save(file: Path, text: str) -> None:
         opened.write(text)
 
 
-def _asked() -> str:
+def _ask_password() -> str:
     """Without a terminal, the password is a line of stdin."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
@@ -92,14 +92,16 @@ def _asked() -> str:
 
 
 @click.command(short_help="Write the settings with which a client reaches the cluster.")
-@click.argument("form", type=click.Choice(list(FORMS)))
+@click.argument("file_format", metavar="FORMAT", type=click.Choice(list(FORMATS)))
 @click.option("--user", help="Another user than that of --client-config; prompts for the password.")
 @click.option(
     "--password-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File with that password."
 )
 @click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="File to write.  [default: stdout]")
 @options
-def command(settings: Settings, form: str, user: str | None, password_file: Path | None, out: Path | None) -> int:
+def command(
+    settings: Settings, file_format: str, user: str | None, password_file: Path | None, out: Path | None
+) -> int:
     """Write the settings with which a client reaches the cluster.
 
     \b
@@ -120,8 +122,8 @@ def command(settings: Settings, form: str, user: str | None, password_file: Path
                 "--user needs the settings of a listener with SASL; name the file that has them: --client-config FILE"
             )
         chosen["sasl.username"] = user
-        chosen["sasl.password"] = password_file.read_text().rstrip("\n") if password_file else _asked()
-    text = format_settings(form, settings.bootstrap, chosen)
+        chosen["sasl.password"] = password_file.read_text().rstrip("\n") if password_file else _ask_password()
+    text = format_settings(file_format, settings.bootstrap, chosen)
     if out is None:
         click.echo(text, nl=False)
     else:
