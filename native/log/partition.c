@@ -72,9 +72,10 @@ static bool too_far(int64_t later_ms, int64_t earlier_ms, int64_t limit_ms)
     return __builtin_sub_overflow(later_ms, earlier_ms, &difference) ? later_ms > earlier_ms : difference > limit_ms;
 }
 
-/* CreateTime limits on the first and the largest timestamp, which are in the header. -1 = the batch
- * has none. The limits apply to client batches only: a coordinator may use the clock of another
- * host, and its batches (transaction markers, committed offsets) must always be accepted. */
+/* Checks the first and the largest timestamp, which are in the header (-1 = the batch has none),
+ * against the limits for CreateTime. The limits apply to client batches only: a coordinator may use
+ * the clock of another host, and its batches (transaction markers, committed offsets) must always
+ * be accepted. */
 static bool timestamps_allowed(const struct mqd_log_options *options, const struct mqd_batch *batch, int64_t now_ms)
 {
     const int64_t timestamps[2] = {batch->base_timestamp_ms, batch->max_timestamp_ms};
@@ -112,9 +113,9 @@ static int16_t stage_check(const struct mqd_partition *partition, const struct m
     return 0;
 }
 
-/* Sets the fields that the CRC covers, then the CRC. It covers all that follows it; the records are
- * read from `bytes`, because `header` may be a copy of the header alone. */
-static void patch_checked(uint8_t *header, const uint8_t *bytes, const struct mqd_batch *batch)
+/* Sets the fields that the CRC covers, then the CRC, which covers everything after itself. The
+ * records are read from `bytes`, because `header` may be a copy of the header alone. */
+static void patch_crc_fields(uint8_t *header, const uint8_t *bytes, const struct mqd_batch *batch)
 {
     uint16_t attributes = htobe16((uint16_t)batch->attributes);
     uint64_t timestamp = htobe64((uint64_t)batch->max_timestamp_ms),
@@ -127,22 +128,22 @@ static void patch_checked(uint8_t *header, const uint8_t *bytes, const struct mq
     memcpy(header + AT_CRC, &crc, sizeof crc);
 }
 
-/* `checked`: the CRC covers some of the changed bytes. */
-static void stage_patch(struct mqd_staged *staged, bool patch_in_place, bool checked)
+/* changes_crc: the CRC covers some of the changed bytes. */
+static void stage_patch(struct mqd_staged *staged, bool patch_in_place, bool changes_crc)
 {
     uint8_t *header = staged->bytes;
     staged->header_bytes = 0;
     if (!patch_in_place) {
         header = staged->header;
-        staged->header_bytes = checked ? MQD_BATCH_HEADER_BYTES : 16;
+        staged->header_bytes = changes_crc ? MQD_BATCH_HEADER_BYTES : 16;
         memcpy(header, staged->bytes, staged->header_bytes);
     }
     uint64_t base_offset = htobe64((uint64_t)staged->batch.base_offset);
     uint32_t leader_epoch = htobe32((uint32_t)staged->batch.partition_leader_epoch);
     memcpy(header, &base_offset, sizeof base_offset);
     memcpy(header + AT_LEADER_EPOCH, &leader_epoch, sizeof leader_epoch);
-    if (checked)
-        patch_checked(header, staged->bytes, &staged->batch);
+    if (changes_crc)
+        patch_crc_fields(header, staged->bytes, &staged->batch);
 }
 
 /* Called for a transactional batch that would begin a transaction: checks that the coordinator has
@@ -207,7 +208,7 @@ static int16_t stage_dedup(struct mqd_partition *partition, struct mqd_batch *ba
                            int64_t now_ms, uint8_t **rewritten, struct mqd_stage_result *result)
 {
     struct mqd_dedup_taken taken;
-    if (!partition->dedup) { /* there was no memory for partition->dedup */
+    if (!partition->dedup) { /* set_dedup had no memory */
         result->message = "no memory for the ids of dedup.window.ms; the client may retry";
         return MQD_KAFKA_STORAGE_ERROR;
     }
@@ -238,7 +239,7 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
                             bool patch_in_place, uint32_t flags, int64_t guard, int64_t now_ms,
                             struct mqd_stage_result *result)
 {
-    struct mqd_batch rest;
+    struct mqd_batch deduplicated;
     const struct mqd_batch *batch = sent;
     uint8_t *rewritten = NULL;
     bool coordinator = (flags & MQD_STAGE_COORDINATOR) != 0;
@@ -258,10 +259,10 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
                                              (flags & MQD_STAGE_KNOWN) != 0, (flags & MQD_STAGE_FROM_ZERO) != 0},
             guard, now_ms, result);
     if (error == 0 && !result->duplicate && partition->options.dedup_window_ms > 0 && !coordinator) {
-        rest = *sent;
-        error = stage_dedup(partition, &rest, bytes, now_ms, &rewritten, result);
+        deduplicated = *sent;
+        error = stage_dedup(partition, &deduplicated, bytes, now_ms, &rewritten, result);
         if (rewritten) {
-            batch = &rest;
+            batch = &deduplicated;
             bytes = rewritten;
             patch_in_place = true;
         }
@@ -422,12 +423,12 @@ int64_t mqd_partition_log_end_offset(struct mqd_partition *partition)
 int32_t mqd_partition_log_start_epoch(const struct mqd_partition *partition)
 {
     const struct mqd_epochs *epochs = &partition->epochs;
-    uint32_t at = 0;
+    uint32_t i = 0;
     if (epochs->count == 0 || partition->log_start_offset == partition->log_end_offset)
         return -1;
-    while (at + 1 < epochs->count && epochs->entries[at + 1].start_offset <= partition->log_start_offset)
-        at++;
-    return epochs->entries[at].epoch;
+    while (i + 1 < epochs->count && epochs->entries[i + 1].start_offset <= partition->log_start_offset)
+        i++;
+    return epochs->entries[i].epoch;
 }
 
 uint32_t mqd_partition_producers(struct mqd_partition *partition, struct mqd_producer_view *out, uint32_t capacity)
@@ -440,10 +441,10 @@ int64_t mqd_partition_allocated_bytes(const struct mqd_partition *partition)
     return partition->active.allocated_bytes;
 }
 
-bool mqd_partition_take_created(struct mqd_partition *partition)
+bool mqd_partition_take_txn_index_created(struct mqd_partition *partition)
 {
-    bool created = partition->file_created;
-    partition->file_created = false;
+    bool created = partition->txn_index_created;
+    partition->txn_index_created = false;
     return created;
 }
 
@@ -471,13 +472,14 @@ int mqd_partition_advance_start(struct mqd_partition *partition, int64_t offset)
         offset = partition->log_end_offset;
     if (offset > partition->log_start_offset)
         partition->log_start_offset = offset;
-    uint32_t dropped = 0;
-    while (dropped + 1 < partition->segment_count && partition->segments[dropped + 1] <= partition->log_start_offset)
-        dropped++;
-    if (dropped == 0)
+    uint32_t dropped_count = 0;
+    while (dropped_count + 1 < partition->segment_count &&
+           partition->segments[dropped_count + 1] <= partition->log_start_offset)
+        dropped_count++;
+    if (dropped_count == 0)
         return 0;
-    partition->segment_count -= dropped;
-    memmove(partition->segments, partition->segments + dropped,
+    partition->segment_count -= dropped_count;
+    memmove(partition->segments, partition->segments + dropped_count,
             partition->segment_count * sizeof partition->segments[0]);
     mqd_partition_forget_syncs(partition);
     mqd_partition_advance_marks(partition);
@@ -516,18 +518,19 @@ static void set_dedup(struct mqd_partition *partition)
  * configuration. */
 void mqd_partition_set_options(struct mqd_partition *partition, const struct mqd_log_options *options)
 {
-    struct mqd_log_options *own = &partition->options;
-    *own = *options;
-    if (own->segment_bytes <= 0 || own->segment_bytes > MQD_SEGMENT_BYTES_MAX)
-        own->segment_bytes = MQD_SEGMENT_BYTES_MAX;
-    own->segment_ms = own->segment_ms <= 0 ? INT64_MAX : own->segment_ms;
-    own->segment_jitter_ms =
-        own->segment_jitter_ms >= own->segment_ms ? own->segment_ms - 1 : at_least(own->segment_jitter_ms, 0);
-    own->index_interval_bytes = (int32_t)at_least(own->index_interval_bytes, 0);
-    own->preallocate_bytes_max = at_least(own->preallocate_bytes_max, 0);
-    own->preallocate_bytes_min = at_least(own->preallocate_bytes_min, 4096);
-    own->stripe_bytes = at_least(own->stripe_bytes, 0);
-    own->producer_id_count_max = (int32_t)at_least(own->producer_id_count_max, 1);
+    struct mqd_log_options *clamped = &partition->options;
+    *clamped = *options;
+    if (clamped->segment_bytes <= 0 || clamped->segment_bytes > MQD_SEGMENT_BYTES_MAX)
+        clamped->segment_bytes = MQD_SEGMENT_BYTES_MAX;
+    clamped->segment_ms = clamped->segment_ms <= 0 ? INT64_MAX : clamped->segment_ms;
+    clamped->segment_jitter_ms = clamped->segment_jitter_ms >= clamped->segment_ms
+                                     ? clamped->segment_ms - 1
+                                     : at_least(clamped->segment_jitter_ms, 0);
+    clamped->index_interval_bytes = (int32_t)at_least(clamped->index_interval_bytes, 0);
+    clamped->preallocate_bytes_max = at_least(clamped->preallocate_bytes_max, 0);
+    clamped->preallocate_bytes_min = at_least(clamped->preallocate_bytes_min, 4096);
+    clamped->stripe_bytes = at_least(clamped->stripe_bytes, 0);
+    clamped->producer_id_count_max = (int32_t)at_least(clamped->producer_id_count_max, 1);
     set_dedup(partition);
     if (partition->segment_count)
         mqd_partition_advance_marks(partition);
@@ -577,14 +580,14 @@ void mqd_partition_rotate_snapshots(struct mqd_partition *partition, int64_t off
  * an empty snapshot saves recovery a walk over the log before it. */
 uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset)
 {
-    bool changed = partition->producers.changes != partition->snapshot_changes;
+    bool changed = partition->producers.change_count != partition->snapshot_change_count;
     if (partition->staged_count > 0 || partition->log_end_offset == partition->snapshot_offset ||
         (!changed && partition->snapshot_offset >= partition->active.base_offset) || partition->log_end_offset == 0)
         return NULL;
     uint8_t *bytes = mqd_producers_encode(&partition->producers, partition->log_end_offset, size_bytes);
     if (!bytes)
         return NULL;
-    partition->snapshot_changes = partition->producers.changes;
+    partition->snapshot_change_count = partition->producers.change_count;
     *offset = partition->log_end_offset;
     mqd_partition_rotate_snapshots(partition, *offset);
     return bytes;

@@ -2,8 +2,8 @@
  * that owns it, or by the thread that opens or closes it.
  *
  * A record batch goes through stage -> write -> (sync):
- *   stage    checks the producer's sequence, assigns the base offset, puts base offset and leader
- *            epoch into the first 16 bytes; nothing is on disk
+ *   stage    checks the producer's sequence, assigns the base offset, puts the base offset and the
+ *            leader epoch into the first 16 bytes; nothing is on disk
  *   write    one pwritev of all staged batches; afterwards they are below log_end
  *   sync     sync_begin returns the file descriptors to flush, the backend flushes them off this
  *            thread, and sync_done advances durable_offset
@@ -68,8 +68,8 @@ struct mqd_stage_result {
 };
 
 /* `bytes` is the whole validated batch; it must stay readable until the write. patch_in_place: the
- * header may be changed in place (own arena); otherwise the first 16 (or 61) bytes are copied and
- * patched. Returns a Kafka error code:
+ * header may be changed in place, because the batch is in this process's own arena; otherwise the
+ * first 16 (or 61) bytes are copied and patched. Returns a Kafka error code:
  *
  *   0   staged
  *   10  MESSAGE_TOO_LARGE
@@ -98,8 +98,8 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
 uint32_t mqd_partition_staged_count(const struct mqd_partition *partition);
 
 /* For a retired partition (server/redirect.h): checks an idempotent producer's batch against its
- * producer state. Returns 0 if it would be staged, otherwise 45, 46, 47, 48 or 59. *duplicate: it is
- * in the log, at *base_offset. Stages nothing and verifies nothing. */
+ * producer state. Returns 0 if it would be staged, otherwise 45, 46, 47, 48 or 59. *duplicate: it
+ * is in the log, at *base_offset. Stages nothing and verifies nothing. */
 int16_t mqd_partition_check_sequence(const struct mqd_partition *partition, const struct mqd_batch *batch,
                                      bool *duplicate, int64_t *base_offset);
 /* note_refused records that this batch of an idempotent producer was refused temporarily.
@@ -117,15 +117,15 @@ bool mqd_partition_may_overtake(struct mqd_partition *partition, const struct mq
 bool mqd_partition_in_transaction(const struct mqd_partition *partition, int64_t producer_id);
 /* the log's end once the staged batches are written */
 int64_t mqd_partition_staged_end(const struct mqd_partition *partition);
-/* Writes the staged batches; rolls before or between them where needed. 0; or -1 with errno
- * (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM: retriable, the state is as before, unless the partition
- * is fenced; others: the caller fences the log directory). *rolled is set when a new segment was
- * started. */
+/* Writes the staged batches; rolls before or between them where needed. Returns 0, or -1 with
+ * errno. ENOSPC, EDQUOT, EMFILE, ENFILE and ENOMEM are retriable: the state is as before, unless
+ * the partition is fenced. After other errors the caller fences the log directory. *rolled is set
+ * when a new segment was started. */
 int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *rolled);
 
 /* True once after a write has created a .txnindex: readers must be notified of it (the slot's
  * segments_generation) before the positions are published. */
-bool mqd_partition_take_created(struct mqd_partition *partition);
+bool mqd_partition_take_txn_index_created(struct mqd_partition *partition);
 
 /* The position up to which the active segment has disk blocks, reserved ahead or written. */
 int64_t mqd_partition_allocated_bytes(const struct mqd_partition *partition);
@@ -166,7 +166,7 @@ struct mqd_preallocation {
 bool mqd_partition_preallocate_begin(struct mqd_partition *partition, struct mqd_preallocation *out);
 void mqd_partition_preallocate_done(struct mqd_partition *partition, int error);
 
-/* 0; on failure as for write. */
+/* Returns 0, or -1 with errno as mqd_partition_write does. */
 int mqd_partition_roll(struct mqd_partition *partition, int64_t now_ms);
 /* Sets a new log start, at most log end. Whole segments below it are removed from the list; their
  * files stay, and the caller may unlink them. Returns 1 when segments were removed, otherwise 0. */

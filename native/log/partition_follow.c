@@ -50,15 +50,15 @@ static int check_continues(struct mqd_partition *partition, const struct mqd_bat
     return MQD_FOLLOW_OK;
 }
 
-/* Checks for a whole, valid batch in `left` bytes. 1: yes; 0: only the beginning of a batch is
- * there; -1: invalid, with out->reason. */
-static int take_batch(const uint8_t *bytes, uint64_t left, struct mqd_batch *batch, struct mqd_follow *out)
+/* Decodes and checks the batch at the beginning of `bytes`. Returns 1; 0 if only the beginning of
+ * the batch is there; or -1, with out->reason, if it is invalid. */
+static int decode_batch(const uint8_t *bytes, uint64_t size_bytes, struct mqd_batch *batch, struct mqd_follow *out)
 {
-    if (left < MQD_BATCH_HEADER_BYTES)
+    if (size_bytes < MQD_BATCH_HEADER_BYTES)
         return 0;
-    if (mqd_batch_decode(bytes, left, batch) < 0)
+    if (mqd_batch_decode(bytes, size_bytes, batch) < 0)
         return refuse(out, -1, mqd_error_message());
-    if ((uint64_t)batch->size_bytes > left)
+    if ((uint64_t)batch->size_bytes > size_bytes)
         return 0;
     if (mqd_crc32c(0, bytes + CRC_FROM, (uint64_t)batch->size_bytes - CRC_FROM) != batch->crc)
         return refuse(out, -1, "CRC32C of a record batch does not match its bytes");
@@ -83,8 +83,8 @@ static int stage(struct mqd_partition *partition, const struct mqd_batch *batch,
     staged->aborted.producer_id = -1;
     /* A control batch that is not a marker concerns no producer; recovery skips it in the same
      * way. */
-    bool of_producer = batch->producer_id >= 0 && (!(batch->attributes & ATTRIBUTE_CONTROL) || marker);
-    if (of_producer && mqd_partition_stage_producer(partition, staged, batch, marker, now_ms) < 0) {
+    bool has_producer = batch->producer_id >= 0 && (!(batch->attributes & ATTRIBUTE_CONTROL) || marker);
+    if (has_producer && mqd_partition_stage_producer(partition, staged, batch, marker, now_ms) < 0) {
         partition->staged_end_offset = end;
         return refuse(out, MQD_FOLLOW_FAILED, "no memory for another producer");
     }
@@ -110,7 +110,7 @@ int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, 
     *out = (struct mqd_follow){.next_offset = partition->staged_end_offset,
                                .reason = error ? "the partition is fenced after an earlier failure" : NULL};
     while (error == MQD_FOLLOW_OK && out->taken_bytes < size_bytes) {
-        int complete = take_batch(bytes + out->taken_bytes, size_bytes - out->taken_bytes, &batch, out);
+        int complete = decode_batch(bytes + out->taken_bytes, size_bytes - out->taken_bytes, &batch, out);
         if (complete == 0)
             break;
         if (complete < 0)
@@ -139,10 +139,11 @@ const struct mqd_epoch *mqd_partition_epochs(const struct mqd_partition *partiti
     return partition->epochs.entries;
 }
 
-void mqd_partition_epoch_end(const struct mqd_partition *partition, int32_t epoch, int32_t *found, int64_t *end_offset)
+void mqd_partition_epoch_end(const struct mqd_partition *partition, int32_t epoch, int32_t *found_epoch,
+                             int64_t *end_offset)
 {
-    mqd_replica_epoch_end(partition->epochs.entries, partition->epochs.count, partition->log_end_offset, epoch, found,
-                          end_offset);
+    mqd_replica_epoch_end(partition->epochs.entries, partition->epochs.count, partition->log_end_offset, epoch,
+                          found_epoch, end_offset);
 }
 
 /* Walks from the index entry before `offset` to the first batch that extends beyond it. */
@@ -165,17 +166,17 @@ static int walk_to(const struct mqd_partition *partition, int64_t segment, int64
         return mqd_error_system(error, "cannot read %s", path);
     }
     *out = (struct mqd_mark){segment + entry.relative_offset, segment, entry.position, 0};
-    int more =
+    int walk_result =
         mqd_walk_begin(&walk, fd, segment, entry.position, segment + entry.relative_offset, status.st_size, INT64_MAX);
     walk.gaps_allowed = true;
-    while (more == 0 && (more = mqd_walk_next(&walk, &batch, &position)) == 1 &&
+    while (walk_result == 0 && (walk_result = mqd_walk_next(&walk, &batch, &position)) == 1 &&
            mqd_batch_end_offset(&batch) <= offset) {
         *out = (struct mqd_mark){mqd_batch_end_offset(&batch), segment, (uint32_t)(position + batch.size_bytes), 0};
-        more = 0;
+        walk_result = 0;
     }
     mqd_walk_end(&walk);
     close(fd);
-    return more < 0 ? -1 : 0;
+    return walk_result < 0 ? -1 : 0;
 }
 
 int mqd_partition_locate(const struct mqd_partition *partition, int64_t offset, struct mqd_mark *out)

@@ -76,8 +76,9 @@ int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, 
 /* Epochs that have records in the log, ascending; valid until the next write or truncation. For
  * mqd_replica_*. */
 const struct mqd_epoch *mqd_partition_epochs(const struct mqd_partition *partition, uint32_t *count);
-/* The end of an epoch here, like mqd_replica_epoch_end. */
-void mqd_partition_epoch_end(const struct mqd_partition *partition, int32_t epoch, int32_t *found, int64_t *end_offset);
+/* Calls mqd_replica_epoch_end for this log. */
+void mqd_partition_epoch_end(const struct mqd_partition *partition, int32_t epoch, int32_t *found_epoch,
+                             int64_t *end_offset);
 
 /* ---- truncation ---- */
 
@@ -86,11 +87,12 @@ struct mqd_truncation {
     int64_t cut_bytes;
     bool below_high_watermark; /* committed records were removed: an unclean election, or a leader in error */
 };
-/* Truncates the log so that no batch extends beyond `offset`; does nothing when none does. 0; or
- * -1: mqd_error set, and the partition is fenced, or unchanged when there was no disk space for the
- * truncation's mark file, no descriptor or no memory. On disk when it returns. */
+/* Truncates the log so that no batch extends beyond `offset`; does nothing when none does. Returns
+ * 0 when the truncation is on disk; or -1 with mqd_error set. The partition is then fenced; or it
+ * is unchanged, if there was no disk space for the truncation's mark file, no descriptor or no
+ * memory. */
 int mqd_partition_truncate(struct mqd_partition *partition, int64_t offset, int64_t now_ms, struct mqd_truncation *out);
-/* Empties the log; it then begins and ends at `offset`, which may be anywhere. Otherwise like
+/* Empties the log; it then begins and ends at `offset`, which may be any offset. Otherwise like
  * mqd_partition_truncate. batch_offset: the base offset, below `offset`, of the batch that contains
  * the leader's log start (MQD_FOLLOW_BEFORE) and may then be appended; without such a batch, equal
  * to `offset`. */

@@ -26,7 +26,7 @@ static void thin(struct mqd_marks *marks)
     marks->count = kept;
 }
 
-/* Makes room for one more mark. False: no memory for the first ring. */
+/* Makes room for one more mark. Returns false if there is no memory for the first ring. */
 static bool grow(struct mqd_partition *partition)
 {
     struct mqd_marks *old = partition->marks;
@@ -67,7 +67,7 @@ void mqd_partition_release_marks(struct mqd_partition *partition)
     partition->marks = NULL;
 }
 
-static void move(struct mqd_partition *partition, const struct mqd_mark *mark)
+static void move_high_watermark(struct mqd_partition *partition, const struct mqd_mark *mark)
 {
     partition->high_watermark = *mark;
     mqd_partition_normalise_mark(partition, &partition->high_watermark);
@@ -87,7 +87,7 @@ bool mqd_partition_raise_high_watermark(struct mqd_partition *partition, int64_t
         target = end;
     if (target.offset <= partition->high_watermark.offset)
         return false;
-    move(partition, &target);
+    move_high_watermark(partition, &target);
     mqd_partition_check(partition);
     return true;
 }

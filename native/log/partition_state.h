@@ -5,7 +5,8 @@
  * files until a sync has covered them; never the directory.
  *
  * Invariants, in addition to those of log/partition.h
- *   S1  segments[segment_count - 1] == active.base_offset; the bases increase strictly.
+ *   S1  segments[segment_count - 1] == active.base_offset; the base offsets are strictly
+ *       increasing.
  *   S2  active.size_bytes is the file's size and log_end_offset the end of its last batch, except
  *       inside mqd_partition_write.
  *   S3  sync_queue holds, in order of writing, the sealed files that no sync has covered yet; an
@@ -28,7 +29,7 @@
 #include "log/txn_index.h"
 #include "wire/kafka_errors.h"
 
-/* sealed files that wait for a sync; when full, the roll itself flushes synchronously */
+/* the capacity of sync_queue; when it is full, a roll flushes synchronously */
 #define MQD_SYNC_QUEUE_MAX 16
 #define MQD_STAGE_CHUNK_COUNT 16        /* batches; chunks are allocated on demand and freed when idle */
 #define MQD_SEGMENT_BYTES_MAX INT32_MAX /* positions in .index are int32 */
@@ -81,10 +82,10 @@ struct mqd_active {
 
 struct mqd_sync_item {
     int fd;
-    bool marked;
+    bool has_mark;
     int64_t segment; /* -1: the file belongs to no segment */
     enum mqd_file_kind kind;
-    bool epochs; /* the file is the leader-epoch checkpoint */
+    bool is_epoch_checkpoint;
     struct mqd_mark mark;
 };
 
@@ -136,10 +137,11 @@ struct mqd_partition {
     struct mqd_verifications verifications;
     uint32_t staged_abort_count; /* abort markers among the staged batches: the write must append to the .txnindex */
     bool writing;                /* inside mqd_partition_write: the batches being written do not count yet */
-    bool file_created;           /* a .txnindex that readers do not know of yet */
-    uint64_t snapshot_changes;   /* producers.changes at the last snapshot */
-    int64_t snapshot_offset;     /* of the last snapshot; -1 = none */
-    int64_t snapshot_previous;   /* of the previous one, kept in case the last one is damaged; -1 = none */
+    bool txn_index_created;      /* a .txnindex that readers do not know of yet */
+    /* producers.change_count at the last snapshot */
+    uint64_t snapshot_change_count;
+    int64_t snapshot_offset;   /* of the last snapshot; -1 = none */
+    int64_t snapshot_previous; /* of the previous one, kept in case the last one is damaged; -1 = none */
     struct mqd_epochs epochs;
     bool epochs_unwritten; /* the epoch checkpoint is out of date */
 };
@@ -217,7 +219,7 @@ int mqd_partition_locate(const struct mqd_partition *partition, int64_t offset, 
 void mqd_partition_drop_epochs(struct mqd_partition *partition);
 
 int mqd_partition_push_segment(struct mqd_partition *partition, int64_t base_offset);
-/* Opens (and truncates) the .log of a new active segment. fd, or -1 with errno. */
+/* Opens (and truncates) the .log of a new active segment. Returns its fd, or -1 with errno. */
 int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base_offset);
 /* Takes ownership of the fd. Blocks in fdatasync when the queue is full. -1 with errno: that flush
  * failed, and the partition is fenced. */
@@ -231,8 +233,8 @@ void mqd_partition_trim(struct mqd_partition *partition);
 /* Seals the active segment and begins another at log end. -1 with errno: the old one is still
  * active and intact. */
 int mqd_partition_roll_active(struct mqd_partition *partition);
-/* Makes the snapshot at `offset` the last one; deletes the third last (best effort: the next
- * recovery does it too). */
+/* Makes the snapshot at `offset` the last one, and keeps the one before it; deletes the next older
+ * one (best effort: the next recovery does it too). */
 void mqd_partition_rotate_snapshots(struct mqd_partition *partition, int64_t offset);
 void mqd_partition_free(struct mqd_partition *partition);
 

@@ -29,7 +29,7 @@ int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const stru
 {
     if (partition->sync_queue_count < MQD_SYNC_QUEUE_MAX) {
         struct mqd_sync_item *item = &partition->sync_queue[partition->sync_queue_count++];
-        *item = (struct mqd_sync_item){.fd = fd, .marked = mark != NULL, .segment = -1};
+        *item = (struct mqd_sync_item){.fd = fd, .has_mark = mark != NULL, .segment = -1};
         if (mark)
             item->mark = *mark;
         return 0;
@@ -41,7 +41,7 @@ int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const stru
     mqd_file_close(fd);
     struct mqd_sync_item *last = &partition->sync_queue[MQD_SYNC_QUEUE_MAX - 1];
     if (!error && mark) {
-        last->marked = true;
+        last->has_mark = true;
         last->mark = *mark;
     }
     if (error)
@@ -77,7 +77,7 @@ void mqd_partition_forget_syncs(struct mqd_partition *partition)
             continue;
         }
         mqd_file_close(item->fd);
-        if (item->marked)
+        if (item->has_mark)
             partition->deleted_bytes = item->mark.written_bytes;
     }
     partition->sync_queue_count = kept;
@@ -91,7 +91,7 @@ bool mqd_partition_syncing(const struct mqd_partition *partition)
 bool mqd_partition_sealed_waiting(const struct mqd_partition *partition)
 {
     for (uint32_t i = partition->sync_item_count; i < partition->sync_queue_count; i++)
-        if (partition->sync_queue[i].marked)
+        if (partition->sync_queue[i].has_mark)
             return true;
     return false;
 }
@@ -122,7 +122,7 @@ int mqd_partition_sync_begin(struct mqd_partition *partition, struct mqd_sync_fd
     partition->sync_item_count = 0;
     while (count < 3 && partition->sync_item_count < partition->sync_queue_count) {
         const struct mqd_sync_item *item = &partition->sync_queue[partition->sync_item_count++];
-        if (item->marked)
+        if (item->has_mark)
             partition->sync_mark = item->mark;
         out[count++] = (struct mqd_sync_fd){item->fd, false};
     }
@@ -275,9 +275,11 @@ uint32_t mqd_partition_expire_producers(struct mqd_partition *partition, int64_t
     if (partition->verifications.entries)
         mqd_verifications_expire(&partition->verifications, now_ms - VERIFICATION_MS);
     mqd_partition_release_marks(partition);
-    bool holds = partition->active.allocated_bytes > partition->active.size_bytes || partition->active.index.fd >= 0 ||
-                 partition->active.index.time_fd >= 0 || partition->active.txn_index.fd >= 0 || partition->stage;
-    if (holds && partition->staged_count == 0 && !partition->fenced && now_ms - partition->last_write_ms > IDLE_MS)
+    bool holds_resources = partition->active.allocated_bytes > partition->active.size_bytes ||
+                           partition->active.index.fd >= 0 || partition->active.index.time_fd >= 0 ||
+                           partition->active.txn_index.fd >= 0 || partition->stage;
+    if (holds_resources && partition->staged_count == 0 && !partition->fenced &&
+        now_ms - partition->last_write_ms > IDLE_MS)
         release_idle(partition);
     return partition->producers.count;
 }

@@ -45,16 +45,16 @@ int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base
     return mqd_file_open(path, O_RDWR | O_CREAT | O_TRUNC, 0644);
 }
 
-/* The index file's descriptor for the flush, reopened if it was closed since its last write. -1: no
- * such file, or it cannot be opened. It is then not flushed, and recovery after a power failure,
- * which checks every index, recreates the missing entries. */
-static int index_fd(struct mqd_partition *partition, int *fd, uint32_t file_bytes, enum mqd_file_kind kind)
+/* Takes the index file's descriptor, to flush it; reopens the file if it was closed since its last
+ * write. Returns -1 if there is no such file or it cannot be opened. It is then not flushed, and
+ * recovery after a power failure, which checks every index, recreates the missing entries. */
+static int take_index_fd(struct mqd_partition *partition, int *fd, uint32_t file_bytes, enum mqd_file_kind kind)
 {
     char path[PATH_MAX];
-    int taken = *fd;
+    int open_fd = *fd;
     *fd = -1;
-    if (taken >= 0 || file_bytes == 0)
-        return taken;
+    if (open_fd >= 0 || file_bytes == 0)
+        return open_fd;
     if (mqd_segment_path(path, sizeof path, partition->path, partition->active.base_offset, kind) < 0)
         return -1;
     return mqd_file_open(path, O_RDWR, 0);
@@ -78,10 +78,10 @@ static int queue_sealed(struct mqd_partition *partition)
 {
     struct mqd_active *active = &partition->active;
     struct mqd_mark end = mqd_partition_end_mark(partition);
-    int fd = index_fd(partition, &active->index.fd, active->index.file_bytes, MQD_FILE_INDEX);
+    int fd = take_index_fd(partition, &active->index.fd, active->index.file_bytes, MQD_FILE_INDEX);
     if (fd >= 0 && queue_file(partition, fd, MQD_FILE_INDEX, NULL) < 0)
         return -1;
-    fd = index_fd(partition, &active->index.time_fd, active->index.time_file_bytes, MQD_FILE_TIME_INDEX);
+    fd = take_index_fd(partition, &active->index.time_fd, active->index.time_file_bytes, MQD_FILE_TIME_INDEX);
     if (fd >= 0 && queue_file(partition, fd, MQD_FILE_TIME_INDEX, NULL) < 0)
         return -1;
     fd = active->fd;
@@ -174,8 +174,8 @@ static bool must_roll(const struct mqd_partition *partition, const struct mqd_ac
 
 /* ---- writing to one segment ---- */
 
-/* Returns how many staged batches from `first` go into one segment; *roll: into a new segment.
- * `shadow` simulates the segment's growth (its index is not used). */
+/* Returns how many staged batches from `first` on go into one segment; *roll is set if it must be a
+ * new one. `shadow` simulates the segment's growth (its index is not used). */
 static uint32_t plan_run(struct mqd_partition *partition, uint32_t first, int64_t now_ms, bool *roll)
 {
     struct mqd_active shadow;
@@ -203,20 +203,20 @@ static uint32_t plan_run(struct mqd_partition *partition, uint32_t first, int64_
 /* One system call, of at most MQD_WRITE_BYTES_MAX. */
 static ssize_t write_some(int fd, struct iovec *iov, int count, int64_t position)
 {
-    size_t room = MQD_WRITE_BYTES_MAX, cut = 0;
-    int taken = 0;
-    while (taken < count && iov[taken].iov_len <= room)
-        room -= iov[taken++].iov_len;
-    if (taken < count && room) {
-        cut = iov[taken].iov_len - room;
-        iov[taken++].iov_len = room;
+    size_t room_bytes = MQD_WRITE_BYTES_MAX, cut_bytes = 0;
+    int used_count = 0;
+    while (used_count < count && iov[used_count].iov_len <= room_bytes)
+        room_bytes -= iov[used_count++].iov_len;
+    if (used_count < count && room_bytes) {
+        cut_bytes = iov[used_count].iov_len - room_bytes;
+        iov[used_count++].iov_len = room_bytes;
     }
-    ssize_t written = mqd_file_pwritev(fd, iov, taken, position);
-    iov[taken - 1].iov_len += cut;
+    ssize_t written = mqd_file_pwritev(fd, iov, used_count, position);
+    iov[used_count - 1].iov_len += cut_bytes;
     return written;
 }
 
-/* 0, or -1 with errno after truncating the file; if the truncation fails, the partition is
+/* Returns 0, or -1 with errno after truncating the file; if the truncation fails, the partition is
  * fenced. */
 static int write_all(struct mqd_partition *partition, struct iovec *iov, int count)
 {
@@ -262,16 +262,16 @@ static void gather_add(struct gather *gather, const void *bytes, size_t size_byt
     if (size_bytes == 0)
         return;
     struct iovec *last = gather->count ? &gather->iov[gather->count - 1] : NULL;
-    const uint8_t *at = bytes;
+    const uint8_t *source = bytes;
     if (copy) {
-        at = gather->bytes + gather->used_bytes;
+        source = gather->bytes + gather->used_bytes;
         memcpy(gather->bytes + gather->used_bytes, bytes, size_bytes);
         gather->used_bytes += (uint32_t)size_bytes;
     }
-    if (last && (uint8_t *)last->iov_base + last->iov_len == at)
+    if (last && (uint8_t *)last->iov_base + last->iov_len == source)
         last->iov_len += size_bytes;
     else
-        gather->iov[gather->count++] = (struct iovec){(void *)at, size_bytes};
+        gather->iov[gather->count++] = (struct iovec){(void *)source, size_bytes};
 }
 
 /* Whether `staged` and its predecessor or successor are contiguous in memory. */
@@ -335,12 +335,12 @@ static int write_aborted(struct mqd_partition *partition, uint32_t first, uint32
     if (mqd_txn_index_append(&active->txn_index, partition->path, active->base_offset, aborted, aborted_count) < 0)
         return -1;
     partition->directory_dirty |= created;
-    partition->file_created |= created;
+    partition->txn_index_created |= created;
     return queue_txn_index(partition);
 }
 
-/* The bytes are in the file: updates positions and index entries. -1 with errno: an index file
- * failed for a reason other than space. */
+/* Called when the bytes are in the file: updates positions and index entries. Returns -1 with errno
+ * if an index file cannot be written for a reason that is not transient. */
 static int account_run(struct mqd_partition *partition, uint32_t first, uint32_t count, int64_t now_ms)
 {
     struct mqd_active *active = &partition->active;
@@ -381,7 +381,7 @@ static void checkpoint_take(const struct mqd_partition *partition, struct checkp
         out->sync_queue_last = partition->sync_queue[partition->sync_queue_count - 1];
 }
 
-/* 0, or errno if one of its files still exists. */
+/* Returns 0, or an errno value if one of its files still exists. */
 static int delete_segment(const struct mqd_partition *partition, int64_t base_offset)
 {
     char path[PATH_MAX];
@@ -425,9 +425,10 @@ static int reopen_log(struct mqd_partition *partition)
     return active->fd < 0 ? -1 : 0;
 }
 
-/* Restores the checkpoint. -1 with errno: the old segment could not be restored, or a segment begun
- * by this write could not be deleted (the next clean start would regard the old segment as sealed
- * and end the log at the beginning of the leftover one). The caller then fences the partition. */
+/* Restores the checkpoint. Returns -1 with errno if the old segment could not be restored, or if a
+ * segment begun by this write could not be deleted (the next clean start would regard the old
+ * segment as sealed and end the log at the beginning of the leftover one). The caller then fences
+ * the partition. */
 static int checkpoint_restore(struct mqd_partition *partition, const struct checkpoint *old)
 {
     struct mqd_active *active = &partition->active;
@@ -468,7 +469,8 @@ void mqd_partition_drop_epochs(struct mqd_partition *partition)
     partition->epochs_unwritten |= mqd_epochs_cut(&partition->epochs, 0, partition->log_end_offset);
 }
 
-static int write_failed(struct mqd_partition *partition, const struct checkpoint *old, int error)
+/* Undoes the write. Returns -1 with `error` in errno, or with another one if the undo fails too. */
+static int fail_write(struct mqd_partition *partition, const struct checkpoint *old, int error)
 {
     if (old->taken && checkpoint_restore(partition, old) < 0) {
         error = errno ? errno : EIO;
@@ -491,14 +493,14 @@ static int queue_epochs(struct mqd_partition *partition, int fd)
 {
     uint32_t count = partition->sync_queue_count;
     for (uint32_t i = partition->sync_item_count; i < count; i++)
-        if (partition->sync_queue[i].epochs) {
+        if (partition->sync_queue[i].is_epoch_checkpoint) {
             mqd_file_close(partition->sync_queue[i].fd);
             partition->sync_queue[i].fd = fd;
             return 0;
         }
     int result = mqd_partition_queue_sync(partition, fd, NULL);
     if (partition->sync_queue_count > count)
-        partition->sync_queue[count].epochs = true;
+        partition->sync_queue[count].is_epoch_checkpoint = true;
     return result;
 }
 
@@ -553,12 +555,12 @@ int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *r
     if (partition->staged_count == 0)
         return 0;
     if (partition->fenced)
-        return write_failed(partition, &old, EIO);
+        return fail_write(partition, &old, EIO);
     partition->writing = true;
     bool written = write_epochs(partition) == 0 && write_staged(partition, now_ms, &old, &index_error) == 0;
     partition->writing = false;
     if (!written)
-        return write_failed(partition, &old, errno);
+        return fail_write(partition, &old, errno);
     *rolled = partition->active.base_offset != base_offset;
     partition->last_write_ms = now_ms;
     mqd_partition_stage_reset(partition);

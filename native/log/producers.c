@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "wire/kafka_errors.h"
 
 #define CAPACITY_MIN 8u
 #define CAPACITY_MAX (1u << 26)
@@ -39,7 +40,7 @@ uint32_t mqd_producers_find(const struct mqd_producers *producers, int64_t produ
     return MQD_PRODUCER_NONE;
 }
 
-static void unlink_use(struct mqd_producers *producers, struct mqd_producer *entry)
+static void unlink_from_use_list(struct mqd_producers *producers, struct mqd_producer *entry)
 {
     *(entry->newer ? &producers->entries[entry->newer - 1].older : &producers->newest) = entry->older;
     *(entry->older ? &producers->entries[entry->older - 1].newer : &producers->oldest) = entry->newer;
@@ -109,11 +110,11 @@ static void erase(struct mqd_producers *producers, uint32_t index)
         link = &producers->entries[*link - 1].hash_next;
     *link = entry->hash_next;
     if (!entry->transaction)
-        unlink_use(producers, entry);
+        unlink_from_use_list(producers, entry);
     entry->hash_next = producers->free_list;
     producers->free_list = index + 1;
     producers->count--;
-    producers->changes++;
+    producers->change_count++;
 }
 
 /* ---- rules ---- */
@@ -141,7 +142,7 @@ static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd
                               int64_t *base_offset)
 {
     if (entry->count == 0)
-        return entry->any_sequence || batch->base_sequence == 0 ? 0 : 45;
+        return entry->any_sequence || batch->base_sequence == 0 ? 0 : MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER;
     int32_t last_sequence = sequence_after(batch->base_sequence, batch->last_offset_delta);
     for (uint32_t i = 0; i < entry->count && !entry->ended; i++) {
         const struct mqd_producer_batch *known = batch_at(entry, i);
@@ -156,11 +157,14 @@ static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd
         return 0;
     if (entry->ended) {
         bool is_duplicate = !sequence_before(batch_at(entry, entry->count - 1u)->last_sequence, batch->base_sequence);
-        return is_duplicate && batch->attributes & TRANSACTIONAL_BIT ? 59 : 45;
+        return is_duplicate && batch->attributes & TRANSACTIONAL_BIT ? MQD_KAFKA_UNKNOWN_PRODUCER_ID
+                                                                     : MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER;
     }
     /* if fewer batches are remembered, no earlier batch was ever written */
     bool dropped = entry->count == MQD_PRODUCER_BATCH_COUNT;
-    return dropped && sequence_before(last_sequence, batch_at(entry, 0)->first_sequence) ? 46 : 45;
+    return dropped && sequence_before(last_sequence, batch_at(entry, 0)->first_sequence)
+               ? MQD_KAFKA_DUPLICATE_SEQUENCE_NUMBER
+               : MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER;
 }
 
 int16_t mqd_producers_check(const struct mqd_producers *producers, const struct mqd_batch *batch,
@@ -169,22 +173,22 @@ int16_t mqd_producers_check(const struct mqd_producers *producers, const struct 
     *duplicate = false;
     uint32_t index = mqd_producers_find(producers, batch->producer_id);
     if (index == MQD_PRODUCER_NONE)
-        return batch->producer_epoch < NO_EPOCH ? 47 : 0;
+        return batch->producer_epoch < NO_EPOCH ? MQD_KAFKA_INVALID_PRODUCER_EPOCH : 0;
     const struct mqd_producer *entry = &producers->entries[index];
     if (batch->producer_epoch < entry->epoch)
-        return 47;
+        return MQD_KAFKA_INVALID_PRODUCER_EPOCH;
     if (kind.marker) {
         if (kind.bumped && batch->producer_epoch == entry->epoch)
-            return 47;
-        return kind.marker->coordinator_epoch < entry->coordinator_epoch ? 52 : 0;
+            return MQD_KAFKA_INVALID_PRODUCER_EPOCH;
+        return kind.marker->coordinator_epoch < entry->coordinator_epoch ? MQD_KAFKA_TRANSACTION_COORDINATOR_FENCED : 0;
     }
     int16_t error = 0;
     if (!kind.coordinator && batch->producer_epoch > entry->epoch)
-        error = batch->base_sequence == 0 || entry->epoch == NO_EPOCH ? 0 : 45;
+        error = batch->base_sequence == 0 || entry->epoch == NO_EPOCH ? 0 : MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER;
     else if (!kind.coordinator)
         error = check_sequence(entry, batch, duplicate, base_offset);
     if (error == 0 && !*duplicate && entry->transaction && !(batch->attributes & TRANSACTIONAL_BIT))
-        error = 48;
+        error = MQD_KAFKA_INVALID_TXN_STATE;
     return error;
 }
 
@@ -214,7 +218,7 @@ int mqd_producers_begin(struct mqd_producers *producers, uint32_t index, int64_t
     uint32_t link = mqd_transactions_begin(&producers->transactions, entry->producer_id, first_offset);
     if (!link)
         return -1;
-    unlink_use(producers, entry);
+    unlink_from_use_list(producers, entry);
     entry->newer = entry->older = 0;
     entry->transaction = link;
     return 0;
@@ -262,9 +266,9 @@ int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *b
                                        .last_append_ms = entry->last_append_ms,
                                        .overwritten = entry->batches[entry->head]};
     /* R4 */
-    bool begins = !marker && !entry->transaction && (batch->attributes & TRANSACTIONAL_BIT) &&
-                  !(batch->attributes & CONTROL_BIT) && batch->record_count > 0;
-    if (begins) {
+    bool begins_transaction = !marker && !entry->transaction && (batch->attributes & TRANSACTIONAL_BIT) &&
+                              !(batch->attributes & CONTROL_BIT) && batch->record_count > 0;
+    if (begins_transaction) {
         if (mqd_producers_begin(producers, index, base_offset) < 0) {
             if (created)
                 erase(producers, index);
@@ -277,14 +281,14 @@ int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *b
         link_newest(producers, index);
         undo->change = MQD_TRANSACTION_ENDED;
     } else if (!entry->transaction && producers->newest != index + 1) {
-        unlink_use(producers, entry);
+        unlink_from_use_list(producers, entry);
         link_newest(producers, index);
     }
     note_batch(entry, batch, marker != NULL, base_offset);
     entry->last_append_ms = now_ms;
     if (marker)
         entry->coordinator_epoch = marker->coordinator_epoch;
-    producers->changes++;
+    producers->change_count++;
     return 0;
 }
 
@@ -299,7 +303,7 @@ void mqd_producers_undo(struct mqd_producers *producers, const struct mqd_produc
         link_newest(producers, undo->index);
     } else if (undo->change == MQD_TRANSACTION_ENDED) {
         mqd_transactions_resume(&producers->transactions, undo->transaction);
-        unlink_use(producers, entry);
+        unlink_from_use_list(producers, entry);
         entry->transaction = undo->transaction;
     }
     if (undo->created) {
@@ -314,7 +318,7 @@ void mqd_producers_undo(struct mqd_producers *producers, const struct mqd_produc
     entry->ended = undo->ended;
     entry->last_append_ms = undo->last_append_ms;
     entry->batches[undo->head] = undo->overwritten;
-    producers->changes++;
+    producers->change_count++;
 }
 
 void mqd_producers_trim(struct mqd_producers *producers, uint32_t count_max)

@@ -79,7 +79,7 @@ struct mqd_producer {
     int64_t last_append_ms;    /* wall clock of the broker, not of the records */
     uint32_t hash_next;        /* also links the free list */
     uint32_t newer, older;     /* in order of use; in no list while a transaction is ongoing */
-    uint32_t transaction;      /* link of the ongoing one in producers->transactions; 0 = none */
+    uint32_t transaction;      /* link of the ongoing transaction in producers->transactions; 0 = none */
     int32_t coordinator_epoch; /* of the last marker; -1 = none */
     int16_t epoch;
     uint8_t count;            /* of the batches remembered */
@@ -99,7 +99,7 @@ struct mqd_producers {
     uint32_t used;     /* entries used so far; the rest is untouched */
     uint32_t count;
     uint32_t free_list, newest, oldest; /* index + 1; 0 = none */
-    uint64_t changes;                   /* incremented by every change, for snapshots */
+    uint64_t change_count;              /* incremented by every change, for snapshots */
     struct mqd_transactions transactions;
 };
 
@@ -124,8 +124,8 @@ struct mqd_producer_batch_kind {     /* facts that the header of a batch does no
     bool known;                      /* MQD_STAGE_KNOWN; not used by mqd_producers_check */
     bool from_zero;                  /* MQD_STAGE_FROM_ZERO; not used by mqd_producers_check */
 };
-/* 0, 45, 46, 47, 48, 52, 59; *duplicate is set for a duplicate (then 0), with the original base
- * offset. Must not be called for batches without a producer id. */
+/* Returns 0, 45, 46, 47, 48, 52 or 59. For a duplicate, returns 0 and sets *duplicate and the
+ * original base offset. Must not be called for batches without a producer id. */
 int16_t mqd_producers_check(const struct mqd_producers *producers, const struct mqd_batch *batch,
                             struct mqd_producer_batch_kind kind, bool *duplicate, int64_t *base_offset);
 /* Whether this batch belongs to a transaction that its producer has begun here. */
@@ -133,8 +133,8 @@ bool mqd_producers_is_ongoing(const struct mqd_producers *producers, const struc
 /* Whether sequences of the batch's producer in the batch's epoch are known. */
 bool mqd_producers_has_sequences(const struct mqd_producers *producers, const struct mqd_batch *batch);
 bool mqd_producers_in_transaction(const struct mqd_producers *producers, int64_t producer_id);
-/* Adds a batch that passed the check (or that is already in the log). -1: no memory, nothing
- * changed. */
+/* Adds a batch that passed the check (or that is already in the log). Returns -1 if there is no
+ * memory; nothing is changed then. */
 int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *batch, const struct mqd_marker *marker,
                       int64_t base_offset, int64_t now_ms, struct mqd_producer_undo *undo);
 void mqd_producers_undo(struct mqd_producers *producers, const struct mqd_producer_undo *undo);
@@ -147,8 +147,8 @@ uint8_t *mqd_producers_encode(const struct mqd_producers *producers, int64_t off
 /* like mqd_partition_producers */
 uint32_t mqd_producers_view(const struct mqd_producers *producers, struct mqd_producer_view *out, uint32_t capacity);
 
-/* Only for log/producers_snapshot.c: adds an entry (index; MQD_PRODUCER_NONE: no memory), and marks
- * one as having an ongoing transaction. */
+/* Only for log/producers_snapshot.c: insert adds an entry and returns its index (MQD_PRODUCER_NONE:
+ * no memory); begin gives an entry an ongoing transaction. */
 uint32_t mqd_producers_insert(struct mqd_producers *producers, int64_t producer_id);
 int mqd_producers_begin(struct mqd_producers *producers, uint32_t index, int64_t first_offset);
 /* The index of the producer's entry; MQD_PRODUCER_NONE: unknown. */

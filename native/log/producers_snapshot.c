@@ -1,4 +1,4 @@
-/* Encoding of producer snapshots; the table is in log/producers.h. */
+/* Encodes and decodes producer snapshots; their format is in log/producers.h. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,5 +116,6 @@ int mqd_producers_decode(struct mqd_producers *producers, const uint8_t *bytes, 
     mqd_producers_free(producers);
     if (no_memory)
         return mqd_error_set(ENOMEM, "no memory for the %u producers of a snapshot", count);
-    return mqd_error_set(MQD_E_CORRUPT, "a producer snapshot does not hold the %u producers that it names", count);
+    return mqd_error_set(MQD_E_CORRUPT, "a producer snapshot does not hold the %u producers that its header announces",
+                         count);
 }

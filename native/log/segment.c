@@ -47,9 +47,11 @@ int mqd_walk_begin(struct mqd_walk *walk, int fd, int64_t base_offset, int64_t p
                               .position = position,
                               .next_offset = next_offset,
                               .crc_from_offset = crc_from_offset};
-    int64_t most = crc_from_offset == INT64_MAX ? SPAN_READ_BYTES : MQD_WALK_BUFFER_BYTES,
-            left = end_position - position;
-    walk->capacity_bytes = left > most ? most : left > HEADER_READ_BYTES ? left : HEADER_READ_BYTES;
+    int64_t bytes_max = crc_from_offset == INT64_MAX ? SPAN_READ_BYTES : MQD_WALK_BUFFER_BYTES,
+            remaining = end_position - position;
+    walk->capacity_bytes = remaining > bytes_max           ? bytes_max
+                           : remaining > HEADER_READ_BYTES ? remaining
+                                                           : HEADER_READ_BYTES;
     walk->buffer = malloc((size_t)walk->capacity_bytes);
     return walk->buffer ? 0 : mqd_error_set(ENOMEM, "no memory to read a segment");
 }
@@ -60,8 +62,8 @@ void mqd_walk_end(struct mqd_walk *walk)
     walk->buffer = NULL;
 }
 
-/* Makes [position, position + need) of the file readable in the buffer; reads up to `want`. Returns
- * the bytes, or NULL (mqd_error set). */
+/* Ensures that the buffer holds [position, position + need) of the file; if it must read, it reads
+ * up to `want` bytes. Returns the bytes, or NULL (mqd_error set). */
 static const uint8_t *walk_read(struct mqd_walk *walk, int64_t position, int64_t need, int64_t want)
 {
     if (position >= walk->buffer_position && position + need <= walk->buffer_position + walk->buffer_bytes)
@@ -124,8 +126,8 @@ int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *posit
         return 0;
     if (left < MQD_BATCH_HEADER_BYTES)
         return walk_stop(walk, "the file ends inside a batch header");
-    bool checks = walk->crc_from_offset != INT64_MAX;
-    int64_t span = checks                                       ? MQD_WALK_BUFFER_BYTES
+    bool checks_crc = walk->crc_from_offset != INT64_MAX;
+    int64_t span = checks_crc                                   ? MQD_WALK_BUFFER_BYTES
                    : walk->last_batch_bytes > SMALL_BATCH_BYTES ? HEADER_READ_BYTES
                                                                 : SPAN_READ_BYTES;
     const uint8_t *bytes = walk_read(walk, at, MQD_BATCH_HEADER_BYTES, span);

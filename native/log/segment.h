@@ -1,11 +1,11 @@
 /* One segment's files: their names, and a forward walk over the record batches of a .log.
  *
- * A batch at position p is valid (and kept by recovery) if 61 bytes of header exist and decode; the
- * whole batch exists; its base offset follows the previous batch (or is the segment's base), or is
- * higher where gaps are allowed; its last offset is within int32 of the segment's base; and, if
- * requested, its CRC32C is correct. The CRC does not cover the base offset: where there are no
- * gaps, continuity verifies it. The walk stops at the first byte where this fails; an all-zero tail
- * fails at its first byte (batch length 0).
+ * A batch at position p is valid (and kept by recovery) if its header of 61 bytes is there and can
+ * be decoded; the whole batch is there; its base offset follows the previous batch (or is the
+ * segment's base), or is higher where gaps are allowed; its last offset is within int32 of the
+ * segment's base; and, if requested, its CRC32C is correct. The CRC does not cover the base offset:
+ * where there are no gaps, continuity verifies it. The walk stops at the first byte where this
+ * fails; an all-zero tail fails at its first byte (batch length 0).
  *
  * Memory: one buffer, at most MQD_WALK_BUFFER_BYTES; larger batches are checksummed in pieces.
  * Reads with pread only: an I/O error is a return value, never SIGBUS. Concurrency: none; several
@@ -46,20 +46,20 @@ struct mqd_walk {
     int64_t capacity_bytes;
     int64_t buffer_position; /* file position of buffer[0] */
     int64_t buffer_bytes;
-    int64_t read_bytes; /* total, for the recovery's figures */
+    int64_t read_bytes; /* in total; recovery reports it */
     int64_t last_batch_bytes;
 };
 
 int mqd_walk_begin(struct mqd_walk *walk, int fd, int64_t base_offset, int64_t position, int64_t next_offset,
                    int64_t end_position, int64_t crc_from_offset);
-/* 1: *batch begins at *position, and walk->position is after it. 0: the end, or the first invalid
- * byte (walk->reason). -1: disk failure (mqd_error set). */
+/* Returns 1 if *batch begins at *position; walk->position is then after it. 0: the end, or the
+ * first invalid byte (walk->reason). -1: disk failure (mqd_error set). */
 int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *position);
 /* Checks the CRC of a batch that the walk has read: 1 correct, 0 wrong, -1 disk failure. */
 int mqd_walk_check(struct mqd_walk *walk, const struct mqd_batch *batch, int64_t position);
 /* From walk->position (invalid) on, finds the next position at which a batch with base_offset >=
- * next_offset and a correct CRC begins, and moves the walk there. 1 found, 0 not, -1 disk failure.
- * Used for damage in bytes that are known to have been valid. */
+ * next_offset and a correct CRC begins, and moves the walk there. Returns 1 if there is one, 0 if
+ * not, -1 on disk failure. Used for damage in bytes that are known to have been valid. */
 int mqd_walk_resync(struct mqd_walk *walk);
 void mqd_walk_end(struct mqd_walk *walk);
 

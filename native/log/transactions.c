@@ -25,7 +25,7 @@
  * append to key and value (KIP-98). */
 int mqd_marker_parse(const uint8_t *bytes, const struct mqd_batch *batch, struct mqd_marker *out)
 {
-    int64_t length, number, key_bytes, value_bytes;
+    int64_t length, ignored, key_bytes, value_bytes;
     if ((batch->attributes & (COMPRESSION_MASK | TRANSACTIONAL_BIT)) != TRANSACTIONAL_BIT || batch->record_count != 1 ||
         batch->size_bytes < MQD_BATCH_HEADER_BYTES || batch->size_bytes > MQD_MARKER_BYTES_MAX)
         return -1;
@@ -33,8 +33,8 @@ int mqd_marker_parse(const uint8_t *bytes, const struct mqd_batch *batch, struct
     if (!at || length < 1 || length > end - at)
         return -1;
     end = at + length;
-    at = mqd_varlong(at + 1, end, &number); /* after the attributes: timestamp delta */
-    at = at ? mqd_varint(at, end, &number) : NULL;
+    at = mqd_varlong(at + 1, end, &ignored); /* after the attributes: timestamp delta */
+    at = at ? mqd_varint(at, end, &ignored) : NULL;
     const uint8_t *key = at ? mqd_varint_size(at, end, &key_bytes) : NULL;
     if (!key || key_bytes < 4)
         return -1;
@@ -97,9 +97,9 @@ void mqd_transactions_end(struct mqd_transactions *transactions, uint32_t link, 
 {
     struct mqd_transaction *entry = &transactions->entries[link - 1];
     entry->last_offset = last_offset;
-    entry->ended_before = transactions->ended_last;
-    entry->ended_after = 0;
-    *(transactions->ended_last ? &transactions->entries[transactions->ended_last - 1].ended_after
+    entry->ended_previous = transactions->ended_last;
+    entry->ended_next = 0;
+    *(transactions->ended_last ? &transactions->entries[transactions->ended_last - 1].ended_next
                                : &transactions->ended_first) = link;
     transactions->ended_last = link;
 }
@@ -107,12 +107,12 @@ void mqd_transactions_end(struct mqd_transactions *transactions, uint32_t link, 
 void mqd_transactions_resume(struct mqd_transactions *transactions, uint32_t link)
 {
     struct mqd_transaction *entry = &transactions->entries[link - 1];
-    *(entry->ended_before ? &transactions->entries[entry->ended_before - 1].ended_after : &transactions->ended_first) =
-        entry->ended_after;
-    *(entry->ended_after ? &transactions->entries[entry->ended_after - 1].ended_before : &transactions->ended_last) =
-        entry->ended_before;
+    *(entry->ended_previous ? &transactions->entries[entry->ended_previous - 1].ended_next
+                            : &transactions->ended_first) = entry->ended_next;
+    *(entry->ended_next ? &transactions->entries[entry->ended_next - 1].ended_previous : &transactions->ended_last) =
+        entry->ended_previous;
     entry->last_offset = -1;
-    entry->ended_before = entry->ended_after = 0;
+    entry->ended_previous = entry->ended_next = 0;
 }
 
 void mqd_transactions_remove(struct mqd_transactions *transactions, uint32_t link)
@@ -167,7 +167,7 @@ static uint32_t *bucket_of(const struct mqd_verifications *verifications, int64_
 }
 
 /* The seed is random, so that a guard from before the partition was reopened does not match. */
-static int verifications_open(struct mqd_verifications *verifications)
+static int verifications_allocate(struct mqd_verifications *verifications)
 {
     void *memory = calloc(MQD_VERIFICATION_COUNT_MAX, sizeof *verifications->entries + sizeof *verifications->buckets);
     if (!memory)
@@ -196,8 +196,9 @@ static struct mqd_verification *entry_of(const struct mqd_verifications *verific
 
 static void release(struct mqd_verifications *verifications, struct mqd_verification *entry)
 {
-    uint32_t *link = bucket_of(verifications, entry->producer_id), own = (uint32_t)(entry - verifications->entries) + 1;
-    while (*link != own)
+    uint32_t *link = bucket_of(verifications, entry->producer_id),
+             entry_link = (uint32_t)(entry - verifications->entries) + 1;
+    while (*link != entry_link)
         link = &verifications->entries[*link - 1].hash_next;
     *link = entry->hash_next;
     entry->guard = 0;
@@ -206,7 +207,7 @@ static void release(struct mqd_verifications *verifications, struct mqd_verifica
 
 int64_t mqd_verifications_begin(struct mqd_verifications *verifications, const struct mqd_batch *batch, int64_t now_ms)
 {
-    if (!verifications->entries && verifications_open(verifications) < 0)
+    if (!verifications->entries && verifications_allocate(verifications) < 0)
         return 0;
     struct mqd_verification *entry = entry_of(verifications, batch->producer_id);
     if (entry && entry->epoch == batch->producer_epoch) {

@@ -4,8 +4,8 @@
  * A transaction begins with its first batch here and ends with a marker, the control batch that its
  * coordinator writes (KIP-98). Until the marker is below the high watermark its first offset bounds
  * the last stable offset. Before the transaction may begin, its coordinator must have confirmed
- * that the transaction includes the partition (KIP-890). The process that asks the coordinator
- * first gets a guard from here and passes it back with the batch. A marker in between removes the
+ * that the transaction includes the partition (KIP-890). Before a process asks the coordinator, it
+ * gets a guard from here; it passes the guard back with the batch. A marker in between removes the
  * guard: otherwise a batch that was verified before the marker could begin a transaction that never
  * ends.
  *
@@ -42,7 +42,7 @@ struct mqd_transaction {
     int64_t first_offset;
     int64_t last_offset;   /* of its marker; -1 = ongoing */
     uint32_t older, newer; /* links are index + 1, 0 = none; `newer` also links the free list */
-    uint32_t ended_before, ended_after;
+    uint32_t ended_previous, ended_next;
 };
 
 /* zeroed = empty */
@@ -89,7 +89,8 @@ struct mqd_verifications {            /* zeroed = empty */
 void mqd_verifications_free(struct mqd_verifications *verifications);
 /* The guard that the sender of this batch must pass back; 0: no memory. */
 int64_t mqd_verifications_begin(struct mqd_verifications *verifications, const struct mqd_batch *batch, int64_t now_ms);
-/* The entry that this batch requested, or NULL when the guard is not, or no longer, its own. */
+/* The entry that this batch requested, or NULL if the guard is not, or is no longer, that of the
+ * entry. */
 const struct mqd_verification *mqd_verifications_find(const struct mqd_verifications *verifications,
                                                       const struct mqd_batch *batch, int64_t guard);
 /* The entry of the batch's producer and epoch, whatever its guard; or NULL. */

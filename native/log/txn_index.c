@@ -47,12 +47,12 @@ int mqd_aborted_add(struct mqd_aborted_list *list, const struct mqd_aborted *ent
     return 0;
 }
 
-uint32_t mqd_txn_index_checksum(uint32_t before, int64_t segment_base, const uint8_t *entry)
+uint32_t mqd_txn_index_checksum(uint32_t previous, int64_t segment_base, const uint8_t *entry)
 {
     uint8_t bytes[8 + MQD_TXN_INDEX_ENTRY_BYTES];
     mqd_put_be64(bytes, (uint64_t)segment_base);
     memcpy(bytes + 8, entry, MQD_TXN_INDEX_ENTRY_BYTES);
-    return mqd_crc32c(before, bytes, sizeof bytes);
+    return mqd_crc32c(previous, bytes, sizeof bytes);
 }
 
 /* ---- the active segment's files ---- */
@@ -202,11 +202,11 @@ void mqd_txn_index_close(struct mqd_txn_index *index)
 
 /* ---- whole files ---- */
 
-/* open for reading; -1 = no such file */
+/* the files, open for reading */
 struct files {
-    int fd, sum_fd;
+    int fd, sum_fd; /* -1 = no such file */
     int64_t segment_base;
-    uint32_t count, entry_count; /* of checksums; of entries: those from `count` on have no checksum */
+    uint32_t checksum_count, entry_count; /* entries from checksum_count on have no checksum */
 };
 
 static void files_close(struct files *files)
@@ -247,7 +247,8 @@ static int open_for_reading(const char *directory, int64_t segment_base, enum mq
 static int files_open(struct files *files, const char *directory, int64_t segment_base)
 {
     *files = (struct files){.fd = -1, .sum_fd = -1, .segment_base = segment_base};
-    files->sum_fd = open_for_reading(directory, segment_base, MQD_FILE_TXN_SUM, MQD_TXN_SUM_BYTES, &files->count);
+    files->sum_fd =
+        open_for_reading(directory, segment_base, MQD_FILE_TXN_SUM, MQD_TXN_SUM_BYTES, &files->checksum_count);
     if (files->sum_fd < 0 && errno != ENOENT)
         return -1;
     files->fd =
@@ -258,7 +259,7 @@ static int files_open(struct files *files, const char *directory, int64_t segmen
     return -1;
 }
 
-/* Reads items from index `first` on; returns their number, -1 with errno. A partial last item is
+/* Reads items from index `first` on. Returns their number, or -1 with errno. A partial last item is
  * ignored. */
 static int read_items(int fd, uint32_t item_bytes, uint32_t first, uint32_t count, uint8_t *bytes)
 {
@@ -281,18 +282,18 @@ static int read_items(int fd, uint32_t item_bytes, uint32_t first, uint32_t coun
 static int read_chunk(const struct files *files, uint32_t first, uint32_t count, uint8_t *bytes)
 {
     uint8_t sums[(CHUNK_COUNT + 1) * MQD_TXN_SUM_BYTES] = {0};
-    uint32_t before = first > 0;
-    if (first >= files->count)
+    uint32_t extra = first > 0; /* the checksum before that of entry `first`, if any, is read too */
+    if (first >= files->checksum_count)
         return 0;
-    if (count > files->count - first)
-        count = files->count - first;
+    if (count > files->checksum_count - first)
+        count = files->checksum_count - first;
     int got = files->fd < 0 ? 0 : read_items(files->fd, MQD_TXN_INDEX_ENTRY_BYTES, first, count, bytes);
     int got_sums = got < 0 ? -1
-                           : read_items(files->sum_fd, MQD_TXN_SUM_BYTES, first - before, count + before,
-                                        before ? sums : sums + MQD_TXN_SUM_BYTES);
+                           : read_items(files->sum_fd, MQD_TXN_SUM_BYTES, first - extra, count + extra,
+                                        extra ? sums : sums + MQD_TXN_SUM_BYTES);
     if (got_sums < 0)
         return -1;
-    bool valid = got == (int)count && got_sums == (int)(count + before);
+    bool valid = got == (int)count && got_sums == (int)(count + extra);
     for (uint32_t i = 0; valid && i < count; i++)
         valid = mqd_txn_index_checksum(mqd_get_be32(sums + i * MQD_TXN_SUM_BYTES), files->segment_base,
                                        bytes + i * MQD_TXN_INDEX_ENTRY_BYTES) ==
@@ -304,13 +305,13 @@ static int read_chunk(const struct files *files, uint32_t first, uint32_t count,
 }
 
 /* Entries without a checksum are the beginning of an append that has not been published yet, or
- * damage. 1, 0, -1 with errno. */
+ * damage. Returns 1 if they are allowed, 0 if not, -1 with errno on failure. */
 static int extra_allowed(const struct files *files, int64_t sound_below)
 {
     uint8_t bytes[MQD_TXN_INDEX_ENTRY_BYTES];
-    if (files->entry_count <= files->count)
-        return files->entry_count == files->count;
-    int got = read_items(files->fd, sizeof bytes, files->count, 1, bytes);
+    if (files->entry_count <= files->checksum_count)
+        return files->entry_count == files->checksum_count;
+    int got = read_items(files->fd, sizeof bytes, files->checksum_count, 1, bytes);
     return got < 0 ? -1 : got == 0 || decode(bytes).last_offset >= sound_below;
 }
 
@@ -322,7 +323,7 @@ int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t so
         return mqd_error_system(errno, "%s: cannot open the .txnindex of segment %lld", directory,
                                 (long long)segment_base);
     int result = extra_allowed(&files, sound_below);
-    for (uint32_t at = 0; result == 1 && at < files.count; at += CHUNK_COUNT)
+    for (uint32_t at = 0; result == 1 && at < files.checksum_count; at += CHUNK_COUNT)
         if (read_chunk(&files, at, CHUNK_COUNT, bytes) < 0)
             result = errno == EBADMSG ? 0 : -1;
     files_close(&files);
@@ -331,15 +332,15 @@ int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t so
                       : result;
 }
 
-static bool is_sound(const uint8_t *at, const struct mqd_aborted *entry, const struct mqd_aborted *before,
+static bool is_sound(const uint8_t *at, const struct mqd_aborted *entry, const struct mqd_aborted *previous,
                      int64_t segment_base, int64_t offset_end)
 {
     return at[0] == 0 && at[1] == 0 && entry->producer_id >= 0 && entry->first_offset >= 0 &&
            entry->first_offset < entry->last_offset && entry->last_offset >= segment_base &&
            entry->last_offset < offset_end && entry->last_stable_offset >= 0 &&
            entry->last_stable_offset <= entry->last_offset + 1 &&
-           (!before ||
-            (entry->last_offset > before->last_offset && entry->last_stable_offset >= before->last_stable_offset));
+           (!previous ||
+            (entry->last_offset > previous->last_offset && entry->last_stable_offset >= previous->last_stable_offset));
 }
 
 int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offset_end, struct mqd_aborted_list *out)
@@ -390,9 +391,9 @@ int mqd_txn_index_replace(const char *directory, int64_t segment_base, const str
         return unlink_kind(directory, segment_base, MQD_FILE_TXN_INDEX) < 0
                    ? -1
                    : unlink_kind(directory, segment_base, MQD_FILE_TXN_SUM);
-    /* Writes over the existing files, and cuts them only afterwards: no reader exists during this
-     * call, and a crash or an error in its middle leaves files that fail verification. Without any
-     * entry they would pass. */
+    /* Overwrites the existing files, and truncates them only afterwards. There is no reader during
+     * this call, and a crash or an error halfway leaves files that fail verification; empty files
+     * would pass it. */
     index.sum_fd = open_file(directory, segment_base, MQD_FILE_TXN_SUM);
     if (index.sum_fd >= 0)
         index.fd = open_file(directory, segment_base, MQD_FILE_TXN_INDEX);
@@ -442,7 +443,7 @@ int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrit
 /* Index of the first entry whose marker is at or after `offset`; -1 with errno. */
 static int64_t first_at_or_after(const struct files *files, int64_t offset)
 {
-    uint32_t low = 0, high = files->count;
+    uint32_t low = 0, high = files->checksum_count;
     uint8_t bytes[MQD_TXN_INDEX_ENTRY_BYTES];
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;

@@ -57,8 +57,8 @@ int mqd_aborted_add(struct mqd_aborted_list *list, const struct mqd_aborted *ent
 /* Writes the entry in its file format: MQD_TXN_INDEX_ENTRY_BYTES. */
 void mqd_aborted_encode(uint8_t *at, const struct mqd_aborted *entry);
 
-/* The checksum of an encoded entry. before: that of the previous entry; 0 for the first. */
-uint32_t mqd_txn_index_checksum(uint32_t before, int64_t segment_base, const uint8_t *entry);
+/* The checksum of an encoded entry. previous: that of the entry before it; 0 for the first. */
+uint32_t mqd_txn_index_checksum(uint32_t previous, int64_t segment_base, const uint8_t *entry);
 
 /* Appends all entries or none. 0; -1 with errno: the file is unchanged (for EIO and other errors
  * the caller fences). */
@@ -68,22 +68,24 @@ int mqd_txn_index_append(struct mqd_txn_index *index, const char *directory, int
 int mqd_txn_index_cut(struct mqd_txn_index *index, const char *directory, int64_t segment_base);
 void mqd_txn_index_close(struct mqd_txn_index *index);
 
-/* Whether the file passes verification. 1, 0, or -1: disk failure. Entries without a checksum are
- * accepted if their markers are at or after sound_below: a crash leaves such entries. */
+/* Whether the file passes verification: returns 1, 0, or -1 on disk failure. Entries without a
+ * checksum are accepted if their markers are at or after sound_below: a crash leaves such
+ * entries. */
 int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t sound_below);
 /* Loads the verified entries of a file, up to the first that violates X1 or is torn, or whose
- * marker is outside [segment_base, offset_end). No file: none. -1: disk failure. */
+ * marker is outside [segment_base, offset_end). If there is no file, there are no entries. Returns
+ * -1 on disk failure. */
 int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offset_end, struct mqd_aborted_list *out);
 /* Makes the file hold exactly these entries; flushed when `sync` is set; the caller syncs the
  * directory. An empty list removes the file. -1: mqd_error set. */
 int mqd_txn_index_replace(const char *directory, int64_t segment_base, const struct mqd_aborted_list *entries,
                           bool sync);
-/* Flushes the file, if it exists; `rewrite`: rewrites its bytes first (an earlier flush has
- * failed). */
+/* Flushes the file, if it exists. rewrite: rewrites its bytes first, because an earlier flush has
+ * failed. */
 int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrite);
 /* Adds the entries whose transaction overlaps [from_offset, to_offset). stable_offset: a last
- * stable offset that was read before this call. 1: no later segment has more; 0: later segments may
- * have more; -1 with errno; EBADMSG: the file fails verification. */
+ * stable offset that was read before this call. Returns 1 if no later segment has more, 0 if later
+ * segments may have more, -1 with errno on failure (EBADMSG: the file fails verification). */
 int mqd_txn_index_collect(const char *directory, int64_t segment_base, int64_t from_offset, int64_t to_offset,
                           int64_t stable_offset, struct mqd_aborted_list *out);
 

@@ -292,7 +292,7 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
         return;
     }
     check_senders(r, owned);
-    bool created = mqd_partition_take_created(owned->partition);
+    bool created = mqd_partition_take_txn_index_created(owned->partition);
     /* must precede the publication of the positions, because readers that read up to them open the
      * new files */
     if (rolled || created) {

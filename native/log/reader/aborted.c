@@ -29,15 +29,15 @@ static int by_first_offset(const void *left, const void *right)
 static int16_t collect(struct mqd_reader_slot *slot, int64_t base_offset, int64_t from_offset, int64_t to_offset,
                        int64_t stable_offset, struct mqd_aborted_list *out, bool *complete)
 {
-    int found = mqd_txn_index_collect(slot->path, base_offset, from_offset, to_offset, stable_offset, out);
-    if (found < 0 && errno == EBADMSG) /* EBADMSG is also returned while a compaction is replacing the file */
+    int result = mqd_txn_index_collect(slot->path, base_offset, from_offset, to_offset, stable_offset, out);
+    if (result < 0 && errno == EBADMSG) /* EBADMSG is also returned while a compaction is replacing the file */
         return mqd_reader_report_missing(slot, "a .txnindex that agrees with its .txnsum", base_offset);
-    if (found < 0) {
+    if (result < 0) {
         mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld", slot->path,
                          (long long)base_offset);
         return MQD_KAFKA_STORAGE_ERROR;
     }
-    *complete = found == 1;
+    *complete = result == 1;
     return 0;
 }
 
@@ -72,7 +72,7 @@ int16_t mqd_reader_find_aborted(struct mqd_reader *reader, uint32_t slot_number,
          !complete && number < slot->segment_count &&
          slot->segments[number].base_offset <= positions->high_watermark_segment;
          number++) {
-        int16_t code = slot->segments[number].aborted
+        int16_t code = slot->segments[number].has_txn_index
                            ? collect(slot, slot->segments[number].base_offset, from_offset, to_offset,
                                      positions->last_stable_offset, out, &complete)
                            : 0;

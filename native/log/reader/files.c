@@ -37,8 +37,8 @@ static void destroy(struct mqd_reader *reader, struct mqd_segment_ref *segment)
 /* Removes `segment` from its slot; it stays open only while a range refers to it. */
 static void detach(struct mqd_reader *reader, struct mqd_reader_segment *entry)
 {
-    struct mqd_segment_ref *segment = entry->open;
-    entry->open = NULL;
+    struct mqd_segment_ref *segment = entry->ref;
+    entry->ref = NULL;
     segment->slot->open_count--;
     segment->slot = NULL;
     if (segment->references == 0) {
@@ -52,15 +52,15 @@ static void detach(struct mqd_reader *reader, struct mqd_reader_segment *entry)
 static void detach_all(struct mqd_reader *reader, struct mqd_reader_slot *slot)
 {
     for (uint32_t i = 0; i < slot->segment_count && slot->open_count > 0; i++)
-        if (slot->segments[i].open)
+        if (slot->segments[i].ref)
             detach(reader, &slot->segments[i]);
 }
 
-/* Closes unreferenced segments, least recently used first, until fd_count <= target. `keep` stays
- * open. */
-static void evict(struct mqd_reader *reader, uint32_t target, const struct mqd_segment_ref *keep)
+/* Closes unreferenced segments, least recently used first, until fd_count <= fd_count_target.
+ * `keep` stays open. */
+static void evict(struct mqd_reader *reader, uint32_t fd_count_target, const struct mqd_segment_ref *keep)
 {
-    if (reader->fd_count <= target)
+    if (reader->fd_count <= fd_count_target)
         return;
     MQD_LIST_EACH(node, next, &reader->recent) {
         struct mqd_segment_ref *segment = MQD_CONTAINER(node, struct mqd_segment_ref, node);
@@ -68,7 +68,7 @@ static void evict(struct mqd_reader *reader, uint32_t target, const struct mqd_s
             continue;
         int32_t number = mqd_reader_segment_below(segment->slot, segment->base_offset);
         detach(reader, &segment->slot->segments[number]);
-        if (reader->fd_count <= target)
+        if (reader->fd_count <= fd_count_target)
             return;
     }
 }
@@ -83,8 +83,8 @@ void mqd_reader_unreference(struct mqd_reader *reader, struct mqd_segment_ref *s
         evict(reader, reader->fd_count_max, NULL);
 }
 
-/* open(2) within the bound; when the process has no descriptor left, closes unused files and tries
- * once more. */
+/* Calls open(2), within the limit on descriptors; when the process has no descriptor left, closes
+ * unused files and tries once more. */
 static int open_counted(struct mqd_reader *reader, const char *path, const struct mqd_segment_ref *keep)
 {
     evict(reader, reader->fd_count_max - 1, keep);
@@ -100,10 +100,10 @@ static int open_counted(struct mqd_reader *reader, const char *path, const struc
 
 int16_t mqd_reader_report_missing(struct mqd_reader_slot *slot, const char *what, int64_t base_offset)
 {
-    if (!slot->missed || slot->missed_generation != slot->generation || slot->missed_offset != base_offset) {
-        slot->missed = true;
-        slot->missed_offset = base_offset;
-        slot->missed_generation = slot->generation;
+    if (!slot->was_missing || slot->missing_generation != slot->generation || slot->missing_offset != base_offset) {
+        slot->was_missing = true;
+        slot->missing_offset = base_offset;
+        slot->missing_generation = slot->generation;
         slot->listed = false;
         mqd_error_set_static(MQD_E_STALE,
                              "the partition's segments changed meanwhile; read its positions again and retry");
@@ -160,7 +160,7 @@ static int16_t open_new(struct mqd_reader *reader, struct mqd_reader_slot *slot,
     mqd_list_append(&reader->recent, &segment->node);
     reader->open_count++;
     slot->open_count++;
-    entry->open = segment;
+    entry->ref = segment;
     return 0;
 }
 
@@ -168,15 +168,15 @@ int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot,
                         struct mqd_segment_ref **out)
 {
     struct mqd_reader_segment *entry = &slot->segments[number];
-    if (entry->open) {
-        mqd_list_remove(&entry->open->node);
-        mqd_list_append(&reader->recent, &entry->open->node);
+    if (entry->ref) {
+        mqd_list_remove(&entry->ref->node);
+        mqd_list_append(&reader->recent, &entry->ref->node);
     } else {
         int16_t code = open_new(reader, slot, entry);
         if (code)
             return code;
     }
-    *out = entry->open;
+    *out = entry->ref;
     return 0;
 }
 
@@ -215,7 +215,7 @@ int64_t mqd_reader_sealed_bytes(struct mqd_reader_slot *slot, uint32_t number)
         return entry->sealed_bytes;
     if (mqd_segment_path(path, sizeof path, slot->path, entry->base_offset, MQD_FILE_LOG))
         return -1;
-    if (entry->open ? fstat(entry->open->fd, &status) : stat(path, &status))
+    if (entry->ref ? fstat(entry->ref->fd, &status) : stat(path, &status))
         return mqd_error_system(errno, "cannot stat %s", path);
     return entry->sealed_bytes = status.st_size;
 }
@@ -253,8 +253,8 @@ struct names {
     bool swapping;
 };
 
-/* Makes room for one more; -1 with errno. */
-static int names_grow(void **array, uint32_t count, uint32_t *capacity, size_t size_bytes)
+/* Makes room for one more element; returns -1 with errno on failure. */
+static int grow_array(void **array, uint32_t count, uint32_t *capacity, size_t size_bytes)
 {
     if (count < *capacity)
         return 0;
@@ -269,18 +269,18 @@ static int names_grow(void **array, uint32_t count, uint32_t *capacity, size_t s
     return 0;
 }
 
-static int names_take(struct names *names, const char *name)
+static int add_name(struct names *names, const char *name)
 {
     int64_t base_offset;
     if (strlen(name) <= 20)
         return 0;
     if ((base_offset = mqd_segment_offset_of(name, MQD_FILE_LOG)) >= 0) {
-        if (names_grow((void **)&names->segments, names->count, &names->capacity, sizeof *names->segments))
+        if (grow_array((void **)&names->segments, names->count, &names->capacity, sizeof *names->segments))
             return -1;
         names->segments[names->count++] = (struct mqd_reader_segment){.base_offset = base_offset, .sealed_bytes = -1};
     } else if ((base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_INDEX)) >= 0 ||
                (base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_SUM)) >= 0) {
-        if (names_grow((void **)&names->aborted, names->aborted_count, &names->aborted_capacity,
+        if (grow_array((void **)&names->aborted, names->aborted_count, &names->aborted_capacity,
                        sizeof *names->aborted))
             return -1;
         names->aborted[names->aborted_count++] = base_offset;
@@ -290,8 +290,8 @@ static int names_take(struct names *names, const char *name)
     return 0;
 }
 
-/* Lists the directory, segments sorted; -1 with errno. The caller frees out->segments in any
- * case. */
+/* Lists the directory and sorts its segments; returns -1 with errno on failure. The caller frees
+ * out->segments in either case. */
 static int read_names(const char *path, struct names *out)
 {
     DIR *directory = opendir(path);
@@ -299,7 +299,7 @@ static int read_names(const char *path, struct names *out)
     *out = (struct names){.segments = NULL};
     if (!directory)
         return -1;
-    for (errno = 0; (name = readdir(directory)) && names_take(out, name->d_name) == 0; errno = 0)
+    for (errno = 0; (name = readdir(directory)) && add_name(out, name->d_name) == 0; errno = 0)
         ;
     int error = errno;
     closedir(directory);
@@ -310,7 +310,7 @@ static int read_names(const char *path, struct names *out)
         struct mqd_reader_segment *segment =
             out->count ? bsearch(&key, out->segments, out->count, sizeof key, by_base_offset) : NULL;
         if (segment)
-            segment->aborted = true;
+            segment->has_txn_index = true;
     }
     free(out->aborted);
     errno = error;
@@ -334,7 +334,7 @@ int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot,
     struct mqd_reader_segment *segments = names.segments;
     struct mqd_reader_slot fresh = {.segments = segments, .segment_count = names.count};
     for (uint32_t i = 0; i < slot->segment_count && slot->open_count > 0; i++) {
-        struct mqd_segment_ref *segment = slot->segments[i].open;
+        struct mqd_segment_ref *segment = slot->segments[i].ref;
         if (!segment)
             continue;
         int32_t number = mqd_reader_segment_below(&fresh, segment->base_offset);
@@ -342,7 +342,7 @@ int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot,
             detach(reader, &slot->segments[i]);
             continue;
         }
-        segments[number].open = segment;
+        segments[number].ref = segment;
         /* an index may have been rebuilt under the same name; it is reopened when needed */
         if (segment->index_fd >= 0) {
             close(segment->index_fd);

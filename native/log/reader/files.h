@@ -43,11 +43,11 @@ struct mqd_segment_ref {
 
 struct mqd_reader_segment {
     int64_t base_offset;
-    int64_t sealed_bytes;         /* size, if the high watermark is in a later segment; -1 = not read yet */
-    struct mqd_segment_ref *open; /* NULL = not open */
-    /* has a .txnindex, or the .txnsum of one that was lost. Creating one later changes the
-     * generation. */
-    bool aborted;
+    int64_t sealed_bytes;        /* size, if the high watermark is in a later segment; -1 = not read yet */
+    struct mqd_segment_ref *ref; /* NULL = not open */
+    /* true also if only the .txnsum of a lost .txnindex exists. The generation changes when one is
+     * created later. */
+    bool has_txn_index;
 };
 
 struct mqd_reader_slot {
@@ -57,16 +57,17 @@ struct mqd_reader_slot {
     uint32_t segment_count;
     uint32_t open_count;
     bool listed;
-    bool seen; /* the next two fields are the high watermark at the first lookup: mqd_range_just_written */
-    int64_t seen_segment;
-    uint32_t seen_position;
+    /* the next two fields are the high watermark when mqd_range_just_written was first called */
+    bool first_known;
+    int64_t first_segment;
+    uint32_t first_position;
     /* compaction is replacing files: mqd_reader_is_swapping */
     bool swapping;
-    /* the file of missed_offset was missing in `missed_generation`; a second time in the same
-     * generation it is an error, not a race */
-    bool missed;
-    int64_t missed_offset;
-    uint64_t missed_generation;
+    /* the file of missing_offset was missing in missing_generation. If it is missing a second time
+     * in the same generation, this is an error, not a race */
+    bool was_missing;
+    int64_t missing_offset;
+    uint64_t missing_generation;
     uint64_t generation;
     bool bound_known; /* the next four fields are the last result of mqd_reader_bound */
     int64_t bound_offset, bound_segment;

@@ -1,5 +1,5 @@
 /* Whether bytes of a file are in the page cache: by cachestat(2) where available (Linux 6.5; some
- * container runtimes refuse it), otherwise by mincore(2), which needs a mapping and costs some
+ * container runtimes refuse it), otherwise by mincore(2), which needs a mapping and costs a few
  * microseconds more per MiB. mincore reports correctly only to processes that may write the file,
  * which the broker may. */
 #include <errno.h>
@@ -24,8 +24,8 @@ struct cachestat_result {
     uint64_t cached, dirty, writeback, evicted, recently_evicted;
 }; /* pages */
 
-/* -1: the kernel cannot tell. */
-static int by_cachestat(int fd, uint64_t first, uint64_t pages, uint64_t page_bytes)
+/* Returns 1 if all pages are cached, 0 if not, -1 if the kernel cannot tell. */
+static int check_by_cachestat(int fd, uint64_t first, uint64_t pages, uint64_t page_bytes)
 {
     static uint32_t unavailable; /* set once by any thread; relaxed: a late read costs one more call */
     if (mqd_load_relaxed(&unavailable))
@@ -39,7 +39,7 @@ static int by_cachestat(int fd, uint64_t first, uint64_t pages, uint64_t page_by
     return -1;
 }
 
-static int by_mincore(int fd, uint64_t first, uint64_t pages, uint64_t page_bytes)
+static int check_by_mincore(int fd, uint64_t first, uint64_t pages, uint64_t page_bytes)
 {
     unsigned char resident[STEP_PAGES];
     for (uint64_t done = 0; done < pages;) {
@@ -67,8 +67,8 @@ int mqd_range_cached(const struct mqd_range *range)
     uint64_t page_bytes = mqd_load_relaxed(&known_page_bytes);
     uint64_t first = range->position / page_bytes,
              pages = ((uint64_t)range->position + range->size_bytes - 1) / page_bytes - first + 1;
-    int fd = mqd_segment_ref_fd(range->segment), found = by_cachestat(fd, first, pages, page_bytes);
-    return found >= 0 ? found : by_mincore(fd, first, pages, page_bytes);
+    int fd = mqd_segment_ref_fd(range->segment), cached = check_by_cachestat(fd, first, pages, page_bytes);
+    return cached >= 0 ? cached : check_by_mincore(fd, first, pages, page_bytes);
 }
 
 bool mqd_range_just_written(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions,
@@ -77,14 +77,14 @@ bool mqd_range_just_written(struct mqd_reader *reader, uint32_t slot_number, con
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
     if (!slot)
         return false;
-    if (!slot->seen) {
-        slot->seen = true;
-        slot->seen_segment = positions->high_watermark_segment;
-        slot->seen_position = positions->high_watermark_position;
+    if (!slot->first_known) {
+        slot->first_known = true;
+        slot->first_segment = positions->high_watermark_segment;
+        slot->first_position = positions->high_watermark_position;
     }
     int64_t segment = range->segment->base_offset;
     bool written_since =
-        segment > slot->seen_segment || (segment == slot->seen_segment && range->position >= slot->seen_position);
+        segment > slot->first_segment || (segment == slot->first_segment && range->position >= slot->first_position);
     return written_since && segment == positions->high_watermark_segment &&
            positions->high_watermark_position - range->position < TAIL_BYTES;
 }

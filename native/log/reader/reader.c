@@ -39,7 +39,8 @@ struct location {
 };
 
 struct entry {
-    uint32_t relative_offset, position, at; /* `at`: byte in the .index */
+    uint32_t relative_offset, position;
+    uint32_t index_position; /* of the entry itself, in the .index */
 };
 
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment)
@@ -72,21 +73,22 @@ void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range)
 
 /* ---- the index ---- */
 
-static struct entry entry_at(const struct mqd_reader *reader, uint32_t number, uint32_t chunk_at)
+static struct entry entry_at(const struct mqd_reader *reader, uint32_t number, uint32_t chunk_position)
 {
     const uint8_t *bytes = reader->index_chunk + number * INDEX_ENTRY_BYTES;
     uint32_t words[2];
     memcpy(words, bytes, sizeof words);
     return (struct entry){.relative_offset = be32toh(words[0]),
                           .position = be32toh(words[1]),
-                          .at = chunk_at + number * INDEX_ENTRY_BYTES};
+                          .index_position = chunk_position + number * INDEX_ENTRY_BYTES};
 }
 
-/* Reads whole entries into the chunk from byte `at`; 0 at the end. An unreadable index counts as
- * empty: a walk replaces it, more slowly. */
-static uint32_t index_read(struct mqd_reader *reader, int fd, uint32_t at, uint32_t size_bytes)
+/* Reads whole entries into the chunk, from this position of the .index on. Returns their number; 0
+ * at the end. An unreadable index is treated as empty: the reader then walks the log, which is
+ * slower. */
+static uint32_t index_read(struct mqd_reader *reader, int fd, uint32_t index_position, uint32_t size_bytes)
 {
-    ssize_t n = pread(fd, reader->index_chunk, size_bytes, at);
+    ssize_t n = pread(fd, reader->index_chunk, size_bytes, index_position);
     return n > 0 ? (uint32_t)n / INDEX_ENTRY_BYTES : 0;
 }
 
@@ -98,7 +100,7 @@ static bool entry_below(struct entry entry, uint32_t relative_offset_max, uint32
 }
 
 /* How many of the `count` entries in the chunk are below the bounds. */
-static uint32_t chunk_below(const struct mqd_reader *reader, uint32_t count, uint32_t relative_offset_max,
+static uint32_t count_below(const struct mqd_reader *reader, uint32_t count, uint32_t relative_offset_max,
                             uint32_t position_max)
 {
     uint32_t low = 0, high = count;
@@ -112,17 +114,18 @@ static uint32_t chunk_below(const struct mqd_reader *reader, uint32_t count, uin
     return low;
 }
 
-/* The last entry below both bounds. Reads once if it is in the 4 KiB from `hint` on (2 to 16 MiB of
- * log), otherwise searches 4 KiB pages by bisection. */
-static bool index_last(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t hint,
-                       uint32_t relative_offset_max, uint32_t position_max, struct entry *out)
+/* Finds the last entry below both bounds; returns false if there is none. Reads once if the entry
+ * is in the 4 KiB from `hint` on (2 to 16 MiB of log), otherwise bisects the index by 4 KiB
+ * pages. */
+static bool find_last_entry(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t hint,
+                            uint32_t relative_offset_max, uint32_t position_max, struct entry *out)
 {
     const uint32_t chunk_entries = MQD_READER_INDEX_CHUNK_BYTES / INDEX_ENTRY_BYTES;
     int fd = mqd_reader_open_index(reader, segment);
     if (fd < 0)
         return false;
     uint32_t count = index_read(reader, fd, hint, MQD_READER_INDEX_CHUNK_BYTES);
-    uint32_t below = chunk_below(reader, count, relative_offset_max, position_max);
+    uint32_t below = count_below(reader, count, relative_offset_max, position_max);
     if ((below > 0 && below < chunk_entries) || (below == 0 && hint == 0)) {
         if (below > 0)
             *out = entry_at(reader, below - 1, hint);
@@ -144,20 +147,20 @@ static bool index_last(struct mqd_reader *reader, struct mqd_segment_ref *segmen
     if (low == 0)
         return false;
     uint32_t page = (low - 1) * MQD_READER_INDEX_CHUNK_BYTES;
-    below = chunk_below(reader, index_read(reader, fd, page, MQD_READER_INDEX_CHUNK_BYTES), relative_offset_max,
+    below = count_below(reader, index_read(reader, fd, page, MQD_READER_INDEX_CHUNK_BYTES), relative_offset_max,
                         position_max);
     if (below > 0)
         *out = entry_at(reader, below - 1, page);
     return below > 0;
 }
 
-/* The entry before `entry`; false when there is none. */
-static bool index_previous(struct mqd_reader *reader, struct mqd_segment_ref *segment, struct entry *entry)
+/* Replaces *entry with the one before it; returns false if there is none. */
+static bool find_previous_entry(struct mqd_reader *reader, struct mqd_segment_ref *segment, struct entry *entry)
 {
-    if (entry->at < INDEX_ENTRY_BYTES ||
-        !index_read(reader, segment->index_fd, entry->at - INDEX_ENTRY_BYTES, INDEX_ENTRY_BYTES))
+    if (entry->index_position < INDEX_ENTRY_BYTES ||
+        !index_read(reader, segment->index_fd, entry->index_position - INDEX_ENTRY_BYTES, INDEX_ENTRY_BYTES))
         return false;
-    *entry = entry_at(reader, 0, entry->at - INDEX_ENTRY_BYTES);
+    *entry = entry_at(reader, 0, entry->index_position - INDEX_ENTRY_BYTES);
     return true;
 }
 
@@ -214,7 +217,7 @@ static int16_t header_at(struct mqd_reader *reader, struct mqd_segment_ref *segm
 }
 
 /* Walks from *position to the batch that ends above `offset`. next_offset: the lowest base offset
- * that is valid at *position. 0 with *found false: all batches end before `offset`. */
+ * that is valid at *position. Returns 0 with *found false if all batches end before `offset`. */
 static int16_t walk_to(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t *position, uint32_t limit,
                        int64_t next_offset, int64_t offset, bool *found)
 {
@@ -263,7 +266,7 @@ static bool entry_is_exact(struct mqd_reader *reader, struct mqd_segment_ref *se
            batch.base_offset == segment->base_offset + entry.relative_offset;
 }
 
-/* Searches one segment for `offset`. *found false: all its batches end before it. */
+/* Searches one segment for `offset`. *found is false if all its batches end before `offset`. */
 static int16_t seek(struct mqd_reader *reader, struct location *location, int64_t offset, bool *found)
 {
     struct mqd_segment_ref *segment = location->segment;
@@ -276,13 +279,15 @@ static int16_t seek(struct mqd_reader *reader, struct location *location, int64_
         *found = location->limit > 0;
         return 0;
     }
-    bool indexed = index_last(reader, segment, 0, relative_offset > UINT32_MAX ? UINT32_MAX : (uint32_t)relative_offset,
-                              location->limit - 1, &entry);
+    bool indexed =
+        find_last_entry(reader, segment, 0, relative_offset > UINT32_MAX ? UINT32_MAX : (uint32_t)relative_offset,
+                        location->limit - 1, &entry);
     if (indexed && !entry_is_exact(reader, segment, entry, location->limit))
-        indexed = index_previous(reader, segment, &entry) && entry_is_exact(reader, segment, entry, location->limit);
+        indexed =
+            find_previous_entry(reader, segment, &entry) && entry_is_exact(reader, segment, entry, location->limit);
     if (indexed) {
         location->position = entry.position;
-        location->index_hint = entry.at;
+        location->index_hint = entry.index_position;
     }
     return walk_to(reader, segment, &location->position, location->limit,
                    segment->base_offset + (indexed ? entry.relative_offset : 0), offset, found);
@@ -387,13 +392,13 @@ static int16_t range_end(struct mqd_reader *reader, const struct mqd_reader_slot
         end->position = location->limit;
         end->offset = positions->high_watermark;
     } else if (size_bytes_max >= MQD_BATCH_HEADER_BYTES &&
-               index_last(reader, location->segment, location->index_hint, UINT32_MAX,
-                          requested_limit > UINT32_MAX ? UINT32_MAX : (uint32_t)requested_limit, &entry) &&
+               find_last_entry(reader, location->segment, location->index_hint, UINT32_MAX,
+                               requested_limit > UINT32_MAX ? UINT32_MAX : (uint32_t)requested_limit, &entry) &&
                entry.position > location->position &&
                location->segment->base_offset + entry.relative_offset > end->offset) {
         end->position = entry.position;
         end->offset = location->segment->base_offset + entry.relative_offset;
-        end->index_hint = entry.at;
+        end->index_hint = entry.index_position;
     } else if (size_bytes_max >= MQD_BATCH_HEADER_BYTES || min_one_batch) {
         int16_t code = walk_range(reader, location, requested_limit, min_one_batch, end);
         if (code)
@@ -423,7 +428,7 @@ int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot_number, const s
     if (offset < positions->log_start_offset ||
         (offset > positions->high_watermark && offset > positions->log_end_offset)) {
         mqd_error_set(MQD_E_INVALID,
-                      "offset %lld is outside of the log's %lld..%lld; seek to one of its ends (auto.offset.reset)",
+                      "offset %lld is outside the log's range %lld..%lld; seek to one of its ends (auto.offset.reset)",
                       (long long)offset, (long long)positions->log_start_offset, (long long)positions->log_end_offset);
         return MQD_OFFSET_OUT_OF_RANGE;
     }

@@ -1,9 +1,9 @@
 /* The reading side of every partition, for one process: finds the bytes of a fetch in the segment
  * files.
  *
- * Any worker reads any partition: it opens the segment files itself, read-only, and takes from the
- * partition table (positions) how far they are valid. Never dereferences a mapping: pread on the
- * sparse index, sendfile or pread on the log.
+ * Any worker reads any partition: it opens the segment files itself, read-only, and the positions
+ * in the partition table tell it how far they are valid. It maps no files: it uses pread on the
+ * sparse index, and sendfile or pread on the log.
  *
  * Bounds: fd_count_max descriptors (a segment takes two, .log and .index); the least recently used
  * are closed first, except those referenced by a range that is being sent, which are not counted.
@@ -62,9 +62,9 @@ int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot, const struct m
  * when unknown (nothing was listed yet, or any error): mqd_reader_find then returns the reason. */
 uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                                     int64_t offset, struct mqd_cursor *cursor);
-/* For read_committed: replaces the high watermark in `positions` by the batch boundary at
- * end_offset, the last stable offset; does nothing when that is not below the high watermark. The
- * boundary is cached, so repeated calls are free. Returns codes like mqd_reader_find. */
+/* For read_committed: replaces the high watermark in `positions` with the batch boundary at
+ * end_offset, the last stable offset; does nothing when end_offset is not below the high watermark.
+ * The boundary is cached, so repeated calls are free. Returns codes like mqd_reader_find. */
 int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segments_generation, int64_t end_offset,
                          struct mqd_positions *positions);
 /* While compaction puts new files in the place of old ones, a .txnindex may be of another version
@@ -101,8 +101,8 @@ uint64_t mqd_segment_ref_serial(const struct mqd_segment_ref *segment);
  * range: the one at `position`, which has the first record at or above `offset`. */
 void mqd_range_move_cursor(const struct mqd_range *range, uint32_t position, int64_t offset, struct mqd_cursor *cursor);
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range);
-/* log/reader/page_cache.c: whether all pages of the range are in the page cache. 1 yes; 0 no, or
- * unknown: sending it may wait for the disk. */
+/* log/reader/page_cache.c: whether all pages of the range are in the page cache. Returns 1; or 0 if
+ * they are not or if it is unknown, so that sending the range may wait for the disk. */
 int mqd_range_cached(const struct mqd_range *range);
 /* A cheaper check, made before mqd_range_cached: whether the range was written after this reader
  * first used the partition, and little has been written since. Older data may be cold even near the

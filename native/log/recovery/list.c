@@ -70,7 +70,7 @@ static int delete_orphan(const struct mqd_listing *listing, const char *director
     return unlink_in(directory, name);
 }
 
-static int for_each_name(struct mqd_listing *listing, const char *directory, bool orphans)
+static int for_each_name(struct mqd_listing *listing, const char *directory, bool delete_orphans)
 {
     DIR *stream = opendir(directory);
     if (!stream)
@@ -80,8 +80,8 @@ static int for_each_name(struct mqd_listing *listing, const char *directory, boo
     errno = 0;
     while (result == 0 && (entry = readdir(stream))) {
         if (entry->d_name[0] != '.')
-            result = orphans ? delete_orphan(listing, directory, entry->d_name)
-                             : note_name(listing, directory, entry->d_name);
+            result = delete_orphans ? delete_orphan(listing, directory, entry->d_name)
+                                    : note_name(listing, directory, entry->d_name);
         errno = 0;
     }
     if (result == 0 && errno)

@@ -12,49 +12,49 @@
 #include "log/recovery/recovery.h"
 #include "wire/record_scan.h"
 
-struct learning {
+struct loader {
     struct mqd_partition *partition;
-    int64_t decided_below; /* transactions that end below this offset cannot be truncated any more */
+    int64_t decided_below; /* transactions that end below this offset can no longer be truncated */
     uint8_t *bytes;
     size_t capacity_bytes;
 };
 
-static int read_batch(struct learning *learning, const struct mqd_batch *batch, int fd, int64_t position)
+static int read_batch(struct loader *loader, const struct mqd_batch *batch, int fd, int64_t position)
 {
     size_t size_bytes = (size_t)batch->size_bytes;
-    if (size_bytes > learning->capacity_bytes) {
-        free(learning->bytes);
-        learning->capacity_bytes = 0;
-        learning->bytes = malloc(size_bytes);
-        if (!learning->bytes)
+    if (size_bytes > loader->capacity_bytes) {
+        free(loader->bytes);
+        loader->capacity_bytes = 0;
+        loader->bytes = malloc(size_bytes);
+        if (!loader->bytes)
             return mqd_error_set(ENOMEM, "no memory for a batch of %zu bytes", size_bytes);
-        learning->capacity_bytes = size_bytes;
+        loader->capacity_bytes = size_bytes;
     }
-    if (mqd_read_exactly(fd, learning->bytes, size_bytes, position) < 0)
-        return mqd_error_system(errno, "%s: cannot read a batch", learning->partition->path);
+    if (mqd_read_exactly(fd, loader->bytes, size_bytes, position) < 0)
+        return mqd_error_system(errno, "%s: cannot read a batch", loader->partition->path);
     return 0;
 }
 
-static int learn(struct learning *learning, const struct mqd_batch *batch, int fd, int64_t position)
+static int load_batch(struct loader *loader, const struct mqd_batch *batch, int fd, int64_t position)
 {
-    struct mqd_dedup *dedup = learning->partition->dedup;
+    struct mqd_dedup *dedup = loader->partition->dedup;
     struct mqd_marker marker;
     if (batch->attributes & MQD_ATTRIBUTE_COMPRESSION)
         return 0;
-    if (read_batch(learning, batch, fd, position) < 0)
+    if (read_batch(loader, batch, fd, position) < 0)
         return -1;
     if (!(batch->attributes & MQD_ATTRIBUTE_CONTROL))
-        mqd_dedup_learn(dedup, batch, learning->bytes);
-    else if (batch->size_bytes <= MQD_MARKER_BYTES_MAX && mqd_marker_parse(learning->bytes, batch, &marker) == 0) {
+        mqd_dedup_learn(dedup, batch, loader->bytes);
+    else if (batch->size_bytes <= MQD_MARKER_BYTES_MAX && mqd_marker_parse(loader->bytes, batch, &marker) == 0) {
         mqd_ids_end(&dedup->ids, batch->producer_id, marker.commit, batch->base_offset);
         /* keeps the list of undecided ids short, so that lookups in it stay fast */
-        mqd_ids_decide(&dedup->ids, learning->decided_below);
+        mqd_ids_decide(&dedup->ids, loader->decided_below);
     }
     return 0;
 }
 
 /* A damaged batch below the recovery point has no readable ids; the walk continues after it. */
-static int walk_batches(struct learning *learning, struct mqd_walk *walk)
+static int walk_batches(struct loader *loader, struct mqd_walk *walk)
 {
     struct mqd_batch batch;
     int64_t position;
@@ -64,14 +64,14 @@ static int walk_batches(struct learning *learning, struct mqd_walk *walk)
             more = mqd_walk_resync(walk) == 1 ? mqd_walk_next(walk, &batch, &position) : 0;
         if (more <= 0)
             return more;
-        if (learn(learning, &batch, walk->fd, position) < 0)
+        if (load_batch(loader, &batch, walk->fd, position) < 0)
             return -1;
     }
 }
 
-static int learn_segment(struct learning *learning, int64_t base_offset, int64_t from_offset)
+static int load_segment(struct loader *loader, int64_t base_offset, int64_t from_offset)
 {
-    const struct mqd_partition *partition = learning->partition;
+    const struct mqd_partition *partition = loader->partition;
     char path[PATH_MAX];
     struct stat status;
     struct mqd_walk walk = {.fd = -1};
@@ -88,7 +88,7 @@ static int learn_segment(struct learning *learning, int64_t base_offset, int64_t
                                 status.st_size, INT64_MAX);
         walk.gaps_allowed = partition->has_gaps;
         if (result == 0)
-            result = walk_batches(learning, &walk);
+            result = walk_batches(loader, &walk);
         mqd_walk_end(&walk);
     }
     close(fd);
@@ -99,7 +99,7 @@ int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t decided
 {
     if (!partition->dedup)
         return 0;
-    struct learning learning = {.partition = partition, .decided_below = decided_below};
+    struct loader loader = {.partition = partition, .decided_below = decided_below};
     struct mqd_time_index_entry before;
     uint32_t first = partition->segment_count - 1;
     int64_t from_offset = -1;
@@ -116,7 +116,7 @@ int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t decided
     }
     int result = 0;
     for (uint32_t i = first; i < partition->segment_count && result == 0; i++)
-        result = learn_segment(&learning, partition->segments[i], from_offset);
-    free(learning.bytes);
+        result = load_segment(&loader, partition->segments[i], from_offset);
+    free(loader.bytes);
     return result;
 }

@@ -24,7 +24,8 @@
 
 /* ---- the active segment ---- */
 
-/* Makes the tail the active segment, truncated to its sound part. Takes its fd, also on failure. */
+/* Makes the tail the active segment, truncated to its sound part. Takes ownership of its fd, even
+ * on failure. */
 static int make_active(struct recovery *recovery, struct tail *tail, int64_t now_ms)
 {
     struct mqd_partition *partition = recovery->partition;
@@ -134,9 +135,9 @@ static bool log_continues(const struct recovery *recovery, const struct tail *ta
 /* C5. */
 static int note_shortened(const struct recovery *recovery, const struct tail *tail, uint32_t i)
 {
-    bool more = i + 1 < recovery->listing.log_count;
+    bool has_later_segments = i + 1 < recovery->listing.log_count;
     if (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->in_out->replicated ||
-        !(tail->sound_after || more))
+        !(tail->sound_after || has_later_segments))
         return 0;
     return mqd_recovery_note_shortened(recovery->partition->path);
 }
@@ -147,9 +148,10 @@ static bool ends_too_early(const struct recovery *recovery, int64_t end_offset)
     return !recovery->cutting && !recovery->was_cut && end_offset < recovery->in_out->recovery_point_offset;
 }
 
-/* The log ends in the tail, which is segment i of the listing. 1: done; 0: data on which the mode
- * relies are not sound; -1: error. Takes the tail's fd unless it returns 0. */
-static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int64_t now_ms)
+/* The log ends in the tail, which is segment i of the listing. Returns 1 when done; 0 if the data
+ * that the mode relies on is not sound; -1 on error. Takes ownership of the tail's fd unless it
+ * returns 0. */
+static int finish_log(struct recovery *recovery, struct tail *tail, uint32_t i, int64_t now_ms)
 {
     if (recovery->mode == MODE_CLEAN && !tail->sound)
         return 0;
@@ -161,17 +163,17 @@ static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int6
         mqd_tail_close(tail);
         return -1;
     }
-    bool lost = ends_too_early(recovery, tail->next_offset);
-    if (lost)
+    bool data_lost = ends_too_early(recovery, tail->next_offset);
+    if (data_lost)
         mqd_recovery_note_missing(recovery->in_out, tail->next_offset, recovery->in_out->recovery_point_offset);
-    if (!tail->unreadable && (!lost || recovery->in_out->has_other_replicas))
+    if (!tail->unreadable && (!data_lost || recovery->in_out->has_other_replicas))
         return make_active(recovery, tail, now_ms) < 0 ? -1 : 1;
     int result = mqd_tail_finish_indexes(recovery, tail);
     mqd_tail_close(tail);
     return result < 0 || create_active(recovery, recovery->in_out->recovery_point_offset) < 0 ? -1 : 1;
 }
 
-/* Returns the same values as `finish`: 1, 0, or -1 for an error. */
+/* Returns the same values as `finish_log`: 1, 0, or -1 for an error. */
 static int recover_segments(struct recovery *recovery, int64_t now_ms)
 {
     const struct mqd_listing *listing = &recovery->listing;
@@ -194,7 +196,7 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
             return -1;
         }
         if (recovery->mode != MODE_CHECKED || !log_continues(recovery, &tail, i)) {
-            int done = finish(recovery, &tail, i, now_ms);
+            int done = finish_log(recovery, &tail, i, now_ms);
             if (done == 0)
                 mqd_tail_close(&tail);
             return done;
@@ -309,7 +311,7 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
         return -1;
     if (in_out->replicated && !recovery->cutting && restore_high_watermark(partition, in_out->high_watermark) < 0)
         return -1;
-    if (!recovery->cutting) /* the old high watermark returns later, with the settling that it allows */
+    if (!recovery->cutting) /* otherwise take_over in truncation.c restores the high watermark and then settles */
         mqd_partition_settle_transactions(partition);
     in_out->log_start_offset = partition->log_start_offset;
     in_out->log_end_offset = partition->log_end_offset;

@@ -15,9 +15,10 @@
  *       it, the file is left unchanged and a new segment begins at the recovery point.
  *   C2  afterwards everything below log end is on disk (high watermark = log end): files with bytes
  *       above the recovery point are flushed. Where a flush has failed before (`rewrite`) they are
- *       rewritten first: the kernel marks pages clean that it could not write, so a flush alone
- *       would prove nothing.
- *   C3  offsets are never assigned twice: a log start beyond the end moves the end there.
+ *       rewritten first: the kernel marks pages as clean even if it could not write them, so a
+ *       flush alone would prove nothing.
+ *   C3  offsets are never assigned twice: if the log start is beyond the log end, the log end moves
+ *       to it.
  *   C4  every abort marker of a transaction with batches has its entry in a .txnindex; the entries
  *       of truncated markers are removed. A .txnindex that fails verification (log/txn_index.h) is
  *       rebuilt from the log.
@@ -26,8 +27,8 @@
  *       before the truncation: a torn write can look like that, and so can a flipped bit in data
  *       that was flushed and acknowledged. The caller that opens the log decides how far to trust
  *       it, and removes the file.
- *   C6  missing data are reported: a sealed segment that ends before the next one begins (only
- *       compaction leaves such gaps), a log that ends below the recovery point. With several
+ *   C6  missing data is reported: a sealed segment that ends before the next one begins (only
+ *       compaction leaves such gaps), or a log that ends below the recovery point. With several
  *       replicas the log then ends there; a single replica continues at the recovery point.
  */
 #ifndef MQD_RECOVERY_H
@@ -64,8 +65,9 @@ int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listin
 struct mqd_index_entry mqd_recovery_walk_start(int fd, const char *directory, int64_t base_offset, int64_t offset,
                                                int64_t size_bytes);
 
-/* Fills partition->dedup from the records of the window (log/dedup/dedup.h); transactions whose marker
- * is below decided_below are decided. Segments and their indexes must be known. -1: mqd_error set. */
+/* Fills partition->dedup from the records of the window (log/dedup/dedup.h); transactions whose
+ * marker is below decided_below are decided. Segments and their indexes must be known. -1:
+ * mqd_error set. */
 int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t decided_below, int64_t now_ms);
 
 /* For log/recovery/truncation.c: rebuilds `old`, whose files are closed, from the segments and

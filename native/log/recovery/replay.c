@@ -1,9 +1,9 @@
 /* Restores producers, transactions, aborted transactions and leader epochs after a restart; see
  * log/recovery/recovery.h.
  *
- * The walk also meets abort markers between sound_below and the snapshot (when power failed soon
- * after the snapshot was written). The snapshot no longer says where their transactions began, so
- * their entries must be in the files. If an entry is missing, everything is replayed from an
+ * The walk also encounters abort markers between sound_below and the snapshot (when power failed
+ * soon after the snapshot was written). The snapshot no longer says where their transactions began,
+ * so their entries must be in the files. If an entry is missing, everything is replayed from an
  * earlier snapshot, or from the log's beginning.
  */
 #include <errno.h>
@@ -33,14 +33,14 @@ static uint8_t *read_whole(int fd, size_t size_bytes)
     return NULL;
 }
 
-/* 1 loaded. 0: it cannot be read or is corrupt, which is not an error: an older snapshot or the log
- * holds the same information, unless retention has deleted it. -1: no memory or no descriptors
- * (mqd_error set); the snapshot may be sound. */
+/* Returns 1 if it was loaded; 0 if it cannot be read or is corrupt, which is not an error: an older
+ * snapshot or the log holds the same information, unless retention has deleted it; -1 if there is
+ * no memory or no descriptor (mqd_error set): the snapshot may be sound. */
 static int load_snapshot(struct mqd_partition *partition, int64_t offset)
 {
     char path[PATH_MAX];
     struct stat status;
-    int64_t inside = -1;
+    int64_t stored_offset = -1;
     if (mqd_segment_path(path, sizeof path, partition->path, offset, MQD_FILE_SNAPSHOT) < 0)
         return 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC), error = fd < 0 ? errno : 0;
@@ -55,10 +55,10 @@ static int load_snapshot(struct mqd_partition *partition, int64_t offset)
     int loaded = 0;
     if (error == ENOMEM || error == EMFILE || error == ENFILE)
         loaded = mqd_error_system(error, "cannot read %s", path);
-    else if (bytes && mqd_producers_decode(&partition->producers, bytes, (size_t)status.st_size, &inside) < 0)
+    else if (bytes && mqd_producers_decode(&partition->producers, bytes, (size_t)status.st_size, &stored_offset) < 0)
         loaded = mqd_error_code() == ENOMEM ? -1 : 0;
     else
-        loaded = bytes && inside == offset;
+        loaded = bytes && stored_offset == offset;
     free(bytes);
     if (loaded <= 0)
         mqd_producers_free(&partition->producers);
@@ -77,7 +77,7 @@ static int delete_snapshot(const struct mqd_partition *partition, int64_t offset
  * the limit (they contain removed records), corrupt and surplus ones, and those below the first
  * segment: the events that followed them, such as the end of a transaction, were deleted with older
  * segments. */
-static int choose_snapshot(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t limit)
+static int load_newest_snapshot(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t limit)
 {
     uint32_t kept = 0;
     partition->snapshot_offset = partition->snapshot_previous = -1;
@@ -109,8 +109,8 @@ struct replay {
     int64_t aborted_from;   /* the files have the entries of markers below this offset */
     int64_t decided_below;  /* transactions that ended below this no longer matter */
     int64_t now_ms;
-    /* of the current segment. known: the entries in its .txnindex; rebuilt: the entries that the
-     * walk made for markers at or after aborted_from */
+    /* Both are of the current segment. known: the entries in its .txnindex; rebuilt: the entries
+     * that the walk made for markers at or after aborted_from */
     struct mqd_aborted_list known, rebuilt;
     bool lost; /* a marker below producers_from has no entry */
     bool changed;
@@ -135,14 +135,14 @@ static const struct mqd_aborted *known_entry(const struct replay *replay, int64_
     return entry && entry->last_offset == last_offset && entry->producer_id == producer_id ? entry : NULL;
 }
 
-static int make_entry(struct replay *replay, struct mqd_aborted entry)
+static int add_rebuilt(struct replay *replay, struct mqd_aborted entry)
 {
-    const struct mqd_aborted *before =
+    const struct mqd_aborted *previous =
         replay->rebuilt.count ? &replay->rebuilt.entries[replay->rebuilt.count - 1] : NULL;
-    if (before && before->last_offset >= entry.last_offset)
-        return 0; /* the walk meets a marker twice after damage */
-    if (before && before->last_stable_offset > entry.last_stable_offset)
-        entry.last_stable_offset = before->last_stable_offset;
+    if (previous && previous->last_offset >= entry.last_offset)
+        return 0; /* after damage, the walk encounters a marker twice */
+    if (previous && previous->last_stable_offset > entry.last_stable_offset)
+        entry.last_stable_offset = previous->last_stable_offset;
     return mqd_aborted_add(&replay->rebuilt, &entry);
 }
 
@@ -153,14 +153,14 @@ static int replay_abort(struct replay *replay, const struct mqd_batch *batch, in
     const struct mqd_aborted *known = known_entry(replay, batch->producer_id, batch->base_offset);
     /* the beginning of the transaction may have been deleted from the log since */
     if (known && (first_offset < 0 || known->first_offset <= first_offset))
-        return make_entry(replay, *known);
+        return add_rebuilt(replay, *known);
     if (first_offset < 0) {
         replay->lost = true;
         return 0;
     }
     int64_t ongoing = mqd_transactions_first_ongoing(&replay->partition->producers.transactions);
-    return make_entry(replay, (struct mqd_aborted){batch->producer_id, first_offset, batch->base_offset,
-                                                   ongoing <= batch->base_offset ? ongoing : batch->base_offset + 1});
+    return add_rebuilt(replay, (struct mqd_aborted){batch->producer_id, first_offset, batch->base_offset,
+                                                    ongoing <= batch->base_offset ? ongoing : batch->base_offset + 1});
 }
 
 static int add_producer(struct replay *replay, const struct mqd_batch *batch, const struct mqd_marker *marker,
@@ -203,7 +203,7 @@ static int replay_marker(struct replay *replay, const struct mqd_batch *batch, i
 
 static int replay_batch(struct replay *replay, const struct mqd_batch *batch, int fd, int64_t position)
 {
-    int64_t none;
+    int64_t unused;
     if (!replay->rebuilding &&
         mqd_epochs_add(&replay->partition->epochs, batch->partition_leader_epoch, batch->base_offset) < 0)
         return -1;
@@ -211,7 +211,7 @@ static int replay_batch(struct replay *replay, const struct mqd_batch *batch, in
         return 0;
     if (batch->attributes & CONTROL_BIT)
         return replay_marker(replay, batch, fd, position);
-    return batch->base_offset < replay->producers_from ? 0 : add_producer(replay, batch, NULL, &none);
+    return batch->base_offset < replay->producers_from ? 0 : add_producer(replay, batch, NULL, &unused);
 }
 
 /* Damage below the recovery point is skipped, as in the walk that found the end. The length or
@@ -348,7 +348,7 @@ static int replay_all(struct replay *replay, const struct mqd_listing *listing, 
 {
     struct mqd_partition *partition = replay->partition;
     mqd_producers_free(&partition->producers);
-    if (choose_snapshot(partition, listing, limit) < 0)
+    if (load_newest_snapshot(partition, listing, limit) < 0)
         return -1;
     replay->lost = false;
     replay->producers_from = partition->snapshot_offset;
@@ -362,8 +362,9 @@ static int replay_all(struct replay *replay, const struct mqd_listing *listing, 
 
 /* ---- .txnindex files that fail verification ---- */
 
-/* Starts from the newest snapshot at or below `offset`, otherwise from the log's beginning. -1: there
- * is no descriptor or memory to read one; the files must not be rebuilt without it. */
+/* Starts from the newest snapshot at or below `offset`, otherwise from the log's beginning. Returns
+ * -1 if there is no descriptor or memory to read a snapshot; the files must not be rebuilt without
+ * it. */
 static int start_rebuild(struct replay *replay, const struct mqd_listing *listing, int64_t offset)
 {
     struct mqd_partition *partition = replay->partition;
@@ -387,11 +388,11 @@ static int rebuild_segment(struct replay *replay, uint32_t i)
 {
     int64_t base_offset = replay->partition->segments[i];
     uint32_t file_bytes;
-    int proven = mqd_txn_index_verify(replay->partition->path, base_offset, replay->aborted_limit);
+    int verified = mqd_txn_index_verify(replay->partition->path, base_offset, replay->aborted_limit);
     replay->rebuilt.count = replay->known.count = 0; /* none of it is trusted */
-    if (proven < 0 || walk_segment(replay, i, replay->aborted_from) < 0)
+    if (verified < 0 || walk_segment(replay, i, replay->aborted_from) < 0)
         return -1;
-    if (proven)
+    if (verified)
         return 0;
     return write_aborted(replay, base_offset, &file_bytes) < 0 && mqd_error_code() != EROFS ? -1 : 0;
 }
@@ -404,10 +405,10 @@ static int rebuild_unverified(struct replay *replay, const struct mqd_listing *l
     struct mqd_partition *partition = replay->partition;
     uint32_t first = UINT32_MAX, last = 0;
     for (uint32_t i = 0; i < partition->segment_count; i++) {
-        int proven = mqd_txn_index_verify(partition->path, partition->segments[i], replay->aborted_limit);
-        if (proven < 0)
+        int verified = mqd_txn_index_verify(partition->path, partition->segments[i], replay->aborted_limit);
+        if (verified < 0)
             return -1;
-        if (proven)
+        if (verified)
             continue;
         first = first == UINT32_MAX ? i : first;
         last = i;
@@ -441,6 +442,6 @@ int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listin
         return -1;
     mqd_producers_trim(&partition->producers, (uint32_t)partition->options.producer_id_count_max);
     if (partition->snapshot_offset == partition->log_end_offset)
-        partition->snapshot_changes = partition->producers.changes;
+        partition->snapshot_change_count = partition->producers.change_count;
     return replay.changed;
 }

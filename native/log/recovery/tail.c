@@ -44,8 +44,8 @@ static void note_corrupt(struct recovery *recovery, const struct tail *tail, int
     }
 }
 
-/* Adds a batch that belongs to the log. -1: disk failure. */
-static int tail_take(struct recovery *recovery, struct tail *tail, const struct mqd_batch *batch, int64_t position)
+/* Adds a batch that belongs to the log. Returns -1 on disk failure. */
+static int add_batch(struct recovery *recovery, struct tail *tail, const struct mqd_batch *batch, int64_t position)
 {
     struct mqd_partition *partition = recovery->partition;
     if (position == 0)
@@ -60,7 +60,7 @@ static int tail_take(struct recovery *recovery, struct tail *tail, const struct 
         return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path,
                                 (long long)tail->base_offset);
     if (position == tail->entry_position && position > 0)
-        /* adds again the time entry that was first added with this index entry */
+        /* re-adds the time entry that was first added with this index entry */
         mqd_index_add_time_entry(&tail->index, tail->base_offset);
     return 0;
 }
@@ -74,8 +74,8 @@ struct held_batch {
 
 /* C1: below the recovery point a header is trusted without its CRC. But when the walk fails after
  * the batch, or the batch extends beyond what is trusted, its own length or offsets may be wrong.
- * Then its CRC is checked; if that is wrong, the walk steps back to before this batch. -1: disk
- * failure. */
+ * Then its CRC is checked; if that is wrong, the walk steps back to before this batch. Returns -1
+ * on disk failure. */
 static int check_held(struct mqd_walk *walk, struct held_batch *held, int64_t trusted_below)
 {
     if (!held->present || held->batch.base_offset >= trusted_below ||
@@ -94,9 +94,9 @@ static int check_held(struct mqd_walk *walk, struct held_batch *held, int64_t tr
     return 0;
 }
 
-/* Handles the end of a walk: 1 the walk continues after damage that is left in place, 0 it has
- * ended, -1 disk failure. */
-static int tail_end(struct recovery *recovery, struct tail *tail, struct mqd_walk *walk, int64_t trusted_below)
+/* Handles the end of a walk. Returns 1 if the walk continues after damage that is left in place, 0
+ * if it has ended, -1 on disk failure. */
+static int handle_walk_end(struct recovery *recovery, struct tail *tail, struct mqd_walk *walk, int64_t trusted_below)
 {
     if (!walk->reason) {
         tail->sound = true;
@@ -126,10 +126,10 @@ static int tail_walk_from(struct recovery *recovery, struct tail *tail, struct m
         int more = mqd_walk_next(walk, &batch, &position);
         if (more < 0 || (more == 0 && check_held(walk, &held, trusted_below) < 0))
             return -1;
-        if (held.present && tail_take(recovery, tail, &held.batch, held.position) < 0)
+        if (held.present && add_batch(recovery, tail, &held.batch, held.position) < 0)
             return -1;
         held.present = false;
-        if (more == 0 && (more = tail_end(recovery, tail, walk, trusted_below)) == 1)
+        if (more == 0 && (more = handle_walk_end(recovery, tail, walk, trusted_below)) == 1)
             continue;
         if (more <= 0)
             return more;
@@ -140,7 +140,7 @@ static int tail_walk_from(struct recovery *recovery, struct tail *tail, struct m
 }
 
 /* Begins at an index entry that names a real batch, otherwise at the segment's beginning. */
-static int tail_start(struct tail *tail, struct mqd_walk *walk, struct mqd_index_entry *start, int64_t crc_from_offset)
+static int begin_walk(struct tail *tail, struct mqd_walk *walk, struct mqd_index_entry *start, int64_t crc_from_offset)
 {
     struct mqd_batch batch;
     uint8_t header[MQD_BATCH_HEADER_BYTES];
@@ -168,7 +168,7 @@ int mqd_tail_walk(struct recovery *recovery, struct tail *tail, struct bounds bo
     struct mqd_walk walk;
     if (mqd_index_load(&tail->index, recovery->partition->path, tail->base_offset, tail->file_bytes, bounds.index_end,
                        bounds.intact, &start) < 0 ||
-        tail_start(tail, &walk, &start, bounds.crc_from_offset) < 0)
+        begin_walk(tail, &walk, &start, bounds.crc_from_offset) < 0)
         return -1;
     walk.gaps_allowed = recovery->partition->has_gaps;
     int result = tail_walk_from(recovery, tail, &walk, bounds.trusted_below, bounds.cut_offset);

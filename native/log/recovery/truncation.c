@@ -156,7 +156,7 @@ static void take_over(struct mqd_partition *partition, struct mqd_partition *fre
     fresh->replicated = old.replicated;
     fresh->marks = old.marks;
     old.marks = NULL;
-    fresh->file_created = old.file_created;
+    fresh->txn_index_created = old.txn_index_created;
     fresh->gaps_known = old.gaps_known;
     fresh->high_watermark = old.high_watermark;
     out->below_high_watermark = old.high_watermark.offset > fresh->log_end_offset;

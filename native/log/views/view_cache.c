@@ -20,7 +20,7 @@ uint32_t mqd_view_planted;
 #define SELECTED_PART 8 /* the selection from a piece is cached if it is at most 1 / SELECTED_PART of the piece */
 #define SIZE_AT 8       /* of a batch, in its header */
 #define LENGTH_BYTES (SIZE_AT + 4)
-#define NOT_KNOWN 2
+#define NOT_CACHED 2
 #define STOPPED 3 /* like 0 from `take_piece`, but the position is after the last batch taken */
 
 struct piece {
@@ -122,7 +122,7 @@ static bool is_current(const struct mqd_view_read *read, const struct piece *pie
 }
 
 /* X1 */
-static bool is_unchanged(const struct mqd_view_read *read)
+static bool is_generation_unchanged(const struct mqd_view_read *read)
 {
     return PLANTED_VIEW_BUG(MIXED) || !read->generation_at || mqd_load_acquire(read->generation_at) == read->generation;
 }
@@ -145,14 +145,15 @@ static bool append(struct mqd_filtered *out, const uint8_t *bytes, uint64_t size
 
 static uint64_t room_left(const struct mqd_view_read *read)
 {
-    return read->output_bytes_max > read->found.size_bytes ? read->output_bytes_max - read->found.size_bytes : 0;
+    return read->output_bytes_max > read->selection.size_bytes ? read->output_bytes_max - read->selection.size_bytes
+                                                               : 0;
 }
 
 /* Appends the selected batches of a piece. 1: all batches; 0: as many as there was room for;
  * negative: an error. */
 static int take_piece(struct mqd_view_read *read, const struct piece *piece)
 {
-    struct mqd_filtered *out = &read->found;
+    struct mqd_filtered *out = &read->selection;
     if (read->from_offset <= piece->first_offset && piece->size_bytes <= room_left(read)) {
         if (!append(out, piece->bytes, piece->size_bytes))
             return -MQD_KAFKA_STORAGE_ERROR;
@@ -172,10 +173,10 @@ static int take_piece(struct mqd_view_read *read, const struct piece *piece)
 }
 
 /* Takes the cached selection of the piece, from *position on. Returns what `take_piece` returns, or
- * NOT_KNOWN. */
-static int take_known(struct mqd_view_cache *cache, struct mqd_view_read *read, uint32_t *position)
+ * NOT_CACHED. */
+static int take_cached(struct mqd_view_cache *cache, struct mqd_view_read *read, uint32_t *position)
 {
-    int taken = NOT_KNOWN;
+    int taken = NOT_CACHED;
     pthread_mutex_lock(&cache->mutex);
     if (cache->buckets) {
         struct piece **at = place_of(cache, read->file, read->view, *position / cache->piece_bytes), *piece = *at;
@@ -201,16 +202,16 @@ static struct piece *join_pieces(const struct mqd_view_cache *cache, const struc
                                  const struct piece *piece)
 {
     uint32_t size_bytes = before->size_bytes + piece->size_bytes;
-    struct piece *both = size_bytes > cache->selected_bytes_max ? NULL : malloc(sizeof *both + size_bytes);
-    if (!both)
+    struct piece *joined = size_bytes > cache->selected_bytes_max ? NULL : malloc(sizeof *joined + size_bytes);
+    if (!joined)
         return NULL;
-    *both = *piece;
-    both->begin = before->begin;
-    both->first_offset = before->first_offset;
-    both->size_bytes = size_bytes;
-    memcpy(both->bytes, before->bytes, before->size_bytes);
-    memcpy(both->bytes + before->size_bytes, piece->bytes, piece->size_bytes);
-    return both;
+    *joined = *piece;
+    joined->begin = before->begin;
+    joined->first_offset = before->first_offset;
+    joined->size_bytes = size_bytes;
+    memcpy(joined->bytes, before->bytes, before->size_bytes);
+    memcpy(joined->bytes + before->size_bytes, piece->bytes, piece->size_bytes);
+    return joined;
 }
 
 /* Caches the piece, joined with the cached one that precedes it; frees it if it is not cached. */
@@ -219,19 +220,19 @@ static void cache_piece(struct mqd_view_cache *cache, const struct mqd_view_read
     pthread_mutex_lock(&cache->mutex);
     if (!cache->buckets)
         cache->buckets = calloc(BUCKET_COUNT, sizeof *cache->buckets);
-    if (cache->buckets && is_unchanged(read)) {
-        struct piece **at = place_of(cache, read->file, read->view, piece->number), *known = *at;
-        if (known && (known->end == piece->begin || (PLANTED_VIEW_BUG(GAP) && known->end < piece->begin)) &&
-            (PLANTED_VIEW_BUG(JOIN) || is_current(read, known)) && is_unchanged(read)) {
-            struct piece *both = join_pieces(cache, known, piece);
+    if (cache->buckets && is_generation_unchanged(read)) {
+        struct piece **at = place_of(cache, read->file, read->view, piece->number), *cached = *at;
+        if (cached && (cached->end == piece->begin || (PLANTED_VIEW_BUG(GAP) && cached->end < piece->begin)) &&
+            (PLANTED_VIEW_BUG(JOIN) || is_current(read, cached)) && is_generation_unchanged(read)) {
+            struct piece *joined = join_pieces(cache, cached, piece);
             free(piece);
-            piece = both;
-        } else if (known && known->begin <= piece->begin && known->end >= piece->end) {
+            piece = joined;
+        } else if (cached && cached->begin <= piece->begin && cached->end >= piece->end) {
             free(piece); /* another reader has cached this piece already, or a longer one */
             piece = NULL;
         }
         if (piece && size_of(piece) <= cache->bytes_max) {
-            if (known)
+            if (cached)
                 drop(cache, at);
             make_room(cache, size_of(piece));
             at = place_of(cache, read->file, read->view, piece->number);
@@ -279,20 +280,21 @@ static struct buffer *get_buffer(struct mqd_view_cache *cache)
 /* Reads more of the file until the buffer has size_bytes. */
 static bool fill(const struct mqd_view_read *read, struct buffer **buffer, uint32_t size_bytes)
 {
-    struct buffer *own = *buffer;
-    if (size_bytes <= own->size_bytes)
+    struct buffer *current = *buffer;
+    if (size_bytes <= current->size_bytes)
         return true;
-    if (size_bytes > own->capacity_bytes) {
-        struct buffer *grown = realloc(own, sizeof *own + size_bytes);
+    if (size_bytes > current->capacity_bytes) {
+        struct buffer *grown = realloc(current, sizeof *current + size_bytes);
         if (!grown)
             return false;
-        *buffer = own = grown;
-        own->capacity_bytes = size_bytes;
+        *buffer = current = grown;
+        current->capacity_bytes = size_bytes;
     }
-    uint32_t more = size_bytes - own->size_bytes;
-    if (pread(read->fd, own->bytes + own->size_bytes, more, (off_t)own->position + own->size_bytes) != (ssize_t)more)
+    uint32_t more = size_bytes - current->size_bytes;
+    if (pread(read->fd, current->bytes + current->size_bytes, more, (off_t)current->position + current->size_bytes) !=
+        (ssize_t)more)
         return false;
-    own->size_bytes = size_bytes;
+    current->size_bytes = size_bytes;
     return true;
 }
 
@@ -325,13 +327,13 @@ static int16_t read_piece(const struct mqd_view_cache *cache, const struct mqd_v
     return at ? 0 : MQD_KAFKA_CORRUPT_MESSAGE;
 }
 
-/* Returns a piece for the batches in the buffer; their selection is in found.bytes from `began` on.
- * NULL: no memory. */
+/* Returns a piece for the batches in the buffer; their selection is in selection.bytes from
+ * selection_begin on. NULL: no memory. */
 static struct piece *piece_of(const struct mqd_view_cache *cache, const struct mqd_view_read *read,
-                              const struct buffer *buffer, uint32_t last, uint32_t end, uint64_t began)
+                              const struct buffer *buffer, uint32_t last, uint32_t end, uint64_t selection_begin)
 {
-    const struct mqd_filtered *found = &read->found;
-    uint32_t selected_bytes = (uint32_t)(found->size_bytes - began);
+    const struct mqd_filtered *selection = &read->selection;
+    uint32_t selected_bytes = (uint32_t)(selection->size_bytes - selection_begin);
     struct piece *piece = malloc(sizeof *piece + selected_bytes);
     if (!piece)
         return NULL;
@@ -342,27 +344,27 @@ static struct piece *piece_of(const struct mqd_view_cache *cache, const struct m
                             .last = buffer->position + last,
                             .end = end,
                             .first_offset = first_offset(buffer),
-                            .next_offset = found->next_offset,
-                            .has_empty = found->has_empty,
+                            .next_offset = selection->next_offset,
+                            .has_empty = selection->has_empty,
                             .size_bytes = selected_bytes};
-    memcpy(piece->empty, found->empty, sizeof piece->empty);
+    memcpy(piece->empty, selection->empty, sizeof piece->empty);
     memcpy(piece->last_header, buffer->bytes + last, sizeof piece->last_header);
     if (selected_bytes)
-        memcpy(piece->bytes, found->bytes + began, selected_bytes);
+        memcpy(piece->bytes, selection->bytes + selection_begin, selected_bytes);
     return piece;
 }
 
-/* Drops those batches in found.bytes from `began` on that exceed output_bytes_max. Returns what
- * `take_piece` returns. */
-static int trim_selection(struct mqd_view_read *read, uint64_t began)
+/* Drops those batches in selection.bytes from selection_begin on that exceed output_bytes_max.
+ * Returns what `take_piece` returns. */
+static int trim_selection(struct mqd_view_read *read, uint64_t selection_begin)
 {
-    struct mqd_filtered *out = &read->found, all = *out;
-    uint64_t consumed_bytes, size_bytes = all.size_bytes - began;
+    struct mqd_filtered *out = &read->selection, all = *out;
+    uint64_t consumed_bytes, size_bytes = all.size_bytes - selection_begin;
     uint8_t *copy = malloc(size_bytes);
     if (!copy)
         return -MQD_KAFKA_STORAGE_ERROR;
-    memcpy(copy, all.bytes + began, size_bytes);
-    out->size_bytes = began;
+    memcpy(copy, all.bytes + selection_begin, size_bytes);
+    out->size_bytes = selection_begin;
     int16_t error = mqd_filter_append(read->filter, read->filter_bytes, copy, size_bytes, read->from_offset,
                                       room_left(read), out, &consumed_bytes);
     free(copy);
@@ -375,12 +377,12 @@ static int trim_selection(struct mqd_view_read *read, uint64_t began)
 
 /* Reads the piece from *position on, selects from it, and keeps the selection if it is small.
  * Returns what `take_piece` returns, or STOPPED. */
-static int take_unknown(struct mqd_view_cache *cache, struct mqd_view_read *read, uint32_t *position,
-                        struct buffer **buffer)
+static int take_uncached(struct mqd_view_cache *cache, struct mqd_view_read *read, uint32_t *position,
+                         struct buffer **buffer)
 {
-    struct mqd_filtered *out = &read->found;
+    struct mqd_filtered *out = &read->selection;
     uint32_t last = 0, size_bytes = 0;
-    uint64_t consumed_bytes = 0, began = out->size_bytes, room = room_left(read);
+    uint64_t consumed_bytes = 0, selection_begin = out->size_bytes, room = room_left(read);
     int16_t error = read_piece(cache, read, *position, buffer, &last, &size_bytes);
     *position += size_bytes;
     if (PLANTED_VIEW_BUG(BORDER) && last &&
@@ -393,16 +395,16 @@ static int take_unknown(struct mqd_view_cache *cache, struct mqd_view_read *read
     if (error)
         return -error;
     read->filtered_bytes += consumed_bytes;
-    uint64_t selected_bytes = out->size_bytes - began;
+    uint64_t selected_bytes = out->size_bytes - selection_begin;
     bool whole = consumed_bytes == size_bytes;
     if (whole && selected_bytes <= cache->selected_bytes_max &&
         (PLANTED_VIEW_BUG(WITHIN) || read->from_offset <= first_offset(*buffer))) {
-        struct piece *piece = piece_of(cache, read, *buffer, last, *position, began);
+        struct piece *piece = piece_of(cache, read, *buffer, last, *position, selection_begin);
         if (piece)
             cache_piece(cache, read, piece);
     }
     if (selected_bytes > room) {
-        int taken = trim_selection(read, began);
+        int taken = trim_selection(read, selection_begin);
         return taken == 1 ? whole : taken;
     }
     if (!whole)
@@ -415,11 +417,11 @@ int16_t mqd_view_read(struct mqd_view_cache *cache, struct mqd_view_read *read)
     struct buffer *buffer = NULL;
     uint32_t position = read->position;
     int taken = 1;
-    read->found = (struct mqd_filtered){.next_offset = read->from_offset};
+    read->selection = (struct mqd_filtered){.next_offset = read->from_offset};
     read->filtered_bytes = 0;
     while (taken == 1 && position < read->limit && room_left(read)) {
-        taken = take_known(cache, read, &position);
-        if (taken != NOT_KNOWN)
+        taken = take_cached(cache, read, &position);
+        if (taken != NOT_CACHED)
             continue;
         taken = 1;
         if (read->filtered_bytes >= read->filtered_bytes_max)
@@ -427,11 +429,11 @@ int16_t mqd_view_read(struct mqd_view_cache *cache, struct mqd_view_read *read)
         if (!buffer && !(buffer = get_buffer(cache)))
             taken = -MQD_KAFKA_STORAGE_ERROR;
         else
-            taken = take_unknown(cache, read, &position, &buffer);
+            taken = take_uncached(cache, read, &position, &buffer);
     }
     put_buffer(cache, buffer);
     read->end_position = taken == 1 || taken == STOPPED ? position : 0;
-    return taken < 0 && !read->found.size_bytes ? (int16_t)-taken : 0;
+    return taken < 0 && !read->selection.size_bytes ? (int16_t)-taken : 0;
 }
 
 void mqd_view_cache_destroy(struct mqd_view_cache *cache)

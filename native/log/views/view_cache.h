@@ -56,7 +56,7 @@ struct mqd_view_read {
     /* the outcome */
     uint32_t end_position; /* where to continue; 0: not known, but within the bytes that were read */
     uint64_t filtered_bytes;
-    struct mqd_filtered found; /* to be freed in any case */
+    struct mqd_filtered selection; /* the caller frees it in either case */
 };
 /* Returns 0 or a Kafka error code. If something was selected before an error, the selection is
  * returned and the error is not. */

@@ -2,8 +2,10 @@
  * pool, or their selections are taken from the cache (log/views/view_cache.h). The response
  * contains the selected records.
  *
- *   collect -> range of the base found -> job -> something selected, or the fetch expires -> response
- *                     ^                      -> nothing selected: `skipped` grows, and the fetch is evaluated again
+ *   collect -> range of the base found -> job -> something selected, or the fetch expires ->
+ *   response
+ *                     ^                      -> nothing selected: `skipped` grows, and the fetch is
+ *                                            evaluated again
  *
  * Offsets at which nothing is selected are skipped without a response: entry->skipped is the number
  * of offsets above the client's offset that have been read without a selection. It is stored in the
@@ -162,7 +164,7 @@ static void fail(struct mqd_reactor *r, const struct mqd_request *request, struc
 static void take(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                  struct mqd_view_job *job)
 {
-    struct mqd_filtered *found = &job->read.found;
+    struct mqd_filtered *found = &job->read.selection;
     if (job->error) {
         fail(r, request, entry, job->error);
         return;
@@ -230,7 +232,7 @@ void mqd_view_on_done(struct mqd_reactor *r, uint64_t id)
         take(r, request, entry, job);
     count(r, job);
     mqd_range_release(r->reader, &job->range);
-    mqd_filtered_free(&job->read.found);
+    mqd_filtered_free(&job->read.selection);
     free(job);
     if (--request->pending)
         return;

@@ -228,8 +228,8 @@ TEST(the_last_stable_offset_waits_for_markers_below_the_high_watermark)
     CHECK_EQUAL(log_positions(partition).last_stable_offset, 0);
     CHECK_EQUAL(log_append(partition, marker(7, 0, false, 0)), 0);
     CHECK_EQUAL(log_file_bytes(0, ".txnindex"), MQD_TXN_INDEX_ENTRY_BYTES);
-    CHECK(mqd_partition_take_created(partition));
-    CHECK(!mqd_partition_take_created(partition));
+    CHECK(mqd_partition_take_txn_index_created(partition));
+    CHECK(!mqd_partition_take_txn_index_created(partition));
     CHECK_EQUAL(log_positions(partition).last_stable_offset, 0); /* its marker is not flushed */
     CHECK_EQUAL(log_sync(partition), 0);
     CHECK_EQUAL(log_positions(partition).last_stable_offset, 1);
@@ -240,7 +240,8 @@ TEST(the_last_stable_offset_waits_for_markers_below_the_high_watermark)
     mqd_partition_close(partition, 0);
 }
 
-/* A follower that is truncated between a marker and the end of its log: the marker is not committed. */
+/* A follower that is truncated between a marker and the end of its log: the marker is not
+ * committed. */
 TEST(a_truncation_keeps_transactions_that_end_above_the_high_watermark)
 {
     log_fresh();

@@ -133,7 +133,7 @@ TEST(the_ends_of_the_log)
     CHECK_EQUAL(mqd_reader_find(reader, 4, &positions, 1, 50, 1000, false, &cursor, &range), 3);
     CHECK_EQUAL(mqd_reader_find(reader, UINT32_MAX, &positions, 1, 50, 1000, false, &cursor, &range), 3);
     CHECK_EQUAL(mqd_reader_find(reader, 3, &positions, 1, 10, 1000, false, &cursor, &range), 1);
-    CHECK_CONTAINS(mqd_error_message(), "offset 10 is outside of the log's 11..200");
+    CHECK_CONTAINS(mqd_error_message(), "offset 10 is outside the log's range 11..200");
     CHECK_EQUAL(mqd_reader_find(reader, 3, &positions, 1, 201, 1000, false, &cursor, &range), 1);
     CHECK_EQUAL(mqd_reader_find(reader, 3, &positions, 1, -1, 1000, false, &cursor, &range), 1);
     int64_t empty[] = {150, 151, 199, 200};

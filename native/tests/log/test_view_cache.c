@@ -80,11 +80,11 @@ static bool read_all(struct world *w, uint64_t room_bytes)
         read.from_offset = offset;
         read.position = (uint32_t)(offset / RECORD_COUNT) * batch_bytes;
         int16_t error = mqd_view_read(w->cache, &read);
-        uint64_t found_bytes = read.found.size_bytes;
-        next_offset = read.found.next_offset;
+        uint64_t found_bytes = read.selection.size_bytes;
+        next_offset = read.selection.next_offset;
         bool same = !error && next_offset > offset && done + found_bytes <= w->wanted.size_bytes &&
-                    (!found_bytes || memcmp(read.found.bytes, w->wanted.bytes + done, found_bytes) == 0);
-        mqd_filtered_free(&read.found);
+                    (!found_bytes || memcmp(read.selection.bytes, w->wanted.bytes + done, found_bytes) == 0);
+        mqd_filtered_free(&read.selection);
         if (!same)
             return false;
         done += found_bytes;
