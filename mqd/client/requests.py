@@ -50,10 +50,10 @@ class ApiTable(msgspec.Struct, frozen=True):
         versions = {entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys}
         return cls(versions, {feature.name: feature.max_version_level for feature in response.finalized_features})
 
-    def pick(self, api_key: int, at_most: int = 1 << 14) -> int:
+    def pick(self, api_key: int, version_max: int = 1 << 14) -> int:
         """The newest version that both support. Raises KafkaException (_UNSUPPORTED_FEATURE)."""
         spec, (first, last) = KNOWN[api_key], self.versions.get(api_key, (0, -1))
-        version = min(spec.max_version, last, at_most)
+        version = min(spec.max_version, last, version_max)
         if version < max(spec.min_version, first):
             raise failure(
                 KafkaError._UNSUPPORTED_FEATURE, f"the broker and this client have no version of {spec.name} in common"

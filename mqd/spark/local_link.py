@@ -64,9 +64,9 @@ class LocalLink:
             server=server,
         )
 
-    def pick(self, api_key: int, at_most: int) -> int:
+    def pick(self, api_key: int, version_max: int) -> int:
         """The broker has the same build, because another build's memory cannot be attached."""
-        return min(KNOWN[api_key].max_version, at_most)
+        return min(KNOWN[api_key].max_version, version_max)
 
     def send(self, request: Any, version: int) -> int:
         """Returns the correlation id. ValueError: the request is larger than FRAME_BYTES_MAX."""

@@ -98,10 +98,10 @@ class BrokerConnection(Connection):
         except NotAuthenticated as error:
             raise MqdReadError(str(error)) from None
 
-    def pick(self, api_key: int, at_most: int = 1 << 14) -> int:
+    def pick(self, api_key: int, version_max: int = 1 << 14) -> int:
         """The newest version that both support. Raises MqdReadError."""
         try:
-            return super().pick(api_key, at_most)
+            return super().pick(api_key, version_max)
         except NoCommonVersion as error:
             raise MqdReadError(str(error)) from None
 

@@ -1,7 +1,7 @@
 """A blocking TCP connection to a broker, for one request at a time, with TLS, version negotiation and
 authentication. For clients that do not use librdkafka (share consumers, Spark).
 Raises OSError if the broker cannot be reached or the connection ends, ProtocolError if the data is
-not Kafka's protocol, NotAuthenticated.
+not Kafka's protocol, or NotAuthenticated.
 
     T1  a connection that failed, or received an unexpected response, is closed and never used again:
         responses come in the order of the requests, so after a lost response no later one would match
@@ -48,7 +48,7 @@ class Connection:
     ) -> None:
         self.host, self.port, self._client_id = host, port, client_id
         security = security or ClientSecurity()
-        self._numbers = itertools.count(1)
+        self._correlation_ids = itertools.count(1)
         self.closed = False  # T1
         self.versions: dict[int, tuple[int, int]] = {}
         try:
@@ -79,61 +79,61 @@ class Connection:
             self._socket.close()
 
     def interrupt(self) -> None:
-        """Ends a request() that waits in another thread. Any thread."""
+        """Ends a request() that waits in another thread. Any thread may call it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def pick(self, api_key: int, at_most: int = 1 << 14) -> int:
+    def pick(self, api_key: int, version_max: int = 1 << 14) -> int:
         """The newest version that both support. Raises NoCommonVersion."""
         spec, (first, last) = KNOWN[api_key], self.versions.get(api_key, (0, -1))
-        version = min(spec.max_version, last, at_most)
+        version = min(spec.max_version, last, version_max)
         if version < max(spec.min_version, first):
             raise NoCommonVersion(
                 f"the broker {self.host}:{self.port} does not support this client's versions of {spec.name}:"
                 f" {first} to {last}"
-                f" there, up to {min(spec.max_version, at_most)} here"
+                f" there, up to {min(spec.max_version, version_max)} here"
             )
         return version
 
-    def request(self, request: Any, at_most: int = 1 << 14, version: int | None = None) -> Any:
+    def request(self, request: Any, version_max: int = 1 << 14, version: int | None = None) -> Any:
         """Sends a request and returns the decoded response."""
         api_key = codec.message_of(type(request))[0].api_key
-        number = self.send(request, version if version is not None else self.pick(api_key, at_most))
+        correlation_id = self.send(request, version if version is not None else self.pick(api_key, version_max))
         frame = self.receive()
         try:
-            got, response = decode_response(
-                frame, api_key, version if version is not None else self.pick(api_key, at_most)
+            received_id, response = decode_response(
+                frame, api_key, version if version is not None else self.pick(api_key, version_max)
             )
         except ProtocolError as error:
             raise self._broken_error(str(error)) from error
-        if got != number:
-            raise self._broken_error(f"a response to request {got} where {number} was expected")
+        if received_id != correlation_id:
+            raise self._broken_error(f"a response to request {received_id} where {correlation_id} was expected")
         return response
 
     def send(self, request: Any, version: int) -> int:
         """Sends a request; returns its correlation id."""
-        number = next(self._numbers)
+        correlation_id = next(self._correlation_ids)
         try:
-            self._socket.sendall(with_length(encode_request(request, version, number, self._client_id)))
+            self._socket.sendall(with_length(encode_request(request, version, correlation_id, self._client_id)))
         except OSError as error:
             raise self._end_error(error) from error
-        return number
+        return correlation_id
 
     def ready(self, seconds: float) -> bool:
         """Waits up to `seconds` for data or the end of the connection; returns whether either came."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
-        waiting = select.poll()
-        waiting.register(self._socket, select.POLLIN)
-        return bool(waiting.poll(seconds * 1000))
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return bool(poller.poll(seconds * 1000))
 
     def receive(self, memory: bytearray | None = None) -> memoryview:
         """Returns the next frame, without its length, in `memory` if it is large enough, else in new
         memory. The frame must not be written to.
         """
-        head = bytearray(4)
-        self._fill(memoryview(head))
-        (size,) = struct.unpack(">i", head)
+        header = bytearray(4)
+        self._fill(memoryview(header))
+        (size,) = struct.unpack(">i", header)
         if not 4 <= size <= FRAME_BYTES_MAX:
             raise self._broken_error(f"a frame of {size} bytes")
         view = memoryview(memory if memory is not None and len(memory) >= size else bytearray(size))[:size]
@@ -144,15 +144,15 @@ class Connection:
         self._socket.settimeout(seconds)
 
     def _fill(self, view: memoryview) -> None:
-        at = 0
-        while at < len(view):
+        filled = 0
+        while filled < len(view):
             try:
-                got = self._socket.recv_into(view[at:])
+                received = self._socket.recv_into(view[filled:])
             except OSError as error:
                 raise self._end_error(error) from error
-            if not got:
+            if not received:
                 raise self._end_error(None)
-            at += got
+            filled += received
 
     def _end_error(self, error: OSError | None) -> ConnectionError:
         self.close()

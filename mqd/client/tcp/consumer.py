@@ -17,7 +17,7 @@ from mqd.client.messages import KafkaError, KafkaException, failure
 
 CHUNK_MAX = 10_000
 SLICE_S = 0.1  # an interruptible wait checks for an interrupt this often
-# while records arrive, the offsets of returned ones are stored this often; also before each wait
+# while records arrive, the offsets of returned records are stored this often, and also before each wait
 STORE_RECORDS, STORE_S = 100, 0.5
 _METHODS = (
     "memberid",
@@ -40,7 +40,7 @@ class TcpConsumer:
     confluent_kafka.Consumer does. `owner`: the consumer that is passed to callbacks.
 
     With enable.auto.offset.store (the default) this class stores offsets instead of librdkafka,
-    which would count records that are still buffered here as returned.
+    which would treat records that are still buffered here as returned.
     """
 
     transport = "tcp"
@@ -48,23 +48,23 @@ class TcpConsumer:
     def __init__(self, owner: Any, settings: Settings, reason: str) -> None:
         self.reason = reason
         self._owner = owner
-        more = {} if settings.logger is None else {"logger": settings.logger}
-        given = dict(settings.rdkafka)
-        self._auto_store = str(given.get("enable.auto.offset.store", True)).lower() in _TRUE
-        given["enable.auto.offset.store"] = False
+        options = {} if settings.logger is None else {"logger": settings.logger}
+        config = dict(settings.rdkafka)
+        self._auto_store = str(config.get("enable.auto.offset.store", True)).lower() in _TRUE
+        config["enable.auto.offset.store"] = False
         if settings.encryption is None:
-            self._consumer = consumer = confluent_kafka.Consumer(given, **more)
+            self._consumer = consumer = confluent_kafka.Consumer(config, **options)
         else:
             from mqd.client.encryption.clients import OpeningConsumer
 
-            self._consumer = consumer = OpeningConsumer(given, settings.encryption, **more)
+            self._consumer = consumer = OpeningConsumer(config, settings.encryption, **options)
         self._poll_one = consumer.poll
         self._subscription: list[str] = []
-        self._held: list[Any] = []  # received from librdkafka, but not returned yet
+        self._buffered: list[Any] = []  # received from librdkafka, but not returned yet
         # the offsets at which paused partitions with buffered records continue: librdkafka has no
         # position until it returns the next record
         self._paused_at: dict[tuple[str, int], int] = {}
-        # the result of the latest take() or gather(), which the next call counts as returned to the
+        # the result of the latest take() or gather(), which the next call treats as returned to the
         # application, unless that call is give_back()
         self._taken: list[Any] = []
         self._unstored: dict[tuple[str, int], Any] = {}  # the last returned message of each partition
@@ -77,8 +77,8 @@ class TcpConsumer:
     # -- records -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None) -> Any:
-        if self._held:
-            message = self._held.pop(0)
+        if self._buffered:
+            message = self._buffered.pop(0)
         else:
             message = self._next(-1 if timeout is None else timeout)
         if message is not None:
@@ -98,42 +98,42 @@ class TcpConsumer:
         return self._poll_one(timeout)
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
-        if not self._held:
-            self._held = self._consumer.consume(num_messages, 0)
-            missing = num_messages - len(self._held)
+        if not self._buffered:
+            self._buffered = self._consumer.consume(num_messages, 0)
+            missing = num_messages - len(self._buffered)
             if missing > 0:
                 self._store()  # before a wait, which may be long
-                more = self._consumer.consume(missing, timeout)  # which may raise, or drop held records
-                self._held += more
-        found, self._held = self._held[:num_messages], self._held[num_messages:]
-        for message in found:
+                more = self._consumer.consume(missing, timeout)  # which may raise, or drop buffered records
+                self._buffered += more
+        messages, self._buffered = self._buffered[:num_messages], self._buffered[num_messages:]
+        for message in messages:
             if self._auto_store and message.error() is None:
                 self._note_returned(message)
-        return found
+        return messages
 
     def take(self, count: int, timeout: float | None) -> list[Any]:
         """Returns the available records, up to `count`; waits for the first, or until interrupt(). The
-        next call other than give_back() counts them as returned to the application.
+        next call other than give_back() treats them as returned to the application.
         """
-        self._count_taken()
+        self._note_taken_returned()
         deadline = time.monotonic() + timeout if timeout is not None and timeout >= 0 else float("inf")
-        while not self._held:
+        while not self._buffered:
             left = deadline - time.monotonic()
             self._fill(count, min(max(left, 0), SLICE_S))
-            if not self._held and (left <= 0 or self._interrupted):
+            if not self._buffered and (left <= 0 or self._interrupted):
                 self._interrupted = False
                 return []
-        return self._take_held(count)
+        return self._take_buffered(count)
 
     def gather(self, count: int) -> list[Any]:
-        """Returns `count` records and events; fewer after interrupt(). They are counted as in take()."""
-        self._count_taken()
-        while (before := len(self._held)) < count:
+        """Returns `count` records and events; fewer after interrupt(). They are treated as in take()."""
+        self._note_taken_returned()
+        while (before := len(self._buffered)) < count:
             self._fill(count - before, 0 if self._interrupted else SLICE_S)
-            if self._interrupted and len(self._held) <= before:
+            if self._interrupted and len(self._buffered) <= before:
                 break
         self._interrupted = False
-        return self._take_held(count)
+        return self._take_buffered(count)
 
     def interrupt(self) -> None:
         self._interrupted = True
@@ -149,14 +149,14 @@ class TcpConsumer:
         reach the application: they are returned next, and commits end before them.
         """
         self._taken = self._taken[: len(self._taken) - len(messages)]
-        self._count_taken()
-        self._held = [*messages, *self._held]
+        self._note_taken_returned()
+        self._buffered = [*messages, *self._buffered]
 
-    def _take_held(self, count: int) -> list[Any]:
-        self._taken, self._held = self._held[:count], self._held[count:]
+    def _take_buffered(self, count: int) -> list[Any]:
+        self._taken, self._buffered = self._buffered[:count], self._buffered[count:]
         return self._taken
 
-    def _count_taken(self) -> None:
+    def _note_taken_returned(self) -> None:
         taken, self._taken = self._taken, []
         for message in taken:
             if self._auto_store and message.error() is None:
@@ -168,107 +168,107 @@ class TcpConsumer:
 
         if max_records < 1:
             raise ValueError("max_records must be positive")
-        self._count_taken()
+        self._note_taken_returned()
         deadline = time.monotonic() + timeout if timeout is not None and timeout >= 0 else float("inf")
         while True:
-            if not self._held:
+            if not self._buffered:
                 self._fill(max_records, deadline - time.monotonic() if deadline < float("inf") else -1)
-            messages = self._held
+            messages = self._buffered
             if not messages:
                 if time.monotonic() >= deadline:
                     return None
                 continue  # for example, a rebalance has dropped the messages with their partition
             first = messages[0]
             if first.error() is not None:
-                self._held = messages[1:]
+                self._buffered = messages[1:]
                 if first.error().code() == KafkaError._PARTITION_EOF:
                     continue
                 raise KafkaException(first.error())
-            place = first.topic(), first.partition()
+            key = first.topic(), first.partition()
             count = next(
                 (
                     index
-                    for index, one in enumerate(messages)
-                    if index == max_records or one.error() is not None or (one.topic(), one.partition()) != place
+                    for index, message in enumerate(messages)
+                    if index == max_records
+                    or message.error() is not None
+                    or (message.topic(), message.partition()) != key
                 ),
                 len(messages),
             )
-            self._held = messages[count:]
+            self._buffered = messages[count:]
             if self._auto_store:
                 self._note_returned(messages[count - 1])
-            return RecordBatchView.from_messages(*place, messages[:count])
+            return RecordBatchView.from_messages(*key, messages[:count])
 
     def _fill(self, count: int, timeout: float) -> None:
         """Waits for the first message, and takes all that are available with it."""
         first = self._next(max(timeout, 0) if timeout != -1 else -1)
         if first is None:
             return
-        self._held.append(first)  # before consume(), which may raise, or drop `first` with its partition
+        self._buffered.append(first)  # before consume(), which may raise, or drop `first` with its partition
         if count > 1:
             more = self._consumer.consume(min(count, CHUNK_MAX) - 1, 0)
-            self._held += more
+            self._buffered += more
 
     # -- buffered records are dropped with their partition -----------------------------------------
 
-    def _drop(self, partitions: list[Any] | None) -> dict[tuple[str, int], int]:
-        """Drops the buffered records of these partitions, None = of all. Returns the first dropped offset
+    def _drop_buffered(self, partitions: list[Any] | None) -> dict[tuple[str, int], int]:
+        """Drops the buffered records of `partitions`; None = all partitions. Returns the first dropped offset
         of each partition.
         """
-        places = None if partitions is None else {(one.topic, one.partition) for one in partitions}
-        first: dict[tuple[str, int], int] = {}
+        keys = None if partitions is None else {(one.topic, one.partition) for one in partitions}
+        first_dropped: dict[tuple[str, int], int] = {}
         kept = []
-        for message in self._held:
-            place = message.topic(), message.partition()
-            if places is None or place in places:
-                first.setdefault(place, message.offset())
+        for message in self._buffered:
+            key = message.topic(), message.partition()
+            if keys is None or key in keys:
+                first_dropped.setdefault(key, message.offset())
             else:
                 kept.append(message)
-        self._held = kept
+        self._buffered = kept
         self._paused_at = (
-            {}
-            if places is None
-            else {place: offset for place, offset in self._paused_at.items() if place not in places}
+            {} if keys is None else {key: offset for key, offset in self._paused_at.items() if key not in keys}
         )
-        return first
+        return first_dropped
 
     def seek(self, partition: Any) -> None:
         self._consumer.seek(partition)
-        self._drop([partition])
+        self._drop_buffered([partition])
 
     def pause(self, partitions: list[Any]) -> None:
         self._consumer.pause(partitions)
-        before, first = self._paused_at, self._drop(partitions)
-        self._paused_at = before | first
-        for (topic, index), offset in first.items():
+        paused_before, first_dropped = self._paused_at, self._drop_buffered(partitions)
+        self._paused_at = paused_before | first_dropped
+        for (topic, index), offset in first_dropped.items():
             self._consumer.seek(confluent_kafka.TopicPartition(topic, index, offset))
 
     def assign(self, partitions: list[Any]) -> None:
         self._store()
-        self._drop(None)
+        self._drop_buffered(None)
         self._consumer.assign(partitions)
 
     def unassign(self) -> None:
         self._store()
-        self._drop(None)
+        self._drop_buffered(None)
         self._consumer.unassign()
 
     def incremental_unassign(self, partitions: list[Any]) -> None:
         self._store()
-        self._drop(partitions)
+        self._drop_buffered(partitions)
         self._consumer.incremental_unassign(partitions)
 
     def position(self, partitions: list[Any]) -> list[Any]:
         """The positions after the returned records; librdkafka's are after the records buffered here."""
         first: dict[tuple[str, int], int] = {}
-        for message in self._held:
+        for message in self._buffered:
             if message.error() is None:
                 first.setdefault((message.topic(), message.partition()), message.offset())
-        found = []
-        for one in self._consumer.position(partitions):
-            place = one.topic, one.partition
-            offset = first.get(place, self._paused_at.get(place) if one.offset < 0 else None)
-            found.append(one if offset is None else confluent_kafka.TopicPartition(*place, offset))
-        return found
+        positions = []
+        for position in self._consumer.position(partitions):
+            key = position.topic, position.partition
+            offset = first.get(key, self._paused_at.get(key) if position.offset < 0 else None)
+            positions.append(position if offset is None else confluent_kafka.TopicPartition(*key, offset))
+        return positions
 
     # -- offsets -----------------------------------------------------------------------------------
 
@@ -279,14 +279,14 @@ class TcpConsumer:
             self._store()
 
     def _store(self) -> None:
-        self._count_taken()
+        self._note_taken_returned()
         if self._unstored:
             messages, self._unstored = self._unstored.values(), {}
             self._unstored_count, self._stored_at = 0, time.monotonic()
-            self._store_offsets([_position_after(one) for one in messages])
+            self._store_offsets([_position_after(message) for message in messages])
 
     def _store_offsets(self, offsets: list[Any]) -> None:
-        with contextlib.suppress(KafkaException):  # for partitions that have been revoked meanwhile
+        with contextlib.suppress(KafkaException):  # for partitions that have been revoked in the meantime
             self._consumer.store_offsets(offsets=offsets)
 
     def store_offsets(self, message: Any = None, offsets: Any = None) -> None:
@@ -330,7 +330,7 @@ class TcpConsumer:
             return function
 
         def call(_consumer: Any, partitions: list[Any]) -> None:
-            self._drop(partitions)
+            self._drop_buffered(partitions)
             self._store()
             if function is not None:
                 function(self._owner, partitions)
@@ -343,7 +343,7 @@ class TcpConsumer:
             return function
 
         def call(_consumer: Any, partitions: list[Any]) -> None:
-            self._drop(partitions)
+            self._drop_buffered(partitions)
             function(self._owner, partitions)
 
         return call
@@ -352,18 +352,18 @@ class TcpConsumer:
         return list(self._subscription)
 
     def unsubscribe(self) -> None:
-        self._drop(None)
+        self._drop_buffered(None)
         self._store()
         self._consumer.unsubscribe()
         self._subscription = []
 
     def close(self) -> None:
-        self._held = []
+        self._buffered = []
         self._store()
         self._consumer.close()
 
 
 def _position_after(message: Any) -> Any:
     epoch = message.leader_epoch()
-    more = {} if epoch is None or epoch < 0 else {"leader_epoch": epoch}
-    return confluent_kafka.TopicPartition(message.topic(), message.partition(), message.offset() + 1, **more)
+    optional = {} if epoch is None or epoch < 0 else {"leader_epoch": epoch}
+    return confluent_kafka.TopicPartition(message.topic(), message.partition(), message.offset() + 1, **optional)

@@ -29,13 +29,13 @@ class TcpProducer:
 
     def __init__(self, settings: Settings, reason: str) -> None:
         self.reason = reason
-        more = {} if settings.logger is None else {"logger": settings.logger}
+        options = {} if settings.logger is None else {"logger": settings.logger}
         if settings.encryption is None:
-            self._producer = producer = confluent_kafka.Producer(dict(settings.rdkafka), **more)
+            self._producer = producer = confluent_kafka.Producer(dict(settings.rdkafka), **options)
         else:
             from mqd.client.encryption.clients import SealingProducer
 
-            self._producer = producer = SealingProducer(dict(settings.rdkafka), settings.encryption, **more)
+            self._producer = producer = SealingProducer(dict(settings.rdkafka), settings.encryption, **options)
         self._partitioner = settings.partitioner
         self._bytes_max: int = ProducerConfig(settings)["message.max.bytes"]
         self._partition_counts: dict[str, tuple[int, float]] = {}
@@ -74,18 +74,18 @@ class TcpProducer:
 
     # -- a callable as partitioner -----------------------------------------------------------------
 
-    def _produce_partitioned(self, topic, value=None, key=None, partition=-1, *arguments: Any, **named: Any) -> None:
+    def _produce_partitioned(self, topic, value=None, key=None, partition=-1, *arguments: Any, **keywords: Any) -> None:
         if partition is None or partition < 0:
             partition = self._partition(topic, key.encode() if isinstance(key, str) else key)
-        self._producer.produce(topic, value, key, partition, *arguments, **named)
+        self._producer.produce(topic, value, key, partition, *arguments, **keywords)
 
     def _partition(self, topic: str, key: bytes | None) -> int:
         count, good_until = self._partition_counts.get(topic, (0, 0.0))
         if time.monotonic() >= good_until:
-            found = self._producer.list_topics(topic, 10).topics[topic]
-            if found.error is not None:
-                raise KafkaException(found.error)
-            count = len(found.partitions)
+            metadata = self._producer.list_topics(topic, 10).topics[topic]
+            if metadata.error is not None:
+                raise KafkaException(metadata.error)
+            count = len(metadata.partitions)
             self._partition_counts[topic] = (count, time.monotonic() + _PARTITION_COUNT_TTL_S)
         assert self._partitioner is not None  # otherwise librdkafka chooses the partition
         return columns.checked_partition(self._partitioner(key, count), count)
@@ -119,26 +119,25 @@ class TcpProducer:
                     topic, record, None if report is None else report.callback_for(index), deadline
                 ):
                     return index
-        # also on Ctrl-C and exceptions of a callback: the caller must not pass accepted records
-        # again
+        # also on Ctrl-C and exceptions of a callback: the caller must not pass accepted records again
         except BaseException as problem:
             problem.accepted = index  # type: ignore[attr-defined]  # read by the caller
             raise
         return len(batch)
 
     def _produce_one(self, topic: str, record: tuple[Any, ...], on_delivery: Any, deadline: float) -> bool:
-        """False: there was no room before `deadline`."""
-        value, key, where, timestamp, header = record
-        more: dict[str, Any] = {}
-        if header is not None:
-            more["headers"] = header
+        """Produces a record. Returns False if there was no room before `deadline`."""
+        value, key, partition, timestamp, headers = record
+        optional: dict[str, Any] = {}
+        if headers is not None:
+            optional["headers"] = headers
         if timestamp:
-            more["timestamp"] = timestamp
+            optional["timestamp"] = timestamp
         if on_delivery is not None:
-            more["on_delivery"] = on_delivery
+            optional["on_delivery"] = on_delivery
         while True:
             try:
-                self.produce(topic, value, key, where, **more)
+                self.produce(topic, value, key, partition, **optional)
                 return True
             except BufferError:
                 if time.monotonic() >= deadline:
@@ -155,11 +154,15 @@ class _Report:
     def callback_for(self, index: int) -> Any:
         def report(error: KafkaError | None, message: Any) -> None:
             offset = message.offset()
-            known = error is None and offset is not None and offset >= 0
+            has_offset = error is None and offset is not None and offset >= 0
             self.on_delivery(
                 error,
                 BatchDelivery(
-                    self.topic, message.partition(), offset if known else None, (index,), time.monotonic() - self.began
+                    self.topic,
+                    message.partition(),
+                    offset if has_offset else None,
+                    (index,),
+                    time.monotonic() - self.began,
                 ),
             )
 

@@ -31,7 +31,7 @@ class Control:
 
     def __init__(self) -> None:
         self.sent: deque = deque()
-        self.api = SimpleNamespace(pick=lambda key, at_most=0: at_most)
+        self.api = SimpleNamespace(pick=lambda key, version_max=0: version_max)
         self.lock, self.metadata = threading.RLock(), SimpleNamespace(topics={})
 
     def send(self, _key: int, _version: int, message: Any, on_response: Any, *_timeout: float) -> None:
@@ -117,7 +117,7 @@ def test_a_commit_is_not_retried_for_revoked_partitions(monkeypatch: pytest.Monk
 def test_a_commit_with_all_ids_is_retried_whatever_else_is_refused_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     control = Control()
     versions: list[int] = []
-    control.api.pick = lambda _key, at_most: versions.append(at_most) or at_most
+    control.api.pick = lambda _key, version_max: versions.append(version_max) or version_max
     commits, inbox, committed = commits_over(control)
     both = commits.add({("a", 0): Committed(1, topic_id=T), ("b", 0): Committed(2, topic_id=b"b" * 16)}, None, 60)
     Topic, One = OffsetCommitResponse.TopicResponse, OffsetCommitResponse.PartitionResponse

@@ -525,4 +525,4 @@ def test_over_tcp_no_position_outlives_a_subscription() -> None:
     consumer.pause([place])
     assert [one.offset for one in consumer.position([place])] == [5]
     consumer.unsubscribe()
-    assert [one.offset for one in consumer.position([place])] == [-1001] and consumer._held == []
+    assert [one.offset for one in consumer.position([place])] == [-1001] and consumer._buffered == []
