@@ -204,7 +204,7 @@ class Commits:
         commit.outcome = error, results or []
         if commit.on_commit is not None:
             self.finished.append(commit)
-            self._inbox.notice()
+            self._inbox.notify()
 
     def give_up(self, error: KafkaError) -> None:
         """Ends all commits with this error, without sending them."""

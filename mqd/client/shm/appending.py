@@ -12,7 +12,7 @@ import numpy as np
 
 from mqd.client.messages import KafkaError, local_error
 from mqd.client.shm.compressing import Compressor
-from mqd.client.shm.delivering import Part
+from mqd.client.shm.delivering import BatchPart
 from mqd.client.shm.delivery_outcomes import DeliveryOutcomes
 from mqd.client.shm.staging import Chunk, Refused, Stage, TakenCount, native_columns
 from mqd.client.shm.transactional import Transactions
@@ -34,7 +34,7 @@ class Driver(Protocol):
 class Appender:
     def __init__(self, producer: Driver) -> None:
         self._producer = producer
-        self._batch_of = np.empty(PART_MAX, np.uint64)  # the number of each record's batch
+        self._batch_numbers = np.empty(PART_MAX, np.uint64)  # the number of each record's batch
 
     def append(self, stage: Stage, chunk: Chunk, rows: Any, taken: TakenCount, first_index: int = 0) -> None:
         """Passes records to the C core, as many as it has room for, and counts them in `taken`. `rows`:
@@ -45,13 +45,13 @@ class Appender:
         if producer.compressor.enabled:
             producer.compressor.append(stage, chunk, rows, taken, first_index)
             return
-        batch_of = self._batch_of[: chunk.values.count]
-        parts: list[tuple[int, Part]] = []
+        batch_numbers = self._batch_numbers[: chunk.values.count]
+        parts: list[tuple[int, BatchPart]] = []
         producer.outcomes.before_append(rows)
         before = producer.native.outstanding_records
         try:
-            taken.count = producer.native.append(stage.number, native_columns(chunk), batch_of)
-            self._register(stage, batch_of[: taken.count], rows, first_index, parts)
+            taken.count = producer.native.append(stage.number, native_columns(chunk), batch_numbers)
+            self._register(stage, batch_numbers[: taken.count], rows, first_index, parts)
         except NativeError as error:
             if error.code == E_INVALID:
                 partition = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
@@ -66,19 +66,19 @@ class Appender:
             # else the attachment has ended, which the driver detects
         except BaseException:  # Ctrl-C, perhaps after the C core has accepted the records
             taken.count = producer.native.outstanding_records - before
-            self._register(stage, batch_of[: taken.count], rows, first_index, parts)
+            self._register(stage, batch_numbers[: taken.count], rows, first_index, parts)
             raise
 
     def _register(
-        self, stage: Stage, batch_of: np.ndarray, rows: Any, first_index: int, parts: list[tuple[int, Part]]
+        self, stage: Stage, batch_numbers: np.ndarray, rows: Any, first_index: int, parts: list[tuple[int, BatchPart]]
     ) -> None:
         """Registers accepted records. `parts` is empty on the first call; an interrupted call is repeated
         with the same list.
         """
-        if len(batch_of):
+        if len(batch_numbers):
             self._producer.transactions.note_write()
             if not parts:
-                parts.extend(self._producer.outcomes.parts(batch_of, rows, first_index))
+                parts.extend(self._producer.outcomes.parts(batch_numbers, rows, first_index))
             self._producer.outcomes.add_records(stage.number, parts)
 
     def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:

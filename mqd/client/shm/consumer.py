@@ -55,7 +55,7 @@ from mqd.client.shm.consumer_assignment import ConsumerAssignment
 from mqd.client.shm.consumer_config import ConsumerConfig
 from mqd.client.shm.consumer_offsets import CLOSE_S, INFINITY, ConsumerOffsets, deadline_of
 from mqd.client.shm.consumer_statistics import ConsumerStatistics
-from mqd.client.shm.consumer_turns import Turns
+from mqd.client.shm.consumer_turns import ControlListener
 from mqd.client.shm.fetching import Fetcher
 from mqd.client.shm.inbox import Inbox
 from mqd.client.shm.partitions import Part, Parts, Phase
@@ -101,7 +101,7 @@ class ShmConsumer:
             config, self.control, self.coordinator, self._data, self._inbox, self.parts, open_reader, remote
         )
         self._fetcher.on_restarted = self._forget
-        remote.attach(self._inbox.notice, self.control.metadata)
+        remote.attach(self._inbox.notify, self.control.metadata)
         commits = Commits(
             self.control,
             self._inbox,
@@ -153,10 +153,10 @@ class ShmConsumer:
         self._topics_reported: set[str] = set()  # subscribed topics that the application knows to be missing
         self._statistics = ConsumerStatistics(self)
         self._progress: Message | None = None
-        self._turns = Turns(self)
+        self._listener = ControlListener(self)
         _all.add(self)
-        self.control.subscribe(self._turns)
-        self._data.subscribe(self._turns.data)
+        self.control.subscribe(self._listener)
+        self._data.subscribe(self._listener.data)
         self._own_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
 
     # -- records -----------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class ShmConsumer:
     def interrupt(self) -> None:
         """Ends a waiting take() or consume_batch(), or the next one that would wait. Any thread."""
         self._interrupted = True
-        self._inbox.notice()
+        self._inbox.notify()
 
     def uninterrupt(self) -> None:
         """Drops an interrupt() that arrived after its take() had ended. Only while no take() runs."""

@@ -25,38 +25,38 @@ class ConsumerAssignment:
     def assign(self, partitions: list[TopicPartition]) -> None:
         self._consumer._require_open()
         self._consumer._rebalancer.on_application_assigns()
-        self.remove([part for part in self._parts])
+        self.remove(list(self._parts))
         self._add(partitions)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         self._consumer._require_open()
         self._consumer._rebalancer.on_application_assigns()
-        for one in partitions:
-            if (one.topic, one.partition) in self._parts:
-                raise failure(KafkaError._CONFLICT, f"{one.topic} [{one.partition}] is assigned already")
+        for partition in partitions:
+            if (partition.topic, partition.partition) in self._parts:
+                raise failure(KafkaError._CONFLICT, f"{partition.topic} [{partition.partition}] is assigned already")
         self._add(partitions)
 
     def unassign(self) -> None:
         self._consumer._require_open()
         self._consumer._rebalancer.on_application_assigns()
-        self.remove([part for part in self._parts])
+        self.remove(list(self._parts))
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         self._consumer._require_open()
         self._consumer._rebalancer.on_application_assigns()
-        parts = [self._part(one) for one in partitions]
+        parts = [self._part(partition) for partition in partitions]
         self.remove(parts)
 
     def _add(self, partitions: Iterable[TopicPartition]) -> None:
         added: list[Part] = []
-        for one in partitions:
-            if one.partition < 0:
-                raise failure(KafkaError._INVALID_ARG, f"{one.topic}: a partition number is needed")
-            if (one.topic, one.partition) in self._parts or any(
-                part.key == (one.topic, one.partition) for part in added
+        for partition in partitions:
+            if partition.partition < 0:
+                raise failure(KafkaError._INVALID_ARG, f"{partition.topic}: a partition number is needed")
+            if (partition.topic, partition.partition) in self._parts or any(
+                part.key == (partition.topic, partition.partition) for part in added
             ):
-                raise failure(KafkaError._INVALID_ARG, f"{one.topic} [{one.partition}] is listed twice")
-            added.append(Part(one.topic, one.partition, one.offset))
+                raise failure(KafkaError._INVALID_ARG, f"{partition.topic} [{partition.partition}] is listed twice")
+            added.append(Part(partition.topic, partition.partition, partition.offset))
         for part in added:
             self._parts.add(part)
         self._fetcher.start(added)
@@ -104,16 +104,16 @@ class ConsumerAssignment:
 
     def pause(self, partitions: list[TopicPartition]) -> None:
         self._consumer._require_open()
-        for one in partitions:
-            part = self._parts.get((one.topic, one.partition))
+        for partition in partitions:
+            part = self._parts.get((partition.topic, partition.partition))
             if part is not None:  # as in confluent_kafka: a rebalance may have taken it away meanwhile
                 self._consumer._drop_chunk_of(part)
                 part.paused = True
 
     def resume(self, partitions: list[TopicPartition]) -> None:
         self._consumer._require_open()
-        for one in partitions:
-            part = self._parts.get((one.topic, one.partition))
+        for partition in partitions:
+            part = self._parts.get((partition.topic, partition.partition))
             if part is not None:
                 part.paused = False
 
@@ -121,12 +121,15 @@ class ConsumerAssignment:
         self._consumer._require_open()
         self._consumer._advance_past_returned()
         results: list[TopicPartition] = []
-        for one in partitions:
-            part = self._parts.get((one.topic, one.partition))
+        for partition in partitions:
+            part = self._parts.get((partition.topic, partition.partition))
             error = local_error(KafkaError._UNKNOWN_PARTITION) if part is None else None
             results.append(
                 PartitionResult(
-                    one.topic, one.partition, part.position if part is not None else OFFSET_INVALID, error=error
+                    partition.topic,
+                    partition.partition,
+                    part.position if part is not None else OFFSET_INVALID,
+                    error=error,
                 )
             )
         return results

@@ -1,5 +1,5 @@
-"""A consumer's offsets: storing and committing them, by the application or automatically, and
-requesting other offsets from the broker.
+"""A consumer's offsets: stores and commits them, by request of the application or automatically, and
+looks up offsets at the broker.
 
 See shm/consumer.py, L2 and L3; how a commit reaches the coordinator: committing.py.
 Concurrency: the application's thread.
@@ -118,8 +118,8 @@ class ConsumerOffsets:
 
     def release(self, keys: Iterable[Key], is_lost: bool) -> None:
         """Called when these partitions are taken away. No other member owns them before the
-        coordinator is informed, so this first waits for their requested commits (except for lost
-        partitions, which another member may own already).
+        coordinator is informed, so this first waits for the commits already requested for them (except
+        for lost partitions, which another member may own already).
         """
         keys = set(keys)
         if not is_lost:
@@ -142,7 +142,9 @@ class ConsumerOffsets:
         response: this may be the last chance to commit them. In a commit by id the broker refuses deleted
         topics; a commit by name (used if one id is missing) could go to a new topic of that name.
         """
-        if not self.commits.supports_topic_ids or any(one.topic_id == requests.NO_TOPIC_ID for one in known.values()):
+        if not self.commits.supports_topic_ids or any(
+            offset.topic_id == requests.NO_TOPIC_ID for offset in known.values()
+        ):
             return known
         return known | self._stored(part for part in parts if part.is_unknown and part.topic_id is not None)
 
@@ -171,13 +173,13 @@ class ConsumerOffsets:
         if asynchronous:
             return None
         self._consumer.wait_until(lambda: commit.outcome is not None, INFINITY)
-        failed, results = commit.outcome or (None, [])
-        if failed is not None:
-            raise KafkaException(failed)
+        commit_error, results = commit.outcome or (None, [])
+        if commit_error is not None:
+            raise KafkaException(commit_error)
         return list(results)
 
     def _offsets_to_commit(self, message: Message | None, given: list[TopicPartition] | None) -> dict[Key, Committed]:
-        """The offsets of a commit; none for a message of a topic that no longer exists."""
+        """Returns the offsets to commit: none for a message from a topic that no longer exists."""
         if message is not None:
             if message.error() is not None:
                 raise KafkaException(message.error())
@@ -186,17 +188,19 @@ class ConsumerOffsets:
                 return {}
             return {key: Committed(next_offset(message), _epoch(message.leader_epoch()), None, self._topic_id(key))}
         if given is not None:
-            for one in given:
-                if one.offset < 0 and one.offset not in (OFFSET_INVALID, OFFSET_STORED):
+            for partition in given:
+                if partition.offset < 0 and partition.offset not in (OFFSET_INVALID, OFFSET_STORED):
                     raise failure(
                         KafkaError._INVALID_ARG,
-                        f"{one.topic} [{one.partition}]: offset {one.offset} cannot be committed",
+                        f"{partition.topic} [{partition.partition}]: offset {partition.offset} cannot be committed",
                     )
-            keys = [(one.topic, one.partition) for one in given]
+            keys = [(partition.topic, partition.partition) for partition in given]
             return {
-                key: Committed(one.offset, _epoch(one.leader_epoch), one.metadata, self._topic_id(key))
-                for key, one in zip(keys, given, strict=True)
-                if one.offset >= 0
+                key: Committed(
+                    partition.offset, _epoch(partition.leader_epoch), partition.metadata, self._topic_id(key)
+                )
+                for key, partition in zip(keys, given, strict=True)
+                if partition.offset >= 0
             }
         return self._with_unknown(
             {
@@ -230,10 +234,14 @@ class ConsumerOffsets:
         if message is not None and not given:
             raise KafkaException(_topic_gone_error(message))
         missing = [f"{topic} [{index}]" for topic, index in given if (topic, index) not in self._parts]
-        for key, one in given.items():
+        for key, offset in given.items():
             part = self._parts.get(key)
             if part is not None:
-                part.stored, part.stored_epoch, part.stored_metadata = one.offset, one.leader_epoch, one.metadata
+                part.stored, part.stored_epoch, part.stored_metadata = (
+                    offset.offset,
+                    offset.leader_epoch,
+                    offset.metadata,
+                )
         if given:
             self.schedule_commit()
         # an error only if all are missing, as in confluent_kafka: a rebalance may have taken some away
@@ -243,21 +251,21 @@ class ConsumerOffsets:
     # -- requests to the broker --------------------------------------------------------------------
 
     def request(self, api_key: int, version_max: int, message: object, deadline: float) -> Any:
-        left = max(deadline - time.monotonic(), 0) if deadline < INFINITY else -1
-        return self._control.request(api_key, self._control.api.pick(api_key, version_max), message, left)
+        timeout_s = max(deadline - time.monotonic(), 0) if deadline < INFINITY else -1
+        return self._control.request(api_key, self._control.api.pick(api_key, version_max), message, timeout_s)
 
     def committed(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
         self._consumer.enter()
         deadline = deadline_of(timeout if timeout is not None else self._timeout_s)
-        keys = [(one.topic, one.partition) for one in partitions]
+        keys = [(partition.topic, partition.partition) for partition in partitions]
         message = offsets.committed_request(
             self._config["group.id"], dict.fromkeys(keys), bool(self._config.isolation_level)
         )
         while True:
-            found = offsets.read_committed(
+            outcomes = offsets.read_committed(
                 self.request(requests.OFFSET_FETCH, offsets.FETCH_VERSION_MAX, message, deadline)
             )
-            codes = {code for code, _ in found.values()}
+            codes = {code for code, _ in outcomes.values()}
             if codes & offsets.COORDINATOR_UNAVAILABLE:
                 self._consumer.coordinator.look_up()
             if not codes & _RETRIABLE or time.monotonic() + RETRY_S >= deadline:
@@ -266,15 +274,15 @@ class ConsumerOffsets:
         missing = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), Committed(-1)
         results: list[TopicPartition] = []
         for topic, index in keys:
-            code, one = found.get((topic, index), missing)
+            code, committed = outcomes.get((topic, index), missing)
             results.append(
                 with_outcome(
                     topic,
                     index,
-                    one.offset if one.offset >= 0 and not code else OFFSET_INVALID,
+                    committed.offset if committed.offset >= 0 and not code else OFFSET_INVALID,
                     code,
-                    one.metadata,
-                    one.leader_epoch,
+                    committed.metadata,
+                    committed.leader_epoch,
                 )
             )
         return results
@@ -303,24 +311,24 @@ class ConsumerOffsets:
 
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
         self._consumer.enter()
-        found = {
-            (one.topic, one.partition): one
-            for one in self._list_offsets(
-                {(one.topic, one.partition): one.offset for one in partitions}, deadline_of(timeout)
+        results = {
+            (result.topic, result.partition): result
+            for result in self._list_offsets(
+                {(query.topic, query.partition): query.offset for query in partitions}, deadline_of(timeout)
             )
         }
-        if found and all(one.error is not None for one in found.values()):
-            raise KafkaException(next(iter(found.values())).error)
-        return [found[one.topic, one.partition] for one in partitions]
+        if results and all(result.error is not None for result in results.values()):
+            raise KafkaException(next(iter(results.values())).error)
+        return [results[query.topic, query.partition] for query in partitions]
 
     def _list_offsets(self, timestamps: dict[Key, int], deadline: float) -> list[PartitionResult]:
         deadline = min(deadline, time.monotonic() + self._timeout_s)
-        left_ms = int(max(deadline - time.monotonic(), 0) * 1000)
-        found = offsets.read_list_offsets(
+        timeout_ms = int(max(deadline - time.monotonic(), 0) * 1000)
+        listed = offsets.read_list_offsets(
             self.request(
                 requests.LIST_OFFSETS,
                 1 << 14,
-                offsets.list_offsets_request(timestamps, self._config.isolation_level, left_ms),
+                offsets.list_offsets_request(timestamps, self._config.isolation_level, timeout_ms),
                 deadline,
             )
         )
@@ -339,7 +347,7 @@ class ConsumerOffsets:
                     else None
                 ),
             )
-            for (topic, index), (code, offset, epoch) in found.items()
+            for (topic, index), (code, offset, epoch) in listed.items()
         ]
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:

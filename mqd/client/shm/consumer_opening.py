@@ -15,8 +15,6 @@ from mqd.client.shm.reading import BlockPool, PartitionReader
 from mqd.client.shm.remote_reading import RemoteRecords
 
 DATA_BYTES = 1 << 20  # for requests only: the records come from mapped files
-
-
 REPLY_BYTES = 64 << 10
 
 
@@ -25,7 +23,7 @@ def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer
     config = ConsumerConfig(settings)
     pool = BlockPool()
 
-    def attachment(name: str) -> Attachment:
+    def open_attachment(name: str) -> Attachment:
         attach = opener(settings, choice, config["client.id"], DATA_BYTES, REPLY_BYTES, DATA_BYTES)
         return Attachment(
             attach,
@@ -34,7 +32,7 @@ def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer
             metadata_max_age_s=max(config["topic.metadata.refresh.interval.ms"], 1000) / 1000,
         )
 
-    def reader(native: Any, part: Part, offset: int) -> PartitionReader:
+    def open_reader(native: Any, part: Part, offset: int) -> PartitionReader:
         return PartitionReader(
             native,
             part.topic,
@@ -46,9 +44,11 @@ def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer
             pool,
         )
 
-    make: Callable[..., ShmConsumer] = ShmConsumer
+    new_consumer: Callable[..., ShmConsumer] = ShmConsumer
     if settings.encryption is not None:
         from mqd.client.encryption.clients import OpeningShmConsumer
 
-        make = OpeningShmConsumer.factory(settings.encryption)
-    return make(config, owner, attachment, reader, RemoteRecords(settings, config.isolation_level), choice.reason)
+        new_consumer = OpeningShmConsumer.factory(settings.encryption)
+    return new_consumer(
+        config, owner, open_attachment, open_reader, RemoteRecords(settings, config.isolation_level), choice.reason
+    )

@@ -2,7 +2,8 @@
 puts due callbacks into the inbox.
 
 These threads must not run the consumer's code. At most one callback for errors and one for
-statistics is pending, with the newest value, because the application may go long without a poll().
+statistics is pending, with the newest value, because the application may not call poll() for a
+long time.
 Concurrency: the attachments' threads, with their locks held.
 """
 
@@ -15,30 +16,30 @@ from mqd.client.group.rebalancing import Call
 from mqd.client.messages import KafkaError
 
 
-class Turns:
-    """The listener of the attachment for requests; the fetch attachment has DataTurns. Attachments
+class ControlListener:
+    """The listener of the attachment for requests; the fetch attachment has a DataListener. Attachments
     hold listeners weakly, so no attachment keeps the consumer alive.
     """
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._version = -1
-        self._reported = False  # whether error_cb was called for the current loss
+        self._reported = False  # whether the current loss of the attachment was reported to error_cb
         self._error: deque[KafkaError] = deque(maxlen=1)  # for error_cb
         self._is_error_queued = False
-        self.data = DataTurns(consumer)
+        self.data = DataListener(consumer)
 
     def on_turn(self, now: float) -> float | None:
         consumer = self._consumer
         version = consumer.control.metadata.version
         if version != self._version:
             self._version = version
-            consumer._inbox.notice()  # for consumers that are starting, subscribed, or reading from another host
+            consumer._inbox.notify()  # for consumers that are starting, subscribed, or reading from another host
         if now >= consumer._statistics.due:
             consumer._statistics.put(consumer._inbox, now)
         if now >= consumer._offsets.due:
             if not consumer._inbox.attention:
-                consumer._inbox.notice()
+                consumer._inbox.notify()
             return consumer._statistics.due
         return min(consumer._offsets.due, consumer._statistics.due)
 
@@ -50,21 +51,21 @@ class Turns:
                 self._consumer._inbox.put_operation(Call(self._call_error_callback, ()))
         self._reported = True
         if error.fatal():
-            self._consumer._inbox.notice()
+            self._consumer._inbox.notify()
 
     def _call_error_callback(self) -> None:
         """Calls error_cb. On the application's thread."""
-        # before reading the error: a later error is reported by this call or by another one
+        # before reading the error: a later error is reported by this call or by the next one
         self._is_error_queued = False
         if self._error:
             self._consumer.config["error_cb"](self._error.pop())
 
     def on_reattached(self, _old: Any, _new: Any) -> None:
         self._reported = False
-        self._consumer._inbox.notice()
+        self._consumer._inbox.notify()
 
 
-class DataTurns:
+class DataListener:
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
 
@@ -72,7 +73,7 @@ class DataTurns:
         return None
 
     def on_lost(self, _error: KafkaError) -> None:
-        self._consumer._inbox.notice()
+        self._consumer._inbox.notify()
 
     def on_reattached(self, _old: Any, _new: Any) -> None:
-        self._consumer._inbox.notice()
+        self._consumer._inbox.notify()

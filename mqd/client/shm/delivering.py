@@ -15,7 +15,7 @@ from typing import Any
 from mqd.client.messages import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, BatchDelivery, KafkaError, Message
 from mqd.client.shm.staging import Entry
 
-Part = tuple[Any, Any, int]  # records of a batch, see Delivery
+BatchPart = tuple[Any, Any, int]  # see Delivery
 
 
 class Batch:
@@ -29,7 +29,7 @@ class Batch:
         self.created = created
         self.topic = topic  # number in the C core
         self.attempts = 0
-        self.parts: list[Part] = []
+        self.parts: list[BatchPart] = []
 
 
 class CallReport:
@@ -48,7 +48,7 @@ class Delivery:
     it; (None, None, count): records without a waiting caller.
     """
 
-    __slots__ = ("base_offset", "error", "left", "log_append_ms", "parts", "partition", "topic")
+    __slots__ = ("base_offset", "error", "pending_count", "log_append_ms", "parts", "partition", "topic")
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Delivery:
         base_offset: int,
         log_append_ms: int,
         error: KafkaError | None,
-        parts: list[tuple[Any, Any, int]],
+        parts: list[BatchPart],
     ) -> None:
         self.topic, self.partition, self.base_offset, self.log_append_ms, self.error, self.parts = (
             topic,
@@ -67,22 +67,22 @@ class Delivery:
             error,
             parts,
         )
-        self.left = sum(_callback_count(rows, indices) for rows, indices, _ in parts)
+        self.pending_count = sum(_callback_count(rows, indices) for rows, indices, _ in parts)
 
     def pending_calls(self) -> int:
         """The number of callbacks that are still to be called."""
-        return self.left
+        return self.pending_count
 
     def call(self) -> int:
         """Calls the callbacks; returns their number. When one raises, the later reports are kept, and the
-        next call() continues after it.
+        next call() continues with them.
         """
         call_count, parts, position = 0, self.parts, 0
         for number, (rows, indices, count) in enumerate(parts):
             offset = self.base_offset + position if self.base_offset >= 0 else None
             if isinstance(rows, CallReport):
                 self.parts = [(None, None, position + count), *parts[number + 1 :]]
-                self.left -= 1
+                self.pending_count -= 1
                 call_count += 1
                 rows.on_delivery(
                     self.error,
@@ -94,23 +94,20 @@ class Delivery:
         return call_count
 
     def _call_rows(
-        self,
-        rows: list[Entry],
-        indices: Any,
-        first_offset: int | None,
-        later: list[tuple[Any, Any, int]],
-        position: int,
+        self, rows: list[Entry], indices: Any, first_offset: int | None, later: list[BatchPart], position: int
     ) -> int:
-        call_count, now, error, stamped = 0, time.monotonic(), self.error, self.log_append_ms >= 0
+        call_count, now, error, has_append_time = 0, time.monotonic(), self.error, self.log_append_ms >= 0
         topic, partition, offset = self.topic, self.partition if self.partition >= 0 else None, None
-        for at, index in enumerate(indices):
+        for nth, index in enumerate(indices):
             value, key, _, timestamp_ms, _, on_delivery, began, headers = rows[index]
             if on_delivery is None:
                 continue
             if first_offset is not None:
-                offset = first_offset + at
+                offset = first_offset + nth
             timestamp = (
-                (TIMESTAMP_LOG_APPEND_TIME, self.log_append_ms) if stamped else (TIMESTAMP_CREATE_TIME, timestamp_ms)
+                (TIMESTAMP_LOG_APPEND_TIME, self.log_append_ms)
+                if has_append_time
+                else (TIMESTAMP_CREATE_TIME, timestamp_ms)
             )
             call_count += 1
             try:
@@ -118,10 +115,14 @@ class Delivery:
                     error, Message(topic, partition, offset, key, value, headers, error, timestamp, now - began)
                 )
             except BaseException:
-                self.left -= call_count
-                self.parts = [(None, None, position + at + 1), (rows, indices[at + 1 :], len(indices) - at - 1), *later]
+                self.pending_count -= call_count
+                self.parts = [
+                    (None, None, position + nth + 1),
+                    (rows, indices[nth + 1 :], len(indices) - nth - 1),
+                    *later,
+                ]
                 raise
-        self.left -= call_count
+        self.pending_count -= call_count
         return call_count
 
 
@@ -148,8 +149,8 @@ class ErrorEvent:
 
 
 class Events:
-    """Events for poll(), oldest first. `pending_call_count`: how many callbacks of records they have yet to
-    call; these records count as outstanding.
+    """Events for poll(), oldest first. `pending_call_count`: how many delivery callbacks they have
+    yet to call; the records of these callbacks count as outstanding.
     """
 
     def __init__(self) -> None:
@@ -172,9 +173,9 @@ class Events:
         for _ in range(len(queue)):
             try:
                 event = queue.popleft()
-            except IndexError:  # another thread runs them too
+            except IndexError:  # another thread has taken them
                 break
-            waiting = event.pending_calls()
+            pending_before = event.pending_calls()
             try:
                 call_count += event.call()
             except BaseException:
@@ -183,5 +184,5 @@ class Events:
                 raise
             finally:
                 with lock:
-                    self.pending_call_count -= waiting - event.pending_calls()
+                    self.pending_call_count -= pending_before - event.pending_calls()
         return call_count

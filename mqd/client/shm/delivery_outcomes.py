@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mqd.client.messages import KafkaError, broker_error, local_error
-from mqd.client.shm.delivering import Batch, CallReport, Delivery, Part
+from mqd.client.shm.delivering import Batch, BatchPart, CallReport, Delivery
 from mqd.native import NativeError
 from mqd.native.client import Delivery as NativeDelivery
 from mqd.protocol.errors import ErrorCode, is_retriable
@@ -71,7 +71,7 @@ class DeliveryOutcomes:
         config = producer.config
         self._producer = producer
         self.batches: dict[int, Batch] = {}
-        # outcomes that the C core has reported and that are not processed yet
+        # outcomes that the C core has reported, not yet processed
         self._reported: collections.deque[NativeDelivery] = collections.deque()
         self.records_written = 0
         self.records_failed = 0
@@ -87,7 +87,7 @@ class DeliveryOutcomes:
         self._tick_s = min(max(self._timeout_s / 10, 0.02), 1.0)
         self._tick_at = 0.0
         self._only_errors = config["delivery.report.only.error"]
-        self._watched: dict[Any, collections.deque[tuple[float, int]]] = {}
+        self._stage_marks: dict[Any, collections.deque[tuple[float, int]]] = {}
 
     # -- arriving batches --------------------------------------------------------------------------
 
@@ -100,32 +100,35 @@ class DeliveryOutcomes:
             self._tracking = True
             self._producer.close_open_batches()
 
-    def parts(self, batch_of: np.ndarray, rows: Any, first_index: int) -> list[tuple[int, Part]]:
-        """Returns (batch number, its part) for each batch in `batch_of`, the batch numbers of the records.
+    def parts(self, batch_numbers: np.ndarray, rows: Any, first_index: int) -> list[tuple[int, BatchPart]]:
+        """Returns (batch number, its part) for each batch. `batch_numbers`: the number of each record's batch.
         rows None: no caller waits for the records.
         """
-        count = len(batch_of)
-        if (batch_of == batch_of[0]).all():
+        count = len(batch_numbers)
+        if (batch_numbers == batch_numbers[0]).all():
             return [
-                (int(batch_of[0]), (rows, None if rows is None else range(first_index, first_index + count), count))
+                (
+                    int(batch_numbers[0]),
+                    (rows, None if rows is None else range(first_index, first_index + count), count),
+                )
             ]
         if not self._tracking:
-            return [(number, (None, None, 0)) for number in np.unique(batch_of).tolist()]
-        order = np.argsort(batch_of, kind="stable")
-        ordered = batch_of[order]
+            return [(number, (None, None, 0)) for number in np.unique(batch_numbers).tolist()]
+        order = np.argsort(batch_numbers, kind="stable")
+        ordered = batch_numbers[order]
         starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
         ends = np.append(starts[1:], count)
-        found: list[tuple[int, Part]] = []
+        parts: list[tuple[int, BatchPart]] = []
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             indices: Any = None
             if rows is not None:
                 indices = order[start:end] + first_index
                 if not isinstance(rows, CallReport):
                     indices = indices.tolist()
-            found.append((int(ordered[start]), (rows, indices, end - start)))
-        return found
+            parts.append((int(ordered[start]), (rows, indices, end - start)))
+        return parts
 
-    def add_records(self, topic: int, parts: list[tuple[int, Part]]) -> None:
+    def add_records(self, topic: int, parts: list[tuple[int, BatchPart]]) -> None:
         """Adds records that are in the C core. Called again with the same parts after Ctrl-C; completed
         steps are not repeated.
         """
@@ -136,7 +139,7 @@ class DeliveryOutcomes:
             if self._tracking and not (batch.parts and batch.parts[-1] is part):
                 batch.parts.append(part)
 
-    def add_batch(self, topic: int, number: int, parts: list[Part], opened: float) -> None:
+    def add_batch(self, topic: int, number: int, parts: list[BatchPart], opened: float) -> None:
         """Adds a batch that was built elsewhere since `opened` (time.monotonic)."""
         batch = self.batches[number] = Batch(opened, topic)
         batch.parts = parts
@@ -215,9 +218,9 @@ class DeliveryOutcomes:
         batch = self.batches.pop(number, None)
         if batch is None:
             return
-        before = self._producer.native.outstanding_records
+        outstanding_before = self._producer.native.outstanding_records
         self._drop(number)
-        self.records_failed += before - self._producer.native.outstanding_records
+        self.records_failed += outstanding_before - self._producer.native.outstanding_records
         self._report(batch, partition, -1, -1, error)
         self._producer.identity.on_gap(error)
 
@@ -246,7 +249,7 @@ class DeliveryOutcomes:
             try:
                 self._producer.native.retry(number)
             except NativeError as error:
-                _log.debug("batch %d is not tried again: %s", number, error)
+                _log.debug("batch %d is not retried: %s", number, error)
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -256,10 +259,10 @@ class DeliveryOutcomes:
         if now >= self._tick_at:
             self._tick_at = now + self._tick_s
             self._expire(now)
-        waiting = self.batches or self._producer.active or self._producer.compressor.records
+        any_waiting = self.batches or self._producer.active or self._producer.compressor.records
         return min(
             self._retries[0][0] if self._retries else _NEVER,
-            self._tick_at if waiting and self._timeout_s < _NEVER else _NEVER,
+            self._tick_at if any_waiting and self._timeout_s < _NEVER else _NEVER,
         )
 
     def _expire(self, now: float) -> None:
@@ -276,20 +279,20 @@ class DeliveryOutcomes:
             self._expire_staged(stage, now, error)
 
     def _expire_staged(self, stage: Any, now: float, error: KafkaError) -> None:
-        """Fails staged records that have waited too long. `_watched` has, for each stage, (time, number of
-        records produced by then): the records counted in an expired entry have waited too long.
+        """Fails staged records that have waited too long. `_stage_marks` has, for each stage, (time, number of
+        records produced by then): the staged records before an expired mark have waited too long.
         """
-        marks = self._watched.get(stage)
+        marks = self._stage_marks.get(stage)
         if not stage.entries:
             if marks is not None:
-                del self._watched[stage]
+                del self._stage_marks[stage]
             return
         if marks is None:
-            marks = self._watched[stage] = collections.deque()
-        marks.append((now, stage.taken + len(stage.entries)))
+            marks = self._stage_marks[stage] = collections.deque()
+        marks.append((now, stage.released_count + len(stage.entries)))
         while marks and now - marks[0][0] >= self._timeout_s:
             end = marks.popleft()[1]
-            if end > stage.taken:
-                self.records_failed += end - stage.taken
-                self._producer.fail_entries(stage, end - stage.taken, error)
+            if end > stage.released_count:
+                self.records_failed += end - stage.released_count
+                self._producer.fail_entries(stage, end - stage.released_count, error)
                 self._producer.attachment.changed.notify_all()

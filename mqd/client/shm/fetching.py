@@ -11,17 +11,18 @@ and responses keep their order, so it has its own connection (`data`).
     F2  a partition's start is looked up in the background: the group's committed offset, else
         auto.offset.reset; a response is ignored if the partition's `serial` has changed since
     F3  an error of a partition is reported once until it changes, and retried
-    F4  a Fetch after whose response no record can be read is followed by a pause
+    F4  when no record can be read after the response to a Fetch, a pause follows
         (PAUSE_MIN_S..PAUSE_MAX_S), so that errors cannot cause a busy loop
     F5  a partition without a usable replica on this host is read from its leader
         (remote_reading.py) until its replicas or its in-sync set change; then this host's replica
         is tried first again. An in-sync replica on this host is read up to its own high watermark,
         also if the leader is on another host (KIP-392)
     F6  an offset belongs to a topic id. When a topic was deleted and created again with the same name,
-        the consumer continues at a seek() or an assigned offset from which nothing was read yet, else
-        at the offset that the group has committed since, else by auto.offset.reset. A reader does not
-        detect the change if its partition is paused or read by name from another host; then
-        the change is found in the metadata, which is requested when an offset is out of range
+        the consumer continues at the offset of a seek() or an assignment if nothing was read from
+        there yet, else at the offset that the group has committed since, else by
+        auto.offset.reset. A reader does not detect the change if its partition is paused or read by
+        name from another host; then the change is found in the metadata, which is requested when an
+        offset is out of range
 Concurrency: the application's thread, except for the inbox, to which another thread adds responses.
 """
 
@@ -57,9 +58,9 @@ POSITIONS_MAX = 10_000  # of one Fetch: 60 bytes each at most
 PARTITIONS_PER_REQUEST_MAX = 5_000
 UNCOVERED_WAIT_S = 0.05
 PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
-# an unknown topic or partition is looked up again after this time, before and after it was reported
-UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5
-SOON_S = 0.05  # a leader is being elected, or a replica here is slightly behind its leader
+# an unknown topic or partition is looked up again after this time: before, and after it was reported
+UNKNOWN_RETRY_S, REPORTED_RETRY_S = 0.1, 0.5
+SHORT_RETRY_S = 0.05  # a leader is being elected, or a replica here is slightly behind its leader
 UNKNOWN_REPORT_S = 5.0  # a busy broker may need this long to learn of a new topic or partition
 OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
 NO_REPLICA = int(ErrorCode.REPLICA_NOT_AVAILABLE)  # no replica here, or one without the required records
@@ -102,7 +103,7 @@ class Fetcher:
             parts,
             open_reader,
         )
-        self.on_restarted: Callable[[Part], None] = lambda part: None  # F6: its earlier records are from another topic
+        self.on_restarted: Callable[[Part], None] = lambda part: None  # called when its topic was recreated (F6)
         self.events: deque[Message] = deque()  # errors and ends of partitions, for the application
         # the positions in the Fetch in flight (F1): (topic id, partition) -> offset; None: none in flight
         self._covered: dict[tuple[bytes, int], int] | None = None
@@ -164,7 +165,7 @@ class Fetcher:
             elif now >= part.unknown_since + UNKNOWN_REPORT_S:
                 problem = offsets.unknown_partition(part.topic, part.index, info)
                 self._report(part, problem or local_error(KafkaError._UNKNOWN_PARTITION))
-            part.retry_at = now + (UNKNOWN_AGAIN_S if part.reported_error == 0 else TOPIC_AGAIN_S)
+            part.retry_at = now + (UNKNOWN_RETRY_S if part.reported_error == 0 else REPORTED_RETRY_S)
             part.phase = Phase.FAILED
             self._control.metadata.refresh([part.topic], bool(self._config["allow.auto.create.topics"]))
             return
@@ -190,7 +191,7 @@ class Fetcher:
 
     def _activate(self, part: Part, offset: int) -> None:
         part.fetched = offset
-        part.eof_reported = -1
+        part.eof_reported_at = -1
         try:
             if part.remote_replicas is not None and part.remote_replicas != self._current_replicas(part):
                 self._close_reader(part)
@@ -282,7 +283,9 @@ class Fetcher:
         )
 
     def _on_committed(self, part: Part, response: Any) -> None:
-        code, found = offsets.read_committed(response).get(part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), None))
+        code, committed = offsets.read_committed(response).get(
+            part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), None)
+        )
         if code in offsets.COORDINATOR_UNAVAILABLE:
             self._coordinator.look_up()
         if code:
@@ -291,21 +294,21 @@ class Fetcher:
                 broker_error(code, "committed offset"),
                 quietly=code in offsets.COORDINATOR_UNAVAILABLE or code == ErrorCode.UNSTABLE_OFFSET_COMMIT,
             )
-        elif found is not None and found.offset >= 0:
-            part.committed = found.offset
-            self._activate(part, found.offset)
+        elif committed is not None and committed.offset >= 0:
+            part.committed = committed.offset
+            self._activate(part, committed.offset)
         else:
             self.reset(part, None)
 
-    def reset(self, part: Part, why: KafkaError | None) -> None:
-        """Applies auto.offset.reset, because nothing is committed or the requested offset is missing
-        (`why`).
+    def reset(self, part: Part, cause: KafkaError | None) -> None:
+        """Applies auto.offset.reset, because nothing is committed (no `cause`) or the requested offset is
+        out of range (`cause`).
         """
         if self._config.reset == ERROR:
             reason = (
                 f"no committed offset and auto.offset.reset=error: {part.topic} [{part.index}]"
-                if why is None
-                else f"{why.str()}: {part.topic} [{part.index}]"
+                if cause is None
+                else f"{cause.str()}: {part.topic} [{part.index}]"
             )
             self._fail(part, local_error(KafkaError._AUTO_OFFSET_RESET, reason))
             part.retry_at = _INFINITY  # until a seek or another assignment
@@ -326,7 +329,7 @@ class Fetcher:
             part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1, -1)
         )
         if code:
-            if code in UNKNOWN:  # as in _on_error: the metadata shows whether it is gone
+            if code in UNKNOWN:  # as in _on_error: the metadata shows whether the partition is gone
                 self._control.metadata.refresh([part.topic])
             self._retry_later(
                 part,
@@ -340,7 +343,7 @@ class Fetcher:
     def _retry_later(self, part: Part, error: KafkaError, quietly: bool = True, soon: bool = False) -> None:
         part.phase, self._starting = Phase.FAILED, True
         pause_s = self._config["fetch.error.backoff.ms"] / 1000
-        part.retry_at = time.monotonic() + (min(pause_s, SOON_S) if soon else pause_s)
+        part.retry_at = time.monotonic() + (min(pause_s, SHORT_RETRY_S) if soon else pause_s)
         if not quietly:
             self._report(part, error)
 
@@ -409,7 +412,7 @@ class Fetcher:
             self._on_error(part, problem.code)
 
     def _on_error(self, part: Part, code: int) -> None:
-        """Handles Kafka's error of a partition."""
+        """Handles a Kafka error code of a partition."""
         part.start = part.fetched
         error = broker_error(code, f"{part.topic} [{part.index}]")
         if code == OUT_OF_RANGE:
@@ -453,8 +456,8 @@ class Fetcher:
     def _at_end(self, part: Part, end: int) -> None:
         if end == part.fetched:  # not if the reader waits at an offset beyond the end
             part.requested_start = None
-        if self._config["enable.partition.eof"] and part.eof_reported != end:
-            part.eof_reported = end
+        if self._config["enable.partition.eof"] and part.eof_reported_at != end:
+            part.eof_reported_at = end
             error = local_error(
                 KafkaError._PARTITION_EOF, f"Fetch from broker reached end of partition at offset {end}"
             )
@@ -483,7 +486,7 @@ class Fetcher:
                 [(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()],
                 data.last_stable_offset,
             )
-            if data.last_stable_offset <= part.fetched:  # during compaction, or when it has decreased
+            if data.last_stable_offset <= part.fetched:  # during compaction, or when this offset has decreased
                 self._retry_later(part, local_error(KafkaError._STATE), soon=True)
                 return
             part.phase = Phase.ACTIVE

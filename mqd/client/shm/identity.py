@@ -3,7 +3,7 @@ when its sequences have a gap or the broker has no state for it.
 
 A new identity has a new producer id, so that requests still in flight with the old id cannot be
 mistaken for new ones. The C core adopts the identity, and numbers the remaining batches from 0,
-when every batch that was sent has a response that says whether it was written. Until then no new
+once every batch that was sent has a response that says whether it was written. Until then no new
 batch is submitted, and unanswered batches are sent again with the old identity; with the new one
 they could be written twice
 (docs/decisions/clients/2026-11-26-producer-identity-and-unknown-outcomes.md).
@@ -22,7 +22,7 @@ from mqd.protocol.errors import is_retriable
 
 _NEVER = float("inf")
 _RETRY_S = 0.1
-HOLD = "the producer has no identity yet"
+HOLD_REASON = "the producer has no identity yet"
 
 
 class Identity:
@@ -36,10 +36,10 @@ class Identity:
         self._request_at = 0.0
         self._new_identity: tuple[int, int] | None = None
         if self._is_managed_here:
-            producer.held = HOLD
+            producer.held = HOLD_REASON
 
     def on_gap(self, error: KafkaError) -> None:
-        """Handles the gap in the sequences after a batch was given up."""
+        """Handles the gap in the sequences that a batch leaves when it is given up."""
         if self._producer.transactions.enabled:
             self._producer.transactions.mark_broken(error)
         elif self.idempotent and self._producer.fatal is None:
@@ -56,7 +56,7 @@ class Identity:
         if not self.renewing:
             self.renewing = True
             self._request_at = 0.0
-            self._producer.hold(HOLD)
+            self._producer.hold(HOLD_REASON)
             self._producer.attachment.wake()
 
     def on_turn(self, now: float) -> float:
@@ -98,7 +98,7 @@ class Identity:
         except NativeError:
             # Some batch has no response and may have been written: the broker recognizes it only by
             # the old identity.
-            self._producer.send_again()
+            self._producer.send_queued()
             return False
         self._new_identity = None
         self.renewing = False

@@ -1,8 +1,8 @@
 """Queues of work from other threads for the application's thread: responses to its requests, and
 changes of its group.
 
-Each put() sets the consumer's `attention`, which poll() checks before it returns a message, and
-wakes the sleeping consumer. Concurrency: put() from any thread, also with an attachment's lock
+Each put() sets `attention`, which poll() checks before it returns a message, and wakes the sleeping
+consumer. Concurrency: put() from any thread, also with an attachment's lock
 held; the rest by the application's thread.
 """
 
@@ -26,13 +26,13 @@ class Inbox:
 
     def put(self, handler: Callable[..., None], *arguments: Any) -> None:
         self.responses.append((handler, arguments))
-        self.notice()
+        self.notify()
 
     def put_operation(self, operation: Any) -> None:
         self.operations.append(operation)
-        self.notice()
+        self.notify()
 
-    def notice(self) -> None:
+    def notify(self) -> None:
         self.attention = True
         self._wake()
 

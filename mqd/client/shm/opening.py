@@ -22,14 +22,16 @@ def opener(
     reply_bytes: int = 0,
     request_bytes: int = 0,
 ) -> Callable[[], Any]:
-    """Returns a function that makes a new attachment to the broker of `choice`. A broker of another
-    build is a permanent error, because this process's code does not match it.
+    """Returns a function that makes a new attachment to the broker of `choice`. Attaching to a broker of
+    another build fails permanently, because this process's code does not match it.
     """
     servers, socket_path = str(settings.rdkafka.get("bootstrap.servers") or ""), settings.own["mqd.socket.path"]
 
     def attach() -> Client:
-        found = None if socket_path else rendezvous.find(servers)
-        path, server = (found.path, found.server) if found and found.path else (choice.socket_path, choice.server)
+        endpoint = None if socket_path else rendezvous.find(servers)
+        path, server = (
+            (endpoint.path, endpoint.server) if endpoint and endpoint.path else (choice.socket_path, choice.server)
+        )
         assert path is not None  # the choice was shared memory
         try:
             return Client(

@@ -11,7 +11,7 @@ The broker responds when one of the partitions has grown. Sans-I/O.
 With a thousand idle partitions and one busy partition, a request and its response have a few bytes.
 
     I1  `_sent` has the same offsets as the broker's session: those of the last request, whether it is
-        answered or still under way (one request at a time)
+        answered or still in flight (one request at a time)
     I2  after a response with an error, or without a session (id 0), the next request is a full one
     I3  max_bytes is 0: the broker sends no records (shm/local_layout.h, A6)
 """
@@ -38,8 +38,7 @@ _SESSION_ERRORS = frozenset(
 
 
 class PositionSession:
-    """See the module. `isolation_level` 1 = read_committed: responses list the aborted
-    transactions."""
+    """See the module. `isolation_level` 1 = read_committed: responses list the aborted transactions."""
 
     def __init__(self, isolation_level: int = 0, rack_id: str = "") -> None:
         self._isolation_level, self._rack_id = isolation_level, rack_id

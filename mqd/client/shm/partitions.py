@@ -21,11 +21,11 @@ from mqd.client.offsets import Key
 
 class Phase(enum.IntEnum):
     TOPIC = 0  # its topic id is not known yet
-    COMMITTED = 1  # the group's committed offset is to be requested
-    LIST = 2  # its start or end offset is to be requested
-    REQUESTING = 3  # one of these requests is under way
+    COMMITTED = 1  # the next step requests the group's committed offset
+    LIST = 2  # the next step requests its start or end offset
+    REQUESTING = 3  # one of these two requests is in flight
     ACTIVE = 4
-    FAILED = 5  # tried again at retry_at
+    FAILED = 5  # retried at retry_at
 
 
 class Part:
@@ -33,7 +33,7 @@ class Part:
 
     __slots__ = (
         "committed",
-        "eof_reported",
+        "eof_reported_at",
         "fetched",
         "received_end",
         "index",
@@ -63,15 +63,15 @@ class Part:
         self.phase = Phase.TOPIC
         self.paused = False
         self.reader: Any = None
-        self.fetched = self.position = self.stored = self.committed = self.eof_reported = OFFSET_INVALID
+        self.fetched = self.position = self.stored = self.committed = self.eof_reported_at = OFFSET_INVALID
         self.stored_epoch = self.leader_epoch = -1
         self.stored_metadata: str | None = None
         self.timestamp = 0  # for LIST: the timestamp in the ListOffsets request
         self.retry_at = 0.0
-        # the partition's replicas when reading from another host began; None: it is read here
+        # the partition's replicas when reading from another host began; None: it is read from this host
         self.remote_replicas: object = None
         self.serial = 0
-        # time.monotonic() when the metadata was first seen without the partition; None: it is there
+        # time.monotonic() when the metadata was first seen without the partition; None: it has the partition
         self.unknown_since: float | None = None
         # the start that the application requested; None: it requested none, or has received a record since
         self.requested_start = None if start == OFFSET_INVALID else start
@@ -89,7 +89,7 @@ class Part:
         """Resets the state because the topic was recreated: only the requested start stays valid."""
         self.serial += 1
         self.start = OFFSET_INVALID if self.requested_start is None else self.requested_start
-        self.fetched = self.position = self.stored = self.committed = self.eof_reported = OFFSET_INVALID
+        self.fetched = self.position = self.stored = self.committed = self.eof_reported_at = OFFSET_INVALID
         self.stored_epoch = self.leader_epoch = -1
         self.stored_metadata = None
         self.received_end = 0

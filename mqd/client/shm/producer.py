@@ -38,8 +38,8 @@ from mqd.client.shm.staging import STAGE_MAX, Chunk, Entry, Stage, chunk_of_argu
 from mqd.native.client import INT64_MAX
 
 _log = logging.getLogger("mqd.client")
-_STAGED_BYTES_MAX = 16 << 10  # a larger record is handed over immediately, which bounds the bytes that are staged
-_new_entry = tuple.__new__  # a third of the time of Entry(...)
+_STAGED_BYTES_MAX = 16 << 10  # a larger record is handed over immediately, so that the staged bytes are bounded
+_new_entry = tuple.__new__  # takes a third of the time of Entry(...)
 _INT32_MAX = 2**31 - 1
 
 
@@ -68,8 +68,8 @@ class ShmProducer(ProducerDriver):
         )
         time_ns, monotonic, wake_by, linger_s = time.time_ns, time.monotonic, self.attachment.wake_by, self._linger_s
         small_max = min(_STAGED_BYTES_MAX, self.config["message.max.bytes"])
-        at_once, hand_over_now = small_max if linger_s else -1, self._hand_over_now
-        plain = self.config["on_delivery"] is None and self.config.partitioner is None
+        hand_over_above, hand_over_now = small_max if linger_s else -1, self._hand_over_now
+        allows_plain_entries = self.config["on_delivery"] is None and self.config.partitioner is None
 
         def produce(
             topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None
@@ -79,7 +79,7 @@ class ShmProducer(ProducerDriver):
             if len(entries) >= stage.limit:
                 make_room(stage)
             if (
-                plain
+                allows_plain_entries
                 and type(value) is bytes
                 and type(partition) is int
                 and -1 <= partition < stage.partition_count
@@ -98,7 +98,7 @@ class ShmProducer(ProducerDriver):
                 entry = entry_of(stage, value, key, partition, callback or on_delivery, timestamp, headers)
                 size = len(entry.value or b"") + len(entry.key or b"") + len(entry.headers or b"")
                 entries.append(entry)
-            if size > at_once:
+            if size > hand_over_above:
                 hand_over_now(stage)
             elif not stage.armed:
                 stage.armed = True
@@ -124,7 +124,9 @@ class ShmProducer(ProducerDriver):
     def _entry_of(
         self, stage: Stage, value: Any, key: Any, partition: Any, on_delivery: Any, timestamp: Any, headers: Any
     ) -> Any:
-        """Checks one record with all optional fields. Raises the exceptions of produce()."""
+        """Checks a record that may use all optional fields, and returns its entry. Raises the exceptions of
+        produce().
+        """
         if type(value) is not bytes:
             value = columns.to_bytes(value, 2)
         if key is not None and type(key) is not bytes:
@@ -177,10 +179,10 @@ class ShmProducer(ProducerDriver):
             self.hand_over(stage)
             self.transactions.require_may_produce()  # after hand_over(), during which the transaction may fail
             room = self.messages_max - self.outstanding()
-            waiting = len(stage.entries)
-            if room <= 0 or (waiting and stage.number >= 0 and self.held is None):
+            staged_count = len(stage.entries)
+            if room <= 0 or (staged_count and stage.number >= 0 and self.held is None):
                 raise BufferError("Local: Queue full")
-            stage.limit = waiting + min(room, STAGE_MAX)
+            stage.limit = staged_count + min(room, STAGE_MAX)
 
     def _hand_over_now(self, stage: Stage) -> None:
         with self.attachment.lock:
@@ -218,8 +220,7 @@ class ShmProducer(ProducerDriver):
                 self.transactions.require_may_produce()
                 call.step()
             self._carry_out(call, deadline)
-        # also for exceptions of a callback and Ctrl-C: the accepted records must not be passed
-        # again
+        # also for exceptions of a callback and Ctrl-C: the caller must not pass accepted records again
         except BaseException as problem:
             problem.accepted = call.taken  # type: ignore[attr-defined]  # read by the caller
             raise
@@ -266,7 +267,7 @@ class ShmProducer(ProducerDriver):
         deadline = NEVER if timeout is None or timeout < 0 else time.monotonic() + timeout
         with self.attachment.lock:
             self._require_open()
-            self._flushing += 1
+            self._flush_count += 1
         try:
             with self.attachment.lock:
                 for stage in self.stages.values():
@@ -281,12 +282,12 @@ class ShmProducer(ProducerDriver):
                 )
                 if self.events:
                     self._serve()
-                waiting = len(self)
-                if not waiting or left <= 0:
-                    return waiting
+                outstanding = len(self)
+                if not outstanding or left <= 0:
+                    return outstanding
         finally:
             with self.attachment.lock:
-                self._flushing -= 1
+                self._flush_count -= 1
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
         """Like mqd.Producer.purge. Records in the C core count as in flight, even if not sent yet."""
@@ -294,8 +295,7 @@ class ShmProducer(ProducerDriver):
         self.fail_outstanding(in_queue, in_flight)
 
     def fail_outstanding(self, in_queue: bool = True, in_flight: bool = True) -> None:
-        """Fails all outstanding records; does nothing when another thread has closed this
-        producer."""
+        """Fails all outstanding records; does nothing if another thread has closed this producer."""
         with self.attachment.lock:
             if not self._closed:
                 self._fail_outstanding(in_queue, in_flight)
@@ -377,10 +377,10 @@ class ShmProducer(ProducerDriver):
         """
         if self._closed or os.getpid() != self._pid:
             return
-        if left := len(self):
+        if outstanding := len(self):
             _log.warning(
                 "%s: producer ends with %d records outstanding: use flush() to wait for their delivery",
                 self.config["client.id"],
-                left,
+                outstanding,
             )
         self.end()

@@ -32,7 +32,7 @@ _log = logging.getLogger("mqd.client")
 NEVER = float("inf")
 _PRODUCE_VERSION_MAX = 12
 _DATA_BYTES, _DATA_BYTES_MAX = 16 << 20, 1 << 30
-_LARGEST_RECORDS = 4  # how many records of message.max.bytes the memory must hold
+_LARGEST_RECORDS = 4  # the memory must have room for this many records of message.max.bytes
 _BATCH_BYTES_MIN = 128  # the C core's minimum
 
 
@@ -51,7 +51,7 @@ class ProducerDriver:
         self.compress_due = NEVER
         self._turn_due = NEVER  # time of the driver's next turn, for lingering batches
         self._metadata_version = 0
-        self._flushing = 0
+        self._flush_count = 0  # calls of flush() in progress
         self._closed = False
         self._pid = os.getpid()
         self._linger_s = config["linger.ms"] / 1000
@@ -126,8 +126,10 @@ class ProducerDriver:
     def close_open_batches(self) -> None:
         self._send(True)
 
-    def restage(self, stage: Stage, delay: float) -> None:
-        """Gives the stage a turn after `delay`, when it may no longer have to be held. Lock held."""
+    def retry_after(self, stage: Stage, delay: float) -> None:
+        """Hands the stage over again after `delay` seconds, when its topic may be part of the transaction.
+        Lock held.
+        """
         self.active.add(stage)
         stage.armed = True
         stage.due = time.monotonic() + delay
@@ -177,13 +179,13 @@ class ProducerDriver:
         if self._metadata_version != self.attachment.metadata.version:
             self._metadata_version = self.attachment.metadata.version
             for stage in self.topics:
-                self.resolve(stage)  # it may have more partitions
+                self.resolve(stage)  # the topic may have more partitions
         due = min(self.identity.on_turn(now), self.outcomes.on_turn(now), self.statistics.on_turn(now))
         for stage in list(self.active):
             due = min(due, self._hand_over_if_due(stage, now))
         self._turn_due = NEVER
         if self.held is None and self.attachment.attached:
-            self._send(self._flushing > 0)
+            self._send(self._flush_count > 0)
             self._turn_due = self._next_send()
         return min(due, self._turn_due)
 
@@ -193,7 +195,7 @@ class ProducerDriver:
             self.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
         if stage.number < 0 and not self.resolve(stage):
             return self._on_unknown_topic(stage, now)
-        if self._flushing or now >= stage.due:
+        if self._flush_count or now >= stage.due:
             # in this order: a thread that finds `armed` cleared adds the stage to `active` again
             self.active.discard(stage)
             stage.armed = False
@@ -202,7 +204,7 @@ class ProducerDriver:
                 return NEVER
             stage.armed = True
             self.active.add(stage)
-            # no room, or held: the event that ends this usually causes a turn; `due` is for the other cases
+            # no room, or held: usually the event that changes this causes a turn; `due` is for the other cases
             stage.due = now + max(self._linger_s, 0.001)
         return stage.due
 
@@ -229,13 +231,13 @@ class ProducerDriver:
         room call this after each of its turns, and would otherwise always cause another one.
         """
         if self.held is None and not self._closed:
-            self._send(self._flushing > 0 or self._linger_s == 0)
+            self._send(self._flush_count > 0 or self._linger_s == 0)
             due = self._next_send() if self.attachment.attached else NEVER
             if due < self._turn_due:
                 self._turn_due = due
                 self.attachment.wake_by(due)
 
-    def send_again(self) -> None:
+    def send_queued(self) -> None:
         """Sends the batches queued in the C core, although stages are held."""
         if self.attachment.attached and not self._closed:
             self._send(False)
@@ -258,7 +260,7 @@ class ProducerDriver:
             self.set_fatal(error)
         elif self.config["error_cb"] is not None:
             self.put(ErrorEvent(self.config["error_cb"], error))
-        if self.config["retries"] == 0:  # sent batches may have been written: they are not sent again
+        if self.config["retries"] == 0:  # batches that were sent may have been written, and are not sent again
             self.outcomes.drop_all(error)
 
     def on_reattached(self, old: Any, new: Any) -> None:
@@ -292,12 +294,12 @@ class ProducerDriver:
         for stage in self.stages.values():
             self.fail_entries(stage, len(stage.entries), purged)
 
-    def hold(self, why: str | None) -> None:
-        """Holds stages (for a reason) or releases them (None)."""
-        self.held = why
+    def hold(self, reason: str | None) -> None:
+        """Holds the stages for `reason`, or releases them (None)."""
+        self.held = reason
         for stage in self.stages.values():
-            stage.limit = 0 if why is not None else len(stage.entries)
-            if why is None and stage.entries:
+            stage.limit = 0 if reason is not None else len(stage.entries)
+            if reason is None and stage.entries:
                 self._arm(stage)
 
     def outstanding(self) -> int:
@@ -322,6 +324,6 @@ class ProducerDriver:
                 KafkaError._STATE, "this producer was made before fork(): make a new one in the child process"
             )
         if self._closed:
-            raise RuntimeError("Producer has been closed")  # as confluent_kafka
+            raise RuntimeError("Producer has been closed")  # as in confluent_kafka
         if self.fatal is not None:
             raise KafkaException(local_error(KafkaError._FATAL, self.fatal.str(), fatal=True))

@@ -2,13 +2,13 @@
 and without copying.
 
     reader = PartitionReader(native, "topic", topic_id, partition, offset, isolation_level)
-    batch = reader.read(records_max, bytes_max)      # RecordBatchView, or None: nothing now, or
+    batch = reader.read(records_max, bytes_max)      # RecordBatchView, or None: no records now, or
                                                      take_problem() says what must be done first
     reader.position                                  # the next offset that read() will return
 
-Uncompressed batches are returned in place. Compressed ones are decompressed in Python
-(cramjam), several at a time, and walked in the same way. Control batches and, with read_committed,
-those of aborted transactions are left out; when the reader reports "aborted", its caller passes the
+Uncompressed batches are returned in place. Compressed batches are decompressed in Python
+(cramjam), several at a time, and parsed in the same way. Control batches and, with read_committed,
+batches of aborted transactions are left out; when the reader reports "aborted", its caller passes the
 list of aborted transactions (set_aborted).
 
     P1  `position` is the offset after the last returned record; decompressed records that were not
@@ -35,7 +35,7 @@ from mqd.protocol.records import RECORD_BYTES_MIN
 BLOCK_RECORDS = 16384
 LARGE_BLOCK_RECORDS = 65536  # for a caller that requests, and lags by, more than BLOCK_RECORDS
 BLOCK_COUNT_MAX = 4
-DECOMPRESSED_TOGETHER_BYTES = 1 << 20  # the most that one read() gathers from several compressed batches
+DECOMPRESSED_TOGETHER_BYTES = 1 << 20  # one read() joins compressed batches up to this size
 TURNS_MAX = 16  # iterations of one read() without a record; then it returns None
 
 CORRUPT_MESSAGE = 2
@@ -66,24 +66,24 @@ _PROBLEMS = {
 
 
 class BlockPool:
-    """Blocks to fill, of BLOCK_RECORDS or LARGE_BLOCK_RECORDS. A block without views is reused."""
+    """Blocks for BLOCK_RECORDS or LARGE_BLOCK_RECORDS records. A block to which no view refers is reused."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[Block]] = {BLOCK_RECORDS: [], LARGE_BLOCK_RECORDS: []}
-        self._idle_references = 0
+        self._idle_reference_count = 0
 
     def take(self, capacity: int = BLOCK_RECORDS) -> Block:
-        kept = self._blocks.get(capacity)
-        if kept is None:  # for one large compressed batch
+        pooled = self._blocks.get(capacity)
+        if pooled is None:  # for one large compressed batch
             return Block(capacity)
-        for block in kept:
-            if sys.getrefcount(block.memory) == self._idle_references:
+        for block in pooled:
+            if sys.getrefcount(block.memory) == self._idle_reference_count:
                 return block
         block = Block(capacity)
-        if not self._idle_references:
-            self._idle_references = sys.getrefcount(block.memory)
-        if len(kept) < BLOCK_COUNT_MAX:
-            kept.append(block)
+        if not self._idle_reference_count:
+            self._idle_reference_count = sys.getrefcount(block.memory)
+        if len(pooled) < BLOCK_COUNT_MAX:
+            pooled.append(block)
         return block
 
 
@@ -166,7 +166,7 @@ class PartitionReader:
         self._reader.close()
 
     def take_problem(self) -> Problem | None:
-        """Returns, once, why the last read() returned no records; None: it had reached the end."""
+        """Returns, once, why the last read() returned no records; None: the reader had reached the end."""
         problem, self._problem = self._problem, None
         return problem
 
@@ -187,15 +187,15 @@ class PartitionReader:
             if block.count:
                 return self._view(block, block.count, self._reader.hold(block))
             if state.stop == ReadStop.COMPRESSED:
-                found = self._read_compressed(block, state, min(bytes_max, DECOMPRESSED_TOGETHER_BYTES), records_max)
-                if found is not None or self._problem is not None:
-                    return found
+                batch = self._read_compressed(block, state, min(bytes_max, DECOMPRESSED_TOGETHER_BYTES), records_max)
+                if batch is not None or self._problem is not None:
+                    return batch
             elif state.stop not in (ReadStop.SEGMENT, ReadStop.FULL):
-                self._note(state)
+                self._note_problem(state)
                 return None
         return None
 
-    def _note(self, state: ReadState) -> None:
+    def _note_problem(self, state: ReadState) -> None:
         kind = _PROBLEMS.get(state.stop)
         if kind is not None:
             self._problem = Problem(kind, state.kafka_error, state.problem)
@@ -247,15 +247,15 @@ class PartitionReader:
     def _read_compressed(
         self, block: Block, state: ReadState, bytes_max: int, records_max: int
     ) -> RecordBatchView | None:
-        """Reads the compressed batch that `state` describes, and following batches that fit. None: there
+        """Reads the compressed batch that `state` describes, and the following batches that fit. None: there
         are no records to return, or self._problem is set.
         """
         parts: list[bytes] = []
         count = size = 0
         kind: tuple[int, int] | None = None
-        limit, found_in = min(records_max, block.capacity), block
+        limit, batch_block = min(records_max, block.capacity), block
         while state.stop == ReadStop.COMPRESSED and count < limit and size < bytes_max:
-            batch, payload = compressed_batch(found_in, state)
+            batch, payload = compressed_batch(batch_block, state)
             batch_kind, record_count = (batch.leader_epoch, batch.timestamp_type), batch.record_count
             if count and (batch_kind != kind or count + record_count > limit):
                 break
@@ -283,11 +283,11 @@ class PartitionReader:
             parts.append(data)
             kind, count, size = batch_kind, count + taken, size + len(data)
             self._reader.skip()
-            found_in = self._probe
+            batch_block = self._probe
             try:
-                state = self._reader.next(found_in, 1, self.check_crc, 0)
+                state = self._reader.next(batch_block, 1, self.check_crc, 0)
             except NativeError:
-                break  # that batch is read again after these records
+                break  # the next read() after these records reads that batch again
         if not count:
             return None
         self._problem = None  # the problem is found again after these records

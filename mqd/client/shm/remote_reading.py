@@ -6,11 +6,12 @@ librdkafka, for a consumer that otherwise reads shared memory.
     records.close()
 
 One librdkafka consumer, without a group, reads all such partitions from the given offsets, and the
-readers return its records. Only its own thread uses it; readers send their requests to that thread.
+readers return its records. Only the thread of RemoteRecords uses the librdkafka consumer; readers
+send their requests to this thread.
 
     V1  a message reaches a reader only if it was consumed after the thread had carried out the
         reader's last open or seek, which is checked by `serial`
-    V2  a reader buffers about AHEAD_RECORDS; then its partition is paused until half of them were
+    V2  when a reader has buffered AHEAD_RECORDS, its partition is paused until half of them were
         read
     V3  `position` is the offset after the last returned record or, if librdkafka has reported the
         partition's end after it, that end (transaction markers may lie between the two)
@@ -36,9 +37,9 @@ from mqd.client.shm.reading import Problem
 from mqd.protocol.errors import ErrorCode
 
 AHEAD_RECORDS = 20_000
-CONSUMED_TOGETHER = 1000
+CONSUME_RECORDS_MAX = 1000
 POLL_S = 0.05  # requests of readers are carried out within this time
-# Keys of the application's configuration that are not used: they concern its group or callbacks, or are set here.
+# Keys of the application's configuration that are left out: they concern its group or callbacks, or are set here.
 _EXCLUDED_KEYS = frozenset(
     {
         "auto.commit.enable",
@@ -67,7 +68,7 @@ _FIXED_KEYS = {
     "auto.offset.reset": "error",
 }
 _FAILED = Problem("gone", int(ErrorCode.UNKNOWN_SERVER_ERROR), "reading from other hosts has failed")
-_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, int(ErrorCode.OFFSET_OUT_OF_RANGE)})
+_OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, int(ErrorCode.OFFSET_OUT_OF_RANGE)})
 
 _log = logging.getLogger("mqd.client")
 
@@ -83,7 +84,7 @@ class RemoteReader:
         self._records = records
         self.serial = 0
         self.messages: deque[Any] = deque()
-        self.end = -1  # the partition's end as reported by librdkafka; -1: none since the last record or seek
+        self.end = -1  # the partition's end as reported by librdkafka; -1: not reported since the last record or seek
         self.problem: Problem | None = None
         self.is_paused = False
 
@@ -133,7 +134,7 @@ class RemoteRecords:
         self._config = {key: value for key, value in settings.rdkafka.items() if key not in _EXCLUDED_KEYS}
         self._config |= _FIXED_KEYS | {"isolation.level": "read_committed" if isolation_level else "read_uncommitted"}
         self._has_work = threading.Condition(self.lock)
-        self._open: set[RemoteReader] = set()
+        self._open_readers: set[RemoteReader] = set()
         # (reader, its serial, start offset or -1 to close)
         self._requests: deque[tuple[RemoteReader, int, int]] = deque()
         # used only by the thread: (reader, serial of its last request that was carried out)
@@ -160,7 +161,7 @@ class RemoteRecords:
             reader.serial += 1
             reader.messages.clear()
             reader.end, reader.problem, reader.position = -1, _FAILED if self._failed else None, offset
-            self._open.add(reader)
+            self._open_readers.add(reader)
             self._request(reader, offset)
         if self._failed:
             self._notify()
@@ -170,25 +171,25 @@ class RemoteRecords:
             reader.serial += 1
             reader.messages.clear()
             reader.end = -1
-            self._open.discard(reader)
+            self._open_readers.discard(reader)
             self._request(reader, -1)
 
     def take(self, reader: RemoteReader, records_max: int) -> RecordBatchView | None:
         """Returns buffered records of the reader; None: there are none."""
         with self.lock:
-            found = [reader.messages.popleft() for _ in range(min(records_max, len(reader.messages)))]
-            if found:
-                reader.position = found[-1].offset() + 1
-                self.records_read += len(found)
+            messages = [reader.messages.popleft() for _ in range(min(records_max, len(reader.messages)))]
+            if messages:
+                reader.position = messages[-1].offset() + 1
+                self.records_read += len(messages)
             elif reader.end > reader.position:
                 reader.position = reader.end
             if reader.is_paused and len(reader.messages) <= AHEAD_RECORDS // 2:
                 self._has_work.notify()
-        return RecordBatchView.from_messages(reader.topic, reader.partition, found) if found else None
+        return RecordBatchView.from_messages(reader.topic, reader.partition, messages) if messages else None
 
     def stop(self) -> None:
-        """Ends the thread soon, without waiting. May be called by any thread, also by the one that is to
-        end, while it holds the lock: it may collect the consumer that was dropped.
+        """Ends the thread soon, without waiting. Any thread may call it, even the thread to be ended
+        while it holds the lock: the garbage collector may run in that thread and collect the consumer.
         """
         with self.lock:
             self._closed = True
@@ -215,11 +216,11 @@ class RemoteRecords:
         try:
             consumer = self._make_consumer()
             while self._carry_out(consumer):
-                messages = consumer.consume(CONSUMED_TOGETHER, POLL_S)
+                messages = consumer.consume(CONSUME_RECORDS_MAX, POLL_S)
                 if messages:
                     self._distribute(messages)
                     self._pause(consumer)
-        # a bug in mqd: fails the readers, since otherwise the application would wait without an error
+        # a bug in mqd: fails the readers; otherwise the application would wait forever without an error
         except Exception:
             _log.exception("partitions on other hosts are no longer read")
             self._fail_all()
@@ -228,12 +229,12 @@ class RemoteRecords:
                 consumer.close()
 
     def _make_consumer(self) -> Any:
-        known = self._metadata.cluster.brokers.values() if self._metadata is not None else ()
-        servers = [str(self._config.get("bootstrap.servers") or ""), *(f"{host}:{port}" for host, port in known)]
-        return confluent_kafka.Consumer({**self._config, "bootstrap.servers": ",".join(one for one in servers if one)})
+        brokers = self._metadata.cluster.brokers.values() if self._metadata is not None else ()
+        servers = [str(self._config.get("bootstrap.servers") or ""), *(f"{host}:{port}" for host, port in brokers)]
+        return confluent_kafka.Consumer({**self._config, "bootstrap.servers": ",".join(filter(None, servers))})
 
     def _carry_out(self, consumer: Any) -> bool:
-        """Carries out requests of readers; waits while there is none. False: closed."""
+        """Carries out requests of readers; waits while there is nothing to do. Returns False when closed."""
         while True:
             with self.lock:
                 while not self._closed and not self._requests and not self._readers:
@@ -290,7 +291,7 @@ class RemoteRecords:
         else:
             reader.problem = (
                 Problem("range")
-                if code in _RANGE
+                if code in _OUT_OF_RANGE
                 else Problem("gone", code if code > 0 else int(ErrorCode.NOT_LEADER_OR_FOLLOWER), message.error().str())
             )
 
@@ -311,6 +312,6 @@ class RemoteRecords:
     def _fail_all(self) -> None:
         with self.lock:
             self._failed = True
-            for reader in self._open:
+            for reader in self._open_readers:
                 reader.problem = _FAILED
         self._notify()

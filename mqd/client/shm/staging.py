@@ -1,14 +1,14 @@
 """Records between produce() and the C core: a list for each topic, handed over in bulk.
 
-Per record, Python has time for little more than an append to a list. An entry is the value itself if
-a record has only a value, (value, key) or (value, key, partition) if it has only these, else an
-Entry. From time to time the whole list is turned into columns: one join, one pass for the sizes, one
-call into C.
+The time for a record allows for little more than an append to a Python list. An entry is the value
+itself if a record has only a value, (value, key) or (value, key, partition) if it has only these,
+else an Entry. From time to time the whole list is turned into columns: one join, one pass for the
+sizes, one call into C.
 
 1. The list is never replaced: appends need no lock, and taken entries are deleted from its front, so
    that a concurrent append is neither lost nor duplicated.
 2. Values, pairs and triples have no timestamp of their own; their timestamps are in `marks`: (number
-   of records before, milliseconds), one mark for each millisecond with records.
+   of earlier records, milliseconds), one mark for each millisecond with records.
 3. `armed` is set by the thread that appends and cleared before entries are taken, so that an entry is
    either taken now or another turn has been requested.
 Concurrency: append by any thread; everything else with the attachment's lock held.
@@ -69,8 +69,8 @@ class TakenCount:
 
 
 class Stage:
-    """Records produced to one topic and not passed on yet. `number`: the topic's number in the C core,
-    -1 = not registered there yet.
+    """Records produced to one topic that have not been passed on yet. `number`: the topic's number in
+    the C core, -1 = not registered there yet.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class Stage:
         "now_ms",
         "number",
         "partition_count",
-        "taken",
+        "released_count",
         "topic",
         "unresolved_since",
         "next_request_at",
@@ -96,7 +96,7 @@ class Stage:
         self.due = 0.0
         self.now_ms = 0
         self.marks: list[tuple[int, int]] = []
-        self.taken = 0  # records ever handed over
+        self.released_count = 0  # entries removed so far
         self.number = -1
         self.partition_count = 0
         self.unresolved_since = 0.0  # time.monotonic; the topic's metadata has been unknown since then
@@ -105,33 +105,33 @@ class Stage:
     def mark(self, now_ms: int) -> None:
         """Sets the timestamp of the following entries."""
         self.now_ms = now_ms
-        self.marks.append((self.taken + len(self.entries), now_ms))
+        self.marks.append((self.released_count + len(self.entries), now_ms))
 
     def release(self, count: int) -> None:
         """Removes the first `count` entries and lowers the limit by `count`."""
         self.limit = max(self.limit - count, 0)
         del self.entries[:count]
-        self.taken += count
+        self.released_count += count
         marks = self.marks
         keep = 0
-        while keep + 1 < len(marks) and marks[keep + 1][0] <= self.taken:
+        while keep + 1 < len(marks) and marks[keep + 1][0] <= self.released_count:
             keep += 1
         if keep:
             del marks[:keep]
 
     def times(self, count: int) -> tuple[int, np.ndarray | None]:
-        """Timestamps of the first `count` entries in milliseconds: (that of all, None) or (the first, an
-        array). An Entry has its own timestamp instead.
+        """Timestamps of the first `count` entries in milliseconds: (the same for all, None) or (the first,
+        an array of all). An Entry has its own timestamp instead.
         """
-        marks, end = self.marks, self.taken + count
+        marks, end = self.marks, self.released_count + count
         if not marks:
             return self.now_ms, None
         if len(marks) == 1 or marks[1][0] >= end:
             return marks[0][1], None
-        inside = [mark for mark in marks if mark[0] < end]
+        covering = [mark for mark in marks if mark[0] < end]
         # each entry before the first mark is an Entry, with its own timestamp
-        starts = [self.taken, *(position for position, _ in inside[1:]), end]
-        return marks[0][1], np.repeat(np.array([ms for _, ms in inside], np.int64), np.diff(starts))
+        starts = [self.released_count, *(position for position, _ in covering[1:]), end]
+        return marks[0][1], np.repeat(np.array([ms for _, ms in covering], np.int64), np.diff(starts))
 
 
 class Chunk(NamedTuple):
@@ -172,10 +172,17 @@ def chunk_of_arguments(values: Any, keys: Any, headers: Any, partition: Any, tim
     largest = packed.largest() + (packed_keys.largest() if packed_keys is not None else 0)
     if largest > bytes_max and columns.largest_pair(packed, packed_keys) > bytes_max:
         raise failure(KafkaError.MSG_SIZE_TOO_LARGE, "Unable to produce message: Broker: Message size too large")
-    one_partition, partitions = columns.pack_partitions(partition, count)
+    single_partition, partitions = columns.pack_partitions(partition, count)
     timestamp_ms, times = columns.pack_timestamps(timestamps, count, time.time_ns() // 1_000_000)
     return Chunk(
-        packed, packed_keys, columns.pack_headers(headers, count), partitions, timestamp_ms, times, None, one_partition
+        packed,
+        packed_keys,
+        columns.pack_headers(headers, count),
+        partitions,
+        timestamp_ms,
+        times,
+        None,
+        single_partition,
     )
 
 
@@ -189,8 +196,8 @@ def chunk_of(stage: Stage, count: int) -> Chunk:
         if set(map(type, entries)) == {tuple} and len(sizes := set(map(len, entries))) == 1:
             # takes a quarter of the time of zip(*entries)
             values, keys = list(map(_value_of, entries)), list(map(_key_of, entries))
-            given = np.fromiter(map(_partition_of, entries), np.int32, count) if sizes == {3} else None
-            return Chunk(_column(values), _optional(keys), None, given, timestamp_ms, timestamps)
+            partitions = np.fromiter(map(_partition_of, entries), np.int32, count) if sizes == {3} else None
+            return Chunk(_column(values), _column_or_none(keys), None, partitions, timestamp_ms, timestamps)
         return _chunk_of_mixed(entries, timestamp_ms, timestamps)
     return Chunk(
         Column(count, data, np.fromiter(map(len, entries), np.int32, count)),
@@ -210,7 +217,7 @@ def _chunk_of_mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarra
     values, keys, partitions, times, headers, callbacks, _, _ = zip(*rows, strict=True)
     return Chunk(
         _column(values),
-        _optional(keys),
+        _column_or_none(keys),
         _encoded_headers(headers) if any(headers) else None,
         np.array(partitions, np.int32) if any(partition >= 0 for partition in partitions) else None,
         timestamp_ms,
@@ -232,19 +239,19 @@ def _column(items: Sequence[Any]) -> Column:
         return Column(len(items), b"".join([item for item in items if item is not None]), sizes)
 
 
-def _optional(items: Sequence[Any]) -> Column | None:
+def _column_or_none(items: Sequence[Any]) -> Column | None:
     return None if items.count(None) == len(items) else _column(items)
 
 
 def _encoded_headers(items: tuple[bytes | None, ...]) -> Column:
-    """Encodes the headers' column; a record without headers gets a count of zero."""
+    """Returns the column of encoded headers; a record without headers gets a count of zero."""
     return _column(tuple(b"\0" if item is None else item for item in items))
 
 
 def native_columns(chunk: Chunk) -> Columns:
     """The columns in the form that the C core takes; the buffers remain the chunk's."""
     values, keys, headers = chunk.values, chunk.keys, chunk.headers
-    found = Columns(
+    native = Columns(
         count=values.count,
         values=values.data,
         value_bytes=values.sizes,
@@ -255,7 +262,7 @@ def native_columns(chunk: Chunk) -> Columns:
         timestamp_ms=chunk.timestamp_ms,
     )
     if keys is not None:
-        found.keys, found.key_bytes = keys.data, keys.each_size()
+        native.keys, native.key_bytes = keys.data, keys.each_size()
     if headers is not None:
-        found.headers, found.header_bytes = headers.data, headers.each_size()
-    return found
+        native.headers, native.header_bytes = headers.data, headers.each_size()
+    return native

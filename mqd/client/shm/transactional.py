@@ -10,8 +10,8 @@ broker's feature transaction.version is 2.
    ends, no staged records remain.
 2. Version 2: writing to a partition adds it to the transaction; ending the transaction returns the
    next epoch, in which sequences start from 0. Version 1: all partitions of a topic are added before
-   the first record is sent to one of them. This takes one request, but every partition gets a
-   marker.
+   the first record is sent to one of them. This takes only one request, but every partition gets
+   a marker.
 3. After an abort, even one that came too late, the sequences of dropped records are missing:
    version 1 requests the next epoch, version 2 always gets it.
 4. Requests without a response are repeated: all of them are idempotent.
@@ -94,22 +94,22 @@ class _TransactionState:
 
     def __init__(self) -> None:
         self.broken_by: KafkaError | None = None
-        self.wrote = False  # records or offsets may have reached the broker
-        # version 1: topic -> the number of its partitions that were added
+        self.may_have_written = False  # records or offsets may have reached the broker
+        # version 1: topic -> how many of its partitions were added
         self.added_topics: dict[str, int] = {}
         self.topics_being_added: set[str] = set()
-        # version 1: a request was sent with which the coordinator begins the transaction
+        # version 1: a request was sent that makes the coordinator begin the transaction
         self.may_have_begun = False
         self.groups: set[str] = set()
-        # topics of committed offsets that the broker does not know -> time.monotonic() of its first
-        # response that says so
+        # topics of committed offsets that the broker does not know -> time.monotonic() of the first
+        # response that said so
         self.unknown_since: dict[str, float] = {}
         self.commit_requested = False  # the coordinator may have decided to commit
         # an abort has begun and may have dropped records: in version 1 the next transaction needs
         # another epoch, even if this transaction is committed after all
         self.needs_new_epoch = False
-        # the coordinator has ended the transaction, by a commit (True) or an abort (False)
-        self.ended: bool | None = None
+        # whether the coordinator has committed (True) or aborted (False) the transaction; None: neither yet
+        self.committed: bool | None = None
         # the identity for the next transaction; None = not known yet, or unchanged
         self.next_identity: tuple[int, int] | None = None
 
@@ -124,7 +124,7 @@ class Transactions:
         self.state = State.UNINITIALIZED
         self._current = _TransactionState()
         self._producer_id, self._producer_epoch = -1, -1
-        self._version_2 = producer.attachment.api.transactions_v2
+        self._uses_version_2 = producer.attachment.api.transactions_v2
         self._ending_calls: set[object] = set()  # calls that are ending a transaction
         if self.enabled:
             producer.held = State.UNINITIALIZED.value
@@ -141,7 +141,7 @@ class Transactions:
         return self.state is State.BROKEN
 
     def note_write(self) -> None:
-        self._current.wrote = True
+        self._current.may_have_written = True
 
     def may_write(self, stage: Any) -> bool:
         """Whether records of the stage may be sent. False: no transaction is open, or the topic's
@@ -151,7 +151,7 @@ class Transactions:
             return True
         if self.state is not State.OPEN:
             return False
-        if self._version_2 or stage.partition_count <= self._current.added_topics.get(stage.topic, 0):
+        if self._uses_version_2 or stage.partition_count <= self._current.added_topics.get(stage.topic, 0):
             return True
         if stage.topic not in self._current.topics_being_added:
             self._add_topic(stage)
@@ -172,7 +172,7 @@ class Transactions:
                 self._producer.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
 
     def on_close(self, without_broker_s: float) -> None:
-        """Aborts the open transaction. Without a broker it waits at most `without_broker_s` for one."""
+        """Aborts the open transaction. While no broker is attached, waits for at most `without_broker_s`."""
         if self.enabled and self.state in (State.OPEN, State.BROKEN, State.UNDECIDED, State.ENDING):
             timeout = self._producer.config["transaction.timeout.ms"] / 1000
             try:
@@ -218,7 +218,7 @@ class Transactions:
             self._require(State.OPEN)
         if not offsets:
             return
-        if not self._version_2 and group.group_id not in self._current.groups:
+        if not self._uses_version_2 and group.group_id not in self._current.groups:
             self._current.may_have_begun = True
             self._request(
                 requests.ADD_OFFSETS_TO_TXN,
@@ -227,7 +227,7 @@ class Transactions:
                 deadline,
             )
             self._current.groups.add(group.group_id)
-        self._current.wrote = True
+        self._current.may_have_written = True
         self._request(requests.TXN_OFFSET_COMMIT, None, lambda: self._offset_commit(offsets, group), deadline)
 
     def commit(self, timeout: float) -> None:
@@ -235,14 +235,14 @@ class Transactions:
         deadline, this_call = _deadline(timeout), object()
         with self._producer.attachment.lock:
             self._require(State.OPEN, State.UNDECIDED)
-        left = self._producer.flush(_remaining_s(deadline))
+        undelivered = self._producer.flush(_remaining_s(deadline))
         try:
             with self._producer.attachment.lock:
                 self._require(State.OPEN, State.UNDECIDED)
-                if left:
+                if undelivered:
                     raise failure(
                         KafkaError._TIMED_OUT,
-                        f"{left} records are not delivered yet: call commit_transaction() again",
+                        f"{undelivered} records are not delivered yet: call commit_transaction() again",
                         retriable=True,
                     )
                 self._start_ending(this_call)
@@ -303,13 +303,13 @@ class Transactions:
 
     def _end_transaction(self, commit: bool, deadline: float) -> None:
         """Carries out the steps with the coordinator that have not been done yet."""
-        has_begun = self._current.wrote or self._current.added_topics
+        has_begun = self._current.may_have_written or self._current.added_topics
         if not has_begun and not self._current.may_have_begun:
             return
         if not has_begun:
             # Nothing was written. The request for the next epoch ends what the coordinator may have
-            # begun; EndTxn would be refused if that is nothing.
-            self._current.needs_new_epoch, self._current.ended = True, commit
+            # begun; EndTxn would be refused if it has begun nothing.
+            self._current.needs_new_epoch, self._current.committed = True, commit
         # set before _wait_until_drained(), which makes the C core discard the sequences
         self._current.needs_new_epoch |= not commit
         if not commit and not self._wait_until_drained(deadline):
@@ -318,28 +318,32 @@ class Transactions:
                 "the broker has not responded to all batches: call abort_transaction() again",
                 retriable=True,
             )
-        if self._current.ended is None:
+        if self._current.committed is None:
             response = self._request_end(commit, deadline)
-            if self._version_2:
+            if self._uses_version_2:
                 self._current.next_identity = response.producer_id, response.producer_epoch
-            self._current.ended = commit
-        elif self._current.ended is not commit:
-            raise _too_late() if self._current.ended else failure(KafkaError._STATE, "the transaction has been aborted")
+            self._current.committed = commit
+        elif self._current.committed is not commit:
+            raise (
+                _too_late_error()
+                if self._current.committed
+                else failure(KafkaError._STATE, "the transaction has been aborted")
+            )
         if self._current.needs_new_epoch and self._current.next_identity is None:
             self._current.next_identity = self._init_identity(self._producer_id, self._producer_epoch, deadline)
 
     def _request_end(self, commit: bool, deadline: float) -> Any:
         self._current.commit_requested |= commit
-        expected = _COMMITTED if self._current.commit_requested and not commit else 0
+        expected_error = _COMMITTED if self._current.commit_requested and not commit else 0
         response = self._request(
             requests.END_TXN,
             None,
             lambda: EndTxnRequest(**self._identity_fields(), committed=commit),
             deadline,
-            expected,
+            expected_error,
         )
         if response.error_code:
-            raise _too_late()
+            raise _too_late_error()
         return response
 
     def _wait_until_drained(self, deadline: float) -> bool:
@@ -406,25 +410,33 @@ class Transactions:
         )
 
     def _request(
-        self, api_key: int, at_most: int | None, message: Callable[[], Any], deadline: float, expected: int = 0
+        self,
+        api_key: int,
+        version_max: int | None,
+        message: Callable[[], Any],
+        deadline: float,
+        expected_error: int = 0,
     ) -> Any:
-        """Sends a request, with retries, and returns its response, which has no error, or only the error
-        `expected`. Raises KafkaException with librdkafka's flags.
+        """Sends a request, with retries, and returns its response, which has no error or
+        `expected_error`. Raises KafkaException with librdkafka's flags.
         """
         attachment = self._producer.attachment
         while True:
             self._require_alive()
             self._producer.require_usable()
-            left = _remaining_s(deadline)
+            remaining_s = _remaining_s(deadline)
             version = (
-                attachment.api.pick_transactional(api_key, self._version_2)
-                if at_most is None
-                else attachment.api.pick(api_key, at_most)
+                attachment.api.pick_transactional(api_key, self._uses_version_2)
+                if version_max is None
+                else attachment.api.pick(api_key, version_max)
             )
             problem, response = None, None
             try:
                 response = attachment.request(
-                    api_key, version, message(), min(left, attachment.request_timeout_s) if left >= 0 else -1
+                    api_key,
+                    version,
+                    message(),
+                    min(remaining_s, attachment.request_timeout_s) if remaining_s >= 0 else -1,
                 )
             except KafkaException as error:
                 problem = error.args[0]
@@ -433,11 +445,11 @@ class Transactions:
             code = _first_error(response) if response is not None else 0
             is_unknown_topic = code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and api_key == requests.TXN_OFFSET_COMMIT
             is_given_up = api_key == requests.TXN_OFFSET_COMMIT and self._is_unknown_too_long(response, problem)
-            if response is not None and code in (0, expected):
+            if response is not None and code in (0, expected_error):
                 return response
             if (problem is None and code not in _RETRIED) or is_given_up:
                 raise KafkaException(
-                    self._error_of(
+                    self._handle_error(
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_given_up and code in _RETRIED else code, api_key
                     )
                 )
@@ -465,8 +477,10 @@ class Transactions:
             now - self._current.unknown_since.get(topic.name, now) >= _UNKNOWN_TOPIC_S for topic in response.topics
         )
 
-    def _error_of(self, code: int, api_key: int) -> KafkaError:
-        """Applies the effect of an error code to the transaction or the producer; returns the error."""
+    def _handle_error(self, code: int, api_key: int) -> KafkaError:
+        """Marks the transaction as broken or the producer as failed, according to the error code; returns
+        the error.
+        """
         if code in _FENCED:
             error = local_error(KafkaError._FENCED, "Local: a newer producer uses this transactional.id", fatal=True)
             with self._producer.attachment.lock:
@@ -486,8 +500,8 @@ class Transactions:
 
     def _add_topic(self, stage: Any) -> None:
         """Requests to add all partitions of the topic, without waiting; lock held. An error in the
-        response breaks only the transaction for which the request was sent, and only while that is
-        open: later, the broker may refuse the request because its epoch is old.
+        response breaks only the transaction for which the request was sent, and only while that
+        transaction is open: later, the broker may refuse the request because its epoch is old.
         """
         current, attachment, partition_count = self._current, self._producer.attachment, stage.partition_count
         current.topics_being_added.add(stage.topic)
@@ -508,12 +522,12 @@ class Transactions:
             if error is None and not code:
                 current.added_topics[stage.topic] = partition_count
             elif error is None and code not in _RETRIED and current is self._current and self.state is State.OPEN:
-                self.mark_broken(self._error_of(code, requests.ADD_PARTITIONS_TO_TXN))
-            self._producer.restage(stage, 0.0 if error is None and not code else _RETRY_S)
+                self.mark_broken(self._handle_error(code, requests.ADD_PARTITIONS_TO_TXN))
+            self._producer.retry_after(stage, 0.0 if error is None and not code else _RETRY_S)
 
         attachment.send(
             requests.ADD_PARTITIONS_TO_TXN,
-            attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN, self._version_2),
+            attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN, self._uses_version_2),
             request,
             on_response,
         )
@@ -546,7 +560,7 @@ class Transactions:
         raise failure(KafkaError._STATE, f"Local: Erroneous state: {self.state.value}")
 
 
-def _too_late() -> _CommittedError:
+def _too_late_error() -> _CommittedError:
     return _CommittedError(
         local_error(
             KafkaError._STATE, "the coordinator has decided to commit the transaction: call commit_transaction() again"
@@ -559,13 +573,13 @@ def _deadline(timeout: float) -> float:
 
 
 def _remaining_s(deadline: float) -> float:
-    """Seconds, -1 = no limit."""
+    """Returns the seconds until `deadline`, or -1 if there is no limit."""
     return -1 if deadline == _NEVER else max(deadline - time.monotonic(), 0)
 
 
 def _first_error(response: Any) -> int:
-    """The first error code anywhere in the response to one of the requests above; 0 = none. One that
-    follows from another partition's error comes last.
+    """The first error code anywhere in the response to one of the requests above; 0 = none. An error
+    that only follows from another partition's error comes last.
     """
     codes = [getattr(response, "error_code", 0)]
     for topic in getattr(response, "topics", None) or ():

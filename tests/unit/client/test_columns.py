@@ -212,7 +212,7 @@ def test_a_stage_keeps_times_and_order(mix: float, plain: float) -> None:
         done = rng.randrange(count + 1)
         taken += list(zip(chunk.values.items(), times, strict=True))[:done]
         stage.release(done)
-    assert taken == expected[: len(taken)] and stage.taken == len(taken) > 100
+    assert taken == expected[: len(taken)] and stage.released_count == len(taken) > 100
 
 
 # -- configuration ---------------------------------------------------------------------------------

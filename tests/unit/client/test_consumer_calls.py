@@ -19,19 +19,19 @@ def polled(world: ConsumerWorld, there: Callable[[], object]) -> None:
 def test_error_cb_gets_the_newest_error_once() -> None:
     reported: list[KafkaError] = []
     world = ConsumerWorld(0, error_cb=reported.append)
-    turns, operations = world.consumer._turns, world.consumer._inbox.operations
+    listener, operations = world.consumer._listener, world.consumer._inbox.operations
     for number in range(1000):  # the broker is lost and found again
-        turns.on_lost(local_error(KafkaError._TRANSPORT, str(number)))
-        turns.on_reattached(None, None)
+        listener.on_lost(local_error(KafkaError._TRANSPORT, str(number)))
+        listener.on_reattached(None, None)
     assert len(operations) == 1
     polled(world, lambda: reported)
     assert [error.str() for error in reported] == ["999"] and not operations
-    turns.on_lost(local_error(KafkaError._TRANSPORT, "another"))
+    listener.on_lost(local_error(KafkaError._TRANSPORT, "another"))
     polled(world, lambda: len(reported) > 1)
     assert reported[1].str() == "another"
-    turns.on_lost(local_error(KafkaError._TRANSPORT, "not fatal"))
-    turns.on_lost(local_error(KafkaError._FATAL, "fatal", fatal=True))
-    turns.on_lost(local_error(KafkaError._TRANSPORT, "of the same loss"))
+    listener.on_lost(local_error(KafkaError._TRANSPORT, "not fatal"))
+    listener.on_lost(local_error(KafkaError._FATAL, "fatal", fatal=True))
+    listener.on_lost(local_error(KafkaError._TRANSPORT, "of the same loss"))
     polled(world, lambda: len(reported) > 2)
     assert reported[2].fatal() and len(reported) == 3
     world.consumer.close()
@@ -44,7 +44,7 @@ def test_a_report_of_statistics_waits_alone() -> None:
     with world.consumer.control.lock:
         for number in range(1000):
             statistics.due = 0.0
-            world.consumer._turns.on_turn(float(number))
+            world.consumer._listener.on_turn(float(number))
         assert len(operations) == 1 and statistics.due == 999.0 + 3600
         statistics.due = float("inf")
     polled(world, lambda: reports)

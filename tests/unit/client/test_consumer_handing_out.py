@@ -90,7 +90,7 @@ def test_a_commit_that_ends_within_consume_is_reported_by_the_next_call(
     def at_end() -> None:
         if not world.commits and not committing.is_busy and world.all_is_read():
             consumer._offsets.due = 0.0
-            consumer._inbox.notice()
+            consumer._inbox.notify()
 
     world.at_end = at_end
     assert sorted(places(consumer.consume(100, 60))) == [(0, 2), (1, 0), (1, 1), (1, 2)]
@@ -275,7 +275,7 @@ def test_records_of_a_cancelled_wait_are_committed_only_after_they_are_handed_ou
         await cancel(await until_waiting(consumer.getone()))
         assert consumer._waiting is not None
         world.readers[0].end = 7
-        world.consumer._inbox.notice()
+        world.consumer._inbox.notify()
         await asyncio.wait({consumer._waiting})
         await consumer.commit()
         assert world.commits == [{0: 5}]
@@ -295,12 +295,12 @@ def test_an_interrupt_that_comes_too_late_does_not_end_the_next_wait(monkeypatch
         world.consumer.interrupt()
         task = await until_waiting(consumer.consume(1, 60))
         world.readers[0].end = 1
-        world.consumer._inbox.notice()
+        world.consumer._inbox.notify()
         assert places(await task) == [(0, 0)]
         world.consumer.interrupt()
         task = await until_waiting(consumer.poll())
         world.readers[0].end = 2
-        world.consumer._inbox.notice()
+        world.consumer._inbox.notify()
         assert places([await task]) == [(0, 1)]
 
     run(monkeypatch, world, body)

@@ -84,7 +84,7 @@ def test_a_partition_without_metadata_is_read_from_another_host(world: ConsumerW
     opened = LogReader(0, NEW, 5, 8, lambda: None)
 
     def open_remote(*_arguments: object) -> LogReader:
-        world.consumer._inbox.notice()  # it has records
+        world.consumer._inbox.notify()  # it has records
         return opened
 
     world.consumer._fetcher._remote = SimpleNamespace(open=open_remote)

@@ -241,7 +241,7 @@ def test_a_partition_that_was_paused_is_read_when_it_is_opened_again(
 def test_a_consumer_that_is_dropped_ends_the_thread(records: RemoteRecords) -> None:
     world = ConsumerWorld(5)
     world.consumer.remote = records
-    records.attach(world.consumer._inbox.notice, world.consumer.control.metadata)
+    records.attach(world.consumer._inbox.notify, world.consumer.control.metadata)
     records.open("t", 0, 0)
     eventually(lambda: consumer().calls)
     del world.consumer
