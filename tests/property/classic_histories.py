@@ -41,6 +41,7 @@ from mqd.protocol.messages import (
 
 E = ErrorCode
 PROTOCOLS = ("range", "roundrobin", "sticky")
+COMMON_PROTOCOL = "range"  # supported by all clients
 SETTLE_MS = 400_000
 
 
@@ -318,7 +319,7 @@ class History:
 
     def join(self, client: Client) -> None:
         rng, number = self.rng, self._next()
-        names = [name for name in PROTOCOLS if name == "range" or (client.number + ord(name[0])) % 2]
+        names = [name for name in PROTOCOLS if name == COMMON_PROTOCOL or (client.number + ord(name[0])) % 2]
         if rng.random() < 0.5:
             names.reverse()
         message = JoinGroupRequest(
@@ -465,6 +466,7 @@ class History:
                 client.forget()
                 client.mood = "fading" if client.instance_id is None else "dead"
         self.clients[0].mood = "good"
+        self._rejoin_loaded_members()
         self.settings = ClassicSettings(initial_rebalance_delay_ms=300, new_member_join_timeout_ms=90_000)
         self.core.settings = self.settings
         self._until_settled()
@@ -481,6 +483,15 @@ class History:
         )
         self.write()
         assert not self.requested, f"ONCE: {len(self.requested)} requests were never answered"
+
+    def _rejoin_loaded_members(self) -> None:
+        """A member loaded from the log supports the group's protocol and no other, as in Kafka: clients
+        that lack it are refused until the members join again.
+        """
+        loaded = {one.member_id for one in self.core.members.by_id.values() if COMMON_PROTOCOL not in one.protocols}
+        for client in self.clients:
+            if client.member_id in loaded:
+                client.generation, client.assigned = -1, False
 
     def _until_settled(self) -> None:
         end = self.now + SETTLE_MS
