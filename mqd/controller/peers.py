@@ -83,12 +83,12 @@ async def _run_handshake(
 
 
 class Connection:
-    """A connection after the handshake. `identity`: the peer's; `stated`: this host's own, as sent
+    """A connection after the handshake. `identity`: the peer's; `sent_identity`: this host's own, as sent
     to the peer.
     """
 
-    def __init__(self, identity: Identity, stated: Identity, reader: Reader, writer: Writer) -> None:
-        self.identity, self.stated = identity, stated
+    def __init__(self, identity: Identity, sent_identity: Identity, reader: Reader, writer: Writer) -> None:
+        self.identity, self.sent_identity = identity, sent_identity
         self.reader, self.writer = reader, writer
         set_options(writer.get_extra_info("socket"))
 
@@ -253,12 +253,14 @@ class Peers:
             async with asyncio.timeout(CONNECT_SECONDS_MAX):
                 reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
         try:
-            stated = self._identity()
-            side = self._credentials.initiator(purpose, stated)
+            sent_identity = self._identity()
+            side = self._credentials.initiator(purpose, sent_identity)
             writer.write(side.opening())
             await _run_handshake(side, reader, writer)
             assert side.peer is not None
-            return Connection(side.peer, stated, *await continue_with(self._credentials.tls(side), reader, writer))
+            return Connection(
+                side.peer, sent_identity, *await continue_with(self._credentials.tls(side), reader, writer)
+            )
         except BaseException:
             writer.transport.abort()
             raise
@@ -295,8 +297,8 @@ class Peers:
                 return
             self._refused_hosts.on_admitted(side.peer.identity.node_id)
             if side.peer.purpose == "controller":
-                assert side.stated is not None
-                await self._receive(Connection(side.peer.identity, side.stated, *streams))
+                assert side.sent_identity is not None
+                await self._receive(Connection(side.peer.identity, side.sent_identity, *streams))
             elif self._on_stream is not None:
                 await self._on_stream(side.peer, *streams)
         finally:
@@ -317,7 +319,7 @@ class Peers:
 
     async def _receive(self, connection: Connection) -> None:
         node_id = connection.identity.node_id
-        if connection.stated.cluster_id != self._identity().cluster_id:
+        if connection.sent_identity.cluster_id != self._identity().cluster_id:
             # this host has joined a cluster during the handshake, so the peer would ignore what
             # this host sends over this connection
             connection.writer.transport.abort()

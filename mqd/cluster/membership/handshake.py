@@ -62,7 +62,7 @@ REFUSED_PURPOSE = "purpose"  # not offered on this listener
 REFUSED_BUSY = "busy"  # too many connections, or not ready yet
 REFUSED_TLS = "tls"  # one side must use TLS, the other cannot
 
-# TLS flags of a side (cluster.tls). Releases without TLS between hosts send none, which means TLS_OFF.
+# TLS flags of a side (cluster.tls). Releases without TLS between hosts send no flag, which means TLS_OFF.
 TLS_OFF, TLS_ALLOWED, TLS_REQUIRED = range(3)
 
 
@@ -132,12 +132,13 @@ class HandshakeRefused(HandshakeFailed):
 _encode = msgspec.msgpack.Encoder().encode
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {
-    kind: msgspec.msgpack.Decoder(kind) for kind in (Hello, _Challenge, _Proof, _Response, _Signed)
+    message_class: msgspec.msgpack.Decoder(message_class)
+    for message_class in (Hello, _Challenge, _Proof, _Response, _Signed)
 }
 
 
-def _decode(kind: type[_Body], body: bytes) -> _Body:
-    return _decoders[kind].decode(body)
+def _decode(message_class: type[_Body], body: bytes) -> _Body:
+    return _decoders[message_class].decode(body)
 
 
 def derive_key(secret: bytes, use: str) -> bytes:
@@ -148,7 +149,7 @@ def derive_key(secret: bytes, use: str) -> bytes:
 
 
 def _tls_refusal(initiator: int, responder: int) -> Refusal | None:
-    """The reason that two sides cannot agree on TLS; None: they can."""
+    """Returns the reason why the two sides cannot agree on TLS, or None if they can."""
     if min(initiator, responder) > TLS_OFF or TLS_REQUIRED not in (initiator, responder):
         return None
     strict, other = ("initiator", "responder") if initiator == TLS_REQUIRED else ("responder", "initiator")
@@ -181,10 +182,10 @@ class _Side:
         self._nonce = nonce
         self._buffer = bytearray()
         self._size = -1  # size of the frame's body; -1 = not known yet
-        self._prefix = prefix  # of the peer's first frame; then empty
+        self._prefix = prefix  # with which the peer must begin; empty after its first frame header
         self.peer: Hello | Identity | None = None  # the peer's identity, once `done`
         self.done = False
-        self.tls = False  # once `done`: TLS comes next
+        self.tls = False  # once `done`: whether the connection continues as TLS
         self._failed = False
 
     @property
@@ -229,8 +230,8 @@ class _Side:
     def _on_frame(self, body: bytes) -> bytes:
         raise NotImplementedError
 
-    def _check_proof(self, given: bytes, role: bytes, *parts: bytes) -> None:
-        if not hmac.compare_digest(given, _mac(self._key, role, *parts)):
+    def _check_proof(self, received_mac: bytes, role: bytes, *parts: bytes) -> None:
+        if not hmac.compare_digest(received_mac, _mac(self._key, role, *parts)):
             raise HandshakeFailed(
                 "the peer does not have this cluster's key (cluster.key.file must be the same on every host)"
             )
@@ -284,8 +285,8 @@ class Responder(_Side):
     Identity or a Refusal. After a refusal `refused` is set and `done` is False: send the result of
     feed(), then close.
 
-    `other_keys`: those with which the initiator may authenticate while the cluster's key is being
-    changed. The responder's own proof then uses the key that the initiator has used.
+    `other_keys`: further keys with which the initiator may authenticate while the cluster's key is
+    being changed. The responder's own proof uses the same key as the initiator's proof.
     """
 
     peer: Hello | None
@@ -306,7 +307,7 @@ class Responder(_Side):
         self._hello: Hello | None = None
         self._challenge = _encode(_Challenge(VERSION, nonce))
         self.refused: Refusal | None = None
-        self.stated: Identity | None = None  # the result of decide(), if it is an Identity
+        self.sent_identity: Identity | None = None  # the result of decide(), if it is an Identity
         self.proven_node_id: int | None = None  # the initiator's node id, once its proof was accepted
 
     def _on_frame(self, body: bytes) -> bytes:
@@ -329,7 +330,7 @@ class Responder(_Side):
             self.refused, self._failed = decision, True
             response = _encode(_Response(None, decision))
         else:
-            self.peer, self.stated, self.done = self._hello, decision, True
+            self.peer, self.sent_identity, self.done = self._hello, decision, True
             self.tls = min(self._hello.tls, self._tls) > TLS_OFF
             response = _encode(_Response(decision, None, self._tls))
         return _frame(

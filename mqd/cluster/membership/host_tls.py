@@ -34,7 +34,7 @@ class HostTls:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._in, self._out, server_side)
         self._node_id = node_id
-        self._plain = bytearray()  # decrypted and not read yet
+        self._plain = bytearray()  # decrypted, but not read yet
         self._established = self._ended = False
         self.done = False
         self.refusal_bytes = b""  # to be sent after a failure
@@ -98,13 +98,13 @@ class HostTls:
 
     def seal(self, data: bytes) -> bytes:
         assert self.done
-        left = memoryview(data)
-        while left:
-            left = left[self._ssl.write(left) :]
+        unsent = memoryview(data)
+        while unsent:
+            unsent = unsent[self._ssl.write(unsent) :]
         return self._out.read()
 
     def open(self, data: bytes) -> bytes:
-        """Returns the data that can be decrypted; b"": more bytes are needed. Raises EOFError if the peer
+        """Returns the data that can be decrypted, or b"" if more bytes are needed. Raises EOFError if the peer
         has closed the connection, OSError if the bytes are not authentic.
         """
         assert self.done

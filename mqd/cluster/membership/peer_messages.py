@@ -6,8 +6,8 @@ its class name, so class names must be unique. The meaning of a message never ch
 are only added at the end with a default. Hosts of two versions coexist during a rolling upgrade:
 unknown fields are ignored, and so are unknown messages, for which decode() returns None.
 
-Bounds: MESSAGE_BYTES_MAX. The sender's identity is that of the handshake
-(mqd/cluster/membership/handshake.py), not one in a message.
+Bounds: MESSAGE_BYTES_MAX. The sender's identity is the one that the handshake authenticated
+(mqd/cluster/membership/handshake.py), whatever a message says.
 """
 
 from typing import Union, get_args
@@ -42,7 +42,7 @@ class PeerProtocolError(ValueError):
 
 def encode(message: msgspec.Struct) -> bytes:
     """Returns the whole frame. Raises PeerProtocolError if the message is longer than
-    MESSAGE_BYTES_MAX, which a core must not send.
+    MESSAGE_BYTES_MAX; a core must not send such a message.
     """
     body = _encoder.encode(message)
     if len(body) > MESSAGE_BYTES_MAX:
