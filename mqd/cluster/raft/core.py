@@ -3,7 +3,7 @@ majority-granted lease (docs/design/cluster.md, section 3).
 
     role         leaves by
     UNATTACHED   a leader becomes known -> FOLLOWER; a voter's election timeout -> PROSPECTIVE.
-                 Queries other hosts by Fetch in the meantime
+                 Meanwhile it sends Fetch to other hosts, to find the leader
     PROSPECTIVE  a majority would vote for it (pre-vote) -> CANDIDATE; timeout -> PROSPECTIVE again
                  after a delay (KIP-996)
     CANDIDATE    a majority has voted -> LEADER; timeout -> PROSPECTIVE
@@ -183,7 +183,7 @@ class QuorumCore(QuorumTransitions):
         if self.election is not None:
             self.election.maybe_win(now_ns)
         if self.following is not None:
-            self.following.on_disk(now_ns, installed)
+            self.following.on_writes_done(now_ns, installed)
 
     def _on_disk_refused(self, event: events.DiskRefused, now_ns: int) -> None:
         """Handles a refused write. The disk is as it was before the write with `event.sequence`."""
@@ -308,16 +308,16 @@ class QuorumCore(QuorumTransitions):
         elif message.epoch < self.epoch or self.leading is not None or self.leader not in (-1, sender):
             return
         self.end_epoch()
-        place = (
+        rank = (
             message.successors.index(self.key.node_id)
             if self.key.node_id in message.successors
             else len(message.successors)
         )
-        self.become_unattached(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[1])
+        self.become_unattached(now_ns, now_ns + self.settings.handover_ns + rank * self.settings.backoff_ns[1])
 
     def _on_leader_died(self, event: events.LeaderDied, now_ns: int) -> None:
         """Acts as if the leader had resigned, except that it is unknown which replica has the newest log.
-        The replicas try to be elected in the order of their node ids; one whose log is too old is
+        The replicas try to be elected in the order of their node ids; a replica whose log is too old is
         refused. The event is repeated, because replicas that have not received it refuse to vote. On a
         repetition only the first replica tries again; the others keep their deadlines.
         """
@@ -334,10 +334,10 @@ class QuorumCore(QuorumTransitions):
             return
         is_repeated = self._ended_epoch == self.epoch and self.leader < 0
         others = sorted(voter.node_id for voter in self.log.voters if voter.node_id != event.node_id)
-        place = others.index(self.key.node_id) if self.key.node_id in others else len(others)
-        if not is_repeated or place == 0:
+        rank = others.index(self.key.node_id) if self.key.node_id in others else len(others)
+        if not is_repeated or rank == 0:
             self.end_epoch()
-            self.become_unattached(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[0])
+            self.become_unattached(now_ns, now_ns + self.settings.handover_ns + rank * self.settings.backoff_ns[0])
 
     def _on_fetch(self, sender: int, fetch: Fetch, now_ns: int) -> None:
         if fetch.replica.node_id != sender:
@@ -532,8 +532,8 @@ class QuorumCore(QuorumTransitions):
 
 
 def standalone_meta(meta: SnapshotMeta, survivors: Voters) -> SnapshotMeta:
-    """force-standalone: returns the same snapshot in a new generation with these voters, which count as
-    founded. Members of the old generation are refused.
+    """force-standalone: returns the same snapshot in a new generation with these voters, which are
+    treated as founding voters. Members of the old generation are refused.
     """
     return SnapshotMeta(meta.offset, meta.epoch, survivors, meta.generation + 1)
 

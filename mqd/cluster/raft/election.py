@@ -52,8 +52,8 @@ class Election:
                 )
 
     def on_response(self, response: VoteResponse, now_ns: int) -> None:
-        current = response.round == self._round if self.is_pre_vote else response.epoch == self.core.epoch
-        if not current or response.pre_vote != self.is_pre_vote:
+        is_current = response.round == self._round if self.is_pre_vote else response.epoch == self.core.epoch
+        if not is_current or response.pre_vote != self.is_pre_vote:
             return
         (self._granted if response.granted else self._refused).add(response.voter.directory_id)
         self.maybe_win(now_ns)

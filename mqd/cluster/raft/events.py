@@ -40,7 +40,7 @@ class QuorumSettings(msgspec.Struct, frozen=True):
     fetch_bytes_max: int = 1 << 20
     uncommitted_bytes_max: int = 32 << 20  # proposals beyond this are refused
     log_bytes_max: int = 20 << 20  # a longer log causes SnapshotWanted
-    # kept in memory below a snapshot, for replicas that are slightly behind
+    # records kept in memory below a snapshot, for replicas that are slightly behind
     retained_bytes: int = 4 << 20
 
     @property
@@ -78,7 +78,7 @@ class VoteState(msgspec.Struct, frozen=True, array_like=True):
     epoch: int = 0
     voted_for: ReplicaKey | None = None  # in `epoch`
     # The last leader that this replica followed, in any epoch: it may hold a promise. None if this
-    # replica has voted since, because then no leader held one.
+    # replica has voted since, because then no leader still held one.
     followed: ReplicaKey | None = None
 
 
@@ -230,7 +230,7 @@ class TruncateLog(msgspec.Struct, frozen=True):
 
 
 class InstallSnapshot(msgspec.Struct, frozen=True):
-    """Replace the whole log by this snapshot, durably. An unreadable snapshot is refused with
+    """Replace the whole log with this snapshot, durably. An unreadable snapshot is refused with
     DiskRefused.
     """
 

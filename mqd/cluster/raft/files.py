@@ -51,14 +51,14 @@ _vote_decoder = msgspec.msgpack.Decoder(VoteState)
 def encode_batch(batch: Batch, now_ms: int) -> bytes:
     """Encodes a batch, uncompressed. `now_ms`: the timestamp of its records."""
     if batch.kind == DATA:
-        found = [codec.Record(timestamp_ms=now_ms, value=value) for value in batch.values]
+        records = [codec.Record(timestamp_ms=now_ms, value=value) for value in batch.values]
     else:
-        found = [
+        records = [
             codec.Record(timestamp_ms=now_ms, key=_KEY.pack(0, _CONTROL_TYPES[batch.kind]), value=value)
             for value in batch.values
         ]
     return codec.encode_batch(
-        found,
+        records,
         base_offset=batch.base_offset,
         partition_leader_epoch=batch.epoch,
         base_sequence=batch.epoch,
@@ -86,19 +86,19 @@ def read_header(data: bytes, position: int, base_offset: int) -> BatchInfo:
 
 def decode_batch(header: BatchInfo, data: bytes, position: int) -> Batch:
     """Decodes a batch whose header was checked by read_header(). Raises CorruptBatch."""
-    found = list(stored_records(header, data[position : position + header.size_bytes]))
+    records = list(stored_records(header, data[position : position + header.size_bytes]))
     kind = DATA
     if header.control:
         if (
-            len(found) != 1
-            or found[0].key is None
-            or len(found[0].key) != _KEY.size
-            or _KEY.unpack(found[0].key)[1] not in _KINDS
+            len(records) != 1
+            or records[0].key is None
+            or len(records[0].key) != _KEY.size
+            or _KEY.unpack(records[0].key)[1] not in _KINDS
         ):
             raise CorruptBatch("a control batch of a kind that this version of mqd does not know")
-        kind = _KINDS[_KEY.unpack(found[0].key)[1]]
+        kind = _KINDS[_KEY.unpack(records[0].key)[1]]
     return make_batch(
-        header.base_offset, header.partition_leader_epoch, kind, tuple(record.value or b"" for record in found)
+        header.base_offset, header.partition_leader_epoch, kind, tuple(record.value or b"" for record in records)
     )
 
 
@@ -106,17 +106,17 @@ def later_batch(data: bytes, position: int, base_offset: int) -> int:
     """The position of a complete batch with a later offset after `position`, or -1. Computes the checksum
     only for candidates with a plausible header.
     """
-    at = data.find(b"\2", position + 17)
-    while at >= 0:
-        start = at - 16
+    magic_position = data.find(b"\2", position + 17)
+    while magic_position >= 0:
+        start = magic_position - 16
         try:
-            found = int.from_bytes(data[start : start + 8], "big")
-            if base_offset < found < base_offset + (1 << 40):
-                read_header(data, start, found)
+            offset = int.from_bytes(data[start : start + 8], "big")
+            if base_offset < offset < base_offset + (1 << 40):
+                read_header(data, start, offset)
                 return start
         except CorruptBatch:
             pass
-        at = data.find(b"\2", at + 1)
+        magic_position = data.find(b"\2", magic_position + 1)
     return -1
 
 
@@ -182,8 +182,8 @@ class Mark(NamedTuple):
 
 
 def encode_mark(mark: Mark) -> bytes:
-    text = _MARK_2.pack(b"MQDMARK2", *mark, 0)[:-4]
-    return text + native.crc32c(text).to_bytes(4, "big")
+    body = _MARK_2.pack(b"MQDMARK2", *mark, 0)[:-4]
+    return body + native.crc32c(body).to_bytes(4, "big")
 
 
 def decode_mark(data: bytes) -> Mark:

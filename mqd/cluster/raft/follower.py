@@ -45,14 +45,14 @@ class Following:
         self._contact_ns = now_ns
         self._jitter_ns = core.random_backoff()
         self.sequence: int | None = None  # number of the request in flight
-        self._fetched_ns = now_ns
+        self._request_sent_ns = now_ns
         self._pause_until_ns = self._extended_until_ns = 0
         self._stamp_ns = 0
         self._download: Download | None = None
 
     @property
     def deadline_ns(self) -> int:
-        retry = self._fetched_ns + self.core.settings.fetch_retry_ns if self.sequence is not None else NO_DEADLINE
+        retry = self._request_sent_ns + self.core.settings.fetch_retry_ns if self.sequence is not None else NO_DEADLINE
         if self.sequence is None and self.is_flushed:
             retry = self._pause_until_ns
         return min(retry, self._leader_lost_ns)
@@ -76,11 +76,11 @@ class Following:
                 self.core.doubt_leader()
                 self.core.campaign(now_ns)
                 return
-        if self.sequence is not None and now_ns >= self._fetched_ns + self.core.settings.fetch_retry_ns:
+        if self.sequence is not None and now_ns >= self._request_sent_ns + self.core.settings.fetch_retry_ns:
             self.sequence = None
         self.maybe_fetch(now_ns)
 
-    def on_disk(self, now_ns: int, installed: bool) -> None:
+    def on_writes_done(self, now_ns: int, installed: bool) -> None:
         if installed:
             self._download = None
         self._contact_ns = max(self._contact_ns, now_ns - self.core.settings.promise_ns // 2)
@@ -117,7 +117,7 @@ class Following:
                     self._stamp_ns,
                 ),
             )
-        self._fetched_ns = now_ns
+        self._request_sent_ns = now_ns
 
     # -- responses ---------------------------------------------------------------------------------
 
@@ -149,8 +149,8 @@ class Following:
         smaller of both end offsets of `epoch`.
         """
         core = self.core
-        own = core.log.epoch_end(epoch)
-        offset = min(end_offset, own[1]) if own is not None else core.log.start_offset
+        own_end = core.log.epoch_end(epoch)
+        offset = min(end_offset, own_end[1]) if own_end is not None else core.log.start_offset
         if offset < core.log.end_offset:
             core.truncate(core.log.boundary(offset))
         else:
@@ -202,12 +202,12 @@ class Following:
         if download is None or chunk.sequence != self.sequence:
             return
         self._on_leader_contact(chunk.sender, chunk.sent_ns, now_ns)
-        sound = (
+        is_sound = (
             chunk.position == download.position
             and chunk.crc == zlib.crc32(chunk.data)
             and len(chunk.data) <= download.size_bytes - download.position
         )
-        if not sound or not chunk.data:
+        if not is_sound or not chunk.data:
             self._download = None  # the snapshot is deleted or damaged: start again
             self._pause(now_ns, "the snapshot could not be fetched completely")
         else:

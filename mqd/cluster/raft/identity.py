@@ -26,10 +26,10 @@ def directory_text(directory_id: bytes) -> str:
 
 def directory_bytes(text: str) -> bytes:
     """Raises ValueError if the text is not a directory id."""
-    found = urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    if len(found) != 16:
+    decoded = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    if len(decoded) != 16:
         raise ValueError(f"{text!r} is not a directory id")
-    return found
+    return decoded
 
 
 def load_or_create_key(directory: Path, node_id: int, new_id: bytes) -> ReplicaKey:
@@ -38,7 +38,7 @@ def load_or_create_key(directory: Path, node_id: int, new_id: bytes) -> ReplicaK
     """
     path = directory / "meta.properties"
     try:
-        found = dict(
+        properties = dict(
             line.split("=", 1) for line in path.read_text().splitlines() if "=" in line and not line.startswith("#")
         )
     except FileNotFoundError:
@@ -51,7 +51,7 @@ def load_or_create_key(directory: Path, node_id: int, new_id: bytes) -> ReplicaK
         native.file_replace(path, f"version=1\nnode.id={node_id}\ndirectory.id={directory_text(new_id)}\n".encode())
         return ReplicaKey(node_id, new_id)
     try:
-        key = ReplicaKey(int(found["node.id"]), directory_bytes(found["directory.id"]))
+        key = ReplicaKey(int(properties["node.id"]), directory_bytes(properties["directory.id"]))
     except (KeyError, ValueError) as error:
         raise MetadataCorrupt(f"{path} is damaged ({error}); restore it from a copy") from error
     if key.node_id != node_id:

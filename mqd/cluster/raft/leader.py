@@ -61,7 +61,7 @@ class Leadership:
         self.epoch_start_offset = core.log.end_offset
         # the last earlier epoch in which a leader can have been active: an active leader has committed
         # a record of its own epoch, which this log has (I3)
-        self.epoch_before = core.log.last_epoch
+        self.previous_epoch = core.log.last_epoch
         self.replicas: dict[ReplicaKey, Replica] = {}
         self.changes = self.changes_class(self)
         self._exposed_offset = core.log.end_offset  # other replicas may have records below it
@@ -97,8 +97,8 @@ class Leadership:
 
     def _majority_contact_ns(self, now_ns: int) -> int:
         """The latest time after which a majority of the voters, including this one, has fetched."""
-        heard = {voter.key: max(self.began_ns, self._contact_ns(voter.key)) for voter in self.core.voters}
-        return majority_value(self.core.voters, {**heard, self.core.key: now_ns}, self.began_ns)
+        contacts = {voter.key: max(self.began_ns, self._contact_ns(voter.key)) for voter in self.core.voters}
+        return majority_value(self.core.voters, {**contacts, self.core.key: now_ns}, self.began_ns)
 
     def _contact_ns(self, key: ReplicaKey) -> int:
         replica = self.replicas.get(key)
@@ -207,7 +207,7 @@ class Leadership:
     def on_applied(self) -> None:
         if not self.is_active and self.core.applied_offset > self.epoch_start_offset:
             self.is_active = True
-            self.core.emit(BecameActive(self.epoch, self.core.log.end_offset, self.epoch_before))
+            self.core.emit(BecameActive(self.epoch, self.core.log.end_offset, self.previous_epoch))
 
     def on_disk_refused(self, end_offset: int, reason: str, now_ns: int) -> None:
         """Our disk has only the records below `end_offset`. Proposals that no other replica has are
@@ -233,11 +233,11 @@ class Leadership:
         if fetch.generation == 0 or fetch.offset < log.start_offset:
             self._offer_snapshot(fetch, now_ns)
             return
-        ends = log.epoch_end(fetch.last_epoch)
-        if ends is None:
+        epoch_and_end = log.epoch_end(fetch.last_epoch)
+        if epoch_and_end is None:
             self._offer_snapshot(fetch, now_ns)
-        elif ends[0] != fetch.last_epoch or ends[1] < fetch.offset:
-            self._respond(fetch, now_ns, diverging=ends)
+        elif epoch_and_end[0] != fetch.last_epoch or epoch_and_end[1] < fetch.offset:
+            self._respond(fetch, now_ns, diverging=epoch_and_end)
         else:
             self._on_position(replica, fetch, now_ns)
 
@@ -265,8 +265,8 @@ class Leadership:
             if len(self.replicas) >= REPLICAS_MAX:
                 voter_keys = {voter.key for voter in self.core.voters}
                 silent = min(
-                    (known for known in self.replicas.values() if known.key not in voter_keys),
-                    key=lambda known: known.heard_ns,
+                    (tracked for tracked in self.replicas.values() if tracked.key not in voter_keys),
+                    key=lambda tracked: tracked.heard_ns,
                 )
                 del self.replicas[silent.key]
                 self._parked.pop(silent.key, None)
@@ -312,7 +312,7 @@ class Leadership:
         replica.heard_ns = now_ns
         self.note_stamp(replica, fetch.stamp_ns, now_ns)
         snapshot = self.core.log.snapshot
-        read = ReadSnapshot(
+        request = ReadSnapshot(
             fetch.replica.node_id,
             fetch.replica,
             fetch.sequence,
@@ -323,9 +323,9 @@ class Leadership:
             SNAPSHOT_CHUNK_BYTES,
         )
         if snapshot is None or (snapshot.offset, snapshot.epoch) != (fetch.snapshot_offset, fetch.snapshot_epoch):
-            self.on_snapshot_read(SnapshotRead(read, b""), now_ns)
+            self.on_snapshot_read(SnapshotRead(request, b""), now_ns)
         else:
-            self.core.emit(read)
+            self.core.emit(request)
 
     def on_snapshot_read(self, event: SnapshotRead, now_ns: int) -> None:
         request, core = event.request, self.core
@@ -363,8 +363,10 @@ class Leadership:
 
     def _best_first(self) -> list[ReplicaKey]:
         """The other voters that have fetched, the longest log first."""
-        known = [voter.key for voter in self.core.voters if voter.key != self.core.key and voter.key in self.replicas]
-        return sorted(known, key=lambda key: (-self.replicas[key].position, key))
+        fetching = [
+            voter.key for voter in self.core.voters if voter.key != self.core.key and voter.key in self.replicas
+        ]
+        return sorted(fetching, key=lambda key: (-self.replicas[key].position, key))
 
     def resign(self, reason: str, now_ns: int, successor: int | None = None, campaign_again: bool = False) -> None:
         core = self.core

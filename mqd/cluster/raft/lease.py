@@ -41,8 +41,8 @@ class Promise:
         self.until_ns = max(self.until_ns, now_ns + promise_ns)
 
     def release(self, epoch: int) -> None:
-        """Ends the promise, because the leader of `epoch` has given up its lease. Earlier leaders had no
-        lease any more when it was elected.
+        """Ends the promise, because the leader of `epoch` has given up its lease. When that leader was
+        elected, no earlier leader still had a lease.
         """
         if self.epoch <= epoch:
             self.until_ns = 0

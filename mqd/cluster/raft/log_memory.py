@@ -108,16 +108,16 @@ class MemoryLog:
         """Returns whole batches from `offset`, which must be the start of a batch, up to `end_offset`; at
         least one if there is any.
         """
-        found: list[Batch] = []
+        batches: list[Batch] = []
         index, size = bisect_left(self._bases, offset), 0
         while index < len(self._batches) and self._batches[index].next_offset <= end_offset:
             batch = self._batches[index]
             size += batch.size_bytes
-            if found and size > bytes_max:
+            if batches and size > bytes_max:
                 break
-            found.append(batch)
+            batches.append(batch)
             index += 1
-        return tuple(found)
+        return tuple(batches)
 
     def bytes_after(self, offset: int) -> int:
         """The size of the batches from `offset` on; fast near the end of the log."""
@@ -170,6 +170,6 @@ class MemoryLog:
             offset, epoch = batch.next_offset, batch.epoch
         assert offset == self.end_offset and len(self._bases) == len(self._batches), "G1"
         assert starts == self._epochs, "G2"
-        held = [batch.base_offset for batch in self._batches if batch.kind == VOTERS]
-        assert [entry[0] for entry in self._voters] == [-1, *held], "G3"
+        voter_batch_offsets = [batch.base_offset for batch in self._batches if batch.kind == VOTERS]
+        assert [entry[0] for entry in self._voters] == [-1, *voter_batch_offsets], "G3"
         assert self.size_bytes == sum(batch.size_bytes for batch in self._batches)

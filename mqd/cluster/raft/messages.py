@@ -190,7 +190,7 @@ class Fetch(msgspec.Struct, frozen=True, tag="q.fetch"):
     leader in its response.
     """
 
-    generation: int  # 0: has no snapshot yet and accepts the leader's
+    generation: int  # 0: the sender has no snapshot yet, and accepts the leader's
     epoch: int
     replica: ReplicaKey
     sequence: int  # rises with every request of a replica; repeated in the response

@@ -35,7 +35,7 @@ class Replica(msgspec.Struct):
 
     def on_fetched(self, offset: int, end_offset: int, now_ns: int) -> None:
         """Updates `caught_up_ns`. In a log that grows constantly a replica never reaches the end; so it
-        counts as caught up at its previous fetch if it has now reached the end as of that fetch.
+        is treated as caught up at its previous fetch if it has now reached the end as of that fetch.
         """
         if offset >= end_offset:
             self.caught_up_ns = now_ns

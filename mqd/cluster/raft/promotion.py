@@ -31,9 +31,9 @@ def candidates(voters: Voters, brokers: Iterable[BrokerState], history: int) -> 
     count = len(voters)
     if count >= VOTERS_TARGET or history == SHRUNK or (count == 2 and history != GROWING):
         return []
-    nodes = {voter.node_id for voter in voters}
-    fit = []
-    for broker in sorted(brokers, key=lambda one: one.node_id):
+    voter_nodes = {voter.node_id for voter in voters}
+    eligible = []
+    for broker in sorted(brokers, key=lambda broker: broker.node_id):
         key = key_of(broker)
         if (
             key is not None
@@ -41,14 +41,16 @@ def candidates(voters: Voters, brokers: Iterable[BrokerState], history: int) -> 
             and not broker.draining
             and not broker.in_controlled_shutdown
             and broker.controller_host
-            and broker.node_id not in nodes
+            and broker.node_id not in voter_nodes
         ):
-            fit.append(Voter(key, broker.controller_host, broker.controller_port))
-    return fit if len(fit) + count >= VOTERS_TARGET else []
+            eligible.append(Voter(key, broker.controller_host, broker.controller_port))
+    return eligible if len(eligible) + count >= VOTERS_TARGET else []
 
 
 def moved_voter(voters: Voters, brokers: Iterable[BrokerState]) -> Voter | None:
-    """A voter whose registered address differs from that in the voter set, with the registered one."""
+    """Returns a voter whose registered address differs from its address in the voter set, with the
+    registered address; None if there is none.
+    """
     by_key = {voter.key: voter for voter in voters}
     for broker in brokers:
         key = key_of(broker)

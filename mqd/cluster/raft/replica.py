@@ -36,7 +36,7 @@ class QuorumBroken(AssertionError):
 
 def _rank(effect: Effect) -> int:
     """Sorts disk effects before all others except ControlAppended. The others may cause proposals
-    immediately, whose writes must come after those already queued.
+    immediately, and the writes of these proposals must come after those already queued.
     """
     return 0 if isinstance(effect, events.ControlAppended) else 1 if isinstance(effect, _DISK) else 2
 
@@ -94,6 +94,7 @@ class QuorumReplica:
 
     @property
     def is_alone(self) -> bool:
+        """Whether this replica is the only voter."""
         return self.is_voter and len(self.log.voters) == 1
 
     @property
@@ -135,10 +136,10 @@ class QuorumReplica:
         else:
             self.emit(events.Send(to, message))
 
-    def _disk_effect(self, what: str, end_offset: int, make: Callable[[int], Effect]) -> None:
+    def _disk_effect(self, kind: str, end_offset: int, make_effect: Callable[[int], Effect]) -> None:
         self._sequence += 1
-        self._disk.append((self._sequence, what, end_offset))
-        self.emit(make(self._sequence))
+        self._disk.append((self._sequence, kind, end_offset))
+        self.emit(make_effect(self._sequence))
 
     @property
     def is_vote_pending(self) -> bool:
@@ -174,7 +175,7 @@ class QuorumReplica:
         self.log.truncate(offset)
         self.durable_offset = min(self.durable_offset, offset)
         self._disk = deque(
-            (sequence, what, min(end, offset) if what == "append" else end) for sequence, what, end in self._disk
+            (sequence, kind, min(end, offset) if kind == "append" else end) for sequence, kind, end in self._disk
         )
         self._disk_effect("truncate", offset, lambda sequence: events.TruncateLog(sequence, offset))
 
@@ -189,11 +190,11 @@ class QuorumReplica:
                 f"a snapshot at offset {meta.offset}, which is below the applied offset {self.applied_offset}"
             )
 
-        def make(sequence: int) -> events.InstallSnapshot:
+        def make_effect(sequence: int) -> events.InstallSnapshot:
             self._installing = events.InstallSnapshot(sequence, meta, data)
             return self._installing
 
-        self._disk_effect("install", meta.offset, make)
+        self._disk_effect("install", meta.offset, make_effect)
 
     def _finish_install(self) -> None:
         installed, self._installing = self._installing, None
@@ -213,10 +214,10 @@ class QuorumReplica:
         self._disk_done = max(self._disk_done, sequence)
         installed = False
         while self._disk and self._disk[0][0] <= sequence:
-            _, what, end_offset = self._disk.popleft()
-            if what == "append":
+            _, kind, end_offset = self._disk.popleft()
+            if kind == "append":
                 self.durable_offset = max(self.durable_offset, end_offset)
-            elif what == "install":
+            elif kind == "install":
                 self._finish_install()
                 installed = True
         if not self.is_vote_pending:
@@ -229,13 +230,13 @@ class QuorumReplica:
         """Drops the refused writes. Returns (new end of the log, whether the disk must be truncated
         there). The vote is retried later.
         """
-        truncated = [end for _, what, end in self._disk if what == "truncate"]
-        if any(what == "install" for _, what, _ in self._disk):
+        truncate_ends = [end for _, kind, end in self._disk if kind == "truncate"]
+        if any(kind == "install" for _, kind, _ in self._disk):
             self._installing = None
-        if any(what == "vote" for _, what, _ in self._disk):
+        if any(kind == "vote" for _, kind, _ in self._disk):
             self._retry_vote_ns, self._vote_sequence = now_ns + self.settings.promise_ns // 2, _NEVER_WRITTEN
         self._disk.clear()
-        return min([self.durable_offset, *truncated]), bool(truncated)
+        return min([self.durable_offset, *truncate_ends]), bool(truncate_ends)
 
     def cut_back(self, end_offset: int, on_disk_too: bool) -> None:
         """Drops the batches that were only in memory, as if this process had crashed before the flush."""

@@ -22,7 +22,7 @@ Invariants
         before a truncation, so it is never too high; after a power cut it can be too low
     M3  bytes below the mark were flushed: an unreadable batch there is corruption, and the controller
         refuses to start. Unreadable bytes after the mark are the torn end of an unacknowledged write
-        and are cut off, unless a complete batch follows them, which is corruption, too
+        and are cut off, unless a complete batch follows them: that is corruption, too
     M4  valid bytes beyond the mark are written and flushed again before they are used, because
         the page cache is unreliable after a failed flush
     M5  a checkpoint is complete and durable before the log that it replaces is deleted; the log file
@@ -168,8 +168,9 @@ class QuorumStore:
             raise MetadataCorrupt(f"{path} is damaged ({error}); restore it from a copy of {self.directory}") from error
 
     def _drop_empty(self) -> None:
-        """Without a checkpoint, an empty log is what an interrupted initialize() or install() has left: the
-        directory is empty. Adopting it would make this host the only voter of another cluster.
+        """Removes an empty log that has no checkpoint: it is left over from an interrupted
+        initialize() or install(). Adopting it would make this host the only voter of another
+        cluster.
         """
         if any(file.path.stat().st_size for file in self._files):
             return
@@ -178,7 +179,7 @@ class QuorumStore:
         self._files = []
 
     def _adopt(self, state: MetadataState) -> tuple[SnapshotMeta, int]:
-        """Takes over the log of a release without clusters, with this host as its only voter."""
+        """Adopts the log of a release that predates clusters, with this host as its only voter."""
         meta = SnapshotMeta(state.version, 0, (Voter(self.key, "", 0),), 1)
         if not self._vote_path.exists():
             native.file_replace(self._vote_path, files.encode_vote(VoteState()))
@@ -210,10 +211,10 @@ class QuorumStore:
         """The log files that follow the snapshot, and the one that contains its offset. If none
         contains it, an empty file is left over from an interrupted installation of a snapshot.
         """
-        found = sorted(_File(int(path.stem), path) for path in self.directory.glob("*.log") if path.stem.isdigit())
-        later = [file for file in found if file.base_offset > snapshot_offset]
-        here = [file for file in found if file.base_offset <= snapshot_offset][-1:]
-        if not here and later:
+        log_files = sorted(_File(int(path.stem), path) for path in self.directory.glob("*.log") if path.stem.isdigit())
+        later = [file for file in log_files if file.base_offset > snapshot_offset]
+        containing = [file for file in log_files if file.base_offset <= snapshot_offset][-1:]
+        if not containing and later:
             if later[0].path.stat().st_size:
                 raise MetadataCorrupt(
                     f"{later[0].path} begins at offset {later[0].base_offset}, but the newest checkpoint ends at"
@@ -221,14 +222,14 @@ class QuorumStore:
                 )
             native.file_unlink(later[0].path)
             later = later[1:]
-        return here + later
+        return containing + later
 
     def _read_files(self, snapshot_offset: int, mark: Mark) -> tuple[list[Batch], int]:
         """Returns all batches from the snapshot's offset on, and the size of the torn end that was cut
         off.
         """
-        known = [file.base_offset for file in self._files]
-        if mark.position > 0 and mark.base_offset >= snapshot_offset and mark.base_offset not in known:
+        base_offsets = [file.base_offset for file in self._files]
+        if mark.position > 0 and mark.base_offset >= snapshot_offset and mark.base_offset not in base_offsets:
             raise MetadataCorrupt(
                 f"{self._log_path(mark.base_offset)} is missing, but {mark.position} bytes of it were flushed; restore"
                 f" it from a copy of {self.directory}"
@@ -240,9 +241,9 @@ class QuorumStore:
         batches: list[Batch] = []
         offset, cut_bytes = self._files[0].base_offset, 0
         for number, file in enumerate(self._files):
-            last = number == len(self._files) - 1
+            is_last = number == len(self._files) - 1
             if file.base_offset != offset:
-                if file.path.stat().st_size or not last:
+                if file.path.stat().st_size or not is_last:
                     raise MetadataCorrupt(
                         f"{file.path} begins at offset {file.base_offset}, but the file before it ends at {offset};"
                         f" restore {self.directory} from a copy"
@@ -250,15 +251,15 @@ class QuorumStore:
                 native.file_unlink(file.path)  # remains of a snapshot that was not installed
                 del self._files[number]
                 break
-            flushed = (
+            flushed_bytes = (
                 mark.position
                 if file.base_offset == mark.base_offset
                 else 0
                 if file.base_offset > mark.base_offset
                 else -1
             )
-            successors_empty = all(later.path.stat().st_size == 0 for later in self._files[number + 1 :])
-            offset, cut_bytes = self._read_file(file, flushed, successors_empty, batches)
+            later_files_are_empty = all(later.path.stat().st_size == 0 for later in self._files[number + 1 :])
+            offset, cut_bytes = self._read_file(file, flushed_bytes, later_files_are_empty, batches)
         # the log ends before the checkpoint, so it cannot continue in this file
         if offset < snapshot_offset:
             self._files = [_File(snapshot_offset, self._log_path(snapshot_offset))]
@@ -267,48 +268,48 @@ class QuorumStore:
         self.next_offset = offset
         return [batch for batch in batches if batch.base_offset >= snapshot_offset], cut_bytes
 
-    def _read_file(self, file: _File, flushed: int, may_be_torn: bool, batches: list[Batch]) -> tuple[int, int]:
-        """Appends the file's batches to `batches`. `flushed`: number of bytes that were flushed (-1 =
+    def _read_file(self, file: _File, flushed_bytes: int, may_be_torn: bool, batches: list[Batch]) -> tuple[int, int]:
+        """Appends the file's batches to `batches`. `flushed_bytes`: number of bytes that were flushed (-1 =
         all). Returns (offset after the last batch, size of the torn end).
         """
         data = file.path.read_bytes()
-        flushed = len(data) if flushed < 0 else flushed
+        flushed_bytes = len(data) if flushed_bytes < 0 else flushed_bytes
         position, offset = 0, file.base_offset
         while position < len(data):
             try:
                 header = files.read_header(data, position, offset)
                 batches.append(files.decode_batch(header, data, position))
             except CorruptBatch as error:
-                self._check_torn_end(file.path, data, position, offset, flushed, str(error), may_be_torn)
+                self._check_torn_end(file.path, data, position, offset, flushed_bytes, str(error), may_be_torn)
                 break
             position, offset = position + header.size_bytes, header.next_offset
-        if position < flushed:
+        if position < flushed_bytes:
             raise MetadataCorrupt(
-                f"{file.path} ends at byte {position}, but its first {flushed} bytes were flushed: changes that were"
+                f"{file.path} ends at byte {position}, but its first {flushed_bytes} bytes were flushed: changes that were"
                 f" acknowledged are missing; restore the file from a copy, or delete {self._mark_path} to accept the"
                 f" loss of every change from offset {offset} on"
             )
-        if position > flushed:
-            self._rewrite(file.path, data[:position], flushed)
+        if position > flushed_bytes:
+            self._rewrite(file.path, data[:position], flushed_bytes)
         self._position = position
         return offset, len(data) - position
 
     def _check_torn_end(
-        self, path: Path, data: bytes, position: int, offset: int, flushed: int, reason: str, may_be_torn: bool
+        self, path: Path, data: bytes, position: int, offset: int, flushed_bytes: int, reason: str, may_be_torn: bool
     ) -> None:
         """Returns if the unreadable batch is a torn end, raises MetadataCorrupt if it is corruption (M3)."""
         later = files.later_batch(data, position, offset)
-        if position >= flushed and later < 0 and may_be_torn:
+        if position >= flushed_bytes and later < 0 and may_be_torn:
             return
-        known = (
+        evidence = (
             f"a valid batch follows at byte {later}"
             if later >= 0
             else "the log continues in the next file"
             if not may_be_torn
-            else f"the first {flushed} bytes were flushed"
+            else f"the first {flushed_bytes} bytes were flushed"
         )
         raise MetadataCorrupt(
-            f"{path} is corrupt at byte {position} (offset {offset}): {reason}; {known}, so this is not an interrupted"
+            f"{path} is corrupt at byte {position} (offset {offset}): {reason}; {evidence}, so this is not an interrupted"
             f" write. Restore the file from a copy. To continue without the changes from offset {offset} on: stop the"
             f" broker, cut the file to {position} bytes and delete {self._mark_path}"
         )
@@ -327,12 +328,12 @@ class QuorumStore:
 
     def _open_for_writing(self) -> None:
         path = self._files[-1].path
-        new = not path.exists()
+        is_new = not path.exists()
         self._fd = native.file_open_append(path, self._position)
         try:
             size = self._mark_path.stat().st_size if self._mark_path.exists() else 0
             self._mark_fd = native.file_open_append(self._mark_path, min(size, files.MARK_BYTES))
-            if new:
+            if is_new:
                 native.file_sync_directory(self.directory)
         except OSError:
             self.close()
@@ -414,13 +415,13 @@ class QuorumStore:
 
     def _truncate(self, offset: int) -> None:
         kept = [file for file in self._files if file.base_offset <= offset]
-        doomed = self._files[len(kept) :]
+        removed = self._files[len(kept) :]
         self._files = kept
         self._position, self.next_offset = self._end_before(kept[-1], offset)
         self._write_mark(flush=True)
-        for file in reversed(doomed):
+        for file in reversed(removed):
             native.file_unlink(file.path)
-        if doomed:
+        if removed:
             native.file_sync_directory(self.directory)
         native.file_close(self._fd)
         self._fd = native.file_open_append(kept[-1].path, self._position)
@@ -518,10 +519,11 @@ class QuorumStore:
             raise
 
     def install(self, meta: SnapshotMeta, state: bytes) -> MetadataState:
-        """Replaces the log by the leader's snapshot. Returns its state. Raises ValueError if the snapshot
-        is unreadable, OSError (the old log remains), FlushFailed (it may have been truncated).
+        """Replaces the log with the leader's snapshot. Returns the snapshot's state. Raises
+        ValueError if the snapshot is unreadable, OSError (the old log remains), FlushFailed (the
+        old log may have been truncated).
         """
-        found = decode_state(state, meta.offset)
+        new_state = decode_state(state, meta.offset)
         before = self._files, self._position
         truncated = False
         if self._snapshot is None:
@@ -548,7 +550,7 @@ class QuorumStore:
         self.next_offset = self._committed = meta.offset
         self._write_mark()
         self._drop_older()
-        return found
+        return new_state
 
     def _undo_install(self, before: list[_File], position: int) -> None:
         """Removes the log file that was created for the snapshot; the old log remains."""

@@ -108,32 +108,32 @@ class VoterChanges:
         change = self._change
         if change is None or change.voter is None or change.end_offset >= 0 or change.voter.key != replica.key:
             return
-        recent = now_ns - replica.heard_ns < self._core.settings.promise_ns
-        if recent and replica.position >= change.target_offset:
+        is_responsive = now_ns - replica.heard_ns < self._core.settings.promise_ns
+        if is_responsive and replica.position >= change.target_offset:
             self._append(change.token, tuple(sorted((*self._core.voters, change.voter))), now_ns)
 
     def _remove(self, event: RemoveVoter, now_ns: int) -> None:
         voters = self._core.voters
-        rest = tuple(voter for voter in voters if voter.key != event.key)
-        if len(rest) == len(voters):
+        remaining = tuple(voter for voter in voters if voter.key != event.key)
+        if len(remaining) == len(voters):
             self._end(
                 event.token, ErrorCode.VOTER_NOT_FOUND, f"Node {event.key.node_id} with that directory is not a voter."
             )
-        elif not rest:
+        elif not remaining:
             self._end(
                 event.token,
                 ErrorCode.INVALID_REQUEST,
                 f"Node {event.key.node_id} is the only voter; add another one first.",
             )
-        elif not self._has_live_majority(rest, now_ns):
+        elif not self._has_live_majority(remaining, now_ns):
             self._end(
                 event.token,
                 ErrorCode.INVALID_REQUEST,
-                "A majority of the remaining voters is unreachable or lags, so no change could be committed any"
-                " more. Bring them back first, and try again.",
+                "A majority of the remaining voters is unreachable or lags, so no further change could be"
+                " committed. Bring them back first, and try again.",
             )
         else:
-            self._append(event.token, rest, now_ns)
+            self._append(event.token, remaining, now_ns)
 
     def _has_live_majority(self, voters: Voters, now_ns: int) -> bool:
         live = sum(voter.key == self._core.key or self._keeps_up(voter.key, now_ns) for voter in voters)
