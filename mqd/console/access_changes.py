@@ -25,12 +25,12 @@ DEFAULT = "<default>"
 def set_password(settings: Settings, form: Form) -> Change:
     name = required(form, "name", "a name for the user")
     try:
-        who = principal.user(name)
+        user_principal = principal.user(name)
     except ValueError as error:
         raise BadForm(str(error)) from None
     is_known = name in access.users(settings)
 
-    def do() -> str:
+    def apply() -> str:
         password = access.generated_password()
         access.set_password(settings, name, access.SaltedPassword(password, is_generated=True))
         return password
@@ -42,12 +42,14 @@ def set_password(settings: Settings, form: Form) -> Change:
             " again."
         )
     else:
-        effects.append(f"{who} may only do what rules allow: nothing, unless there are rules for it or for all users.")
+        effects.append(
+            f"{user_principal} may only do what rules allow: nothing, unless there are rules for it or for all users."
+        )
     return Change(
         f"{'Give a new password to' if is_known else 'Create'} the user {name}?",
         command_of(settings, "user", "create", name, *(["--replace"] if is_known else [])),
         effects,
-        do,
+        apply,
         f"{'Set the password of' if is_known else 'Created'} the user {name}.",
         USERS,
     )
@@ -77,10 +79,10 @@ _TITLES = ("Principal", "Permission", "Operation", "Resource", "From")
 
 
 def _permission(form: Form) -> str:
-    found = form.get("permission", "allow")
-    if found not in ("allow", "deny"):
-        raise BadForm(f"a rule allows or denies, not {found!r}")
-    return found
+    permission = form.get("permission", "allow")
+    if permission not in ("allow", "deny"):
+        raise BadForm(f"a rule allows or denies, not {permission!r}")
+    return permission
 
 
 def add_rule(settings: Settings, form: Form) -> Change:
@@ -89,16 +91,16 @@ def add_rule(settings: Settings, form: Form) -> Change:
     resource = required(form, "resource", "a resource: topic/orders, topic/orders-*, group/*, cluster")
     host, permission = form.get("host", "").strip() or "*", _permission(form)
     try:
-        made = access.parse_rules(permission, who, operations, resource, host)
+        rules = access.parse_rules(permission, who, operations, resource, host)
         existing = set(access.rules(settings, access.parse_filter(None, None, resource, None, None)))
     except ValueError as error:
         raise BadForm(str(error)) from None
-    added = [rule for rule in made if rule not in existing]
+    added = [rule for rule in rules if rule not in existing]
     words = [permission, who, operations, resource, *(["--from", host] if host != "*" else [])]
     effects = [f"{len(added)} rule{'s' * (len(added) != 1)} would be added."]
-    if len(added) < len(made):
+    if len(added) < len(rules):
         effects.append(
-            f"{len(made) - len(added)} of them {'exist' if len(made) - len(added) > 1 else 'exists'} already."
+            f"{len(rules) - len(added)} of them {'exist' if len(rules) - len(added) > 1 else 'exists'} already."
         )
     if permission == "deny":
         effects.append("The operations are refused even if other rules allow them.")
@@ -106,7 +108,7 @@ def add_rule(settings: Settings, form: Form) -> Change:
         f"{permission.capitalize()} {who} {operations} on {resource}?",
         command_of(settings, "acl", *words),
         effects,
-        lambda: access.create_rules(settings, made),
+        lambda: access.create_rules(settings, rules),
         f"{'Allowed' if permission == 'allow' else 'Denied'} {who} {operations} on {resource}.",
         RULES,
         _TITLES,
@@ -120,30 +122,30 @@ def remove_rule(settings: Settings, form: Form) -> Change:
     operation, host = required(form, "operations", "an operation"), form.get("host", "").strip() or "*"
     permission = _permission(form)
     try:
-        chosen = access.parse_filter(who, operation, resource, host, permission)
+        rule_filter = access.parse_filter(who, operation, resource, host, permission)
     except ValueError as error:
         raise BadForm(str(error)) from None
-    found = access.rules(settings, chosen)
-    if not found:
+    rules = access.rules(settings, rule_filter)
+    if not rules:
         raise CliError("there is no such rule; another user may have removed it")
 
-    def do() -> None:
-        if not access.remove_rules(settings, chosen):
-            raise CliError("there is no such rule any more")
+    def apply() -> None:
+        if not access.remove_rules(settings, rule_filter):
+            raise CliError("the rule no longer exists")
 
     words = [resource, "--principal", who, "--operation", operation, "--permission", permission, "--from", host]
     effects = ["The operations are refused, unless another rule allows them."]
     if permission == "deny":
         effects = ["The operations are allowed where another rule allows them."]
     return Change(
-        "Remove the rule?" if len(found) == 1 else f"Remove {len(found)} rules?",
+        "Remove the rule?" if len(rules) == 1 else f"Remove {len(rules)} rules?",
         command_of(settings, "acl", "remove", *words),
         effects,
-        do,
-        f"Removed {len(found)} rule{'s' * (len(found) != 1)}.",
+        apply,
+        f"Removed {len(rules)} rule{'s' * (len(rules) != 1)}.",
         RULES,
         _TITLES,
-        [rule_columns(rule) for rule in found],
+        [rule_columns(rule) for rule in rules],
         is_danger=True,
     )
 
@@ -153,7 +155,7 @@ def remove_rule(settings: Settings, form: Form) -> Change:
 
 def _entity(form: Form) -> tuple[Entity, list[str]]:
     """The entity that the form names, and the options of `mqd quota` that select it."""
-    found: Entity = {}
+    entity: Entity = {}
     words: list[str] = []
     options = {"user": ("user", "--user", "--default-user"), "client": ("client-id", "", "--default"),
                "ip": ("ip", "--ip", "--default-ip")}  # fmt: skip
@@ -161,44 +163,44 @@ def _entity(form: Form) -> tuple[Entity, list[str]]:
         name = form.get(field, "").strip()
         if not name:
             continue
-        found[kind] = None if name == DEFAULT else name
+        entity[kind] = None if name == DEFAULT else name
         words += [default] if name == DEFAULT else [option, name] if option else [name]
-    if not found:
+    if not entity:
         raise BadForm(f"name a user, a client id or an address; {DEFAULT} names the default")
-    if "ip" in found and len(found) > 1:
+    if "ip" in entity and len(entity) > 1:
         raise BadForm("a quota applies either to an address, or to a user and client")
-    return found, words
+    return entity, words
 
 
 def _value(name: str, text: str) -> float:
     try:
         if name in ("produce", "fetch"):
             return float(Rate().convert(text, None, None))
-        found = float(text)
+        value = float(text)
     except (click.UsageError, ValueError) as error:
         reason = error.message if isinstance(error, click.UsageError) else f"{text!r} is not a number"
         raise BadForm(f"{name}: {reason}") from None
-    if not 0 < found < 1e15 or (name == "connections" and found != int(found)):
+    if not 0 < value < 1e15 or (name == "connections" and value != int(value)):
         raise BadForm(f"{name}: {text!r} is not a {'whole ' if name == 'connections' else ''}number above 0")
-    return found
+    return value
 
 
 def set_quota(settings: Settings, form: Form) -> Change:
     entity, words = _entity(form)
-    given = {name: text for name in access.QUOTA_KEYS if (text := form.get(name, "").strip())}
-    if not given:
+    limits = {name: text for name in access.QUOTA_KEYS if (text := form.get(name, "").strip())}
+    if not limits:
         raise BadForm("nothing to set; give one of the limits")
-    values: dict[str, float | None] = {access.QUOTA_KEYS[name]: _value(name, text) for name, text in given.items()}
+    values: dict[str, float | None] = {access.QUOTA_KEYS[name]: _value(name, text) for name, text in limits.items()}
     access.set_quotas(settings, entity, values, dry_run=True)
     before = next((values for owner, values in access.quotas(settings, entity) if owner == entity), {})
-    options = [word for name, text in given.items() for word in (f"--{name}", text)]
-    who = access.entity_text(entity)
+    options = [word for name, text in limits.items() for word in (f"--{name}", text)]
+    entity_name = access.entity_text(entity)
     return Change(
-        f"Limit {who}?",
+        f"Limit {entity_name}?",
         command_of(settings, "quota", "set", *words, *options),
         ["Clients above a limit are slowed down, not refused. Other limits stay unchanged."],
         lambda: access.set_quotas(settings, entity, values, dry_run=False),
-        f"Limited {who}.",
+        f"Limited {entity_name}.",
         QUOTAS,
         ("Limit", "Now", "Then"),
         [
@@ -214,17 +216,17 @@ def delete_quota(settings: Settings, form: Form) -> Change:
     keys = list(access.QUOTA_KEYS.values())
     removed = access.quotas_among(settings, entity, keys)
     before = next((values for owner, values in access.quotas(settings, entity) if owner == entity), {})
-    who = access.entity_text(entity)
+    entity_name = access.entity_text(entity)
 
-    def do() -> None:
+    def apply() -> None:
         access.remove_quotas(settings, entity, keys)
 
     return Change(
-        f"Remove the quotas of {who}?",
+        f"Remove the quotas of {entity_name}?",
         command_of(settings, "quota", "delete", *words),
         ["It is no longer limited, unless by a default."],
-        do,
-        f"Removed the quotas of {who}.",
+        apply,
+        f"Removed the quotas of {entity_name}.",
         QUOTAS,
         ("Limit", "Now"),
         [(name, access.quota_text(key, before.get(key))) for name, key in access.QUOTA_KEYS.items() if key in removed],

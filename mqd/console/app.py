@@ -176,7 +176,7 @@ async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[s
 
 
 def _verify(console: Console, security: ClientSecurity) -> None:
-    """Raises CliError: the cluster does not know this user and password, or cannot be reached."""
+    """Raises CliError if the cluster refuses this user and password, or cannot be reached."""
     with client_security.acting_as(security), Broker(console.options.bootstrap):
         pass
 
@@ -210,8 +210,9 @@ async def _login(console: Console, request: Request) -> Response:
 
 
 async def _log_in(console: Console, security: ClientSecurity) -> str:
-    """The reason for a refusal; "": success. Guessing is slow, and never occupies more than a few
-    threads."""
+    """Returns the reason for a refusal, or "" if the login succeeded. A failed login is answered
+    after a delay, so that passwords cannot be guessed quickly. Logins occupy at most a few threads.
+    """
     user = security.settings["sasl.username"]
     if not user or "\0" in user + security.settings["sasl.password"]:
         return "enter a user name and password"
