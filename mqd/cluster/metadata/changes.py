@@ -26,7 +26,7 @@ from mqd.cluster.metadata.rules.configs import RESOURCE_TOPIC, ConfigRules
 from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
-RESULTS_MAX = 200_000  # partitions of one request
+RESULTS_MAX = 200_000  # partitions in one request
 
 
 class Decision(NamedTuple):
@@ -44,10 +44,10 @@ def decide(
     new_id: Callable[[], bytes],
 ) -> Decision:
     """Raises Refusal."""
-    change, number = request.change, request.request_id
+    change, request_id = request.change, request.request_id
 
     def done(records: list[Record], topic_name: str | None = None) -> Decision:
-        return Decision(messages.Response(number, 0), topic_name, records)
+        return Decision(messages.Response(request_id, 0), topic_name, records)
 
     match change:
         case messages.CreateTopic():
@@ -65,20 +65,20 @@ def decide(
         case messages.CreateAcls():
             return done(security_rules.create_acls(state, change, new_id))
         case messages.DeleteAcls():
-            return Decision(*security_rules.delete_acls(state, change, number))
+            return Decision(*security_rules.delete_acls(state, change, request_id))
         case messages.AlterScramCredentials():
-            return Decision(*security_rules.alter_scram_credentials(state, change, number))
+            return Decision(*security_rules.alter_scram_credentials(state, change, request_id))
         case messages.CreateDelegationToken():
             return done(token_rules.create(state, change.token))
         case messages.SetTokenExpiry():
-            return Decision(*token_rules.set_expiry(state, change, number))
+            return Decision(*token_rules.set_expiry(state, change, request_id))
         case messages.AllocateProducerIds():
-            response = messages.Response(number, 0, offset=state.next_producer_id, count=change.count)
+            response = messages.Response(request_id, 0, offset=state.next_producer_id, count=change.count)
             return Decision(response, None, rules.allocate_producer_ids(state, change))
         case messages.AlterReassignments():
-            return _alter_reassignments(place, change, number)
+            return _alter_reassignments(place, change, request_id)
         case messages.ElectLeaders():
-            return _elect_leaders(place, change, number)
+            return _elect_leaders(place, change, request_id)
         case messages.BalanceReplicas():
             return _balance(state, active, place, change, request)
         case messages.UnregisterBroker():
@@ -92,9 +92,9 @@ def decide(
                 change.name,
             )
         case messages.ReleaseRetired():
-            return done(retire_rules.release(place.view, rules.existing(state, change.name)), change.name)
+            return done(retire_rules.release(place.view, rules.existing_topic(state, change.name)), change.name)
         case _:
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"{type(change).__name__} is not a change of metadata.")
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"{type(change).__name__} is not a metadata change.")
 
 
 def _partition(state: MetadataState, name: str, index: int) -> tuple[TopicState, PartitionState]:
@@ -104,14 +104,14 @@ def _partition(state: MetadataState, name: str, index: int) -> tuple[TopicState,
     return topic, topic.partitions[index]
 
 
-def _each(
+def _change_each(
     requested: Iterable[tuple[str, int]],
-    number: int,
+    request_id: int,
     view_state: MetadataState,
-    make: Callable[[int, TopicState, PartitionState], PartitionChange | None],
+    make_change: Callable[[int, TopicState, PartitionState], PartitionChange | None],
 ) -> Decision:
-    """Returns one result for each partition; `make(n, ...)` returns the change of the n-th, None = none is
-    needed. A partition that is listed twice is changed only the first time.
+    """Returns one result for each partition; `make_change(n, ...)` returns the change of the n-th
+    partition, or None if it needs none. A partition that is listed twice is changed only the first time.
     """
     changes: list[tuple[TopicState, PartitionChange]] = []
     results: list[messages.PartitionResult] = []
@@ -122,41 +122,46 @@ def _each(
                 raise Refusal(ErrorCode.INVALID_REQUEST, f"{name}-{index} is listed twice.")
             seen.add((name, index))
             topic, partition = _partition(view_state, name, index)
-            change = make(position, topic, partition)
+            change = make_change(position, topic, partition)
         except Refusal as refusal:
             results.append(messages.PartitionResult(name, index, refusal.error, refusal.message))
             continue
         results.append(messages.PartitionResult(name, index))
         if change is not None:
             changes.append((topic, change))
-    return Decision(messages.Response(number, 0, results=results), None, group_changes(changes))
+    return Decision(messages.Response(request_id, 0, results=results), None, group_changes(changes))
 
 
-def _alter_reassignments(place: rules.Placement, change: messages.AlterReassignments, number: int) -> Decision:
+def _alter_reassignments(place: rules.Placement, change: messages.AlterReassignments, request_id: int) -> Decision:
     if len(change.partitions) > RESULTS_MAX:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"At most {RESULTS_MAX} partitions in one request.")
 
-    def make(position: int, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
+    def make_change(position: int, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
         target = change.partitions[position].replicas
         if target is None:
             return reassign_rules.cancel(place.view, topic, partition)
         reassign_rules.check_target(place.view, partition, target, change.allow_replication_factor_change)
         return reassign_rules.reassign(place.view, topic, partition, tuple(target), place.directories)
 
-    return _each(((entry.name, entry.partition) for entry in change.partitions), number, place.view.state, make)
+    return _change_each(
+        ((entry.name, entry.partition) for entry in change.partitions), request_id, place.view.state, make_change
+    )
 
 
-def _elect_leaders(place: rules.Placement, change: messages.ElectLeaders, number: int) -> Decision:
-    view, kind, requested = place.view, change.election_type, change.partitions
+def _elect_leaders(place: rules.Placement, change: messages.ElectLeaders, request_id: int) -> Decision:
+    view, election_type, requested = place.view, change.election_type, change.partitions
     if requested is None:
         requested = [
             (topic.name, partition.index)
             for topic in view.state.topics.values()
             for partition in topic.partitions
-            if election_rules.needs_election(view, kind, topic, partition)
+            if election_rules.needs_election(view, election_type, topic, partition)
         ]
-    return _each(
-        requested, number, view.state, lambda _, topic, partition: election_rules.elect(view, kind, topic, partition)
+    return _change_each(
+        requested,
+        request_id,
+        view.state,
+        lambda _, topic, partition: election_rules.elect(view, election_type, topic, partition),
     )
 
 
@@ -172,7 +177,7 @@ def _balance(
     """
     names = None if change.topics is None else frozenset(change.topics)
     for name in sorted(names or ()):
-        rules.existing(state, name)
+        rules.existing_topic(state, name)
     nodes = place.view.nodes()
     moves = placement.balance(
         state, nodes, lambda name: names is None or name in names, full=place.directories.full_hosts(nodes)
@@ -197,6 +202,6 @@ def _drain(state: MetadataState, change: messages.DrainBroker) -> list[Record]:
     if not change.cancel and not others:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"There is no other broker alive that could take the replicas of broker {change.node_id}.",
+            f"There is no other live broker that could take the replicas of broker {change.node_id}.",
         )
     return [BrokerChanged(change.node_id, broker.epoch, draining=not change.cancel)]

@@ -1,5 +1,5 @@
 """Assignments of a topic's new partitions: replicas that the client lists or that placement chooses,
-with Kafka's checks and reasons, and the partitions' first state.
+with Kafka's checks and error texts, and the partitions' first state.
 """
 
 from collections.abc import Sequence
@@ -98,7 +98,7 @@ def automatic_assignments(
     if factor == -1:
         factor = rules.broker_number("default.replication.factor", config)
     if factor == DEFAULT:
-        factor = default_replication_factor(place.directories.usable_hosts(place.view.nodes()))
+        factor = default_replication_factor(place.directories.usable_host_count(place.view.nodes()))
     check_replicas(factor)
     return spread(state, count, factor, place, change.name in INTERNAL_TOPICS)
 
@@ -108,24 +108,24 @@ def spread(state: MetadataState, count: int, factor: int, place: Placement, inte
     drained: a fenced broker gets a replica if there are too few live ones, but does not lead.
     """
     live = place.view.nodes()
-    away = [node for node in sorted(state.brokers) if node not in live and not state.brokers[node].draining]
-    if factor > len(live) + len(away):
+    not_live = [node for node in sorted(state.brokers) if node not in live and not state.brokers[node].draining]
+    if factor > len(live) + len(not_live):
         draining = sum(broker.draining for broker in state.brokers.values())
-        but = f", not counting {draining} being drained" if draining else ""
+        exclusion = f", not counting {draining} being drained" if draining else ""
         raise Refusal(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be"
-            f" reached because only {len(live) + len(away)} broker(s) are registered{but}.",
+            f" reached because only {len(live) + len(not_live)} broker(s) are registered{exclusion}.",
         )
     if not live:
         raise Refusal(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"Unable to replicate the partition {factor} time(s): All brokers are currently fenced.",
         )
-    nodes = live if factor <= len(live) else live + away
+    nodes = live if factor <= len(live) else live + not_live
     _check_room(state, count * factor, nodes, place, internal)
     check_image(state, count, count * factor)
-    loads = Loads(state, nodes, place.directories.full_hosts(nodes), internal, away)
+    loads = Loads(state, nodes, place.directories.full_hosts(nodes), internal, not_live)
     chosen = [replicas for _ in range(count) if (replicas := choose(loads, factor)) is not None]
     if len(chosen) < count:
         raise Refusal(
@@ -137,27 +137,27 @@ def spread(state: MetadataState, count: int, factor: int, place: Placement, inte
 
 def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: Placement, internal: bool) -> None:
     """Checks that the hosts have room, before a list of the requested length is made."""
-    most = limits(state, nodes, internal, place.partition_count_max)
-    room = sum(max(0, most[node] - held) for node, held in _replica_counts(state, nodes).items())
+    limit_of = limits(state, nodes, internal, place.partition_count_max)
+    room = sum(max(0, limit_of[node] - replica_count) for node, replica_count in _replica_counts(state, nodes).items())
     if count > room:
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
-            _no_room(
+            _no_room_text(
                 "This host has" if len(state.brokers) == 1 else "The hosts have", room, place.partition_count_max, count
             ),
         )
 
 
-def _no_room(who: str, room: int, limit: int, requested: int) -> str:
+def _no_room_text(who: str, room: int, limit: int, requested: int) -> str:
     return f"{who} room for {room} more partition(s) (of {limit}), {requested} were requested; delete topics first."
 
 
 def _replica_counts(state: MetadataState, nodes: Sequence[int]) -> dict[int, int]:
-    held = dict.fromkeys(nodes, 0)
+    counts = dict.fromkeys(nodes, 0)
     for (node, _), count in state.partition_counts.items():
-        if node in held:
-            held[node] += count
-    return held
+        if node in counts:
+            counts[node] += count
+    return counts
 
 
 def place_partitions(
@@ -172,40 +172,42 @@ def place_partitions(
     sync, but at least one replica must be. Raises Refusal.
     """
     check_image(state, len(assignments), sum(map(len, assignments)))
-    added: dict[int, int] = {}
+    added_counts: dict[int, int] = {}
     for replicas in assignments:
         for node in replicas:
-            added[node] = added.get(node, 0) + 1
-    most = limits(state, list(added), internal, place.partition_count_max)
-    for node, held in _replica_counts(state, list(added)).items():
-        if held + added[node] > most[node]:
+            added_counts[node] = added_counts.get(node, 0) + 1
+    limit_of = limits(state, list(added_counts), internal, place.partition_count_max)
+    for node, replica_count in _replica_counts(state, list(added_counts)).items():
+        if replica_count + added_counts[node] > limit_of[node]:
             who = "This host has" if node == place.node_id else f"Broker {node} has"
             raise Refusal(
                 ErrorCode.INVALID_PARTITIONS,
-                _no_room(who, max(0, most[node] - held), place.partition_count_max, added[node]),
+                _no_room_text(
+                    who, max(0, limit_of[node] - replica_count), place.partition_count_max, added_counts[node]
+                ),
             )
     partitions = []
-    for number, replicas in enumerate(assignments):
+    for position, replicas in enumerate(assignments):
         in_sync = tuple(node for node in replicas if place.view.may_lead(node))
         if not in_sync:
             raise Refusal(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"All brokers specified in the manual partition assignment for partition {first_index + number} are"
+                f"All brokers specified in the manual partition assignment for partition {first_index + position} are"
                 " fenced or in controlled shutdown.",
             )
         directories = []
         for node in replicas:
             directory = place.directories.place(node)
             if directory is None:
-                where = "this host" if node == place.node_id else f"broker {node}"
+                host_text = "this host" if node == place.node_id else f"broker {node}"
                 raise Refusal(
                     ErrorCode.KAFKA_STORAGE_ERROR,
-                    f"No log directory of {where} can be written to; see the broker's log for the reason.",
+                    f"No log directory of {host_text} can be written to; see the broker's log for the reason.",
                 )
             directories.append(directory)
         partitions.append(
             PartitionState(
-                index=first_index + number,
+                index=first_index + position,
                 replicas=replicas,
                 directories=tuple(directories),
                 in_sync_replicas=in_sync,

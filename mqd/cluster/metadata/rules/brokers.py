@@ -1,4 +1,4 @@
-"""A broker's lifecycle as records: registration, fencing, return, controlled shutdown,
+"""A broker's lifecycle as records: registration, fencing, unfencing, controlled shutdown,
 unregistration (rules R8, R9, R10, R15).
 
 Pure functions of a View; Refusal carries Kafka's error code. The returned records go into one
@@ -56,37 +56,38 @@ def _acknowledged_only_flushed(state: MetadataState, topic: TopicState, node: in
 def _targets_without(
     state: MetadataState,
     nodes: frozenset[int],
-    lost: int = -1,
+    lossy_node: int = -1,
     keeps_disk: bool = False,
     node: int = -1,
-    fresh: frozenset[str] = frozenset(),
+    emptied_directories: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[TopicState, Target]]:
-    """Yields the targets without `nodes` in sync. `lost`: a broker that has lost the records that it had
-    not flushed, and its disks too unless `keeps_disk`. `fresh`: directories of `node` that were emptied.
+    """Yields a target for each partition that changes when `nodes` leave the in-sync sets.
+    `lossy_node`: a broker that has lost the records that it had not flushed and, unless `keeps_disk`,
+    its disks. `emptied_directories`: directories of `node` that were emptied.
     """
     for topic in state.topics.values():
-        lost_in_topic = (
-            frozenset((lost,))
-            if lost >= 0 and not (keeps_disk and _acknowledged_only_flushed(state, topic, lost))
+        lossy_in_topic = (
+            frozenset((lossy_node,))
+            if lossy_node >= 0 and not (keeps_disk and _acknowledged_only_flushed(state, topic, lossy_node))
             else frozenset()
         )
         for partition in topic.partitions:
-            emptied = (
-                bool(fresh)
+            is_emptied = (
+                bool(emptied_directories)
                 and len(partition.replicas) > 1
                 and any(
-                    replica == node and name in fresh
-                    for replica, name in zip(partition.replicas, partition.directories)
+                    replica == node and directory_id in emptied_directories
+                    for replica, directory_id in zip(partition.replicas, partition.directories)
                 )
             )
-            replicas_with_losses = frozenset((node,)) if emptied else lost_in_topic
+            replicas_with_losses = frozenset((node,)) if is_emptied else lossy_in_topic
             if not nodes.isdisjoint(partition.in_sync_replicas) or (
                 replicas_with_losses and not replicas_with_losses.isdisjoint(partition.eligible_leader_replicas)
             ):
                 target = Target(partition)
                 target.in_sync = without(partition.in_sync_replicas, nodes)
                 # the broker has the only copy, so no other replica can have more records
-                is_only_copy = keeps_disk and partition.replicas == (lost,)
+                is_only_copy = keeps_disk and partition.replicas == (lossy_node,)
                 target.replicas_with_losses = frozenset() if is_only_copy else replicas_with_losses
                 yield topic, target
 
@@ -132,9 +133,11 @@ def register(state: MetadataState, message: RegisterBroker, cannot_serve: Cannot
     view = View(state, gone=frozenset((message.node_id,)), cannot_serve=cannot_serve)
     new = _make_broker(message, state.version, old)
     is_clean = old is not None and same_directory and message.clean_epoch == old.epoch
-    lost, fresh = _find_losses(message, is_clean)
+    lossy_node, emptied_directories = _find_losses(message, is_clean)
     changes = view.changes(
-        _targets_without(state, frozenset((message.node_id,)), lost, same_directory, message.node_id, fresh)
+        _targets_without(
+            state, frozenset((message.node_id,)), lossy_node, same_directory, message.node_id, emptied_directories
+        )
     )
     if old is not None and not same_directory:
         changes += _place_on_new_disks(state, message)
@@ -142,9 +145,11 @@ def register(state: MetadataState, message: RegisterBroker, cannot_serve: Cannot
 
 
 def _find_losses(message: RegisterBroker, is_clean: bool) -> tuple[int, frozenset[str]]:
-    """R9: returns (the node if its logs may have lost records, else -1; its directories that are empty)."""
-    fresh = frozenset(entry.directory_id for entry in message.directories if entry.fresh)
-    return -1 if is_clean else message.node_id, fresh
+    """R9: returns the node id, or -1 if the broker's logs cannot have lost records, and the ids of its
+    emptied directories.
+    """
+    emptied_directories = frozenset(entry.directory_id for entry in message.directories if entry.fresh)
+    return -1 if is_clean else message.node_id, emptied_directories
 
 
 def _make_broker(message: RegisterBroker, epoch: int, old: BrokerState | None) -> BrokerState:
@@ -175,23 +180,23 @@ def _make_broker(message: RegisterBroker, epoch: int, old: BrokerState | None) -
 
 
 def _check_features(state: MetadataState, message: RegisterBroker) -> None:
-    lacking = unsupported(state.features, message.features)
-    if message.features and lacking:
+    unsupported_text = unsupported(state.features, message.features)
+    if message.features and unsupported_text:
         raise Refusal(
             ErrorCode.UNSUPPORTED_VERSION,
-            f"Node {message.node_id} runs a version of mqd that this cluster no longer supports: {lacking}. Install the"
-            " version that the other hosts run.",
+            f"Node {message.node_id} runs a version of mqd that this cluster no longer supports: {unsupported_text}."
+            " Install the version that the other hosts run.",
         )
 
 
 def _place_on_new_disks(state: MetadataState, message: RegisterBroker) -> list[Record]:
     """The host has lost its disks: places its replicas, which start empty, in its current directories."""
-    found = [
+    reported = [
         Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable)
         for entry in message.directories
         if entry.directory_id
     ]
-    counts = {entry.directory_id: 0 for entry in found if entry.usable}
+    counts = {entry.directory_id: 0 for entry in reported if entry.usable}
     if not counts:
         return []
     records: list[Record] = []
@@ -200,13 +205,13 @@ def _place_on_new_disks(state: MetadataState, message: RegisterBroker) -> list[R
         for partition in topic.partitions:
             if message.node_id not in partition.replicas:
                 continue
-            place = partition.replicas.index(message.node_id)
-            if partition.directories[place] in counts:
+            position = partition.replicas.index(message.node_id)
+            if partition.directories[position] in counts:
                 continue
-            chosen = choose_directory(found, counts)
+            chosen = choose_directory(reported, counts)
             assert chosen is not None
             counts[chosen] += 1
-            directories = (*partition.directories[:place], chosen, *partition.directories[place + 1 :])
+            directories = (*partition.directories[:position], chosen, *partition.directories[position + 1 :])
             changes.append(PartitionChange(partition.index, directories=directories, replicas=partition.replicas))
         if changes:
             records.append(PartitionsChanged(topic.topic_id, tuple(changes)))
@@ -234,18 +239,20 @@ def unfence(state: MetadataState, node: int, cannot_serve: CannotServe = assume_
 def on_replicas_failed(
     state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], cannot_serve: CannotServe = assume_served
 ) -> list[Record]:
-    """Handles partitions that a living broker cannot serve. If another replica may lead, that one takes
-    over. Otherwise the broker stays in sync, because its copy is the only one, but the partition has no
+    """Handles partitions that a live broker cannot serve. If another replica may lead, it takes over.
+    Otherwise the broker stays in sync, because its copy is the only one, but the partition has no
     leader until elections.restore_leaders finds that it can be served again.
     """
     view = View(state, cannot_serve=cannot_serve)
 
     def targets() -> Iterator[tuple[TopicState, Target]]:
         for topic_id, index in dict.fromkeys(partitions):
-            found = view.partition(topic_id, index)
-            if found is None or node not in found[1].in_sync_replicas:
+            topic_and_partition = view.partition(topic_id, index)
+            if topic_and_partition is None:
                 continue
-            topic, partition = found
+            topic, partition = topic_and_partition
+            if node not in partition.in_sync_replicas:
+                continue
             target = Target(partition)
             others = without(partition.in_sync_replicas, (node,)) or partition.eligible_leader_replicas
             if any(view.may_take_over(topic, partition, other) for other in others if other != node):
@@ -267,17 +274,19 @@ def on_replicas_full(
     """Handles partitions whose replicas the broker cannot write now, because its disk is full. The
     broker leaves an in-sync set if enough other replicas are in sync. Otherwise it stays: leaving would
     not help, because acks=all would still be refused. It has lost no records: once there is space
-    it fetches and rejoins. It cannot rejoin before that, because in a new leader epoch a follower's
+    it fetches and rejoins. It cannot rejoin earlier, because in a new leader epoch a follower's
     offset is known only from its fetch.
     """
     view = View(state, cannot_serve=cannot_serve)
 
     def targets() -> Iterator[tuple[TopicState, Target]]:
         for topic_id, index in dict.fromkeys(partitions):
-            found = view.partition(topic_id, index)
-            if found is None or node not in found[1].in_sync_replicas:
+            topic_and_partition = view.partition(topic_id, index)
+            if topic_and_partition is None:
                 continue
-            topic, partition = found
+            topic, partition = topic_and_partition
+            if node not in partition.in_sync_replicas:
+                continue
             others = without(partition.in_sync_replicas, (node,))
             if len(others) >= state.min_in_sync(topic, partition) and any(
                 view.may_take_over(topic, partition, other) for other in others
@@ -296,7 +305,9 @@ def begin_shutdown(state: MetadataState, node: int) -> list[Record]:
     return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=True)]
 
 
-def _would_refuse(topic: TopicState, partition: PartitionState, view: View, recently_heard: frozenset[int]) -> bool:
+def _would_refuse_acks_all(
+    topic: TopicState, partition: PartitionState, view: View, recently_heard: frozenset[int]
+) -> bool:
     """Whether acks=all would be refused without this broker, while another replica may soon be in sync."""
     minimum = effective_min_in_sync(view.configured_min(topic), len(partition.replicas), len(partition.adding_replicas))
     return len(partition.in_sync_replicas) == minimum and any(
@@ -311,11 +322,11 @@ def move_away(
     recently_heard: frozenset[int] = frozenset(),
     cannot_serve: CannotServe = assume_served,
 ) -> tuple[list[Record], bool]:
-    """Returns (changes of at most `moves_max` partitions, whether all are done). The broker gives up its
-    leaderships and leaves the in-sync sets, so that no leader waits for it when it ends. Partitions
-    that no other replica can lead stay as they are. A partition with just enough replicas in sync must
-    wait while another of its replicas is on a broker in `recently_heard` (brokers that have sent a
-    heartbeat recently), because that replica may soon be in sync.
+    """Returns (changes of at most `moves_max` partitions, whether no more are needed). The broker
+    gives up its leaderships and leaves the in-sync sets, so that no leader waits for it when it
+    ends. Partitions that no other replica can lead stay as they are. A partition with just enough
+    replicas in sync must wait while another of its replicas is on a broker in `recently_heard`
+    (brokers that have sent a heartbeat recently), because that replica may soon be in sync.
     """
     view = View(state, cannot_serve=cannot_serve)
     targets: list[tuple[TopicState, Target]] = []
@@ -326,7 +337,7 @@ def move_away(
                 other != node and view.may_take_over(topic, partition, other) for other in partition.in_sync_replicas
             ):
                 continue
-            if _would_refuse(topic, partition, view, recently_heard) or len(targets) == moves_max:
+            if _would_refuse_acks_all(topic, partition, view, recently_heard) or len(targets) == moves_max:
                 done = False
                 continue
             target = Target(partition)
@@ -344,11 +355,11 @@ def unregister(state: MetadataState, node: int) -> list[Record]:
         raise Refusal(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {node} is not currently registered.")
     if not broker.fenced:
         raise Refusal(ErrorCode.POLICY_VIOLATION, f"Broker {node} is alive; shut it down before you unregister it.")
-    held = replica_counts(state).get(node, 0)
-    if held:
+    replica_count = replica_counts(state).get(node, 0)
+    if replica_count:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"Broker {node} still has {held} replica(s) according to the metadata: drain it (mqd cluster drain"
+            f"Broker {node} still has {replica_count} replica(s) according to the metadata: drain it (mqd cluster drain"
             f" {node}), or wait until they are replicated elsewhere, or reassign them.",
         )
     return [BrokerUnregistered(node)]

@@ -1,5 +1,5 @@
-"""The properties that can be set at run time: an adapter of mqd.base.config's tables for the
-metadata core.
+"""The properties that can be set at run time: adapts the tables of mqd.base.config to the metadata
+core.
 """
 
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ class ConfigRules:
     def is_known(self, resource_type: int, name: str) -> bool:
         if name in _TABLES[resource_type]:
             return True
-        of_listener = resource_type == RESOURCE_BROKER and listeners.override_of(name) is not None
-        return of_listener and not self.refusal_of(resource_type, name)
+        is_listener_override = resource_type == RESOURCE_BROKER and listeners.override_of(name) is not None
+        return is_listener_override and not self.refusal_of(resource_type, name)
 
     def is_kafka_setting(self, name: str) -> bool:
         """Whether this is a broker setting of Apache Kafka that mqd has under another name, or does not
@@ -63,7 +63,7 @@ class ConfigRules:
         return {**unknown, **tables.validate_broker_dynamic(known, self._static)}
 
     def refusal_of(self, resource_type: int, name: str) -> str:
-        """The reason that this name cannot be set, with the closest known name."""
+        """Returns the reason why this name cannot be set, with the closest known name; "" = it can be set."""
         try:
             tables.property_of(_TABLES[resource_type], name)
         except ConfigError as error:

@@ -60,19 +60,19 @@ def _is_unserved(view: View, topic: TopicState, partition: PartitionState) -> bo
     return partition.leader < 0 or view.cannot_serve(topic, partition, partition.leader)
 
 
-def elect(view: View, kind: int, topic: TopicState, partition: PartitionState) -> PartitionChange:
-    if kind == ELECT_PREFERRED:
+def elect(view: View, election_type: int, topic: TopicState, partition: PartitionState) -> PartitionChange:
+    if election_type == ELECT_PREFERRED:
         return elect_preferred(view, topic, partition)
-    if kind == ELECT_UNCLEAN:
+    if election_type == ELECT_UNCLEAN:
         return elect_unclean(view, topic, partition)
-    raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown election type {kind}; 0 is preferred, 1 is unclean.")
+    raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown election type {election_type}; 0 is preferred, 1 is unclean.")
 
 
-def needs_election(view: View, kind: int, topic: TopicState, partition: PartitionState) -> bool:
+def needs_election(view: View, election_type: int, topic: TopicState, partition: PartitionState) -> bool:
     """Whether an election over all partitions includes this one."""
     return (
         _is_unserved(view, topic, partition)
-        if kind == ELECT_UNCLEAN
+        if election_type == ELECT_UNCLEAN
         else partition.leader != preferred_replica(partition)
     )
 
@@ -81,7 +81,7 @@ def restore_leaders(view: View) -> list[tuple[TopicState, PartitionChange]]:
     """Elects leaders for partitions that had none because no replica with all records could serve them
     until now. Runs every second, so it quickly skips partitions whose hosts are all lost.
     """
-    found = []
+    changes = []
     for topic in view.state.topics.values():
         for partition in topic.partitions:
             if partition.leader >= 0 or not any(
@@ -89,8 +89,8 @@ def restore_leaders(view: View) -> list[tuple[TopicState, PartitionChange]]:
             ):
                 continue
             if (change := view.change_to(topic, Target(partition))) is not None and change.leader is not None:
-                found.append((topic, change))
-    return found
+                changes.append((topic, change))
+    return changes
 
 
 def allows_unclean(view: View, topic: TopicState, static: bool) -> bool:
@@ -106,7 +106,7 @@ def elect_unclean_leaders(view: View, static: bool) -> list[tuple[TopicState, Pa
     unclean.leader.election.enable allows it. Records that such a leader lacks are lost, including
     acknowledged ones. restore_leaders() must run first.
     """
-    found = []
+    changes = []
     for topic in view.state.topics.values():
         if not allows_unclean(view, topic, static):
             continue
@@ -116,8 +116,8 @@ def elect_unclean_leaders(view: View, static: bool) -> list[tuple[TopicState, Pa
             target = Target(partition)
             target.election = UNCLEAN
             if (change := view.change_to(topic, target)) is not None and change.leader is not None:
-                found.append((topic, change))
-    return found
+                changes.append((topic, change))
+    return changes
 
 
 def elect_preferred_leaders(
@@ -127,35 +127,37 @@ def elect_preferred_leaders(
     than `percent` of the leaderships that they should have. `stable`: whether a broker has been
     unfenced for long enough.
     """
-    preferred: dict[int, int] = {}
-    elsewhere: dict[int, int] = {}
+    preferred_counts: dict[int, int] = {}
+    misplaced_counts: dict[int, int] = {}
     for topic in view.state.topics.values():
         for partition in topic.partitions:
             if partition.redirect >= 0:
-                continue  # a retired partition has the leader of its successor
+                continue  # a retired partition has the leader of its redirect target
             node = preferred_replica(partition)
-            preferred[node] = preferred.get(node, 0) + 1
+            preferred_counts[node] = preferred_counts.get(node, 0) + 1
             if partition.leader != node:
-                elsewhere[node] = elsewhere.get(node, 0) + 1
+                misplaced_counts[node] = misplaced_counts.get(node, 0) + 1
     below_share = {
-        node for node, count in elsewhere.items() if count * 100 > preferred[node] * percent and stable.get(node, False)
+        node
+        for node, count in misplaced_counts.items()
+        if count * 100 > preferred_counts[node] * percent and stable.get(node, False)
     }
-    found: list[tuple[TopicState, PartitionChange]] = []
+    changes: list[tuple[TopicState, PartitionChange]] = []
     if not below_share:
-        return found
+        return changes
     for topic in view.state.topics.values():
         for partition in topic.partitions:
-            if len(found) >= moves_max:
-                return found
-            preferred_one = preferred_replica(partition)
+            if len(changes) >= moves_max:
+                return changes
+            preferred = preferred_replica(partition)
             if (
                 partition.redirect < 0
-                and preferred_one in below_share
-                and partition.leader != preferred_one
-                and not separates_redirects(topic, partition, preferred_one)
+                and preferred in below_share
+                and partition.leader != preferred
+                and not separates_redirects(topic, partition, preferred)
             ):
                 try:
-                    found.append((topic, elect_preferred(view, topic, partition)))
+                    changes.append((topic, elect_preferred(view, topic, partition)))
                 except Refusal:
                     continue
-    return found
+    return changes

@@ -2,7 +2,7 @@
 once and in order (rules R6, R6b, R7).
 
 A proposal has the leader's broker epoch, the partition's epochs, and the broker epochs with which
-the members fetched. If one of them differs from the metadata, the proposal is refused for good:
+the members fetched. If one of them differs from the metadata, the proposal is refused permanently:
 a copy that arrives after a refusal or after a newer proposal has a sequence that was already handled,
 and gets the old response or OPERATION_NOT_ATTEMPTED.
 
@@ -51,8 +51,8 @@ class Proposals:
                 return _result(proposal, ErrorCode.OPERATION_NOT_ATTEMPTED), None
             if proposal.sequence == handled.sequence:
                 return handled.result, None
-        found = view.partition(proposal.topic_id, proposal.index)
-        if found is None:
+        topic_and_partition = view.partition(proposal.topic_id, proposal.index)
+        if topic_and_partition is None:
             return (
                 _result(
                     proposal,
@@ -64,8 +64,8 @@ class Proposals:
                 ),
                 None,
             )
-        topic, partition = found
-        error = _refusal(view, node_id, broker_epoch, partition, proposal)
+        topic, partition = topic_and_partition
+        error = _refusal_error(view, node_id, broker_epoch, partition, proposal)
         change = None
         if error == 0:
             target = Target(partition)
@@ -74,7 +74,7 @@ class Proposals:
             target.recovering = partition.recovering and not proposal.recovered
             change = view.change_to(topic, target)
             if change is None:
-                # already the current state, so no newer state will be announced
+                # the proposal equals the current state, so no newer state will be announced
                 error = ErrorCode.OPERATION_NOT_ATTEMPTED
         result = _result_after(proposal, error, partition, change)
         # leader epoch first: the leader of a later epoch may have a lower broker epoch
@@ -134,7 +134,9 @@ def _fetched_as_registered(member: BrokerState, epoch: int) -> bool:
     return member.epoch == epoch
 
 
-def _refusal(view: View, node_id: int, broker_epoch: int, partition: PartitionState, proposal: InSyncProposal) -> int:
+def _refusal_error(
+    view: View, node_id: int, broker_epoch: int, partition: PartitionState, proposal: InSyncProposal
+) -> int:
     broker = view.state.brokers.get(node_id)
     members = [node for node, _ in proposal.in_sync]
     if (

@@ -8,7 +8,7 @@ change (P7, checked by MetadataState.check()):
     * in-sync and eligible replicas are disjoint subsets of `replicas`
     * no replica is eligible while min.insync.replicas are in sync; when the set falls below that, a
       replica that leaves it becomes eligible, unless its host may have lost unflushed records (P8)
-and a leader epoch rises whenever the leader changes, a replica leaves the partition, or a
+and the leader epoch rises whenever the leader changes, a replica leaves the partition, or a
 reassignment ends.
 
 Pure functions. min.insync.replicas depends only on the metadata log (topic, then all-brokers default,
@@ -96,7 +96,7 @@ class Target:
         self.new_epoch = False
         self.election = ONLINE
         self.keeps_leader = False  # the leader stays, even on a broker that change_to() calls `leaving`
-        self.target_leader = -1  # this replica leads if it may, even if it is being removed
+        self.target_leader = -1  # this replica becomes the leader if it may, even if it is being removed
         self.keeps_reassignment = False  # the reassignment must not end now, even if it could
         self.last_known = old.last_known_eligible
 
@@ -112,16 +112,16 @@ def replicas_before(partition: PartitionState) -> tuple[int, ...]:
     return without(partition.replicas, (*partition.adding_replicas, *partition.superseded_replicas))
 
 
-def compose_change(target: Target, configured_min: int, live: Callable[[int], bool]) -> PartitionChange | None:
+def compose_change(target: Target, configured_min: int, may_lead: Callable[[int], bool]) -> PartitionChange | None:
     """Returns the change that leads to the target; None if there is no change. `configured_min`:
-    configured_min_in_sync(). `live`: whether a broker may lead (unfenced and not shutting down).
+    configured_min_in_sync(). `may_lead`: whether a broker may lead (unfenced and not shutting down).
     """
     old = target.old
     _maybe_complete_reassignment(target, configured_min)
     in_sync = target.in_sync
     minimum = effective_min_in_sync(configured_min, len(target.replicas), len(target.adding))
     eligible, last_known = _eligible(target, in_sync, minimum)
-    leader, unclean = _elect(target, in_sync, eligible, live)
+    leader, unclean = _elect(target, in_sync, eligible, may_lead)
     recovering = target.recovering
     if unclean:
         in_sync, eligible, last_known, recovering = (leader,), (), (), True
@@ -176,14 +176,16 @@ def _eligible(target: Target, in_sync: tuple[int, ...], minimum: int) -> tuple[t
     former = old.eligible_leader_replicas + old.in_sync_replicas
     candidates = [node for node in dict.fromkeys(former) if node in target.replicas and node not in in_sync]
     eligible = tuple(node for node in candidates if node not in target.replicas_with_losses)
-    known = dict.fromkeys((*target.last_known, *(node for node in candidates if node in target.replicas_with_losses)))
+    former_eligible = dict.fromkeys(
+        (*target.last_known, *(node for node in candidates if node in target.replicas_with_losses))
+    )
     return eligible, tuple(
-        node for node in known if node in target.replicas and node not in in_sync and node not in eligible
+        node for node in former_eligible if node in target.replicas and node not in in_sync and node not in eligible
     )
 
 
 def _elect(
-    target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...], live: Callable[[int], bool]
+    target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...], may_lead: Callable[[int], bool]
 ) -> tuple[int, bool]:
     """Returns (leader or -1, whether it was elected uncleanly). R8: an in-sync replica leads; if no
     replica is in sync, an eligible one; otherwise none. The current leader stays if it may.
@@ -194,25 +196,25 @@ def _elect(
         and target.target_leader < 0
         and leader in in_sync
         and leader in order
-        and live(leader)
+        and may_lead(leader)
     ):
         return leader, False
     candidates = in_sync or eligible
-    electable = [node for node in order if node in candidates and live(node) and node not in target.removing] or [
-        node for node in order if node in candidates and live(node)
+    electable = [node for node in order if node in candidates and may_lead(node) and node not in target.removing] or [
+        node for node in order if node in candidates and may_lead(node)
     ]
-    if target.target_leader in order and target.target_leader in candidates and live(target.target_leader):
+    if target.target_leader in order and target.target_leader in candidates and may_lead(target.target_leader):
         return target.target_leader, False
     preferred = without(order, target.removing or ())[:1]
     if target.election == PREFERRED and preferred and preferred[0] in electable:
         return preferred[0], False
-    if leader in electable or (leader in in_sync and leader in order and live(leader)):
+    if leader in electable or (leader in in_sync and leader in order and may_lead(leader)):
         return leader, False
     if electable:
         return electable[0], False
     if target.election == UNCLEAN:
-        last = [node for node in target.last_known if node in order and live(node)]
-        survivors = last or [node for node in order if live(node)]
+        last_known = [node for node in target.last_known if node in order and may_lead(node)]
+        survivors = last_known or [node for node in order if may_lead(node)]
         if survivors:
             return survivors[0], True
     return -1, False
@@ -222,8 +224,8 @@ def _may_complete(target: Target, replicas: tuple[int, ...], in_sync: tuple[int,
     """R14: whether all added replicas are in sync, and at least min.insync.replicas of the remaining
     replicas are.
     """
-    enough = len(in_sync) >= effective_min_in_sync(configured_min, len(replicas))
-    return enough and all(node in in_sync for node in target.adding)
+    enough_in_sync = len(in_sync) >= effective_min_in_sync(configured_min, len(replicas))
+    return enough_in_sync and all(node in in_sync for node in target.adding)
 
 
 def _maybe_complete_reassignment(target: Target, configured_min: int) -> None:

@@ -15,7 +15,7 @@ from mqd import native
 from mqd.base.config import broker_number
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, TopicState
 
-# A log directory counts as full if it has less than 1/FULL_SHARE of the largest free space on any host.
+# A log directory is treated as full if it has less than 1/FULL_SHARE of the largest free space on any host.
 FULL_SHARE = 100
 # A log directory with less than 1/ROOMY_SHARE of the largest free space on its own host is avoided.
 ROOMY_SHARE = 10
@@ -33,7 +33,7 @@ class Directory(NamedTuple):
     path: str
     free_bytes: int
     usable: bool  # readable, writable, not fenced
-    fresh: bool = False  # had partitions and is empty now: it was recreated
+    fresh: bool = False  # it had partitions, but is empty now, because it was recreated
 
 
 def limits(
@@ -44,14 +44,14 @@ def limits(
     """
     if internal:
         return dict.fromkeys(nodes, partitions_max + INTERNAL_SLOTS)
-    held = Counter(
+    internal_counts = Counter(
         node
         for name in INTERNAL_TOPICS
         if name in state.topics
         for partition in state.topics[name].partitions
         for node in partition.replicas
     )
-    return {node: partitions_max + min(held[node], INTERNAL_SLOTS) for node in nodes}
+    return {node: partitions_max + min(internal_counts[node], INTERNAL_SLOTS) for node in nodes}
 
 
 class Loads:
@@ -100,21 +100,21 @@ def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
     )
     replicas = [first]
     while len(replicas) < factor:
-        replicas.append(choose_one(loads, replicas))
+        replicas.append(choose_additional_host(loads, replicas))
     if -1 in replicas:
         return None
     loads.add(replicas)
     return tuple(replicas)
 
 
-def choose_one(loads: Loads, others: Sequence[int]) -> int:
+def choose_additional_host(loads: Loads, others: Sequence[int]) -> int:
     """Returns the host of one more replica for a partition with replicas on `others`: a host with space,
     in the rack with the fewest of these, with the least load. -1 = no host has room.
     """
-    used: dict[str | None, int] = {}
+    rack_counts: dict[str | None, int] = {}
     for node in others:
         rack = loads.racks.get(node)
-        used[rack] = used.get(rack, 0) + 1
+        rack_counts[rack] = rack_counts.get(rack, 0) + 1
     free = [node for node in loads.nodes if node not in others and loads.replicas[node] < loads.limits[node]]
     if not free:
         return -1
@@ -123,7 +123,7 @@ def choose_one(loads: Loads, others: Sequence[int]) -> int:
         key=lambda node: (
             node in loads.fenced,
             node in loads.full,
-            used.get(loads.racks[node], 0),
+            rack_counts.get(loads.racks[node], 0),
             loads.replicas[node],
             loads.leaders[node],
             node,
@@ -179,7 +179,7 @@ class Directories:
             entry.usable for entry in reported if directory_id in ("", entry.directory_id)
         )
 
-    def usable_hosts(self, nodes: Sequence[int]) -> int:
+    def usable_host_count(self, nodes: Sequence[int]) -> int:
         """The number of these hosts with a directory for a replica."""
         return sum(not self.has_failed(node, "") for node in nodes)
 
@@ -192,13 +192,13 @@ class Directories:
         """
         reserve = broker_number(self._state.broker_config(node), "log.dirs.free.bytes.min")
         # the host accepts records again above this much free space (mqd.log.space)
-        kept = reserve + reserve // 4
-        return max(kept if kept <= self._largest else 0, -(-self._largest // FULL_SHARE))
+        resume_bytes = reserve + reserve // 4
+        return max(resume_bytes if resume_bytes <= self._largest else 0, -(-self._largest // FULL_SHARE))
 
     def of_host(self, node: int) -> Sequence[Directory]:
-        known = self._reported.get(node)
-        if known:
-            return known
+        reported = self._reported.get(node)
+        if reported:
+            return reported
         broker = self._state.brokers.get(node)
         return (
             []
@@ -243,15 +243,15 @@ def _has_retired_partitions(topic: TopicState) -> bool:
 def balance(
     state: MetadataState,
     nodes: Sequence[int],
-    topics: Callable[[str], bool],
+    is_included: Callable[[str], bool],
     moves_max: int = BALANCE_MOVES_MAX,
     full: Collection[int] = (),
 ) -> list[Move]:
-    """Plans moves of replicas from the hosts with the most to those with the fewest until they differ by
-    at most one; never makes the spread over racks worse, and never moves replicas to `full` hosts.
+    """Plans moves of replicas from the hosts with the most to those with the fewest until they differ
+    by at most one; never makes the spread over racks worse, and never moves replicas to `full` hosts.
     Then balances preferred leaderships by reordering replicas, without copies. Plans at most
-    `moves_max` of each, because a plan for hundreds of thousands of partitions would block the
-    controller. The next plan continues.
+    `moves_max` changes of each kind, because a plan for hundreds of thousands of partitions would
+    block the controller. The next plan continues.
     """
     if len(nodes) < 2:
         return []
@@ -261,16 +261,16 @@ def balance(
     targets = {
         (topic.name, partition.index): partition.replicas
         for topic in state.topics.values()
-        if topics(topic.name) and not _has_retired_partitions(topic)
+        if is_included(topic.name) and not _has_retired_partitions(topic)
         for partition in topic.partitions
     }
     original = dict(targets)
-    held: dict[int, list[tuple[str, int]]] = {node: [] for node in nodes}
+    keys_by_host: dict[int, list[tuple[str, int]]] = {node: [] for node in nodes}
     for key, replicas in targets.items():
         for node in replicas:
-            if node in held:
-                held[node].append(key)
-    if _even_out(loads, targets, held, moves_max) < moves_max:
+            if node in keys_by_host:
+                keys_by_host[node].append(key)
+    if _even_out(loads, targets, keys_by_host, moves_max) < moves_max:
         _even_out_leaders(loads, targets, moves_max)
     return [
         Move(name, index, targets[(name, index)])
@@ -287,36 +287,36 @@ def _rack_cost(loads: Loads, replicas: Sequence[int]) -> int:
 def _even_out(
     loads: Loads,
     targets: dict[tuple[str, int], tuple[int, ...]],
-    held: dict[int, list[tuple[str, int]]],
+    keys_by_host: dict[int, list[tuple[str, int]]],
     moves_max: int,
 ) -> int:
     """Returns the number of moves. In each pass every host gives its surplus away; passes are repeated
     until there are no more moves. The number of steps is about moves * hosts.
     """
-    count, before = 0, -1
+    count, count_before = 0, -1
     candidates = [node for node in loads.nodes if node not in loads.full]
     if not candidates:
         return 0
-    while before < count < moves_max:
-        before = count
+    while count_before < count < moves_max:
+        count_before = count
         for source in sorted(loads.nodes, key=lambda node: (-loads.replicas[node], node)):
             kept: list[tuple[str, int]] = []
-            keys = held[source]
+            keys = keys_by_host[source]
             while keys and count < moves_max:
                 destination = min(candidates, key=lambda node: (loads.replicas[node], node))
                 if loads.replicas[source] - loads.replicas[destination] < 2:
                     break
                 key = keys.pop()
-                to = (
+                host = (
                     destination
                     if _may_move(loads, targets[key], source, destination)
                     else _least_loaded(loads, candidates, targets[key], source)
                 )
-                if to < 0:
+                if host < 0:
                     kept.append(key)
                     continue
-                _move_replica(loads, targets, key, source, to)
-                held[to].append(key)
+                _move_replica(loads, targets, key, source, host)
+                keys_by_host[host].append(key)
                 count += 1
             keys += reversed(kept)
     return count

@@ -23,7 +23,7 @@ from mqd.cluster.metadata.rules.partitions import (
     replicas_before,
     without,
 )
-from mqd.cluster.metadata.rules.placement import Directories, Loads, choose_one
+from mqd.cluster.metadata.rules.placement import Directories, Loads, choose_additional_host
 from mqd.cluster.metadata.rules.redirects import in_progress
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.cluster.metadata.view import View
@@ -70,9 +70,9 @@ def reassign(
     directories: Directories,
     replacing: int = -1,
 ) -> PartitionChange | None:
-    """Starts a reassignment to these replicas, which replaces a current one. Raises Refusal: a host has
-    no directory for its replica (KAFKA_STORAGE_ERROR), or there would be more than REPLICAS_MAX
-    replicas during the reassignment (INVALID_REPLICA_ASSIGNMENT).
+    """Starts a reassignment to these replicas; it replaces the current one, if any. Raises Refusal if a
+    host has no directory for its replica (KAFKA_STORAGE_ERROR), or if there would be more than
+    REPLICAS_MAX replicas during the reassignment (INVALID_REPLICA_ASSIGNMENT).
     """
     spares.check_reassigned(f"{topic.name}-{partition.index}", topic.config, len(replicas))
     # Replicas that only the earlier target added are dropped immediately, except those on which the
@@ -117,22 +117,23 @@ def _needed_replicas(partition: PartitionState) -> tuple[int, ...]:
 
 
 def _directories(partition: PartitionState, replicas: Sequence[int], directories: Directories) -> tuple[str, ...]:
-    known = dict(zip(partition.replicas, partition.directories))
-    found = []
+    existing = dict(zip(partition.replicas, partition.directories))
+    result = []
     for node in replicas:
-        directory = known.get(node)
+        directory = existing.get(node)
         if directory is None:
             directory = directories.place(node)
             if directory is None:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"No log directory of broker {node} can be written to.")
-        found.append(directory)
-    return tuple(found)
+        result.append(directory)
+    return tuple(result)
 
 
 def cancel(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
     """Restores the replicas from before the reassignment, even if its target has changed since
-    (KIP-455). None: it is already being cancelled. Raises Refusal: there is no reassignment; or without
-    the added replicas too few would be in sync, or none would be known to have all records.
+    (KIP-455). Returns None if it is already being cancelled. Raises Refusal if there is no
+    reassignment, or if without the added replicas too few would be in sync, or none would be known
+    to have all records.
     """
     if not in_progress(partition):
         raise Refusal(
@@ -152,7 +153,7 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
     if any(node in partition.adding_replicas for node in _needed_replicas(partition)) and not in_sync:
         text = (
             f"Only the added replicas of {topic.name}-{partition.index} are known to have all of its records;"
-            " wait until another one is back, or elect a leader uncleanly."
+            " wait until another replica is back, or elect a leader uncleanly."
         )
         raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
     target = Target(partition)
@@ -170,14 +171,14 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
 
 def _stuck_replicas(partition: PartitionState, directories: Directories) -> tuple[int, ...]:
     """The added replicas that cannot be copied: their directory has failed or is full."""
-    places = zip(partition.replicas, partition.directories)
+    replica_directories = zip(partition.replicas, partition.directories)
     return (
         tuple(
             node
-            for node, name in places
+            for node, directory_id in replica_directories
             if node in partition.adding_replicas
             and node not in partition.in_sync_replicas
-            and directories.is_full(node, name)
+            and directories.is_full(node, directory_id)
         )
         if partition.adding_replicas
         else ()
@@ -185,22 +186,22 @@ def _stuck_replicas(partition: PartitionState, directories: Directories) -> tupl
 
 
 def _has_failed_directory(partition: PartitionState, directories: Directories) -> bool:
-    places = zip(partition.replicas, partition.directories)
+    replica_directories = zip(partition.replicas, partition.directories)
     return any(
         node in partition.adding_replicas
         and node not in partition.in_sync_replicas
-        and directories.has_failed(node, name)
-        for node, name in places
+        and directories.has_failed(node, directory_id)
+        for node, directory_id in replica_directories
     )
 
 
 def _replica_to_replace(
     topic: TopicState, partition: PartitionState, leaving: set[int], failed: bool
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Returns (node to replace, replicas before); None: no move is needed. A move of mqd's own to a
-    leaving host or a failed directory gets another target; one that adds a replica to an internal topic
-    starts again. A move whose target disk is full waits: another target could fill up too, and the
-    move would alternate between the two.
+    """Returns (node to replace, replicas before); None: no move is needed. If mqd itself
+    started a move to a leaving host or a failed directory, the move gets another target; a move that
+    adds a replica to an internal topic starts again. A move whose target disk is full waits: another
+    target could fill up too, and the move would alternate between the two.
     """
     # a retired partition is moved with the partition that takes its records
     if partition.leader < 0 or partition.redirect >= 0:
@@ -218,64 +219,64 @@ def _replica_to_replace(
 
 
 def replacements(
-    view: View, nodes: Sequence[int], directories: Directories, moves_max: int
+    view: View, leaving_nodes: Sequence[int], directories: Directories, moves_max: int
 ) -> list[tuple[TopicState, PartitionChange]]:
     """Starts to move the replicas of these lost or drained hosts to other hosts, at most `moves_max` at a
     time in the whole cluster. Current reassignments are not changed unless they go to one of these
     hosts or to a failed directory. Moves of partitions without a leader, and moves for which only hosts
     without space remain, do not count against the limit; there are at most `moves_max` of the latter.
     """
-    leaving = set(nodes)
-    found: list[tuple[TopicState, PartitionChange]] = []
+    leaving = set(leaving_nodes)
+    changes: list[tuple[TopicState, PartitionChange]] = []
     if not leaving or not any(
         view.state.partition_counts.get((node, directory))
         for node, directory in view.state.partition_counts
         if node in leaving
     ):
-        return found
-    under_way = {False: 0, True: 0}  # whether the target has no space -> count
+        return changes
+    move_counts = {False: 0, True: 0}  # whether the target lacks space -> number of moves
     for topic in view.state.topics.values():
         for partition in topic.partitions:
             if partition.replacing >= 0 and partition.leader >= 0 and leaving.isdisjoint(partition.adding_replicas):
-                under_way[bool(_stuck_replicas(partition, directories))] += 1
+                move_counts[bool(_stuck_replicas(partition, directories))] += 1
     nodes = [node for node in view.nodes() if node not in leaving]
     loads = Loads(view.state, nodes, directories.full_hosts(nodes))
     for topic in view.state.topics.values():
         for partition in topic.partitions:
-            if under_way[False] >= moves_max:
-                return found
-            stuck = bool(_stuck_replicas(partition, directories))
+            if move_counts[False] >= moves_max:
+                return changes
+            is_stuck = bool(_stuck_replicas(partition, directories))
             to_replace = _replica_to_replace(
-                topic, partition, leaving, stuck and _has_failed_directory(partition, directories)
+                topic, partition, leaving, is_stuck and _has_failed_directory(partition, directories)
             )
             if to_replace is None:
                 continue
             node, base = to_replace
-            other = choose_one(loads, (*base, *partition.adding_replicas)) if node >= 0 else -1
-            no_space = other in loads.full
-            if (node >= 0 and other < 0) or (no_space and (stuck or under_way[True] >= moves_max)):
+            new_node = choose_additional_host(loads, (*base, *partition.adding_replicas)) if node >= 0 else -1
+            lacks_space = new_node in loads.full
+            if (node >= 0 and new_node < 0) or (lacks_space and (is_stuck or move_counts[True] >= moves_max)):
                 continue
-            replicas = tuple(other if replica == node else replica for replica in base)
+            replicas = tuple(new_node if replica == node else replica for replica in base)
             change = _attempt(partial(reassign, view, topic, partition, replicas, directories, replacing=node))
             if change is not None:
-                loads.add((-1, other))  # a follower: no host is in the leader's place
-                under_way[no_space] += 1
-                found.append((topic, change))
-    return found
+                loads.add((-1, new_node))  # -1: the new replica is a follower, so no host gets a leader
+                move_counts[lacks_space] += 1
+                changes.append((topic, change))
+    return changes
 
 
 def cancel_replacements(view: View, node: int) -> list[tuple[TopicState, PartitionChange]]:
     """Cancels the moves of replicas away from a host that is back or no longer drained, except moves
     whose new replicas are already in sync and needed.
     """
-    found = []
+    changes = []
     for topic in view.state.topics.values():
         for partition in topic.partitions:
             if partition.replacing == node and in_progress(partition):
                 change = _attempt(partial(cancel, view, topic, partition))
                 if change is not None:
-                    found.append((topic, change))
-    return found
+                    changes.append((topic, change))
+    return changes
 
 
 def _never(_topic: TopicState, _partition: PartitionState) -> bool:
@@ -297,7 +298,7 @@ def grow_internal_topics(
     nodes = view.nodes()
     full = directories.full_hosts(nodes)
     factor = default_replication_factor(len(nodes))
-    found: list[tuple[TopicState, PartitionChange]] = []
+    changes: list[tuple[TopicState, PartitionChange]] = []
     loads = None
     for name in sorted(INTERNAL_TOPICS):
         topic = view.state.topics.get(name)
@@ -317,20 +318,21 @@ def grow_internal_topics(
                     replicas = without(replicas, stuck)
             if len(replicas) >= factor or (in_progress(partition) and replicas == partition.replicas):
                 continue
-            if len(found) >= moves_max:
-                return found
+            if len(changes) >= moves_max:
+                return changes
             loads = loads or Loads(view.state, nodes, full, internal=True)
             while (
                 len(replicas) < factor
-                and (other := choose_one(loads, tuple(dict.fromkeys((*replicas, *partition.replicas))))) >= 0
-                and other not in full
+                and (new_node := choose_additional_host(loads, tuple(dict.fromkeys((*replicas, *partition.replicas)))))
+                >= 0
+                and new_node not in full
             ):
-                loads.add((-1, other))  # a follower, as above
-                replicas = (*replicas, other)
+                loads.add((-1, new_node))  # -1: a follower, as above
+                replicas = (*replicas, new_node)
             change = _attempt(partial(reassign, view, topic, partition, replicas, directories))
             if change is not None:
-                found.append((topic, change))
-    return found
+                changes.append((topic, change))
+    return changes
 
 
 def _attempt(make: Callable[[], PartitionChange | None]) -> PartitionChange | None:

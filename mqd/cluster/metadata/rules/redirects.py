@@ -1,5 +1,5 @@
-"""From the seal on, a retired partition and the partition that takes its records (called its successor
-here) are led by the same host. These rules keep them together while replicas move
+"""Once a retired partition is sealed, it and the partition that takes its records (called its
+successor here) are led by the same host. These rules keep them together while replicas move
 (docs/decisions/cluster/2026-11-21-retired-partitions.md).
 
     * no reassignment of either ends while no host would be in sync for both (would_break_colocation())
@@ -36,6 +36,7 @@ def retiring_from(topic: TopicState) -> int:
 
 
 def retired_into(topic: TopicState, successor: int) -> Sequence[PartitionState]:
+    """The retired partitions whose records the partition `successor` takes."""
     first = retiring_from(topic)
     return topic.partitions[first + successor :: first] if successor < first < len(topic.partitions) else ()
 
@@ -56,34 +57,35 @@ def would_break_colocation(topic: TopicState, target: Target) -> bool:
 
 
 def _in_sync_count(retired: Sequence[PartitionState], node: int) -> int:
-    return sum(node in one.in_sync_replicas for one in retired)
+    return sum(node in partition.in_sync_replicas for partition in retired)
 
 
 def _placed_with(topic: TopicState, successor: PartitionState) -> list[PartitionState]:
     """The partitions retired into `successor`, without those that are still being moved to its hosts."""
     return [
-        one
-        for one in retired_into(topic, successor.index)
-        if one.leader >= 0 and (one.retiring != RETIRE_NOT or not in_progress(one))
+        partition
+        for partition in retired_into(topic, successor.index)
+        if partition.leader >= 0 and (partition.retiring != RETIRE_NOT or not in_progress(partition))
     ]
 
 
 def better_leader(topic: TopicState, successor: PartitionState, may_lead: Callable[[int], bool]) -> int:
     """The in-sync replica of the successor that is in sync for the most partitions retired into it; -1 =
-    none is better than the leader. Among equals a replica that stays, the preferred one first.
+    none is better than the leader. Among equals, the first replica that the current reassignment keeps
+    is chosen.
     """
     retired = _placed_with(topic, successor) if successor.leader >= 0 else []
-    best, most = -1, _in_sync_count(retired, successor.leader)
-    if most == len(retired):
+    best, best_count = -1, _in_sync_count(retired, successor.leader)
+    if best_count == len(retired):
         return -1
     for node in (*remaining_replicas(successor), *successor.removing_replicas):
         count = _in_sync_count(retired, node) if node in successor.in_sync_replicas and may_lead(node) else 0
-        if count > most:
-            best, most = node, count
+        if count > best_count:
+            best, best_count = node, count
     return best
 
 
 def separates_redirects(topic: TopicState, partition: PartitionState, leader: int) -> bool:
-    """Whether `leader` could lead fewer of the partitions retired into `partition` than its current leader."""
+    """Whether `leader` could lead fewer of the partitions retired into `partition` than the current leader."""
     retired = _placed_with(topic, partition)
     return _in_sync_count(retired, leader) < _in_sync_count(retired, partition.leader)

@@ -16,7 +16,7 @@ The number of partitions falls from N to M. All retired partitions take each ste
 sees a number between N and M, so a key has at most two partitions. Each step raises the leader epoch,
 which fences the leader of the previous step.
 
-From the seal on, a retired partition has the same replicas and leader as the partition that takes its
+Once it is sealed, a retired partition has the same replicas and leader as the partition that takes its
 records, so its leader can redirect records within the host. When one of the two leaders changes,
 clients briefly get a retriable error. Moving replicas takes longer: redirects.py keeps the two
 together in the meantime.
@@ -68,7 +68,7 @@ def phase(topic: TopicState) -> int:
 def retire(
     view: View, name: str, partition_count: int, allow_moved_keys: bool, policy_default: str = "delete"
 ) -> list[Record]:
-    """Sets which partitions are removed and which ones take their records. The active controller does
+    """Sets which partitions are removed and which take their records. The active controller takes
     the next steps (colocate, seal). The caller must have checked the partitions for open transactions,
     which only their leaders know. `policy_default`: the default cleanup.policy. Raises Refusal.
     """
@@ -106,14 +106,15 @@ def retire(
             f"Records of topic {name} are never deleted: its retired partitions would not become empty. Add delete to"
             " cleanup.policy.",
         )
-    return _step(view, topic, partition_count, RETIRE_NOT)
+    return _enter_phase(view, topic, partition_count, RETIRE_NOT)
 
 
-def _step(view: View, topic: TopicState, first: int, to: int) -> list[Record]:
+def _enter_phase(view: View, topic: TopicState, first: int, new_phase: int) -> list[Record]:
     def targets() -> Iterator[tuple[TopicState, Target]]:
         for partition in topic.partitions[first:]:
             target = Target(partition)
-            target.retiring, target.redirect, target.new_epoch = to, partition.index % first, to != RETIRE_NOT
+            target.retiring, target.redirect = new_phase, partition.index % first
+            target.new_epoch = new_phase != RETIRE_NOT
             yield topic, target
 
     return view.changes(targets())
@@ -124,26 +125,26 @@ def colocate(view: View, topic: TopicState, directories: Directories) -> list[tu
     that take their records. Leaderships do not wait until the replicas have moved. Each change of a
     partition is based on the previous one in the list.
     """
-    found: list[tuple[TopicState, PartitionChange]] = []
+    changes: list[tuple[TopicState, PartitionChange]] = []
     first = retiring_from(topic)
 
-    def after(partition: PartitionState, change: PartitionChange | None) -> PartitionState:
+    def add_change(partition: PartitionState, change: PartitionChange | None) -> PartitionState:
         if change is None:
             return partition
-        found.append((topic, change))
+        changes.append((topic, change))
         return apply_change(partition, change)
 
     for index in range(first if first < len(topic.partitions) else 0):
-        successor = after(topic.partitions[index], _end_reassignment(view, topic, topic.partitions[index]))
-        successor = after(successor, _move_leadership(view, topic, successor))
+        successor = add_change(topic.partitions[index], _end_reassignment(view, topic, topic.partitions[index]))
+        successor = add_change(successor, _move_leadership(view, topic, successor))
         if successor is not topic.partitions[index]:
             topic = msgspec.structs.replace(
                 topic, partitions=(*topic.partitions[:index], successor, *topic.partitions[index + 1 :])
             )
         for partition in retired_into(topic, index):
-            moved = after(partition, _move_replicas(view, topic, partition, directories))
-            after(moved, _follow_leader(view, topic, moved))
-    return found
+            moved = add_change(partition, _move_replicas(view, topic, partition, directories))
+            add_change(moved, _follow_leader(view, topic, moved))
+    return changes
 
 
 def _end_reassignment(view: View, topic: TopicState, successor: PartitionState) -> PartitionChange | None:
@@ -153,7 +154,7 @@ def _end_reassignment(view: View, topic: TopicState, successor: PartitionState) 
 
 def _move_leadership(view: View, topic: TopicState, successor: PartitionState) -> PartitionChange | None:
     """Moves the successor's leadership to a host that can lead more of its retired partitions."""
-    return _lead_from(view, topic, successor, better_leader(topic, successor, view.may_lead))
+    return _move_leadership_to(view, topic, successor, better_leader(topic, successor, view.may_lead))
 
 
 def _move_replicas(
@@ -174,11 +175,11 @@ def _follow_leader(view: View, topic: TopicState, partition: PartitionState) -> 
     """
     leader = topic.partitions[partition.redirect].leader
     if leader not in (-1, partition.leader) and leader in partition.in_sync_replicas and view.may_lead(leader):
-        return _lead_from(view, topic, partition, leader)
+        return _move_leadership_to(view, topic, partition, leader)
     return view.change_to(topic, Target(partition)) if in_progress(partition) else None
 
 
-def _lead_from(view: View, topic: TopicState, partition: PartitionState, node: int) -> PartitionChange | None:
+def _move_leadership_to(view: View, topic: TopicState, partition: PartitionState, node: int) -> PartitionChange | None:
     target = Target(partition)
     target.target_leader = node
     return view.change_to(topic, target) if node >= 0 else None
@@ -198,17 +199,17 @@ def seal(view: View, topic: TopicState) -> list[Record]:
             or in_progress(successor)
         ):
             return []
-    return _step(view, topic, first, RETIRE_SEALED)
+    return _enter_phase(view, topic, first, RETIRE_SEALED)
 
 
 def release(view: View, topic: TopicState) -> list[Record]:
     """Ends the seal: new records are redirected. Returns no metadata records if the topic is not sealed."""
-    return _step(view, topic, retiring_from(topic), RETIRE_REDIRECTED) if phase(topic) == RETIRE_SEALED else []
+    return _enter_phase(view, topic, retiring_from(topic), RETIRE_REDIRECTED) if phase(topic) == RETIRE_SEALED else []
 
 
 def hide(view: View, topic: TopicState) -> list[Record]:
     """Hides the retired partitions, which must be empty."""
-    return _step(view, topic, retiring_from(topic), RETIRE_HIDDEN) if phase(topic) == RETIRE_REDIRECTED else []
+    return _enter_phase(view, topic, retiring_from(topic), RETIRE_HIDDEN) if phase(topic) == RETIRE_REDIRECTED else []
 
 
 def remove(view: View, topic: TopicState) -> list[Record]:

@@ -38,11 +38,13 @@ def check(
         _refuse(f"{SCHEDULE_TO}={target}: there is no such topic; create it first")
     if state.topics[target].config.get(VIEW_OF):
         _refuse(f"{SCHEDULE_TO}={target}: it is a view, which has no log; name its base topic")
-    passed, at = [name, target], target
-    while (at := state.topics[at].config.get(SCHEDULE_TO, "") if at in state.topics else "") and at not in passed[1:]:
-        passed.append(at)
-        if at == name:
-            _refuse(f"{SCHEDULE_TO}={target}: the topics would form a cycle, {' -> '.join(passed)}")
+    chain, hop = [name, target], target
+    while (hop := state.topics[hop].config.get(SCHEDULE_TO, "") if hop in state.topics else "") and hop not in chain[
+        1:
+    ]:
+        chain.append(hop)
+        if hop == name:
+            _refuse(f"{SCHEDULE_TO}={target}: the topics would form a cycle, {' -> '.join(chain)}")
 
 
 def _refuse(reason: str) -> None:

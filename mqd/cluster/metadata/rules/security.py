@@ -23,8 +23,8 @@ from mqd.protocol.errors import ErrorCode
 from mqd.security import scram
 from mqd.security.acl import AclBinding, Operation, PatternType, Permission, ResourceType
 
-CHANGES_MAX = 100_000  # rules, or filters, of one request
-COMPARISONS_MAX = 1_000_000  # a second or two, within the controller's lease
+CHANGES_MAX = 100_000  # rules, or filters, in one request
+COMPARISONS_MAX = 1_000_000  # these take a second or two, which is within the controller's lease
 USER_BYTES_MAX = 255
 SCRAM_MECHANISMS = frozenset(scram.NUMBERS.values())
 _Decided = tuple[messages.Response, str | None, list[Record]]
@@ -52,29 +52,29 @@ def _check(binding: AclBinding) -> None:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"This is not a valid rule: {binding}.")
 
 
-def delete_acls(state: MetadataState, change: messages.DeleteAcls, number: int) -> _Decided:
+def delete_acls(state: MetadataState, change: messages.DeleteAcls, request_id: int) -> _Decided:
     if len(change.filters) > CHANGES_MAX:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"At most {CHANGES_MAX} filters in one request.")
-    exact = [acl_filter.only_match() for acl_filter in change.filters]
-    if exact.count(None) * len(state.acls) > COMPARISONS_MAX:
+    only_matches = [acl_filter.only_match() for acl_filter in change.filters]
+    if only_matches.count(None) * len(state.acls) > COMPARISONS_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"{exact.count(None)} filters with wildcards in one request are too many for {len(state.acls)} rules; send"
+            f"{only_matches.count(None)} filters with wildcards in one request are too many for {len(state.acls)} rules; send"
             f" at most {max(1, COMPARISONS_MAX // len(state.acls))}, or filters that set every field.",
         )
     removed: list[list[AclBinding]] = []
     records: dict[bytes, Record] = {}
-    for acl_filter, only in zip(change.filters, exact, strict=True):
-        if only is None:
+    for acl_filter, only_match in zip(change.filters, only_matches, strict=True):
+        if only_match is None:
             matched = [(acl_id, binding) for acl_id, binding in state.acls.items() if acl_filter.matches(binding)]
         else:
-            matched = [(state.acl_ids[only], only)] if only in state.acl_ids else []
+            matched = [(state.acl_ids[only_match], only_match)] if only_match in state.acl_ids else []
         removed.append([binding for _, binding in matched])
         records.update((acl_id, AclRemoved(acl_id)) for acl_id, _ in matched)
-    return messages.Response(number, 0, removed_acls=removed), None, list(records.values())
+    return messages.Response(request_id, 0, removed_acls=removed), None, list(records.values())
 
 
-def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCredentials, number: int) -> _Decided:
+def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCredentials, request_id: int) -> _Decided:
     """If one change of a user has an error, none of that user's changes is made. Returns the results as
     in Kafka: one for each change that is made, one for each user with an error.
     """
@@ -86,7 +86,7 @@ def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCre
             continue
         error = _name_error(user, mechanism)
         if (user, mechanism) in removals:
-            error = _TWICE
+            error = _ALTERED_TWICE
         elif error is None and (user, mechanism) not in state.scram_credentials:
             error = (ErrorCode.RESOURCE_NOT_FOUND, "Attempt to delete a user credential that does not exist")
         if error is not None:
@@ -96,30 +96,36 @@ def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCre
         user, key = credential.user, (credential.user, credential.mechanism)
         if user in errors:
             continue
-        error = _TWICE if key in removals or key in settings else _name_error(*key) or _credential_error(credential)
+        error = (
+            _ALTERED_TWICE if key in removals or key in settings else _name_error(*key) or _credential_error(credential)
+        )
         if error is not None:
             errors[user] = error
         settings[key] = credential
-    made: list[Record] = [ScramCredentialRemoved(*key) for key in sorted(removals) if key[0] not in errors]
-    made += [ScramCredentialSet(one) for one in settings.values() if one.user not in errors]
-    common = state.broker_configs.get("", {})
-    if settings and change.decoy_secret and scram.DECOY_SECRET not in common:
-        made.append(BrokerConfigured("", {**common, scram.DECOY_SECRET: change.decoy_secret}))
-    new = sum(key not in state.scram_credentials for key, one in settings.items() if one.user not in errors)
-    if len(state.scram_credentials) + new > SCRAM_CREDENTIAL_COUNT_MAX:
+    records: list[Record] = [ScramCredentialRemoved(*key) for key in sorted(removals) if key[0] not in errors]
+    records += [ScramCredentialSet(credential) for credential in settings.values() if credential.user not in errors]
+    all_brokers_config = state.broker_configs.get("", {})
+    if settings and change.decoy_secret and scram.DECOY_SECRET not in all_brokers_config:
+        records.append(BrokerConfigured("", {**all_brokers_config, scram.DECOY_SECRET: change.decoy_secret}))
+    new_count = sum(
+        key not in state.scram_credentials for key, credential in settings.items() if credential.user not in errors
+    )
+    if len(state.scram_credentials) + new_count > SCRAM_CREDENTIAL_COUNT_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"There would be {len(state.scram_credentials) + new} credentials; the maximum is"
+            f"There would be {len(state.scram_credentials) + new_count} credentials; the maximum is"
             f" {SCRAM_CREDENTIAL_COUNT_MAX}.",
         )
     results = [messages.UserResult(user) for user, _ in sorted(removals) if user not in errors]
-    results += [messages.UserResult(one.user) for one in settings.values() if one.user not in errors]
+    results += [
+        messages.UserResult(credential.user) for credential in settings.values() if credential.user not in errors
+    ]
     results += [messages.UserResult(user, int(error), text) for user, (error, text) in errors.items()]
-    return messages.Response(number, 0, users=results), None, made
+    return messages.Response(request_id, 0, users=results), None, records
 
 
 _Error = tuple[ErrorCode, str]
-_TWICE: _Error = (ErrorCode.DUPLICATE_RESOURCE, "A user credential cannot be altered twice in the same request")
+_ALTERED_TWICE: _Error = (ErrorCode.DUPLICATE_RESOURCE, "A user credential cannot be altered twice in the same request")
 
 
 def _name_error(user: str, mechanism: int) -> _Error | None:

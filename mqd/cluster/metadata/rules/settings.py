@@ -26,7 +26,7 @@ PRODUCE, FETCH, REQUEST = "producer_byte_rate", "consumer_byte_rate", "request_p
 MUTATION, CONNECTION = "controller_mutation_rate", "connection_creation_rate"
 QUOTA_KEYS = (PRODUCE, FETCH, REQUEST, MUTATION)  # the quotas of users and client ids
 # Keys with integer values: Kafka's type, and the lowest value that is too large for it.
-_WHOLE = {PRODUCE: ("a LONG", 2**63), FETCH: ("a LONG", 2**63), CONNECTION: ("an INT", 2**31)}
+_INTEGER_LIMITS = {PRODUCE: ("a LONG", 2**63), FETCH: ("a LONG", 2**63), CONNECTION: ("an INT", 2**31)}
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
 
@@ -80,10 +80,10 @@ def _check_ip(entity: list[tuple[str, str | None]]) -> None:
 def _checked_quota(key: str, value: float) -> float:
     if not math.isfinite(value) or value <= 0:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"Quota {key} must be greater than 0")
-    kind, end = _WHOLE.get(key, ("a DOUBLE", math.inf))
-    if value >= end:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"Proposed value for {key} is too large for {kind}.")
-    if key in _WHOLE and value != int(value):
+    type_text, limit = _INTEGER_LIMITS.get(key, ("a DOUBLE", math.inf))
+    if value >= limit:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Proposed value for {key} is too large for {type_text}.")
+    if key in _INTEGER_LIMITS and value != int(value):
         raise Refusal(ErrorCode.INVALID_REQUEST, f"{key} cannot be a fractional value.")
     return value
 
@@ -93,13 +93,13 @@ def alter_client_quota(state: MetadataState, change: messages.AlterClientQuota) 
     keys = [operation.key for operation in change.operations]
     if duplicates := repeated(keys):
         raise Refusal(ErrorCode.INVALID_REQUEST, f"Duplicate quota key {duplicates[0]}.")
-    known = (CONNECTION,) if entity[0][0] == IP else QUOTA_KEYS
+    allowed_keys = (CONNECTION,) if entity[0][0] == IP else QUOTA_KEYS
     before = state.client_quotas.get(entity, {})
     quotas = dict(before)
     for operation in change.operations:
         if operation.value is None:
             quotas.pop(operation.key, None)  # including names that cannot exist, as in Kafka
-        elif operation.key not in known:
+        elif operation.key not in allowed_keys:
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Invalid configuration key {operation.key}")
         else:
             quotas[operation.key] = _checked_quota(operation.key, operation.value)
@@ -131,45 +131,47 @@ def update_features(state: MetadataState, change: messages.UpdateFeatures) -> li
 
 def _check_update(update: messages.FeatureUpdate, current: int) -> None:
     feature = FEATURES.get(update.name)
-    what = f"Invalid update version {update.level} for feature {update.name}."
+    problem = f"Invalid update version {update.level} for feature {update.name}."
     if feature is None:
-        raise Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"{what} The controller does not support this feature.")
+        raise Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"{problem} The controller does not support this feature.")
     if update.upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
-        raise Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"{what} The upgrade type {update.upgrade_type} is not known.")
+        raise Refusal(
+            ErrorCode.INVALID_UPDATE_VERSION, f"{problem} The upgrade type {update.upgrade_type} is not known."
+        )
     if not feature.first <= update.level <= feature.last:
         raise Refusal(
             ErrorCode.INVALID_UPDATE_VERSION,
-            f"{what} The controller supports versions {feature.first} to {feature.last}.",
+            f"{problem} The controller supports versions {feature.first} to {feature.last}.",
         )
     if update.level < current and update.name == MQD_VERSION:
         raise Refusal(
             ErrorCode.INVALID_UPDATE_VERSION,
-            f"{what} Can't downgrade from version {current}: data of that version may already be stored.",
+            f"{problem} Can't downgrade from version {current}: data of that version may already be stored.",
         )
     if update.level < current and update.upgrade_type == UPGRADE:
         raise Refusal(
             ErrorCode.INVALID_UPDATE_VERSION,
-            f"{what} Can't downgrade from version {current} without setting the upgrade type to safe or unsafe"
+            f"{problem} Can't downgrade from version {current} without setting the upgrade type to safe or unsafe"
             " downgrade.",
         )
     if update.level > current and update.upgrade_type != UPGRADE:
-        raise Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"{what} Can't downgrade to a newer version.")
+        raise Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"{problem} Can't downgrade to a newer version.")
 
 
 def _check_brokers(state: MetadataState, update: messages.FeatureUpdate) -> None:
     """Refuses a level that a host does not support, including hosts that are down (V1): hosts of two
     versions coexist during a rolling upgrade.
     """
-    lacking = []
+    incompatible = []
     for node_id, broker in sorted(state.brokers.items()):
         first, last = broker.features.get(update.name, (0, 0))
         if broker.features and not first <= update.level <= last:
-            lacking.append(f"{node_id} at {broker.host} ({first} to {last})")
-    if lacking:
+            incompatible.append(f"{node_id} at {broker.host} ({first} to {last})")
+    if incompatible:
         raise Refusal(
             ErrorCode.INVALID_UPDATE_VERSION,
             f"Invalid update version {update.level} for feature {update.name}. Not supported by broker"
-            f" {', '.join(lacking)}: upgrade it first, or unregister it (mqd cluster forget) if it is gone"
+            f" {', '.join(incompatible)}: upgrade it first, or unregister it (mqd cluster forget) if it is gone"
             " permanently.",
         )
 

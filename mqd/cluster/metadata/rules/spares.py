@@ -38,9 +38,12 @@ def limit_in_sync(
     state: MetadataState, config: Mapping[str, str], partitions: tuple[PartitionState, ...]
 ) -> tuple[PartitionState, ...]:
     """Limits the in-sync sets of a new topic's partitions to acks.replicas. Raises Refusal."""
-    check(state, config, (len(one.replicas) for one in partitions))
+    check(state, config, (len(partition.replicas) for partition in partitions))
     count = acks_replicas(config) or None
-    return tuple(msgspec.structs.replace(one, in_sync_replicas=one.in_sync_replicas[:count]) for one in partitions)
+    return tuple(
+        msgspec.structs.replace(partition, in_sync_replicas=partition.in_sync_replicas[:count])
+        for partition in partitions
+    )
 
 
 def check_reassigned(name: str, config: Mapping[str, str], replica_count: int) -> None:

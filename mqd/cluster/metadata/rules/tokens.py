@@ -17,7 +17,7 @@ from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
-EXPIRED_MAX = 1000  # removed in one batch
+EXPIRED_MAX = 1000  # tokens removed in one batch
 
 
 def is_expired(token: DelegationToken, now_ms: int) -> bool:
@@ -36,7 +36,10 @@ def create(state: MetadataState, token: DelegationToken) -> list[Record]:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION, f"There are {TOKEN_COUNT_MAX} delegation tokens, which is the maximum."
         )
-    if Counter(one.requester for one in state.delegation_tokens.values())[token.requester] >= TOKENS_PER_REQUESTER_MAX:
+    if (
+        Counter(existing.requester for existing in state.delegation_tokens.values())[token.requester]
+        >= TOKENS_PER_REQUESTER_MAX
+    ):
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
             f"{token.requester} has requested {TOKENS_PER_REQUESTER_MAX} delegation tokens, which is the maximum;"
@@ -46,7 +49,7 @@ def create(state: MetadataState, token: DelegationToken) -> list[Record]:
 
 
 def set_expiry(
-    state: MetadataState, change: messages.SetTokenExpiry, number: int
+    state: MetadataState, change: messages.SetTokenExpiry, request_id: int
 ) -> tuple[messages.Response, str | None, list[Record]]:
     """Changes or removes a token, with Kafka's order of checks: an expired token can still be removed."""
     token = state.delegation_tokens.get(change.token_id)
@@ -62,14 +65,14 @@ def set_expiry(
         error = ErrorCode.DELEGATION_TOKEN_EXPIRED
     elif removes:
         removed = DelegationTokenRemoved(token.token_id)
-        return messages.Response(number, 0, expires_ms=change.now_ms), None, [removed]
+        return messages.Response(request_id, 0, expires_ms=change.now_ms), None, [removed]
     else:
         changed = msgspec.structs.replace(token, expires_ms=min(token.max_ms, change.now_ms + change.period_ms))
-        return messages.Response(number, 0, expires_ms=changed.expires_ms), None, [DelegationTokenSet(changed)]
-    return messages.Response(number, 0, token_error=int(error)), None, []
+        return messages.Response(request_id, 0, expires_ms=changed.expires_ms), None, [DelegationTokenSet(changed)]
+    return messages.Response(request_id, 0, token_error=int(error)), None, []
 
 
 def remove_expired(state: MetadataState, now_ms: int) -> list[Record]:
     """Removes expired tokens, at most EXPIRED_MAX."""
-    found = (token.token_id for token in state.delegation_tokens.values() if is_expired(token, now_ms))
-    return [DelegationTokenRemoved(token_id) for _, token_id in zip(range(EXPIRED_MAX), found)]
+    expired_ids = (token.token_id for token in state.delegation_tokens.values() if is_expired(token, now_ms))
+    return [DelegationTokenRemoved(token_id) for _, token_id in zip(range(EXPIRED_MAX), expired_ids)]

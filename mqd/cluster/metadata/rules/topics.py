@@ -80,7 +80,7 @@ def check_topic_name(name: str) -> None:
         raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {reason}")
 
 
-def existing(state: MetadataState, name: str) -> TopicState:
+def existing_topic(state: MetadataState, name: str) -> TopicState:
     topic = state.topics.get(name)
     if topic is None:
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
@@ -163,7 +163,7 @@ def _store_min_in_sync(
 
 
 def add_partitions(state: MetadataState, change: messages.AddPartitions, place: Placement) -> list[Record]:
-    topic = existing(state, change.name)
+    topic = existing_topic(state, change.name)
     _check_not_internal(topic.name, "extended")
     views.check_not_view(topic, "extended")
     current = len(topic.partitions)
@@ -208,7 +208,7 @@ def delete_topic(
 ) -> list[Record]:
     if not rules.broker_value("delete.topic.enable", state.broker_config(place.node_id)):
         raise Refusal(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled (delete.topic.enable=false).")
-    topic_id = existing(state, change.name).topic_id if change.name is not None else change.topic_id
+    topic_id = existing_topic(state, change.name).topic_id if change.name is not None else change.topic_id
     if topic_id is None or topic_id not in state.topics_by_id:
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
     _check_not_internal(state.topics_by_id[topic_id], "deleted")
@@ -256,29 +256,35 @@ def alter_config(
     for operation in change.operations:
         if operation.operation not in OPERATIONS:
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown operation {operation.operation} on {operation.name}.")
-    if nulls := [one.name for one in change.operations if one.value is None and one.operation != "delete"]:
+    if nulls := [
+        operation.name for operation in change.operations if operation.value is None and operation.operation != "delete"
+    ]:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"Null value not supported for: {', '.join(nulls)}")
     broker_config = state.broker_config(place.node_id)
     if change.resource_type == RESOURCE_TOPIC:
         # Kafka's order of checks: the operations, the name, the values, and only then whether the
         # topic exists.
-        known = state.topics.get(change.resource_name)
-        updated = _with_operations(known.config if known else {}, change, rules, broker_config)
+        current_topic = state.topics.get(change.resource_name)
+        updated = _with_operations(current_topic.config if current_topic else {}, change, rules, broker_config)
         if not change.resource_name:
             raise Refusal(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
         check_topic_name(change.resource_name)
-        config = _checked(updated, change, rules)
-        topic = existing(state, change.resource_name)
+        config = _checked_config(updated, change, rules)
+        topic = existing_topic(state, change.resource_name)
         views.check_altered(config, topic.config)
         _check_min_in_sync(topic, config, state.broker_configs.get("", {}))
         deduplication.check(state, config)
-        spares.check(state, config, (len(one.replicas) - len(one.removing_replicas) for one in topic.partitions))
+        spares.check(
+            state,
+            config,
+            (len(partition.replicas) - len(partition.removing_replicas) for partition in topic.partitions),
+        )
         schedules.check(state, topic.name, config, topic.config, rules, broker_config)
         return [] if config == topic.config else [TopicConfigured(topic.topic_id, config)]
     if change.resource_type == RESOURCE_BROKER:
         _check_broker_name(state, change.resource_name)
         current = state.broker_configs.get(change.resource_name, {})
-        config = _altered(current, change, rules, state.broker_configs.get("", {}) if change.resource_name else {})
+        config = _new_config(current, change, rules, state.broker_configs.get("", {}) if change.resource_name else {})
         for operation in change.operations if change.resource_name else ():
             # as in Kafka, a broker's min.insync.replicas cannot be deleted either
             if operation.name == MIN_IN_SYNC or (operation.name == UNCLEAN_ENABLE and operation.operation == "set"):
@@ -301,14 +307,14 @@ def alter_config(
                 ErrorCode.POLICY_VIOLATION,
                 f"{GROUP_CONFIGS_MAX} groups already have a configuration, which is the maximum; delete some.",
             )
-        config = _checked(updated, change, rules)
+        config = _checked_config(updated, change, rules)
         fifo.check(state, config, current)
         return [] if config == current else [GroupConfigured(change.resource_name, config)]
     if change.resource_type == RESOURCE_CLIENT_METRICS:
         current = state.client_metrics.get(change.resource_name, {})
         updated = _with_operations(current, change, rules, broker_config)
         client_metrics.check(state, change.resource_name, updated, rules)
-        return client_metrics.configure(change.resource_name, current, _checked(updated, change, rules))
+        return client_metrics.configure(change.resource_name, current, _checked_config(updated, change, rules))
     raise Refusal(
         ErrorCode.INVALID_REQUEST,
         f"Unexpected resource type {change.resource_type}; topics (2), brokers (4), client metrics (16) and"
@@ -341,11 +347,11 @@ def _check_broker_name(state: MetadataState, name: str) -> None:
         )
 
 
-def _altered(
+def _new_config(
     current: Mapping[str, str], change: messages.AlterConfig, rules: ConfigRules, broker_config: Mapping[str, str]
 ) -> dict[str, str]:
     """The whole new configuration of the resource."""
-    return _checked(_with_operations(current, change, rules, broker_config), change, rules)
+    return _checked_config(_with_operations(current, change, rules, broker_config), change, rules)
 
 
 def _with_operations(
@@ -353,14 +359,14 @@ def _with_operations(
 ) -> dict[str, str]:
     config = {} if change.replace else dict(current)
     for operation in change.operations:
-        _alter_one(config, operation, change.resource_type, rules, broker_config)
+        _apply_operation(config, operation, change.resource_type, rules, broker_config)
     if change.replace:
         for name in current.keys() - config.keys():
             _check_dynamic(rules, change.resource_type, name)
     return config
 
 
-def _checked(config: dict[str, str], change: messages.AlterConfig, rules: ConfigRules) -> dict[str, str]:
+def _checked_config(config: dict[str, str], change: messages.AlterConfig, rules: ConfigRules) -> dict[str, str]:
     checked = _check_config(rules, change.resource_type, config)
     for operation in change.operations:  # after the values of known properties, as in Kafka
         if operation.operation != "delete":
@@ -377,7 +383,7 @@ def _check_dynamic(rules: ConfigRules, resource_type: int, name: str) -> None:
         )
 
 
-def _alter_one(
+def _apply_operation(
     config: dict[str, str],
     operation: messages.ConfigOperation,
     resource_type: int,
@@ -397,10 +403,10 @@ def _alter_one(
     _check_known(rules, resource_type, name)
     if not rules.is_list(resource_type, name):
         raise Refusal(ErrorCode.INVALID_CONFIG, f"Can't {verb.upper()} to key {name} because its type is not LIST.")
-    base = config.get(name)
-    if base is None:
-        base = rules.default(resource_type, name, broker_config) or ""
-    items = [item for item in (part.strip() for part in base.split(",")) if item]
+    current = config.get(name)
+    if current is None:
+        current = rules.default(resource_type, name, broker_config) or ""
+    items = [item for item in (part.strip() for part in current.split(",")) if item]
     listed = [item for item in (part.strip() for part in value.split(",")) if item]
     if verb == "append":
         items += [item for item in dict.fromkeys(listed) if item not in items]
