@@ -20,7 +20,7 @@ from mqd.protocol.errors import ErrorCode
 
 def _begins_at_its_end(self: ActiveController, node: int, now_ms: int) -> None:
     self.sessions.on_heartbeat(node, now_ms - self._options.session_ms)
-    self._unfenced_since[node] = now_ms
+    self._unfenced_since_ms[node] = now_ms
 
 
 def _of_any_state(_broker: Any, node_id: int, _epoch: int, partition: Any, _proposal: Any) -> int:

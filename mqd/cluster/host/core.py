@@ -301,7 +301,7 @@ class HostCore(TopicImages):
             list(self._images.values()),
             config,
             state.broker_configs.get("", {}),
-            list(state.removed),
+            list(state.removed_topic_ids),
             state.group_configs,
             self._client_quotas(),
             state.features,

@@ -11,10 +11,10 @@ Invariants
     A2  a broker whose session has not ended is fenced only on proof: from its own host, by its own
         new incarnation, or on its own request to shut down
     A3  each proposal is decided once (rules/in_sync.py)
-    A4  a proof of death counts only if this controller knows every lease that may have been granted
-        after it. `_sent` covers the leases that it granted itself. No other controller has granted a
-        lease if the proof names this epoch, or if it says that the controller of the previous epoch
-        died with the broker
+    A4  a proof of death is accepted only if this controller knows of every lease that may have been
+        granted after the proof was sent. `_newest_sent_ms` covers the leases that it granted itself.
+        No other controller has granted a lease if the proof names this epoch, or if it says that the
+        controller of the previous epoch died with the broker
 Bounds: one entry per broker, per partition with a decided proposal, per requested move
 (placement.BALANCE_MOVES_MAX).
 """
@@ -58,11 +58,13 @@ class ActiveController(Maintenance):
         they have fenced no broker, and decisions based on them are dropped.
         """
         for node, broker in state.brokers.items():
-            if not broker.fenced and node not in self.sessions and node in self._fenced_since:
+            if not broker.fenced and node not in self.sessions and node in self._fenced_since_ms:
                 self.sessions.on_heartbeat(node, now_ms)
-                self._unfenced_since[node] = now_ms
-                del self._fenced_since[node]
-        self._fencing = {node: offset for node, offset in self._fencing.items() if offset < state.version}
+                self._unfenced_since_ms[node] = now_ms
+                del self._fenced_since_ms[node]
+        self._fencing_offsets = {
+            node: offset for node, offset in self._fencing_offsets.items() if offset < state.version
+        }
         self.proposals.on_persist_failed(state.version)
         self._phases.clear()
 
@@ -88,7 +90,7 @@ class ActiveController(Maintenance):
         first = records[0] if records else None
         broker = first.broker if isinstance(first, BrokerRegistered) else state.brokers[message.node_id]
         self.note_directories(message.node_id, message.directories)
-        self._heartbeat_ms[message.node_id] = now_ms
+        self._last_heartbeat_ms[message.node_id] = now_ms
         old = state.brokers.get(message.node_id)
         if old is None or broker.epoch != old.epoch:  # a new session
             self._end_session(message.node_id, now_ms)
@@ -97,20 +99,20 @@ class ActiveController(Maintenance):
                 key: reported_ms for key, reported_ms in self._unserved_reports_ms.items() if key[0] != message.node_id
             }
             self._shutdowns.pop(message.node_id, None)
-            self._versions.pop(message.node_id, None)
-            self._sent.pop(message.node_id, None)
+            self._applied_versions.pop(message.node_id, None)
+            self._newest_sent_ms.pop(message.node_id, None)
         return records, respond(0, broker_epoch=broker.epoch)
 
     def _end_session(self, node: int, now_ms: int) -> None:
         self.sessions.forget(node)
-        self._unfenced_since.pop(node, None)
+        self._unfenced_since_ms.pop(node, None)
         # a registration alone does not end the outage: only unfencing does
-        self._fenced_since.setdefault(node, now_ms)
+        self._fenced_since_ms.setdefault(node, now_ms)
 
     def fence(self, state: MetadataState, nodes: list[int], now_ms: int) -> list[Record]:
         for node in nodes:
             self._end_session(node, now_ms)
-            self._fencing[node] = state.version
+            self._fencing_offsets[node] = state.version
         if self._phases:
             # a retired partition must be led by the same host as its redirect target: check that now
             self._next_upkeep_ms = now_ms
@@ -127,19 +129,19 @@ class ActiveController(Maintenance):
         if broker is None or broker.epoch != message.broker_epoch:
             error = ErrorCode.BROKER_ID_NOT_REGISTERED if broker is None else ErrorCode.STALE_BROKER_EPOCH
             return [], self._heartbeat_response(message, 0, True, error=int(error))
-        self._heartbeat_ms[node] = now_ms
-        self._versions[node] = max(message.metadata_version, self._versions.get(node, -1))
+        self._last_heartbeat_ms[node] = now_ms
+        self._applied_versions[node] = max(message.metadata_version, self._applied_versions.get(node, -1))
         if message.directories:
             self.note_directories(node, message.directories)
         records: list[Record] = []
-        newest = message.sent_ms >= self._sent.get(node, message.sent_ms)
-        if newest:
-            self._sent[node] = message.sent_ms
+        is_newest = message.sent_ms >= self._newest_sent_ms.get(node, message.sent_ms)
+        if is_newest:
+            self._newest_sent_ms[node] = message.sent_ms
         if not broker.fenced:
             self.sessions.on_heartbeat(node, now_ms)
         if message.want_shutdown:
             records = self._advance_shutdown(state, node, now_ms)
-        elif broker.in_controlled_shutdown and newest:
+        elif broker.in_controlled_shutdown and is_newest:
             records = self._cancel_shutdown(state, node)
         elif (
             broker.fenced
@@ -149,17 +151,17 @@ class ActiveController(Maintenance):
             records = self._unfence(state, node, now_ms)
         elif message.directories:
             records = self._record_directories(state, message)
-        known = committed.brokers.get(node)
-        fenced = known is None or known.epoch != message.broker_epoch or known.fenced
-        pending = committed.version <= self._fencing.get(node, -1)
-        grant = lease_valid and not fenced and not broker.fenced and not pending
+        committed_broker = committed.brokers.get(node)
+        fenced = committed_broker is None or committed_broker.epoch != message.broker_epoch or committed_broker.fenced
+        fencing_is_pending = committed.version <= self._fencing_offsets.get(node, -1)
+        grants_lease = lease_valid and not fenced and not broker.fenced and not fencing_is_pending
         shutdown = self._shutdowns.get(node)
-        may_end = message.want_shutdown and fenced and shutdown is not None
+        may_shut_down = message.want_shutdown and fenced and shutdown is not None
         return records, self._heartbeat_response(
             message,
-            int(self._options.session_ms * self._options.lease_share) if grant else 0,
-            fenced or pending,
-            may_end,
+            int(self._options.session_ms * self._options.lease_share) if grants_lease else 0,
+            fenced or fencing_is_pending,
+            may_shut_down,
         )
 
     def _heartbeat_response(
@@ -183,16 +185,18 @@ class ActiveController(Maintenance):
 
     def _unfence(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
         self.sessions.on_heartbeat(node, now_ms)
-        self._fenced_since.pop(node, None)
-        self._unfenced_since[node] = now_ms
-        # of a shutdown that was fenced, but whose process died before it could end
+        self._fenced_since_ms.pop(node, None)
+        self._unfenced_since_ms[node] = now_ms
+        # the entry is left over if the broker was fenced by a controlled shutdown, but its process died
+        # before it received the response that lets it end
         self._shutdowns.pop(node, None)
         self._next_upkeep_ms = min(self._next_upkeep_ms, now_ms)
         return broker_rules.unfence(state, node, self._cannot_serve_predicate(state))
 
     def _advance_shutdown(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
         """R15, step by step: the broker gets no new leaderships; its leaderships move to other hosts and it
-        leaves all in-sync sets; all brokers apply this; it is fenced; the next response lets it end.
+        leaves all in-sync sets; once all brokers have applied these changes, it is fenced; the next
+        heartbeat response lets it end.
         """
         broker = state.brokers[node]
         shutdown = self._shutdowns.setdefault(node, Shutdown(now_ms))
@@ -200,13 +204,13 @@ class ActiveController(Maintenance):
             return []
         if not broker.in_controlled_shutdown:
             return broker_rules.begin_shutdown(state, node)
-        late = now_ms - shutdown.since_ms >= self._options.shutdown_wait_ms
+        timed_out = now_ms - shutdown.since_ms >= self._options.shutdown_wait_ms
         recently_heard = (
             frozenset()
-            if late
+            if timed_out
             else frozenset(
                 other
-                for other, last_heard_ms in self._heartbeat_ms.items()
+                for other, last_heard_ms in self._last_heartbeat_ms.items()
                 if other != node and now_ms - last_heard_ms < self._options.session_ms
             )
         )
@@ -214,12 +218,14 @@ class ActiveController(Maintenance):
             state, node, self._options.shutdown_moves_max, recently_heard, self._cannot_serve_predicate(state)
         )
         if records or not done:
-            shutdown.moved_at = -1
+            shutdown.moved_at_version = -1
             return records
-        if shutdown.moved_at < 0:
-            shutdown.moved_at = state.version
+        if shutdown.moved_at_version < 0:
+            shutdown.moved_at_version = state.version
         others = [other for other in state.brokers.values() if not other.fenced and other.node_id != node]
-        if late or all(self._versions.get(other.node_id, -1) >= shutdown.moved_at for other in others):
+        if timed_out or all(
+            self._applied_versions.get(other.node_id, -1) >= shutdown.moved_at_version for other in others
+        ):
             return self.fence(state, [node], now_ms)
         return []
 
@@ -236,7 +242,7 @@ class ActiveController(Maintenance):
             return []
         if not self._is_for_this_controller(message):
             return []  # another controller may have granted the broker a lease since
-        if message.sent_ms <= self._sent.get(message.node_id, -1):
+        if message.sent_ms <= self._newest_sent_ms.get(message.node_id, -1):
             return []  # an old proof: the host may be back
         return self.fence(state, [message.node_id], now_ms)
 
@@ -252,10 +258,12 @@ class ActiveController(Maintenance):
         )
 
     def on_workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
-        """Skips partitions that have changed in the meantime. If enough other replicas of a partition are
-        in sync, the replica of the dead process leaves the in-sync set, so that another replica leads or
-        the leader stops waiting; the next process has the replica's files and catches up quickly.
-        Otherwise the replica remains the leader in a new epoch: waiting is better than refusing requests.
+        """Skips partitions that have changed in the meantime. If enough other replicas of a
+        partition are in sync, the replica of the dead process leaves the in-sync set, so that
+        another replica leads, or the leader stops waiting for it; the next process has the
+        replica's files and catches up quickly. Otherwise the replica remains the leader, in a new
+        epoch: it is better that clients wait for the next process than that their requests are
+        refused.
         """
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
@@ -265,25 +273,24 @@ class ActiveController(Maintenance):
 
     def _without_dead_process(self, view: View, message: peer.WorkersDied) -> Iterator[tuple[TopicState, Target]]:
         node, seen = message.node_id, set()
-        claims = [(topic_id, index, epoch, True) for topic_id, index, epoch in message.partitions]
-        claims += [(topic_id, index, epoch, False) for topic_id, index, epoch in message.followed]
-        for topic_id, index, epoch, led in claims:
-            found = view.partition(topic_id, index)
-            if (
-                found is None
-                or (topic_id, index) in seen
-                or (found[1].leader == node) != led
-                or epoch != (found[1].leader_epoch if led else found[1].partition_epoch)
+        reports = [(topic_id, index, epoch, True) for topic_id, index, epoch in message.partitions]
+        reports += [(topic_id, index, epoch, False) for topic_id, index, epoch in message.followed]
+        for topic_id, index, epoch, led in reports:
+            topic_and_partition = view.partition(topic_id, index)
+            if topic_and_partition is None or (topic_id, index) in seen:
+                continue
+            topic, partition = topic_and_partition
+            if (partition.leader == node) != led or epoch != (
+                partition.leader_epoch if led else partition.partition_epoch
             ):
                 continue
             seen.add((topic_id, index))
-            topic, partition = found
             others = without(partition.in_sync_replicas, (node,))
-            enough = any(view.may_take_over(topic, partition, other) for other in others) and len(
+            others_suffice = any(view.may_take_over(topic, partition, other) for other in others) and len(
                 others
             ) >= view.state.min_in_sync(topic, partition)
             target = Target(partition)
-            if enough and node in partition.in_sync_replicas:
+            if others_suffice and node in partition.in_sync_replicas:
                 target.in_sync = others
             elif led:
                 target.keeps_leader = target.new_epoch = True
@@ -356,21 +363,24 @@ class ActiveController(Maintenance):
     def on_partitions_emptied(self, state: MetadataState, message: peer.PartitionsEmptied) -> list[Record]:
         records: list[Record] = []
         view = self.view(state)
-        touched: dict[bytes, None] = {}
+        newly_emptied: dict[bytes, None] = {}  # topic ids, in order
         for topic_id, index, epoch in message.partitions:
-            found = view.partition(topic_id, index)
-            if found is None or (found[1].leader, found[1].leader_epoch) != (message.node_id, epoch):
+            topic_and_partition = view.partition(topic_id, index)
+            if topic_and_partition is None:
                 continue
-            if found[1].retiring == RETIRE_HIDDEN:
+            partition = topic_and_partition[1]
+            if (partition.leader, partition.leader_epoch) != (message.node_id, epoch):
+                continue
+            if partition.retiring == RETIRE_HIDDEN:
                 self._unused.setdefault(topic_id, {})[index] = (epoch, self._ticked_ms)
-            if found[1].retiring != RETIRE_REDIRECTED:
+            if partition.retiring != RETIRE_REDIRECTED:
                 continue
             self._emptied.setdefault(topic_id, {})[index] = epoch
-            touched[topic_id] = None
-        for topic_id in touched:
+            newly_emptied[topic_id] = None
+        for topic_id in newly_emptied:
             topic = state.topics[state.topics_by_id[topic_id]]
-            empty = self._emptied[topic_id]
-            if all(partition.index in empty for partition in topic.partitions[retire_rules.retiring_from(topic) :]):
+            emptied = self._emptied[topic_id]
+            if all(partition.index in emptied for partition in topic.partitions[retire_rules.retiring_from(topic) :]):
                 records += retire_rules.hide(view, topic)
                 del self._emptied[topic_id]
         return records
@@ -388,15 +398,15 @@ class ActiveController(Maintenance):
         expired = [
             node
             for node in self.sessions.expired(now_ms)
-            if node in state.brokers and not (node == self._own and node in self._heartbeat_ms)
+            if node in state.brokers and not (node == self._own_node_id and node in self._last_heartbeat_ms)
         ]
         if expired:
             return self.fence(state, expired, now_ms)
-        if wall_ms and now_ms >= self._next_tokens_ms:
-            outdated = token_rules.remove_expired(state, wall_ms)
-            self._next_tokens_ms = now_ms if outdated else now_ms + self._options.token_check_ms
-            if outdated:
-                return outdated
+        if wall_ms and now_ms >= self._next_token_check_ms:
+            removals = token_rules.remove_expired(state, wall_ms)
+            self._next_token_check_ms = now_ms if removals else now_ms + self._options.token_check_ms
+            if removals:
+                return removals
         if now_ms >= self._next_upkeep_ms:
             self._next_upkeep_ms = now_ms + UPKEEP_MS
             self.proposals.prune(state)
@@ -404,7 +414,8 @@ class ActiveController(Maintenance):
         if now_ms >= self._next_balance_ms:
             self._next_balance_ms = now_ms + self._options.balance_check_ms
             stable = {
-                node: now_ms - since >= self._options.balance_stable_ms for node, since in self._unfenced_since.items()
+                node: now_ms - since >= self._options.balance_stable_ms
+                for node, since in self._unfenced_since_ms.items()
             }
             moves_max = self._options.balance_moves_max
             changes = election_rules.elect_preferred_leaders(

@@ -189,10 +189,10 @@ class MetadataCore(LogTail):
             decision = changes.decide(self.tail, active, request, place, self._config_rules, self._new_id)
         except rules.Refusal as refusal:
             return messages.Response(request.request_id, refusal.error, refusal.message), None, []
-        needed = max(map(features.needed_level, decision.records), default=0)
-        if needed > self._level():
+        required_level = max(map(features.needed_level, decision.records), default=0)
+        if required_level > self._level():
             text = (
-                f"This needs {features.MQD_VERSION} {needed}, but the level is {self._level()}: hosts of an older"
+                f"This needs {features.MQD_VERSION} {required_level}, but the level is {self._level()}: hosts of an older"
                 " version could not read it. Upgrade all hosts, then run mqd cluster upgrade."
             )
             return messages.Response(request.request_id, ErrorCode.INVALID_UPDATE_VERSION, text), None, []
@@ -241,7 +241,7 @@ class MetadataCore(LogTail):
         acls_put = tuple(AclCreated(acl_id, rule) for acl_id, rule in new.acls.items() if acl_id not in old.acls)
         acls_removed = tuple(acl_id for acl_id in old.acls if acl_id not in new.acls)
         old_users, users = old.scram_credentials, new.scram_credentials
-        credentials_put = tuple(one for key, one in users.items() if old_users.get(key) != one)
+        credentials_put = tuple(credential for key, credential in users.items() if old_users.get(key) != credential)
         credentials_removed = tuple(key for key in old_users if key not in users)
         old_tokens, tokens = old.delegation_tokens, new.delegation_tokens
         tokens_put = tuple(token for key, token in tokens.items() if old_tokens.get(key) != token)
@@ -279,7 +279,7 @@ class MetadataCore(LogTail):
             self._options,
             now_ms,
             clustered=True,
-            own=self.node_id,
+            own_node_id=self.node_id,
             previous_epoch=event.previous_epoch,
         )
         self._active.note_directories(self.node_id, self._directories)
@@ -296,14 +296,14 @@ class MetadataCore(LogTail):
         )
 
     def _on_resigned(self, event: Resigned, now_ms: int) -> list[Action]:
-        """Answers waiting requests with NOT_CONTROLLER, which is retriable: it is not known whether their
+        """Answers waiting requests with NOT_CONTROLLER, which is retriable. It is not known whether their
         records will be committed.
         """
         if self._active is None:
             return []
         self._active = None
         self._lease_until_ms = 0
-        self._peers.clear()  # brokers repeat their requests to the next controller
+        self._waiting_peers.clear()  # brokers repeat their requests to the next controller
         return self._drop_pending(
             ErrorCode.NOT_CONTROLLER,
             "This host is no longer the active controller; whether the change was made is not known.",
@@ -329,7 +329,7 @@ class MetadataCore(LogTail):
         if message.node_id != event.node_id:
             return []
         if active is None:
-            return self._not_controller(event.node_id, message)
+            return self._respond_not_controller(event.node_id, message)
         match message:
             case broker_messages.Heartbeat():
                 records, response = active.heartbeat(
@@ -362,16 +362,18 @@ class MetadataCore(LogTail):
         the response to a change, which is never repeated.
         """
         actions = self._persist(records)
-        self._peers.append(PeerWaiting(node_id, message, self.tail.version))
-        if len(self._peers) > PEERS_WAITING_MAX:
+        self._waiting_peers.append(PeerWaiting(node_id, message, self.tail.version))
+        if len(self._waiting_peers) > PEERS_WAITING_MAX:
             change = broker_messages.ChangeResponse
-            del self._peers[next(i for i, entry in enumerate(self._peers) if not isinstance(entry.message, change))]
+            del self._waiting_peers[
+                next(i for i, entry in enumerate(self._waiting_peers) if not isinstance(entry.message, change))
+            ]
         return actions + self._respond_ready()
 
     def _on_change_forwarded(
         self, active: ActiveController, node_id: int, message: broker_messages.ChangeForwarded
     ) -> list[Action]:
-        if len(self._peers) >= PEERS_WAITING_MAX:
+        if len(self._waiting_peers) >= PEERS_WAITING_MAX:
             refusal = messages.Response(message.request.request_id, ErrorCode.REQUEST_TIMED_OUT, TOO_MANY_CHANGES)
             return [SendPeer(node_id, self._change_response(message, refusal, None))]
         response, topic_name, records = self._decide(active, message.request)
@@ -379,7 +381,7 @@ class MetadataCore(LogTail):
             topic = self._preview(topic_name, records) if response.error == 0 and topic_name is not None else None
             return [SendPeer(node_id, self._change_response(message, response, None), topic)]
         actions = self._persist(records)
-        self._peers.append(
+        self._waiting_peers.append(
             PeerWaiting(node_id, self._change_response(message, response, topic_name), self.tail.version)
         )
         return actions + self._respond_ready()
@@ -392,7 +394,7 @@ class MetadataCore(LogTail):
             epoch, message.node_id, message.request_id, message.incarnation, self.tail.version, response, topic_name
         )
 
-    def _not_controller(self, node_id: int, message: broker_messages.ToActiveController) -> list[Action]:
+    def _respond_not_controller(self, node_id: int, message: broker_messages.ToActiveController) -> list[Action]:
         error = int(ErrorCode.NOT_CONTROLLER)
         match message:
             case broker_messages.Heartbeat():
@@ -419,8 +421,8 @@ class MetadataCore(LogTail):
             return []
         kept = [batch for batch in self._pending if batch.version <= event.kept]
         version = kept[-1].version if kept else self.committed.version
-        dropped = [entry for entry in self._peers if entry.version > version]
-        self._peers = [entry for entry in self._peers if entry.version <= version]
+        dropped = [entry for entry in self._waiting_peers if entry.version > version]
+        self._waiting_peers = [entry for entry in self._waiting_peers if entry.version <= version]
         error = ErrorCode.KAFKA_STORAGE_ERROR
         text = f"The metadata log could not be written; the change was not made: {event.reason}"
         actions = self._drop_pending(error, text, kept)
@@ -446,16 +448,16 @@ class MetadataCore(LogTail):
 
     def _on_tick(self, event: Tick, now_ms: int) -> list[Action]:
         actions: list[Action] = []
-        late = [entry for entry in self._waiting if now_ms - entry.since_ms >= APPLY_WAIT_MS_MAX]
-        if late:
+        timed_out = [entry for entry in self._waiting if now_ms - entry.since_ms >= APPLY_WAIT_MS_MAX]
+        if timed_out:
             self._waiting = [entry for entry in self._waiting if now_ms - entry.since_ms < APPLY_WAIT_MS_MAX]
-            for entry in late:
-                where = (
+            for entry in timed_out:
+                progress = (
                     "is stored but a worker has not applied it"
                     if entry.version <= self.committed.version
                     else "is not on disk"
                 )
-                text = f"The change {where} after {APPLY_WAIT_MS_MAX // 1000} s; it may still take effect."
+                text = f"The change {progress} after {APPLY_WAIT_MS_MAX // 1000} s; it may still take effect."
                 actions.append(
                     Reply(entry.client, messages.Response(entry.response.request_id, ErrorCode.REQUEST_TIMED_OUT, text))
                 )

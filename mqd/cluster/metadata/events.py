@@ -201,7 +201,8 @@ class SendPeer(msgspec.Struct, frozen=True):
 
     node_id: int
     message: broker_messages.FromActiveController
-    # a validated topic: mqd/controller puts its image (HostCore.topic_image) into the response
+    # the resulting topic of a validate_only request; mqd/controller puts its image
+    # (HostCore.topic_image) into the response
     topic: TopicState | None = None
 
 

@@ -90,7 +90,7 @@ FEATURES: dict[str, Feature] = {
             0,
             1,
             0,
-            "1: voters of the metadata quorum can be added and removed at run time (KIP-853). In mqd they can at"
+            "1: voters of the metadata quorum can be added and removed at run time (KIP-853). mqd allows this at"
             " either level.",
         ),
         Feature(
@@ -98,8 +98,8 @@ FEATURES: dict[str, Feature] = {
             0,
             1,
             0,
-            "1: replicas that have all committed records may lead although they are not in sync (KIP-966). In mqd"
-            " they may at either level.",
+            "1: replicas that have all committed records may lead although they are not in sync (KIP-966). mqd"
+            " allows this at either level.",
         ),
         Feature(SHARE_VERSION, 0, 1, 0, "1: share groups (KIP-932), if mqd.version is 4 or higher."),
         Feature(STREAMS_VERSION, 0, 1, 0, "1: streams groups (KIP-1071), if mqd.version is 8 or higher."),
@@ -130,12 +130,12 @@ RECORD_LEVELS: dict[type[Record], int] = {
 
 def _capped(features: dict[str, Feature], caps: str) -> dict[str, Feature]:
     """`caps`: as in CAP_VARIABLE. Raises ValueError."""
-    found = dict(features)
+    capped = dict(features)
     for text in filter(None, caps.split(",")):
         name, _, level = text.partition("=")
-        feature = found[name]
-        found[name] = feature._replace(last=max(feature.first, min(feature.last, int(level))))
-    return found
+        feature = capped[name]
+        capped[name] = feature._replace(last=max(feature.first, min(feature.last, int(level))))
+    return capped
 
 
 FEATURES = _capped(FEATURES, os.environ.get(CAP_VARIABLE, ""))
@@ -148,7 +148,7 @@ def supported() -> dict[str, tuple[int, int]]:
 
 def supported_levels(ranges: Ranges) -> Ranges:
     """The levels that a peer supports. A peer that sends none runs a version without mqd.version, and
-    counts as supporting the unset levels. (It sends its levels of the other features when it
+    is treated as supporting the unset levels. (It sends its levels of the other features when it
     registers.)
     """
     return ranges or {feature.name: (feature.unset, feature.unset) for feature in FEATURES.values()}
@@ -193,12 +193,12 @@ def in_force(finalized: Mapping[str, int]) -> dict[str, int]:
 
 def unsupported(finalized: Mapping[str, int], ranges: Ranges) -> str:
     """Describes the current levels that a host with these ranges does not support; "" = none."""
-    found = []
+    problems = []
     for name, level in sorted(in_force(finalized).items()):
         first, last = ranges.get(name, (0, 0))
         if level and not first <= level <= last:
-            found.append(f"the level of {name} is {level}, and the host supports {first} to {last}")
-    return "; ".join(found)
+            problems.append(f"the level of {name} is {level}, and the host supports {first} to {last}")
+    return "; ".join(problems)
 
 
 def needed_level(record: Record) -> int:

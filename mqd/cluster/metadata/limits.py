@@ -22,7 +22,8 @@ TOKEN_COUNT_MAX = 10_000
 TOKENS_PER_REQUESTER_MAX = 1_000  # requested by one principal
 TOKEN_BYTES_MAX = 1024  # bytes of the principals in one token
 IMAGE_BYTES_MAX = 120 << 20
-# upper bounds of the msgpack size of each; tests/unit/cluster/test_limits.py measures it
+# upper bounds of the encoded size of one topic, partition or replica;
+# tests/unit/cluster/test_limits.py measures them
 TOPIC_BYTES, PARTITION_BYTES, REPLICA_BYTES = 400, 150, 12
 
 
@@ -73,8 +74,8 @@ def check_acls(state: MetadataState, bindings: Iterable[AclBinding]) -> None:
 
 
 def check_replicas(
-    count: int, error: ErrorCode = ErrorCode.INVALID_REPLICATION_FACTOR, what: str = "A partition"
+    count: int, error: ErrorCode = ErrorCode.INVALID_REPLICATION_FACTOR, subject: str = "A partition"
 ) -> None:
     """Raises Refusal(`error`)."""
     if count > REPLICAS_MAX:
-        raise Refusal(error, f"{what} would have {count} replicas; {REPLICAS_MAX} is the maximum.")
+        raise Refusal(error, f"{subject} would have {count} replicas; {REPLICAS_MAX} is the maximum.")

@@ -52,6 +52,10 @@ class Batch(msgspec.Struct):
 
 
 class Waiting(msgspec.Struct):
+    """The response to a client, sent when all records up to `version` are committed and, if
+    `needs_apply`, applied by this host's workers.
+    """
+
     client: Hashable
     response: messages.Response
     topic_name: str | None
@@ -69,7 +73,7 @@ class PeerWaiting(msgspec.Struct):
 
 
 class LogTail:
-    """`committed`: the state with only the committed records. `tail`: with all proposed ones, too."""
+    """`committed`: the state with only the committed records. `tail`: the state with all proposed records."""
 
     def __init__(
         self,
@@ -90,9 +94,9 @@ class LogTail:
         self._directories: tuple[Directory, ...] = ()
         self._pending: list[Batch] = []
         self._waiting: list[Waiting] = []
-        self._peers: list[PeerWaiting] = []
+        self._waiting_peers: list[PeerWaiting] = []
         self._applied_version = 0
-        self._acls_version = state.version  # that of the newest change of access control lists
+        self._acls_version = state.version  # version of the newest change of access control lists
         self._attempt = 0
         self._options = options
         self._quorum = not active
@@ -101,7 +105,7 @@ class LogTail:
 
     @property
     def idle(self) -> bool:
-        return not self._pending and not self._waiting and not self._peers
+        return not self._pending and not self._waiting and not self._waiting_peers
 
     @property
     def active(self) -> bool:
@@ -157,12 +161,12 @@ class LogTail:
     def _publication(
         self, batch: Batch, removed: tuple[TopicState, ...], vanishing: tuple[tuple[TopicState, int], ...]
     ) -> Publish:
-        names: dict[str, None] = {}
-        partial: dict[str, dict[int, None]] = {}  # topics and their changed partitions
-        whole: set[str] = set()
+        topic_names: dict[str, None] = {}
+        changed_indexes: dict[str, dict[int, None]] = {}  # topic -> its changed partitions
+        changed_as_a_whole: set[str] = set()
         broker_config, brokers_changed, groups = None, False, []
         subscriptions: list[str] = []
-        quotas = levels = False
+        quotas_changed = features_changed = False
         # only the state after the batch matters: a batch of several requests can remove what it created
         acl_ids: dict[bytes, None] = {}
         users: dict[tuple[str, int], None] = {}
@@ -172,22 +176,22 @@ class LogTail:
         for record in batch.records:
             match record:
                 case TopicCreated():
-                    names[record.topic.name] = None
-                    whole.add(record.topic.name)
+                    topic_names[record.topic.name] = None
+                    changed_as_a_whole.add(record.topic.name)
                 case ClientQuotaSet():
-                    quotas = True
+                    quotas_changed = True
                 case FeatureLevelSet():
-                    levels = True
+                    features_changed = True
                 case PartitionsAdded() | TopicConfigured() | RetiredPartitionsRemoved():
-                    name = self._name_of(record.topic_id)
+                    name = self._topic_name(record.topic_id)
                     if name is not None:  # otherwise removed in the same batch
-                        names[name] = None
-                        whole.add(name)
+                        topic_names[name] = None
+                        changed_as_a_whole.add(name)
                 case ReplicaMoved() | LeaderEpochsRaised() | PartitionsChanged():
-                    name = self._name_of(record.topic_id)
+                    name = self._topic_name(record.topic_id)
                     if name is not None:
-                        names[name] = None
-                        partial.setdefault(name, {}).update(dict.fromkeys(self._touched_indexes(record)))
+                        topic_names[name] = None
+                        changed_indexes.setdefault(name, {}).update(dict.fromkeys(self._touched_indexes(record)))
                 case BrokerConfigured():
                     broker_config = self.committed.broker_config(self.node_id)
                 case BrokerRegistered() | ClusterCreated() | BrokerChanged() | BrokerUnregistered():
@@ -208,9 +212,13 @@ class LogTail:
                     token_ids[record.token_id] = None
         if acl_ids:
             self._acls_version = max(self._acls_version, batch.version)
-        topics = tuple(self.committed.topics[name] for name in names)
-        changed = (
-            tuple((name, tuple(sorted(indexes))) for name, indexes in partial.items() if name not in whole)
+        topics = tuple(self.committed.topics[name] for name in topic_names)
+        changed_partitions = (
+            tuple(
+                (name, tuple(sorted(indexes)))
+                for name, indexes in changed_indexes.items()
+                if name not in changed_as_a_whole
+            )
             if self._quorum
             else ()
         )
@@ -221,9 +229,9 @@ class LogTail:
             broker_config,
             brokers_changed,
             tuple(groups),
-            quotas,
-            levels,
-            changed,
+            quotas_changed,
+            features_changed,
+            changed_partitions,
             vanishing,
             tuple(AclCreated(acl_id, acls[acl_id]) for acl_id in acl_ids if acl_id in acls),
             tuple(acl_id for acl_id in acl_ids if acl_id not in acls),
@@ -234,7 +242,7 @@ class LogTail:
             tuple(token_id for token_id in token_ids if token_id not in tokens),
         )
 
-    def _name_of(self, topic_id: bytes) -> str | None:
+    def _topic_name(self, topic_id: bytes) -> str | None:
         return self.committed.topics_by_id.get(topic_id)
 
     def _touched_indexes(self, record: ReplicaMoved | LeaderEpochsRaised | PartitionsChanged) -> tuple[int, ...]:
@@ -274,10 +282,10 @@ class LogTail:
     def _respond_to_peers(self) -> list[Action]:
         version = self.committed.version
         ready: list[Action] = [
-            SendPeer(entry.node_id, entry.message) for entry in self._peers if entry.version <= version
+            SendPeer(entry.node_id, entry.message) for entry in self._waiting_peers if entry.version <= version
         ]
         if ready:
-            self._peers = [entry for entry in self._peers if entry.version > version]
+            self._waiting_peers = [entry for entry in self._waiting_peers if entry.version > version]
         return ready
 
     def _reply(self, entry: Waiting) -> Reply:

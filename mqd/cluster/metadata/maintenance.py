@@ -45,14 +45,14 @@ class Shutdown(msgspec.Struct):
 
     since_ms: int
     # metadata version at which all leaderships that can move have moved; every broker must apply it
-    moved_at: int = -1
+    moved_at_version: int = -1
 
 
 def group_changes(changes: Iterable[tuple[TopicState, PartitionChange]]) -> list[Record]:
-    found: dict[bytes, list[PartitionChange]] = {}
+    by_topic: dict[bytes, list[PartitionChange]] = {}
     for topic, change in changes:
-        found.setdefault(topic.topic_id, []).append(change)
-    return [PartitionsChanged(topic_id, tuple(entries)) for topic_id, entries in found.items()]
+        by_topic.setdefault(topic.topic_id, []).append(change)
+    return [PartitionsChanged(topic_id, tuple(entries)) for topic_id, entries in by_topic.items()]
 
 
 class Maintenance:
@@ -67,31 +67,31 @@ class Maintenance:
         options: ControllerOptions,
         now_ms: int,
         clustered: bool,
-        own: int = -1,
+        own_node_id: int = -1,
         previous_epoch: int = -1,
     ) -> None:
         """`previous_epoch`: the last epoch in which another controller may have been active. `clustered` False:
-        a single host without a quorum, where brokers have no sessions. `own`: this host. Its session
-        does not time out, because this process itself sends its heartbeats; its lease never expires while
-        it is the only voter.
+        a single host without a quorum, where brokers have no sessions. `own_node_id`: this host's. Its
+        session does not time out, because this process itself sends its heartbeats; its lease never
+        expires while it is the only voter.
         """
         self.epoch, self._previous_epoch = epoch, previous_epoch
-        self._own = own
+        self._own_node_id = own_node_id
         self._options = options
         self.sessions = BrokerSessions(options.session_ms)
         self.proposals = Proposals()
         self._reported: dict[int, tuple[Directory, ...]] = {}  # node id -> its directories as last reported
-        self._versions: dict[int, int] = {}  # node id -> metadata version applied there
+        self._applied_versions: dict[int, int] = {}  # node id -> metadata version applied there
         self._shutdowns: dict[int, Shutdown] = {}
-        self._heartbeat_ms: dict[int, int] = {}  # node id -> time of its last heartbeat, fenced or not
-        self._fenced_since: dict[int, int] = {}
-        self._unfenced_since: dict[int, int] = {}
-        self._moves: dict[tuple[str, int], Move] = {}  # planned by a balancing run, not started
+        self._last_heartbeat_ms: dict[int, int] = {}  # node id -> time of its last heartbeat, fenced or not
+        self._fenced_since_ms: dict[int, int] = {}
+        self._unfenced_since_ms: dict[int, int] = {}
+        self._moves: dict[tuple[str, int], Move] = {}  # planned by a balancing run, but not started
         self._balancing = False
         self._balanced_topics: frozenset[str] | None = None
         # (node id, partition) -> when it was last reported as not served there
         self._unserved_reports_ms: dict[tuple[int, tuple[bytes, int]], int] = {}
-        self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (RETIRE_*, since when)
+        self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (RETIRE_*, since when in ms)
         # topic id -> partition -> leader epoch in which it was reported empty
         self._emptied: dict[bytes, dict[int, int]] = {}
         # topic id -> hidden partition -> (leader epoch, time) of the last report that no client
@@ -99,19 +99,19 @@ class Maintenance:
         self._unused: dict[bytes, dict[int, tuple[int, int]]] = {}
         self._next_balance_ms = now_ms + options.balance_check_ms
         self._next_upkeep_ms = now_ms
-        self._next_tokens_ms = now_ms
+        self._next_token_check_ms = now_ms
         # partition of an internal topic -> since when its new replica has had no space on its disk
         self._no_space: dict[tuple[bytes, int], int] = {}
         # the time by which every broker that cannot serve has reported it
         self._elects_from_ms = now_ms + UNSERVED_HEARTBEATS * options.heartbeat_ms
         self._ticked_ms = now_ms
-        self._fencing: dict[int, int] = {}  # node id -> log offset from which it is fenced
+        self._fencing_offsets: dict[int, int] = {}  # node id -> log offset from which it is fenced
         # node id -> send time of its newest heartbeat, by its own clock
-        self._sent: dict[int, int] = {}
+        self._newest_sent_ms: dict[int, int] = {}
         if clustered:
             for node, broker in state.brokers.items():
                 if broker.fenced:
-                    self._fenced_since[node] = now_ms
+                    self._fenced_since_ms[node] = now_ms
                 else:
                     self._begin_session(node, now_ms)
 
@@ -120,7 +120,7 @@ class Maintenance:
         controller.
         """
         self.sessions.on_heartbeat(node, now_ms)
-        self._unfenced_since[node] = now_ms
+        self._unfenced_since_ms[node] = now_ms
 
     def view(self, state: MetadataState) -> View:
         return View(state, cannot_serve=self._cannot_serve_predicate(state))
@@ -130,11 +130,11 @@ class Maintenance:
         A broker repeats its report twice per heartbeat interval while the replica is in sync or
         eligible, or while there is no leader.
         """
-        found: dict[tuple[bytes, int], set[int]] = {}
+        nodes_by_partition: dict[tuple[bytes, int], set[int]] = {}
         for (node, key), reported_ms in self._unserved_reports_ms.items():
             if self._ticked_ms - reported_ms <= within_ms:
-                found.setdefault(key, set()).add(node)
-        return found
+                nodes_by_partition.setdefault(key, set()).add(node)
+        return nodes_by_partition
 
     def _cannot_serve_predicate(self, state: MetadataState, within_ms: int = -1) -> CannotServe:
         """Returns a predicate: whether a replica is not served, according to reports about replicas and
@@ -168,10 +168,10 @@ class Maintenance:
             if moves:
                 records += group_changes(moves)
                 continue
-            known = self._phases.get(topic.topic_id)
-            if known is None or known[0] != phase:
-                known = self._phases[topic.topic_id] = (phase, now_ms)
-            waited_ms = now_ms - known[1]
+            recorded = self._phases.get(topic.topic_id)
+            if recorded is None or recorded[0] != phase:
+                recorded = self._phases[topic.topic_id] = (phase, now_ms)
+            waited_ms = now_ms - recorded[1]
             records += retire_rules.seal(view, topic)
             if phase == RETIRE_SEALED and waited_ms >= self._options.retire_barrier_ms:
                 records += retire_rules.release(view, topic)
@@ -187,7 +187,7 @@ class Maintenance:
 
     def _is_unused(self, topic: TopicState, now_ms: int) -> bool:
         """Whether each leader of the topic's hidden partitions has recently reported that no client has
-        written there for the grace period. A missing report counts as no.
+        written there for the grace period. False if a report is missing.
         """
         reported = self._unused.get(topic.topic_id, {})
         for partition in topic.partitions[retire_rules.retiring_from(topic) :]:
@@ -232,8 +232,8 @@ class Maintenance:
         delay_ms = self._options.replication_delay_ms
         lost = [
             node
-            for node, since in sorted(self._fenced_since.items())
-            if delay_ms >= 0 and now_ms - since >= delay_ms and node in state.brokers and state.brokers[node].fenced
+            for node, since_ms in sorted(self._fenced_since_ms.items())
+            if delay_ms >= 0 and now_ms - since_ms >= delay_ms and node in state.brokers and state.brokers[node].fenced
         ]
         return sorted({*lost, *(node for node, broker in state.brokers.items() if broker.draining)})
 
@@ -269,13 +269,13 @@ class Maintenance:
             or default_replication_factor(len(self.view(state).nodes())) <= 1
         ):
             return []
-        known, self._no_space = self._no_space, {}
+        previous, self._no_space = self._no_space, {}
 
         def has_waited(topic: TopicState, partition: PartitionState) -> bool:
             key = (topic.topic_id, partition.index)
-            since = known.get(key, now_ms)
-            if now_ms - since < reassign_rules.GROW_ELSEWHERE_MS:
-                self._no_space[key] = since
+            since_ms = previous.get(key, now_ms)
+            if now_ms - since_ms < reassign_rules.GROW_ELSEWHERE_MS:
+                self._no_space[key] = since_ms
                 return False
             return True
 
@@ -288,13 +288,13 @@ class Maintenance:
     def _begin_moves(self, state: MetadataState) -> list[Record]:
         if not self._balancing:
             return []
-        under_way = sum(
+        moving_count = sum(
             1
             for topic in state.topics.values()
             for partition in topic.partitions
             if reassign_rules.in_progress(partition)
         )
-        if not self._moves and not under_way:
+        if not self._moves and not moving_count:
             topics = self._balanced_topics
             nodes = self.view(state).nodes()
             self.balance(
@@ -307,7 +307,7 @@ class Maintenance:
                 topics,
             )
         view, directories = self.view(state), self.directories(state)
-        room = self._options.drain_moves_max - under_way
+        room = self._options.drain_moves_max - moving_count
         changes: list[tuple[TopicState, PartitionChange]] = []
         for key, move in list(self._moves.items()):
             if len(changes) >= room:
@@ -327,6 +327,6 @@ class Maintenance:
                 continue
             if change is not None:
                 changes.append((topic, change))
-        if not changes and not self._moves and not under_way:
+        if not changes and not self._moves and not moving_count:
             self._balancing = False  # all replicas are balanced, or no further move is possible now
         return group_changes(changes)

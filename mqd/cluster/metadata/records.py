@@ -12,7 +12,7 @@ import msgspec
 from mqd.security.acl import AclBinding
 
 
-# gc=False: there are hundreds of thousands, and they are never part of a cycle
+# gc=False: there are hundreds of thousands of these objects, and they are never part of a cycle
 class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     index: int
     replicas: tuple[int, ...]  # node ids, the preferred leader first
@@ -35,7 +35,7 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     recovering: bool = False
     retiring: int = 0  # RETIRE_*: the phase, if this partition is being removed (`redirect` >= 0)
     redirect: int = -1  # index of the partition that takes the records that producers send here
-    # the current reassignment is mqd's own and removes the replica of this lost or drained node
+    # mqd itself started the current reassignment, to replace the replica on this lost or drained node
     replacing: int = -1
     # replicas in removing_replicas that an earlier target of this reassignment added, so the
     # partition did not have them before the reassignment; stored under the field's former name
@@ -43,8 +43,8 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 RETIRE_NOT, RETIRE_SEALED, RETIRE_REDIRECTED, RETIRE_HIDDEN = 0, 1, 2, 3
-"""Phases of a retired partition: not sealed yet; refuses new records with a retriable error; redirects
-them to `redirect`; redirects them and is hidden from Metadata."""
+"""Phases of a retired partition, in order. It is not sealed yet; it refuses new records with a
+retriable error; it redirects them to `redirect`; it is also hidden from Metadata."""
 
 
 class TopicState(msgspec.Struct, frozen=True, gc=False):
@@ -150,7 +150,7 @@ Entity = tuple[tuple[str, str | None], ...]
 
 
 class ClientQuotaSet(msgspec.Struct, frozen=True, tag="client_quota_set/1"):
-    """All quotas of one entity (KIP-546), not only the changed ones; empty = the entity has none any more."""
+    """All quotas of one entity (KIP-546), not only the changed ones; empty = the entity no longer has any."""
 
     entity: Entity
     quotas: dict[str, float]
@@ -259,7 +259,7 @@ class ScramCredentialRemoved(msgspec.Struct, frozen=True, tag="scram_credential_
 
 
 class DelegationToken(msgspec.Struct, frozen=True):
-    """A token by which a client authenticates as `owner` (KIP-48). Its password, the HMAC of
+    """A token with which a client authenticates as `owner` (KIP-48). Its password, the HMAC of
     `token_id`, is not here: each host computes it from delegation.token.secret.key. Times: wall
     clock.
     """

@@ -37,7 +37,7 @@ class BrokerSessions:
         )
 
     def next_expiry_ms(self) -> int | None:
-        """The time at which the first session ends without further heartbeats; None: no session."""
+        """The time at which the first session ends without further heartbeats; None if there is no session."""
         return min(self._heartbeat_ms.values()) + self._session_ms if self._heartbeat_ms else None
 
     def __contains__(self, node_id: int) -> bool:

@@ -12,11 +12,12 @@ Invariants (check())
     S4  partition_counts equals the number of replicas per directory
     S5  next_producer_id never falls
     P7  in-sync replicas are not fenced; in-sync and eligible ones are disjoint subsets of the
-        replicas; there are no eligible ones while min.insync.replicas are in sync
+        replicas; no replica is eligible while min.insync.replicas are in sync
     P8  a replica that came back after an unclean restart is neither in sync nor eligible while it is
         last known eligible
     P10 if no replica is in sync or eligible, at least one is last known eligible
-    S6  `removed` has the ids of removed topics, the newest REMOVED_COUNT_MAX in order of removal
+    S6  `removed_topic_ids` has the ids of removed topics, the newest
+        REMOVED_COUNT_MAX in order of removal
     S7  acls and acl_ids have the same rules; acl_bytes is the size of their texts
 """
 
@@ -114,7 +115,7 @@ def apply_change(old: PartitionState, change: PartitionChange) -> PartitionState
         return before if new is None else new
 
     removing = kept(change.removing_replicas, old.removing_replicas)
-    # an older controller does not clear superseded_replicas when it ends a reassignment
+    # a controller of an older version does not clear superseded_replicas when it ends a reassignment
     superseded = tuple(node for node in kept(change.superseded_replicas, old.superseded_replicas) if node in removing)
     return PartitionState(
         index=old.index,
@@ -149,7 +150,7 @@ class MetadataState:
         "next_producer_id",
         "partition_counts",
         "partition_count",
-        "removed",
+        "removed_topic_ids",
         "preferred_counts",
         "group_configs",
         "client_metrics",
@@ -169,7 +170,7 @@ class MetadataState:
         self.brokers: dict[int, BrokerState] = {}
         self.topics: dict[str, TopicState] = {}
         self.topics_by_id: dict[bytes, str] = {}
-        self.collisions: dict[str, str] = {}
+        self.collisions: dict[str, str] = {}  # collision_key(name) -> name
         self.broker_configs: dict[str, dict[str, str]] = {}
         self.next_producer_id = 0
         # (node id, directory id) -> number of replicas
@@ -177,7 +178,7 @@ class MetadataState:
         self.partition_count = 0
         # node id -> number of partitions whose first replica it is
         self.preferred_counts: dict[int, int] = {}
-        self.removed: dict[bytes, None] = {}
+        self.removed_topic_ids: dict[bytes, None] = {}
         # by group id
         self.group_configs: dict[str, dict[str, str]] = {}
         self.client_metrics: dict[str, dict[str, str]] = {}  # subscription -> its configuration
@@ -199,7 +200,7 @@ class MetadataState:
         return other
 
     def replace(self, other: "MetadataState") -> None:
-        """Copies the contents of `other` into this object, to which others have references."""
+        """Copies the contents of `other` into this object, to which other objects have references."""
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
 
@@ -209,7 +210,7 @@ class MetadataState:
         )
 
     def broker_config(self, node_id: int) -> dict[str, str]:
-        """Effective dynamic configuration of one broker: its own over the cluster-wide one."""
+        """Effective dynamic configuration of one broker: its own values override the cluster-wide ones."""
         return {**self.broker_configs.get("", {}), **self.broker_configs.get(str(node_id), {})}
 
     def min_in_sync(self, topic: TopicState, partition: PartitionState) -> int:
@@ -261,9 +262,9 @@ class MetadataState:
         topic = self._topic(record.topic_id)
         del self.topics[topic.name], self.topics_by_id[topic.topic_id], self.collisions[collision_key(topic.name)]
         self._count(topic.partitions, -1)
-        self.removed[topic.topic_id] = None
-        if len(self.removed) > REMOVED_COUNT_MAX:
-            del self.removed[next(iter(self.removed))]
+        self.removed_topic_ids[topic.topic_id] = None
+        if len(self.removed_topic_ids) > REMOVED_COUNT_MAX:
+            del self.removed_topic_ids[next(iter(self.removed_topic_ids))]
 
     def _on_topic_configured(self, record: TopicConfigured) -> None:
         self._put(msgspec.structs.replace(self._topic(record.topic_id), config=dict(record.config)))
@@ -330,8 +331,8 @@ class MetadataState:
     def _on_replica_moved(self, record: ReplicaMoved) -> None:
         topic = self._topic(record.topic_id)
         old = topic.partitions[record.index]
-        place = old.replicas.index(record.node_id)
-        directories = (*old.directories[:place], record.directory, *old.directories[place + 1 :])
+        position = old.replicas.index(record.node_id)
+        directories = (*old.directories[:position], record.directory, *old.directories[position + 1 :])
         moved = msgspec.structs.replace(old, directories=directories, partition_epoch=old.partition_epoch + 1)
         self._count((old,), -1)
         self._count((moved,), 1)
@@ -360,12 +361,12 @@ class MetadataState:
             )
         gone = topic.partitions[record.partition_count :]
         self._count(gone, -1)
-        above = max((partition.leader_epoch + 1 for partition in gone), default=0)
+        next_epoch = max((partition.leader_epoch + 1 for partition in gone), default=0)
         self._put(
             msgspec.structs.replace(
                 topic,
                 partitions=topic.partitions[: record.partition_count],
-                first_leader_epoch=max(topic.first_leader_epoch, above),
+                first_leader_epoch=max(topic.first_leader_epoch, next_epoch),
             )
         )
 
@@ -410,7 +411,7 @@ class MetadataState:
             topics=list(self.topics.values()),
             broker_configs=self.broker_configs,
             next_producer_id=self.next_producer_id,
-            removed_topic_ids=list(self.removed),
+            removed_topic_ids=list(self.removed_topic_ids),
             group_configs=self.group_configs,
             client_metrics=self.client_metrics,
             client_quotas=[ClientQuotaSet(entity, quotas) for entity, quotas in self.client_quotas.items()],
@@ -431,7 +432,7 @@ class MetadataState:
         state.group_configs = dict(snapshot.group_configs)
         state.client_metrics = dict(snapshot.client_metrics)
         state.next_producer_id = snapshot.next_producer_id
-        state.removed = dict.fromkeys(snapshot.removed_topic_ids)
+        state.removed_topic_ids = dict.fromkeys(snapshot.removed_topic_ids)
         for entry in snapshot.client_quotas:
             state._on_client_quota_set(entry)
         state.features = dict(snapshot.features)
@@ -465,7 +466,10 @@ class MetadataState:
                 preferred[partition.replicas[0]] = preferred.get(partition.replicas[0], 0) + 1
         for broker in self.brokers.values():
             assert not (broker.fenced and broker.in_controlled_shutdown), "P7"
-        assert self.removed.keys().isdisjoint(self.topics_by_id) and len(self.removed) <= REMOVED_COUNT_MAX, "S6"
+        assert (
+            self.removed_topic_ids.keys().isdisjoint(self.topics_by_id)
+            and len(self.removed_topic_ids) <= REMOVED_COUNT_MAX
+        ), "S6"
         assert {binding: acl_id for acl_id, binding in self.acls.items()} == self.acl_ids, "S7"
         assert self.acl_bytes == sum(map(acl_bytes, self.acl_ids)), "S7"
         assert preferred == self.preferred_counts, "S4"
@@ -475,24 +479,24 @@ class MetadataState:
 
     def _check_partition(self, topic: TopicState, partition: PartitionState) -> None:
         in_sync, eligible = set(partition.in_sync_replicas), set(partition.eligible_leader_replicas)
-        what = f"{topic.name}-{partition.index}: {partition}"
+        partition_text = f"{topic.name}-{partition.index}: {partition}"
         assert len(in_sync) == len(partition.in_sync_replicas) and len(eligible) == len(
             partition.eligible_leader_replicas
-        ), f"P7 {what}"
+        ), f"P7 {partition_text}"
         assert not any(node in self.brokers and self.brokers[node].fenced for node in in_sync), (
-            f"P7: fenced and in sync: {what}"
+            f"P7: fenced and in sync: {partition_text}"
         )
-        assert not in_sync & eligible and eligible <= set(partition.replicas), f"P7 {what}"
+        assert not in_sync & eligible and eligible <= set(partition.replicas), f"P7 {partition_text}"
         assert not eligible or len(in_sync) < self.min_in_sync(topic, partition), (
-            f"P7: enough in sync, and some eligible: {what}"
+            f"P7: enough in sync, and some eligible: {partition_text}"
         )
-        assert not set(partition.last_known_eligible) & (in_sync | eligible), f"P8 {what}"
-        assert in_sync or eligible or partition.last_known_eligible, f"P10 {what}"
+        assert not set(partition.last_known_eligible) & (in_sync | eligible), f"P8 {partition_text}"
+        assert in_sync or eligible or partition.last_known_eligible, f"P10 {partition_text}"
         assert set(partition.adding_replicas) | set(partition.removing_replicas) <= set(partition.replicas), (
-            f"R14 {what}"
+            f"R14 {partition_text}"
         )
-        assert not set(partition.adding_replicas) & set(partition.removing_replicas), f"R14 {what}"
-        assert set(partition.superseded_replicas) <= set(partition.removing_replicas), f"R14 {what}"
+        assert not set(partition.adding_replicas) & set(partition.removing_replicas), f"R14 {partition_text}"
+        assert set(partition.superseded_replicas) <= set(partition.removing_replicas), f"R14 {partition_text}"
 
 
 _APPLY: dict[type, Callable[[MetadataState, Any], None]] = {

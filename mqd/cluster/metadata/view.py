@@ -39,7 +39,7 @@ class View:
             if (not broker.fenced or broker.node_id in back) and broker.node_id not in gone
         }
         self._may_lead = {node for node in self._unfenced if not state.brokers[node].in_controlled_shutdown}
-        self._ending = self._unfenced - self._may_lead
+        self._shutting_down = self._unfenced - self._may_lead
         self._default = state.broker_configs.get("", {})
 
     def is_unfenced(self, node: int) -> bool:
@@ -80,16 +80,16 @@ class View:
         def can_serve(node: int) -> bool:
             return node == leader or not self.cannot_serve(topic, target.old, node)
 
-        def live(node: int) -> bool:
+        def may_be_elected(node: int) -> bool:
             return (
                 node != leaving
                 and (node in self._may_lead or (node == leader and node in self._unfenced))
                 and can_serve(node)
             )
 
-        change = compose_change(target, self.configured_min(topic), live)
-        after = leader if change is None or change.leader is None else change.leader
-        if after < 0 and self._ending:
+        change = compose_change(target, self.configured_min(topic), may_be_elected)
+        new_leader = leader if change is None or change.leader is None else change.leader
+        if new_leader < 0 and self._shutting_down:
             return compose_change(
                 target,
                 self.configured_min(topic),
@@ -99,9 +99,9 @@ class View:
 
     def changes(self, targets: Iterator[tuple[TopicState, Target]], leaving: int = -1) -> list[Record]:
         """One record per topic."""
-        found: dict[bytes, list[PartitionChange]] = {}
+        by_topic: dict[bytes, list[PartitionChange]] = {}
         for topic, target in targets:
             change = self.change_to(topic, target, leaving)
             if change is not None:
-                found.setdefault(topic.topic_id, []).append(change)
-        return [PartitionsChanged(topic_id, tuple(changes)) for topic_id, changes in found.items()]
+                by_topic.setdefault(topic.topic_id, []).append(change)
+        return [PartitionsChanged(topic_id, tuple(changes)) for topic_id, changes in by_topic.items()]
