@@ -4,9 +4,9 @@ the response comes when the reassignments have started.
 On a single host a partition's only replica cannot move. Requesting its present placement changes
 nothing and succeeds; other brokers do not exist; and there is never a reassignment to cancel.
 
-With a tagged field of our own (9100) the controller computes the assignments, such that all hosts
-carry the same load: for the named topics (their partitions are ignored), or for all. BALANCE starts
-the moves, PLAN only returns them, in the response's field of the same number.
+With mqd's own tagged field 9100, the controller computes the assignments such that all hosts carry
+the same load: for the named topics (their partitions are ignored), or for all topics. BALANCE starts
+the moves; PLAN only returns them, in the response's tagged field 9100.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -15,7 +15,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
 
-FACTOR_CHANGE_SINCE = 1
+FACTOR_CHANGE_SINCE_VERSION = 1
 BALANCE, PLAN = 1, 2
 
 
@@ -58,13 +58,12 @@ async def _request_controller(
         for topic in request.topics
         for partition in topic.partitions
     ]
-    allow = request.allow_replication_factor_change if version >= FACTOR_CHANGE_SINCE else True
-    return _response(
-        await broker.controller.request(messages.AlterReassignments(requested, allow), request.timeout_ms), allow
-    )
+    allow_factor_change = request.allow_replication_factor_change if version >= FACTOR_CHANGE_SINCE_VERSION else True
+    change = messages.AlterReassignments(requested, allow_factor_change)
+    return _response(await broker.controller.request(change, request.timeout_ms), allow_factor_change)
 
 
-def _response(response: messages.Response, allow: bool) -> AlterPartitionReassignmentsResponse:
+def _response(response: messages.Response, allow_factor_change: bool) -> AlterPartitionReassignmentsResponse:
     results: dict[str, list[AlterPartitionReassignmentsResponse.ReassignablePartitionResponse]] = {}
     for one in response.results:
         result = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
@@ -72,7 +71,7 @@ def _response(response: messages.Response, allow: bool) -> AlterPartitionReassig
         )
         results.setdefault(one.name, []).append(result)
     return AlterPartitionReassignmentsResponse(
-        allow_replication_factor_change=allow,
+        allow_replication_factor_change=allow_factor_change,
         error_code=response.error,
         error_message=response.message,
         responses=[
@@ -85,13 +84,13 @@ def _response(response: messages.Response, allow: bool) -> AlterPartitionReassig
 def _partition(
     broker: Broker, topic: str, index: int, replicas: list[int] | None
 ) -> AlterPartitionReassignmentsResponse.ReassignablePartitionResponse:
-    error, text = _outcome(broker, topic, index, replicas)
+    error, text = _check_assignment(broker, topic, index, replicas)
     return AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
         partition_index=index, error_code=int(error), error_message=text
     )
 
 
-def _outcome(broker: Broker, topic: str, index: int, replicas: list[int] | None) -> tuple[int, str | None]:
+def _check_assignment(broker: Broker, topic: str, index: int, replicas: list[int] | None) -> tuple[int, str | None]:
     partition = broker.partition_of(topic, index)
     if partition is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find the partition {topic}-{index}."

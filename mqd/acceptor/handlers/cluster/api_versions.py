@@ -32,7 +32,7 @@ CLIENT_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?")  # KIP-511
 
 
 def _response(error: int, version: int, finalized: Mapping[str, int], epoch: int) -> ApiVersionsResponse:
-    """`finalized`: the levels that the metadata log names; `epoch`: their version."""
+    """`finalized`: the feature levels in the metadata log; `epoch`: their version."""
     from mqd.acceptor.dispatch import HANDLERS
 
     current = levels(finalized)
@@ -83,17 +83,17 @@ def bodies(finalized: Mapping[str, int], epoch: int) -> dict[int, bytes]:
     """Version -> everything after the correlation id; UNKNOWN_VERSION_BODY -> the response to
     unsupported versions.
     """
-    found = {
+    bodies_by_version = {
         version: codec.encode(_response(ErrorCode.NONE, version, finalized, epoch), version)
         for version in BODY_VERSIONS
     }
-    found[UNKNOWN_VERSION_BODY] = codec.encode(unsupported(finalized), 0)
-    return found
+    bodies_by_version[UNKNOWN_VERSION_BODY] = codec.encode(unsupported(finalized), 0)
+    return bodies_by_version
 
 
 def publish(control: Control, metadata: Metadata) -> None:
     """Called at the start and after every change of a feature's level: workers answer with these
-    bodies from now on.
+    bodies from then on.
     """
     for version, body in bodies(metadata.features, metadata.features_version).items():
         control.set_api_versions(version, body)

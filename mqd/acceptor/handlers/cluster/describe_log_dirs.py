@@ -22,9 +22,9 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
 
-# identifies the broker of a directory; every directory in use has it
+# names the broker that uses a directory; every directory in use has this file
 META_PROPERTIES = "meta.properties"
-# A file system that does not respond for this long counts as failed, as for the controller.
+# A file system that does not respond for this long is treated as failed, as the controller does.
 RESPONSE_S = 5.0
 Requested = dict[str, list[PartitionImage]]
 PartitionWithId = tuple[str, bytes, PartitionImage]  # topic, its id, partition
@@ -63,8 +63,8 @@ async def _result(
     partitions_with_id: list[PartitionWithId],
     ends: dict[tuple[str, int], int],
 ) -> DescribeLogDirsResponse.Result:
-    """Measures on a thread of its own: on a hanging disk it would otherwise block the threads that
-    read for other requests.
+    """Measures in a separate thread: a hanging disk would otherwise block the threads that read for
+    other requests.
     """
     try:
         return await broker.directory_queries.run(
@@ -101,7 +101,7 @@ def _measure(
 ) -> DescribeLogDirsResponse.Result:
     """Reads directories; runs in a thread. Calls `on_progress` on progress."""
 
-    def sized(index: int, path: Path) -> DescribeLogDirsResponse.Partition:
+    def measure_partition(index: int, path: Path) -> DescribeLogDirsResponse.Partition:
         size = size_of(path)
         on_progress()
         return DescribeLogDirsResponse.Partition(partition_index=index, partition_size=size)
@@ -113,7 +113,7 @@ def _measure(
             raise OSError(errno.EROFS, "it was not used at the start, or cannot be written to")
         topics = [
             DescribeLogDirsResponse.Topic(
-                name=name, partitions=[sized(one.index, broker.path_of(name, one)) for one in partitions]
+                name=name, partitions=[measure_partition(one.index, broker.path_of(name, one)) for one in partitions]
             )
             for name, partitions in requested.items()
         ]
@@ -163,7 +163,7 @@ def _future_replicas(
 
 
 def _future_replica(path: Path, index: int, log_end_offset: int) -> DescribeLogDirsResponse.Partition:
-    """offset_lag: number of records that the copy lacks, counted from its last whole batch."""
+    """offset_lag: the number of records after the copy's last whole batch that are still missing."""
     end_offset = 0
     try:
         bases = segments.base_offsets(path)

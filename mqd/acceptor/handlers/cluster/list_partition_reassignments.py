@@ -11,10 +11,10 @@ from mqd.protocol.messages import ListPartitionReassignmentsRequest, ListPartiti
 async def handle(
     context: Context, header: RequestHeader, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
-    found: dict[str, list[ListPartitionReassignmentsResponse.OngoingPartitionReassignment]] = {}
+    reassignments: dict[str, list[ListPartitionReassignmentsResponse.OngoingPartitionReassignment]] = {}
     for name, partition in _requested(context.broker, request):
         if partition.adding or partition.removing:
-            found.setdefault(name, []).append(
+            reassignments.setdefault(name, []).append(
                 ListPartitionReassignmentsResponse.OngoingPartitionReassignment(
                     partition_index=partition.index,
                     replicas=partition.replicas,
@@ -25,7 +25,7 @@ async def handle(
     return ListPartitionReassignmentsResponse(
         topics=[
             ListPartitionReassignmentsResponse.OngoingTopicReassignment(name=name, partitions=partitions)
-            for name, partitions in found.items()
+            for name, partitions in reassignments.items()
         ]
     )
 

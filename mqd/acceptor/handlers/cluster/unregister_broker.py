@@ -1,9 +1,9 @@
-"""UnregisterBroker version 0 (KIP-631): removes the registration of a broker that is down and holds
-no replicas any more; the controller decides. A single broker handles the request for itself, so it
-is not down.
+"""UnregisterBroker version 0 (KIP-631): removes the registration of a broker that is down and no
+longer holds replicas; the controller decides. If there is only one broker, it handles the request
+itself, so it is not down.
 
-With a tagged field of our own (9100) the request prepares a removal: a live broker gives up all
-replicas and gets no new ones (DRAIN), or gets replicas again (TAKE_PART).
+With mqd's own tagged field 9100, the request prepares a removal: a live broker gives up all
+replicas and gets no new ones (DRAIN), or may get replicas again (UNDRAIN).
 """
 
 from mqd.acceptor.broker import Context
@@ -13,14 +13,14 @@ from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
 
 TIMEOUT_MS = 30_000  # the request has no field for it
-FORGET, DRAIN, TAKE_PART = 0, 1, 2
+UNREGISTER, DRAIN, UNDRAIN = 0, 1, 2
 
 
 async def handle(context: Context, header: RequestHeader, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
     broker = context.broker
-    if request.drain != FORGET:
+    if request.drain != UNREGISTER:
         response = await broker.controller.request(
-            messages.DrainBroker(request.broker_id, request.drain == TAKE_PART), TIMEOUT_MS
+            messages.DrainBroker(request.broker_id, request.drain == UNDRAIN), TIMEOUT_MS
         )
         return UnregisterBrokerResponse(error_code=response.error, error_message=response.message)
     if not broker.metadata.is_alone:

@@ -1,6 +1,6 @@
 """AlterClientQuotas 0-1 (KIP-546): sets and removes quotas of users, client ids and addresses.
 Entities are independent; each change is on disk and applied by every worker before it is answered.
-If an entity has two parts of one type, the last one counts, as in Kafka.
+If an entity has two parts of one type, the last one is used, as in Kafka.
 """
 
 import asyncio

@@ -59,9 +59,9 @@ async def handle(context: Context, header: RequestHeader, request: AlterConfigsR
 
 
 def _dead_letter_topic_problem(context: Context, resource: Resource) -> str:
-    """Why the group's dead-letter topic is refused; "": it is not. A missing topic may be created later; an
-    existing one must accept dead letters. A topic that the client may not describe is treated as missing: it
-    gets no dead letters unless it accepts them.
+    """Returns why the group's dead-letter topic is refused, or "" if it is accepted. A missing topic
+    may be created later; an existing one must accept dead letters. A topic that the client may not
+    describe is treated as missing; it still gets no dead letters unless it accepts them.
     """
     names = [
         one.value

@@ -1,12 +1,12 @@
-"""Levels of this broker's loggers (resource type BROKER_LOGGER, KIP-412), until its processes
-restart.
+"""Levels of this broker's loggers (resource type BROKER_LOGGER, KIP-412). Changes last until its
+processes restart.
 
 `root` is the level of all processes of the broker (mqd log-level sets it too). The others are the
 acceptor's own loggers: an explicit level overrides root in this process, and deleting it restores
-root's. Kafka's FATAL is ERROR here, its TRACE is DEBUG.
+root's level. Kafka's FATAL is ERROR here, and its TRACE is DEBUG.
 """
 
-import logging as standard
+import logging as standard_logging
 
 from mqd.acceptor.broker import Broker
 from mqd.acceptor.handlers.configs.config_entries import Entry
@@ -55,12 +55,12 @@ def alter(broker: Broker, name: str, operations: list[ConfigOperation], validate
 
 
 def _levels(broker: Broker) -> dict[str, str]:
-    of_all = level_name(broker.table.log_level)
-    found = {ROOT: TO_KAFKA[of_all]}
-    for name, logger in sorted(standard.root.manager.loggerDict.items()):
-        if name.startswith(PREFIX) and isinstance(logger, standard.Logger):
-            found[name] = TO_KAFKA[_NAMES.get(logger.level, of_all)]
-    return found
+    root_level = level_name(broker.table.log_level)
+    kafka_levels = {ROOT: TO_KAFKA[root_level]}
+    for name, logger in sorted(standard_logging.root.manager.loggerDict.items()):
+        if name.startswith(PREFIX) and isinstance(logger, standard_logging.Logger):
+            kafka_levels[name] = TO_KAFKA[_NAMES.get(logger.level, root_level)]
+    return kafka_levels
 
 
 def _check(operation: ConfigOperation, known: dict[str, str]) -> None:
@@ -86,6 +86,6 @@ def _check(operation: ConfigOperation, known: dict[str, str]) -> None:
 def _set(broker: Broker, operation: ConfigOperation) -> None:
     level = FROM_KAFKA[operation.value] if operation.operation == "set" and operation.value else None
     if operation.name != ROOT:
-        standard.getLogger(operation.name).setLevel(LEVELS[level] if level else standard.NOTSET)
+        standard_logging.getLogger(operation.name).setLevel(LEVELS[level] if level else standard_logging.NOTSET)
     elif level:
         broker.table.log_level = SYSLOG_OF_LEVEL[level]

@@ -13,8 +13,8 @@ from mqd.cluster.metadata.rules.partitions import MIN_IN_SYNC, effective_min_in_
 
 TOPIC_DYNAMIC, BROKER_DYNAMIC, BROKER_DYNAMIC_DEFAULT, BROKER_STATIC, DEFAULT = 1, 2, 3, 4, 5
 CLIENT_METRICS_DYNAMIC, GROUP_DYNAMIC = 7, 8
-# Kafka's ConfigDef types. An enumeration is a string there; the allowed values are in the
-# documentation.
+# Kafka's ConfigDef types. Kafka has no enumeration type: an enumeration is a string, whose allowed
+# values are in the documentation.
 TYPES = {"bool": 1, "string": 2, "enum": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
 
@@ -32,36 +32,36 @@ class Entry(NamedTuple):
     sensitive: bool
     type: int
     documentation: str
-    synonyms: list[Synonym]  # the effective one first
+    synonyms: list[Synonym]  # the effective synonym first
 
 
-def _shown(row: Property, value: str | None) -> str | None:
-    return None if row.sensitive else value
+def _shown(prop: Property, value: str | None) -> str | None:
+    return None if prop.sensitive else value
 
 
-def _entry(row: Property, synonyms: list[Synonym], read_only: bool) -> Entry:
-    first = synonyms[0] if synonyms else Synonym(row.name, None, DEFAULT)
-    return Entry(row.name, first.value, first.source, read_only, row.sensitive, TYPES[row.kind], row.doc, synonyms)
+def _entry(prop: Property, synonyms: list[Synonym], read_only: bool) -> Entry:
+    first = synonyms[0] if synonyms else Synonym(prop.name, None, DEFAULT)
+    return Entry(prop.name, first.value, first.source, read_only, prop.sensitive, TYPES[prop.kind], prop.doc, synonyms)
 
 
-def _broker_synonyms(broker: Broker, row: Property) -> list[Synonym]:
-    """`row` is a broker's property. The loaded configuration contains defaults too, so a value
-    equal to the default counts as the default.
+def _broker_synonyms(broker: Broker, prop: Property) -> list[Synonym]:
+    """`prop` is a broker's property. The loaded configuration contains defaults too, so a value
+    equal to the default is reported as the default.
     """
-    metadata, found = broker.metadata, []
-    name = row.name
+    metadata, synonyms = broker.metadata, []
+    name = prop.name
     default_dynamic = metadata.broker_default_config.get(name)
     own_dynamic = metadata.broker_own_config.get(name)
     if own_dynamic is not None:
-        found.append(Synonym(name, _shown(row, own_dynamic), BROKER_DYNAMIC))
+        synonyms.append(Synonym(name, _shown(prop, own_dynamic), BROKER_DYNAMIC))
     if default_dynamic is not None:
-        found.append(Synonym(name, _shown(row, default_dynamic), BROKER_DYNAMIC_DEFAULT))
+        synonyms.append(Synonym(name, _shown(prop, default_dynamic), BROKER_DYNAMIC_DEFAULT))
     static = broker.config.get(name)
-    if static is not None and static != row.default:
-        found.append(Synonym(name, _shown(row, static), BROKER_STATIC))
-    if row.default is not None:
-        found.append(Synonym(name, _shown(row, row.default), DEFAULT))
-    return found
+    if static is not None and static != prop.default:
+        synonyms.append(Synonym(name, _shown(prop, static), BROKER_STATIC))
+    if prop.default is not None:
+        synonyms.append(Synonym(name, _shown(prop, prop.default), DEFAULT))
+    return synonyms
 
 
 def of_topic(
@@ -72,40 +72,40 @@ def of_topic(
     """
     effective = topic_effective(broker.effective(), config)
     entries = []
-    for name, row in TOPIC.items():
+    for name, prop in TOPIC.items():
         if names is not None and name not in names:
             continue
-        synonyms = [Synonym(name, _shown(row, config[name]), TOPIC_DYNAMIC)] if name in config else []
-        if row.broker_name is not None:
-            synonyms += _broker_synonyms(broker, BROKER[row.broker_name])
+        synonyms = [Synonym(name, _shown(prop, config[name]), TOPIC_DYNAMIC)] if name in config else []
+        if prop.broker_name is not None:
+            synonyms += _broker_synonyms(broker, BROKER[prop.broker_name])
         # the synonyms lack the value if the broker's setting has another unit (log.retention.hours)
         if not synonyms or synonyms[0].value != effective[name]:
             synonyms.insert(
                 0,
                 Synonym(
-                    name, _shown(row, effective[name]), DEFAULT if effective[name] == row.default else BROKER_STATIC
+                    name, _shown(prop, effective[name]), DEFAULT if effective[name] == prop.default else BROKER_STATIC
                 ),
             )
-        # tools compare it with the size of in-sync sets
+        # tools compare this value with the size of in-sync sets
         if name == MIN_IN_SYNC and synonyms[0].value == str(FOLLOWS_REPLICAS):
             synonyms[0] = synonyms[0]._replace(value=str(effective_min_in_sync(FOLLOWS_REPLICAS, replica_count)))
-        entries.append(_entry(row, synonyms, False))
+        entries.append(_entry(prop, synonyms, False))
     return entries
 
 
 def of_group(broker: Broker, config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
     """`config`: the group's own settings."""
     entries = []
-    for name, row in GROUP.items():
+    for name, prop in GROUP.items():
         if names is None or name in names:
-            own = [Synonym(name, _shown(row, config[name]), GROUP_DYNAMIC)] if name in config else []
+            own = [Synonym(name, _shown(prop, config[name]), GROUP_DYNAMIC)] if name in config else []
             # a config without a broker property has only its own default
             others = (
-                _broker_synonyms(broker, BROKER[row.broker_name])
-                if row.broker_name
-                else [Synonym(name, row.default, DEFAULT)]
+                _broker_synonyms(broker, BROKER[prop.broker_name])
+                if prop.broker_name
+                else [Synonym(name, prop.default, DEFAULT)]
             )
-            entries.append(_entry(row, own + others, False))
+            entries.append(_entry(prop, own + others, False))
     return entries
 
 
@@ -113,10 +113,10 @@ def of_client_metrics(config: Mapping[str, str], names: set[str] | None = None) 
     """`config`: the subscription's own settings. A default is not listed as a synonym, as in
     Kafka."""
     entries = []
-    for name, row in CLIENT_METRICS.items():
+    for name, prop in CLIENT_METRICS.items():
         if names is None or name in names:
             own = [Synonym(name, config[name], CLIENT_METRICS_DYNAMIC)] if name in config else []
-            entry = _entry(row, own or [Synonym(name, row.default, DEFAULT)], False)
+            entry = _entry(prop, own or [Synonym(name, prop.default, DEFAULT)], False)
             entries.append(entry._replace(synonyms=own))
     return entries
 
@@ -127,21 +127,21 @@ def of_broker(broker: Broker, advertised: str, names: set[str] | None = None) ->
     """
     entries = []
     of_listeners = {name: property_of(BROKER, name) for name in broker.metadata.broker_config if override_of(name)}
-    for name, row in {**BROKER, **of_listeners}.items():
+    for name, prop in {**BROKER, **of_listeners}.items():
         if names is not None and name not in names:
             continue
-        synonyms = _broker_synonyms(broker, row)
+        synonyms = _broker_synonyms(broker, prop)
         if name == "advertised.listeners" and not synonyms:
             synonyms = [Synonym(name, advertised, DEFAULT)]
-        entries.append(_entry(row, synonyms, not row.dynamic))
+        entries.append(_entry(prop, synonyms, not prop.dynamic))
     return entries
 
 
 def of_all_brokers(broker: Broker, names: set[str] | None = None) -> list[Entry]:
     """The entries for the resource name "": the dynamic settings for all brokers."""
     return [
-        _entry(row, [Synonym(name, _shown(row, value), BROKER_DYNAMIC_DEFAULT)], False)
+        _entry(prop, [Synonym(name, _shown(prop, value), BROKER_DYNAMIC_DEFAULT)], False)
         for name, value in broker.metadata.broker_default_config.items()
         if (name in BROKER or override_of(name)) and (names is None or name in names)
-        for row in (property_of(BROKER, name),)
+        for prop in (property_of(BROKER, name),)
     ]

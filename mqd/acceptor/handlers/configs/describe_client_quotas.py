@@ -1,5 +1,5 @@
-"""DescribeClientQuotas 0-1 (KIP-546): the existing quotas, filtered by entity types with an exact
-name, the default, or any name. A strict filter excludes entities that have other types too.
+"""DescribeClientQuotas 0-1 (KIP-546): the existing quotas, filtered by entity type: each with an
+exact name, the default, or any name. A strict filter excludes entities that also have other types.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ async def handle(
         conditions = _filter(request)
     except Refusal as refusal:
         return DescribeClientQuotasResponse(error_code=refusal.error, error_message=refusal.message, entries=None)
-    found = [quota for quota in context.broker.metadata.client_quotas if _fits(quota, conditions, request.strict)]
-    return DescribeClientQuotasResponse(entries=[_entry(quota) for quota in found])
+    quotas = [quota for quota in context.broker.metadata.client_quotas if _fits(quota, conditions, request.strict)]
+    return DescribeClientQuotasResponse(entries=[_entry(quota) for quota in quotas])
 
 
 def _filter(request: DescribeClientQuotasRequest) -> dict[str, Matches]:
@@ -55,7 +55,7 @@ def _matches(component: DescribeClientQuotasRequest.ComponentData) -> Matches:
             raise Refusal(
                 ErrorCode.INVALID_REQUEST, "Request specified MATCH_TYPE_EXACT, but set match string to null."
             )
-        return lambda found: found == name
+        return lambda entity_name: entity_name == name
     if component.match_type not in (DEFAULT, ANY):
         raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown match type {component.match_type}")
     if name is not None:
@@ -63,7 +63,7 @@ def _matches(component: DescribeClientQuotasRequest.ComponentData) -> Matches:
         raise Refusal(
             ErrorCode.INVALID_REQUEST, f"Request specified MATCH_TYPE_{kind}, but also specified a match string."
         )
-    return lambda found: found is None or component.match_type == ANY
+    return lambda entity_name: entity_name is None or component.match_type == ANY
 
 
 def _fits(quota: ClientQuota, conditions: dict[str, Matches], strict: bool) -> bool:

@@ -33,12 +33,14 @@ def _resource(
     context: Context,
     resource: DescribeConfigsRequest.Resource,
     request: DescribeConfigsRequest,
-    refused: Refusal | None,
+    request_refusal: Refusal | None,
 ) -> DescribeConfigsResponse.Result:
-    """`refused`: the error of the whole request, set as in Kafka if one of its types is invalid."""
+    """`request_refusal`: the error of the whole request. As in Kafka, one invalid resource type
+    invalidates the whole request.
+    """
     try:
-        if refused is not None:
-            raise refused
+        if request_refusal is not None:
+            raise request_refusal
         entries, error, message = _entries(context, resource), 0, None
     except Refusal as refusal:
         entries, error, message = [], refusal.error, refusal.message

@@ -9,16 +9,16 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
 
-_KNOWN = (RESOURCE_TOPIC, RESOURCE_BROKER, RESOURCE_BROKER_LOGGER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP)
+_RESOURCE_TYPES = (RESOURCE_TOPIC, RESOURCE_BROKER, RESOURCE_BROKER_LOGGER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP)
 
 
 async def handle(
     context: Context, header: RequestHeader, request: ListConfigResourcesRequest
 ) -> ListConfigResourcesResponse:
     requested = set(request.resource_types) if header.api_version > 0 else {RESOURCE_CLIENT_METRICS}
-    if not requested <= set(_KNOWN):
+    if not requested <= set(_RESOURCE_TYPES):
         return ListConfigResourcesResponse(error_code=int(ErrorCode.UNSUPPORTED_VERSION))
-    kinds = [kind for kind in _KNOWN if kind in requested or not requested]
+    kinds = [kind for kind in _RESOURCE_TYPES if kind in requested or not requested]
     return ListConfigResourcesResponse(
         config_resources=[
             ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind)

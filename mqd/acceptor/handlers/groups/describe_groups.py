@@ -1,5 +1,5 @@
-"""DescribeGroups 0-6 (KIP-345, 430, 1043): classic groups. Groups of another kind and unknown ones
-get the state Dead, from version 6 on with GROUP_ID_NOT_FOUND.
+"""DescribeGroups 0-6 (KIP-345, 430, 1043): classic groups. Groups of other types and unknown groups
+are described as Dead; from version 6 on they also have the error GROUP_ID_NOT_FOUND.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -34,11 +34,11 @@ def _describe(broker: Broker, group_id: str, version: int, with_rebalance: bool)
         core = coordinator(broker).core(group_id)
     except CoordinatorError as error:
         return DescribeGroupsResponse.Group(group_id=group_id, error_code=error.error_code)
-    found = core.describe() if isinstance(core, Group) else None
-    if found is not None:
+    description = core.describe() if isinstance(core, Group) else None
+    if description is not None:
         if with_rebalance:
-            found.rebalance = rebalance_of(broker, core, DescribeGroupsResponse)
-        return found
+            description.rebalance = rebalance_of(broker, core, DescribeGroupsResponse)
+        return description
     code, message = 0, None
     if version >= _VERSION_NOT_FOUND:
         code = int(ErrorCode.GROUP_ID_NOT_FOUND)

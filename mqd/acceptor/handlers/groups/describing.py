@@ -26,18 +26,18 @@ async def describe(
     is_supported: bool,
     with_operations: bool,
 ) -> list[Any]:
-    """The groups of a response, in the order of the request. `make_group`: the response's class for
-    one group. `topics_of`: the names of the topics that a described group uses; a group with a topic
-    that the client may not describe is not described, as in Kafka.
+    """Returns the groups for the response, in the order of the request. `make_group`: the response's
+    class for one group. `topics_of`: returns the names of the topics that a described group uses; as
+    in Kafka, a group that uses a topic that the client may not describe is replaced with an error.
     """
-    found = await asyncio.gather(
+    described = await asyncio.gather(
         *(_describe(context.broker, group_id, make_event, make_group, is_supported) for group_id in group_ids)
     )
     groups = [
         group
         if _may_see(context, topics_of(group))
         else _failed(make_group, group.group_id, ErrorCode.TOPIC_AUTHORIZATION_FAILED, HIDDEN_TOPICS)
-        for group in found
+        for group in described
     ]
     if with_operations:
         for group in groups:
@@ -53,7 +53,7 @@ def topics_of_members(group: Any) -> set[str]:
         names.update(member.subscribed_topic_names)
         for assignment in (member.assignment, getattr(member, "target_assignment", None)):
             if assignment is not None:
-                names.update(one.topic_name for one in assignment.topic_partitions)
+                names.update(topic.topic_name for topic in assignment.topic_partitions)
     return names
 
 

@@ -16,23 +16,27 @@ from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse
 
 GROUP, TRANSACTION, SHARE = 0, 1, 2
-SHARE_SINCE = 6
+SHARE_SINCE_VERSION = 6
 NOT_AVAILABLE = "The coordinator is not available."
 
 
 async def handle(context: Context, header: RequestHeader, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
     keys = request.coordinator_keys if header.api_version >= 4 else [request.key]
     error, message = await _error(context, header, request.key_type, keys)
-    found = [_coordinator(context, key, request.key_type, error, message) for key in keys]
+    results = [_coordinator(context, key, request.key_type, error, message) for key in keys]
     if header.api_version >= 4:
-        return FindCoordinatorResponse(coordinators=found)
-    one = found[0]
+        return FindCoordinatorResponse(coordinators=results)
+    result = results[0]
     return FindCoordinatorResponse(
-        error_code=one.error_code, error_message=one.error_message, node_id=one.node_id, host=one.host, port=one.port
+        error_code=result.error_code,
+        error_message=result.error_message,
+        node_id=result.node_id,
+        host=result.host,
+        port=result.port,
     )
 
 
-def _of_type(context: Context, key_type: int) -> Coordinator | None:
+def _coordinator_of_type(context: Context, key_type: int) -> Coordinator | None:
     coordinators = context.broker.coordinators
     return (
         {GROUP: coordinators.groups, TRANSACTION: coordinators.transactions, SHARE: coordinators.share}.get(key_type)
@@ -42,12 +46,12 @@ def _of_type(context: Context, key_type: int) -> Coordinator | None:
 
 
 async def _error(context: Context, header: RequestHeader, key_type: int, keys: list[str]) -> tuple[int, str | None]:
-    if key_type == SHARE and header.api_version < SHARE_SINCE:
+    if key_type == SHARE and header.api_version < SHARE_SINCE_VERSION:
         return int(ErrorCode.INVALID_REQUEST), error_message(ErrorCode.INVALID_REQUEST)
-    coordinator = _of_type(context, key_type)
+    coordinator = _coordinator_of_type(context, key_type)
     if coordinator is None and key_type == TRANSACTION:
-        # The next request gets an error that the client treats as fatal: there are no transactions
-        # here.
+        # This broker has no transactions: the client's next request gets an error that it treats as
+        # fatal.
         return 0, None
     if coordinator is None:
         return int(ErrorCode.INVALID_REQUEST), f"There are no coordinators of type {key_type} here."
@@ -60,8 +64,8 @@ async def _error(context: Context, header: RequestHeader, key_type: int, keys: l
 
 
 def _node(context: Context, key: str, key_type: int) -> int:
-    """The coordinator's node id; -1: none at the moment."""
-    coordinator = _of_type(context, key_type)
+    """The coordinator's node id; -1: there is no coordinator at the moment."""
+    coordinator = _coordinator_of_type(context, key_type)
     if coordinator is None:
         return context.broker.node_id
     try:

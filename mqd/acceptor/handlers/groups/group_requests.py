@@ -34,7 +34,7 @@ def coordinator(broker: Broker) -> Coordinator:
 
 
 def has_consumer_groups(broker: Broker) -> bool:
-    """True without coordinators, too: every request then gets COORDINATOR_NOT_AVAILABLE."""
+    """Also true without coordinators: every request then gets COORDINATOR_NOT_AVAILABLE."""
     return broker.coordinators is None or broker.coordinators.cluster.is_enabled
 
 
@@ -56,30 +56,32 @@ async def request_group(broker: Broker, group_id: str, make_event: Callable[[int
 
 
 def rebalance_of(
-    broker: Broker, core: object, message: type[DescribeGroupsResponse] | type[ConsumerGroupDescribeResponse]
+    broker: Broker, core: object, response_class: type[DescribeGroupsResponse] | type[ConsumerGroupDescribeResponse]
 ) -> Any:
     """The current rebalance and the members that delay it, for clients that request it with tagged
     field 9100 (an mqd extension). Points in time are sent as ages, because clocks differ.
-    `message`: the response's class. Returns None if there is no rebalance.
+    Returns None if there is no rebalance.
     """
     rebalance = core.rebalance() if isinstance(core, Group) else None
     if rebalance is None or broker.coordinators is None:
         return None
     now_ms = broker.coordinators.clock.now_ms()
 
-    def age(since_ms: int) -> int:
+    def age_ms(since_ms: int) -> int:
         return max(0, now_ms - since_ms) if since_ms >= 0 else -1
 
-    delaying: list[Any] = [
-        message.Holder(
-            member_id=one.member_id,
-            group_instance_id=one.group_instance_id,
-            client_id=one.client_id,
-            client_host=one.client_host,
-            waited_for=one.waited_for,
-            waited_ms=age(one.since_ms),
-            silent_ms=age(one.seen_ms),
+    delaying_members: list[Any] = [
+        response_class.Holder(
+            member_id=member.member_id,
+            group_instance_id=member.group_instance_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            waited_for=member.waited_for,
+            waited_ms=age_ms(member.since_ms),
+            silent_ms=age_ms(member.seen_ms),
         )
-        for one in rebalance.held_up_by
+        for member in rebalance.held_up_by
     ]
-    return message.Rebalance(elapsed_ms=age(rebalance.since_ms), reason=rebalance.reason, held_up_by=delaying)
+    return response_class.Rebalance(
+        elapsed_ms=age_ms(rebalance.since_ms), reason=rebalance.reason, held_up_by=delaying_members
+    )

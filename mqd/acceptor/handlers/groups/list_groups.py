@@ -17,21 +17,24 @@ async def handle(context: Context, header: RequestHeader, request: ListGroupsReq
     try:
         groups = coordinator(context.broker)
         groups.check_loaded()
-        found = [core.listing() for _, core in groups.items() if isinstance(core, Group) and core.is_shown]
+        listings = [core.listing() for _, core in groups.items() if isinstance(core, Group) and core.is_shown]
     except CoordinatorError as error:
         return ListGroupsResponse(error_code=error.error_code)
     sees_all = context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER, named_in_request=False)
     return ListGroupsResponse(
         groups=[
             ListGroupsResponse.Group(
-                group_id=one.group_id, protocol_type=one.protocol_type, group_state=one.state, group_type=one.kind
+                group_id=listing.group_id,
+                protocol_type=listing.protocol_type,
+                group_state=listing.state,
+                group_type=listing.kind,
             )
-            for one in found
-            if (not states or one.state.lower() in states)
-            and (not types or one.kind in types)
+            for listing in listings
+            if (not states or listing.state.lower() in states)
+            and (not types or listing.kind in types)
             and (
                 sees_all
-                or context.authorize(Operation.DESCRIBE, ResourceType.GROUP, one.group_id, named_in_request=False)
+                or context.authorize(Operation.DESCRIBE, ResourceType.GROUP, listing.group_id, named_in_request=False)
             )
         ]
     )

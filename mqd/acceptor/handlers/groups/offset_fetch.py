@@ -55,7 +55,7 @@ async def handle(context: Context, header: RequestHeader, request: OffsetFetchRe
         ]
     else:
         topics = [
-            (name, [_partition(OffsetFetchResponse.Partition, one) for one in partitions])
+            (name, [_result(OffsetFetchResponse.Partition, partition) for partition in partitions])
             for name, partitions in fetched.topics
         ]
         topics += [
@@ -103,7 +103,7 @@ async def _group(
             OffsetFetchResponse.GroupTopic(
                 name=name,
                 topic_id=topic_id,
-                partitions=[_partition(OffsetFetchResponse.GroupPartition, one) for one in partitions],
+                partitions=[_result(OffsetFetchResponse.GroupPartition, partition) for partition in partitions],
             )
         )
     return OffsetFetchResponse.Group(group_id=group.group_id, topics=topics + refused)
@@ -143,15 +143,17 @@ async def _fetch(
         return OffsetsFetched(_RETRIED_ERRORS.get(error.error_code, error.error_code))
 
 
-def _partition(kind: type, one):
-    return kind(
-        partition_index=one.partition,
-        committed_offset=one.offset,
-        committed_leader_epoch=one.leader_epoch,
-        metadata=one.metadata,
-        error_code=one.error,
+def _result(result_class: type, fetched):
+    return result_class(
+        partition_index=fetched.partition,
+        committed_offset=fetched.offset,
+        committed_leader_epoch=fetched.leader_epoch,
+        metadata=fetched.metadata,
+        error_code=fetched.error,
     )
 
 
-def _refused(kind: type, index: int, error: int):
-    return kind(partition_index=index, committed_offset=-1, committed_leader_epoch=-1, metadata="", error_code=error)
+def _refused(result_class: type, index: int, error: int):
+    return result_class(
+        partition_index=index, committed_offset=-1, committed_leader_epoch=-1, metadata="", error_code=error
+    )

@@ -1,5 +1,5 @@
 """DescribeShareGroupOffsets 0-1, AlterShareGroupOffsets 0, DeleteShareGroupOffsets 0 (KIP-932, 1226):
-where share groups begin in each partition, and their lag.
+the start offsets of share groups in each partition, and their lag.
 
 Lag counts the records that are neither acknowledged nor archived: end offset - start offset -
 completed records above the start offset. The end offset is the high watermark at the partition's
@@ -74,7 +74,7 @@ async def _describe(
     if coordinators is None:
         return _failed_group(group_id, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     denied: list[_Described.Topic] = []
-    wanted: dict[str, list[int]] = {}
+    indexes_by_topic: dict[str, list[int]] = {}
     if requested.topics is None:
         try:
             core = coordinator(broker).core(group_id)
@@ -84,15 +84,15 @@ async def _describe(
             for topic_id, indexes in core.share.states.initialized.items():
                 name = broker.metadata.names.get(topic_id)
                 if name is not None and _may_describe(context, name, named_in_request=False):
-                    wanted[name] = list(indexes)
+                    indexes_by_topic[name] = list(indexes)
     else:
         for topic in requested.topics:
             if _may_describe(context, topic.topic_name):
-                wanted.setdefault(topic.topic_name, []).extend(topic.partitions)
+                indexes_by_topic.setdefault(topic.topic_name, []).extend(topic.partitions)
             else:
                 denied.append(_denied(topic.topic_name, topic.partitions))
-    found = await _topics(broker, coordinators, group_id, wanted, includes_deliveries)
-    return _Described.Group(group_id=group_id, topics=found + denied)
+    topics = await _topics(broker, coordinators, group_id, indexes_by_topic, includes_deliveries)
+    return _Described.Group(group_id=group_id, topics=topics + denied)
 
 
 def _may_describe(context: Context, name: str, named_in_request: bool = True) -> bool:
@@ -113,64 +113,75 @@ def _denied(name: str, indexes: list[int]) -> _Described.Topic:
 
 
 async def _topics(
-    broker: Broker, coordinators: Coordinators, group_id: str, wanted: dict[str, list[int]], includes_deliveries: bool
+    broker: Broker,
+    coordinators: Coordinators,
+    group_id: str,
+    indexes_by_topic: dict[str, list[int]],
+    includes_deliveries: bool,
 ) -> list[_Described.Topic]:
-    known = {name: image.topic_id for name in wanted if (image := broker.metadata.topics.get(name)) is not None}
-    unknown = [
+    topic_ids = {
+        name: image.topic_id for name in indexes_by_topic if (image := broker.metadata.topics.get(name)) is not None
+    }
+    unknown_topics = [
         _Described.Topic(
             topic_name=name,
             partitions=[_Described.Partition(partition_index=index, start_offset=UNINITIALIZED) for index in indexes],
         )
-        for name, indexes in wanted.items()
-        if name not in known
+        for name, indexes in indexes_by_topic.items()
+        if name not in topic_ids
     ]
-    if not known:
-        return unknown
+    if not topic_ids:
+        return unknown_topics
     request = _Summary(
         group_id=group_id,
         topics=[
             _Summary.Topic(
                 topic_id=topic_id,
                 partitions=[
-                    _Summary.Partition(partition=one, include_deliveries=includes_deliveries) for one in wanted[name]
+                    _Summary.Partition(partition=index, include_deliveries=includes_deliveries)
+                    for index in indexes_by_topic[name]
                 ],
             )
-            for name, topic_id in known.items()
+            for name, topic_id in topic_ids.items()
         ],
     )
     summary = await coordinators.share_states.respond(request)
     initialized = {
-        (name, one.partition): one
-        for name, topic in zip(known, summary.results, strict=True)
-        for one in topic.partitions
-        if not one.error_code and UNINITIALIZED not in (one.start_offset, one.delivery_complete_count)
+        (name, partition.partition)
+        for name, topic in zip(topic_ids, summary.results, strict=True)
+        for partition in topic.partitions
+        if not partition.error_code and UNINITIALIZED not in (partition.start_offset, partition.delivery_complete_count)
     }
-    ends = await _end_offsets(broker, coordinators, list(initialized))
+    end_offsets = await _end_offsets(broker, coordinators, list(initialized))
     return [
         _Described.Topic(
             topic_name=name,
             topic_id=topic.topic_id,
-            partitions=[_partition(one, ends.get((name, one.partition))) for one in topic.partitions],
+            partitions=[
+                _partition(partition, end_offsets.get((name, partition.partition))) for partition in topic.partitions
+            ],
         )
-        for name, topic in zip(known, summary.results, strict=True)
-    ] + unknown
+        for name, topic in zip(topic_ids, summary.results, strict=True)
+    ] + unknown_topics
 
 
-def _partition(one: Any, end: EndOffset | None) -> _Described.Partition:
-    """`end` None: the lag is unknown (-1)."""
+def _partition(summary: Any, end: EndOffset | None) -> _Described.Partition:
+    """`summary`: the share-partition's state. `end` None: the lag is unknown (-1)."""
     if end is not None and end.error:
         return _Described.Partition(
-            partition_index=one.partition, error_code=end.error, error_message=error_message(end.error)
+            partition_index=summary.partition, error_code=end.error, error_message=error_message(end.error)
         )
-    if one.error_code:
-        return _Described.Partition(partition_index=one.partition, start_offset=UNINITIALIZED)
-    lag = end.offset - one.start_offset - one.delivery_complete_count if end is not None else -1
+    if summary.error_code:
+        return _Described.Partition(partition_index=summary.partition, start_offset=UNINITIALIZED)
+    lag = end.offset - summary.start_offset - summary.delivery_complete_count if end is not None else -1
     return _Described.Partition(
-        partition_index=one.partition,
-        start_offset=one.start_offset,
-        leader_epoch=one.leader_epoch,
+        partition_index=summary.partition,
+        start_offset=summary.start_offset,
+        leader_epoch=summary.leader_epoch,
         lag=lag,
-        deliveries=[_Described.Delivered(found.delivery_count, found.records) for found in one.deliveries],
+        deliveries=[
+            _Described.Delivered(deliveries.delivery_count, deliveries.records) for deliveries in summary.deliveries
+        ],
     )
 
 
@@ -180,10 +191,10 @@ async def _end_offsets(
     by_leader: dict[int, list[tuple[str, int]]] = {}
     for name, index in partitions:
         by_leader.setdefault(remote_leader_id(broker, name, index), []).append((name, index))
-    found = await asyncio.gather(
-        *(_end_offsets_at(broker, coordinators, node_id, some) for node_id, some in by_leader.items())
+    results = await asyncio.gather(
+        *(_end_offsets_at(broker, coordinators, node_id, led) for node_id, led in by_leader.items())
     )
-    return {partition: end for some in found for partition, end in some.items()}
+    return {partition: end for result in results for partition, end in result.items()}
 
 
 async def _end_offsets_at(
@@ -217,12 +228,13 @@ async def _end_offsets_at(
             response = await peers.request(node_id, request, LIST_OFFSETS.api_version, TIMEOUT_S)
         except PeerError:
             return dict.fromkeys(partitions, EndOffset(int(ErrorCode.NETWORK_EXCEPTION)))
-    found = {
-        (topic.name, one.partition_index): EndOffset(one.error_code, one.offset)
+    end_offsets = {
+        (topic.name, partition.partition_index): EndOffset(partition.error_code, partition.offset)
         for topic in response.topics
-        for one in topic.partitions
+        for partition in topic.partitions
     }
-    return {partition: found.get(partition, EndOffset(int(ErrorCode.NETWORK_EXCEPTION))) for partition in partitions}
+    missing = EndOffset(int(ErrorCode.NETWORK_EXCEPTION))
+    return {partition: end_offsets.get(partition, missing) for partition in partitions}
 
 
 # -- AlterShareGroupOffsets, DeleteShareGroupOffsets -----------------------------------------------
@@ -234,13 +246,13 @@ async def _alter(broker: Broker, request: AlterShareGroupOffsetsRequest) -> _Alt
     offsets: dict[str, dict[int, int]] = {}
     negative: dict[str, list[int]] = {}
     for topic in request.topics:
-        wanted = offsets.setdefault(topic.topic_name, {})
-        for one in topic.partitions:
+        topic_offsets = offsets.setdefault(topic.topic_name, {})
+        for part in topic.partitions:
             # the group refuses a partition that does not exist, whatever its offset
-            if one.start_offset >= 0 or broker.partition_of(topic.topic_name, one.partition_index) is None:
-                wanted[one.partition_index] = one.start_offset
+            if part.start_offset >= 0 or broker.partition_of(topic.topic_name, part.partition_index) is None:
+                topic_offsets[part.partition_index] = part.start_offset
             else:
-                negative.setdefault(topic.topic_name, []).append(one.partition_index)
+                negative.setdefault(topic.topic_name, []).append(part.partition_index)
     try:
         response = await request_group(broker, request.group_id, lambda number: AlterOffsets(number, offsets))
     except CoordinatorError as error:

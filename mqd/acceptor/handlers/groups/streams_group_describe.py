@@ -27,7 +27,8 @@ async def handle(
 
 def _topics_of(group: StreamsGroupDescribeResponse.Group) -> set[str]:
     names: set[str] = set()
-    for one in (group.topology.subtopologies or ()) if group.topology is not None else ():
-        names.update(one.source_topics, one.repartition_sink_topics)
-        names.update(topic.name for topic in (*one.repartition_source_topics, *one.state_changelog_topics))
+    for subtopology in (group.topology.subtopologies or ()) if group.topology is not None else ():
+        names.update(subtopology.source_topics, subtopology.repartition_sink_topics)
+        internal_topics = (*subtopology.repartition_source_topics, *subtopology.state_changelog_topics)
+        names.update(topic.name for topic in internal_topics)
     return names

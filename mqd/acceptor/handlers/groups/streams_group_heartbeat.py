@@ -31,14 +31,14 @@ CREATE_TIMEOUT_MS = 10_000
 async def handle(
     context: Context, header: RequestHeader, request: StreamsGroupHeartbeatRequest
 ) -> StreamsGroupHeartbeatResponse:
-    refused = _refused(context, request)
-    if refused is not None:
-        return refused
+    error_response = _check(context, request)
+    if error_response is not None:
+        return error_response
     try:
         outcome = await _heartbeat(context, header, request)
         if not outcome.missing:
             return outcome.response
-        failures = await _create(context, header, outcome.missing)
+        failures = await _create_topics(context, header, outcome.missing)
         if failures:
             for status in outcome.response.status or ():
                 if status.status_code == MISSING_INTERNAL_TOPICS:
@@ -49,7 +49,8 @@ async def handle(
         return _failed(error.error_code)
 
 
-def _refused(context: Context, request: StreamsGroupHeartbeatRequest) -> StreamsGroupHeartbeatResponse | None:
+def _check(context: Context, request: StreamsGroupHeartbeatRequest) -> StreamsGroupHeartbeatResponse | None:
+    """Returns the response to an invalid or unauthorized request, or None if the request is valid."""
     if not has_streams_groups(context.broker):
         return _failed(ErrorCode.UNSUPPORTED_VERSION)
     problem = problem_of(request)
@@ -74,10 +75,10 @@ async def _heartbeat(
     context: Context, header: RequestHeader, request: StreamsGroupHeartbeatRequest
 ) -> StreamsHeartbeatOutcome:
     client_id, host = header.client_id or "", f"/{context.address.described_ip}"
-    found: StreamsHeartbeatOutcome = await request_group(
+    outcome: StreamsHeartbeatOutcome = await request_group(
         context.broker, request.group_id, lambda number: StreamsHeartbeat(number, client_id, host, request)
     )
-    return found
+    return outcome
 
 
 async def _heartbeat_again(
@@ -94,35 +95,34 @@ async def _heartbeat_again(
     return response
 
 
-async def _create(context: Context, header: RequestHeader, missing: tuple[NewTopic, ...]) -> str:
-    """Returns why some could not be created; "": all exist."""
-    message = CreateTopicsRequest
+async def _create_topics(context: Context, header: RequestHeader, missing: tuple[NewTopic, ...]) -> str:
+    """Returns why some topics could not be created, or "" if all exist now."""
     topics = [
-        message.Topic(
+        CreateTopicsRequest.Topic(
             name=topic.name,
             num_partitions=topic.partition_count,
             replication_factor=topic.replication_factor,
-            configs=[message.Config(name=name, value=value) for name, value in topic.configs],
+            configs=[CreateTopicsRequest.Config(name=name, value=value) for name, value in topic.configs],
         )
         for topic in missing
     ]
-    creation = RequestHeader(CREATE_TOPICS, CREATE_TOPICS_VERSION, header.correlation_id, header.client_id)
-    response = await create_topics.handle(context, creation, message(topics=topics, timeout_ms=CREATE_TIMEOUT_MS))
-    return _described_failures(response)
+    creation_header = RequestHeader(CREATE_TOPICS, CREATE_TOPICS_VERSION, header.correlation_id, header.client_id)
+    request = CreateTopicsRequest(topics=topics, timeout_ms=CREATE_TIMEOUT_MS)
+    return _describe_failures(await create_topics.handle(context, creation_header, request))
 
 
-def _described_failures(response: CreateTopicsResponse) -> str:
-    failed = [one for one in response.topics if one.error_code not in (0, ErrorCode.TOPIC_ALREADY_EXISTS)]
-    denied = sorted(one.name for one in failed if one.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+def _describe_failures(response: CreateTopicsResponse) -> str:
+    failed = [topic for topic in response.topics if topic.error_code not in (0, ErrorCode.TOPIC_ALREADY_EXISTS)]
+    denied = sorted(topic.name for topic in failed if topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     others = [
-        f"{one.name} ({one.error_message or error_message(one.error_code)})"
-        for one in failed
-        if one.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        f"{topic.name} ({topic.error_message or error_message(topic.error_code)})"
+        for topic in failed
+        if topic.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED
     ]
-    found = [f"Unauthorized to CREATE on topics {', '.join(denied)}."] if denied else []
+    sentences = [f"Unauthorized to CREATE on topics {', '.join(denied)}."] if denied else []
     if others:
-        found.append(f"Creation failed: {', '.join(sorted(others))}.")
-    return " ".join(found)
+        sentences.append(f"Creation failed: {', '.join(sorted(others))}.")
+    return " ".join(sentences)
 
 
 def _failed(error: int, message: str | None = None) -> StreamsGroupHeartbeatResponse:

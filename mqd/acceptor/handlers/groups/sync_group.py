@@ -1,5 +1,5 @@
-"""SyncGroup 0-5 (KIP-345, 559): the leader sends the assignment and every member receives its part,
-after it is on disk.
+"""SyncGroup 0-5 (KIP-345, 559): the leader sends the assignment, and every member receives its part
+once the assignment is on disk.
 """
 
 from mqd.acceptor.broker import Context

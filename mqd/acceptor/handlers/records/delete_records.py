@@ -55,7 +55,7 @@ async def _partition(
     view = broker.view(partition)
     if view is None:
         return result(broker.unserved_error(partition))
-    if _only_compacts(broker, name):
+    if _is_compact_only(broker, name):
         return result(ErrorCode.POLICY_VIOLATION)
     if offset < HIGH_WATERMARK or offset > view.high_watermark:
         return result(ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -65,7 +65,9 @@ async def _partition(
     return result(response.error, response.offset if response.error == 0 else -1)
 
 
-def _only_compacts(broker: Broker, name: str) -> bool:
-    """Whether the topic is compacted only: Kafka then refuses to delete its records."""
+def _is_compact_only(broker: Broker, name: str) -> bool:
+    """Whether the topic is compacted but records never expire: Kafka refuses to delete records of
+    such a topic.
+    """
     effective = configuration.topic_effective(broker.effective(), broker.metadata.topics[name].config)
     return configuration.topic_value(effective, "cleanup.policy") == ["compact"]

@@ -1,8 +1,8 @@
-"""DescribeProducers version 0 (KIP-664): the producers known to partitions. A hanging transaction
-appears as an old transaction start offset, and no coordinator knows it.
+"""DescribeProducers version 0 (KIP-664): the producers that partitions know. A hanging transaction
+is one that has an old start offset and that no coordinator knows.
 
 The request goes to the owner of the partition: only the owner knows transactions that have begun
-and not ended.
+but not ended.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -30,12 +30,14 @@ async def handle(
 
 
 async def _partition(broker: Broker, name: str, index: int) -> DescribeProducersResponse.PartitionResponse:
-    error, found = await _request(broker, name, index)
+    error, producers = await _request(broker, name, index)
     return DescribeProducersResponse.PartitionResponse(
         partition_index=index,
         error_code=error,
         error_message=error_message(error) if error else None,
-        active_producers=[_state(one) for one in sorted(found, key=lambda one: one.producer_id)],
+        active_producers=[
+            _state(producer) for producer in sorted(producers, key=lambda producer: producer.producer_id)
+        ],
     )
 
 
@@ -53,12 +55,12 @@ async def _request(broker: Broker, name: str, index: int) -> tuple[int, list[Pro
         return int(ErrorCode.REQUEST_TIMED_OUT), []
 
 
-def _state(one: ProducerView) -> DescribeProducersResponse.ProducerState:
+def _state(producer: ProducerView) -> DescribeProducersResponse.ProducerState:
     return DescribeProducersResponse.ProducerState(
-        producer_id=one.producer_id,
-        producer_epoch=one.producer_epoch,
-        last_sequence=one.last_sequence,
-        last_timestamp=one.last_timestamp_ms,
-        coordinator_epoch=one.coordinator_epoch,
-        current_txn_start_offset=one.transaction_first_offset,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        last_sequence=producer.last_sequence,
+        last_timestamp=producer.last_timestamp_ms,
+        coordinator_epoch=producer.coordinator_epoch,
+        current_txn_start_offset=producer.transaction_first_offset,
     )

@@ -20,9 +20,17 @@ from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import ListOffsetsRequest, ListOffsetsResponse
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
-_SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
-# these do not depend on the end of the log
-_NEEDS_NO_FLUSH = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
+# the first request version that may ask for each of them
+_FIRST_VERSIONS = {
+    LATEST: 0,
+    EARLIEST: 0,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
+# these do not depend on the end of the log, so no flush must be awaited for them
+_END_INDEPENDENT = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
 READ_COMMITTED = 1
 CONSUMER_REPLICA_ID = -1
 OFFSET_NOT_AVAILABLE_VERSION_MIN = 5
@@ -36,12 +44,12 @@ async def handle(context: Context, header: RequestHeader, request: ListOffsetsRe
         (topic.name, requested.partition_index)
         for topic in request.topics
         for requested in topic.partitions
-        if requested.timestamp not in _NEEDS_NO_FLUSH
+        if requested.timestamp not in _END_INDEPENDENT
     )
     # As in Kafka, only a consumer gets the last stable offset; any other replica id gets the high
     # watermark.
-    committed = request.replica_id == CONSUMER_REPLICA_ID and request.isolation_level == READ_COMMITTED
-    silent: set[int] = set()
+    is_read_committed = request.replica_id == CONSUMER_REPLICA_ID and request.isolation_level == READ_COMMITTED
+    silent_dirs: set[int] = set()
     topics = []
     for topic in request.topics:
         partitions = []
@@ -50,7 +58,9 @@ async def handle(context: Context, header: RequestHeader, request: ListOffsetsRe
                 partitions.append(_result(requested.partition_index, ErrorCode.INVALID_REQUEST))
             else:
                 partitions.append(
-                    await _partition(context.broker, header.api_version, committed, topic.name, requested, silent)
+                    await _partition(
+                        context.broker, header.api_version, is_read_committed, topic.name, requested, silent_dirs
+                    )
                 )
         topics.append(ListOffsetsResponse.TopicResponse(name=topic.name, partitions=partitions))
     return ListOffsetsResponse(topics=topics)
@@ -65,13 +75,18 @@ def _result(
 
 
 async def _partition(
-    broker: Broker, version: int, committed: bool, name: str, requested: ListOffsetsRequest.Partition, silent: set[int]
+    broker: Broker,
+    version: int,
+    is_read_committed: bool,
+    name: str,
+    requested: ListOffsetsRequest.Partition,
+    silent_dirs: set[int],
 ) -> ListOffsetsResponse.PartitionResponse:
-    """`silent`: log directories that have not responded to this request, which waits only once for
-    each.
+    """`silent_dirs`: log directories that did not respond earlier in this request; it waits for each
+    directory at most once.
     """
     index, timestamp = requested.partition_index, requested.timestamp
-    if timestamp < 0 and version < _SINCE.get(timestamp, 99):
+    if timestamp < 0 and version < _FIRST_VERSIONS.get(timestamp, 99):
         return _result(index, ErrorCode.UNSUPPORTED_VERSION)
     partition = broker.partition_of(name, index)
     if partition is None:
@@ -89,33 +104,35 @@ async def _partition(
             if version >= OFFSET_NOT_AVAILABLE_VERSION_MIN
             else ErrorCode.LEADER_NOT_AVAILABLE,
         )
-    end_offset = view.last_stable_offset if committed else view.high_watermark
+    end_offset = view.last_stable_offset if is_read_committed else view.high_watermark
     if timestamp == LATEST:
         return _result(index, 0, -1, end_offset, view.leader_epoch)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return _result(index, 0)
-    if partition.log_dir in silent:
+    if partition.log_dir in silent_dirs:
         return _result(index, ErrorCode.KAFKA_STORAGE_ERROR)
     try:
-        found, leader_epoch = await broker.disks.read(
+        match, leader_epoch = await broker.disks.read(
             partition.log_dir, _look_up, broker, name, partition, view, timestamp, end_offset
         )
     except (OSError, CorruptBatch, ValueError) as failure:
         if isinstance(failure, TimeoutError):
-            silent.add(partition.log_dir)
+            silent_dirs.add(partition.log_dir)
         log.error("offset cannot be looked up", partition=f"{name}-{index}", timestamp=timestamp, reason=str(failure))
         return _result(index, ErrorCode.KAFKA_STORAGE_ERROR)
-    return _result(index, 0, found.timestamp_ms, found.offset, leader_epoch)
+    return _result(index, 0, match.timestamp_ms, match.offset, leader_epoch)
 
 
 async def first_since(broker: Broker, topic_id: bytes, index: int, since_ms: int) -> tuple[int, int]:
-    """Returns the offset of the first record at or after `since_ms`, or -1 if there is none, and an error code."""
+    """Returns the offset of the first record with a timestamp of at least `since_ms` (-1 if there is
+    none), and an error code.
+    """
     image = broker.metadata.by_id(topic_id)
     if image is None:
         return -1, int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     requested = ListOffsetsRequest.Partition(partition_index=index, current_leader_epoch=-1, timestamp=max(since_ms, 0))
-    found = await _partition(broker, OFFSET_NOT_AVAILABLE_VERSION_MIN, False, image.name, requested, set())
-    return found.offset, found.error_code
+    result = await _partition(broker, OFFSET_NOT_AVAILABLE_VERSION_MIN, False, image.name, requested, set())
+    return result.offset, result.error_code
 
 
 def _look_up(
@@ -124,12 +141,12 @@ def _look_up(
     """Reads files; runs in a thread."""
     path = broker.path_of(name, partition)
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        found = lookup.OffsetAndTimestamp(view.log_start_offset, -1)
+        match = lookup.OffsetAndTimestamp(view.log_start_offset, -1)
     elif timestamp == MAX_TIMESTAMP:
-        found = lookup.max_timestamp(path, view.log_start_offset, end_offset)
+        match = lookup.max_timestamp(path, view.log_start_offset, end_offset)
     else:
-        found = lookup.offset_for_timestamp(path, timestamp, view.log_start_offset, end_offset)
-    if found.offset < 0:
-        return found, -1
-    epochs = [epoch for epoch, start in lookup.read_leader_epochs(path) if start <= found.offset]
-    return found, epochs[-1] if epochs else view.leader_epoch
+        match = lookup.offset_for_timestamp(path, timestamp, view.log_start_offset, end_offset)
+    if match.offset < 0:
+        return match, -1
+    epochs = [epoch for epoch, start in lookup.read_leader_epochs(path) if start <= match.offset]
+    return match, epochs[-1] if epochs else view.leader_epoch

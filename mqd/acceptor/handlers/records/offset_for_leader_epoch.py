@@ -13,27 +13,29 @@ from mqd.protocol.messages import OffsetForLeaderEpochRequest, OffsetForLeaderEp
 async def handle(
     context: Context, header: RequestHeader, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
-    silent: set[int] = set()
+    silent_dirs: set[int] = set()
     topics = []
     for topic in request.topics:
         partitions = [
-            await _partition(context.broker, topic.topic, requested, silent) for requested in topic.partitions
+            await _partition(context.broker, topic.topic, requested, silent_dirs) for requested in topic.partitions
         ]
         topics.append(OffsetForLeaderEpochResponse.TopicResult(topic=topic.topic, partitions=partitions))
     return OffsetForLeaderEpochResponse(topics=topics)
 
 
 def epoch_error(requested: int, current: int) -> int:
-    """KIP-320: compares the client's leader epoch with ours. -1 = not given."""
+    """KIP-320: compares the client's leader epoch with this broker's. -1: the client sent none."""
     if requested == -1 or requested == current:
         return 0
     return int(ErrorCode.FENCED_LEADER_EPOCH if requested < current else ErrorCode.UNKNOWN_LEADER_EPOCH)
 
 
 async def _partition(
-    broker: Broker, name: str, requested: OffsetForLeaderEpochRequest.Partition, silent: set[int]
+    broker: Broker, name: str, requested: OffsetForLeaderEpochRequest.Partition, silent_dirs: set[int]
 ) -> OffsetForLeaderEpochResponse.EpochEndOffset:
-    """`silent`: log directories that have already timed out in this request; each is waited for once."""
+    """`silent_dirs`: log directories that have already timed out in this request; it waits for each
+    directory at most once.
+    """
 
     def result(error: int, leader_epoch: int = -1, end_offset: int = -1) -> OffsetForLeaderEpochResponse.EpochEndOffset:
         return OffsetForLeaderEpochResponse.EpochEndOffset(
@@ -49,10 +51,10 @@ async def _partition(
     error = epoch_error(requested.current_leader_epoch, partition.leader_epoch)
     if error:
         return result(error)
-    if partition.log_dir in silent:
+    if partition.log_dir in silent_dirs:
         return result(ErrorCode.KAFKA_STORAGE_ERROR)
     try:
-        found = await broker.disks.read(
+        epoch_end = await broker.disks.read(
             partition.log_dir,
             lookup.leader_epoch_end_offset,
             broker.path_of(name, partition),
@@ -62,7 +64,7 @@ async def _partition(
         )
     except (OSError, ValueError) as failure:
         if isinstance(failure, TimeoutError):
-            silent.add(partition.log_dir)
+            silent_dirs.add(partition.log_dir)
         log.error("leader epochs cannot be read", partition=f"{name}-{requested.partition}", reason=str(failure))
         return result(ErrorCode.KAFKA_STORAGE_ERROR)
-    return result(0, found.leader_epoch, found.end_offset)
+    return result(0, epoch_end.leader_epoch, epoch_end.end_offset)

@@ -1,5 +1,5 @@
-"""ShareFetch 1-2 and ShareAcknowledge 1-2 (KIP-932). Workers answer them where the cluster has share
-groups; elsewhere they come here, and are refused.
+"""ShareFetch 1-2 and ShareAcknowledge 1-2 (KIP-932). Workers answer them if the cluster has share
+groups; otherwise they come here and are refused.
 """
 
 from mqd.acceptor.broker import CloseConnection, Context
@@ -20,6 +20,6 @@ async def handle(
     if has_share_groups(context.broker):
         # the worker has not applied the feature yet: the client reconnects
         raise CloseConnection("ShareFetch and ShareAcknowledge are answered by the workers")
-    response = ShareFetchResponse if isinstance(request, ShareFetchRequest) else ShareAcknowledgeResponse
+    response_class = ShareFetchResponse if isinstance(request, ShareFetchRequest) else ShareAcknowledgeResponse
     error = int(ErrorCode.UNSUPPORTED_VERSION)
-    return response(error_code=error, error_message=error_message(error))
+    return response_class(error_code=error, error_message=error_message(error))

@@ -87,7 +87,7 @@ def _binding(creation: CreateAclsRequest.AclCreation) -> AclBinding:
 
 
 def _refusal(binding: AclBinding) -> str | None:
-    """Why the rule is invalid, in Kafka's words; None: it is valid."""
+    """Returns why the rule is invalid, in Kafka's words, or None if it is valid."""
     if field := unrecognized_field(binding):
         return f"Unknown {field}"
     if binding.resource_type == ResourceType.CLUSTER and binding.name != CLUSTER_NAME:
@@ -152,17 +152,17 @@ def _describe(context: Context, request: DescribeAclsRequest) -> DescribeAclsRes
 
 
 async def _delete(context: Context, request: DeleteAclsRequest) -> DeleteAclsResponse:
-    filters = [_filter(one) for one in request.filters]
-    if any(contains_unknown(one) for one in filters):
+    filters = [_filter(requested) for requested in request.filters]
+    if any(contains_unknown(acl_filter) for acl_filter in filters):
         raise CloseConnection("DeleteAcls names a type, operation or permission that is not known")
     if context.broker.authorizer is None:
         return DeleteAclsResponse(filter_results=[DeleteAclsResponse.FilterResult(**DISABLED) for _ in filters])
-    valid = [one for one in filters if not unrecognized_field(one)]
+    valid = [acl_filter for acl_filter in filters if not unrecognized_field(acl_filter)]
     response = await context.change(messages.DeleteAcls(valid), TIMEOUT_MS)
     removed = iter(response.removed_acls)
     results = []
-    for one in filters:
-        if field := unrecognized_field(one):
+    for acl_filter in filters:
+        if field := unrecognized_field(acl_filter):
             result = DeleteAclsResponse.FilterResult(
                 error_code=int(ErrorCode.INVALID_REQUEST), error_message=f"Unknown {field}"
             )

@@ -26,7 +26,7 @@ GROUP_OPERATIONS = _bits(Operation.READ, Operation.DELETE, Operation.DESCRIBE, *
 
 
 def of_cluster(context: Context) -> int:
-    """No operation (0) without DESCRIBE, as in Kafka."""
+    """The operations that the client may do on the cluster. As in Kafka, none (0) without DESCRIBE."""
     if not context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER, named_in_request=False):
         return 0
     return context.operations(ResourceType.CLUSTER, CLUSTER_NAME, CLUSTER_OPERATIONS)

@@ -2,8 +2,8 @@
 DescribeDelegationToken 1-3 (KIP-48, KIP-373, KIP-900): credentials that users pass to their
 programs instead of their own.
 
-A client that authenticated with a token may not send these requests. A principal creates tokens for
-itself, and for others with CREATE_TOKENS on the user. The owner and the renewers of a token may
+A client that authenticated with a token may not send these requests. A principal may create tokens
+for itself and, with CREATE_TOKENS on another user, for that user. The owner and the renewers of a token may
 renew and expire it. It is visible to its owner, requester and renewers, and to principals with
 DESCRIBE on the token or DESCRIBE_TOKENS on its owner.
 """
@@ -30,7 +30,7 @@ from mqd.security import principal, tokens
 from mqd.security.acl import Operation, ResourceType
 
 TIMEOUT_MS = 30_000  # the requests have no field for it
-NO_TIME = -1  # as in Kafka: the times in a response to a request that is refused
+NO_TIME = -1  # as in Kafka: stands for each time in the response to a refused request
 _MAY_USE_TOKEN_APIS = (PrincipalKind.SASL, PrincipalKind.TLS, PrincipalKind.LOCAL)
 Request = (
     CreateDelegationTokenRequest
@@ -54,9 +54,11 @@ async def handle(context: Context, header: RequestHeader, request: Request) -> R
     if isinstance(request, RenewDelegationTokenRequest):
         lifetime_ms = context.broker.tokens.lifetime_ms
         period_ms = min(request.renew_period_ms, lifetime_ms) if request.renew_period_ms > 0 else lifetime_ms
-        error, expires_ms = await _change(context, bytes(request.hmac), period_ms, True)
+        error, expires_ms = await _change_expiry(context, bytes(request.hmac), period_ms, True)
         return RenewDelegationTokenResponse(error_code=error, expiry_timestamp_ms=expires_ms)
-    error, expires_ms = await _change(context, bytes(request.hmac), max(request.expiry_time_period_ms, -1), False)
+    error, expires_ms = await _change_expiry(
+        context, bytes(request.hmac), max(request.expiry_time_period_ms, -1), False
+    )
     return ExpireDelegationTokenResponse(error_code=error, expiry_timestamp_ms=expires_ms)
 
 
@@ -105,7 +107,7 @@ def _creation_refusal(context: Context, owner: str, requester: str) -> int:
 
 
 def _validity_error(context: Context, request: CreateDelegationTokenRequest, owner: str) -> int:
-    """Refuses owners of other types than User: a client that a token authenticates is always a User."""
+    """Refuses owners of types other than User: a client that a token authenticates is always a User."""
     if not context.broker.tokens.are_enabled:
         return int(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
     owner_type, _, owner_name = owner.partition(":")
@@ -121,8 +123,8 @@ def _validity_error(context: Context, request: CreateDelegationTokenRequest, own
 # -- renewing and expiring -------------------------------------------------------------------------
 
 
-async def _change(context: Context, token_hmac: bytes, period_ms: int, is_renewal: bool) -> tuple[int, int]:
-    """(error code, when the token expires)."""
+async def _change_expiry(context: Context, token_hmac: bytes, period_ms: int, is_renewal: bool) -> tuple[int, int]:
+    """Returns an error code, and when the token expires."""
     service, requester = context.broker.tokens, context.address.principal
     if not _is_allowed(context):
         return int(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED), NO_TIME
@@ -152,12 +154,12 @@ def _describe(context: Context, request: DescribeDelegationTokenRequest) -> Desc
     owners = (
         None if request.owners is None else {f"{one.principal_type}:{one.principal_name}" for one in request.owners}
     )
-    found = [
-        _described(context, token)
+    descriptions = [
+        _description(context, token)
         for token in context.broker.metadata.delegation_tokens.values()
         if (owners is None or not owners.isdisjoint(_principals_of(token))) and _may_see(context, token)
     ]
-    return DescribeDelegationTokenResponse(tokens=found)
+    return DescribeDelegationTokenResponse(tokens=descriptions)
 
 
 def _principals_of(token: DelegationToken) -> tuple[str, ...]:
@@ -172,7 +174,7 @@ def _may_see(context: Context, token: DelegationToken) -> bool:
     )
 
 
-def _described(context: Context, token: DelegationToken) -> DescribeDelegationTokenResponse.DescribedDelegationToken:
+def _description(context: Context, token: DelegationToken) -> DescribeDelegationTokenResponse.DescribedDelegationToken:
     described = DescribeDelegationTokenResponse.DescribedDelegationToken(
         issue_timestamp=token.issued_ms,
         expiry_timestamp=token.expires_ms,

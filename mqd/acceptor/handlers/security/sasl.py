@@ -40,14 +40,14 @@ def _handshake(context: Context, request: SaslHandshakeRequest) -> SaslHandshake
 
 async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
     authentication, address = context.broker.authentication, context.address
-    current = address.principal if address.principal_kind in (PrincipalKind.SASL, PrincipalKind.TOKEN) else ""
+    current_principal = address.principal if address.principal_kind in (PrincipalKind.SASL, PrincipalKind.TOKEN) else ""
     try:
         step = await authentication.step(
-            address.connection, address.listener_id, address.peer_ip, current, bytes(request.auth_bytes)
+            address.connection, address.listener_id, address.peer_ip, current_principal, bytes(request.auth_bytes)
         )
     except IllegalState as error:
-        # as in Kafka; raw tokens, which get no response, would wait for one
-        context.disconnect = not current and bool(authentication.mechanisms(address.listener_id))
+        # as in Kafka; a client that sent a raw token would otherwise wait for a response
+        context.disconnect = not current_principal and bool(authentication.mechanisms(address.listener_id))
         return SaslAuthenticateResponse(error_code=int(ErrorCode.ILLEGAL_SASL_STATE), error_message=str(error))
     except Refused as error:
         _check_lease(context)
@@ -61,9 +61,10 @@ async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> S
 
 
 def _check_lease(context: Context, principal: str = "") -> None:
-    """Without its lease a host may not have learned of changed passwords and deleted users. Where
-    rights are checked it then neither serves requests nor checks credentials: the client tries
-    another host. Super users are admitted: they may connect to find out what is wrong.
+    """Raises CloseConnection if this host has lost its lease: it may then not have learned of changed
+    passwords and deleted users. Where rights are checked, such a host neither serves requests nor
+    accepts credentials, so that clients try another host. Super users are admitted, so that they can
+    find out what is wrong.
     """
     rules = context.broker.authorizer
     if rules is not None and not context.broker.may_lead() and principal not in rules.super_users:

@@ -39,26 +39,28 @@ async def handle(
 
 
 def _describe(context: Context, request: DescribeUserScramCredentialsRequest) -> DescribeUserScramCredentialsResponse:
-    found: dict[str, list[ScramCredential]] = {}
+    credentials: dict[str, list[ScramCredential]] = {}
     for (user, _), credential in sorted(context.broker.metadata.scram_credentials.items()):
-        found.setdefault(user, []).append(credential)
-    names = [user.name for user in request.users] if request.users else list(found)
-    refused = set(repeated(names))
+        credentials.setdefault(user, []).append(credential)
+    names = [user.name for user in request.users] if request.users else list(credentials)
+    repeated_names = set(repeated(names))
     results = []
     for name in dict.fromkeys(names):
         result = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult(user=name)
-        if name in refused:
+        if name in repeated_names:
             result.error_code = int(ErrorCode.DUPLICATE_RESOURCE)
             result.error_message = (
                 f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
             )
-        elif name not in found:
+        elif name not in credentials:
             result.error_code = int(ErrorCode.RESOURCE_NOT_FOUND)
             result.error_message = f"Attempt to describe a user credential that does not exist: {name}"
         else:
             result.credential_infos = [
-                DescribeUserScramCredentialsResponse.CredentialInfo(mechanism=one.mechanism, iterations=one.iterations)
-                for one in found[name]
+                DescribeUserScramCredentialsResponse.CredentialInfo(
+                    mechanism=credential.mechanism, iterations=credential.iterations
+                )
+                for credential in credentials[name]
             ]
         results.append(result)
     return DescribeUserScramCredentialsResponse(results=results)
@@ -74,17 +76,17 @@ async def _alter(context: Context, request: AlterUserScramCredentialsRequest) ->
     change = messages.AlterScramCredentials(
         [(one.name, one.mechanism) for one in request.deletions],
         [_credential(one) for one in request.upsertions],
-        new_decoy_secret(),  # for the salts of unknown users, unless the cluster has one
+        new_decoy_secret(),  # for the salts of unknown users, if the cluster has no such secret yet
     )
     response = await context.change(change, TIMEOUT_MS)
     results = response.users or [messages.UserResult(user, response.error, response.message) for user in users]
     return AlterUserScramCredentialsResponse(
-        results=[Result(user=one.user, error_code=one.error, error_message=one.message) for one in results]
+        results=[Result(user=result.user, error_code=result.error, error_message=result.message) for result in results]
     )
 
 
 def _credential(upsertion: AlterUserScramCredentialsRequest.ScramCredentialUpsertion) -> ScramCredential:
-    """The controller validates it, and refuses unknown mechanisms."""
+    """The credential, not yet validated: the controller refuses, for example, unknown mechanisms."""
     mechanism = _MECHANISMS.get(upsertion.mechanism, "SCRAM-SHA-256")
     verifier = verifier_of(mechanism, bytes(upsertion.salted_password), bytes(upsertion.salt), upsertion.iterations)
     return ScramCredential(

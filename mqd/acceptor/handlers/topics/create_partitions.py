@@ -1,10 +1,11 @@
 """CreatePartitions 0-3 (KIP-195, KIP-599).
 
-With a tagged field of our own (9100, per topic) it reduces the number of partitions. RETIRE retires
-the partitions from `count` on; RETIRE_MOVING_KEYS does so even if keys of the remaining partitions
-move. RELEASE: producers need no longer wait until consumers have read the retired partitions.
-STATUS changes nothing. The response always has the topic's retirement as this broker knows it, in
-the tagged field of the same number. docs/decisions/cluster/2026-11-21-retired-partitions.md.
+With mqd's own tagged field 9100 (per topic), the request reduces the number of partitions. RETIRE
+retires the partitions from `count` on; RETIRE_MOVING_KEYS does so even if keys of the remaining
+partitions move. RELEASE: producers no longer need to wait until consumers have read the retired
+partitions. STATUS changes nothing. The response to each of them describes the topic's retirement as
+this broker knows it, in its own tagged field 9100. See
+docs/decisions/cluster/2026-11-21-retired-partitions.md.
 """
 
 import asyncio
@@ -32,10 +33,10 @@ async def handle(context: Context, header: RequestHeader, request: CreatePartiti
             if changes.are_refused() and by_name[name].retire != STATUS:
                 return Result(name=name, error_code=int(ErrorCode.THROTTLING_QUOTA_EXCEEDED), error_message=None)
             image = context.broker.metadata.topics.get(name)
-            before = len(image.partitions) if image is not None else 0
+            count_before = len(image.partitions) if image is not None else 0
             result = await _respond(context, header, by_name[name], occurrences, request)
             if not result.error_code and not request.validate_only and not by_name[name].retire:
-                changes.charge(max(by_name[name].count - before, 0))
+                changes.charge(max(by_name[name].count - count_before, 0))
             return result
 
     results = await asyncio.gather(*(respond(name, occurrences) for name, occurrences in counts.items()))
@@ -62,13 +63,13 @@ async def _respond(
             else Result(name=topic.name, error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), error_message=None)
         )
     change = _change(context, topic)
-    refused = None
+    refusal = None
     if isinstance(change, messages.RetirePartitions):
-        refused = await retiring.refusal(context, header, change)
+        refusal = await retiring.refusal(context, header, change)
     elif isinstance(change, messages.AddPartitions):
-        refused = await retiring.refusal_to_add(context, header, change)
-    if refused is not None:
-        return Result(name=topic.name, error_code=refused[0], error_message=refused[1])
+        refusal = await retiring.refusal_to_add(context, header, change)
+    if refusal is not None:
+        return Result(name=topic.name, error_code=refusal[0], error_message=refusal[1])
     response = await broker.controller.request(change, request.timeout_ms, request.validate_only)
     return _result(context, topic, response.error, response.message)
 
