@@ -12,14 +12,14 @@
     message = consumer.poll(10)
 
 Names, modules (mqd.admin, mqd.serialization, mqd.schema_registry...), configuration keys and
-signatures are confluent_kafka's: an application written for it changes its import and nothing else.
-If the broker runs on this host, clients use shared memory, otherwise librdkafka (`transport=auto`,
+signatures are those of confluent_kafka: an application written for it needs to change only its
+imports. If the broker runs on this host, clients use shared memory, otherwise librdkafka (`transport=auto`,
 the default; `client.transport` shows which, and why).
 
     Producer       produce, poll, flush, transactions; produce_batch takes lists, numpy and Arrow
                    arrays
     Consumer       subscribe, assign, poll, commit, seek; consume_batch returns columns (a
-                   RecordBatchView: numpy, Arrow, bytes; on shared memory without a copy)
+                   RecordBatchView: numpy, Arrow, bytes; without a copy on shared memory)
     ShareConsumer  a share group's member: poll, acknowledge, commit_sync, renew
     AsyncProducer  AsyncConsumer          the same for asyncio
     AdminClient    confluent_kafka's
@@ -32,9 +32,9 @@ from __future__ import annotations
 
 from mqd.client import confluent as _confluent
 
-__version__ = "0.1.0"  # here and nowhere else: pyproject.toml and `mqd --version` read it
+__version__ = "0.1.0"  # the only copy: pyproject.toml and `mqd --version` read it
 
-TYPE_CHECKING = False  # not typing's: importing typing takes longer than the rest of this module
+TYPE_CHECKING = False  # not imported from typing, which takes longer to load than the rest of this module
 if TYPE_CHECKING:  # at run time, __getattr__ below finds these names
     from confluent_kafka import OFFSET_BEGINNING as OFFSET_BEGINNING
     from confluent_kafka import OFFSET_END as OFFSET_END
@@ -105,11 +105,11 @@ if not TYPE_CHECKING:
         if name in _CLIENT:
             from mqd import client
 
-            found = getattr(client, name)
+            value = getattr(client, name)
         else:
-            found = _confluent.find(name)
-        globals()[name] = found
-        return found
+            value = _confluent.find(name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@ import signal
 
 def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # The imports take a tenth of a second, and a KeyboardInterrupt in them would print a
+        # The imports take a tenth of a second, and a KeyboardInterrupt during them would print a
         # traceback. The status is mqd.cli.common.EXIT_INTERRUPTED.
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     from mqd.cli.main import main as command

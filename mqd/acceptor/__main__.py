@@ -41,7 +41,7 @@ from mqd.acceptor.local.principals import LocalPrincipals
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.metrics.observer import Observer
 from mqd.acceptor.schedules import TimerStarter, start_by_supervisord
-from mqd.acceptor.transactions import coordinate
+from mqd.acceptor.transactions import create_coordinators
 from mqd.base import logging, paths, watchdog
 from mqd.base.listeners import parse_listeners
 from mqd.cluster.membership import credentials
@@ -71,8 +71,8 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
         if not ended.done():
             ended.set_result(reason)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end, signal.Signals(number).name)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, end, signal.Signals(signal_number).name)
     metadata, first_image = Metadata(), asyncio.Event()
     limits = ConnectionLimits(client.config, [name for name, _, _ in _listeners(client)])
 
@@ -119,7 +119,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
     metrics.watch_arena(lambda: link.arena_extents)
     certificates = Certificates(client.config)
     metrics.certificate_expiries_s = lambda: certificates.expiries_s
-    coordinators, transactions = coordinate(broker, link, client.generation)
+    coordinators, transactions = create_coordinators(broker, link, client.generation)
     broker.coordinators, broker.transactions = coordinators, transactions
     link.appends = coordinators.log
     checks = link.checks = Checks(transactions)
@@ -134,7 +134,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
     handoffs = [socket.socket(fileno=fd) for fd in client.handoff_fds]
     control = client.control
 
-    def running(worker: int) -> bool:
+    def is_running(worker: int) -> bool:
         return control.endpoint_state(worker) == ProcessState.RUNNING
 
     interbroker_server, peers, relay_peers, credentials_watch = None, None, None, None
@@ -165,13 +165,13 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
         interbroker_server = InterbrokerServer(
             client.cluster_sockets[0], handoffs, host_credentials, metadata, broker.node_id, serve
         )
-    acceptor = Acceptor(client.listeners, handoffs, control.connection_count, running, limits)
+    acceptor = Acceptor(client.listeners, handoffs, control.connection_count, is_running, limits)
     servers = rendezvous.server_names(listener.getsockname()[:2] for listener in client.listeners)
     local = LocalClients(
         client.local_listener,
         handoffs,
         lambda worker: control.local_usage(worker)[0],
-        running,
+        is_running,
         servers,
         LocalPrincipals(client.config),
     )
@@ -229,7 +229,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
     receiving.cancel()
     if not ended.done():
         error = receiving.exception() if receiving.done() and not receiving.cancelled() else None
-        log.error("acceptor ends", reason=f"the controller's messages cannot be processed: {error!r}")
+        log.error("acceptor exits", reason=f"the controller's messages cannot be processed: {error!r}")
         return 1
     log.info("acceptor ended", reason=ended.result())
     return client.exit_status

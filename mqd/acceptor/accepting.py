@@ -34,7 +34,8 @@ PAUSE_S = 0.1
 DELAYED_COUNT_MAX = 1024
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # The client left before it was served, or the new connection has a network error: see accept(2).
-# EOPNOTSUPP, which is listed there too, pauses: it can also mean that the listener accepts nothing.
+# EOPNOTSUPP is listed there too, but pauses accepting: it can also mean that the listener
+# cannot accept connections at all.
 _GONE = (
     *(errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET),
     *(errno.ENETDOWN, errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.ENONET, errno.EHOSTUNREACH, errno.ENETUNREACH),
@@ -52,26 +53,26 @@ def packet(
 
 
 def accept_advice(error: OSError) -> str:
-    """What helps if accept() fails with `error`; "" if nothing is known to."""
+    """What the operator can do if accept() fails with `error`; "" if no remedy is known."""
     return "; raise the limit of open files (ulimit -n)" if error.errno in _OUT_OF_DESCRIPTORS else ""
 
 
 class Acceptor:
-    """`connection_count(worker)` and `running(worker)` come from the control segment."""
+    """`connection_count(worker)` and `is_running(worker)` come from the control segment."""
 
     def __init__(
         self,
         listeners: Sequence[socket.socket],
         handoffs: Sequence[socket.socket],
         connection_count: Callable[[int], int],
-        running: Callable[[int], bool],
+        is_running: Callable[[int], bool],
         limits: ConnectionLimits,
     ) -> None:
         self._listeners = listeners
         self._limits = limits
-        self._paused_listeners: set[int] = set()  # listeners that are above their rate
+        self._paused_listeners: set[int] = set()  # listeners that exceed their connection rate
         self._delayed: set[socket.socket] = set()
-        self._handoff = Handoff(handoffs, connection_count, running)
+        self._handoff = Handoff(handoffs, connection_count, is_running)
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # accepted; no worker had room
         self._loop: asyncio.AbstractEventLoop | None = None
         self._paused = True
@@ -191,7 +192,7 @@ class Acceptor:
         self.hand_over(connection, message)
 
     def hand_over(self, connection: socket.socket, message: bytes) -> None:
-        """Passes the connection to a worker, now or when one has room. Takes over the socket."""
+        """Passes the connection to a worker, now or when one has room. Takes ownership of the socket."""
         self.accepted_count += 1
         if self._waiting or not self._handoff.send(connection, message):
             self._waiting.append((connection, message))

@@ -3,10 +3,11 @@ how long the response to a failure is delayed.
 
 An exchange is kept here between the requests of its connection. It is lost with this process: the
 client's next token is then refused, and it connects again. Passwords and tokens are checked in
-a few threads: a flood of them delays other authentications, nothing else.
+a few threads: a flood of them delays only other authentications.
 
-Bounds: at most EXCHANGES_MAX exchanges, the oldest is dropped first; WAITING_MAX checks; failures
-of FAILURES_MAX pairs of address and user are remembered. Concurrency: the event loop's thread.
+Bounds: at most EXCHANGES_MAX exchanges, of which the oldest is dropped first, and WAITING_MAX
+checks; failures are remembered for at most FAILURES_MAX pairs of address and user. Concurrency: the
+event loop's thread.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ class Users(Protocol):
     def verifier(self, user: str, mechanism: str) -> Verifier | None: ...
 
     def decoy_secret(self) -> str:
-        """The cluster's secret, which yields the salts of unknown users; "" before there is one."""
+        """The cluster's secret, from which the salts of unknown users are derived; "" before there is one."""
         ...
 
     def parameter_counts(self, mechanism: str | None) -> Mapping[CredentialParameters, int]:
@@ -95,8 +96,10 @@ class MetadataUsers:
         self.token, self.token_verifier = tokens.valid, tokens.verifier
 
     def verifier(self, user: str, mechanism: str) -> Verifier | None:
-        found = self._metadata.scram_credentials.get((user, scram.NUMBERS[mechanism]))
-        return Verifier(found.salt, found.iterations, found.stored_key, found.server_key) if found else None
+        credential = self._metadata.scram_credentials.get((user, scram.NUMBERS[mechanism]))
+        if credential is None:
+            return None
+        return Verifier(credential.salt, credential.iterations, credential.stored_key, credential.server_key)
 
     def decoy_secret(self) -> str:
         return self._metadata.broker_config.get(scram.DECOY_SECRET, "")
@@ -108,18 +111,20 @@ class MetadataUsers:
         return self._parameter_counts[mechanism]
 
     def _count_parameters(self) -> dict[str | None, Counter[CredentialParameters]]:
-        found: dict[str | None, Counter[CredentialParameters]] = {name: Counter() for name in (None, *scram.MECHANISMS)}
+        counts: dict[str | None, Counter[CredentialParameters]] = {
+            name: Counter() for name in (None, *scram.MECHANISMS)
+        }
         credentials = self._metadata.scram_credentials
         first = next(iter(scram.NUMBERS.values()))
         for name, number in scram.NUMBERS.items():
-            for (user, mechanism), one in credentials.items():
+            for (user, mechanism), credential in credentials.items():
                 if mechanism == number:
-                    parameters = scram.parameters_of(name, one.salt, one.iterations)
-                    found[name][parameters] += 1
-                    # PLAIN checks a user's first mechanism only (_any_verifier)
-                    found[None][parameters] += number == first or (user, first) not in credentials
-        found[None] = +found[None]  # without zeros
-        return found
+                    parameters = scram.parameters_of(name, credential.salt, credential.iterations)
+                    counts[name][parameters] += 1
+                    # PLAIN checks only the first of a user's mechanisms (_first_verifier)
+                    counts[None][parameters] += number == first or (user, first) not in credentials
+        counts[None] = +counts[None]  # drops zero counts
+        return counts
 
 
 def load_seed(file: Path) -> bytes:
@@ -155,10 +160,10 @@ class Step(msgspec.Struct, frozen=True):
     token: bytes
     principal: str = ""
     lifetime_ms: int = 0  # until the client must authenticate again; 0 = never
-    is_token: bool = False  # the client authenticated by a delegation token
+    is_token: bool = False  # the client authenticated with a delegation token
 
 
-class _Running(msgspec.Struct):
+class _ExchangeState(msgspec.Struct):
     mechanism: str
     exchange: Exchange
     began_s: float  # time.monotonic()
@@ -178,24 +183,24 @@ def options_of(config: Mapping[str, str], listener: listeners.Listener) -> Liste
     """The listener's options. None: its clients do not authenticate by SASL."""
     if not listener.has_sasl:
         return None
-    own = listeners.listener_settings(config, listener.name)
-    mechanisms = tuple(own["sasl.enabled.mechanisms"].split(","))
+    settings = listeners.listener_settings(config, listener.name)
+    mechanisms = tuple(settings["sasl.enabled.mechanisms"].split(","))
     return ListenerOptions(
         mechanisms,
-        int(own["sasl.server.max.receive.size"]),
-        int(own["connections.max.reauth.ms"]),
-        Issuer(_oauth_options(own)) if "OAUTHBEARER" in mechanisms else None,
+        int(settings["sasl.server.max.receive.size"]),
+        int(settings["connections.max.reauth.ms"]),
+        Issuer(_oauth_options(settings)) if "OAUTHBEARER" in mechanisms else None,
     )
 
 
-def _oauth_options(own: Mapping[str, str]) -> oauth.Options:
+def _oauth_options(settings: Mapping[str, str]) -> oauth.Options:
     return oauth.Options(
-        own["sasl.oauthbearer.jwks.endpoint.url"],
-        own["sasl.oauthbearer.expected.issuer"],
-        tuple(own["sasl.oauthbearer.expected.audience"].split(",")),
-        own["sasl.oauthbearer.sub.claim.name"],
-        int(own["sasl.oauthbearer.clock.skew.seconds"]),
-        int(own["sasl.oauthbearer.jwks.endpoint.refresh.ms"]) / 1000,
+        settings["sasl.oauthbearer.jwks.endpoint.url"],
+        settings["sasl.oauthbearer.expected.issuer"],
+        tuple(settings["sasl.oauthbearer.expected.audience"].split(",")),
+        settings["sasl.oauthbearer.sub.claim.name"],
+        int(settings["sasl.oauthbearer.clock.skew.seconds"]),
+        int(settings["sasl.oauthbearer.jwks.endpoint.refresh.ms"]) / 1000,
     )
 
 
@@ -211,11 +216,12 @@ class Authentication:
         self._users = users
         self._own_seed = seed
         self._failure_delay_s = failure_delay_ms / 1000
-        self._running: OrderedDict[Connection, _Running] = OrderedDict()  # the oldest first
-        # (address, user) -> failures at most FAILURES_FORGET_S apart, and when the last one was
+        self._running: OrderedDict[Connection, _ExchangeState] = OrderedDict()  # the oldest first
+        # (address, user) -> number of failures at most FAILURES_FORGET_S apart, time of the last one
         self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
-        self._issuers = ThreadPoolExecutor(1, "tokens")  # a pool of its own: a check may wait for an issuer's server
+        # a separate pool, because these checks may wait for an issuer's server
+        self._issuer_threads = ThreadPoolExecutor(1, "tokens")
         self._waiting = self._waiting_bytes = 0
         self.succeeded_count = self.failed_count = 0
 
@@ -238,8 +244,8 @@ class Authentication:
             raise UnsupportedMechanism(mechanism)
         now_s = time.monotonic()
         self._running.pop(connection, None)
-        self._running[connection] = _Running(mechanism, self._make_exchange(options, mechanism), now_s)
-        # the oldest ones: most belong to connections that have ended
+        self._running[connection] = _ExchangeState(mechanism, self._make_exchange(options, mechanism), now_s)
+        # drop the oldest exchanges: most belong to connections that have ended
         while len(self._running) > EXCHANGES_MAX or self._oldest_s() < now_s - EXCHANGE_S_MAX:
             self._running.popitem(last=False)
 
@@ -247,16 +253,16 @@ class Authentication:
         return next(iter(self._running.values())).began_s
 
     async def step(self, connection: Connection, listener_id: int, address: str, current: str, token: bytes) -> Step:
-        """Handles one token of the client. `address`: the client's; `current`: the connection's
+        """Handles one token from the client. `address`: the client's; `current`: the connection's
         present principal, "" = none.
 
         Raises IllegalState or Refused. On Refused the caller delays its response and does not keep
-        the token meanwhile.
+        the token in the meantime.
         """
         options = self._options_of(listener_id)
         running = self._running.get(connection)
         if options is None or running is None or running.busy:
-            raise IllegalState("no SaslHandshake has come before this token, or its exchange is lost")
+            raise IllegalState("no SaslHandshake preceded this token, or its exchange was lost")
         running.busy = True
         try:
             return await self._step(options, running, connection, current, token)
@@ -272,11 +278,11 @@ class Authentication:
             running.busy = False
 
     def close(self) -> None:
-        for threads in (self._threads, self._issuers):
+        for threads in (self._threads, self._issuer_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _step(
-        self, options: ListenerOptions, running: _Running, connection: Connection, current: str, token: bytes
+        self, options: ListenerOptions, running: _ExchangeState, connection: Connection, current: str, token: bytes
     ) -> Step:
         exchange = running.exchange
         if len(token) > options.token_bytes_max:
@@ -313,7 +319,9 @@ class Authentication:
         expires_ms = exchange.expires_ms if isinstance(exchange, OauthExchange) else 0
         return f"User:{exchange.user}", expires_ms, False
 
-    def _on_failed(self, error: AuthenticationFailed, running: _Running, connection: Connection, address: str) -> float:
+    def _on_failed(
+        self, error: AuthenticationFailed, running: _ExchangeState, connection: Connection, address: str
+    ) -> float:
         """Records the failure. Returns how long the response is delayed, in seconds."""
         self.failed_count += 1
         user = error.user or running.exchange.user
@@ -349,21 +357,21 @@ class Authentication:
         if mechanism == "PLAIN":
             run_in_thread = partial(self._run_in_thread, self._threads)
             return PlainExchange(
-                self._any_verifier, self._seed(), run_in_thread, partial(self._users.parameter_counts, None)
+                self._first_verifier, self._seed(), run_in_thread, partial(self._users.parameter_counts, None)
             )
         assert mechanism == "OAUTHBEARER" and options.issuer is not None
-        return OauthExchange(options.issuer, partial(self._run_in_thread, self._issuers))
+        return OauthExchange(options.issuer, partial(self._run_in_thread, self._issuer_threads))
 
     def _verifier(self, mechanism: str, user: str, is_token: bool) -> Verifier | None:
         if is_token:
             return self._users.token_verifier(user, mechanism, self._seed())
         return self._users.verifier(user, mechanism)
 
-    def _any_verifier(self, user: str) -> tuple[str, Verifier] | None:
+    def _first_verifier(self, user: str) -> tuple[str, Verifier] | None:
         for mechanism in scram.MECHANISMS:
-            found = self._users.verifier(user, mechanism)
-            if found is not None:
-                return mechanism, found
+            verifier = self._users.verifier(user, mechanism)
+            if verifier is not None:
+                return mechanism, verifier
         return None
 
     async def _run_in_thread(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
@@ -380,7 +388,7 @@ class Authentication:
 
 
 def _seed_of(secret: bytes) -> bytes:
-    # the label must not change: clients would see other salts
+    # the label must never change, because the salts that clients see would change with it
     return hmac.digest(secret, b"salts of users that do not exist", "sha256")
 
 
@@ -391,7 +399,7 @@ def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, dat
     options = [options_of(config, listener) for listener in listeners.parse_listeners(config)]
     if not any(options):
         return Authentication((), NoUsers(), b"", 0)
-    # The seed yields the salts of unknown users until the cluster has a secret for them
+    # Salts of unknown users are derived from the seed until the cluster has a secret for them
     # (rules/security.py). All hosts of a cluster have the same seed.
     in_cluster = bool(config.get("cluster.key.file"))
     key = cluster_config.load_key(config) if in_cluster else load_seed(data_dir / "authentication.seed")

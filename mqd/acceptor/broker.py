@@ -43,7 +43,7 @@ class Context:
         self.authenticated: tuple[str, int, native.PrincipalKind] | None = None
         # Set by a handler whose response is the connection's last.
         self.disconnect = False
-        # Set by a handler whose response is to be delayed; the request is not kept meanwhile.
+        # Set by a handler to delay its response; the request is not kept in the meantime.
         self.delay_s = 0.0
 
     # -- rights ------------------------------------------------------------------------------------

@@ -78,8 +78,8 @@ class Controller(Protocol):
 
 
 class Address:
-    """Where one client is connected, and its identity. The listener decides which broker address is
-    returned to the client; a client attached through shared memory gets the first listener's.
+    """Where one client is connected, and who it is. The listener decides which broker address is
+    returned to the client; a client attached through shared memory gets that of the first listener.
     """
 
     __slots__ = (
@@ -220,11 +220,11 @@ class BrokerState:
         """
         host, port = self.advertised_address(address)
         others = [
-            (broker.node_id, *reached, broker.rack)
+            (broker.node_id, *endpoint, broker.rack)
             for broker in self.metadata.brokers.values()
             if broker.node_id != self.node_id
             and not broker.fenced
-            and (reached := self._endpoint_at(broker, address)) is not None
+            and (endpoint := self._endpoint_at(broker, address)) is not None
         ]
         return sorted([*others, (self.node_id, host, port, self.config.get("broker.rack"))])
 

@@ -1,4 +1,4 @@
-"""Expiry of this broker's certificates: warnings in the log as it comes near, and a metric.
+"""Expiry of this broker's certificates: warnings in the log as it approaches, and a metric.
 
 A thread reads their files, at the start and after each change, so that the event loop does not
 wait for the disk. Each certificate's expiry is logged once at each of WARN_DAYS, and daily once the
@@ -28,7 +28,7 @@ def expiry_of(pem: bytes) -> datetime.datetime:
     """The earliest expiry among the certificates of a chain. Raises ValueError."""
     from cryptography import x509
 
-    return min(one.not_valid_after_utc for one in x509.load_pem_x509_certificates(pem))
+    return min(certificate.not_valid_after_utc for certificate in x509.load_pem_x509_certificates(pem))
 
 
 def due_warning(expiry: datetime.datetime, now: datetime.datetime) -> int | None:
@@ -48,14 +48,14 @@ class Certificates:
 
     def __init__(self, config: Mapping[str, str]) -> None:
         self.expiries_s: dict[str, float] = {}
-        self._seen: list[tuple[int, int, int]] = []
-        self._found: dict[str, datetime.datetime] = {}
+        self._file_states: list[tuple[int, int, int]] = []
+        self._expiries: dict[str, datetime.datetime] = {}
         self._warned: dict[str, tuple[datetime.datetime, int]] = {}
         self._sources: dict[str, Callable[[], list[bytes]]] = {}
         self._files: list[Path] = []
-        found = [listener for _, listener in tls_files.listeners_with_tls(config)]
+        tls_listeners = [listener for _, listener in tls_files.listeners_with_tls(config)]
         metrics = listeners.metrics_listener(config)
-        for listener in [*found, *([metrics] if metrics is not None and metrics.has_tls else [])]:
+        for listener in [*tls_listeners, *([metrics] if metrics is not None and metrics.has_tls else [])]:
             self._sources[listener.name] = partial(_chains, config, listener)
             self._files += tls_files.files(config, listener)
         if config.get("cluster.tls", "off") != "off":
@@ -70,11 +70,11 @@ class Certificates:
             await asyncio.sleep(POLL_S)
 
     def check(self, now: datetime.datetime) -> None:
-        seen = [tls_files.file_state(path) for path in self._files]
-        if seen != self._seen or not self._found:
-            self._seen = seen
+        file_states = [tls_files.file_state(path) for path in self._files]
+        if file_states != self._file_states or not self._expiries:
+            self._file_states = file_states
             self._read()
-        for name, expiry in self._found.items():
+        for name, expiry in self._expiries.items():
             due = due_warning(expiry, now)
             if due is not None and self._warned.get(name) != (expiry, due):
                 self._warned[name] = expiry, due
@@ -83,17 +83,17 @@ class Certificates:
     def _read(self) -> None:
         for name, chains in self._sources.items():
             try:
-                self._found[name] = min(map(expiry_of, chains()))
+                self._expiries[name] = min(map(expiry_of, chains()))
             except (ConfigError, OSError, ValueError):
                 continue  # the listener fails to load it too, and logs that
-        self.expiries_s = {name: expiry.timestamp() for name, expiry in self._found.items()}
+        self.expiries_s = {name: expiry.timestamp() for name, expiry in self._expiries.items()}
 
     def _warn(self, name: str, expiry: datetime.datetime, days: int) -> None:
-        which, peers = ("between hosts", "other hosts") if name == "hosts" else (f"of listener {name}", "clients")
+        use, peers = ("between hosts", "other hosts") if name == "hosts" else (f"of listener {name}", "clients")
         if days < 0:
-            log.error(f"the certificate {which} has expired: {peers} refuse it; {_ADVICE}", ended=f"{expiry:%Y-%m-%d}")
+            log.error(f"the certificate {use} has expired: {peers} refuse it; {_ADVICE}", ended=f"{expiry:%Y-%m-%d}")
         else:
-            log.warning(f"the certificate {which} expires soon; {_ADVICE}", ends=f"{expiry:%Y-%m-%d}", days_left=days)
+            log.warning(f"the certificate {use} expires soon; {_ADVICE}", ends=f"{expiry:%Y-%m-%d}", days_left=days)
 
 
 def _chains(config: Mapping[str, str], listener: listeners.Listener) -> list[bytes]:

@@ -25,7 +25,8 @@ from mqd.protocol.crc32c import crc32c
 from mqd.protocol.errors import ErrorCode, ProtocolError
 from mqd.protocol.records import COMPRESSION_MASK, HEADER_BYTES, BatchHeader, decode_batch_header
 
-FIRST_PRODUCE_VERSION_THAT_ADDS = 12  # its partitions to the transaction, so no other request has to (KIP-890)
+# From this version on, Produce itself adds its partitions to the transaction (KIP-890).
+FIRST_PRODUCE_VERSION_THAT_ADDS = 12
 # Like Kafka's add.partitions.to.txn.retry.backoff.ms and .max.ms: the first batch after a commit
 # arrives while the markers are still being written.
 CONCURRENT_RETRY_S = 0.02
@@ -67,7 +68,7 @@ class Transactions(Protocol):
 
 class Checks:
     """`transactions` None: there is no coordinator, and every transactional batch is refused with a
-    final error.
+    non-retriable error.
     """
 
     def __init__(self, transactions: Transactions | None = None) -> None:
@@ -83,15 +84,17 @@ class Checks:
         if self.transactions is None:
             return CheckResult(int(ErrorCode.INVALID_TXN_STATE))
         loop = asyncio.get_running_loop()
-        until = loop.time() + CONCURRENT_RETRY_MAX_S
+        deadline_s = loop.time() + CONCURRENT_RETRY_MAX_S
         while True:
             errors = await self.transactions.check(payload)
-            concurrent = (
+            is_concurrent = (
                 errors == ErrorCode.CONCURRENT_TRANSACTIONS
                 if isinstance(errors, int)
                 else ErrorCode.CONCURRENT_TRANSACTIONS in errors
             )
-            if not concurrent or version < FIRST_PRODUCE_VERSION_THAT_ADDS or loop.time() + CONCURRENT_RETRY_S > until:
+            if not is_concurrent or version < FIRST_PRODUCE_VERSION_THAT_ADDS:
+                break
+            if loop.time() + CONCURRENT_RETRY_S > deadline_s:
                 break
             await asyncio.sleep(CONCURRENT_RETRY_S)
         if isinstance(errors, int):  # one code for all is always an error
@@ -126,9 +129,9 @@ def check_records(
     except MemoryError:
         return CheckResult(int(ErrorCode.REQUEST_TIMED_OUT))
     if kind == native.CHECK_SCHEDULES:
-        refused = _check_schedules(header, records)
-        if refused is not None:
-            return refused
+        refusal = _check_schedules(header, records)
+        if refusal is not None:
+            return refusal
     if not unkeyed_count or kind != native.CHECK_RECORDS:
         return CheckResult(0) if to is None else _compress(batch, records, to)
     return CheckResult(
@@ -138,8 +141,8 @@ def check_records(
 
 
 def _check_schedules(header: BatchHeader, records: bytes) -> CheckResult | None:
-    """The refusal of the records whose scheduling headers are invalid, with the problem of the
-    first. None: all headers are valid. The caller has already parsed `records` without an error.
+    """Returns the refusal of the records whose scheduling headers are invalid, which describes the
+    first record's problem; or None if all headers are valid. The caller has already parsed `records` without an error.
     """
     now_ms, count, reason = time.time_ns() // 1_000_000, 0, ""
     if b"mqd-" not in records and header.max_timestamp_ms <= now_ms + schedule_headers.DELAY_MS_MAX:

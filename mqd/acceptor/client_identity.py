@@ -1,5 +1,5 @@
-"""The principal of a request, as its worker passes it, and the block by which the worker learns the
-principal of a client that has authenticated.
+"""Encodes what acceptor and worker tell each other about principals: the worker passes the principal
+of each request, and the acceptor tells the worker which principal a client has authenticated as.
 
 A worker puts a block before the frame of a request (struct mqd_request_principal), so a restarted
 acceptor knows every connection's principal without a query. The response that ends an exchange begins
@@ -40,14 +40,14 @@ UNKNOWN = Identity(ANONYMOUS, native.PrincipalKind.ANONYMOUS)
 
 
 def split(flags: int, data: bytes) -> tuple[Identity, bytes]:
-    """Splits the bytes of a REQUEST into the client and the request's frame. Raises
+    """Splits the bytes of a REQUEST into the client's identity and the request's frame. Raises
     ProtocolError."""
     identity, at = UNKNOWN, 0
     if flags & native.REQUEST_PRINCIPAL:
         if len(data) < _PRINCIPAL.size:
             raise ProtocolError("cut off", "principal of a request", position=len(data))
-        size_bytes, kind, host_bytes = _PRINCIPAL.unpack_from(data)
-        end = _PRINCIPAL.size + size_bytes
+        principal_bytes, kind, host_bytes = _PRINCIPAL.unpack_from(data)
+        end = _PRINCIPAL.size + principal_bytes
         at = end + host_bytes
         try:
             principal, host = data[_PRINCIPAL.size : end].decode(), data[end:at].decode()
@@ -66,28 +66,28 @@ def address(descriptor: Descriptor, identity: Identity) -> Address:
     """The client's address. The descriptor has IP addresses laid out as in a sockaddr; for a local
     client it has the uid and pid instead.
     """
-    proven: dict[str, Any] = {
+    identity_fields: dict[str, Any] = {
         "principal": identity.principal,
         "principal_kind": identity.kind,
         "connection": (descriptor.generation, descriptor.b),
     }
     if descriptor.a == LISTENER_LOCAL:
         uid = descriptor.c >> 32 & 0xFFFFFFFF
-        return Address(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=uid, pid=descriptor.slot, **proven)
+        return Address(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=uid, pid=descriptor.slot, **identity_fields)
     local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""
     peer_ip = inet_ntoa(struct.pack("=I", descriptor.c >> 32 & 0xFFFFFFFF)) if descriptor.c >> 32 else ""
-    return Address(descriptor.a, local_ip, descriptor.slot, identity.host or peer_ip, **proven)
+    return Address(descriptor.a, local_ip, descriptor.slot, identity.host or peer_ip, **identity_fields)
 
 
 def raw_response(body: bytes) -> bytes | None:
-    """The token in a SaslAuthenticate response of version 0. None: the client's token was refused,
-    for which there is no raw response.
+    """Returns the token in a SaslAuthenticate response of version 0, or None if the client's token
+    was refused: there is no raw response for a refusal.
     """
     _, error, message_bytes = _RESPONSE.unpack_from(body)
     return None if error else body[_RESPONSE.size + max(message_bytes, 0) + 4 :]
 
 
-def authenticated(principal: str, session_ms: int, kind: native.PrincipalKind) -> bytes:
+def authenticated_block(principal: str, session_ms: int, kind: native.PrincipalKind) -> bytes:
     """The block before the response that authenticates a client. `session_ms` 0: it need not
     authenticate again. `kind`: SASL or TOKEN.
     """

@@ -1,12 +1,12 @@
 """How fast clients may connect, and how many connections they may have.
 
-    connection_creation_rate      of an address (quota, KIP-612): excess connections are held for a
+    connection_creation_rate      per address (quota, KIP-612): excess connections are held for a
                                   moment and closed, unanswered
-    max.connection.creation.rate  of the broker and of a listener: above it nothing is accepted, and
+    max.connection.creation.rate  per broker and per listener: above it nothing is accepted, and
                                   connections wait in the kernel's queue
-    max.connections.per.ip        of an address: enforced like max.connections of a listener
-    max.connections               of a listener: the worker that gets the connection counts
-                                  (native/shm/tally.h), and closes those above the limit; of the
+    max.connections.per.ip        per address: enforced like max.connections of a listener
+    max.connections               per listener: the worker that gets a connection counts it
+                                  (native/shm/tally.h), and closes it if it exceeds the limit; per
                                   broker: each worker adds up the connections of all workers
                                   (server/handoff.c)
 
@@ -40,7 +40,7 @@ class Rate:
         self._arrival_ns = -math.inf
 
     def wait_s(self, now_ns: int) -> float:
-        """How long until the next connection may be accepted; 0: now."""
+        """How long to wait until the next connection may be accepted; 0: it may be accepted now."""
         return max(0.0, (self._arrival_ns - now_ns - self._burst_ns) / SECOND_NS)
 
     def charge(self, now_ns: int) -> None:
@@ -56,7 +56,7 @@ class ConnectionLimits:
     def __init__(self, config: Mapping[str, str], listener_names: Sequence[str]) -> None:
         self._config = config
         self._burst_ns = quota_window_ns(config)
-        self._seen: tuple[object, object] = (None, None)
+        self._applied: tuple[object, object] = (None, None)  # quotas, broker configuration
         self._broker_rate: Rate | None = None
         self._broker_per_s = NO_LIMIT
         self._listener_names = listener_names
@@ -74,12 +74,12 @@ class ConnectionLimits:
 
     def update(self, metadata: Metadata) -> None:
         """Called after each message from the controller."""
-        quotas, config = self._seen
+        quotas, config = self._applied
         if config is not metadata.broker_config:
             self._configure(metadata.broker_config)
         if quotas is not metadata.client_quotas:
-            self._take_quotas(metadata.client_quotas)
-        self._seen = metadata.client_quotas, metadata.broker_config
+            self._apply_quotas(metadata.client_quotas)
+        self._applied = metadata.client_quotas, metadata.broker_config
 
     def _configure(self, dynamic: Mapping[str, str]) -> None:
         effective = broker_effective(self._config, dynamic)
@@ -88,16 +88,16 @@ class ConnectionLimits:
             self._broker_per_s = per_s
             self._broker_rate = Rate(per_s, self._burst_ns) if per_s != NO_LIMIT else None
         for index, name in enumerate(self._listener_names):
-            own = listeners.own_settings(effective, name)
-            self.listener_limits[index] = int(own.get("max.connections", 0))
-            per_s = int(own.get("max.connection.creation.rate", NO_LIMIT))
+            settings = listeners.own_settings(effective, name)
+            self.listener_limits[index] = int(settings.get("max.connections", 0))
+            per_s = int(settings.get("max.connection.creation.rate", NO_LIMIT))
             if per_s != self._listener_per_s[index]:
                 self._listener_per_s[index] = per_s
                 self._listener_rates[index] = Rate(per_s, self._burst_ns) if per_s != NO_LIMIT else None
         self._per_ip = broker_number(effective, "max.connections.per.ip")
         self._overrides = parse_ip_counts(effective.get("max.connections.per.ip.overrides", ""))
 
-    def _take_quotas(self, quotas: Sequence[ClientQuota]) -> None:
+    def _apply_quotas(self, quotas: Sequence[ClientQuota]) -> None:
         """A change of rates resets the token buckets, as for client quotas."""
         rates = {quota.entity[0][1]: quota.quotas[CONNECTION] for quota in quotas if quota.entity[0][0] == IP}
         default = rates.pop(None, None)
@@ -119,8 +119,9 @@ class ConnectionLimits:
                 rate.charge(now_ns)
 
     def address_delay_s(self, address: bytes, now_ns: int) -> float:
-        """0: the connection is admitted, and counts. Otherwise it does not count, and is held for
-        this time before it is closed, which slows down a client that reconnects immediately.
+        """Returns 0 if the connection is admitted and counted. Otherwise it is not counted, and the
+        caller holds it for this time before it closes it, which slows down a client that reconnects
+        immediately.
         """
         per_s = self._address_per_s.get(address, self._default_per_s)
         if per_s is None:

@@ -68,12 +68,12 @@ class ControllerClient:
         self._request_id = 0
 
     async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Response:
-        """Failures are in the response's error; it does not raise."""
+        """Never raises: a failure is returned as the response's error."""
         if len(self._pending) >= REQUESTS_MAX:
             return messages.Response(0, ErrorCode.REQUEST_TIMED_OUT, "Too many changes are in progress; try again.")
         self._request_id += 1
         request_id = self._request_id
-        answered = self._pending[request_id] = asyncio.get_running_loop().create_future()
+        response_future = self._pending[request_id] = asyncio.get_running_loop().create_future()
         request = messages.Request(request_id, change, validate_only)
         if self._writer is not None and not self._writer.is_closing():
             self._write(request)
@@ -81,7 +81,7 @@ class ControllerClient:
             self._unsent[request_id] = request
         try:
             async with timeout(max(timeout_ms, 1) / 1000):
-                return await answered
+                return await response_future
         except TimeoutError:
             never_sent = self._unsent.pop(request_id, None) is not None
             text = (
@@ -128,34 +128,34 @@ class ControllerClient:
             except (ValueError, msgspec.MsgspecError) as error:
                 raise _InvalidMessage(str(error)) from error
             if isinstance(message, messages.Response):
-                answered = self._pending.get(message.request_id)
-                if answered is not None and not answered.done():
-                    answered.set_result(message)
+                response_future = self._pending.get(message.request_id)
+                if response_future is not None and not response_future.done():
+                    response_future.set_result(message)
             elif not isinstance(message, messages.Command | messages.InSyncResponse):
-                self._take(message)
+                self._apply(message)
                 self._write(messages.Applied(message.version, {}))
             if not subscribed:
                 subscribed = True
                 self._send_unsent()
 
-    def _take(self, message: MetadataMessage) -> None:
+    def _apply(self, message: MetadataMessage) -> None:
         """Raises MetadataFault, which ends run(): the error would recur with the next connection."""
         try:
             self._on_metadata(message)
         except Exception as error:
-            log.exception("a message of the controller cannot be processed")
+            log.exception("a message from the controller cannot be processed")
             raise MetadataFault(repr(error)) from error
 
     def _send_unsent(self) -> None:
-        waiting, self._unsent = self._unsent, {}
-        for request in waiting.values():
+        unsent, self._unsent = self._unsent, {}
+        for request in unsent.values():
             self._write(request)
 
     def _fail_sent(self) -> None:
         text = "The controller was restarted while the change was under way; it may or may not have taken effect."
-        for request_id, answered in self._pending.items():
-            if request_id not in self._unsent and not answered.done():
-                answered.set_result(messages.Response(request_id, ErrorCode.REQUEST_TIMED_OUT, text))
+        for request_id, response_future in self._pending.items():
+            if request_id not in self._unsent and not response_future.done():
+                response_future.set_result(messages.Response(request_id, ErrorCode.REQUEST_TIMED_OUT, text))
 
     def _write(self, message: messages.ToController) -> None:
         data = _encode(message)

@@ -85,7 +85,7 @@ class BrokerPartitions:
 
 
 class InternalPartitions:
-    """internal_topic.Partitions: one internal topic."""
+    """Implements internal_topic.Partitions for one internal topic."""
 
     def __init__(self, broker: BrokerState, topic: InternalTopic) -> None:
         self._broker = broker
@@ -107,8 +107,8 @@ class InternalPartitions:
         ):
             return None
         if view.leader_epoch > image.leader_epoch:
-            # the worker already has newer metadata: it is not known here yet which host led the
-            # partition in between
+            # the worker already has newer metadata: this process does not know yet which host led
+            # the partition in between
             return None
         return Source(view.leader_epoch, view.owner_generation, view.log_end_offset, view.high_watermark)
 
@@ -197,7 +197,7 @@ class Coordinators:
             )
         self.offsets_settings = offsets_settings(broker)
         self.classic_settings = classic_settings(broker)
-        self._gone: dict[str, int] = {}
+        self._gone_topics: dict[str, int] = {}  # name -> number of partitions that remain
         self._broker = broker
 
     def _make_group(self, name: str) -> Group:
@@ -215,8 +215,8 @@ class Coordinators:
         self.share_states.carry_out(name, effect, leader_epoch)
 
     def _coordinators(self) -> Iterable[Coordinator]:
-        found = (self.groups, self.share)
-        return found if self.transactions is None else (*found, self.transactions)
+        always = (self.groups, self.share)
+        return always if self.transactions is None else (*always, self.transactions)
 
     def of_topic(self, name: str) -> Coordinator | None:
         return next((coordinator for coordinator in self._coordinators() if coordinator.topic == name), None)
@@ -243,16 +243,16 @@ class Coordinators:
             coordinator.check_partitions()
 
     def on_metadata(self, message: object) -> None:
-        """Call it after the metadata has been updated."""
+        """To be called after the metadata has been updated."""
         parts = message.parts if isinstance(message, messages.MessageList) else [message]
         for (topic, partition), leader_epoch in self._broker.metadata.take_partitions_led_elsewhere().items():
             if (coordinator := self.of_topic(topic)) is not None:
                 coordinator.on_led_elsewhere(partition, leader_epoch)
         for name, remaining_count in self._broker.metadata.take_gone().items():
-            if not self._gone:
+            if not self._gone_topics:
                 asyncio.get_running_loop().call_soon(self._forget_gone)
-            self._gone[name] = min(remaining_count, self._gone.get(name, remaining_count))
-        if self._gone and any(isinstance(part, messages.TopicPut | messages.Image) for part in parts):
+            self._gone_topics[name] = min(remaining_count, self._gone_topics.get(name, remaining_count))
+        if self._gone_topics and any(isinstance(part, messages.TopicPut | messages.Image) for part in parts):
             self._forget_gone()  # before a client commits for a topic that was created again
         if any(self._concerns(part) for part in parts):
             for coordinator in self._coordinators():
@@ -271,18 +271,18 @@ class Coordinators:
         """Removes the offsets of deleted topics and partitions, as Kafka does. A topic that has been
         created again since then starts without offsets.
         """
-        if not self._gone:
+        if not self._gone_topics:
             return
-        event = PartitionsGone(self._gone)
-        self._gone = {}
+        event = PartitionsGone(self._gone_topics)
+        self._gone_topics = {}
         self.groups.post_all(event, lambda core: isinstance(core, Group) and core.names_any(event.left.keys()))
         self.share.post_all(Forget(), self._is_gone)
 
     def _is_gone(self, core: Core) -> bool:
-        """Whether the share-partition's topic was deleted. The broker that wrote the state knew the topic
-        before this host became leader of that log. So this host's metadata has the topic, unless it
-        was deleted or is withheld. Withheld topics are known by name only: while there are any, no
-        topic counts as deleted.
+        """Whether the share-partition's topic was deleted. The broker that wrote the state knew the
+        topic before this host became leader of that log. So this host's metadata has the topic,
+        unless the topic was deleted or is withheld. Withheld topics are known only by name: while
+        there are any, no topic is treated as deleted.
         """
         metadata = self._broker.metadata
         return isinstance(core, SharePartition) and not metadata.withheld and metadata.by_id(core.topic_id) is None
@@ -291,26 +291,29 @@ class Coordinators:
         return Forget() if self._is_gone(core) else None
 
     def _find_missed_deletions(self, core: Core) -> PartitionsGone | None:
-        """Finds deletions that happened while no coordinator was active. The broker that wrote the offsets knew
-        those partitions before this host became leader of that log. So this host's metadata has
-        them, unless they were deleted or are withheld. A topic that was created again under the
-        same name is not recognized, because the record of an offset has no topic id.
+        """Finds deletions that happened while no coordinator was active. The broker that wrote the
+        offsets knew those partitions before this host became leader of that log. So this host's
+        metadata has them, unless they were deleted or are withheld. The deletion of a topic that was
+        created again under the same name is not noticed, because the record of an offset has no
+        topic id.
         """
         assert isinstance(core, Group)
-        metadata, left = self._broker.metadata, {}
+        metadata, remaining_counts = self._broker.metadata, {}
         for name, end in core.offsets.ends().items():
             image = metadata.topics.get(name)
             count = 0 if image is None else image.partition_count if image.partition_count >= 0 else end
             if end > count and name not in metadata.withheld:
-                left[name] = count
+                remaining_counts[name] = count
         if core.share is not None:
             for topic_id, name in core.share.states.names.items():
                 if metadata.by_id(topic_id) is None and name not in metadata.withheld:
-                    left[name] = 0
-        if not left:
+                    remaining_counts[name] = 0
+        if not remaining_counts:
             return None
-        log.info("committed offsets of deleted partitions are removed", group=core.group_id, topics=sorted(left))
-        return PartitionsGone(left)
+        log.info(
+            "committed offsets of deleted partitions are removed", group=core.group_id, topics=sorted(remaining_counts)
+        )
+        return PartitionsGone(remaining_counts)
 
 
 def classic_settings(broker: BrokerState) -> ClassicSettings:

@@ -4,15 +4,17 @@ their writers (mqd/coordinator/share/dead_letter_writer.py).
 A writer's transactional id names its share-partition; its requests are those of a transactional
 client (InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn, OffsetFetch),
 handled here or by the coordinator's host, like those of a local client (local/relay.py). Its progress
-record is the metadata of an offset of the group PROGRESS_GROUP + the share group. Letters go to the owner
-of their partition like a coordinator's records, on another host through its acceptor.
+record is the metadata of an offset that the group PROGRESS_GROUP + the share group commits. Letters
+go to the owner of their partition, like a coordinator's records; if another host leads the
+partition, they go through that host's acceptor.
 
-This runs in the acceptor and not in a process of its own, because the written states pass through
-it anyway, and dead letters are rare. Its load is bounded: at most IN_FLIGHT_MAX transactions write
-at a time. Each writes CHUNK_BYTES of copied records at a time, which the disks' threads read.
+This runs in the acceptor rather than in a separate process, because the states that owners write
+pass through the acceptor anyway, and dead letters are rare. The load is bounded: at most
+IN_FLIGHT_MAX transactions write at a time. Each writes CHUNK_BYTES of copied records at a time,
+which the disks' threads read.
 
-Bounds: one writer for each share-partition that this host leads and that has had dead letters;
-up to IDLE_MAX writers without dead letters are kept. Concurrency: the event loop's thread.
+Bounds: one writer for each share-partition that this host leads and that has had dead letters; idle
+writers are dropped when there are IDLE_MAX writers. Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -85,7 +87,7 @@ CHUNK_BYTES = 4 << 20
 IDLE_MAX = 10_000
 GROUPS_COUNTED_MAX = 10_000
 
-# transient while a coordinator loads or moves, or ends the previous transaction
+# errors that disappear when a coordinator has loaded, has moved, or has ended the previous transaction
 _TRANSIENT = frozenset(
     map(
         int,
@@ -108,7 +110,7 @@ log = logging.get("acceptor.dead_letters")
 
 
 class Failed(Exception):
-    """The step is retried later."""
+    """The step failed and is retried later."""
 
 
 class Owners(Protocol):
@@ -122,7 +124,7 @@ class Figures(NamedTuple):
 
     written: int  # since the start of this process
     waiting: int
-    oldest_ms: int  # age of the oldest waiting one, as far as this process knows
+    oldest_age_ms: int  # age of the oldest waiting letter, as far as this process knows
 
 
 class _Writer:
@@ -133,7 +135,7 @@ class _Writer:
         self.producer = (-1, -1)  # id, epoch
         self.timer: asyncio.TimerHandle | None = None
         self.tasks: set[asyncio.Task[None]] = set()
-        self.problem = ""  # the last one that was logged
+        self.problem = ""  # the last problem that was logged
 
     def stop(self) -> None:
         if self.timer is not None:
@@ -152,12 +154,12 @@ class DeadLetters:
         owners: Owners,
         respond: Callable[[Address, bytes], Awaitable[bytes | None]],
     ) -> None:
-        self._respond = respond  # handles a request's frame like a client's
+        self._respond = respond  # handles a request's frame as if a client had sent it
         self._broker, self._coordinators, self._owners = broker, coordinators, owners
         self._states: ShareStates = coordinators.share_states
         self.peers: Peers | None = None
         self._writers: dict[str, _Writer] = {}
-        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._write_slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._written: Counter[str] = Counter()
         self._address = Address(LISTENER_LOCAL, peer_ip="127.0.0.1", is_host=True)
 
@@ -170,52 +172,52 @@ class DeadLetters:
         return self._coordinators.clock.now_ms()
 
     def figures(self) -> dict[str, Figures]:
-        """The figures by group. The scrape's thread calls it: each dictionary is copied in one step."""
-        found = {group: Figures(count, 0, 0) for group, count in dict(self._written).items()}
+        """The figures by group. Called on the scrape's thread, so each dictionary is copied in one step."""
+        figures = {group: Figures(count, 0, 0) for group, count in dict(self._written).items()}
         for writer in list(self._writers.values()):
-            before, since, now_ms = (
-                found.get(writer.group_id, Figures(0, 0, 0)),
+            sum_so_far, since, now_ms = (
+                figures.get(writer.group_id, Figures(0, 0, 0)),
                 dict(writer.core.since),
                 self._now_ms(),
             )
-            oldest_ms = now_ms - min(since.values(), default=now_ms)
-            found[writer.group_id] = Figures(
-                before.written, before.waiting + len(since), max(before.oldest_ms, oldest_ms)
+            oldest_age_ms = now_ms - min(since.values(), default=now_ms)
+            figures[writer.group_id] = Figures(
+                sum_so_far.written, sum_so_far.waiting + len(since), max(sum_so_far.oldest_age_ms, oldest_age_ms)
             )
-        return found
+        return figures
 
     # -- what owners read and write ----------------------------------------------------------------
 
-    async def respond_to_owner(self, api_key: int, group_id: str, topic_id: bytes, one: Any) -> Any:
-        """Handles an owner's READ or WRITE of one share-partition, as ShareStates.respond_one."""
-        name = share_partition_name(group_id, topic_id, one.partition)
+    async def respond_to_owner(self, api_key: int, group_id: str, topic_id: bytes, part: Any) -> Any:
+        """Handles an owner's READ or WRITE of one share-partition, like ShareStates.respond_one."""
+        name = share_partition_name(group_id, topic_id, part.partition)
         writer = self._writers.get(name)
         if writer is None:
-            result = await self._states.respond_one(api_key, group_id, topic_id, one)
-            self._observe(name, api_key, group_id, topic_id, one, result)
+            result = await self._states.respond_one(api_key, group_id, topic_id, part)
+            self._observe(name, api_key, group_id, topic_id, part, result)
             return result
         async with writer.lock:
-            result = await self._states.respond_one(api_key, group_id, topic_id, one)
-            self._observe(name, api_key, group_id, topic_id, one, result)
+            result = await self._states.respond_one(api_key, group_id, topic_id, part)
+            self._observe(name, api_key, group_id, topic_id, part, result)
             return result
 
-    def _observe(self, name: str, api_key: int, group_id: str, topic_id: bytes, one: Any, result: Any) -> None:
+    def _observe(self, name: str, api_key: int, group_id: str, topic_id: bytes, part: Any, result: Any) -> None:
         if api_key not in (READ, WRITE) or result.error_code:
             return
-        batches = result.state_batches if api_key == READ else one.state_batches
+        batches = result.state_batches if api_key == READ else part.state_batches
         writer = self._writers.get(name)
         if any(batch.delivery_state == ARCHIVING for batch in batches):
-            if writer is None or writer.core.leader_epoch < one.leader_epoch or writer.core.phase == STOPPED:
-                writer = self._begin(name, group_id, topic_id, one.partition, one.leader_epoch)
-        if writer is not None and api_key == WRITE and writer.core.leader_epoch == one.leader_epoch:
-            self._handle(writer, Observed(one.state_epoch, one.start_offset, tuple(runs_of(batches))))
+            if writer is None or writer.core.leader_epoch < part.leader_epoch or writer.core.phase == STOPPED:
+                writer = self._begin(name, group_id, topic_id, part.partition, part.leader_epoch)
+        if writer is not None and api_key == WRITE and writer.core.leader_epoch == part.leader_epoch:
+            self._handle(writer, Observed(part.state_epoch, part.start_offset, tuple(runs_of(batches))))
 
     def _begin(self, name: str, group_id: str, topic_id: bytes, partition: int, leader_epoch: int) -> _Writer:
-        before = self._writers.pop(name, None)
-        if before is not None:
-            before.stop()
+        previous = self._writers.pop(name, None)
+        if previous is not None:
+            previous.stop()
         if len(self._writers) >= IDLE_MAX:
-            for idle in [one for one in self._writers.values() if not one.core.pending]:
+            for idle in [other for other in self._writers.values() if not other.core.pending]:
                 self._end(idle)
         core = DeadLetterWriter(leader_epoch, self._coordinators.offsets_settings.metadata_bytes_max)
         writer = self._writers[name] = _Writer(name, group_id, topic_id, partition, core)
@@ -230,12 +232,12 @@ class DeadLetters:
     # -- a writer's actions -------------------------------------------------------------------------
 
     def _handle(self, writer: _Writer, event: Observed | Outcome | Woken) -> None:
-        before = writer.core.letter_count
+        count_before = writer.core.letter_count
         self._act(writer, writer.core.handle(event, self._now_ms()))
-        if writer.core.letter_count > before and (
+        if writer.core.letter_count > count_before and (
             writer.group_id in self._written or len(self._written) < GROUPS_COUNTED_MAX
         ):
-            self._written[writer.group_id] += writer.core.letter_count - before
+            self._written[writer.group_id] += writer.core.letter_count - count_before
         if writer.core.phase == STOPPED:
             self._end(writer)
 
@@ -277,7 +279,7 @@ class DeadLetters:
                 if step.kind == LOADING:
                     await self._load(writer, step)
                     return
-                outcome = await self._outcome(writer, step)
+                outcome = await self._run_step(writer, step)
                 if step.kind != FENCING:
                     writer.problem = ""
         except (Failed, CoordinatorError, AppendError, PeerError, ProtocolError, OSError) as error:
@@ -302,15 +304,16 @@ class DeadLetters:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    async def _outcome(self, writer: _Writer, step: Step) -> Outcome:
+    async def _run_step(self, writer: _Writer, step: Step) -> Outcome:
         if step.kind == FENCING:
             return await self._fence(writer, step)
         if step.kind == READING:
-            progress = await self._progress(writer)
-            return Outcome(step.token, progress=progress, progress_end=await self._progress_end(writer, progress))
+            progress = await self._fetch_progress(writer)
+            progress_end = await self._fetch_progress_end(writer, progress)
+            return Outcome(step.token, progress=progress, progress_end=progress_end)
         producer_id, producer_epoch = writer.producer
         if step.kind == WRITING:
-            async with self._room:
+            async with self._write_slots:
                 return await self._write(writer, step, producer_id, producer_epoch)
         if step.kind == WRITING_PROGRESS:
             await self._put_progress(writer, step, producer_id, producer_epoch)
@@ -350,9 +353,10 @@ class DeadLetters:
 
     async def _load(self, writer: _Writer, step: Step) -> None:
         """The owner's READs and WRITEs wait until the loaded state is applied."""
-        message = ReadShareGroupStateRequest
-        part = message.Partition(partition=writer.partition, leader_epoch=writer.core.leader_epoch)
-        request = message(group_id=writer.group_id, topics=[message.Topic(topic_id=writer.topic_id, partitions=[part])])
+        request_class = ReadShareGroupStateRequest
+        part = request_class.Partition(partition=writer.partition, leader_epoch=writer.core.leader_epoch)
+        topic = request_class.Topic(topic_id=writer.topic_id, partitions=[part])
+        request = request_class(group_id=writer.group_id, topics=[topic])
         async with writer.lock:
             response: Any = await self._states.respond(request)
             result = response.results[0].partitions[0]
@@ -364,13 +368,13 @@ class DeadLetters:
             elif result.error_code in (
                 ErrorCode.FENCED_LEADER_EPOCH,
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                ErrorCode.INVALID_REQUEST,  # it was deleted
+                ErrorCode.INVALID_REQUEST,  # the state was deleted
             ):
                 self._handle(writer, Outcome(step.token, is_superseded=True))
             else:
                 raise Failed(error_name(result.error_code))
 
-    async def _progress(self, writer: _Writer) -> str | None:
+    async def _fetch_progress(self, writer: _Writer) -> str | None:
         source = self._source(writer)
         if not await self._coordinators.groups.ensure_topic():
             raise Failed("the topic of committed offsets cannot be created")
@@ -384,20 +388,21 @@ class DeadLetters:
         )
         return response.topics[0].partitions[0].metadata
 
-    async def _progress_end(self, writer: _Writer, text: str | None) -> int | None:
+    async def _fetch_progress_end(self, writer: _Writer, text: str | None) -> int | None:
         """Outcome.progress_end. After an unclean election the log may have other records at the
-        lost ones' offsets.
+        offsets of lost records.
         """
         progress = parse_progress(text or "")
         if progress is None or not 0 <= progress.leader_epoch < writer.core.leader_epoch:
             return None
-        source, message = self._source(writer), OffsetForLeaderEpochRequest
-        part = message.Partition(
+        source, request_class = self._source(writer), OffsetForLeaderEpochRequest
+        part = request_class.Partition(
             partition=source.partition,
             current_leader_epoch=writer.core.leader_epoch,
             leader_epoch=progress.leader_epoch,
         )
-        response = await self._request(message(topics=[message.Topic(topic=source.topic, partitions=[part])]), 3)
+        topic = request_class.Topic(topic=source.topic, partitions=[part])
+        response = await self._request(request_class(topics=[topic]), 3)
         end_offset = int(response.topics[0].partitions[0].end_offset)
         return end_offset if end_offset >= 0 else None
 
@@ -410,9 +415,12 @@ class DeadLetters:
             "group_id": group_id,
         }
         await self._request(AddOffsetsToTxnRequest(**identity), 3)
-        message = TxnOffsetCommitRequest
-        part = message.Partition(partition_index=source.partition, committed_offset=0, committed_metadata=step.progress)
-        await self._request(message(**identity, topics=[message.Topic(name=source.topic, partitions=[part])]), 3)
+        request_class = TxnOffsetCommitRequest
+        part = request_class.Partition(
+            partition_index=source.partition, committed_offset=0, committed_metadata=step.progress
+        )
+        topic = request_class.Topic(name=source.topic, partitions=[part])
+        await self._request(request_class(**identity, topics=[topic]), 3)
 
     def _source(self, writer: _Writer) -> Source:
         image = self._broker.metadata.by_id(writer.topic_id)
@@ -429,9 +437,12 @@ class DeadLetters:
         target = settings.dead_letter_topic
         if not target or target == source.topic:
             if target:
-                log.warning("a dead letter was rejected; no dead letter is written for it", group=writer.group_id)
+                log.warning(
+                    "a record of the dead-letter topic itself was rejected; no dead letter is written for it",
+                    group=writer.group_id,
+                )
             return Outcome(step.token, unwanted=True)
-        image = await self._target(target)
+        image = await self._ensure_target(target)
         effective = configuration.topic_effective(self._broker.effective(), image.config)
         if effective[ENABLED] != "true":
             raise Failed(f"topic {target} takes no dead letters; set {ENABLED}=true for it")
@@ -459,8 +470,8 @@ class DeadLetters:
             del unwritten[:count]
         return Outcome(step.token)
 
-    async def _target(self, name: str) -> messages.TopicImage:
-        """Raises Failed."""
+    async def _ensure_target(self, name: str) -> messages.TopicImage:
+        """Returns the dead-letter topic, which is created if necessary. Raises Failed."""
         image = self._broker.metadata.topics.get(name)
         if image is None:
             if not self._broker.broker_value(AUTO_CREATE):
@@ -478,8 +489,8 @@ class DeadLetters:
         return image
 
     async def _read_copies(self, writer: _Writer, letters: list[Letter]) -> tuple[int, dict[int, Copied]]:
-        """(how many letters, from the first on, were searched; their records by offset). Records
-        that the log no longer has are missing.
+        """Returns how many of the letters, starting with the first, were looked up, and their records
+        by offset. Records that the log no longer has are missing.
         """
         image = self._broker.metadata.by_id(writer.topic_id)
         if image is None:
@@ -488,11 +499,11 @@ class DeadLetters:
         path = self._broker.path_of(image.name, partition)
         offsets = [letter.offset for letter in letters]
         try:
-            count, found = await self._broker.disks.read(partition.log_dir, records_at, path, offsets, CHUNK_BYTES)
+            count, records = await self._broker.disks.read(partition.log_dir, records_at, path, offsets, CHUNK_BYTES)
         except CorruptBatch as error:
             log.error("a dead record cannot be read; its letter has only headers", topic=image.name, reason=str(error))
             return 1, {}
-        return count, {one.offset: Copied(one.key, one.value, one.headers) for one in found}
+        return count, {record.offset: Copied(record.key, record.value, record.headers) for record in records}
 
     async def _append(self, topic: str, index: int, batch: bytes) -> None:
         """Raises AppendError or PeerError. The batch may have been written nevertheless; FENCING
@@ -523,23 +534,23 @@ class DeadLetters:
         responses = []
         for topic in request.topic_data:
             parts = []
-            for one in topic.partition_data:
+            for part in topic.partition_data:
                 error = 0
                 try:
-                    await self._coordinators.log.append(topic.name, one.index, bytes(one.records or b""))
+                    await self._coordinators.log.append(topic.name, part.index, bytes(part.records or b""))
                 except AppendError as failure:
                     error = failure.error
-                parts.append(ProduceResponse.PartitionResponse(index=one.index, error_code=error, base_offset=-1))
+                parts.append(ProduceResponse.PartitionResponse(index=part.index, error_code=error, base_offset=-1))
             responses.append(ProduceResponse.TopicResponse(name=topic.name, partition_responses=parts))
         return encode_response(header, ProduceResponse(responses=responses))
 
     # -- requests like a client's ------------------------------------------------------------------
 
     async def _request(self, request: object, version: int) -> Any:
-        """Returns the response, which has no error. Raises Failed."""
+        """Returns the response if it has no error. Raises Failed."""
         api_key, delay_s = codec.message_of(type(request))[0].api_key, RETRY_S
         frame = encode_request(request, version, 1, "mqd-dead-letters")
-        until_s = time.monotonic() + RETRIES_S
+        deadline_s = time.monotonic() + RETRIES_S
         while True:
             body = await self._respond(self._address, frame)
             if body is None:
@@ -548,7 +559,7 @@ class DeadLetters:
             error = _error_of(response)
             if not error:
                 return response
-            if error not in _TRANSIENT or time.monotonic() > until_s:
+            if error not in _TRANSIENT or time.monotonic() > deadline_s:
                 raise Failed(f"{type(request).__name__.removesuffix('Request')}: {error_name(error)}")
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, RETRY_S_MAX)
@@ -558,6 +569,6 @@ def _error_of(response: Any) -> int:
     """The first error code in the response."""
     error = getattr(response, "error_code", 0)
     for topic in getattr(response, "topics", None) or getattr(response, "results_by_topic_v3_and_below", None) or ():
-        for one in getattr(topic, "partitions", None) or getattr(topic, "results_by_partition", None) or ():
-            error = error or getattr(one, "error_code", 0) or getattr(one, "partition_error_code", 0)
+        for part in getattr(topic, "partitions", None) or getattr(topic, "results_by_partition", None) or ():
+            error = error or getattr(part, "error_code", 0) or getattr(part, "partition_error_code", 0)
     return int(error)

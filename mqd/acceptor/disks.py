@@ -22,7 +22,7 @@ from mqd.base.blocking_pool import QueryProgress, in_thread
 READ_THREADS = 4
 LOAD_THREADS = 2
 LOADS_MAX = 4
-SILENT_S = 10.0  # a directory without progress for this long counts as not responding
+SILENT_S = 10.0  # a directory without progress for this long is treated as not responding
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class Disks:
         """Like read(), for long work, which reports its progress and when it no longer needs the
         directory. The load waits for earlier ones as long as they make progress.
         """
-        turn, threads = self._loads[log_dir]
+        directory_slots, directory = self._loads[log_dir]
         # a hanging directory holds at most LOAD_THREADS of the slots, until its loads time out
-        async with turn, self._slots:
-            return await threads.run(work)
+        async with directory_slots, self._slots:
+            return await directory.run(work)

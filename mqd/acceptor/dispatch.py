@@ -1,4 +1,4 @@
-"""From a request's frame to its handler and back to bytes.
+"""Decodes a request's frame, calls its handler, and encodes the response.
 
 HANDLERS names the module that handles each supported API in this process; it is imported on first
 use. An API that is not in the table is not advertised. An unknown API or version ends the
@@ -104,7 +104,7 @@ _loaded: dict[int, Handler] = {}
 class Outcome(NamedTuple):
     """`body` None: the request is done and has no response. `close`: why the connection must be closed
     instead. `authenticated`: Context.authenticated. `disconnect`: the connection ends after the
-    response. `delay_s`: the response is sent that much later.
+    response. `delay_s`: the response is sent after this delay.
     """
 
     body: bytes | None
@@ -138,14 +138,14 @@ async def respond(
     """Raises only CancelledError. An invalid request ends its connection with the reason. An internal
     error is logged and answered with UNKNOWN_SERVER_ERROR.
     """
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     api, failed = "unknown", True
     header: RequestHeader | None = None
     request: object = None
     try:
         header, request = _decode(frame)
         api = SUPPORTED[header.api_key].name
-        outcome = await _call_handler(broker, address, header, request, frame, began)
+        outcome = await _call_handler(broker, address, header, request, frame, began_s)
         failed = False
         return outcome
     except UnsupportedVersion as error:
@@ -161,11 +161,11 @@ async def respond(
         return _failure_outcome(header, request)
     finally:
         if observer is not None:
-            observer.observe(api, time.perf_counter() - began, failed)
+            observer.observe(api, time.perf_counter() - began_s, failed)
 
 
 async def _call_handler(
-    broker: Broker, address: Address, header: RequestHeader, request: object, frame: bytes, began: float
+    broker: Broker, address: Address, header: RequestHeader, request: object, frame: bytes, began_s: float
 ) -> Outcome:
     context = Context(broker, address)
     handler = handler_of(header.api_key)
@@ -186,7 +186,7 @@ async def _call_handler(
             return Outcome(_encode(header, authorized.complete(relayed)))
     handling = handler(context, header, authorized.request)
     if throttle.counts_time(context, header):
-        response = await throttle.run_and_charge(handling, context, header, began)
+        response = await throttle.run_and_charge(handling, context, header, began_s)
     else:
         response = await handling
     response = authorized.complete(response)
@@ -231,8 +231,8 @@ def _decode(frame: bytes) -> tuple[RequestHeader, object]:
 
 
 def _encode(header: RequestHeader, response: object) -> bytes:
-    """Error messages quote client strings, which may have the maximum length: such messages are
-    truncated.
+    """Error messages quote strings from clients, which may have the maximum length; messages that
+    become too long are truncated.
     """
     try:
         return encode_response(header, response)
@@ -243,18 +243,19 @@ def _encode(header: RequestHeader, response: object) -> bytes:
 
 
 def _cut_messages(response: object) -> bool:
-    """Cuts messages to MESSAGE_CHARS_MAX. Returns whether one was longer."""
-    found = False
-    todo: list[Any] = [response]
-    while todo:
-        one = todo.pop()
-        for name in one.__struct_fields__:
-            value = getattr(one, name)
+    """Truncates error messages to MESSAGE_CHARS_MAX. Returns whether any was longer."""
+    was_cut = False
+    pending: list[Any] = [response]
+    while pending:
+        struct = pending.pop()
+        for name in struct.__struct_fields__:
+            value = getattr(struct, name)
             if name == "error_message" and value is not None and len(value) > MESSAGE_CHARS_MAX:
-                setattr(one, name, value[:MESSAGE_CHARS_MAX])
-                found = True
-            todo += [each for each in (value if type(value) is list else (value,)) if isinstance(each, msgspec.Struct)]
-    return found
+                setattr(struct, name, value[:MESSAGE_CHARS_MAX])
+                was_cut = True
+            children = value if type(value) is list else (value,)
+            pending += [child for child in children if isinstance(child, msgspec.Struct)]
+    return was_cut
 
 
 def _unsupported_api_versions(broker: Broker, header: RequestHeader) -> Outcome:

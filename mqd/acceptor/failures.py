@@ -30,7 +30,7 @@ INTERNAL_ERROR = Failure(int(ErrorCode.UNKNOWN_SERVER_ERROR), MESSAGE)
 
 
 def failed_response(header: RequestHeader, request: object, failure: Failure = INTERNAL_ERROR) -> object | None:
-    """The response. None: this version of it has no error field, or nothing was requested."""
+    """The response. None: its version has no error field, or nothing was requested."""
     response = message_class(header.api_key, "Response")()
     return response if _fail(response, request, header.api_version, failure) else None
 
@@ -52,7 +52,7 @@ def _has_error_field(struct: Struct, version: int) -> bool:
 
 def _fail(response: Any, request: object, version: int, failure: Failure) -> bool:
     """Fills in `response`, which answers `request` (both are messages, or elements of messages'
-    arrays). Returns whether the response contains an error now.
+    arrays). Returns whether the response now contains an error.
     """
     fields = {field.name: field for field in _fields(message_of(type(response))[1], version)}
     has_error = False
@@ -88,9 +88,11 @@ def _elements(response: object, field: Field, request: object, version: int, fai
     if not isinstance(request, msgspec.Struct):
         return []
     arrays = [
-        one for one in _fields(message_of(type(request))[1], version) if one.is_array and getattr(request, one.name)
+        array
+        for array in _fields(message_of(type(request))[1], version)
+        if array.is_array and getattr(request, array.name)
     ]
-    same_name = [one for one in arrays if one.name == field.name]
+    same_name = [array for array in arrays if array.name == field.name]
     source = same_name or (arrays if field.struct is not None and _has_error_field(field.struct, version) else [])
     if not source:
         return []
@@ -111,24 +113,24 @@ def _class_of(response: object, field: Field) -> type:
 
 
 def _copy_key_fields(response: object, element: object, source: Field, version: int) -> bool:
-    """Copies the fields that name the requested item into the response. False: the two have
-    no such field in common.
+    """Copies the fields that identify the requested item into the response. Returns False if the two
+    have no such field in common.
     """
-    own = [
+    response_fields = [
         field
         for field in _fields(message_of(type(response))[1], version)
         if not field.is_array and field.struct is None
     ]
-    if all(field.name.startswith("error_") for field in own):
+    if all(field.name.startswith("error_") for field in response_fields):
         return True  # the elements have no key fields: they are in request order (ACLs)
     if isinstance(element, msgspec.Struct):
-        common = [field.name for field in own if hasattr(element, field.name)]
+        common = [field.name for field in response_fields if hasattr(element, field.name)]
         for name in common:
             setattr(response, name, getattr(element, name))
-        if not common and hasattr(element, "name") and any(field.name == "user" for field in own):
+        if not common and hasattr(element, "name") and any(field.name == "user" for field in response_fields):
             response.user, common = element.name, ["user"]  # type: ignore[attr-defined]  # AlterUserScramCredentials
         return bool(common)
-    for field in own:  # an array of names or numbers: use the first field that can hold one
+    for field in response_fields:  # an array of names or numbers: use the first field that can hold one
         if not field.name.startswith("error_") and (field.type in BLOBS) == (source.type in BLOBS):
             setattr(response, field.name, element)
             return True

@@ -3,7 +3,7 @@ below the high watermark, before it is answered.
 
 Does for the acceptor's responses what native/server/look_up.c does for ListOffsets (latest). Waits
 only for this host's flush, never for followers, and for at most WAIT_S: when a disk hangs, the
-response is the known state.
+request is answered from the state known so far.
 
 Concurrency: one event loop.
 """
@@ -28,8 +28,8 @@ class Slots(Protocol):
 
 def unflushed(view: SlotView, end_offset: int) -> bool:
     """Whether the flush of records below `end_offset` must be awaited."""
-    served = view.state == SlotState.ONLINE and view.role == SlotRole.LEADS and view.flush_on_ack
-    return bool(served) and view.durable_offset < min(end_offset, view.log_end_offset)
+    needs_flush = view.state == SlotState.ONLINE and view.role == SlotRole.LEADS and view.flush_on_ack
+    return bool(needs_flush) and view.durable_offset < min(end_offset, view.log_end_offset)
 
 
 class Flushes:
@@ -72,8 +72,8 @@ class Flushes:
             self._waiting.setdefault(slot, []).append(future)
             self._slots.await_flush(slot)
             if not self._is_unflushed(slot, end_offset):
-                # the flush completed before the owner saw that it is awaited; `future` resolves
-                # with the next notification
+                # the flush completed before the owner saw that it was awaited; `future` is resolved
+                # by the next notification
                 return
             try:
                 await future

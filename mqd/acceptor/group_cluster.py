@@ -17,10 +17,10 @@ from mqd.coordinator.group.regex import RegexMatcher
 from mqd.coordinator.group.settings import ConsumerSettings, ShareSettings, StreamsSettings
 from mqd.security.acl import Operation, ResourceType
 
-UPGRADES = ("bidirectional", "upgrade")
-DOWNGRADES = ("bidirectional", "downgrade")
+UPGRADE_POLICIES = ("bidirectional", "upgrade")
+DOWNGRADE_POLICIES = ("bidirectional", "downgrade")
 COUNT_INTERVAL_S = 5.0  # members are counted this often
-OVERRIDES_MAX = 10_000  # cached groups that have settings of their own
+OVERRIDES_MAX = 10_000  # groups with their own settings whose effective settings are cached
 
 
 class _Effective(NamedTuple):
@@ -37,7 +37,7 @@ class BrokerCluster:
         self._broker = broker
         self._configured = self._defaults = consumer_settings(broker)
         self._share_defaults = share_settings(broker)
-        self._quick_ms = broker.broker_number("group.consumer.heartbeat.interval.quick.ms")
+        self._quick_interval_ms = broker.broker_number("group.consumer.heartbeat.interval.quick.ms")
         self._count_members = count_members
         self._counted_s = float("-inf")
         self._levels, self._features_version = levels({}), -1
@@ -55,17 +55,23 @@ class BrokerCluster:
 
     @property
     def has_share_groups(self) -> bool:
-        """Without them the share protocol is refused."""
+        """Whether the cluster's feature levels include share groups; if not, the share protocol is
+        refused.
+        """
         return has_share_groups(self._feature_levels())
 
     @property
     def has_streams_groups(self) -> bool:
-        """Without them the streams protocol is refused."""
+        """Whether the cluster's feature levels include streams groups; if not, the streams protocol
+        is refused.
+        """
         return has_streams_groups(self._feature_levels())
 
     @property
     def has_dead_letters(self) -> bool:
-        """Without them rejected records are archived immediately."""
+        """Whether the cluster's feature levels include dead letters; if not, rejected records are
+        archived immediately.
+        """
         return has_dead_letters(self._feature_levels())
 
     def _feature_levels(self) -> Mapping[str, int]:
@@ -126,8 +132,8 @@ class BrokerCluster:
         config = self._broker.metadata.group_configs.get(group_id)
         if not config:
             return _Effective(self._defaults, self._share_defaults, self._streams_defaults)
-        known = self._overrides.get(group_id)
-        if known is None or known[0] is not config or known[1] is not self._defaults:
+        cached = self._overrides.get(group_id)
+        if cached is None or cached[0] is not config or cached[1] is not self._defaults:
             if len(self._overrides) >= OVERRIDES_MAX:
                 self._overrides.clear()
             effective = _Effective(
@@ -135,15 +141,15 @@ class BrokerCluster:
                 _overridden(self._share_defaults, config, "share"),
                 _overridden(self._streams_defaults, config, "streams"),
             )
-            known = self._overrides[group_id] = (config, self._defaults, effective)
-        return known[2]
+            cached = self._overrides[group_id] = (config, self._defaults, effective)
+        return cached[2]
 
     def _adapt_heartbeat_interval(self) -> None:
-        """Shortens the heartbeat interval while there are few members, so that all together send at
-        most a thousand heartbeats per second.
+        """Shortens the heartbeat interval while there are few members. It is never shorter than a
+        millisecond per member: together they send at most a thousand heartbeats per second.
         """
         self._counted_s = time.monotonic()
-        interval_ms = min(self._configured.heartbeat_interval_ms, max(self._quick_ms, self._count_members()))
+        interval_ms = min(self._configured.heartbeat_interval_ms, max(self._quick_interval_ms, self._count_members()))
         if interval_ms != self._defaults.heartbeat_interval_ms:
             self._defaults = msgspec.structs.replace(self._configured, heartbeat_interval_ms=interval_ms)
 
@@ -155,8 +161,8 @@ def consumer_settings(broker: BrokerState) -> ConsumerSettings:
         heartbeat_interval_ms=broker.broker_number("group.consumer.heartbeat.interval.ms"),
         max_size=broker.broker_number("group.consumer.max.size"),
         assignors=tuple(cast(list[str], broker.broker_value("group.consumer.assignors"))),
-        upgrade=policy in UPGRADES,
-        downgrade=policy in DOWNGRADES,
+        upgrade=policy in UPGRADE_POLICIES,
+        downgrade=policy in DOWNGRADE_POLICIES,
     )
 
 
@@ -185,7 +191,7 @@ def streams_settings(broker: BrokerState) -> StreamsSettings:
 _Settings = TypeVar("_Settings", ConsumerSettings, ShareSettings, StreamsSettings)
 
 
-# by name: the kind of group, the field of its settings, the parser of its text
+# config name -> kind of group, field of its settings, parser of the value
 _OVERRIDES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "consumer.session.timeout.ms": ("consumer", "session_timeout_ms", int),
     "consumer.heartbeat.interval.ms": ("consumer", "heartbeat_interval_ms", int),
@@ -207,9 +213,9 @@ _OVERRIDES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
 
 
 def _overridden(settings: _Settings, config: Mapping[str, str], kind: str) -> _Settings:
-    found = {
-        field: value_of(config[name])
-        for name, (of_kind, field, value_of) in _OVERRIDES.items()
-        if name in config and of_kind == kind
+    overrides = {
+        field: parse(config[name])
+        for name, (group_kind, field, parse) in _OVERRIDES.items()
+        if name in config and group_kind == kind
     }
-    return msgspec.structs.replace(settings, **found)
+    return msgspec.structs.replace(settings, **overrides)

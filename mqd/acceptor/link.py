@@ -348,7 +348,7 @@ class Link:
                 body = client_identity.raw_response(body)
             if outcome.authenticated is not None and body is not None:
                 flags |= native.RESPONSE_AUTHENTICATED
-                body = client_identity.authenticated(*outcome.authenticated) + body
+                body = client_identity.authenticated_block(*outcome.authenticated) + body
             if outcome.cacheable and version == self._broker.metadata.version:
                 flags |= native.RESPONSE_CACHEABLE
             if body is None:

@@ -231,7 +231,9 @@ class TransactionService:
         )
 
 
-def coordinate(broker: BrokerState, owners: Owners, generation: int) -> tuple[Coordinators, TransactionService]:
+def create_coordinators(
+    broker: BrokerState, owners: Owners, generation: int
+) -> tuple[Coordinators, TransactionService]:
     """Creates the coordinators of this broker and their transaction service; they are not started
     yet.
     """

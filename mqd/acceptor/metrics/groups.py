@@ -101,7 +101,7 @@ def _dead_letters(broker: Broker) -> Iterator[Any]:
         for group, figures in sorted(broker.dead_letters.figures().items()):
             written.add_metric([group], figures.written)
             waiting.add_metric([group], figures.waiting)
-            oldest.add_metric([group], figures.oldest_ms / 1000)
+            oldest.add_metric([group], figures.oldest_age_ms / 1000)
     yield from (written, waiting, oldest)
 
 

@@ -16,7 +16,7 @@ from mqd.acceptor.broker import Broker
 from mqd.acceptor.broker_state import Address
 from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.metadata import Metadata
-from mqd.acceptor.transactions import coordinate
+from mqd.acceptor.transactions import create_coordinators
 from mqd.base.config import load_broker
 from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.broker.core import BrokerCore
@@ -196,7 +196,7 @@ class HandlerBroker:
         self.shell.on_message(_Subscriber(ACCEPTOR, ACCEPTOR), messages.Subscribe("acceptor", 0, 0))  # type: ignore[arg-type]
         self.broker = Broker(self.config, self._listeners, self.metadata, self, self.table)
         self.owners = Owners(self.table)
-        self.broker.coordinators, self.broker.transactions = coordinate(self.broker, self.owners, 0)
+        self.broker.coordinators, self.broker.transactions = create_coordinators(self.broker, self.owners, 0)
         self.owners.coordinators = self.broker.coordinators
         self.broker.coordinators.start()
         await self.shell.in_service

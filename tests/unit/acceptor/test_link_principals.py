@@ -117,7 +117,7 @@ def test_the_last_bare_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     outcome = dispatch.Outcome(response, authenticated=("User:bob", 0, PrincipalKind.SASL))
     _, reported, body = answered(tmp_path, monkeypatch, outcome, b"abc", native.REQUEST_RAW_TOKEN)
     assert reported.flags == native.RESPONSE_AUTHENTICATED
-    assert body == client_identity.authenticated("User:bob", 0, PrincipalKind.SASL) + b"done"
+    assert body == client_identity.authenticated_block("User:bob", 0, PrincipalKind.SASL) + b"done"
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,4 @@ def test_blocks() -> None:
     assert client_identity.split(native.REQUEST_PRINCIPAL, ALICE) == (Identity("User:alice", PrincipalKind.SASL), b"")
     for principal in ("", "x" * (native.PRINCIPAL_BYTES_MAX + 1)):
         with pytest.raises(ValueError):
-            client_identity.authenticated(principal, 0, PrincipalKind.SASL)
+            client_identity.authenticated_block(principal, 0, PrincipalKind.SASL)
