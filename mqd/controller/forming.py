@@ -39,7 +39,7 @@ class ClusterFormation:
         self._handle(formation.Start())
         logged, loop = "", asyncio.get_running_loop()
         report_at = loop.time() + LOG_INTERVAL_S
-        while self.core.decided is None:
+        while self.core.decision is None:
             if (self._waits_for != logged or self._advice) and loop.time() >= report_at:
                 logged, report_at = self._waits_for, loop.time() + LOG_INTERVAL_S
                 self._on_waiting(f"{logged}. {self._advice}" if self._advice else logged)
@@ -52,7 +52,7 @@ class ClusterFormation:
             self._changed.clear()
         for task in self._tasks:
             task.cancel()
-        return self.core.decided
+        return self.core.decision
 
     def on_query(self, connection: Connection, query: formation.FormationQuery) -> None:
         for effect in self.core.handle(formation.QueryReceived(connection, query), clock.monotonic_ms()):

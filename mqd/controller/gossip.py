@@ -370,7 +370,7 @@ class Gossip(asyncio.DatagramProtocol):
                     own = self.core.state(wants_response=False)
                     self.event(events.StateReceived(message))
                     _write(writer, own)
-                elif isinstance(message, StreamPing) and self.core.is_me(message):
+                elif isinstance(message, StreamPing) and self.core.is_for_this_host(message):
                     _write(writer, StreamAck(message.node_id, message.directory_id))
                 await writer.drain()
                 # the other side closes first, so that no part of the response is lost by a reset

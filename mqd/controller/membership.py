@@ -100,8 +100,8 @@ class Membership:
 
     def members(self) -> tuple[int, ...]:
         """Node ids of the hosts that responded while this host queried the seeds."""
-        assert self._forming is not None and self._forming.core.decided is not None
-        heard = {member.node_id for member in (*self._forming.core.members(), *self._forming.core.decided.voters)}
+        assert self._forming is not None and self._forming.core.decision is not None
+        heard = {member.node_id for member in (*self._forming.core.members(), *self._forming.core.decision.voters)}
         return tuple(sorted(heard - {self._key.node_id}))
 
     def on_joined(self, cluster_id: str, shell: Shell) -> None:

@@ -42,7 +42,7 @@ def _key_file_stamp(config: Mapping[str, str]) -> _FileStamp:
 
 class Credentials:
     """`secrets`: the cluster's keys; this host authenticates with the first and accepts all. `config`:
-    their source, for reloading. `seen`: the key file's stamp from before the keys were read.
+    their source, for reloading. `stamp`: the key file's stamp from before the keys were read.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Credentials:
         secrets: Sequence[bytes],
         host: HostIdentity | None = None,
         config: Mapping[str, str] | None = None,
-        seen: _FileStamp = (0, 0, 0),
+        stamp: _FileStamp = (0, 0, 0),
     ) -> None:
         self._config = config or {}
-        self._seen = seen
+        self._stamp = stamp
         self.host = host  # None: cluster.tls=off
         self._use(tuple(secrets))
 
@@ -84,15 +84,15 @@ class Credentials:
 
     def reload(self) -> bool:
         """Reads changed files; returns whether new credentials are in use. Unusable files are logged once.
-        Must be called in a thread, because it reads files.
+        Reads files, so it must not be called in the event loop's thread.
         """
         return any([self._reload_keys(), self._reload_host()])  # a list, so that both are called
 
     def _reload_keys(self) -> bool:
-        seen = _key_file_stamp(self._config)
-        if seen == self._seen:
+        stamp = _key_file_stamp(self._config)
+        if stamp == self._stamp:
             return False
-        self._seen = seen
+        self._stamp = stamp
         try:
             secrets = cluster_config.load_keys(self._config)
         except ConfigError as error:
@@ -152,5 +152,5 @@ class RefusedHosts:
 
 def load(config: Mapping[str, str]) -> Credentials:
     """The credentials that the configuration names. Raises ConfigError."""
-    seen = _key_file_stamp(config)
-    return Credentials(cluster_config.load_keys(config), host_identity.load(config), config, seen)
+    stamp = _key_file_stamp(config)
+    return Credentials(cluster_config.load_keys(config), host_identity.load(config), config, stamp)

@@ -12,27 +12,27 @@ from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import LeaderDied
 
 NOTICES_MAX = 64
-INFORMED_MAX = 64
+RECIPIENTS_MAX = 64
 
 
-def final_notice(core: QuorumCore, state: MetadataState, incarnation: int, before: Notice | None) -> Notice | None:
+def final_notice(core: QuorumCore, state: MetadataState, incarnation: int, previous: Notice | None) -> Notice | None:
     """The notice that the keeper sends once this host's controller process and its broker have
     ended; the controller gives it to the keeper in advance. None: no other host relies on this one's
-    processes yet. `before`: the previous result.
+    processes yet. `previous`: the previous result.
 
-    While no leader is known the previous result remains valid: N1, N2.
+    While no leader is kept the previous result remains valid: N1, N2.
     """
     broker = state.brokers.get(core.key.node_id)
     if broker is None or broker.incarnation != incarnation:
         return None
     if core.leader < 0:
-        return before if before is not None and before.broker_epoch == broker.epoch else None
+        return previous if previous is not None and previous.broker_epoch == broker.epoch else None
     return Notice(core.key.node_id, broker.epoch, core.epoch, 0, core.is_leader)
 
 
 def recipients(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int], ...]:
     """The addresses of the other hosts from their last registrations: first the voters, which elect a
-    leader, then the other hosts, which only look for the new leader. At most INFORMED_MAX.
+    leader, then the other hosts, which only look for the new leader. At most RECIPIENTS_MAX.
     """
     voters = {voter.node_id: (voter.host, voter.port) for voter in core.voters}
     brokers = {
@@ -41,7 +41,7 @@ def recipients(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int],
         if broker.controller_host
     }
     nodes = [*sorted(voters), *sorted(brokers.keys() - voters.keys())]
-    return tuple([brokers.get(node) or voters[node] for node in nodes if node != core.key.node_id][:INFORMED_MAX])
+    return tuple([brokers.get(node) or voters[node] for node in nodes if node != core.key.node_id][:RECIPIENTS_MAX])
 
 
 class DeathProofs:
@@ -57,9 +57,9 @@ class DeathProofs:
         """Returns (event for the quorum or None, proof for the active controller on this host or None)."""
         if notice.node_id == self._node_id:
             return None, None
-        known = self._notices.get(notice.node_id)
+        kept = self._notices.get(notice.node_id)
         if notice.broker_epoch >= 0 and (
-            known is None or (known.broker_epoch, known.sent_ms) <= (notice.broker_epoch, notice.sent_ms)
+            kept is None or (kept.broker_epoch, kept.sent_ms) <= (notice.broker_epoch, notice.sent_ms)
         ):
             self._notices.pop(notice.node_id, None)
             self._notices[notice.node_id] = notice

@@ -46,7 +46,7 @@ QUERY_WAIT_MS_MAX = 2_000
 RESPONSE_MS_MAX = 3_000
 ADVISE_MS = 10_000  # by then all hosts that were started together are running
 ADVICE = (
-    "Check that each unreachable seed runs, and was itself started with --cluster-seeds: without it a host does not"
+    "Check that each unreachable seed is running, and was itself started with --cluster-seeds: without it a host does not"
     " listen for others. HOST:PORT is its controller's listener, by default the clients' port + 2. Its"
     ' cluster.key.file must be the same as here. See "One host grows to three" in docs/operations.md'
 )
@@ -192,17 +192,17 @@ class _Seed(msgspec.Struct):
 
 
 class FormationCore:
-    """Only handle(event, now_ms) changes the state; now_ms is monotonic. `decided` is set once, to the
+    """Only handle(event, now_ms) changes the state; now_ms is monotonic. `decision` is set once, to the
     effect that was returned.
     """
 
     def __init__(self, own: Member, seeds: Sequence[str], lost_cluster_id: str = "") -> None:
         self.own = own
-        self._lost = lost_cluster_id
+        self._lost_cluster_id = lost_cluster_id
         self.seeds = tuple(sorted({normalise(seed) for seed in seeds}))
         if len(self.seeds) > SEED_COUNT_MAX:
             raise ValueError(f"cluster.seeds has {len(self.seeds)} seeds; at most {SEED_COUNT_MAX} are possible")
-        self.decided: CreateCluster | Join | None = None
+        self.decision: CreateCluster | Join | None = None
         self._states = {seed: _Seed() for seed in self.seeds}
         self._query_count = 0
         self._logged: tuple[str, ...] | None = None
@@ -223,18 +223,25 @@ class FormationCore:
     # -- responding ---------------------------------------------------------------------------------
 
     def _response(self, query: FormationQuery) -> FormationResponse:
-        if self.decided is not None:
+        if self.decision is not None:
             return response_of_member(
                 query,
                 self.own,
-                self.decided.cluster_id,
-                getattr(self.decided, "generation", 0),
+                self.decision.cluster_id,
+                getattr(self.decision, "generation", 0),
                 self.seeds,
-                self.decided.voters,
+                self.decision.voters,
             )
-        seen = self._complete_set()
+        complete_set = self._complete_set()
         return FormationResponse(
-            query.query_id, self.own, "", 0, self.seeds, set_digest(seen) if seen else "", (), bool(self._lost)
+            query.query_id,
+            self.own,
+            "",
+            0,
+            self.seeds,
+            set_digest(complete_set) if complete_set else "",
+            (),
+            bool(self._lost_cluster_id),
         )
 
     def members(self) -> tuple[Member, ...]:
@@ -245,7 +252,12 @@ class FormationCore:
 
     def _on_response(self, event: ResponseReceived, now_ms: int) -> list[Effect]:
         state = self._states.get(event.seed)
-        if self.decided is not None or state is None or event.response.query_id != state.query_id or not state.query_id:
+        if (
+            self.decision is not None
+            or state is None
+            or event.response.query_id != state.query_id
+            or not state.query_id
+        ):
             return []
         changed = state.response is None or msgspec.structs.replace(
             state.response, query_id=0
@@ -268,12 +280,12 @@ class FormationCore:
         state.next_ms = now_ms + state.wait_ms
 
     def _step(self, now_ms: int) -> list[Effect]:
-        if self.decided is not None:
+        if self.decision is not None:
             return []
-        decided = self._decide()
-        if decided is not None:
-            self.decided = decided
-            return [decided]
+        decision = self._decide()
+        if decision is not None:
+            self.decision = decision
+            return [decision]
         effects: list[Effect] = []
         for seed, state in self._states.items():
             if state.query_id and now_ms - state.sent_ms >= RESPONSE_MS_MAX:
@@ -306,7 +318,7 @@ class FormationCore:
     # -- deciding ----------------------------------------------------------------------------------
 
     def _decide(self) -> CreateCluster | Join | None:
-        if not self.seeds and not self._lost:
+        if not self.seeds and not self._lost_cluster_id:
             return CreateCluster(set_digest([self.own]), (self.own,))
         from_members = [
             state.response
@@ -315,18 +327,18 @@ class FormationCore:
         ]
         if from_members:
             return self._join(from_members)
-        seen = self._complete_set()
-        if seen is None or not any(self._is_own(member) for member in seen):
+        complete_set = self._complete_set()
+        if complete_set is None or not any(self._is_own(member) for member in complete_set):
             return None
-        digest = set_digest(seen)
+        digest = set_digest(complete_set)
         if any(state.response is None or state.response.sees != digest for state in self._states.values()):
             return None
-        return CreateCluster(digest, tuple(sorted(seen)))
+        return CreateCluster(digest, tuple(sorted(complete_set)))
 
     def _join(self, responses: list[FormationResponse]) -> Join | None:
         if len({response.cluster_id for response in responses}) > 1:
             return None  # the seeds belong to different clusters, so an operator has to decide
-        if self._lost and responses[0].cluster_id != self._lost:
+        if self._lost_cluster_id and responses[0].cluster_id != self._lost_cluster_id:
             return None
         newest = max(responses, key=lambda response: (response.generation, len(response.voters)))
         # Only a founding voter may join as a voter: the founders' identities determine the cluster's id.
@@ -357,7 +369,7 @@ class FormationCore:
 
     def _reasons(self) -> tuple[str, ...]:
         reasons = []
-        by_node: dict[int, str] = {}
+        seed_of_node: dict[int, str] = {}
         for seed, state in self._states.items():
             response = state.response
             if response is None:
@@ -365,19 +377,19 @@ class FormationCore:
             elif response.cluster_id:
                 reasons.append(
                     f"{seed} belongs to cluster {response.cluster_id}"
-                    + (f", this host belonged to {self._lost}" if self._lost else "")
+                    + (f", this host belonged to {self._lost_cluster_id}" if self._lost_cluster_id else "")
                 )
             elif response.lost:
                 reasons.append(f"{seed} belonged to a cluster and has lost its metadata")
             elif response.seeds != self.seeds:
                 reasons.append(f"{seed} has other seeds: {', '.join(response.seeds) or 'none'}")
-            elif response.member.node_id in by_node:
+            elif response.member.node_id in seed_of_node:
                 reasons.append(
-                    f"{seed} has node id {response.member.node_id}, like {by_node[response.member.node_id]}: each host"
-                    " needs another node.id"
+                    f"{seed} has node id {response.member.node_id}, like {seed_of_node[response.member.node_id]}: each host"
+                    " needs its own node.id"
                 )
             else:
-                by_node[response.member.node_id] = seed
+                seed_of_node[response.member.node_id] = seed
         if (
             not reasons
             and self.seeds

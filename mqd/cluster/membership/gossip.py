@@ -4,7 +4,7 @@ gossip does not elect, fence or count a quorum.
 Sources: Das et al., SWIM (2002); Dadgar et al., Lifeguard (2017, arXiv 1707.00788); the parameters
 follow memberlist, tuned to detect a failure within seconds.
 
-    gossip.py              datagrams, timers, exchanged states, joining, leaving
+    gossip.py              datagrams, timers, exchanges of states, joining, leaving
     gossip_membership.py   members' states and their precedence
     gossip_probing.py      probes of members
     gossip_events.py       events, effects, settings
@@ -73,8 +73,8 @@ from mqd.cluster.membership.gossip_probing import Prober
 
 EXCHANGE_COUNT_MAX = 4
 LEAVE_ROUNDS, LEAVE_EVERY_MS = 3, 50
-# States are exchanged again at these times: when all hosts start together, the seed does not know
-# all of them at first.
+# States are exchanged again this long after joining: when all hosts start together, the seed does not
+# know all of them at first.
 AFTER_JOIN_MS = (1_000, 3_000, 8_000)
 SWEEP_MS = 10_000
 LOAD_SENDS = 2  # times log10 of the members: few, because loads are sent again regularly
@@ -85,7 +85,7 @@ Address = tuple[str, int]
 class GossipCore:
     """`seal` authenticates datagrams. `life`: how often this host has started with this directory,
     already on disk. `seeds`: addresses of controller listeners, which may include this host's. `rng`
-    chooses targets and probe ids, so it must not be predictable for others (a broker has a
+    chooses targets and probe ids, so other hosts must not be able to predict it (a broker has a
     random.Random seeded by the system).
     """
 
@@ -100,7 +100,7 @@ class GossipCore:
     ) -> None:
         self.settings, self.rng = settings, rng
         self.counts: Counter[str] = Counter()  # datagrams by result
-        self.at = 0  # the core's own time: the clock minus the time for which the process was stopped
+        self.own_time_ms = 0  # the clock minus `_stopped_ms`
         self.quiet = False
         self.health = Health(settings.health_max)
         self.own_load: Load | None = None
@@ -108,7 +108,7 @@ class GossipCore:
         self._effects: list[Effect] = []
         self._timers: list[tuple[int, int, Callable[[Any], None], Any]] = []
         self._timer_count = 0
-        self._lost_ms = 0
+        self._stopped_ms = 0  # the time for which the process was stopped
         self._sequence = 0
         self._updates = Broadcasts(2 * settings.member_count_max)
         self._loads = Broadcasts(settings.member_count_max)
@@ -135,7 +135,7 @@ class GossipCore:
     @property
     def due_ms(self) -> int:
         """Time of the next required Tick, on the caller's clock."""
-        return self._timers[0][0] + self._lost_ms if self._timers else self.at + self._lost_ms + SWEEP_MS
+        return self._timers[0][0] + self._stopped_ms if self._timers else self.own_time_ms + self._stopped_ms + SWEEP_MS
 
     @property
     def controller(self) -> ControllerSeen:
@@ -154,7 +154,7 @@ class GossipCore:
     def views(self) -> list[MemberView]:
         return [member.view() for member in self.membership.members.values()]
 
-    def is_me(self, ping: StreamPing) -> bool:
+    def is_for_this_host(self, ping: StreamPing) -> bool:
         """Whether a probe over TCP was sent to this host."""
         return (ping.node_id, ping.directory_id) == self.membership.identity and not self.membership.left
 
@@ -177,17 +177,17 @@ class GossipCore:
 
     def _set_time(self, now_ms: int) -> None:
         if not self._timers:
-            self._lost_ms = now_ms - self.at  # the first event
-        late_ms = now_ms - self._lost_ms - self._timers[0][0] if self._timers else 0
+            self._stopped_ms = now_ms - self.own_time_ms  # the first event
+        late_ms = now_ms - self._stopped_ms - self._timers[0][0] if self._timers else 0
         if late_ms > self.settings.late_ms:
-            self._lost_ms += late_ms
+            self._stopped_ms += late_ms
             self.counts["stood_still"] += 1
             self.health.worsen(1 + late_ms // self.settings.probe_interval_ms)
-        self.at = max(self.at, now_ms - self._lost_ms)
+        self.own_time_ms = max(self.own_time_ms, now_ms - self._stopped_ms)
 
     def _run_timers(self) -> None:
         timers = self._timers
-        while timers and timers[0][0] <= self.at:
+        while timers and timers[0][0] <= self.own_time_ms:
             _, _, run, argument = heapq.heappop(timers)
             run(argument)
 
@@ -200,7 +200,7 @@ class GossipCore:
             case events.ExchangeFailed():
                 self._exchanges.pop(event.exchange_id, None)
             case events.StreamResponded():
-                self.prober.on_answered(event.probe_id)
+                self.prober.on_response(event.probe_id)
             case events.LoadMeasured():
                 self._measured = event
             case events.ProfileChanged():
@@ -242,7 +242,7 @@ class GossipCore:
             self.after(0, self._on_reconnected, (effect.member.profile.host, effect.member.profile.port))
 
     def after(self, wait_ms: int, run: Callable[[Any], None], argument: Any = None) -> None:
-        self.at_time(self.at + wait_ms, run, argument)
+        self.at_time(self.own_time_ms + wait_ms, run, argument)
 
     def at_time(self, when_ms: int, run: Callable[[Any], None], argument: Any = None) -> None:
         if self.membership.left and run != self._on_gossip and run != self._on_left_done:
@@ -256,13 +256,13 @@ class GossipCore:
         return self.rng.sample(living, min(count, len(living)))
 
     def may_respond(self) -> bool:
-        if self._responses.take(self.at):
+        if self._responses.take(self.own_time_ms):
             return True
         self.counts["responses_left_out"] += 1
         return False
 
     def may_respond_to_unknown(self) -> bool:
-        if self._unknown_limit.take(self.at):
+        if self._unknown_limit.take(self.own_time_ms):
             return True
         self.counts["strangers_left_out"] += 1
         return False
@@ -291,19 +291,20 @@ class GossipCore:
 
     def send(
         self,
-        to: tuple[bytes, int],
+        recipient: tuple[bytes, int],
         host: str,
         port: int,
         body: Body | None,
         urgent: Sequence[bytes] = (),
-        alone: bool = False,
+        without_queued: bool = False,
     ) -> None:
-        """Sends one datagram with the updates `urgent` and as many queued updates as fit (none if
-        `alone`). Sends nothing if there is neither a body nor an update, except in an urgent round.
+        """Sends one datagram to `recipient` (directory id, life), with the updates `urgent` and as many
+        queued updates as fit (none if `without_queued`). Sends nothing if there is neither a body nor an
+        update, except in an urgent round.
         """
         membership = self.membership
         head = (
-            *to,
+            *recipient,
             *membership.identity,
             membership.incarnation,
             self._sequence + 1,
@@ -313,7 +314,7 @@ class GossipCore:
         )
         room = BODY_BYTES_MAX - len(encode(PacketOut(*head, []))) - 2 - sum(map(len, urgent))
         updates = list(urgent)
-        if not alone:
+        if not without_queued:
             updates += self._updates.take(
                 room, UPDATE_COUNT_MAX - len(updates), self._sends_max(self.settings.retransmit_multiplier)
             )
@@ -475,10 +476,10 @@ class GossipCore:
             chosen = self.rng.choice(dead)
             self._reconnecting = chosen.identity
             self.prober.reconnect(chosen)
-        if self._joined and self.at - self._seed_tried_ms >= settings.seed_interval_ms:
+        if self._joined and self.own_time_ms - self._seed_tried_ms >= settings.seed_interval_ms:
             missing = self._missing_seeds()
             if missing:
-                self._seed_tried_ms = self.at
+                self._seed_tried_ms = self.own_time_ms
                 self._exchange(self.rng.choice(missing))
 
     def _on_reconnected(self, address: Address) -> None:
@@ -493,12 +494,12 @@ class GossipCore:
             for member in self.membership.members.values()
             if member.state in (ALIVE, SUSPECT)
         }
-        found = []
+        missing = []
         for seed in self._other_seeds():
-            known = self.membership.members.get(self._seed_identities.get(seed, (-1, b"")))
-            if seed not in living and (known is None or known.state not in (ALIVE, SUSPECT)):
-                found.append(seed)
-        return found
+            member = self.membership.members.get(self._seed_identities.get(seed, (-1, b"")))
+            if seed not in living and (member is None or member.state not in (ALIVE, SUSPECT)):
+                missing.append(seed)
+        return missing
 
     # -- load, removal of old members, leaving -----------------------------------------------------
 
@@ -510,20 +511,19 @@ class GossipCore:
         )
         if self._measured is not None:
             self._timer_count += 1  # also the load's number, which rises within a life
-            m, node, directory = self._measured, *self.membership.identity
+            measured = self._measured
             self.own_load = Load(
-                node,
-                directory,
+                *self.membership.identity,
                 self.membership.life,
                 self._timer_count,
-                m.broker_epoch,
-                m.metadata_version,
-                m.cpu_permille,
-                m.disk_used_bytes,
-                m.in_bytes_per_s,
-                m.out_bytes_per_s,
-                m.leader_count,
-                m.replica_count,
+                measured.broker_epoch,
+                measured.metadata_version,
+                measured.cpu_permille,
+                measured.disk_used_bytes,
+                measured.in_bytes_per_s,
+                measured.out_bytes_per_s,
+                measured.leader_count,
+                measured.replica_count,
             )
             self._loads.put(self.membership.identity, encode_update(self.own_load))
 
@@ -537,8 +537,8 @@ class GossipCore:
             return
         membership.left = True
         self._timers.clear()
-        membership.encoded = encode_update(Left(*membership.identity, membership.incarnation))
-        self.broadcast(membership.identity, membership.encoded)
+        membership.own_update = encode_update(Left(*membership.identity, membership.incarnation))
+        self.broadcast(membership.identity, membership.own_update)
         self._urgent_rounds = LEAVE_ROUNDS
         rounds = LEAVE_ROUNDS if membership.living else 0
         for number in range(rounds):

@@ -19,7 +19,7 @@ ALIVE, SUSPECT, DEAD, LEFT = "alive", "suspect", "dead", "left"
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Milliseconds of the host's own clock."""
+    """Times are in milliseconds of the host's own clock."""
 
     probe_interval_ms: int = 500
     # how long to wait for a direct response; then other hosts probe on request until the interval
@@ -126,8 +126,8 @@ class DatagramReceived(msgspec.Struct, frozen=True):
 
 
 class StateReceived(msgspec.Struct, frozen=True):
-    """The other side's state, over an authenticated TCP connection. `exchange_id`: that of our PushPull,
-    or None if the other side began.
+    """The other side's state, over an authenticated TCP connection. `exchange_id`: that of this host's
+    PushPull, or None if the other side began.
 
     In the latter case, respond with a core.state(False) taken before this event, so that a joining host
     learns how the others have seen it until now.
@@ -196,8 +196,8 @@ class Forget(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """Announces the departure to all members. LeaveDone follows, after which the process may end. The core
-    does not respond to any message from now on.
+    """Announces the departure to all members. LeaveDone follows, after which the process may end. From
+    then on, the core responds to no message.
     """
 
 

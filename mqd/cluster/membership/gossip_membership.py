@@ -111,7 +111,7 @@ class Core(Protocol):
     rng: random.Random
     counts: Counter[str]
     health: Health
-    at: int
+    own_time_ms: int
     quiet: bool
     own_load: Load | None
 
@@ -146,9 +146,9 @@ class Membership:
         self.members: dict[Identity, Member] = {}
         self.living: list[Identity] = []  # alive or suspect, without this host
         self.suspect_count = 0
-        self._of_node: dict[int, list[Identity]] = {}
+        self._identities_of_node: dict[int, list[Identity]] = {}
         self.left = False
-        self.encoded = encode_update(self.own())
+        self.own_update = encode_update(self.own_alive())
 
     # -- this host ---------------------------------------------------------------------------------
 
@@ -161,12 +161,12 @@ class Membership:
         """Live members, including this host."""
         return len(self.living) + 1
 
-    def own(self) -> Alive:
+    def own_alive(self) -> Alive:
         return self.profile.alive(self.incarnation, self._token)
 
     def announce(self) -> None:
-        self.encoded = encode_update(self.own())
-        self._core.broadcast(self.identity, self.encoded)
+        self.own_update = encode_update(self.own_alive())
+        self._core.broadcast(self.identity, self.own_update)
 
     def change_profile(self, profile: Profile) -> None:
         assert (profile.node_id, profile.directory_id) == self.identity, "another node or directory is another member"
@@ -175,7 +175,7 @@ class Membership:
         self.announce()
 
     def _raise_above(self, incarnation: int) -> bool:
-        """Moves to an incarnation above `incarnation`; False if there is none."""
+        """Moves to an incarnation above `incarnation`. Returns False if there is none."""
         if life_of(incarnation) == self.life and (incarnation + 1) % REFUTATIONS:
             self.incarnation = incarnation + 1
             return True
@@ -218,8 +218,8 @@ class Membership:
                 self._on_load(update)
 
     def merge(self, state: State, spread: bool) -> None:
-        """Merges another host's state. Members that are dead there become suspects here, so that they can
-        refute this if they are alive. `spread`: forward the changes.
+        """Merges another host's state. Members that are dead in that state become suspects here, so that they
+        can refute this if they are alive. `spread`: forward the changes.
         """
         core = self._core
         core.quiet = not spread
@@ -256,8 +256,8 @@ class Membership:
             if not self._make_room():
                 self._core.counts["table_full"] += 1
                 return
-            member = self.members[identity] = Member(alive, self._core.at)
-            self._of_node.setdefault(alive.node_id, []).append(identity)
+            member = self.members[identity] = Member(alive, self._core.own_time_ms)
+            self._identities_of_node.setdefault(alive.node_id, []).append(identity)
             self._revive(member, None)
         elif alive.incarnation > member.incarnation:
             before = member.state
@@ -277,7 +277,7 @@ class Membership:
             self.living.append(identity)
             self._core.prober.welcome(identity)
         if before != ALIVE:
-            member.since_ms = self._core.at
+            member.since_ms = self._core.own_time_ms
         self._end_suspicion(member)
         member.state = ALIVE
         self._core.emit(MemberChanged(before, member.view()))
@@ -285,7 +285,7 @@ class Membership:
     def _report_duplicate_node(self, identity: Identity) -> None:
         others_with_id = [
             other
-            for other in self._of_node.get(identity[0], ())
+            for other in self._identities_of_node.get(identity[0], ())
             if other != identity and self.members[other].state in (ALIVE, SUSPECT)
         ]
         if identity[0] == self.identity[0]:
@@ -296,10 +296,10 @@ class Membership:
     def _make_room(self) -> bool:
         if len(self.members) < self._core.settings.member_count_max:
             return True
-        gone = [member for member in self.members.values() if member.state in (DEAD, LEFT)]
-        if not gone:
+        removable = [member for member in self.members.values() if member.state in (DEAD, LEFT)]
+        if not removable:
             return False
-        self._forget(min(gone, key=lambda member: member.since_ms))
+        self._forget(min(removable, key=lambda member: member.since_ms))
         return True
 
     def on_suspect(self, suspect: Suspect) -> None:
@@ -318,7 +318,7 @@ class Membership:
         self._end_suspicion(member)
         before, member.state, member.incarnation = member.state, SUSPECT, suspect.incarnation
         if before != SUSPECT:
-            member.since_ms = self._core.at
+            member.since_ms = self._core.own_time_ms
         member.suspicion = self._make_suspicion(suspect.by)
         self.suspect_count += 1
         self._core.broadcast(identity, encode_update(suspect))
@@ -334,7 +334,7 @@ class Membership:
             settings.suspicion_multiplier * max(1.0, math.log10(self.count) / 2) * settings.probe_interval_ms
         )
         return Suspicion(
-            self._core.at,
+            self._core.own_time_ms,
             shortest_ms,
             settings.suspicion_factor_max,
             min(settings.confirmation_count, self.count - 2),
@@ -347,10 +347,10 @@ class Membership:
             member.suspicion.deadline_ms, self._on_suspicion_expired, (member.identity, member.suspicion)
         )
 
-    def _on_suspicion_expired(self, which: tuple[Identity, Suspicion]) -> None:
-        identity, suspicion = which
+    def _on_suspicion_expired(self, expired: tuple[Identity, Suspicion]) -> None:
+        identity, suspicion = expired
         member = self.members.get(identity)
-        if member is None or member.suspicion is not suspicion or suspicion.deadline_ms > self._core.at:
+        if member is None or member.suspicion is not suspicion or suspicion.deadline_ms > self._core.own_time_ms:
             return
         self._on_dead(Dead(*identity, member.incarnation, self.identity[0]))
 
@@ -383,7 +383,7 @@ class Membership:
             member.state,
             state,
             update.incarnation,
-            self._core.at,
+            self._core.own_time_ms,
         )
         if before in (ALIVE, SUSPECT):
             self.living.remove(identity)
@@ -402,30 +402,30 @@ class Membership:
     # -- forgetting -------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        settings, at = self._core.settings, self._core.at
+        settings, now_ms = self._core.settings, self._core.own_time_ms
         for member in list(self.members.values()):
             retention_ms = {DEAD: settings.dead_retention_ms, LEFT: settings.left_retention_ms}.get(member.state)
-            if retention_ms is not None and at - member.since_ms > retention_ms:
+            if retention_ms is not None and now_ms - member.since_ms > retention_ms:
                 self._forget(member)
 
     def forget(self, node_id: int) -> None:
-        for identity in list(self._of_node.get(node_id, ())):
+        for identity in list(self._identities_of_node.get(node_id, ())):
             if self.members[identity].state in (DEAD, LEFT):
                 self._forget(self.members[identity])
 
     def _forget(self, member: Member) -> None:
         identity = member.identity
         del self.members[identity]
-        self._of_node[identity[0]].remove(identity)
-        if not self._of_node[identity[0]]:
-            del self._of_node[identity[0]]
+        self._identities_of_node[identity[0]].remove(identity)
+        if not self._identities_of_node[identity[0]]:
+            del self._identities_of_node[identity[0]]
         self._core.drop_broadcast(identity)
 
     # -- views -------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
         """The entries of a state: this host first, then all members."""
-        own = Entry(self.own(), LEFT if self.left else ALIVE, self.incarnation, self._core.own_load)
+        own = Entry(self.own_alive(), LEFT if self.left else ALIVE, self.incarnation, self._core.own_load)
         return [
             own,
             *(Entry(member.profile, member.state, member.incarnation, member.load) for member in self.members.values()),
@@ -433,8 +433,8 @@ class Membership:
 
     def of_node(self, node_id: int) -> Member | None:
         """The member with that node id: a live one rather than a dead one, then the newest."""
-        with_id = [self.members[identity] for identity in self._of_node.get(node_id, ())]
-        return max(with_id, key=lambda member: (-RANK[member.state], member.since_ms), default=None)
+        members = [self.members[identity] for identity in self._identities_of_node.get(node_id, ())]
+        return max(members, key=lambda member: (-RANK[member.state], member.since_ms), default=None)
 
     def check(self) -> None:
         """Raises AssertionError."""
@@ -443,7 +443,9 @@ class Membership:
         assert sorted(self.living) == sorted(
             identity for identity, member in self.members.items() if member.state in (ALIVE, SUSPECT)
         )
-        assert sorted(identity for same in self._of_node.values() for identity in same) == sorted(self.members)
+        assert sorted(
+            identity for identities in self._identities_of_node.values() for identity in identities
+        ) == sorted(self.members)
         assert self.suspect_count == sum(member.state == SUSPECT for member in self.members.values())
         for identity, member in self.members.items():
             assert member.identity == identity

@@ -36,7 +36,7 @@ UPDATE_BYTES_MAX = 700
 UPDATE_COUNT_MAX = 128  # in one datagram
 MEMBER_COUNT_MAX = 4097  # in one state: the sender, and its table (Settings.member_count_max)
 STATE_BYTES_MAX = 8 << 20
-REFUTATIONS = 1 << 24
+REFUTATIONS = 1 << 24  # per life, at most
 LIFE_MAX = (1 << 38) - 1
 NODE_NONE = -1
 
@@ -53,7 +53,7 @@ Short = Annotated[str, Meta(max_length=64)]
 Rack = Annotated[str, Meta(max_length=249)]
 ProbeId = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 
-Identity = tuple[int, bytes]  # node id, directory id: a wiped host is another host
+Identity = tuple[int, bytes]  # node id, directory id: a host with a wiped directory counts as another host
 
 
 def life_of(incarnation: int) -> int:
@@ -274,7 +274,7 @@ class Seal:
     `cluster_key`: the secret that all hosts share; empty if no listener is reachable from other
     hosts (the seal then only distinguishes clusters). Two clusters with the same key do not accept
     each other's datagrams, because the seal's key is also derived from the cluster id. `other_keys`:
-    those that hosts may also use while the cluster's key is being changed. Datagrams do not identify
+    the keys that hosts may also use while the cluster's key is being changed. Datagrams do not identify
     their key; all keys are tried.
     """
 

@@ -26,7 +26,7 @@ class Window:
         self._life, self._top, self._bits = 0, 0, 0
 
     def accept(self, life: int, sequence: int) -> bool:
-        """True once for each (life, sequence), and never again for an earlier life."""
+        """Returns True once for each (life, sequence), and False for an earlier life."""
         if life != self._life:
             if life < self._life:
                 return False
@@ -78,7 +78,7 @@ class Suspicion:
         self.confirmers = [by]  # node ids; the first is the host that began the suspicion
 
     def confirm(self, by: int) -> bool:
-        """Adds a confirmation. True if it is from a new host and has an effect."""
+        """Adds a confirmation. Returns True if it is from a new host and has an effect."""
         if by in self.confirmers or len(self.confirmers) > self._confirmations_max:
             return False
         self.confirmers.append(by)
@@ -155,14 +155,14 @@ class Broadcasts:
 class Bucket:
     """A token bucket with a rate of `rate_per_s` and a burst of `burst`."""
 
-    __slots__ = ("_burst", "_rate", "_tokens", "_when_ms")
+    __slots__ = ("_burst", "_rate", "_tokens", "_refilled_ms")
 
     def __init__(self, rate_per_s: int, burst: int, now_ms: int) -> None:
-        self._rate, self._burst, self._tokens, self._when_ms = rate_per_s, burst, float(burst), now_ms
+        self._rate, self._burst, self._tokens, self._refilled_ms = rate_per_s, burst, float(burst), now_ms
 
     def take(self, now_ms: int) -> bool:
-        self._tokens = min(float(self._burst), self._tokens + max(0, now_ms - self._when_ms) * self._rate / 1000)
-        self._when_ms = now_ms
+        self._tokens = min(float(self._burst), self._tokens + max(0, now_ms - self._refilled_ms) * self._rate / 1000)
+        self._refilled_ms = now_ms
         if self._tokens < 1.0:
             return False
         self._tokens -= 1.0

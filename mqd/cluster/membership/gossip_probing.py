@@ -52,12 +52,12 @@ class Probe:
 
 
 class Relay:
-    """A ping on behalf of another host: the requester's address and probe id."""
+    """A ping on behalf of another host: that host as (directory id, life), its address and its probe id."""
 
-    __slots__ = ("host", "port", "probe_id", "to")
+    __slots__ = ("host", "port", "probe_id", "requester")
 
-    def __init__(self, to: tuple[bytes, int], request: PingRequest) -> None:
-        self.to, self.host, self.port, self.probe_id = to, request.host, request.port, request.probe_id
+    def __init__(self, requester: tuple[bytes, int], request: PingRequest) -> None:
+        self.requester, self.host, self.port, self.probe_id = requester, request.host, request.port, request.probe_id
 
 
 class Core(Protocol):
@@ -82,12 +82,12 @@ class Core(Protocol):
 
     def send(
         self,
-        to: tuple[bytes, int],
+        recipient: tuple[bytes, int],
         host: str,
         port: int,
         body: Body | None,
         urgent: Sequence[bytes] = (),
-        alone: bool = False,
+        without_queued: bool = False,
     ) -> None: ...
 
     def gossip_now(self) -> None: ...
@@ -101,7 +101,7 @@ class Prober:
         self._next = 0
         self._waiting: set[Identity] = set()  # the members in `_order` from `_next` on
         self.probes: dict[int, Probe] = {}
-        self._probed: dict[Identity, int] = {}
+        self._probe_ids: dict[Identity, int] = {}
         self._relays: dict[int, Relay] = {}
 
     # -- rounds ------------------------------------------------------------------------------------
@@ -162,11 +162,11 @@ class Prober:
     def probe(self, identity: Identity) -> None:
         core = self._core
         member = core.membership.members[identity]
-        if identity in self._probed or len(self.probes) >= PROBE_COUNT_MAX:
+        if identity in self._probe_ids or len(self.probes) >= PROBE_COUNT_MAX:
             return
         probe_id = self._new_id()
         self.probes[probe_id] = Probe(identity, member.incarnation)
-        self._probed[identity] = probe_id
+        self._probe_ids[identity] = probe_id
         self._ping(member, probe_id)
         multiplier = core.health.multiplier
         core.after(core.settings.probe_timeout_ms * multiplier, self._on_timeout, probe_id)
@@ -244,14 +244,14 @@ class Prober:
         if member.incarnation == probe.incarnation:
             core.membership.on_suspect(Suspect(*probe.identity, member.incarnation, core.membership.identity[0]))
 
-    def on_answered(self, probe_id: int) -> None:
+    def on_response(self, probe_id: int) -> None:
         if self._pop(probe_id) is not None:
             self._core.health.improve()
 
     def _pop(self, probe_id: int) -> Probe | None:
         probe = self.probes.pop(probe_id, None)
         if probe is not None:
-            del self._probed[probe.identity]
+            del self._probe_ids[probe.identity]
         return probe
 
     # -- messages from peers ----------------------------------------------------------------------
@@ -264,17 +264,17 @@ class Prober:
         urgent = [refutable] if member is not None and (refutable := member.refutable_state()) else []
         if any((update.node_id, update.directory_id) == core.membership.identity for update in packet.updates):
             # this host's refutation, even if it was sent long ago, has not reached the sender
-            urgent.append(core.membership.encoded)
+            urgent.append(core.membership.own_update)
         if is_unknown:
-            # no queued updates: replayed pings could use up their transmissions
-            urgent = [core.membership.encoded]
+            # without queued updates, whose transmissions replayed pings could use up
+            urgent = [core.membership.own_update]
         core.send(
             (packet.directory_id, life_of(packet.incarnation)),
             ping.host,
             ping.port,
             Ack(ping.probe_id),
             urgent,
-            alone=is_unknown,
+            without_queued=is_unknown,
         )
 
     def on_ack(self, packet: Packet, ack: Ack) -> None:
@@ -283,11 +283,11 @@ class Prober:
             probe.identity == (packet.node_id, packet.directory_id)
             or (packet.node_id, packet.directory_id) in probe.relays
         ):
-            self.on_answered(ack.probe_id)
+            self.on_response(ack.probe_id)
             return
         relay = self._relays.pop(ack.probe_id, None)
         if relay is not None:
-            self._core.send(relay.to, relay.host, relay.port, Ack(relay.probe_id))
+            self._core.send(relay.requester, relay.host, relay.port, Ack(relay.probe_id))
 
     def on_nack(self, packet: Packet, nack: Nack) -> None:
         probe = self.probes.get(nack.probe_id)
@@ -301,25 +301,25 @@ class Prober:
         relay_id = self._new_id()
         self._relays[relay_id] = Relay((packet.directory_id, life_of(packet.incarnation)), request)
         own = core.membership.profile
-        to = (request.target_directory_id, request.target_life)
-        known = core.membership.members.get((request.target_node_id, request.target_directory_id))
+        recipient = (request.target_directory_id, request.target_life)
+        target = core.membership.members.get((request.target_node_id, request.target_directory_id))
         core.send(
-            to,
+            recipient,
             request.target_host,
             request.target_port,
             Ping(relay_id, own.host, own.port),
-            [refutable] if known is not None and (refutable := known.refutable_state()) else [],
+            [refutable] if target is not None and (refutable := target.refutable_state()) else [],
         )
         core.after(request.wait_ms, self._on_relay_ended, relay_id)
 
     def _on_relay_ended(self, relay_id: int) -> None:
         relay = self._relays.pop(relay_id, None)
         if relay is not None:
-            self._core.send(relay.to, relay.host, relay.port, Nack(relay.probe_id))
+            self._core.send(relay.requester, relay.host, relay.port, Nack(relay.probe_id))
 
     def check(self) -> None:
         assert len(self.probes) <= PROBE_COUNT_MAX and len(self._relays) <= RELAY_COUNT_MAX
-        assert all(self._probed[probe.identity] == probe_id for probe_id, probe in self.probes.items())
-        assert sorted(self._probed.values()) == sorted(self.probes)
+        assert all(self._probe_ids[probe.identity] == probe_id for probe_id, probe in self.probes.items())
+        assert sorted(self._probe_ids.values()) == sorted(self.probes)
         assert self._waiting == set(self._order[self._next :])
         assert len(self._order) <= 2 * self._core.settings.member_count_max

@@ -285,7 +285,7 @@ class World:
             and self.connected(host, target)
         ):
             ping = decode_stream(encode(StreamPing(effect.node_id, effect.directory_id)))
-            if target.core.is_me(ping) and not target.leaving:
+            if target.core.is_for_this_host(ping) and not target.leaving:
                 self.give(host, events.StreamResponded(effect.probe_id))
 
     # -- a core and its effects --------------------------------------------------------------------

@@ -366,8 +366,8 @@ def _keeps_its_incarnation(membership, original, incarnation):
 
 def _late_is_now(core, original, now_ms):
     if not core._timers:
-        core._lost_ms = now_ms - core.at
-    core.at = max(core.at, now_ms - core._lost_ms)
+        core._stopped_ms = now_ms - core.own_time_ms
+    core.own_time_ms = max(core.own_time_ms, now_ms - core._stopped_ms)
 
 
 def _alive_again(membership, original, alive):

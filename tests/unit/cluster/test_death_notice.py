@@ -13,7 +13,7 @@ import pytest
 from mqd.base import cluster_config
 from mqd.cluster.membership import death_notice
 from mqd.cluster.membership.death_notice import NOTICE_BYTES_MAX, REPEATS_MS, Instructions, Notice
-from mqd.cluster.membership.death_proofs import INFORMED_MAX, final_notice, recipients
+from mqd.cluster.membership.death_proofs import RECIPIENTS_MAX, final_notice, recipients
 from mqd.cluster.metadata.records import BrokerState
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.messages import ReplicaKey, Voter
@@ -242,4 +242,4 @@ def test_all_hosts_are_notified_and_voters_first() -> None:
         ("broker9", 7000),
     )
     state.brokers |= {node: broker(node, node, controller_host=f"broker{node}") for node in range(10, 500)}
-    assert len(recipients(Quorum(1, 8), state)) == INFORMED_MAX
+    assert len(recipients(Quorum(1, 8), state)) == RECIPIENTS_MAX

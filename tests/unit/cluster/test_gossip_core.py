@@ -219,9 +219,9 @@ def test_suspicion_runs_out_sooner_when_others_confirm() -> None:
         while bench.state(7) != DEAD:
             bench.give(events.Tick(), 1)
             for number in (2, 3, 4, 5, 6):  # they live
-                bench.core.prober._probed.pop((number, directory(number)), None)
+                bench.core.prober._probe_ids.pop((number, directory(number)), None)
             bench.core.prober.probes.clear()
-            bench.core.prober._probed.clear()
+            bench.core.prober._probe_ids.clear()
             assert bench.now - began < 7_000
         assert abs(bench.now - began - expected) <= 2
 
