@@ -496,7 +496,7 @@ class Shell:
                     self.on_broker(broker_core.ReplicaMoved(action.topic_id, action.index, action.directory))
                 case host_core.RaiseEpochs():
                     self.on_broker(broker_core.LeadershipsLost(action.partitions))
-                case host_core.Report():
+                case host_core.ReportFailures():
                     for partition, reason in action.failures.items():
                         log.error("a worker does not serve a partition", partition=partition, reason=reason)
                     self.on_broker(broker_core.ReplicasFailed(action.worker, action.partitions))

@@ -12,8 +12,8 @@ Invariants (check())
         and this host's workers have applied it
     B3  the stored proposal for a partition is its worker's newest one; the worker gets at most one
         response for each leader epoch and sequence
-    B4  a client's change is sent at most once; its client gets exactly one response
-Bounds: CHANGES_WAITING_MAX changes in flight; further ones are refused with a retriable error. One
+    B4  a client's change is sent at most once; the client gets exactly one response
+Bounds: CHANGES_WAITING_MAX changes in flight; further changes are refused with a retriable error. One
 proposal per partition.
 """
 
@@ -77,17 +77,17 @@ class BrokerCore(Reports):
         """
         if self.broker_epoch < 0 and self._reported is None:
             return []
-        lease = (
+        lease_until_ms = (
             0
             if self.fenced or self._dead or self.broker_epoch < 0
             else INT64_MAX
-            if self._alone
+            if self._is_only_voter
             else self._lease_until_ms
         )
         report = SetBroker(
             self.broker_epoch,
             self._registration.incarnation if self._registration else -1,
-            lease,
+            lease_until_ms,
             self.ready,
             self.fenced,
         )
@@ -112,7 +112,7 @@ class BrokerCore(Reports):
 
     def _on_controller_known(self, event: ControllerKnown, now_ms: int) -> list[Action]:
         changed = (event.node_id, event.epoch) != (self._controller, self._controller_epoch)
-        self._controller, self._controller_epoch, self._alone = event.node_id, event.epoch, event.alone
+        self._controller, self._controller_epoch, self._is_only_voter = event.node_id, event.epoch, event.is_only_voter
         if not changed:
             return []
         actions = self._give_up_changes()
@@ -145,15 +145,15 @@ class BrokerCore(Reports):
         if message.error == ErrorCode.NOT_CONTROLLER:
             return []
         if message.error == ErrorCode.DUPLICATE_BROKER_REGISTRATION:
-            logged, self._wait_logged = self._wait_logged, True
-            return [] if logged else [NotYetRegistered(message.message)]
+            was_logged, self._wait_logged = self._wait_logged, True
+            return [] if was_logged else [NotYetRegistered(message.message)]
         return [Refused(message.message)]
 
     def _heartbeat(self, now_ms: int) -> list[Action]:
         if self.broker_epoch < 0 or self._controller < 0 or self._dead:
             return []
-        quick = self._shutdown_since_ms >= 0 or self.fenced
-        self._heartbeat_at_ms = now_ms + (self._options.heartbeat_ms // 10 if quick else self._options.heartbeat_ms)
+        is_urgent = self._shutdown_since_ms >= 0 or self.fenced
+        self._heartbeat_at_ms = now_ms + (self._options.heartbeat_ms // 10 if is_urgent else self._options.heartbeat_ms)
         self._heartbeats += 1
         if self._registration is not None and self._directories is None and self._heartbeats % DIRECTORIES_EVERY == 0:
             self._directories = tuple(self._registration.directories)
@@ -189,7 +189,7 @@ class BrokerCore(Reports):
         elif message.lease_ms > 0:
             self._lease_until_ms = max(self._lease_until_ms, message.sent_ms + message.lease_ms)
         if message.should_shutdown:
-            return self._end("all hosts know that this host leads no partitions any more")
+            return self._end("all hosts know that this host no longer leads any partition")
         if self._shutdown_since_ms >= 0:
             self._heartbeat_at_ms = min(self._heartbeat_at_ms, now_ms + self._options.heartbeat_ms // 20)
         return []
@@ -198,7 +198,7 @@ class BrokerCore(Reports):
         if self._registration is not None and list(event.directories) != self._registration.directories:
             self._registration = msgspec.structs.replace(self._registration, directories=list(event.directories))
             self._directories = event.directories
-            self._check_directories()
+            self._note_unusable_directories()
             return self._repeat(now_ms)
         return []
 
@@ -214,17 +214,19 @@ class BrokerCore(Reports):
             max(self._known_version, event.known_version),
         )
         self._prune()
-        self._check_directories()
+        self._note_unusable_directories()
         return self._after_progress(now_ms)
 
     def _after_progress(self, now_ms: int) -> list[Action]:
         actions: list[Action] = []
         was_ready = self.ready
         self._check_ready()
-        own = self._state.brokers.get(self.node_id)
-        # the metadata already has this host as unfenced: the response to the next heartbeat has a lease
-        was_unfenced = self.fenced and own is not None and own.epoch == self.broker_epoch and not own.fenced
-        if (self.ready and not was_ready) or was_unfenced or self._shutdown_since_ms >= 0:
+        broker = self._state.brokers.get(self.node_id)
+        # the metadata has this host as unfenced already: the response to the next heartbeat has a lease
+        will_be_unfenced = (
+            self.fenced and broker is not None and broker.epoch == self.broker_epoch and not broker.fenced
+        )
+        if (self.ready and not was_ready) or will_be_unfenced or self._shutdown_since_ms >= 0:
             actions += self._heartbeat(now_ms)  # the controller waits for this heartbeat
         for number, change in list(self._changes.items()):
             if change.waiting_response is not None and change.waiting_response.version <= self.applied_version:
@@ -234,14 +236,14 @@ class BrokerCore(Reports):
     def _check_ready(self) -> None:
         """R10. Once ready, the host stays ready for this registration."""
         broker, registration = self._state.brokers.get(self.node_id), self._registration
-        own = (
+        is_registered = (
             broker is not None
             and registration is not None
             and self.broker_epoch >= 0
             and broker.epoch == self.broker_epoch
             and (broker.incarnation, broker.directory_id) == (registration.incarnation, registration.directory_id)
         )
-        self.ready = own and (
+        self.ready = is_registered and (
             self.ready or broker_rules.has_applied_registration(self.applied_version, self.broker_epoch)
         )
 
@@ -249,20 +251,20 @@ class BrokerCore(Reports):
 
     def _on_in_sync_proposed(self, event: InSyncProposed, now_ms: int) -> list[Action]:
         key = (event.proposal.topic_id, event.proposal.index)
-        known = self._proposals.get(key)
-        if known is not None and known.proposal == event.proposal:
-            known.client = event.client  # repeated after a reconnection
-            if known.refused:
+        pending = self._proposals.get(key)
+        if pending is not None and pending.proposal == event.proposal:
+            pending.client = event.client  # repeated after a reconnection
+            if pending.refused:
                 return []
-            known.sent_epoch = -1
+            pending.sent_epoch = -1
         else:
             self._proposals[key] = Proposal(event.client, event.proposal)
         return [] if self._proposing else self._propose_new(now_ms)
 
     def _propose_new(self, now_ms: int) -> list[Action]:
         """Sends all new proposals in one message. While a message is in flight, callers let proposals wait
-        for the next one: so ten thousand simultaneous changes take a few messages and a few batches of
-        the log.
+        for the next one, so that ten thousand simultaneous changes take only a few messages and a few
+        batches of the log.
         """
         return self._propose([key for key, entry in self._proposals.items() if entry.sent_epoch < 0], now_ms)
 
@@ -383,8 +385,8 @@ class BrokerCore(Reports):
         self._dead = event.dead
         if event.dead:
             self.fenced, self._lease_until_ms = True, 0
-            self._inherited = (-1, 0)  # a registration's response must not restore it after the proof
-            self._answered_ms = self._sent_ms  # leases granted before the proof are not valid any more
+            self._inherited = (-1, 0)  # after the proof, the response to a registration must not restore this lease
+            self._answered_ms = self._sent_ms  # leases granted before the proof are no longer valid
             return self._repeat(now_ms)
         return self._heartbeat(now_ms)
 
@@ -421,12 +423,12 @@ class BrokerCore(Reports):
         actions += self._propose(due, now_ms)
         if now_ms >= self._repeat_at_ms:
             actions += self._repeat(now_ms)
-        late = [number for number, change in self._changes.items() if now_ms - change.since_ms >= CHANGE_WAIT_MS_MAX]
+        expired = [number for number, change in self._changes.items() if now_ms - change.since_ms >= CHANGE_WAIT_MS_MAX]
         text = (
             f"The change was not answered, or not applied on this host, within {CHANGE_WAIT_MS_MAX // 1000} s; it may"
             " still take effect."
         )
-        return actions + [self._give_up_change(number, ErrorCode.REQUEST_TIMED_OUT, text) for number in late]
+        return actions + [self._give_up_change(number, ErrorCode.REQUEST_TIMED_OUT, text) for number in expired]
 
     def _on_peer_received(self, event: PeerReceived, now_ms: int) -> list[Action]:
         message = event.message

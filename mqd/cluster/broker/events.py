@@ -25,13 +25,13 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class ControllerKnown(msgspec.Struct, frozen=True):
-    """The leader of the quorum as far as this host knows; -1 = none. `alone`: this host is the only
-    voter, so no other host can ever fence it.
+    """The leader of the quorum as far as this host knows; -1 = none. `is_only_voter`: no other host
+    votes, so none can ever fence this host.
     """
 
     node_id: int
     epoch: int
-    alone: bool = False
+    is_only_voter: bool = False
 
 
 class PeerReceived(msgspec.Struct, frozen=True):
@@ -49,8 +49,8 @@ class MetadataApplied(msgspec.Struct, frozen=True):
 
 class MetadataCommitted(msgspec.Struct, frozen=True):
     """MetadataCore.committed has advanced (sent after each Publish, and after HostCore has handled
-    it). `known_version`: HostCore's version, that of the newest change for the workers. Once they have
-    applied it, they have applied all changes up to `version`.
+    it). `known_version`: HostCore.version, that of the newest change that concerns the workers. Once
+    they have applied it, they have applied all changes up to `version`.
     """
 
     version: int
@@ -91,7 +91,8 @@ class ReplicaMoved(msgspec.Struct, frozen=True):
 
 class ReplicasFailed(msgspec.Struct, frozen=True):
     """The complete set of partitions that one worker does not serve because their disk failed or their
-    data is damaged (HostCore's Report).
+    data is damaged (HostCore's
+    ReportFailures).
     """
 
     worker: int
@@ -106,8 +107,8 @@ class DirectoriesFull(msgspec.Struct, frozen=True):
 
 
 class PartitionEmptied(msgspec.Struct, frozen=True):
-    """A worker reports that a retired partition that it leads has no records any more or, if the partition
-    is hidden already, that no client has written to it for the grace period.
+    """A worker reports that a retired partition that it leads no longer has any records or, if the
+    partition is hidden already, that no client has written to it for the grace period.
     """
 
     topic_id: bytes
@@ -192,7 +193,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class ShutDown(msgspec.Struct, frozen=True):
-    """This host leads no partitions any more, and all brokers know it. Flush, write the clean-shutdown
+    """This host no longer leads any partition, and all brokers know it. Flush, write the clean-shutdown
     marker with this broker epoch, exit. `broker_epoch` -1: not registered, so no marker.
     """
 

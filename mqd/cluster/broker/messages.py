@@ -58,7 +58,7 @@ class RegisterBrokerResponse(msgspec.Struct, tag="RegisterBrokerAnswer", frozen=
     node_id: int
     incarnation: int
     # 0; NOT_CONTROLLER; DUPLICATE_BROKER_REGISTRATION (the session of another incarnation is still
-    # valid: try again later); other codes are final
+    # valid: try again later); other codes are permanent
     error: int
     message: str = ""
     broker_epoch: int = -1
@@ -81,13 +81,13 @@ class BrokerHeartbeatResponse(msgspec.Struct, tag="HeartbeatAnswer", frozen=True
     # duration of the lease from sent_ms on, in which the broker may act as a leader; 0 = no lease
     lease_ms: int
     fenced: bool
-    should_shutdown: bool = False  # all brokers know that it leads no partitions any more
+    should_shutdown: bool = False  # all brokers know that it no longer leads any partition
     error: int = 0  # NOT_CONTROLLER; STALE_BROKER_EPOCH or BROKER_ID_NOT_REGISTERED: register again
 
 
 class ProofOfDeath(msgspec.Struct, tag=True, frozen=True):
     """The sender's keeper has seen all broker processes of its host end (pidfd): no process acts for this
-    broker epoch any more. Only the same host can prove this. The proof is not valid after a heartbeat
+    broker epoch any longer. Only the same host can prove this. The proof is not valid after a heartbeat
     that was sent later, because the host may be back and have a lease. For the same reason only the
     controller of `controller_epoch` accepts the proof or, if `led` is set, the next controller.
     """
@@ -167,7 +167,7 @@ class AlterPartitionResponse(msgspec.Struct, tag="AlterPartitionAnswer", frozen=
 
 
 class ChangeForwarded(msgspec.Struct, tag=True, frozen=True):
-    """A request of a client of the sender's host. Never repeated, because the change could be made twice;
+    """A client's request to the sender's host. Never repeated, because the change could then be made twice;
     without a response the client gets REQUEST_TIMED_OUT.
     """
 
@@ -207,8 +207,8 @@ class ReplicaPlaced(msgspec.Struct, tag=True, frozen=True):
 class ReplicasFailed(msgspec.Struct, tag=True, frozen=True):
     """The sender cannot serve its replicas of these partitions, because their disk failed or their data
     is damaged. Repeated until other replicas, if there are any, lead them. `full`: partitions whose
-    replica here is complete, but cannot take records now. If enough other replicas are in sync, one of
-    them leads, and the leader does not wait for this replica.
+    replica on the sender's host is complete, but cannot take records now. If enough other replicas
+    are in sync, one of them leads, and the leader does not wait for this replica.
     """
 
     node_id: int
@@ -218,8 +218,8 @@ class ReplicasFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 class PartitionsEmptied(msgspec.Struct, tag=True, frozen=True):
-    """Retired partitions that the sender leads and that have no records any more (repeated until they are
-    hidden), or hidden ones to which no client has written for the grace period.
+    """Retired partitions that the sender leads and that no longer have any records (repeated until they
+    are hidden), or hidden partitions to which no client has written for the grace period.
     """
 
     node_id: int

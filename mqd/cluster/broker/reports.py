@@ -53,9 +53,9 @@ class Reports:
         self._state = state
         self._options = options
         self._registration: peer.RegisterBroker | None = None
-        # distinguishes this process's requests from those of the previous process with the same numbers
+        # distinguishes this process's requests from the previous process's requests with the same numbers
         self._process = 0
-        self._controller, self._controller_epoch, self._alone = -1, -1, False
+        self._controller, self._controller_epoch, self._is_only_voter = -1, -1, False
         self._lease_until_ms = 0
         self._inherited = (-1, 0)  # (broker epoch, lease) of the previous process, from the control segment
         self._reported: SetBroker | None = None
@@ -65,9 +65,9 @@ class Reports:
         # heartbeats sent before this time are not this process's own, and a proof of death may have
         # followed them (A4)
         self._started_ms = -1
-        self._sent_ms = self._answered_ms = -1  # newest heartbeat, newest one with a response
+        self._sent_ms = self._answered_ms = -1  # of the newest heartbeat, of the newest one with a response
         self._heartbeats = 0
-        self._directories: tuple[peer.DirectoryReport, ...] | None = None  # to be reported
+        self._directories: tuple[peer.DirectoryReport, ...] | None = None  # to report in the next heartbeat
         self._shutdown_since_ms = -1
         self._dead = self._ended = False
         self._proposals: dict[tuple[bytes, int], Proposal] = {}
@@ -77,7 +77,8 @@ class Reports:
         # partition -> leader epoch that ended with a worker
         self._lost: dict[tuple[bytes, int], int] = {}
         self._followed: dict[tuple[bytes, int], int] = {}  # partition that a dead worker followed -> its epoch
-        self._moved: dict[tuple[bytes, int], str] = {}
+        self._moved: dict[tuple[bytes, int], str] = {}  # partition -> its new log directory (id)
+        # retired partition -> leader epoch in which its worker reported that it is empty
         self._emptied: dict[tuple[bytes, int], int] = {}
         # worker -> partitions it does not serve
         self._failed: dict[int, tuple[tuple[bytes, int], ...]] = {}
@@ -191,7 +192,7 @@ class Reports:
 
     def _full_in_sync(self) -> list[tuple[bytes, int]]:
         """Partitions whose replica on this host is in sync and in a full directory, and that have enough
-        other in-sync replicas. The controller checks the same.
+        other in-sync replicas. The controller checks this, too.
         """
         state, node = self._state, self.node_id
         return [
@@ -204,10 +205,8 @@ class Reports:
             in self._full.get(self._owner(topic.topic_id, partition.index), ())
         ]
 
-    def _check_directories(self) -> None:
-        """Adds the partitions in unusable or missing directories, which no worker serves, to the failed
-        ones.
-        """
+    def _note_unusable_directories(self) -> None:
+        """Records the partitions in unusable or missing directories, which no worker serves, as failed."""
         self._failed.pop(NO_WORKER, None)
         if self._registration is None:
             return
@@ -230,10 +229,10 @@ class Reports:
         leader.
         """
         failed = [key for keys in self._failed.values() for key in keys]
-        found = [(key, self._partition(key)) for key in failed]
+        partitions = [(key, self._partition(key)) for key in failed]
         return [
             key
-            for key, partition in found
+            for key, partition in partitions
             if partition is not None
             and (
                 partition.leader in (self.node_id, -1)

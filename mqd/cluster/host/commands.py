@@ -1,4 +1,4 @@
-"""Clients' commands to the owners of single partitions, forwarded by the host core. They are not in
+"""Clients' commands to the owner of one partition each, forwarded by the host core. They are not in
 the metadata log. Part of the host core (mqd/cluster/host/core.py).
 """
 
@@ -29,8 +29,8 @@ class Subscriber(msgspec.Struct):
     role: str
     index: int
     applied_version: int = -1
-    held: bool = False  # H3: waits for new leader epochs
-    # whether its last report had failures; True before the first: its predecessor may have had some
+    held: bool = False  # H3: it gets no metadata until its predecessor's partitions have new leader epochs
+    # whether its last report had failures; True before its first one: its predecessor may have had some
     has_failures: bool = True
 
 
@@ -77,9 +77,9 @@ class HostCommands:
             )
         worker = next(
             (
-                other
-                for other in self._subscribers.values()
-                if other.role == "worker" and other.index == partition.owner and not other.held
+                subscriber
+                for subscriber in self._subscribers.values()
+                if subscriber.role == "worker" and subscriber.index == partition.owner and not subscriber.held
             ),
             None,
         )
@@ -88,7 +88,7 @@ class HostCommands:
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 f"The worker that owns {change.name}-{change.partition} is being restarted; try again.",
             )
-        # the directory is not registered, so the move could not be recorded
+        # the move to a directory that is not registered could not be recorded
         if isinstance(change, messages.MoveReplica) and change.log_dir not in self._log_dirs.values():
             return refuse(
                 ErrorCode.KAFKA_STORAGE_ERROR,

@@ -13,7 +13,7 @@ replica gets a slot, and its owner opens it. When a replica is removed its image
 deletes the files, and the slot is free once all workers have applied that.
 
 Invariants (check())
-    H1  a slot is free, used by one partition, or retiring; never two of them
+    H1  a slot is free, used by one partition, or retiring; never two of these
     H2  a retiring slot is freed only when each worker that was alive when it began to retire has
         applied the removal or has died
     H3  a worker whose predecessor died receives no metadata until each partition that the predecessor
@@ -51,7 +51,7 @@ from mqd.cluster.host.events import DirectoriesMeasured as DirectoriesMeasured
 from mqd.cluster.host.events import Event as Event
 from mqd.cluster.host.events import MoveEnded as MoveEnded
 from mqd.cluster.host.events import RaiseEpochs as RaiseEpochs
-from mqd.cluster.host.events import Report as Report
+from mqd.cluster.host.events import ReportFailures as ReportFailures
 from mqd.cluster.host.events import ReportReplicaMoved as ReportReplicaMoved
 from mqd.cluster.host.events import Send as Send
 from mqd.cluster.host.events import SlotSeen as SlotSeen
@@ -90,7 +90,7 @@ def broker_image(broker: BrokerState) -> messages.BrokerImage:
 
 
 class HostCore(TopicImages):
-    """`log_dirs`: directory id -> index in log.dirs, usable ones only. The state in Started is the
+    """`log_dirs`: id -> index in log.dirs, of the usable log directories. The state in Started is the
     metadata core's committed state and is read-only. `controller_id`: the active controller, if
     known.
     """
@@ -140,8 +140,8 @@ class HostCore(TopicImages):
 
     def _adopt_torn(self, event: Started, used: set[int]) -> None:
         """Assigns the torn slots, which the previous controller was writing, to partitions without a slot:
-        first to those that workers may already know, which have the highest epochs. A torn slot that is
-        left over was being cleared and is unused.
+        first to those that workers may already know, which have the highest epochs. A torn slot for
+        which no partition remains was being cleared and is unused.
         """
         without_slot = [
             (-partition.leader_epoch, topic.topic_id, partition.index)
@@ -176,9 +176,9 @@ class HostCore(TopicImages):
             parts.append(self._brokers())
         for topic in event.removed:
             parts += self._remove(topic)
-        partial = dict(event.partitions)
+        changed_indexes = dict(event.partitions)
         for topic in event.topics:
-            parts += self._topic_changes(topic, partial.get(topic.name), actions)
+            parts += self._topic_changes(topic, changed_indexes.get(topic.name), actions)
         if event.broker_config is not None:
             parts.append(
                 messages.BrokerConfigPut(
@@ -257,16 +257,20 @@ class HostCore(TopicImages):
         message that a topic is withheld precedes the changes that depend on it; a message that it
         is no longer withheld follows the topic itself.
         """
-        before, now = self._withheld, self._names_waiting()
-        either = sorted({*before, *now})
-        first = (
-            self._broadcast(messages.SettingsPut(version, withheld=either), role="acceptor") if either != before else []
+        before, after = self._withheld, self._withheld_names()
+        before_or_after = sorted({*before, *after})
+        leading = (
+            self._broadcast(messages.SettingsPut(version, withheld=before_or_after), role="acceptor")
+            if before_or_after != before
+            else []
         )
-        last = (
-            self._broadcast(messages.SettingsPut(self._version, withheld=now), role="acceptor") if now != either else []
+        trailing = (
+            self._broadcast(messages.SettingsPut(self._version, withheld=after), role="acceptor")
+            if after != before_or_after
+            else []
         )
-        self._withheld = now
-        return [*first, *actions, *last]
+        self._withheld = after
+        return [*leading, *actions, *trailing]
 
     # -- subscribers -------------------------------------------------------------------------------
 
@@ -274,13 +278,13 @@ class HostCore(TopicImages):
         role, index = event.subscribe.role, event.subscribe.index
         actions: list[Action] = []
         if role == "worker":
-            known = self._generations.get(index)
-            if known is not None and known != event.subscribe.generation:
+            known_generation = self._generations.get(index)
+            if known_generation is not None and known_generation != event.subscribe.generation:
                 actions += self._handle_worker_death(index)
             for client in [
                 other.client for other in self._subscribers.values() if other.role == "worker" and other.index == index
             ]:
-                actions += self._drop(client)
+                actions += self._drop_subscriber(client)
             self._generations[index] = event.subscribe.generation
             self._alive.add(index)
         subscriber = self._subscribers[event.client] = Subscriber(event.client, role, index)
@@ -306,7 +310,7 @@ class HostCore(TopicImages):
             self._client_quotas(),
             state.features,
             self.node_id,
-            self._names_waiting(),
+            self._withheld_names(),
             list(state.acls.items()),
             list(state.scram_credentials.values()) if role == "acceptor" else [],
             state.client_metrics if role == "acceptor" else {},
@@ -315,9 +319,9 @@ class HostCore(TopicImages):
         )
 
     def _on_subscriber_left(self, event: SubscriberLeft, now_ms: int) -> list[Action]:
-        return [*self._drop(event.client), *self._maybe_report_applied()]
+        return [*self._drop_subscriber(event.client), *self._maybe_report_applied()]
 
-    def _drop(self, client: Hashable) -> list[Action]:
+    def _drop_subscriber(self, client: Hashable) -> list[Action]:
         self._subscribers.pop(client, None)
         self._commands = {number: command for number, command in self._commands.items() if command.client != client}
         actions: list[Action] = []
@@ -341,10 +345,10 @@ class HostCore(TopicImages):
         for client in [
             other.client for other in self._subscribers.values() if other.role == "worker" and other.index == index
         ]:
-            actions += self._drop(client)
+            actions += self._drop_subscriber(client)
         self._slots.on_worker_death(index)
         lost: list[Partition] = []
-        awaited = self._awaited_epochs.pop(index, {})  # by the worker's predecessor, if it was held
+        awaited = self._awaited_epochs.pop(index, {})  # if the worker was still held: those of its predecessor
         for image in self._images.values():
             for partition in image.partitions:
                 key = (image.topic_id, partition.index)
@@ -371,12 +375,12 @@ class HostCore(TopicImages):
     def _release_held_workers(self) -> list[Action]:
         actions: list[Action] = []
         for index in list(self._awaited_epochs):
-            waiting = self._awaited_epochs[index]
-            for partition in list(waiting):
+            awaited = self._awaited_epochs[index]
+            for partition in list(awaited):
                 image = self._published_image(partition)
-                if image is None or self._has_ended(waiting[partition], image):
-                    del waiting[partition]
-            if not waiting:
+                if image is None or self._has_ended(awaited[partition], image):
+                    del awaited[partition]
+            if not awaited:
                 del self._awaited_epochs[index]
                 for subscriber in self._subscribers.values():
                     if subscriber.held and subscriber.index == index:
@@ -398,8 +402,8 @@ class HostCore(TopicImages):
                 for (topic_id, index), slot in self._slots.used.items()
             }
             reasons = {names.get(slot, f"slot {slot}"): reason for slot, reason in event.applied.failures.items()}
-            keys = tuple(key for key, slot in self._slots.used.items() if slot in event.applied.failures)
-            actions.append(Report(reasons, subscriber.index, keys))
+            failed_partitions = tuple(key for key, slot in self._slots.used.items() if slot in event.applied.failures)
+            actions.append(ReportFailures(reasons, subscriber.index, failed_partitions))
         return actions + self._maybe_report_applied()
 
     def _maybe_report_applied(self) -> list[Action]:

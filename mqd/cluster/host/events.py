@@ -152,13 +152,13 @@ class ReportReplicaMoved(msgspec.Struct, frozen=True):
     directory: str  # its id
 
 
-class Report(msgspec.Struct, frozen=True):
+class ReportFailures(msgspec.Struct, frozen=True):
     """Partitions that a worker does not serve, for the log and the broker core."""
 
     failures: dict[str, str]
     worker: int = -1
-    # the complete set of partitions that this worker does not serve; empty: it serves all again
+    # the complete set of partitions that this worker does not serve; empty: it serves all of them again
     partitions: tuple[Partition, ...] = ()
 
 
-Action = AssignSlot | ClearSlot | Send | AppliedEverywhere | RaiseEpochs | ReportReplicaMoved | Report
+Action = AssignSlot | ClearSlot | Send | AppliedEverywhere | RaiseEpochs | ReportReplicaMoved | ReportFailures

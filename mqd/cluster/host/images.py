@@ -43,7 +43,7 @@ def _is_in_place(seen: SlotSeen | None, image: messages.PartitionImage) -> bool:
 
 
 class TopicImages(HostCommands):
-    """`log_dirs`: directory id -> index in log.dirs, usable ones only."""
+    """`log_dirs`: id -> index in log.dirs, of the usable log directories."""
 
     def __init__(
         self, node_id: int, controller_id: int, worker_count: int, slot_count: int, log_dirs: Mapping[str, int]
@@ -57,7 +57,7 @@ class TopicImages(HostCommands):
         self._images: dict[str, messages.TopicImage] = {}
         self._names: dict[bytes, str] = {}  # topic id -> name, of all images
         self._slots = Slots(slot_count)
-        self._choosing: dict[Partition, str] = {}  # log directories chosen but not recorded yet
+        self._chosen_directories: dict[Partition, str] = {}  # log directories chosen but not recorded yet
         self._alive: set[int] = set()
         self._generations: dict[int, int] = {}
         # worker that died -> partition that it led, or may have led -> the leader epoch of its death
@@ -122,8 +122,8 @@ class TopicImages(HostCommands):
         """`changed`: the indexes of the changed partitions, None = all may have changed."""
         actions: list[Action] = []
         old = self._images.get(topic.name)
-        before = old.partitions if old is not None and old.topic_id == topic.topic_id else []
-        images = list(before) if changed is not None else []
+        old_partitions = old.partitions if old is not None and old.topic_id == topic.topic_id else []
+        images = list(old_partitions) if changed is not None else []
         for index in changed if changed is not None else range(len(topic.partitions)):
             image = self._make_image(topic.topic_id, topic.partitions[index], actions)
             if changed is not None:
@@ -131,40 +131,40 @@ class TopicImages(HostCommands):
             else:
                 images.append(image)
             key = (topic.topic_id, index)
-            old_image, seen = before[index] if index < len(before) else None, seen_slots.get(key)
-            unchanged = old_image is not None and (
+            old_image, seen = old_partitions[index] if index < len(old_partitions) else None, seen_slots.get(key)
+            is_unchanged = old_image is not None and (
                 old_image.slot,
                 old_image.owner,
                 old_image.leader_epoch,
                 old_image.log_dir,
             ) == (image.slot, image.owner, image.leader_epoch, image.log_dir)
-            if old_image is not None and not unchanged and not self._has_ended(self._lost_epoch(key), image):
+            if old_image is not None and not is_unchanged and not self._has_ended(self._lost_epoch(key), image):
                 # The slot is the evidence of the worker's death, and stays until the epoch has ended.
                 if old_image.leader_epoch < image.leader_epoch == self._lost_epoch(key):
                     actions.append(RaiseEpochs((key,)))  # the state has reached the epoch of the death
-            elif image.slot >= 0 and not unchanged and not _is_in_place(seen, image):
-                known = old_image if old_image is not None else seen
+            elif image.slot >= 0 and not is_unchanged and not _is_in_place(seen, image):
+                previous = old_image if old_image is not None else seen
                 moved = (
-                    known is not None
+                    previous is not None
                     and image.leader == self.node_id
-                    and (known.owner, known.leader_epoch) == (image.owner, image.leader_epoch)
+                    and (previous.owner, previous.leader_epoch) == (image.owner, image.leader_epoch)
                 )
                 actions.append(
                     AssignSlot(image.slot, topic.topic_id, index, image.owner, image.log_dir, image.leader_epoch, moved)
                 )
-        for image in before[len(topic.partitions) :]:
+        for image in old_partitions[len(topic.partitions) :]:
             self._give_up((topic.topic_id, image.index))
         # H6: partitions that wait for a slot are added later, by _place_waiting()
-        while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:
+        while len(images) > len(old_partitions) and (topic.topic_id, images[-1].index) in self._slots.unplaced:
             images.pop()
         if images or not topic.partitions:  # a view has no partitions
-            internal = topic.name in INTERNAL_TOPICS
+            is_internal = topic.name in INTERNAL_TOPICS
             self._images[topic.name] = messages.TopicImage(
                 topic.name,
                 topic.topic_id,
                 images,
                 topic.config,
-                internal,
+                is_internal,
                 len(topic.partitions),
                 topic.first_leader_epoch,
             )
@@ -187,14 +187,14 @@ class TopicImages(HostCommands):
         if self.node_id not in partition.replicas:
             self._give_up(key)
         elif directory := partition.directories[partition.replicas.index(self.node_id)]:
-            self._choosing.pop(key, None)
+            self._chosen_directories.pop(key, None)
             slot, log_dir = self._slots.take(key), self._log_dirs.get(directory, LOG_DIR_NONE)
             if slot >= 0 and log_dir != LOG_DIR_NONE:
                 owner = owner_of(topic_id, partition.index, self._worker_count)
         else:
             # a new replica: its slot, if any, is that of an earlier replica, which was removed
             self._slots.release(key, self._version, self._alive)
-            if key not in self._choosing and self._log_dirs:
+            if key not in self._chosen_directories and self._log_dirs:
                 actions.append(ReportReplicaMoved(topic_id, partition.index, self._choose_directory(key)))
         return self._describe(partition, slot, owner, log_dir)
 
@@ -221,7 +221,7 @@ class TopicImages(HostCommands):
 
     def _choose_directory(self, key: Partition) -> str:
         counts = {name: self._state.partition_counts.get((self.node_id, name), 0) for name in self._log_dirs}
-        for name in self._choosing.values():
+        for name in self._chosen_directories.values():
             counts[name] += 1
         chosen = choose_directory(
             [
@@ -231,17 +231,17 @@ class TopicImages(HostCommands):
             counts,
         )
         assert chosen is not None
-        self._choosing[key] = chosen
+        self._chosen_directories[key] = chosen
         return chosen
 
     def _give_up(self, key: Partition) -> int:
-        self._choosing.pop(key, None)
+        self._chosen_directories.pop(key, None)
         return self._slots.release(key, self._version, self._alive)
 
     def _remove(self, topic: TopicState) -> list[messages.Part]:
         for partition in topic.partitions:
             self._slots.unplaced.pop((topic.topic_id, partition.index), None)
-            self._choosing.pop((topic.topic_id, partition.index), None)
+            self._chosen_directories.pop((topic.topic_id, partition.index), None)
         image = self._images.get(topic.name)
         if image is None or image.topic_id != topic.topic_id:
             return []
@@ -277,7 +277,7 @@ class TopicImages(HostCommands):
         unplaced = self._slots.unplaced
         return bool(unplaced) and any((topic.topic_id, partition.index) in unplaced for partition in topic.partitions)
 
-    def _names_waiting(self) -> list[str]:
+    def _withheld_names(self) -> list[str]:
         names = {self._state.topics_by_id.get(topic_id) for topic_id, _ in self._slots.unplaced}
         return sorted(name for name in names if name is not None)
 
@@ -299,9 +299,9 @@ class TopicImages(HostCommands):
     def _broadcast(self, message: messages.FromController, role: str | None = None) -> list[Action]:
         """Sends to all subscribers, or to those of one role."""
         return [
-            Send(one.client, message)
-            for one in self._subscribers.values()
-            if not one.held and (role is None or one.role == role)
+            Send(subscriber.client, message)
+            for subscriber in self._subscribers.values()
+            if not subscriber.held and (role is None or subscriber.role == role)
         ]
 
     def _published_image(self, partition: Partition) -> messages.PartitionImage | None:

@@ -28,7 +28,7 @@ class PartitionImage(msgspec.Struct, frozen=True, omit_defaults=True):
     log_dir: int  # index in log.dirs
     leader: int  # node id, -1 = none
     leader_epoch: int
-    # node ids, the preferred leader first; during a reassignment: the target, then the leaving ones
+    # node ids, the preferred leader first; during a reassignment: the target, then the leaving replicas
     replicas: list[int]
     in_sync_replicas: list[int]
     partition_epoch: int = 0
@@ -48,7 +48,7 @@ class TopicImage(msgspec.Struct, frozen=True):
     partitions: list[PartitionImage]
     config: dict[str, str]  # only what was set on the topic; topic_effective() in mqd.base.config adds the broker's
     internal: bool = False
-    # The topic's number of partitions; `partitions` can lack the last ones, which wait for slots. -1 =
+    # The topic's number of partitions; `partitions` can lack the last partitions, which wait for slots. -1 =
     # not given.
     partition_count: int = -1
     # as in TopicState; 0 = none of its partitions was ever removed
@@ -62,7 +62,7 @@ class BrokerImage(msgspec.Struct, frozen=True):
     rack: str | None
     epoch: int  # epoch of its registration
     fenced: bool = False
-    in_controlled_shutdown: bool = False  # it leads no partitions any more
+    in_controlled_shutdown: bool = False  # it no longer leads any partition
     draining: bool = False
     inter_broker_host: str = ""  # address for other hosts' workers and acceptors; "" = none
     inter_broker_port: int = 0
@@ -93,7 +93,7 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     broker_config: dict[str, str]
     # the part of it that is set for all brokers (resource name "")
     broker_default_config: dict[str, str] = {}
-    # the last removed topics: a worker that was down when they were removed deletes their files
+    # the topics that were removed last: a worker that was down when they were removed deletes their files
     removed_topic_ids: list[bytes] = []
     group_configs: dict[str, dict[str, str]] = {}  # groups with a configuration of their own
     client_quotas: list[ClientQuota] = []
@@ -133,8 +133,8 @@ class TopicRemoved(msgspec.Struct, tag=True, frozen=True):
 
 
 class BrokerConfigPut(msgspec.Struct, tag=True, frozen=True):
-    """As in Image: broker_config, and its parts for all brokers and for this one, which may have the same
-    properties.
+    """As in Image: broker_config, its part for all brokers, and its part for this broker. Both parts may
+    set the same property.
     """
 
     version: int
@@ -175,7 +175,7 @@ class SettingsPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class AclsPut(msgspec.Struct, tag=True, frozen=True):
-    """New rules, and the ids of removed ones."""
+    """New rules, and the ids of removed rules."""
 
     version: int
     put: list[tuple[bytes, AclBinding]]
@@ -183,7 +183,7 @@ class AclsPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class CredentialsPut(msgspec.Struct, tag=True, frozen=True):
-    """Only to the acceptor: changed credentials, and (user, mechanism) of removed ones. The version is
+    """Only to the acceptor: changed credentials, and (user, mechanism) of removed credentials. The version is
     unchanged, because workers do not get this change.
     """
 
@@ -261,7 +261,7 @@ class CommandDone(msgspec.Struct, tag=True, frozen=True):
 
 class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
     """From a worker: the partition's files are complete and flushed in another log directory, and the old
-    ones are not written any more. The worker serves the new files once a PartitionsPut, TopicPut or
+    files are no longer written. The worker serves the new files once a PartitionsPut, TopicPut or
     Image has the new directory, and does not serve the partition until then. Repeated after every
     reconnection.
     """
@@ -281,8 +281,8 @@ class FullDirectories(msgspec.Struct, tag=True, frozen=True):
 
 
 class PartitionEmptied(msgspec.Struct, tag=True, frozen=True):
-    """From the worker that leads it: a retired partition has no records any more. Repeated until it is
-    hidden. While it is hidden, the same message means that no client has written to it for the grace
+    """From the worker that leads it: a retired partition no longer has any records. Repeated until
+    it is hidden. While it is hidden, the same message means that no client has written to it for the grace
     period (partition.retire.grace.ms); then it is repeated every second.
     """
 
@@ -302,7 +302,9 @@ class ProposeInSync(msgspec.Struct, tag=True, frozen=True):
     index: int
     leader_epoch: int
     partition_epoch: int  # compare-and-set
-    in_sync: list[tuple[int, int]]  # (node id, broker epoch it fetched with); the leader itself with its own
+    in_sync: list[
+        tuple[int, int]
+    ]  # (node id, broker epoch with which it fetched); the leader's entry has its own epoch
     sequence: int  # rises with each new proposal for the partition in this leader epoch (R6b)
     recovered: bool = False  # the leader has completed the recovery after an unclean election
 
@@ -411,8 +413,8 @@ class AlterReassignments(msgspec.Struct, tag=True, frozen=True):
 
 
 class ElectLeaders(msgspec.Struct, tag=True, frozen=True):
-    """KIP-460. There is one result for each partition; with None (all partitions that need an election)
-    for each that was tried.
+    """KIP-460. There is one result for each partition or, with None (all partitions that need an election),
+    for each partition for which an election was tried.
     """
 
     election_type: int  # Kafka's: 0 preferred, 1 unclean
@@ -426,7 +428,7 @@ class UnregisterBroker(msgspec.Struct, tag=True, frozen=True):
 
 
 class DrainBroker(msgspec.Struct, tag=True, frozen=True):
-    """Moves all replicas of a host elsewhere and places none there; `cancel`: the host takes
+    """Moves all replicas of a host to other hosts and places none on it; `cancel`: the host takes
     replicas again.
     """
 
@@ -435,8 +437,8 @@ class DrainBroker(msgspec.Struct, tag=True, frozen=True):
 
 
 class BalanceReplicas(msgspec.Struct, tag=True, frozen=True):
-    """Spreads replicas and leaderships evenly over the hosts by reassignments; with validate_only only
-    returns them in the results.
+    """Spreads replicas and leaderships evenly across the hosts by reassignments; with validate_only, only
+    returns these in the results.
     """
 
     topics: list[str] | None = None
@@ -462,7 +464,7 @@ class ReleaseRetired(msgspec.Struct, tag=True, frozen=True):
 
 
 class CreateAcls(msgspec.Struct, tag=True, frozen=True):
-    """Adds rules; existing ones are not changed."""
+    """Adds rules; existing rules are not changed."""
 
     bindings: list[AclBinding]
 

@@ -55,8 +55,8 @@ class Slots:
         self.retiring[slot] = (version, set(users))
 
     def on_applied(self, worker: int, version: int) -> None:
-        for since, users in self.retiring.values():
-            if version >= since:
+        for removal_version, users in self.retiring.values():
+            if version >= removal_version:
                 users.discard(worker)
 
     def on_worker_death(self, worker: int) -> None:
@@ -64,7 +64,7 @@ class Slots:
             users.discard(worker)
 
     def free_retired(self) -> list[int]:
-        """Frees and returns the retiring slots that no worker uses any more."""
+        """Frees and returns the retiring slots that no worker uses any longer."""
         ready = [slot for slot, (_, users) in self.retiring.items() if not users]
         for slot in ready:
             del self.retiring[slot]

@@ -347,7 +347,7 @@ class ControllerProcess:
                     self.on_broker(broker_core.MetadataApplied(action.version))
                 case host_core.ReportReplicaMoved():
                     self.on_broker(broker_core.ReplicaMoved(action.topic_id, action.index, action.directory))
-                case host_core.Report():
+                case host_core.ReportFailures():
                     self.on_broker(broker_core.ReplicasFailed(action.worker, action.partitions))
                     if action.failures:
                         self.host.doubtful = True

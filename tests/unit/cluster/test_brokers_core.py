@@ -228,9 +228,13 @@ def test_a_lease_from_before_the_hosts_death_is_not_inherited(world: World) -> N
 
 def test_the_only_voter_needs_no_lease(world: World) -> None:
     host = world.hosts[3]
-    (message,) = host.broker.handle(broker_core.ControllerKnown(world.active, world.epoch, alone=True), world.now_ms)
+    (message,) = host.broker.handle(
+        broker_core.ControllerKnown(world.active, world.epoch, is_only_voter=True), world.now_ms
+    )
     assert message.lease_until_ms == broker_core.INT64_MAX
-    (message,) = host.broker.handle(broker_core.ControllerKnown(world.active, world.epoch, alone=False), world.now_ms)
+    (message,) = host.broker.handle(
+        broker_core.ControllerKnown(world.active, world.epoch, is_only_voter=False), world.now_ms
+    )
     assert message.lease_until_ms < world.now_ms + OPTIONS.session_ms
 
 

@@ -175,7 +175,7 @@ def test_a_doubt_is_recorded_at_once(resolver: Resolver, caplog: pytest.LogCaptu
         one = object.__new__(Shell)
         one.metadata_ready = loop.create_future()
         one.metadata_ready.set_result(None)
-        one.host = SimpleNamespace(handle=lambda event, now: [host_core.Report({"t-0": "a flush failed"})])  # type: ignore[assignment]
+        one.host = SimpleNamespace(handle=lambda event, now: [host_core.ReportFailures({"t-0": "a flush failed"})])  # type: ignore[assignment]
         one.on_broker = lambda event: None  # type: ignore[method-assign]
         one._broker_published = SimpleNamespace(broker_epoch=7)  # type: ignore[assignment]
         one.on_doubt = doubt
