@@ -19,8 +19,8 @@ HOSTS_AT_ONCE_MAX = 20
 
 
 class PlannedPartition(NamedTuple):
-    """One partition of a plan. `replicas`: as they are, [] = there is no such partition; `move`:
-    its ongoing move, towards the plan or elsewhere.
+    """One partition of a plan. `replicas`: the current ones, [] = there is no such partition;
+    `move`: its ongoing move, towards the plan or elsewhere.
     """
 
     partition: Partition
@@ -28,7 +28,7 @@ class PlannedPartition(NamedTuple):
     planned: list[int]
     replicas: list[int]
     move: Move | None
-    copied_bytes: int | None = None  # by the new replicas; None: unknown, or there are none
+    copied_bytes: int | None = None  # by the new replicas; None: unknown, or there are no new replicas
     total_bytes: int | None = None
 
     @property
@@ -56,14 +56,14 @@ class PlannedPartition(NamedTuple):
 
 def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPartition]:
     """The state of each partition in the plan (all of this topic), in order. Raises CliError."""
-    # first: a move that ends in between then counts as under way, not as not done
+    # before the metadata, so that a move that ends in between is reported as under way, not as not done
     moving = moves.ongoing_moves(broker, topic)
     response = broker.request(
         moves.METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
     )
     check(f"topic {topic}", response.topics[0].error_code, None)
-    partitions = {(topic, one.partition_index): one for one in response.topics[0].partitions}
-    found = []
+    partitions = {(topic, partition.partition_index): partition for partition in response.topics[0].partitions}
+    planned_states = []
     for partition, planned in plan.items():
         move = moving.get(partition)
         replicas = list(partitions[partition].replica_nodes) if partition in partitions else []
@@ -71,32 +71,32 @@ def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPa
             state = UNDER_WAY if [node for node in move.replicas if node not in move.removing] == planned else NOT_DONE
         else:
             state = DONE if replicas == planned else NOT_DONE
-        found.append(PlannedPartition(partition, state, planned, replicas, move))
-    leaders = {partition: one.leader_id for partition, one in partitions.items()}
-    return _add_copied_shares(
-        found,
+        planned_states.append(PlannedPartition(partition, state, planned, replicas, move))
+    leaders = {partition: metadata.leader_id for partition, metadata in partitions.items()}
+    return _add_copied_bytes(
+        planned_states,
         leaders,
         {
-            one.node_id: f"[{one.host}]:{one.port}" if ":" in one.host else f"{one.host}:{one.port}"
-            for one in response.brokers
+            node.node_id: f"[{node.host}]:{node.port}" if ":" in node.host else f"{node.host}:{node.port}"
+            for node in response.brokers
         },
     )
 
 
-def _add_copied_shares(
-    found: Sequence[PlannedPartition], leaders: Mapping[Partition, int], addresses: Mapping[int, str]
+def _add_copied_bytes(
+    partitions: Sequence[PlannedPartition], leaders: Mapping[Partition, int], addresses: Mapping[int, str]
 ) -> list[PlannedPartition]:
     """Adds how much has been copied: the bytes of new replicas compared with their leaders'. Queries
     each host once, at most HOSTS_AT_ONCE_MAX in parallel.
     """
     requested: dict[int, dict[str, list[int]]] = {}
-    for one in found:
-        if one.move is not None and one.move.adding:
-            topic, index = one.partition
-            for node in {leaders.get(one.partition, -1), *one.move.adding} & addresses.keys():
+    for planned in partitions:
+        if planned.move is not None and planned.move.adding:
+            topic, index = planned.partition
+            for node in {leaders.get(planned.partition, -1), *planned.move.adding} & addresses.keys():
                 requested.setdefault(node, {}).setdefault(topic, []).append(index)
     if not requested:
-        return list(found)
+        return list(partitions)
 
     def query(node: int) -> dict[Partition, int]:
         return _sizes(addresses[node], requested[node])
@@ -104,41 +104,44 @@ def _add_copied_shares(
     with ThreadPoolExecutor(min(len(requested), HOSTS_AT_ONCE_MAX)) as threads:
         sizes = dict(zip(requested, threads.map(client_security.with_credentials(query), requested)))
     return [
-        _with_copied_bytes(one, sizes, leaders.get(one.partition, -1))
-        if one.move is not None and one.move.adding
-        else one
-        for one in found
+        _with_copied_bytes(planned, sizes, leaders.get(planned.partition, -1))
+        if planned.move is not None and planned.move.adding
+        else planned
+        for planned in partitions
     ]
 
 
 def _sizes(address: str, requested: Mapping[str, list[int]]) -> dict[Partition, int]:
     results = offline.log_directories(address, requested)
     return {
-        (topic.name, one.partition_index): one.partition_size
+        (topic.name, partition.partition_index): partition.partition_size
         for result in results
         for topic in result.topics
-        for one in topic.partitions
-        if not one.is_future_key
+        for partition in topic.partitions
+        if not partition.is_future_key
     }
 
 
 def _with_copied_bytes(
-    one: PlannedPartition, sizes: Mapping[int, Mapping[Partition, int]], leader: int
+    planned: PlannedPartition, sizes: Mapping[int, Mapping[Partition, int]], leader: int
 ) -> PlannedPartition:
-    assert one.move is not None
-    whole = sizes.get(leader, {}).get(one.partition)
-    parts = [sizes.get(node, {}).get(one.partition) for node in one.move.adding]
-    if whole is None or None in parts:
-        return one
-    return one._replace(copied_bytes=sum(min(part or 0, whole) for part in parts), total_bytes=whole * len(parts))
+    assert planned.move is not None
+    leader_bytes = sizes.get(leader, {}).get(planned.partition)
+    replica_bytes = [sizes.get(node, {}).get(planned.partition) for node in planned.move.adding]
+    if leader_bytes is None or None in replica_bytes:
+        return planned
+    return planned._replace(
+        copied_bytes=sum(min(size or 0, leader_bytes) for size in replica_bytes),
+        total_bytes=leader_bytes * len(replica_bytes),
+    )
 
 
-def summary(topic: str, found: Sequence[PlannedPartition]) -> str:
+def summary(topic: str, partitions: Sequence[PlannedPartition]) -> str:
     """Returns the number of partitions in each state, and the remedy for those that are not done."""
-    counts = {state: sum(one.state == state for one in found) for state in (DONE, UNDER_WAY, NOT_DONE)}
-    if counts[DONE] == len(found):
+    counts = {state: sum(planned.state == state for planned in partitions) for state in (DONE, UNDER_WAY, NOT_DONE)}
+    if counts[DONE] == len(partitions):
         return f"topic {topic}: the plan is complete"
     states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return f"topic {topic}: of {len(found)} partition{'s' * (len(found) != 1)} {states}" + (
+    return f"topic {topic}: of {len(partitions)} partition{'s' * (len(partitions) != 1)} {states}" + (
         " (carry the plan out again for these)" if counts[NOT_DONE] else ""
     )

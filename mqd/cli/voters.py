@@ -11,12 +11,12 @@ from mqd.protocol.messages import DescribeQuorumResponse
 SILENT_MS_MIN = 5_000  # so that a busy host whose disk takes seconds for a flush does not count as silent
 # a voter is silent after this many controller.quorum.fetch.timeout.ms without a fetch; usually it
 # fetches again within three eighths of one such timeout
-FETCH_TIMEOUTS = 2
+SILENT_FETCH_TIMEOUTS = 2
 
 
 class VoterStatus(NamedTuple):
-    """Node ids, ascending. `now_ms`: the leader's clock when it responded (its times for the other
-    voters are by that clock, too); -1: the leader knows no voter.
+    """The lists have node ids, ascending. `now_ms`: the leader's clock when it responded (its times for
+    the other voters are by that clock, too); -1: the leader knows no voter.
     """
 
     now_ms: int
@@ -32,8 +32,8 @@ class VoterStatus(NamedTuple):
 
     def text(self) -> str:
         parts = [
-            f"; {what}: {', '.join(map(str, nodes))}"
-            for what, nodes in (("not heard from", self.silent), ("does not keep up", self.behind))
+            f"; {label}: {', '.join(map(str, nodes))}"
+            for label, nodes in (("not heard from", self.silent), ("does not keep up", self.behind))
             if nodes
         ]
         voters = "the others" if self.missing else "them"
@@ -43,15 +43,20 @@ class VoterStatus(NamedTuple):
 def voter_status(quorum: DescribeQuorumResponse.PartitionData) -> VoterStatus:
     replicas = [*quorum.current_voters, *quorum.observers]
     # the leader's own times are those of its response (KIP-836)
-    now_ms = max((max(one.last_fetch_timestamp, one.last_caught_up_timestamp) for one in replicas), default=-1)
-    since_ms = max(now_ms - max(SILENT_MS_MIN, FETCH_TIMEOUTS * quorum.fetch_timeout_ms), 0)
-    voters = sorted(quorum.current_voters, key=lambda one: one.replica_id)
+    now_ms = max(
+        (max(replica.last_fetch_timestamp, replica.last_caught_up_timestamp) for replica in replicas), default=-1
+    )
+    silent_before_ms = max(now_ms - max(SILENT_MS_MIN, SILENT_FETCH_TIMEOUTS * quorum.fetch_timeout_ms), 0)
+    voters = sorted(quorum.current_voters, key=lambda replica: replica.replica_id)
     silent = [
-        one.replica_id for one in voters if one.last_fetch_timestamp < since_ms and one.replica_id != quorum.leader_id
+        replica.replica_id
+        for replica in voters
+        if replica.last_fetch_timestamp < silent_before_ms and replica.replica_id != quorum.leader_id
     ]
     behind = [
-        one.replica_id
-        for one in voters
-        if one.replica_id not in silent and (one.log_end_offset < 0 or one.last_caught_up_timestamp < since_ms)
+        replica.replica_id
+        for replica in voters
+        if replica.replica_id not in silent
+        and (replica.log_end_offset < 0 or replica.last_caught_up_timestamp < silent_before_ms)
     ]
     return VoterStatus(now_ms, silent, behind, max(0, (len(voters) - 1) // 2 - len(silent) - len(behind)))

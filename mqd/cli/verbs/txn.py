@@ -76,7 +76,7 @@ def _partitions(partitions: dict[str, list[int]]) -> str:
     type=Duration(),
     default=_HANGING_AFTER,
     show_default=True,
-    help="With --hanging: only those that wrote nothing for this long.",
+    help="With --hanging: only those that have written nothing for this long.",
 )
 def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, hanging: bool, idle: int) -> None:
     """List transactions, those that have been open longest first, then by transactional id."""
@@ -91,21 +91,21 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
         if hanging:
             _show_hanging(settings, txns.hanging_transactions(cluster, idle))
             return
-        found, unavailable = txns.all_transactions(cluster, states, -1 if longer_than is None else longer_than)
+        transactions, unavailable = txns.all_transactions(cluster, states, -1 if longer_than is None else longer_than)
     report_left_out("transactional id", unavailable)
     if settings.json:
-        emit_json([_json(one) for one in found])
-    elif found:
+        emit_json([_json(transaction) for transaction in transactions])
+    elif transactions:
         rows = [
             (
-                one.transactional_id,
-                one.state,
-                _duration_text(one.open_ms),
-                one.producer_id,
-                one.producer_epoch,
-                sum(map(len, one.partitions.values())),
+                transaction.transactional_id,
+                transaction.state,
+                _duration_text(transaction.open_ms),
+                transaction.producer_id,
+                transaction.producer_epoch,
+                sum(map(len, transaction.partitions.values())),
             )
-            for one in found
+            for transaction in transactions
         ]
         emit_table(("TRANSACTIONAL ID", "STATE", "OPEN FOR", "PRODUCER ID", "EPOCH", "PARTITIONS"), rows)
     elif not unavailable:
@@ -114,50 +114,51 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
         )
 
 
-def _json(one: "Transaction") -> dict[str, Any]:
+def _json(transaction: "Transaction") -> dict[str, Any]:
     return {
-        "transactional_id": one.transactional_id,
-        "state": one.state,
-        "producer_id": one.producer_id,
-        "producer_epoch": one.producer_epoch,
-        "timeout_ms": one.timeout_ms,
-        "started_ms": one.started_ms if one.open_ms is not None else None,
-        "open_ms": one.open_ms,
-        "partitions": one.partitions,
+        "transactional_id": transaction.transactional_id,
+        "state": transaction.state,
+        "producer_id": transaction.producer_id,
+        "producer_epoch": transaction.producer_epoch,
+        "timeout_ms": transaction.timeout_ms,
+        "started_ms": transaction.started_ms if transaction.open_ms is not None else None,
+        "open_ms": transaction.open_ms,
+        "partitions": transaction.partitions,
     }
 
 
-def _open_json(one: "OpenProducer") -> dict[str, Any]:
+def _open_json(producer: "OpenProducer") -> dict[str, Any]:
     return {
-        "topic": one.topic,
-        "partition": one.partition,
-        "start_offset": one.start_offset,
-        "producer_id": one.producer_id,
-        "producer_epoch": one.producer_epoch,
-        "coordinator_epoch": one.coordinator_epoch,
-        "idle_ms": one.idle_ms,
+        "topic": producer.topic,
+        "partition": producer.partition,
+        "start_offset": producer.start_offset,
+        "producer_id": producer.producer_id,
+        "producer_epoch": producer.producer_epoch,
+        "coordinator_epoch": producer.coordinator_epoch,
+        "idle_ms": producer.idle_ms,
     }
 
 
-def _show_hanging(settings: Settings, found: "list[OpenProducer]") -> None:
+def _show_hanging(settings: Settings, open_producers: "list[OpenProducer]") -> None:
     if settings.json:
-        emit_json([_open_json(one) for one in found])
-    elif found:
+        emit_json([_open_json(producer) for producer in open_producers])
+    elif open_producers:
         rows = [
             (
-                one.topic,
-                one.partition,
-                one.start_offset,
-                one.producer_id,
-                one.producer_epoch,
-                _duration_text(one.idle_ms),
+                producer.topic,
+                producer.partition,
+                producer.start_offset,
+                producer.producer_id,
+                producer.producer_epoch,
+                _duration_text(producer.idle_ms),
             )
-            for one in found
+            for producer in open_producers
         ]
         emit_table(("TOPIC", "PARTITION", "START OFFSET", "PRODUCER ID", "EPOCH", "SILENT FOR"), rows)
+        first = open_producers[0]
         click.echo(
-            f"readers of committed records wait there; mqd txn abort {found[0].topic} {found[0].partition}"
-            f" {found[0].start_offset} --execute ends the first"
+            f"readers of committed records wait there; mqd txn abort {first.topic} {first.partition}"
+            f" {first.start_offset} --execute ends the first"
         )
     else:
         click.echo("no transaction hangs")
@@ -178,31 +179,32 @@ def describe(settings: Settings, name: str) -> None:
     from mqd.cli.broker_lookup import Cluster
 
     with Cluster(settings.bootstrap) as cluster:
-        found = txns.describe(cluster, name)
-        open_producers = txns.open_by_partition(cluster, found)
+        transaction = txns.describe(cluster, name)
+        open_producers = txns.open_by_partition(cluster, transaction)
     if settings.json:
-        emit_json(_json(found) | {"open_in": [_open_json(one) for one in open_producers.values()]})
+        emit_json(_json(transaction) | {"open_in": [_open_json(producer) for producer in open_producers.values()]})
         return
-    _show(found)
-    if found.partitions:
+    _show(transaction)
+    if transaction.partitions:
         click.echo()
         rows = []
-        for topic, indexes in sorted(found.partitions.items()):
+        for topic, indexes in sorted(transaction.partitions.items()):
             for index in indexes:
-                one = open_producers.get((topic, index))
-                rows.append((topic, index, *((one.start_offset, _duration_text(one.idle_ms)) if one else ("-", "-"))))
+                producer = open_producers.get((topic, index))
+                position = (producer.start_offset, _duration_text(producer.idle_ms)) if producer else ("-", "-")
+                rows.append((topic, index, *position))
         emit_table(("TOPIC", "PARTITION", "START OFFSET", "SILENT FOR"), rows)
 
 
-def _show(found: "Transaction") -> None:
+def _show(transaction: "Transaction") -> None:
     age = (
-        f", open for {_duration_text(found.open_ms)} of at most {_duration_text(found.timeout_ms)}"
-        if found.open_ms is not None
-        else f", timeout {_duration_text(found.timeout_ms)}"
+        f", open for {_duration_text(transaction.open_ms)} of at most {_duration_text(transaction.timeout_ms)}"
+        if transaction.open_ms is not None
+        else f", timeout {_duration_text(transaction.timeout_ms)}"
     )
     click.echo(
-        f"transactional id {found.transactional_id}: {found.state}{age}, producer id {found.producer_id}, epoch"
-        f" {found.producer_epoch}"
+        f"transactional id {transaction.transactional_id}: {transaction.state}{age}, producer id"
+        f" {transaction.producer_id}, epoch {transaction.producer_epoch}"
     )
 
 
@@ -212,7 +214,7 @@ def _show(found: "Transaction") -> None:
 @command.command()
 @options
 @click.argument(
-    "what",
+    "target",
     nargs=-1,
     required=True,
     metavar="TRANSACTIONAL_ID | TOPIC PARTITION [START_OFFSET]",
@@ -224,49 +226,59 @@ def _show(found: "Transaction") -> None:
     help="With TOPIC PARTITION: the transaction's producer, instead of START_OFFSET.",
 )
 @click.option("--execute", is_flag=True, help="Abort it.  [default: show what would be aborted]")
-def abort(settings: Settings, what: tuple[str, ...], producer_id: int | None, execute: bool) -> None:
+def abort(settings: Settings, target: tuple[str, ...], producer_id: int | None, execute: bool) -> None:
     """Abort a transaction, by id or by its position.
 
-    TRANSACTIONAL_ID: its transaction is aborted, and its producer fenced. TOPIC PARTITION
-    START_OFFSET: the transaction that begins there, for hanging ones (mqd txn list --hanging).
+    TRANSACTIONAL_ID: aborts its transaction and fences its producer. TOPIC PARTITION START_OFFSET:
+    aborts the transaction that begins there, for hanging transactions (mqd txn list --hanging).
     """
     from mqd.cli.broker_lookup import Cluster
 
-    if len(what) == 1:
+    if len(target) == 1:
         if producer_id is not None:
             raise click.UsageError("--producer-id goes with TOPIC PARTITION")
         with Cluster(settings.bootstrap) as cluster:
-            _abort_by_id(settings, cluster, what[0], execute)
+            _abort_by_id(settings, cluster, target[0], execute)
         return
-    if len(what) > 3 or not all(word.isdecimal() for word in what[1:]) or (len(what) == 3) == (producer_id is not None):
+    if (
+        len(target) > 3
+        or not all(word.isdecimal() for word in target[1:])
+        or (len(target) == 3) == (producer_id is not None)
+    ):
         raise click.UsageError(
             "give TRANSACTIONAL_ID, or TOPIC PARTITION START_OFFSET, or TOPIC PARTITION --producer-id ID"
         )
     with Cluster(settings.bootstrap) as cluster:
         _abort_in_partition(
-            settings, cluster, what[0], int(what[1]), int(what[2]) if len(what) == 3 else None, producer_id, execute
+            settings,
+            cluster,
+            target[0],
+            int(target[1]),
+            int(target[2]) if len(target) == 3 else None,
+            producer_id,
+            execute,
         )
 
 
 def _abort_by_id(settings: Settings, cluster: "Cluster", name: str, execute: bool) -> None:
     from mqd.cli import transactions as txns
 
-    found = txns.describe(cluster, name)
-    txns.check_open(found)
+    transaction = txns.describe(cluster, name)
+    txns.check_open(transaction)
     if execute:
-        txns.abort_by_id(cluster, found)
+        txns.abort_by_id(cluster, transaction)
     if settings.json:
-        emit_json({**_json(found), "aborted": execute})
+        emit_json({**_json(transaction), "aborted": execute})
     else:
-        where = _partitions(found.partitions)
+        partitions = _partitions(transaction.partitions)
         if execute:
             click.echo(
-                f"aborted the transaction of {name} in {where}; its producer (id {found.producer_id}, epoch"
-                f" {found.producer_epoch}) is fenced"
+                f"aborted the transaction of {name} in {partitions}; its producer (id {transaction.producer_id}, epoch"
+                f" {transaction.producer_epoch}) is fenced"
             )
         else:
-            _show(found)
-            click.echo(f"nothing was changed; --execute would abort it in {where} and fence its producer")
+            _show(transaction)
+            click.echo(f"nothing was changed; --execute would abort it in {partitions} and fence its producer")
 
 
 def _abort_in_partition(
@@ -280,32 +292,43 @@ def _abort_in_partition(
 ) -> None:
     from mqd.cli import transactions as txns
 
-    one, coordinator_view = txns.find_open_transaction(cluster, topic, index, start_offset, producer_id)
-    everywhere = coordinator_view is not None and coordinator_view.state == "Ongoing"
+    open_producer, coordinator_view = txns.find_open_transaction(cluster, topic, index, start_offset, producer_id)
+    coordinator_can_abort = coordinator_view is not None and coordinator_view.state == "Ongoing"
     if execute:
-        txns.abort_in_partition(cluster, one)
+        txns.abort_in_partition(cluster, open_producer)
     if settings.json:
         emit_json(
             {
-                **_open_json(one),
-                "transactional_id": coordinator_view.transactional_id if coordinator_view and everywhere else None,
-                "maybe_committed": txns.maybe_committed(coordinator_view, one),
+                **_open_json(open_producer),
+                "transactional_id": coordinator_view.transactional_id
+                if coordinator_view and coordinator_can_abort
+                else None,
+                "maybe_committed": txns.maybe_committed(coordinator_view, open_producer),
                 "aborted": execute,
             }
         )
         return
-    what = f"the transaction of producer id {one.producer_id} that begins at {topic}-{index} offset {one.start_offset}"
-    if coordinator_view is not None and everywhere:
-        also = (
+    description = (
+        f"the transaction of producer id {open_producer.producer_id} that begins at"
+        f" {topic}-{index} offset {open_producer.start_offset}"
+    )
+    if coordinator_view is not None and coordinator_can_abort:
+        consequences = (
             f": it is that of {coordinator_view.transactional_id}, in {_partitions(coordinator_view.partitions)},"
             f" {'was' if execute else 'would be'} aborted everywhere, and its producer fenced"
         )
     else:
-        also = "" if execute else f"; silent for {_duration_text(one.idle_ms)}, and no coordinator will end it"
-    if coordinator_view is not None and txns.maybe_committed(coordinator_view, one):
-        also += (
+        consequences = (
+            "" if execute else f"; silent for {_duration_text(open_producer.idle_ms)}, and no coordinator will end it"
+        )
+    if coordinator_view is not None and txns.maybe_committed(coordinator_view, open_producer):
+        consequences += (
             f". It may be the last commit of {coordinator_view.transactional_id}, whose marker was lost in a power"
             " failure (a topic with flush.on.ack=false): once it is aborted, readers of committed records never see it"
             " here. mqd cat -C -X isolation.level=read_uncommitted shows its records"
         )
-    click.echo(f"aborted {what}{also}" if execute else f"nothing was changed; --execute would abort {what}{also}")
+    click.echo(
+        f"aborted {description}{consequences}"
+        if execute
+        else f"nothing was changed; --execute would abort {description}{consequences}"
+    )

@@ -22,8 +22,8 @@ SUPERVISORD_CONF = Path(__file__).resolve().parents[2] / "supervisord.conf"
 
 
 def _listeners_with_port(config: dict[str, str], port: int) -> str:
-    """`listeners` with the first one's port replaced: the meaning of --port when listeners are
-    configured too.
+    """Returns `listeners` with the port of the first one replaced: --port means this when listeners are
+    configured, too.
     """
     from mqd.base.listeners import parse_listeners
 
@@ -86,10 +86,10 @@ def _token(text: str, overrides: dict[str, str]) -> Token:
 
 def _check_paths(places: Layout) -> None:
     paths = {"data directory": places.data_dir, "run directory": places.run_dir, "Python interpreter": sys.executable}
-    for what, path in paths.items():
-        if any(mark in str(path) for mark in '%"\n'):
+    for label, path in paths.items():
+        if any(character in str(path) for character in '%"\n'):
             raise CliError(
-                f"{path}: the path of the {what} cannot have a percent sign, a quotation mark or a line break"
+                f"{path}: the path of the {label} cannot have a percent sign, a quotation mark or a line break"
                 " (supervisord's configuration could not name it)"
             )
 
@@ -116,9 +116,9 @@ def _preflight(settings: Settings) -> None:
         fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)
         reserve.release(places)
         paths.create(places)
-        known = identity.load_identity(places)
-        if known is not None:
-            identity.check_node_id(known, places, int(settings.config["node.id"]))
+        existing = identity.load_identity(places)
+        if existing is not None:
+            identity.check_node_id(existing, places, int(settings.config["node.id"]))
         for listener in sockets.listen_all(settings.config):
             listener.close()
         cluster_listener = sockets.listen_cluster(settings.config)
@@ -300,7 +300,7 @@ def command(
             error_line(f"once it serves, create its first user: mqd user admin --data-dir {places.data_dir}")
         return 0
     _preflight(settings)
-    claim = _claim(places)
+    claim_fd = _claim(places)
     places.broker_json.unlink(missing_ok=True)
     keeper_settings.save(settings)
     _raise_file_limit()
@@ -312,28 +312,24 @@ def command(
 
     from mqd.keeper.supervise import BrokerStatus, run
 
-    def on_ready(about: BrokerStatus) -> None:
+    def on_ready(status: BrokerStatus) -> None:
         reserve.recreate(places)
         try:
             if secured:
                 secure.make_admin(places)
         except CliError as error:  # the next start tries again
             error_line(error.message)
-        host = f"[{about.host}]" if ":" in about.host else about.host
+        host = f"[{status.host}]" if ":" in status.host else status.host
         workers_text = f"{settings.worker_count} worker{'s' if settings.worker_count != 1 else ''}"
         try:
             print(
-                f"mqd ready on {host}:{about.port} (node {about.node_id}, {workers_text}, data in {places.data_dir})",
+                f"mqd ready on {host}:{status.port} (node {status.node_id}, {workers_text}, data in {places.data_dir})",
                 flush=True,
             )
             if secured:
                 print(secure.hint(places.data_dir), flush=True)
-                if (
-                    between_hosts := secure.hosts_hint(places.data_dir)
-                    if cluster_config.listens(settings.config)
-                    else ""
-                ):
-                    print(between_hosts, flush=True)
+                if hosts_hint := secure.hosts_hint(places.data_dir) if cluster_config.listens(settings.config) else "":
+                    print(hosts_hint, flush=True)
         except OSError:
             pass  # our output is not read; the broker serves nevertheless
 
@@ -348,7 +344,7 @@ def command(
     finally:
         places.resolved_config.unlink(missing_ok=True)
         reserve.recreate(places)
-        os.close(claim)
+        os.close(claim_fd)
     if failure is not None:
         raise CliError(failure)
     return 0

@@ -27,7 +27,7 @@ def command() -> None:
 
 
 def _password(read_stdin: bool) -> tuple[str, bool]:
-    """(password, whether it was generated)."""
+    """Returns the password, and whether it was generated."""
     from mqd.cli import access
 
     if not read_stdin:
@@ -52,7 +52,7 @@ def create(settings: Settings, name: str, password_stdin: bool, replace: bool, d
     from mqd.security import principal
 
     try:
-        who = principal.user(name)
+        principal_name = principal.user(name)
     except ValueError as error:
         raise CliError(str(error), 2) from None
     if not replace and data_dir is None and name in access.users(settings):
@@ -64,9 +64,9 @@ def create(settings: Settings, name: str, password_stdin: bool, replace: bool, d
     else:
         access.set_password(settings, name, salted)
     if settings.json:
-        emit_json({"principal": who, **({"password": password} if generated else {})})
+        emit_json({"principal": principal_name, **({"password": password} if generated else {})})
     else:
-        click.echo(f"{who}{f', password {password}' if generated else ': password set'}")
+        click.echo(f"{principal_name}{f', password {password}' if generated else ': password set'}")
 
 
 @command.command()
@@ -98,8 +98,10 @@ def _credentials(name: str, salted: "SaltedPassword") -> "list[ScramCredential]"
         for mechanism, salt in salted.salts.items()
     }
     return [
-        ScramCredential(name, scram.NUMBERS[mechanism], one.salt, salted.iterations, one.stored_key, one.server_key)
-        for mechanism, one in verifiers.items()
+        ScramCredential(
+            name, scram.NUMBERS[mechanism], verifier.salt, salted.iterations, verifier.stored_key, verifier.server_key
+        )
+        for mechanism, verifier in verifiers.items()
     ]
 
 
@@ -115,8 +117,8 @@ def _change_through_controller(
     change = messages.AlterScramCredentials(removals, credentials, new_decoy_secret())
     response = local_controller.change(layout(data_dir).controller_socket, change, TIMEOUT_S)
     check("users", response.error, response.message)
-    for one in response.users:
-        check(f"user {one.user}", one.error, one.message)
+    for result in response.users:
+        check(f"user {result.user}", result.error, result.message)
 
 
 @command.command("list")
@@ -127,8 +129,8 @@ def list_(settings: Settings) -> None:
 
     rows = [
         (user, access.mechanism(mechanism), str(iterations))
-        for user, known in sorted(access.users(settings).items())
-        for mechanism, iterations in known
+        for user, credentials in sorted(access.users(settings).items())
+        for mechanism, iterations in credentials
     ]
     if settings.json:
         emit_json([dict(zip(("user", "mechanism", "iterations"), row, strict=True)) for row in rows])
