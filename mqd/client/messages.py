@@ -223,11 +223,11 @@ def is_end(event: Message) -> bool:
     return error is not None and error.code() == KafkaError._PARTITION_EOF
 
 
-def will_be_read_again(event: Message, read_again: Container[tuple[str, int]]) -> bool:
-    """Whether the event may be dropped because its partition is read again, which reports the event
-    again. An error without an offset belongs to the topic and is kept.
+def will_be_read_again(event: Message, partitions_to_reread: Container[tuple[str, int]]) -> bool:
+    """Whether the event may be dropped because its partition will be read again, and the event
+    reported again. An error without an offset belongs to the topic and is kept.
     """
-    return event.offset() is not None and (event.topic(), event.partition()) in read_again
+    return event.offset() is not None and (event.topic(), event.partition()) in partitions_to_reread
 
 
 _GROUP_METADATA_MAGIC = b"CGMDv2:"
@@ -303,7 +303,7 @@ def failure(code: int, reason: str | None = None, **flags: bool) -> KafkaExcepti
 # -- headers ---------------------------------------------------------------------------------------
 
 
-def _varint(data, position: int) -> tuple[int, int]:
+def _read_varint(data, position: int) -> tuple[int, int]:
     shift = value = 0
     while True:
         byte = data[position]
@@ -321,21 +321,21 @@ def decode_headers(data: bytes | memoryview) -> list[tuple[str, bytes | None]]:
     invalid, since any producer can have written it.
     """
     try:
-        count, position = _varint(data, 0)
+        count, position = _read_varint(data, 0)
         if not 0 <= count <= len(data):
             raise ValueError(f"{count} headers in {len(data)} bytes")
-        found: list[tuple[str, bytes | None]] = []
+        headers: list[tuple[str, bytes | None]] = []
         for _ in range(count):
-            size, position = _varint(data, position)
+            size, position = _read_varint(data, position)
             if not 0 <= size <= len(data) - position:
                 raise ValueError(f"a header's key of {size} bytes")
             key = bytes(data[position : position + size]).decode("utf-8", "surrogateescape")
-            size, position = _varint(data, position + size)
+            size, position = _read_varint(data, position + size)
             if position + max(size, 0) > len(data):
                 raise ValueError("a header ends beyond its record")
-            found.append((key, None if size < 0 else bytes(data[position : position + size])))
+            headers.append((key, None if size < 0 else bytes(data[position : position + size])))
             position += max(size, 0)
-        return found
+        return headers
     except IndexError:
         raise ValueError("the headers are cut off") from None
 

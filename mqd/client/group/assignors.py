@@ -35,87 +35,87 @@ class Subscription(msgspec.Struct, frozen=True):
 
 
 Members = Mapping[str, Subscription]
-Counts = Mapping[str, int]
+PartitionCounts = Mapping[str, int]
 Assignment = dict[str, set[TopicPartition]]
 
 
-def assign_range(members: Members, counts: Counts) -> Assignment:
+def assign_range(members: Members, counts: PartitionCounts) -> Assignment:
     """Gives each subscriber of a topic adjacent partitions; the first subscribers get one more."""
-    found: Assignment = {member_id: set() for member_id in members}
+    assignment: Assignment = {member_id: set() for member_id in members}
     for topic, count in sorted(counts.items()):
-        subscribers = sorted(member_id for member_id, one in members.items() if topic in one.topics)
+        subscribers = sorted(member_id for member_id, subscription in members.items() if topic in subscription.topics)
         begin = 0
         for number, member_id in enumerate(subscribers):
             size = count // len(subscribers) + (number < count % len(subscribers))
-            found[member_id].update((topic, index) for index in range(begin, begin + size))
+            assignment[member_id].update((topic, index) for index in range(begin, begin + size))
             begin += size
-    return found
+    return assignment
 
 
-def assign_roundrobin(members: Members, counts: Counts) -> Assignment:
-    found: Assignment = {member_id: set() for member_id in members}
+def assign_roundrobin(members: Members, counts: PartitionCounts) -> Assignment:
+    assignment: Assignment = {member_id: set() for member_id in members}
     order = sorted(members)
     turn = 0
     for topic, count in sorted(counts.items()):
-        if not any(topic in one.topics for one in members.values()):
+        if not any(topic in subscription.topics for subscription in members.values()):
             continue
         for index in range(count):
             while topic not in members[order[turn % len(order)]].topics:
                 turn += 1
-            found[order[turn % len(order)]].add((topic, index))
+            assignment[order[turn % len(order)]].add((topic, index))
             turn += 1
-    return found
+    return assignment
 
 
-def assign_sticky(members: Members, counts: Counts) -> Assignment:
-    """The target assignment, without A3."""
+def assign_sticky(members: Members, counts: PartitionCounts) -> Assignment:
+    """Returns the target assignment, to which A3 has not been applied yet."""
     claims: dict[TopicPartition, list[str]] = {}
-    for member_id, one in sorted(members.items()):
-        for topic, index in one.owned:
-            if topic in one.topics and index < counts.get(topic, 0):
+    for member_id, subscription in sorted(members.items()):
+        for topic, index in subscription.owned:
+            if topic in subscription.topics and index < counts.get(topic, 0):
                 claims.setdefault((topic, index), []).append(member_id)
-    owner = {partition: claimed[0] for partition, claimed in claims.items() if len(claimed) == 1}
+    owners = {partition: claimants[0] for partition, claimants in claims.items() if len(claimants) == 1}
     sizes = dict.fromkeys(sorted(members), 0)
-    for member_id in owner.values():
+    for member_id in owners.values():
         sizes[member_id] += 1
     subscribers = {topic: [member_id for member_id in sizes if topic in members[member_id].topics] for topic in counts}
     partitions = [
         (topic, index) for topic, count in sorted(counts.items()) if subscribers[topic] for index in range(count)
     ]
     for partition in partitions:
-        if partition not in owner:
+        if partition not in owners:
             taker = min(subscribers[partition[0]], key=sizes.__getitem__)
-            owner[partition] = taker
+            owners[partition] = taker
             sizes[taker] += 1
     has_moved = True
     while has_moved:  # terminates: each move makes the sum of the squared sizes smaller
         has_moved = False
         for partition in partitions:
             taker = min(subscribers[partition[0]], key=sizes.__getitem__)
-            if sizes[owner[partition]] > sizes[taker] + 1:
-                sizes[owner[partition]] -= 1
+            if sizes[owners[partition]] > sizes[taker] + 1:
+                sizes[owners[partition]] -= 1
                 sizes[taker] += 1
-                owner[partition] = taker
+                owners[partition] = taker
                 has_moved = True
-    found: Assignment = {member_id: set() for member_id in members}
-    for partition, member_id in owner.items():
-        found[member_id].add(partition)
-    return found
+    assignment: Assignment = {member_id: set() for member_id in members}
+    for partition, member_id in owners.items():
+        assignment[member_id].add(partition)
+    return assignment
 
 
-def assign_cooperative(members: Members, counts: Counts) -> Assignment:
-    found = assign_sticky(members, counts)
-    holders: dict[TopicPartition, set[str]] = {}
-    for member_id, one in members.items():
-        for partition in one.owned:
-            holders.setdefault(partition, set()).add(member_id)
+def assign_cooperative(members: Members, counts: PartitionCounts) -> Assignment:
+    target = assign_sticky(members, counts)
+    claimants: dict[TopicPartition, set[str]] = {}
+    for member_id, subscription in members.items():
+        for partition in subscription.owned:
+            claimants.setdefault(partition, set()).add(member_id)
     return {
-        member_id: {partition for partition in partitions if holders.get(partition, {member_id}) == {member_id}}
-        for member_id, partitions in found.items()
+        member_id: {partition for partition in partitions if claimants.get(partition, {member_id}) == {member_id}}
+        for member_id, partitions in target.items()
     }
 
 
-ASSIGNORS: dict[str, Callable[[Members, Counts], Assignment]] = {
+ASSIGNORS: dict[str, Callable[[Members, PartitionCounts], Assignment]] = {
     "range": assign_range,
     "roundrobin": assign_roundrobin,
     COOPERATIVE: assign_cooperative,
@@ -157,17 +157,17 @@ def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
 
 class _Reader:
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+        self._data, self._position = data, 0
 
     def number(self, shape: str) -> int:
         size = struct.calcsize(shape)
         return int(struct.unpack(shape, self._take(size))[0])
 
     def _take(self, size: int) -> bytes:
-        if size < 0 or size > len(self._data) - self._at:
-            raise ValueError(f"invalid length {size} at byte {self._at} of {len(self._data)}")
-        self._at += size
-        return self._data[self._at - size : self._at]
+        if size < 0 or size > len(self._data) - self._position:
+            raise ValueError(f"invalid length {size} at byte {self._position} of {len(self._data)}")
+        self._position += size
+        return self._data[self._position - size : self._position]
 
     def string(self) -> str:
         return self._take(self.number(">h")).decode()
@@ -178,16 +178,16 @@ class _Reader:
 
     def count(self, element_bytes_min: int) -> int:
         count = self.number(">i")
-        if count < 0 or count * element_bytes_min > len(self._data) - self._at:
-            raise ValueError(f"invalid number of elements {count} at byte {self._at} of {len(self._data)}")
+        if count < 0 or count * element_bytes_min > len(self._data) - self._position:
+            raise ValueError(f"invalid number of elements {count} at byte {self._position} of {len(self._data)}")
         return count
 
     def partitions(self) -> frozenset[TopicPartition]:
-        found: set[TopicPartition] = set()
+        partitions: set[TopicPartition] = set()
         for _ in range(self.count(6)):
             topic, count = self.string(), self.count(4)
-            found.update((topic, index) for index in struct.unpack(f">{count}i", self._take(4 * count)))
-        return frozenset(found)
+            partitions.update((topic, index) for index in struct.unpack(f">{count}i", self._take(4 * count)))
+        return frozenset(partitions)
 
 
 def decode_subscription(data: bytes) -> Subscription:

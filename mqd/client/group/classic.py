@@ -1,15 +1,15 @@
 """A member of a consumer group with the classic protocol: JoinGroup, SyncGroup, Heartbeat,
 LeaveGroup; in each generation the leader assigns the partitions to the members. Sans-I/O.
 
-Used where the broker does not admit a member of the newer protocol to a group
+Used when the broker does not admit a member of the newer protocol to a group
 (group.consumer.migration.policy). Same events and actions as consumer_protocol.py.
 
 Invariants (check())
     C1  `owned`, the partitions that the application has, grows when Assign is sent, and shrinks when
         the application has carried out Revoke or Lost
     C2  at most one request is under way, and at most one of Revoke, Assign and Lost
-    C3  eager: a member that joins owns no partitions. Cooperative: it reports its partitions, and joins
-        again when it has released some
+    C3  eager: a member that joins owns no partitions. Cooperative: a member that joins reports its
+        partitions, and joins again when it has released some
     C4  next_ms is never later than the time when the core has something to do
     C5  a member sends heartbeats only with a valid generation
 
@@ -80,8 +80,8 @@ class State(enum.Enum):
     LEADING = "leads this generation; waits until the topics of all members are known"
     SYNCING = "waits for its assignment"
     STABLE = "in the group"
-    LOST = "not in the group any more; the application releases everything, then the member joins again"
-    STALE = "left, because the application does not poll; joins again when it polls"
+    LOST = "no longer in the group; the application releases everything, then the member joins again"
+    STALE = "left, because the application did not poll; joins again when it polls"
     LEAVING = "releases everything, then leaves"
     FATAL = "ended by a fatal error"
 
@@ -112,8 +112,8 @@ class ClassicCore:
         self.under_way: int | None = None
         self.callback: tuple[type, set[TopicPartition]] | None = None
         self.next_ms: int | None = None
-        self._number = 0
-        self._sent: type | None = None
+        self._request_number = 0
+        self._sent_type: type | None = None
         self._must_join = False
         self._members: dict[str, Subscription] = {}
         self._protocol: str | None = None
@@ -121,8 +121,8 @@ class ClassicCore:
         # the partition counts that this member, as the leader, knew when it last sent SyncGroup
         self._assigned_counts: dict[str, int] | None = None
         self._joined_topics: frozenset[str] = frozenset()
-        self._due_ms = 0  # of JoinGroup, LeaveGroup and, in LEADING, Resolve
-        self._heartbeat_ms = 0
+        self._due_ms = 0  # when JoinGroup, LeaveGroup or, in LEADING, Resolve is due
+        self._heartbeat_due_ms = 0
         self._refresh_due_ms: int | None = None
         self._failures = 0
         self._polled_ms = 0
@@ -258,7 +258,7 @@ class ClassicCore:
     def _on_topics(self, counts: dict[str, int], now_ms: int, actions: list[Action]) -> None:
         self.counts = counts
         if self.state is State.LEADING:
-            # otherwise they are from a response to an earlier request, or the request has failed
+            # otherwise these counts are from a response to an earlier request, or the request has failed
             if counts.keys() >= self._members_topics:
                 self._assign(actions)
         elif self.state is State.STABLE and self._is_outdated:
@@ -266,12 +266,12 @@ class ClassicCore:
 
     @property
     def _is_outdated(self) -> bool:
-        """Whether this generation's subscription or assignment would be another one now."""
-        return self._topics() != self._joined_topics or any(
+        """Whether the subscription or the assignment of this generation would be different now."""
+        return self._subscribed_topics() != self._joined_topics or any(
             self.counts.get(topic, 0) != count for topic, count in (self._assigned_counts or {}).items()
         )
 
-    def _topics(self) -> frozenset[str]:
+    def _subscribed_topics(self) -> frozenset[str]:
         subscription = self.subscription
         if subscription is None:
             return frozenset()
@@ -286,17 +286,19 @@ class ClassicCore:
 
     @property
     def _members_topics(self) -> set[str]:
-        return {topic for one in self._members.values() for topic in one.topics}
+        return {topic for subscription in self._members.values() for topic in subscription.topics}
 
     # -- responses ---------------------------------------------------------------------------------
 
     def _retry_later(self, now_ms: int) -> None:
-        self._due_ms = self._heartbeat_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
+        self._due_ms = self._heartbeat_due_ms = now_ms + min(
+            BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10)
+        )
         self._failures += 1
         self._must_join = self._must_join or self.state is State.JOINING
 
     def _on_response(self, message: Any, now_ms: int, actions: list[Action]) -> None:
-        code, sent = message.error_code, self._sent
+        code, sent = message.error_code, self._sent_type
         if self.state is State.LEAVING and sent is HeartbeatRequest:
             self._on_heartbeat_while_leaving(code, now_ms)
         elif self.state is State.LEAVING:
@@ -309,8 +311,8 @@ class ClassicCore:
             self._on_joined(message, now_ms, actions)
         elif sent is SyncGroupRequest:
             self._failures, self.state = 0, State.STABLE
-            self._heartbeat_ms = now_ms + self.settings.heartbeat_interval_ms
-            # since JoinGroup was sent the subscription or the topics may have changed
+            self._heartbeat_due_ms = now_ms + self.settings.heartbeat_interval_ms
+            # the subscription or the topics may have changed since JoinGroup was sent
             self._must_join = self._must_join or self._is_outdated
             try:
                 self.target = set(decode_assignment(message.assignment))
@@ -321,10 +323,10 @@ class ClassicCore:
                     actions,
                 )
         elif sent is HeartbeatRequest:
-            self._failures, self._heartbeat_ms = 0, now_ms + self.settings.heartbeat_interval_ms
+            self._failures, self._heartbeat_due_ms = 0, now_ms + self.settings.heartbeat_interval_ms
 
     def _on_heartbeat_while_leaving(self, code: int, now_ms: int) -> None:
-        """A rebalance is no reason to join: the others wait for this member to leave."""
+        """A rebalance is no reason to join: the other members wait for this one to leave."""
         if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):
             self.member_id = ""
         elif code == ErrorCode.ILLEGAL_GENERATION:
@@ -332,7 +334,7 @@ class ClassicCore:
         elif code and code != ErrorCode.REBALANCE_IN_PROGRESS:
             self._retry_later(now_ms)
         else:
-            self._failures, self._heartbeat_ms = 0, now_ms + self.settings.heartbeat_interval_ms
+            self._failures, self._heartbeat_due_ms = 0, now_ms + self.settings.heartbeat_interval_ms
 
     def _on_error(self, code: int, message: Any, now_ms: int, actions: list[Action]) -> None:
         if code in _COORDINATOR_MOVED:
@@ -366,7 +368,7 @@ class ClassicCore:
             self._sync([], actions)
             return
         try:
-            self._members = {one.member_id: decode_subscription(one.metadata) for one in message.members}
+            self._members = {member.member_id: decode_subscription(member.metadata) for member in message.members}
         except ValueError as error:
             self._fail(
                 int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL), f"a member's subscription cannot be read: {error}", actions
@@ -379,12 +381,12 @@ class ClassicCore:
         if self._skips_assignment:
             self._sync([], actions)
             return
-        known = {topic: count for topic, count in self._assigned_counts.items() if count}
-        found = ASSIGNORS[self._protocol or ""](self._members, known)
+        partition_counts = {topic: count for topic, count in self._assigned_counts.items() if count}
+        assignment = ASSIGNORS[self._protocol or ""](self._members, partition_counts)
         self._sync(
             [
                 SyncGroupRequest.Assignment(member_id=member_id, assignment=encode_assignment(partitions))
-                for member_id, partitions in found.items()
+                for member_id, partitions in assignment.items()
             ],
             actions,
         )
@@ -416,7 +418,7 @@ class ClassicCore:
         if self.under_way is not None:
             return
         if self._sends_heartbeats:
-            if now_ms >= self._heartbeat_ms:
+            if now_ms >= self._heartbeat_due_ms:
                 request = HeartbeatRequest(
                     group_id=self.settings.group_id,
                     generation_id=self.epoch,
@@ -424,7 +426,7 @@ class ClassicCore:
                     group_instance_id=self.settings.instance_id,
                 )
                 self._send(HEARTBEAT, request, actions)
-                self._heartbeat_ms = now_ms + self.settings.heartbeat_interval_ms
+                self._heartbeat_due_ms = now_ms + self.settings.heartbeat_interval_ms
         elif self.callback is not None:
             return
         elif self.state is State.LEAVING and not self.owned and now_ms >= (self._due_ms if self._failures else 0):
@@ -446,14 +448,15 @@ class ClassicCore:
 
     @property
     def _sends_heartbeats(self) -> bool:
-        """A member that joins or leaves sends them while the application carries out Revoke or Assign,
-        which may take longer than the session timeout; one that leaves for at most the poll interval.
+        """Whether this member sends heartbeats. A joining or leaving member does so while the application
+        carries out Revoke or Assign, because that may take longer than the session timeout; a leaving
+        member does so for at most the poll interval.
         """
         if self.callback is not None and self.state is State.LEAVING:
             return (
                 bool(self.member_id)
                 and self.epoch >= 0
-                and self._heartbeat_ms < self._polled_ms + self.settings.max_poll_interval_ms
+                and self._heartbeat_due_ms < self._polled_ms + self.settings.max_poll_interval_ms
             )
         return self.state is State.STABLE or (self.state is State.JOINING and self.callback is not None)
 
@@ -490,13 +493,13 @@ class ClassicCore:
     # -- requests ----------------------------------------------------------------------------------
 
     def _send(self, api_key: int, message: Any, actions: list[Action]) -> None:
-        self._number += 1
-        self.under_way, self._sent = self._number, type(message)
-        actions.append(Send(self._number, api_key, message, JOIN_VERSION_MAX))
+        self._request_number += 1
+        self.under_way, self._sent_type = self._request_number, type(message)
+        actions.append(Send(self._request_number, api_key, message, JOIN_VERSION_MAX))
 
     def _join_request(self) -> JoinGroupRequest:
         self._must_join = False
-        self._joined_topics = self._topics()
+        self._joined_topics = self._subscribed_topics()
         metadata = encode_subscription(Subscription(self._joined_topics, frozenset(self.owned)))
         return JoinGroupRequest(
             group_id=self.settings.group_id,
@@ -522,7 +525,7 @@ class ClassicCore:
             times.append(self._polled_ms + self.settings.max_poll_interval_ms)
         if self.under_way is None:
             if self._sends_heartbeats:
-                times.append(self._heartbeat_ms)
+                times.append(self._heartbeat_due_ms)
             elif self.callback is None and (
                 self.state in (State.LEAVING, State.LEADING) or (self.state is State.JOINING and self._must_join)
             ):
@@ -532,11 +535,11 @@ class ClassicCore:
     def check(self) -> None:
         if self.callback is not None:
             assert self.callback[1] <= self.owned, "C1"
-        if self._sent is JoinGroupRequest and self.under_way is not None and not self.is_cooperative:
+        if self._sent_type is JoinGroupRequest and self.under_way is not None and not self.is_cooperative:
             assert not self.owned, "C3"
         if self.state is State.IDLE:
             assert not self.owned and self.callback is None, "C2"
         if self._sends_heartbeats:
             assert self.epoch >= 0 and self.member_id, "C5"
             if self.under_way is None:
-                assert self.next_ms is not None and self.next_ms <= self._heartbeat_ms, "C4"
+                assert self.next_ms is not None and self.next_ms <= self._heartbeat_due_ms, "C4"

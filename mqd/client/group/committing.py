@@ -63,7 +63,9 @@ class Commit:
     def remaining(self) -> dict[Key, Committed]:
         """The offsets to commit, without those of dropped partitions."""
         return (
-            {key: one for key, one in self.offsets.items() if key not in self.dropped} if self.dropped else self.offsets
+            {key: committed for key, committed in self.offsets.items() if key not in self.dropped}
+            if self.dropped
+            else self.offsets
         )
 
 
@@ -118,17 +120,17 @@ class Commits:
     def advance(self) -> None:
         while self._under_way is None and self._waiting and time.monotonic() >= self._retry_at:
             commit = self._waiting.popleft()
-            if left := commit.remaining():
-                self._send(commit, left)
+            if offsets := commit.remaining():
+                self._send(commit, offsets)
             else:
                 self._end(commit, broker_error(_DROPPED_CODE, "commit"))
 
-    def _send(self, commit: Commit, left: dict[Key, Committed]) -> None:
+    def _send(self, commit: Commit, offsets: dict[Key, Committed]) -> None:
         self._under_way = commit
         member_id, generation = self._identity()
-        message = commit_request(self._group_id, member_id, generation, self._instance_id, left)
+        message = commit_request(self._group_id, member_id, generation, self._instance_id, offsets)
         try:
-            version = self._attachment.api.pick(requests.OFFSET_COMMIT, commit_version_max(left))
+            version = self._attachment.api.pick(requests.OFFSET_COMMIT, commit_version_max(offsets))
             self._attachment.send(
                 requests.OFFSET_COMMIT,
                 version,
@@ -152,10 +154,10 @@ class Commits:
 
     def _on_response(self, commit: Commit, response: Any, error: KafkaError | None) -> None:
         if commit is self._under_way:
-            self._take(commit, response, error)
+            self._handle_result(commit, response, error)
             self.advance()
 
-    def _take(self, commit: Commit, response: Any, error: KafkaError | None) -> None:
+    def _handle_result(self, commit: Commit, response: Any, error: KafkaError | None) -> None:
         if error is not None:
             self._retry_or_end(commit, error, error.code() in _RETRIABLE_LOCAL)
             return
@@ -183,9 +185,9 @@ class Commits:
         were deleted, and would continue to use the old ids.
         """
         with self._attachment.lock:
-            known = topics.intersection(self._attachment.metadata.topics)
-            if known:
-                self._attachment.metadata.refresh(known)
+            cached = topics.intersection(self._attachment.metadata.topics)
+            if cached:
+                self._attachment.metadata.refresh(cached)
 
     def _retry_or_end(self, commit: Commit, error: KafkaError, is_retriable: bool) -> None:
         if not is_retriable or time.monotonic() >= commit.deadline:
@@ -214,8 +216,10 @@ class Commits:
 
 def _results(commit: Commit, error: KafkaError | None) -> list[PartitionResult]:
     results = []
-    for (topic, index), one in commit.offsets.items():
+    for (topic, index), committed in commit.offsets.items():
         code = commit.codes.get((topic, index), 0)
         outcome = broker_error(code, "commit") if code else None if commit.codes else error
-        results.append(PartitionResult(topic, index, one.offset, one.metadata, one.leader_epoch, outcome))
+        results.append(
+            PartitionResult(topic, index, committed.offset, committed.metadata, committed.leader_epoch, outcome)
+        )
     return results

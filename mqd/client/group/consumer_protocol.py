@@ -57,7 +57,7 @@ from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHe
 API_KEY = 68
 BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 1_000
 RESOLVE_AGAIN_MS = 500
-INTERVAL_FIRST_MS = 5_000  # until the coordinator has sent its own
+INTERVAL_FIRST_MS = 5_000  # until the coordinator has sent an interval
 RELEASE_WAIT_MS = 60_000
 LEAVE_EPOCH, LEAVE_STATIC_EPOCH = -1, -2
 MAX_POLL_EXCEEDED = -147  # librdkafka's code
@@ -73,10 +73,10 @@ _RETRIED = frozenset(
     }
 )
 _FENCED = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
-# and retried: permission may be granted later
+# reported to the application and retried: permission may be granted later
 _REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})
 
-Owned = set[tuple[bytes, int]]
+PartitionSet = set[tuple[bytes, int]]
 
 
 class State(enum.Enum):
@@ -84,7 +84,7 @@ class State(enum.Enum):
     JOINING = "requests to join"
     MEMBER = "in the group"
     LOST = "out of the group, or about to be; the application releases everything, then the member joins again"
-    STALE = "left, because the application does not poll; joins again when it polls"
+    STALE = "left, because the application did not poll; joins again when it polls"
     LEAVING = "releases everything, then leaves"
     FATAL = "ended by a fatal error"
 
@@ -106,24 +106,24 @@ class GroupCore:
         self.member_id = settings.member_id
         self.state = State.IDLE
         self.epoch = 0
-        self.owned: Owned = set()
-        self.target: Owned | None = None
+        self.owned: PartitionSet = set()
+        self.target: PartitionSet | None = None
         self.subscription: Subscribe | None = None
         self.names: dict[bytes, str] = {}
         self.under_way: int | None = None  # the number of the request
-        self.callback: tuple[type, Owned] | None = None
+        self.callback: tuple[type, PartitionSet] | None = None
         self.next_ms: int | None = None
-        self._number = 0
-        self._sent: Subscribe | None = None
-        self._report_all = True
-        self._report_owned = False
-        self._reported_owned: Owned = set()
-        self._is_report_open = False  # M5: a report of `owned` has had no response yet
+        self._request_number = 0
+        self._sent_subscription: Subscribe | None = None
+        self._must_report_all = True
+        self._must_report_owned = False
+        self._reported_owned: PartitionSet = set()
+        self._is_report_pending = False  # M5: a report of `owned` has had no response yet
         self._due_ms = 0
         self._interval_ms = INTERVAL_FIRST_MS
         self._failures = 0
         self._polled_ms = 0
-        self._resolve_ms: int | None = None
+        self._resolve_due_ms: int | None = None
         self._resolve_count = 0
         self._unreleased_since_ms: int | None = None
         self._was_member = False
@@ -147,7 +147,7 @@ class GroupCore:
 
     @property
     def has_lost(self) -> bool:
-        """Whether its partitions may have other owners by now, so that no offsets can be committed."""
+        """Whether this member's partitions may have other owners by now, so that no offsets can be committed."""
         return self.state in (State.LOST, State.STALE, State.FATAL)
 
     @property
@@ -176,7 +176,7 @@ class GroupCore:
                 self._on_leave(actions)
             case TopicsKnown(names):
                 self.names.update(names)
-                self._resolve_ms = None if not self._unknown_topics() else now_ms + RESOLVE_AGAIN_MS
+                self._resolve_due_ms = None if not self._unknown_topics() else now_ms + RESOLVE_AGAIN_MS
             case Polled():
                 self._on_polled(now_ms)
             case Tick(is_polling):
@@ -199,7 +199,7 @@ class GroupCore:
 
     def _begin(self, now_ms: int) -> None:
         self.state, self.epoch, self.target = State.JOINING, 0, None
-        self._report_all, self._report_owned, self._reported_owned, self._due_ms, self._failures = (
+        self._must_report_all, self._must_report_owned, self._reported_owned, self._due_ms, self._failures = (
             True,
             False,
             set(),
@@ -212,7 +212,7 @@ class GroupCore:
         self.subscription = None
         if self.state in (State.IDLE, State.STALE, State.FATAL) and self.callback is None:
             if self.state is not State.FATAL:
-                self.state, self.epoch, self.target = State.IDLE, 0, None  # the last target is not valid any more
+                self.state, self.epoch, self.target = State.IDLE, 0, None  # the last target is no longer valid
             actions.append(Left())
         elif self.state is State.FATAL:
             self._must_report_left = True
@@ -257,7 +257,7 @@ class GroupCore:
         self.callback = None
         if kind is not Assign:
             self.owned -= partitions
-        self._report_owned = True
+        self._must_report_owned = True
         if self.state is State.LOST and not self.owned:
             if self.subscription is None:
                 self.state = State.IDLE
@@ -275,7 +275,7 @@ class GroupCore:
 
     def _retry_later(self, now_ms: int) -> None:
         """Sends all fields again later, because it is unknown what the coordinator has received."""
-        self._report_all = True
+        self._must_report_all = True
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
         self._failures += 1
 
@@ -318,29 +318,29 @@ class GroupCore:
     def _on_success(self, message: ConsumerGroupHeartbeatResponse, now_ms: int) -> None:
         self.state = State.MEMBER
         self.epoch = message.member_epoch
-        self._failures, self._unreleased_since_ms, self._is_report_open = 0, None, False
+        self._failures, self._unreleased_since_ms, self._is_report_pending = 0, None, False
         self._interval_ms = max(1, message.heartbeat_interval_ms)
         self._due_ms = now_ms + self._interval_ms
         if message.assignment is not None:
             self.target = {
-                (one.topic_id, index) for one in message.assignment.topic_partitions for index in one.partitions
+                (topic.topic_id, index) for topic in message.assignment.topic_partitions for index in topic.partitions
             }
             if self._unknown_topics():
-                self._resolve_ms, self._resolve_count = now_ms, 0
+                self._resolve_due_ms, self._resolve_count = now_ms, 0
             elif self.target != self._reported_owned:
                 # also if `owned` equals the target: the coordinator expects a report
-                self._report_owned = True
+                self._must_report_owned = True
 
     def _on_error(self, code: int, text: str | None, now_ms: int, actions: list[Action]) -> None:
         if code in _RETRIED:
             self._retry_later(now_ms)
         elif code in _FENCED:
             self._lose(now_ms)
-        elif code == ErrorCode.UNRELEASED_INSTANCE_ID and self._may_be_released(now_ms):
+        elif code == ErrorCode.UNRELEASED_INSTANCE_ID and self._may_wait_for_release(now_ms):
             self._retry_later(now_ms)
         elif code == ErrorCode.INVALID_REGULAR_EXPRESSION:
             actions.append(Problem(code, text or error_message(code)))
-            self._sent = self.subscription  # not sent again until the subscription changes
+            self._sent_subscription = self.subscription  # not sent again until the subscription changes
             self._due_ms = now_ms + self._interval_ms
             if self.state is State.JOINING:
                 self.state, self.subscription = State.IDLE, None
@@ -352,7 +352,7 @@ class GroupCore:
             self.state = State.FATAL
             actions.append(Problem(code, f"{error_name(code)}: {text or error_message(code)}", is_fatal=True))
 
-    def _may_be_released(self, now_ms: int) -> bool:
+    def _may_wait_for_release(self, now_ms: int) -> bool:
         if self._unreleased_since_ms is None:
             self._unreleased_since_ms = now_ms
         return now_ms < self._unreleased_since_ms + RELEASE_WAIT_MS
@@ -370,11 +370,11 @@ class GroupCore:
         return {topic_id for topic_id, _ in self.target or () if topic_id not in self.names}
 
     def _advance(self, now_ms: int, actions: list[Action]) -> None:
-        if self._resolve_ms is not None and now_ms >= self._resolve_ms:
-            self._resolve_ms = now_ms + RESOLVE_AGAIN_MS
+        if self._resolve_due_ms is not None and now_ms >= self._resolve_due_ms:
+            self._resolve_due_ms = now_ms + RESOLVE_AGAIN_MS
             self._resolve_count += 1
             if self._resolve_count > 1:
-                self._report_owned = True  # other members may wait for revoked partitions
+                self._must_report_owned = True  # other members may wait for revoked partitions
             actions.append(Resolve(tuple(sorted(self._unknown_topics()))))
         if self.callback is None:
             self._reconcile(now_ms, actions)
@@ -386,7 +386,11 @@ class GroupCore:
                 self._start_callback(Lost, set(self.owned), actions)
         elif self.target is not None and self.state in (State.MEMBER, State.LEAVING):
             revoked = self.owned - self.target
-            added = set() if self._is_report_open else {one for one in self.target - self.owned if one[0] in self.names}
+            added = (
+                set()
+                if self._is_report_pending
+                else {partition for partition in self.target - self.owned if partition[0] in self.names}
+            )
             if revoked:
                 self._start_callback(Revoke, revoked, actions)
             elif added:
@@ -398,11 +402,13 @@ class GroupCore:
             self._must_report_left = False
             actions.append(Left())
 
-    def _start_callback(self, kind: type[Assign | Revoke | Lost], partitions: Owned, actions: list[Action]) -> None:
+    def _start_callback(
+        self, kind: type[Assign | Revoke | Lost], partitions: PartitionSet, actions: list[Action]
+    ) -> None:
         self.callback = kind, partitions
         actions.append(kind(self._with_names(partitions)))
 
-    def _with_names(self, partitions: Owned) -> Partitions:
+    def _with_names(self, partitions: PartitionSet) -> Partitions:
         return tuple(sorted(Partition(self.names[topic_id], index, topic_id) for topic_id, index in partitions))
 
     # -- requests ----------------------------------------------------------------------------------
@@ -438,12 +444,12 @@ class GroupCore:
         if self.under_way is not None or self.state not in (State.JOINING, State.MEMBER):
             return
         is_stable = self.callback is None  # `owned` does not change meanwhile
-        urgent = not self._failures and (
-            (self._report_owned and is_stable)
-            or self.subscription != self._sent
-            or (self.state is State.JOINING and self._report_all)
+        is_urgent = not self._failures and (
+            (self._must_report_owned and is_stable)
+            or self.subscription != self._sent_subscription
+            or (self.state is State.JOINING and self._must_report_all)
         )
-        if urgent or now_ms >= self._due_ms:
+        if is_urgent or now_ms >= self._due_ms:
             self._send(self._heartbeat(is_stable), actions)
             self._due_ms = now_ms + self._interval_ms
 
@@ -453,7 +459,7 @@ class GroupCore:
 
     @property
     def _stays_until_released(self) -> bool:
-        """M7"""
+        """Whether this leaving member still sends heartbeats (M7)."""
         return (
             self.state is State.LEAVING
             and self.callback is not None
@@ -463,13 +469,13 @@ class GroupCore:
         )
 
     def _send(self, message: ConsumerGroupHeartbeatRequest, actions: list[Action]) -> int:
-        self._number += 1
-        self.under_way = self._number
-        actions.append(Send(self._number, API_KEY, message))
-        return self._number
+        self._request_number += 1
+        self.under_way = self._request_number
+        actions.append(Send(self._request_number, API_KEY, message))
+        return self._request_number
 
     def _heartbeat(self, is_stable: bool) -> ConsumerGroupHeartbeatRequest:
-        is_full, subscription = self._report_all, self.subscription
+        is_full, subscription = self._must_report_all, self.subscription
         assert subscription is not None
         message = ConsumerGroupHeartbeatRequest(
             group_id=self.settings.group_id,
@@ -480,16 +486,16 @@ class GroupCore:
         if is_full:
             message.rack_id, message.server_assignor = self.settings.rack_id, self.settings.server_assignor
             message.rebalance_timeout_ms = self.settings.max_poll_interval_ms
-        if is_full or subscription != self._sent:
+        if is_full or subscription != self._sent_subscription:
             message.subscribed_topic_names, message.subscribed_topic_regex = (
                 list(subscription.topics),
                 subscription.regex or "",
             )
-        if is_full or (self._report_owned and is_stable):
+        if is_full or (self._must_report_owned and is_stable):
             message.topic_partitions = self._owned_partitions()
-            self._reported_owned, self._is_report_open = set(self.owned), True
-            self._report_owned = self._report_owned and not is_stable
-        self._sent, self._report_all = subscription, False
+            self._reported_owned, self._is_report_pending = set(self.owned), True
+            self._must_report_owned = self._must_report_owned and not is_stable
+        self._sent_subscription, self._must_report_all = subscription, False
         return message
 
     def _owned_partitions(self) -> list[_TopicPartitions]:
@@ -501,7 +507,7 @@ class GroupCore:
     # -- time --------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        times = [self._resolve_ms] if self._resolve_ms is not None else []
+        times = [self._resolve_due_ms] if self._resolve_due_ms is not None else []
         must_leave = self.state is State.LEAVING and self.callback is None and not self._has_sent_leave
         if self.state in (State.JOINING, State.MEMBER):
             times.append(self._polled_ms + self.settings.max_poll_interval_ms)

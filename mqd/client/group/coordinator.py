@@ -1,5 +1,5 @@
 """Looks up a group's coordinator. Over shared memory, requests always go to this broker, but the
-lookup is needed: a broker that never had a group creates the offsets topic only for a lookup.
+lookup is needed: only a lookup makes a broker that has never had a group create the offsets topic.
 
 The lookup is done when the consumer is created, and again after an error that says that the
 coordinator is unavailable. when_known() delays requests until the first lookup has succeeded, but
@@ -18,7 +18,7 @@ from mqd.client.messages import KafkaError, KafkaException
 from mqd.protocol.messages import FindCoordinatorRequest
 
 RETRY_S = 0.1
-WAIT_MAX_S = 5.0  # from the consumer's creation; then requests are sent without a successful lookup
+WAIT_MAX_S = 5.0  # after the consumer's creation; then requests are sent even without a successful lookup
 _VERSION_MAX = 6
 
 
@@ -39,13 +39,13 @@ class Coordinator:
                 self._retry_at = time.monotonic()
                 self._send()
 
-    def when_known(self, then: Callable[[], None]) -> None:
-        """Calls `then` now or soon, with the attachment's lock held."""
+    def when_known(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` now or soon, with the attachment's lock held."""
         with self._attachment.lock:
             if self._is_known:
-                then()
+                callback()
             else:
-                self._waiting.append(then)
+                self._waiting.append(callback)
                 self._attachment.wake_by(self._give_up_at)
 
     def _send(self) -> None:
@@ -79,16 +79,16 @@ class Coordinator:
     def _run_waiting(self) -> None:
         self._is_known = True
         waiting, self._waiting = self._waiting, []
-        for then in waiting:
-            then()
+        for callback in waiting:
+            callback()
 
     def on_turn(self, now: float) -> float | None:
         if self._waiting and now >= self._give_up_at:
             self._run_waiting()
         if self._retry_at is not None and now >= self._retry_at and not self._is_under_way:
             self._send()
-        # Not while the broker is gone: a time that has passed would cause turns without a pause. The
-        # first turn after reattaching sends the request.
+        # While the broker is gone no retry is due, because a time that has passed would cause turns
+        # without a pause. The first turn after reattaching sends the request.
         due = self._retry_at if self._attachment.attached else None
         if not self._waiting:
             return due

@@ -7,8 +7,8 @@ default): they first get all partitions as revoked, then the whole new assignmen
 application written for range assignment can call assign() with it. For the other members there is
 no difference: partitions that stay with this member are not released.
 
-    B1  one operation at a time, each ended by exactly one done(), also when a callback raises; poll()
-        raises the exception
+    B1  one operation at a time, each ended by exactly one done(), even if a callback raises; poll()
+        then raises the exception
     B2  if the callback has changed the assignment itself, its change is kept; otherwise the assignment
         is changed here, even if this or an earlier callback raises, because the group has given
         these partitions to this member only
@@ -54,7 +54,7 @@ class Rebalancer:
         self._application_assigned = True
 
     def carry_out(self, operation: object) -> KafkaError | None:
-        """Returns an error for the application."""
+        """Returns an error for the application, or None."""
         match operation:
             case Problem(ErrorCode.GROUP_ID_NOT_FOUND, _, True) if self._consumer.switch_to_classic_protocol():
                 return None
@@ -98,8 +98,8 @@ class Rebalancer:
         return any(isinstance(operation, (Assign, Revoke, Lost)) for operation in self._consumer._inbox.operations)
 
     def _assign(self, partitions: Partitions) -> None:
-        added = [(one.topic, one.index) for one in partitions]
-        self._owned.update({(one.topic, one.index): one.topic_id for one in partitions})
+        added = [(partition.topic, partition.index) for partition in partitions]
+        self._owned.update({(partition.topic, partition.index): partition.topic_id for partition in partitions})
         if not self._is_eager:
             self._call(self._on_assign, added, lambda: self._consumer.incremental_assign(_topic_partitions(added)))
             return
@@ -108,22 +108,22 @@ class Rebalancer:
         self._assign_all(list(self._owned))
 
     def _revoke(self, partitions: Partitions, callback: Callable | None) -> None:
-        gone = [(one.topic, one.index) for one in partitions]
+        revoked = [(partition.topic, partition.index) for partition in partitions]
         try:
             if self._is_eager:
                 if self._eager_assignment:
                     self._revoke_all(callback)
             else:
-                self._call(callback, gone, lambda: None)
+                self._call(callback, revoked, lambda: None)
         finally:
-            for key in gone:
+            for key in revoked:
                 self._owned.pop(key, None)
-            parts = [part for part in self._consumer.parts if part.key in gone]
+            parts = [part for part in self._consumer.parts if part.key in revoked]
             try:
                 if parts:
                     self._consumer._remove(parts)
             finally:
-                self._consumer._offsets.release(gone, self.is_lost)
+                self._consumer._offsets.release(revoked, self.is_lost)
 
     def _assign_all(self, keys: list[Key]) -> None:
         self._eager_assignment = sorted(keys)

@@ -386,7 +386,7 @@ def acknowledges_before_it_lets_go(patch: pytest.MonkeyPatch) -> None:
         actions = _before(self, event, now_ms)
         if self.callback is not None and self.callback[0] is Revoke:
             self.owned -= self.callback[1]
-            self._report_owned = True
+            self._must_report_owned = True
         return actions
 
     patch.setattr(GroupCore, "handle", handle)

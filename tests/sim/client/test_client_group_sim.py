@@ -64,11 +64,15 @@ def keeps_what_it_had_when_fenced(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_reports(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GroupCore, "_report_owned", property(lambda self: False, lambda self, value: None), raising=False)
+    patch.setattr(
+        GroupCore, "_must_report_owned", property(lambda self: False, lambda self, value: None), raising=False
+    )
 
 
 def takes_more_while_a_report_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GroupCore, "_is_report_open", property(lambda self: False, lambda self, value: None), raising=False)
+    patch.setattr(
+        GroupCore, "_is_report_pending", property(lambda self: False, lambda self, value: None), raising=False
+    )
 
 
 PLANTS = (

@@ -186,7 +186,7 @@ def test_an_expression_matches_only_topics_that_exist() -> None:
     member = Member()
     member.give(Subscribe((), "t.*"))
     member.give(TopicsKnown(counts={"t1": 1, "t2": 0, "u": 1}))
-    assert member.core._topics() == {"t1"}
+    assert member.core._subscribed_topics() == {"t1"}
 
 
 def test_topics_with_an_error_are_known_to_have_no_partitions() -> None:
