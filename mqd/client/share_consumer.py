@@ -51,7 +51,7 @@ class ShareConsumer:
 
     One thread at a time: a call during another thread's call raises
     ConcurrentModificationException. In a child of fork() every call raises KafkaException; after
-    close(), IllegalStateException. Usable as a context manager, which closes it.
+    close(), IllegalStateException. As a context manager, it is closed at the end of the block.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
@@ -98,8 +98,8 @@ class ShareConsumer:
             if not core.subscription:
                 raise IllegalStateException("Consumer is not subscribed to any topics")
             if self._taken:  # Ctrl-C or an exception of the callback ended the call that took them
-                found, self._taken = self._taken[:count], self._taken[count:]
-                return Messages._from_list(found)
+                messages, self._taken = self._taken[:count], self._taken[count:]
+                return Messages._from_list(messages)
             if self._config.is_explicit and core.is_holding:
                 raise IllegalStateException("not all records of the previous poll have been acknowledged")
             with self._runner.lock:
@@ -109,15 +109,15 @@ class ShareConsumer:
             try:
                 while True:
                     self._serve()
-                    left_ms = int(max(0, min(wait_max_ms, (deadline - time.monotonic()) * 1000)))
-                    self._runner.call(partial(core.set_limits, limits._replace(wait_ms=left_ms)))
-                    until = min(deadline, time.monotonic() + max(left_ms, 1) / 1000)
+                    wait_ms = int(max(0, min(wait_max_ms, (deadline - time.monotonic()) * 1000)))
+                    self._runner.call(partial(core.set_limits, limits._replace(wait_ms=wait_ms)))
+                    until = min(deadline, time.monotonic() + max(wait_ms, 1) / 1000)
                     self._runner.wait_for(lambda: core.ready or core.problems or core.outcomes or core.fatal, until)
-                    found = self._taken = self._runner.call(lambda now: core.take(count, now))
-                    if found or (time.monotonic() >= deadline and not core.problems):
+                    messages = self._taken = self._runner.call(lambda now: core.take(count, now))
+                    if messages or (time.monotonic() >= deadline and not core.problems):
                         self._serve_outcomes()
                         self._taken = []
-                        return Messages._from_list(found)
+                        return Messages._from_list(messages)
             finally:
                 self._runner.call(lambda now: core.set_limits(None, now))
 
@@ -126,9 +126,9 @@ class ShareConsumer:
     def acknowledge(
         self, message: confluent_kafka.Message, ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT
     ) -> None:
-        """ACCEPT: done. RELEASE: to be delivered again. REJECT: not to be delivered again. The next poll(),
-        consume(), commit_sync() or commit_async() sends the acknowledgement. Explicit mode only. Raises
-        IllegalStateException when the consumer does not hold the record (any more).
+        """ACCEPT: the record is done. RELEASE: deliver it again. REJECT: do not deliver it again. The next
+        poll(), consume(), commit_sync() or commit_async() sends the acknowledgement. Explicit mode only.
+        Raises IllegalStateException when the consumer does not, or no longer, hold the record.
         """
         # called for each record, so it makes as few calls as possible
         if (
@@ -140,7 +140,9 @@ class ShareConsumer:
             if not self._config.is_explicit:
                 self._require_explicit()
             with self._runner.lock:
-                if self._core.acknowledge((message._topic, message._partition), message._offset, _kind(ack_type)):
+                if self._core.acknowledge(
+                    (message._topic, message._partition), message._offset, _checked_ack_type(ack_type)
+                ):
                     return
         if not isinstance(message, confluent_kafka.Message):
             raise TypeError(f"argument 1 must be confluent_kafka.cimpl.Message, not {type(message).__name__}")
@@ -151,7 +153,7 @@ class ShareConsumer:
         self, topic: str, partition: int, offset: int, ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT
     ) -> None:
         """Like acknowledge(), by topic, partition and offset."""
-        kind = _kind(ack_type)
+        kind = _checked_ack_type(ack_type)
         topic_partition, offset = _checked_record_id(topic, partition, offset)
         with self._call():
             self._require_explicit()
@@ -162,7 +164,7 @@ class ShareConsumer:
         self, messages: Iterable[confluent_kafka.Message], ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT
     ) -> None:
         """Acknowledges all of the messages, or none if one of them is not held."""
-        kind, record_ids = _kind(ack_type), _checked_record_ids(messages)
+        kind, record_ids = _checked_ack_type(ack_type), _checked_record_ids(messages)
         with self._call():
             self._require_explicit()
             with self._runner.lock:
@@ -231,15 +233,15 @@ class ShareConsumer:
         with self._runner.lock:
             late = partitions & core.unconfirmed()
             self._raise_fatal()
-        found: Committed = {
+        results: Committed = {
             TopicPartition(*topic_partition): KafkaException(local_error(KafkaError._TIMED_OUT))
             for topic_partition in sorted(late)
         }
         for outcome in self._serve_outcomes():
             partition = TopicPartition(*outcome.topic_partition)
-            if found.get(partition) is None:
-                found[partition] = _failure_of(outcome)
-        return found
+            if results.get(partition) is None:
+                results[partition] = _failure_of(outcome)
+        return results
 
     def set_acknowledgement_commit_callback(self, callback: OnCommitted | None) -> None:
         """callback(offsets by partition, KafkaException or None), called by this consumer's other
@@ -273,8 +275,8 @@ class ShareConsumer:
         by_code: dict[int, dict[TopicPartition, set[int]]] = {}
         for outcome in outcomes if self._callback is not None else ():
             offsets = by_code.setdefault(outcome.code, {}).setdefault(TopicPartition(*outcome.topic_partition), set())
-            for one in outcome.ranges:
-                offsets.update(range(one.first, one.last + 1))
+            for range_ in outcome.ranges:
+                offsets.update(range(range_.first, range_.last + 1))
         for code, partitions in by_code.items():
             if self._callback is not None:
                 self._is_in_callback = True
@@ -341,14 +343,14 @@ class ShareConsumer:
             raise failure(KafkaError._STATE, "this client was made before fork(): make a new one in the child process")
         if self._is_closed:
             raise IllegalStateException("Share consumer closed")
-        me, before = threading.get_ident(), self._calling_thread
-        if before is not None and before != me:
+        thread_id, previous = threading.get_ident(), self._calling_thread
+        if previous is not None and previous != thread_id:
             raise ConcurrentModificationException("another thread is calling this share consumer")
-        self._calling_thread = me
+        self._calling_thread = thread_id
         try:
             yield
         finally:
-            self._calling_thread = before
+            self._calling_thread = previous
 
     def __enter__(self) -> ShareConsumer:
         return self
@@ -358,7 +360,9 @@ class ShareConsumer:
 
 
 def _stop(runner: ShareRunner, pid: int) -> None:
-    """Not in a child of fork(), which would shut down the connections that the parent uses."""
+    """Stops the runner, but not in a child of fork(): that would shut down the connections that the
+    parent uses.
+    """
     if os.getpid() == pid:
         runner.stop()
 
@@ -367,7 +371,7 @@ def _deadline(timeout: float) -> float:
     return time.monotonic() + timeout if timeout >= 0 else float("inf")
 
 
-def _kind(ack_type: AcknowledgeType | int) -> int:
+def _checked_ack_type(ack_type: AcknowledgeType | int) -> int:
     if not isinstance(ack_type, int):
         raise TypeError(f"ack_type must be an integer, not {type(ack_type).__name__}")
     if ack_type not in (ACCEPT, RELEASE, REJECT):

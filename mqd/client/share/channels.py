@@ -51,7 +51,7 @@ class AttachmentChannel:
             self._fallback.send(send, on_response)
             return
         version = attachment.api.pick(send.api_key)
-        _require(version, send)
+        _require_version(version, send)
         timeout_s = attachment.request_timeout_s + send.wait_ms / 1000
         attachment.send(send.api_key, version, send.message, on_response, timeout_s)
 
@@ -102,13 +102,13 @@ class TcpChannel:
             except Exception as problem:
                 if not isinstance(problem, (OSError, ProtocolError)):  # a bug in mqd; the request ends nevertheless
                     _log.exception("a share consumer's request has failed")
-                self._lose()
+                self._drop_connection()
                 request.on_response(None, local_error(KafkaError._TRANSPORT, str(problem), retriable=True))
             else:
                 request.on_response(response, None)
-        self._lose()
+        self._drop_connection()
 
-    def _lose(self) -> None:
+    def _drop_connection(self) -> None:
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
@@ -120,7 +120,7 @@ class TcpChannel:
             version = connection.pick(send.api_key)
         except NoCommonVersion as error:
             raise failure(KafkaError._UNSUPPORTED_FEATURE, str(error)) from None
-        _require(version, send)
+        _require_version(version, send)
         connection.set_timeout(self._timeout_s + send.wait_ms / 1000)
         return connection.request(send.message, version=version)
 
@@ -142,7 +142,7 @@ class TcpChannel:
         raise OSError("the consumer is closed")
 
 
-def _require(version: int, send: Send) -> None:
+def _require_version(version: int, send: Send) -> None:
     if version < send.version_min:
         name = KNOWN[send.api_key].name
         needed_by = "share consumers need" if send.api_key == FIND_COORDINATOR else "renew() and consume() need"

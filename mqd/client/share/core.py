@@ -3,7 +3,7 @@ application has received and not acknowledged. Sans-I/O: methods take the time, 
 the requests to send, on_response() takes their responses.
 
 Invariants
-    C1  a record that the application received is in `held` until it is acknowledged, which happens once
+    C1  a record that the application received is in `held` until it is acknowledged, exactly once
     C2  each acknowledgement has one Outcome, or is lost with the process
     C3  records are fetched only while the application waits for them, so that it has the whole time of
         their locks. Records that arrive after it has stopped waiting are kept, and dropped when their
@@ -36,7 +36,7 @@ from mqd.client.share.events import (
     TopicPartitionKey,
 )
 from mqd.client.share.membership import COORDINATOR_MOVED, Membership
-from mqd.client.share.session import LOST, SHARE_ACKNOWLEDGE, SHARE_FETCH, Reported, Session
+from mqd.client.share.session import LOST, SHARE_ACKNOWLEDGE, SHARE_FETCH, Results, Session
 from mqd.protocol.errors import ErrorCode, ProtocolError, error_message, error_name
 from mqd.protocol.messages import FindCoordinatorRequest
 
@@ -57,7 +57,7 @@ _MOVED = frozenset(
         ErrorCode.KAFKA_STORAGE_ERROR,
     }
 )
-# errors of a topic that metadata requested soon would contain again
+# errors of a topic that last: metadata requested again soon would contain them, too
 _LASTING = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_TOPIC_EXCEPTION})
 _REPORTED = frozenset(
     {
@@ -70,7 +70,9 @@ _REPORTED = frozenset(
 )
 
 
-Owner = tuple[Session, TopicIdPartition]  # of a record: the session in which it was acquired, and its partition
+Owner = tuple[
+    Session, TopicIdPartition
+]  # the owner of a record: the session in which it was acquired, and its partition
 
 
 class Settings(NamedTuple):
@@ -86,7 +88,7 @@ class Settings(NamedTuple):
 class _Ready:
     """Fetched records of one partition that the application has not received yet."""
 
-    __slots__ = ("at", "deadline_ms", "messages", "offsets", "owner", "topic_partition")
+    __slots__ = ("position", "deadline_ms", "messages", "offsets", "owner", "topic_partition")
 
     def __init__(
         self, topic_partition: TopicPartitionKey, owner: Owner, fetched: records.Fetched, deadline_ms: int
@@ -96,7 +98,7 @@ class _Ready:
             owner,
             deadline_ms,
         )  # when its locks expire
-        self.messages, self.offsets, self.at = fetched.messages, fetched.offsets, 0
+        self.messages, self.offsets, self.position = fetched.messages, fetched.offsets, 0
 
 
 class ShareCore:
@@ -123,7 +125,7 @@ class ShareCore:
         self.has_metadata = False  # metadata has arrived: the nodes are known
         self._sends: list[Send] = []
         self._number = 0
-        self._under_way: dict[int, tuple[str, Any]] = {}
+        self._requests_under_way: dict[int, tuple[str, Any]] = {}
         self._retry_ms: dict[str | int, int] = {}  # "metadata", "coordinator" or a leader's id -> next attempt
         self._failures: dict[str | int, int] = {}
         self._metadata_due_ms: int | None = None
@@ -156,49 +158,49 @@ class ShareCore:
 
     def take(self, count: int, now_ms: int) -> list[records.ShareMessage]:
         """Returns up to `count` records, which the application holds from now on."""
-        found: list[records.ShareMessage] = []
-        while self.ready and len(found) < count:
+        messages: list[records.ShareMessage] = []
+        while self.ready and len(messages) < count:
             ready = self.ready[0]
             if ready.owner[0].is_dead or now_ms >= ready.deadline_ms:
                 self.ready.popleft()  # other members may have acquired them by now
                 continue
-            begin, end = ready.at, min(ready.at + count - len(found), len(ready.messages))
+            begin, end = ready.position, min(ready.position + count - len(messages), len(ready.messages))
             self.held.setdefault(ready.topic_partition, {}).update(dict.fromkeys(ready.offsets[begin:end], ready.owner))
-            found += ready.messages[begin:end]
-            ready.at = end
+            messages += ready.messages[begin:end]
+            ready.position = end
             if end == len(ready.messages):
                 self.ready.popleft()
-        if found:
+        if messages:
             self.limits = None  # C3
-        return found
+        return messages
 
-    def acknowledge(self, topic_partition: TopicPartitionKey, offset: int, kind: int) -> bool:
+    def acknowledge(self, topic_partition: TopicPartitionKey, offset: int, ack_type: int) -> bool:
         """False: the application does not hold this record. After a renewal it still holds the record (C1)."""
         offsets = self.held.get(topic_partition)
         owner = offsets.get(offset) if offsets else None
         if owner is None:
             return False
-        if kind != RENEW:
+        if ack_type != RENEW:
             del self.held[topic_partition][offset]
-        self._acknowledge(owner, topic_partition, Range(offset, offset, kind))
+        self._acknowledge(owner, topic_partition, Range(offset, offset, ack_type))
         return True
 
-    def acknowledge_all(self, kind: int = ACCEPT) -> None:
+    def acknowledge_all(self, ack_type: int = ACCEPT) -> None:
         """Acknowledges all records that the application holds."""
         held = self.held
-        if kind != RENEW:
+        if ack_type != RENEW:
             self.held = {}
         for topic_partition, offsets in held.items():
-            for owner, ranges in _runs(offsets):
+            for owner, ranges in _ranges_by_owner(offsets):
                 for first, last in ranges:
-                    self._acknowledge(owner, topic_partition, Range(first, last, kind))
+                    self._acknowledge(owner, topic_partition, Range(first, last, ack_type))
 
-    def _acknowledge(self, owner: Owner, topic_partition: TopicPartitionKey, one: Range) -> None:
+    def _acknowledge(self, owner: Owner, topic_partition: TopicPartitionKey, acknowledged: Range) -> None:
         session, key = owner
         if session.is_dead:
-            self.outcomes.append(Outcome(topic_partition, (one,), LOST))
+            self.outcomes.append(Outcome(topic_partition, (acknowledged,), LOST))
         else:
-            session.acknowledge(key, one)
+            session.acknowledge(key, acknowledged)
 
     @property
     def is_holding(self) -> bool:
@@ -206,14 +208,14 @@ class ShareCore:
 
     def unconfirmed(self) -> set[TopicPartitionKey]:
         """The partitions with acknowledgements that the broker has not confirmed."""
-        found: set[TopicPartitionKey] = set()
+        partitions: set[TopicPartitionKey] = set()
         for session in self.sessions.values():
             under_way = session.under_way.acknowledgements if session.under_way is not None else {}
             for acknowledgements in (session.acknowledgements, session.renewals, under_way):
-                found.update(
+                partitions.update(
                     self._topic_partition(key) for key, ranges in acknowledgements.items() if _without_gaps(ranges)
                 )
-        return found
+        return partitions
 
     def close(self, now_ms: int) -> None:
         """Starts closing: sends the acknowledgements, ends the sessions and leaves the group. When all of
@@ -246,21 +248,21 @@ class ShareCore:
         self._maybe_send_heartbeat(now_ms)
         self._maybe_send_share_requests(now_ms)
 
-    def _send(self, target: Target, api_key: int, message: Any, what: str, context: Any, **more: int) -> None:
+    def _send(self, target: Target, api_key: int, message: Any, kind: str, context: Any, **more: int) -> None:
         self._number += 1
-        self._under_way[self._number] = what, context
+        self._requests_under_way[self._number] = kind, context
         self._sends.append(Send(self._number, target, api_key, message, **more))
 
-    def _may_send(self, what: str | int, now_ms: int) -> bool:
-        return now_ms >= self._retry_ms.get(what, 0)
+    def _may_send(self, retry_key: str | int, now_ms: int) -> bool:
+        return now_ms >= self._retry_ms.get(retry_key, 0)
 
-    def _back_off(self, what: str | int, now_ms: int) -> None:
-        failures = self._failures[what] = self._failures.get(what, 0) + 1
-        self._retry_ms[what] = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(failures - 1, 10))
+    def _back_off(self, retry_key: str | int, now_ms: int) -> None:
+        failures = self._failures[retry_key] = self._failures.get(retry_key, 0) + 1
+        self._retry_ms[retry_key] = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(failures - 1, 10))
 
-    def _reset_backoff(self, what: str | int) -> None:
-        self._failures.pop(what, None)
-        self._retry_ms.pop(what, None)
+    def _reset_backoff(self, retry_key: str | int) -> None:
+        self._failures.pop(retry_key, None)
+        self._retry_ms.pop(retry_key, None)
 
     def _maybe_request_metadata(self, now_ms: int) -> None:
         due = self._metadata_due_ms
@@ -293,7 +295,7 @@ class ShareCore:
 
     # -- sessions ----------------------------------------------------------------------------------
 
-    def _by_leader(self) -> dict[int, frozenset[TopicIdPartition]]:
+    def _partitions_by_leader(self) -> dict[int, frozenset[TopicIdPartition]]:
         leaders: dict[int, set[TopicIdPartition]] = {}
         for key in self.membership.assigned:
             info = self.topics.get(self.names.get(key[0], ""))
@@ -304,7 +306,7 @@ class ShareCore:
         return {leader: frozenset(keys) for leader, keys in leaders.items()}
 
     def _maybe_send_share_requests(self, now_ms: int) -> None:
-        leaders = self._by_leader()
+        leaders = self._partitions_by_leader()
         chosen = self._leaders_to_fetch(leaders, now_ms) if self.limits is not None and not self.ready else []
         for node_id in chosen:
             self._fetch(node_id, leaders[node_id], len(leaders), now_ms)
@@ -354,14 +356,14 @@ class ShareCore:
 
     def on_response(self, number: int, response: Any, error: KafkaError | None, now_ms: int) -> None:
         """Takes the response to request `number` of take_sends(), or the `error` instead of it."""
-        what, context = self._under_way.pop(number)
+        kind, context = self._requests_under_way.pop(number)
         if error is not None and error.code() in (KafkaError._UNSUPPORTED_FEATURE, KafkaError._AUTHENTICATION):
             self._report(Problem(error.code(), error.str(), error.code() == KafkaError._UNSUPPORTED_FEATURE))
-        if what == "metadata":
+        if kind == "metadata":
             self._on_metadata(response, error, now_ms)
-        elif what == "coordinator":
+        elif kind == "coordinator":
             self._on_coordinator(response, error, now_ms)
-        elif what == "heartbeat":
+        elif kind == "heartbeat":
             self._on_heartbeat(response, error, context, now_ms)
         else:
             self._on_share(context, response, error, now_ms)
@@ -380,11 +382,11 @@ class ShareCore:
         self.has_metadata = True
         self.nodes.update(cluster.brokers)
         for topic in topics:
-            before = self.topics.get(topic.name)
+            previous = self.topics.get(topic.name)
             self.topics[topic.name] = topic
             if topic.topic_id != requests.NO_TOPIC_ID:
                 self.names[topic.topic_id] = topic.name
-            if topic.error in _LASTING and (before is None or before.error != topic.error):
+            if topic.error in _LASTING and (previous is None or previous.error != topic.error):
                 self._report(_problem(topic.error, f"topic {topic.name}"))
         if self._lacks_leaders():
             self._back_off("metadata", now_ms)
@@ -394,7 +396,7 @@ class ShareCore:
             self._metadata_due_ms = now_ms + self.settings.metadata_max_age_ms
 
     def _lacks_leaders(self) -> bool:
-        known = sum(len(keys) for keys in self._by_leader().values())
+        known = sum(len(keys) for keys in self._partitions_by_leader().values())
         return known < len(self.membership.assigned) or any(
             name not in self.topics or self.topics[name].error not in (0, *_LASTING) for name in self.subscription
         )
@@ -404,18 +406,18 @@ class ShareCore:
 
     def _on_coordinator(self, response: Any, error: KafkaError | None, now_ms: int) -> None:
         self._requested.discard("coordinator")
-        found = response if error is not None or not response.coordinators else response.coordinators[0]
-        if error is not None or found.error_code:
-            if error is None and found.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED:
-                self._report(_problem(found.error_code, f"group {self.settings.group_id}", is_fatal=True))
+        coordinator = response if error is not None or not response.coordinators else response.coordinators[0]
+        if error is not None or coordinator.error_code:
+            if error is None and coordinator.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED:
+                self._report(_problem(coordinator.error_code, f"group {self.settings.group_id}", is_fatal=True))
             self._back_off("coordinator", now_ms)
             return
         self._reset_backoff("coordinator")
-        self.coordinator = found.node_id
-        self.nodes[found.node_id] = found.host, found.port
+        self.coordinator = coordinator.node_id
+        self.nodes[coordinator.node_id] = coordinator.host, coordinator.port
 
     def _on_heartbeat(self, response: Any, error: KafkaError | None, epoch: int, now_ms: int) -> None:
-        before = self.membership.assigned
+        previous = self.membership.assigned
         if error is not None or response.error_code in COORDINATOR_MOVED:
             self.coordinator = None
             self._back_off("coordinator", now_ms)
@@ -425,7 +427,7 @@ class ShareCore:
         problem = self.membership.on_response(response, epoch, now_ms)
         if problem is not None:
             self._report(problem)
-        if self.membership.assigned != before and self._lacks_leaders():
+        if self.membership.assigned != previous and self._lacks_leaders():
             self._request_metadata(now_ms)
 
     def _on_share(self, session: Session, response: Any, error: KafkaError | None, now_ms: int) -> None:
@@ -443,22 +445,22 @@ class ShareCore:
             self._back_off(node_id, now_ms)
             return
         self._reset_backoff(node_id)
-        self.nodes.update({one.node_id: (one.host, one.port) for one in response.node_endpoints})
+        self.nodes.update({node.node_id: (node.host, node.port) for node in response.node_endpoints})
         for topic in response.responses:
-            for one in topic.partitions:
-                self._on_partition(session, (topic.topic_id, one.partition_index), one, now_ms)
+            for partition in topic.partitions:
+                self._on_partition(session, (topic.topic_id, partition.partition_index), partition, now_ms)
         if request.api_key == SHARE_FETCH:
             self._add_fetched(session, response, now_ms)
 
-    def _on_partition(self, session: Session, key: TopicIdPartition, one: Any, now_ms: int) -> None:
-        code = one.error_code
-        if not code and getattr(one, "acknowledge_error_code", 0) not in _MOVED:
+    def _on_partition(self, session: Session, key: TopicIdPartition, partition: Any, now_ms: int) -> None:
+        code = partition.error_code
+        if not code and getattr(partition, "acknowledge_error_code", 0) not in _MOVED:
             return
         if code in _REPORTED:
             name, index = self._topic_partition(key)
             self._report(_problem(code, f"{name} [{index}]"))
-        elif one.current_leader is not None and one.current_leader.leader_id >= 0:
-            self._set_leader(key, one.current_leader.leader_id)
+        elif partition.current_leader is not None and partition.current_leader.leader_id >= 0:
+            self._set_leader(key, partition.current_leader.leader_id)
         self._request_metadata(now_ms)
         if code:
             self._back_off(session.node_id, now_ms)
@@ -474,13 +476,15 @@ class ShareCore:
         lock_ms = response.acquisition_lock_timeout_ms
         deadline_ms = now_ms + lock_ms if lock_ms > 0 else NEVER_MS
         for topic in response.responses:
-            for one in topic.partitions:
-                key = topic.topic_id, one.partition_index
+            for partition in topic.partitions:
+                key = topic.topic_id, partition.partition_index
                 if key[0] not in self.names:
                     continue  # a topic without metadata: the locks of its records expire
                 topic_partition = self._topic_partition(key)
                 try:
-                    fetched = records.read(topic_partition, one.records, one.acquired_records, self.settings.check_crcs)
+                    fetched = records.read(
+                        topic_partition, partition.records, partition.acquired_records, self.settings.check_crcs
+                    )
                 except ProtocolError as error:
                     self._report(Problem(KafkaError._BAD_MSG, str(error)))
                     continue
@@ -493,7 +497,7 @@ class ShareCore:
 
     # -- outcomes ----------------------------------------------------------------------------------
 
-    def _add_outcomes(self, reported: Reported) -> None:
+    def _add_outcomes(self, reported: Results) -> None:
         for key, ranges, code in reported:
             if kept := _without_gaps(ranges):
                 self.outcomes.append(Outcome(self._topic_partition(key), kept, code))
@@ -519,15 +523,15 @@ class ShareCore:
         """
         times = [self.membership.poll_deadline_ms]
         if self.coordinator is not None and self.has_metadata:
-            times.append(self.membership.heartbeat_ms)
+            times.append(self.membership.heartbeat_due_ms)
         elif self.coordinator is None and not self.membership.is_out and "coordinator" not in self._requested:
             times.append(self._retry_ms.get("coordinator", now_ms))
         if self._metadata_due_ms is not None and self.subscription and "metadata" not in self._requested:
             times.append(max(self._metadata_due_ms, self._retry_ms.get("metadata", 0)))
         if self.limits is not None and not self.ready:
-            times += [ms for node in self._by_leader() if (ms := self._retry_ms.get(node, 0)) > now_ms]
-        known = [ms for ms in times if ms is not None]
-        return min(known) if known else None
+            times += [ms for node in self._partitions_by_leader() if (ms := self._retry_ms.get(node, 0)) > now_ms]
+        due_times = [ms for ms in times if ms is not None]
+        return min(due_times) if due_times else None
 
     def check(self) -> None:
         self.membership.check()
@@ -535,12 +539,12 @@ class ShareCore:
             session.check()
 
 
-def _runs(offsets: dict[int, Owner]) -> list[tuple[Owner, list[tuple[int, int]]]]:
-    """The offsets of each owner, as ranges without a gap."""
+def _ranges_by_owner(offsets: dict[int, Owner]) -> list[tuple[Owner, list[tuple[int, int]]]]:
+    """The offsets of each owner, as contiguous ranges."""
     by_owner: dict[int, tuple[Owner, list[int]]] = {}
     for offset, owner in offsets.items():
         by_owner.setdefault(id(owner), (owner, []))[1].append(offset)
-    return [(owner, _ranges(sorted(each))) for owner, each in by_owner.values()]
+    return [(owner, _ranges(sorted(owned_offsets))) for owner, owned_offsets in by_owner.values()]
 
 
 def _ranges(offsets: list[int]) -> list[tuple[int, int]]:
@@ -556,11 +560,11 @@ def _ranges(offsets: list[int]) -> list[tuple[int, int]]:
 
 
 def _without_gaps(ranges: list[Range]) -> tuple[Range, ...]:
-    return tuple(one for one in ranges if one.type != GAP)
+    return tuple(acknowledged for acknowledged in ranges if acknowledged.type != GAP)
 
 
-def _problem(code: int, doing: str, is_fatal: bool = False) -> Problem:
-    return Problem(code, f"{doing}: {error_name(code)}: {error_message(code)}", is_fatal)
+def _problem(code: int, activity: str, is_fatal: bool = False) -> Problem:
+    return Problem(code, f"{activity}: {error_name(code)}: {error_message(code)}", is_fatal)
 
 
 def _with_leaders(info: TopicInfo, leaders: tuple[int, ...]) -> TopicInfo:

@@ -68,10 +68,10 @@ class Limits(NamedTuple):
 
 def merged(ranges: list[Range]) -> list[Range]:
     """Sorts ranges that do not overlap, and merges adjacent ones of the same type."""
-    out: list[Range] = []
-    for one in sorted(ranges):
-        if out and out[-1].last + 1 == one.first and out[-1].type == one.type:
-            out[-1] = Range(out[-1].first, one.last, one.type)
+    result: list[Range] = []
+    for next_range in sorted(ranges):
+        if result and result[-1].last + 1 == next_range.first and result[-1].type == next_range.type:
+            result[-1] = Range(result[-1].first, next_range.last, next_range.type)
         else:
-            out.append(one)
-    return out
+            result.append(next_range)
+    return result

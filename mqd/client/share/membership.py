@@ -20,7 +20,7 @@ from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 
 BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 1_000
-INTERVAL_FIRST_MS = 5_000  # until the coordinator has sent its own
+INTERVAL_FIRST_MS = 5_000  # until the coordinator has sent an interval
 JOIN_EPOCH, LEAVE_EPOCH = 0, -1
 MAX_POLL_EXCEEDED = -147  # librdkafka's code
 COORDINATOR_MOVED = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
@@ -30,7 +30,7 @@ _RETRIED = COORDINATOR_MOVED | {
     ErrorCode.REQUEST_TIMED_OUT,
 }
 _FENCED = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
-_REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})  # and retried: permission may be granted later
+_REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})  # these are also retried: permission may be granted later
 
 
 class State(enum.Enum):
@@ -53,11 +53,11 @@ class Membership:
         self.is_under_way = False
         self._group_id, self._rack_id, self._poll_interval_ms = group_id, rack_id, max_poll_interval_ms
         self._topics: tuple[str, ...] = ()
-        self._sent: tuple[str, ...] | None = None
+        self._sent_topics: tuple[str, ...] | None = None
         self._due_ms: int | None = None
         self._interval_ms = INTERVAL_FIRST_MS
         self._failures = 0
-        self._reported = 0  # the error that the application knows, until a heartbeat succeeds or the topics change
+        self._reported_code = 0  # the error that the application knows, until a heartbeat succeeds or the topics change
         self._polled_ms = 0
         self._has_left = True  # or has never joined
 
@@ -65,7 +65,7 @@ class Membership:
 
     def subscribe(self, topics: tuple[str, ...], now_ms: int) -> None:
         """Joins, or changes the subscription. () leaves."""
-        self._topics, self._reported = topics, 0
+        self._topics, self._reported_code = topics, 0
         if self.state is State.FATAL:
             return
         if not topics:
@@ -83,7 +83,7 @@ class Membership:
 
     def _join(self, now_ms: int) -> None:
         self.state, self.epoch, self.assigned = State.JOINING, JOIN_EPOCH, frozenset()
-        self._sent, self._due_ms, self._failures = None, now_ms, 0
+        self._sent_topics, self._due_ms, self._failures = None, now_ms, 0
 
     def _leave(self, state: State, now_ms: int) -> None:
         self.assigned = frozenset()
@@ -111,8 +111,8 @@ class Membership:
             message.member_epoch = LEAVE_EPOCH
             return message
         message.member_epoch, message.rack_id = self.epoch, self._rack_id if self.epoch == JOIN_EPOCH else None
-        if self._sent != self._topics or self.epoch == JOIN_EPOCH:
-            message.subscribed_topic_names, self._sent = list(self._topics), self._topics
+        if self._sent_topics != self._topics or self.epoch == JOIN_EPOCH:
+            message.subscribed_topic_names, self._sent_topics = list(self._topics), self._topics
         self._has_left = False
         return message
 
@@ -122,7 +122,7 @@ class Membership:
 
     def _retry_later(self, now_ms: int) -> None:
         """Sends all fields again later, because the coordinator may not have received the last request."""
-        self._sent = None
+        self._sent_topics = None
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
         self._failures += 1
 
@@ -142,9 +142,9 @@ class Membership:
             return self._on_error(code, response.error_message, now_ms)
         if epoch_sent != self.epoch:
             return None  # the member has started to rejoin in the meantime
-        self.state, self.epoch, self._failures, self._reported = State.MEMBER, response.member_epoch, 0, 0
+        self.state, self.epoch, self._failures, self._reported_code = State.MEMBER, response.member_epoch, 0, 0
         self._interval_ms = max(1, response.heartbeat_interval_ms)
-        self._due_ms = now_ms if self._sent != self._topics else now_ms + self._interval_ms
+        self._due_ms = now_ms if self._sent_topics != self._topics else now_ms + self._interval_ms
         if response.assignment is not None:
             self.assigned = frozenset(
                 (topic.topic_id, index) for topic in response.assignment.topic_partitions for index in topic.partitions
@@ -162,8 +162,8 @@ class Membership:
         if code in _REPORTED:
             self._retry_later(now_ms)
             self._due_ms = now_ms + self._interval_ms
-            before, self._reported = self._reported, code
-            return Problem(code, problem) if code != before else None
+            previous, self._reported_code = self._reported_code, code
+            return Problem(code, problem) if code != previous else None
         self.state, self.assigned, self._due_ms = State.FATAL, frozenset(), None
         return Problem(code, problem, is_fatal=True)
 
@@ -176,7 +176,7 @@ class Membership:
         return self.state in (State.IDLE, State.FATAL) and not self.is_under_way
 
     @property
-    def heartbeat_ms(self) -> int | None:
+    def heartbeat_due_ms(self) -> int | None:
         """The time of the next heartbeat (G4); None: not before another event."""
         return None if self.is_under_way else self._due_ms
 

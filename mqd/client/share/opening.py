@@ -36,7 +36,7 @@ class Opened(NamedTuple):
 
 def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -> Opened:
     """With transport=auto, uses TCP if attaching to the broker of `choice` fails: the broker may have
-    ended meanwhile, and TCP connections are retried. Raises KafkaException.
+    ended since, and TCP connections are retried. Raises KafkaException.
     """
     member_id = urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()  # KIP-1082, in Kafka's form of ids
     core = ShareCore(
@@ -54,12 +54,12 @@ def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -
     if choice.transport == "tcp" and not servers:
         raise failure(KafkaError._INVALID_ARG, "bootstrap.servers has no broker")
     credentials: dict[str, str] = {}
-    over_tcp = _opener_over_tcp(settings, config, core, credentials)
-    open_channel: OpenChannel = over_tcp
+    open_tcp_channel = _opener_over_tcp(settings, config, core, credentials)
+    open_channel: OpenChannel = open_tcp_channel
     attached: list[Channel] = []
     if choice.transport == "shm":
         try:
-            open_channel, attached = _opener_over_shared_memory(settings, config, choice, core, over_tcp)
+            open_channel, attached = _opener_over_shared_memory(settings, config, choice, core, open_tcp_channel)
         except (KafkaException, OSError) as error:
             if settings.own["transport"] == "shm" or not servers:
                 raise
@@ -90,8 +90,8 @@ def _opener_over_tcp(
         def addresses() -> list[tuple[str, int]]:
             if target.node_id < 0:
                 return [*servers, *core.nodes.values()]
-            known = core.nodes.get(target.node_id)
-            return [] if known is None else [known]
+            address = core.nodes.get(target.node_id)
+            return [] if address is None else [address]
 
         name = f"{target.kind}-{target.node_id}" if target.node_id >= 0 else target.kind
         return TcpChannel(name, addresses, config["client.id"], config["socket.timeout.ms"] / 1000, security)
@@ -100,7 +100,7 @@ def _opener_over_tcp(
 
 
 def _opener_over_shared_memory(
-    settings: Settings, config: ShareConfig, choice: Choice, core: ShareCore, over_tcp: OpenChannel
+    settings: Settings, config: ShareConfig, choice: Choice, core: ShareCore, open_tcp_channel: OpenChannel
 ) -> tuple[OpenChannel, list[Channel]]:
     """Uses shared memory for this host's broker, TCP for other hosts. There are two attachments, because
     a heartbeat on the same one would wait for the response to a parked fetch. Both attach only to this
@@ -118,28 +118,28 @@ def _opener_over_shared_memory(
             request_timeout_s=config["socket.timeout.ms"] / 1000,
         )
 
-    requests = attachment("requests", CONTROL_BYTES)
+    request_attachment = attachment("requests", CONTROL_BYTES)
     try:
-        data = AttachmentChannel(attachment("share", RECORDS_BYTES))
+        share_channel = AttachmentChannel(attachment("share", RECORDS_BYTES))
     except BaseException:
-        requests.close()
+        request_attachment.close()
         raise
 
-    def is_here(node_id: int) -> bool:
+    def is_local(node_id: int) -> bool:
         if len(core.nodes) <= 1:
             return True
         host, port = core.nodes.get(node_id, ("", 0))
-        return bool(host) and _same(rendezvous.find_at(host, port).path, choice.socket_path)
+        return bool(host) and _is_same_path(rendezvous.find_at(host, port).path, choice.socket_path)
 
     def open_channel(target: Target) -> Channel:
-        if target.node_id >= 0 and not is_here(target.node_id):
-            return over_tcp(target)
+        if target.node_id >= 0 and not is_local(target.node_id):
+            return open_tcp_channel(target)
         if target.kind == "share":
-            return data
-        return AttachmentChannel(requests, over_tcp(target) if target.node_id < 0 else None)
+            return share_channel
+        return AttachmentChannel(request_attachment, open_tcp_channel(target) if target.node_id < 0 else None)
 
-    return open_channel, [AttachmentChannel(requests), data]
+    return open_channel, [AttachmentChannel(request_attachment), share_channel]
 
 
-def _same(left: str | None, right: str | None) -> bool:
+def _is_same_path(left: str | None, right: str | None) -> bool:
     return left is not None and right is not None and os.path.realpath(left) == os.path.realpath(right)

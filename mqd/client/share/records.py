@@ -64,12 +64,14 @@ class Fetched(NamedTuple):
     problem: str = ""
 
 
-def read(topic_partition: TopicPartitionKey, data: bytes | None, acquired: Iterable[Acquired], crc: bool) -> Fetched:
+def read(
+    topic_partition: TopicPartitionKey, data: bytes | None, acquired: Iterable[Acquired], checks_crcs: bool
+) -> Fetched:
     """Returns the acquired records of one partition. The time depends on the number of records and of
     acquired ranges, not on the length of the ranges. Raises ProtocolError if the ranges are invalid.
     """
     runs = _check_runs(acquired)
-    found = Fetched([], [], [])
+    fetched = Fetched([], [], [])
     problem = ""
     end = runs[0].first_offset if runs else 0  # the offset after those handled so far
     try:
@@ -79,54 +81,54 @@ def read(topic_partition: TopicPartitionKey, data: bytes | None, acquired: Itera
             view = None
             if not header.is_control:
                 try:
-                    view = _records(topic_partition, header, batch, end, crc)
+                    view = _decode_records(topic_partition, header, batch, end, checks_crcs)
                 except (ProtocolError, NativeError) as error:
                     rejected = _within(runs, max(header.base_offset, end), header.last_offset, REJECT)
-                    found.acknowledgements.extend([*_within(runs, end, header.base_offset - 1, GAP), *rejected])
+                    fetched.acknowledgements.extend([*_within(runs, end, header.base_offset - 1, GAP), *rejected])
                     problem = (
                         problem
                         or f"{topic_partition[0]} [{topic_partition[1]}], batch at offset {header.base_offset}: {error}"
                     )
                     end = header.last_offset + 1
                     continue
-            _take(view, runs, end, header.last_offset, found)
+            _add_acquired(view, runs, end, header.last_offset, fetched)
             end = header.last_offset + 1
     except ProtocolError as error:
-        found.acknowledgements.extend(_within(runs, end, OFFSET_MAX, REJECT))
+        fetched.acknowledgements.extend(_within(runs, end, OFFSET_MAX, REJECT))
         problem = problem or f"{topic_partition[0]} [{topic_partition[1]}] from offset {end} on: {error}"
     else:
-        found.acknowledgements.extend(_within(runs, end, OFFSET_MAX, GAP))
-    return found._replace(problem=problem)
+        fetched.acknowledgements.extend(_within(runs, end, OFFSET_MAX, GAP))
+    return fetched._replace(problem=problem)
 
 
 def _check_runs(acquired: Iterable[Acquired]) -> list[Acquired]:
     runs, end = list(acquired), 0
-    for one in runs:
-        if not end <= one.first_offset <= one.last_offset < OFFSET_MAX or one.delivery_count < 1:
+    for run in runs:
+        if not end <= run.first_offset <= run.last_offset < OFFSET_MAX or run.delivery_count < 1:
             raise ProtocolError(
-                f"acquired offsets {one.first_offset} to {one.last_offset}, delivery count {one.delivery_count}, after"
+                f"acquired offsets {run.first_offset} to {run.last_offset}, delivery count {run.delivery_count}, after"
                 f" a range that ends at {end - 1}",
                 "ShareFetch response",
                 "acquired_records",
             )
-        end = one.last_offset + 1
+        end = run.last_offset + 1
     return runs
 
 
 def _within(runs: list[Acquired], first: int, last: int, kind: int) -> list[Range]:
     """The acquired offsets from `first` to `last`."""
     return [
-        Range(max(one.first_offset, first), min(one.last_offset, last), kind)
-        for one in runs
-        if one.first_offset <= last and one.last_offset >= first and first <= last
+        Range(max(run.first_offset, first), min(run.last_offset, last), kind)
+        for run in runs
+        if run.first_offset <= last and run.last_offset >= first and first <= last
     ]
 
 
-def _records(
-    topic_partition: TopicPartitionKey, header: BatchHeader, batch: memoryview, first: int, crc: bool
+def _decode_records(
+    topic_partition: TopicPartitionKey, header: BatchHeader, batch: memoryview, first: int, checks_crcs: bool
 ) -> RecordBatchView | None:
     """The records of a batch from `first` on."""
-    if crc and not check_crc(batch):
+    if checks_crcs and not check_crc(batch):
         raise ProtocolError("its checksum is wrong", "record batch", "crc")
     codec, payload = header.attributes & COMPRESSION_MASK, batch[HEADER_BYTES:]
     data = bytes(decompress(codec, payload)) if codec else bytes(payload)
@@ -155,14 +157,14 @@ def _records(
     )
 
 
-def _take(view: RecordBatchView | None, runs: list[Acquired], first: int, last: int, found: Fetched) -> None:
-    """Adds the acquired offsets from `first` to `last` to `found`: records of `view`, and gaps."""
-    for one in runs:
-        low, high = max(one.first_offset, first), min(one.last_offset, last)
+def _add_acquired(view: RecordBatchView | None, runs: list[Acquired], first: int, last: int, fetched: Fetched) -> None:
+    """Adds the acquired offsets from `first` to `last` to `fetched`: records of `view`, and gaps."""
+    for run in runs:
+        low, high = max(run.first_offset, first), min(run.last_offset, last)
         if low > high:
             continue
         if view is None:
-            found.acknowledgements.append(Range(low, high, GAP))
+            fetched.acknowledgements.append(Range(low, high, GAP))
             continue
         begin, end = view.offsets.searchsorted([low, high + 1]).tolist()
         messages, offsets = [], []
@@ -170,11 +172,11 @@ def _take(view: RecordBatchView | None, runs: list[Acquired], first: int, last: 
             part = view[begin:end]
             offsets, messages = part.offsets.tolist(), list(part.messages(ShareMessage))
             for message in messages:
-                message._delivery_count = one.delivery_count
-            found.messages.extend(messages)
-            found.offsets.extend(offsets)
+                message._delivery_count = run.delivery_count
+            fetched.messages.extend(messages)
+            fetched.offsets.extend(offsets)
         if len(offsets) < high - low + 1:
-            found.acknowledgements.extend(_gaps(offsets, low, high))
+            fetched.acknowledgements.extend(_gaps(offsets, low, high))
 
 
 def _gaps(offsets: list[int], low: int, high: int) -> list[Range]:

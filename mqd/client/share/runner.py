@@ -42,12 +42,12 @@ class ShareRunner:
         self.core = core
         self.lock = threading.RLock()
         self._open_channel = open_channel
-        self._attached = channels
+        self._opened_channels = channels
         self._channels: dict[Target, Channel] = {}
         self._arrived: deque[tuple[int, Any, KafkaError | None]] = deque()
         self._application = threading.Condition(self.lock)
         self._background = threading.Condition(self.lock)
-        self._waiting = 0  # threads of the application in wait_for()
+        self._waiting_count = 0  # threads of the application in wait_for()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="mqd-share-consumer", daemon=True)
         self._thread.start()
@@ -57,7 +57,7 @@ class ShareRunner:
         with self.lock:
             result = work(now_ms())
             sends = self._advance_core()
-            if not self._waiting:
+            if not self._waiting_count:
                 self._background.notify()  # its next turn may now be due earlier
         self._flush(sends)
         return result
@@ -67,27 +67,27 @@ class ShareRunner:
         (time.monotonic).
         """
         with self.lock:
-            self._waiting += 1
+            self._waiting_count += 1
         try:
             while True:
                 with self.lock:
                     sends = self._advance_core()
                     if predicate():
-                        found = True
+                        is_true = True
                         break
-                    left = deadline - time.monotonic()
-                    if left <= 0 or self._is_stopped:
-                        found = False
+                    remaining_s = deadline - time.monotonic()
+                    if remaining_s <= 0 or self._is_stopped:
+                        is_true = False
                         break
                     if not sends:
-                        self._application.wait(min(left, self._until_due()))
+                        self._application.wait(min(remaining_s, self._until_due()))
                 self._flush(sends)
         finally:
             with self.lock:
-                self._waiting -= 1
+                self._waiting_count -= 1
                 self._background.notify()
         self._flush(sends)
-        return found
+        return is_true
 
     def _until_due(self) -> float:
         now = now_ms()
@@ -128,7 +128,7 @@ class ShareRunner:
             if error is not None:
                 _log.debug("share consumer: %s", error.str())
             self._arrived.append((number, response, error))
-            if self._waiting:
+            if self._waiting_count:
                 self._application.notify()
             else:
                 self._background.notify()
@@ -149,9 +149,9 @@ class ShareRunner:
         with self.lock:
             if self._is_stopped:
                 return False
-            sends = [] if self._waiting else self._advance_core()
+            sends = [] if self._waiting_count else self._advance_core()
             if not sends:
-                self._background.wait(WAIT_MAX_S if self._waiting else self._until_due())
+                self._background.wait(WAIT_MAX_S if self._waiting_count else self._until_due())
         self._flush(sends)
         return True
 
@@ -162,4 +162,4 @@ class ShareRunner:
             channels, self._channels = list(self._channels.values()), {}
             self._background.notify()
             self._application.notify_all()
-        close_all([*channels, *self._attached])
+        close_all([*channels, *self._opened_channels])

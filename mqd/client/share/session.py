@@ -33,7 +33,7 @@ LOST = int(ErrorCode.SHARE_SESSION_NOT_FOUND)
 UNKNOWN = int(ErrorCode.NETWORK_EXCEPTION)  # the outcome is not known
 
 Acknowledgements = dict[TopicIdPartition, list[Range]]
-Reported = list[tuple[TopicIdPartition, list[Range], int]]
+Results = list[tuple[TopicIdPartition, list[Range], int]]
 
 
 class UnderWay(NamedTuple):
@@ -69,15 +69,15 @@ class Session:
             and (self.under_way is None or not self.under_way.acknowledgements)
         )
 
-    def acknowledge(self, key: TopicIdPartition, one: Range) -> None:
+    def acknowledge(self, key: TopicIdPartition, added: Range) -> None:
         """Adds a range to the next request. The session must not be dead."""
-        ranges = (self.renewals if one.type == RENEW else self.acknowledgements).setdefault(key, [])
-        if one.type == RENEW and any(each.first <= one.first <= each.last for each in ranges):
+        ranges = (self.renewals if added.type == RENEW else self.acknowledgements).setdefault(key, [])
+        if added.type == RENEW and any(waiting.first <= added.first <= waiting.last for waiting in ranges):
             return  # H4: already waiting
-        if ranges and ranges[-1].last + 1 == one.first and ranges[-1].type == one.type:
-            ranges[-1] = Range(ranges[-1].first, one.last, one.type)
+        if ranges and ranges[-1].last + 1 == added.first and ranges[-1].type == added.type:
+            ranges[-1] = Range(ranges[-1].first, added.last, added.type)
         else:
-            ranges.append(one)
+            ranges.append(added)
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class Session:
         acknowledgements, self.acknowledgements = (
             (self.acknowledgements, {}) if self.epoch else ({}, self.acknowledgements)
         )
-        gone = self.partitions - wanted
+        forgotten = self.partitions - wanted
         self.under_way = UnderWay(SHARE_FETCH, acknowledgements, wanted)
         return ShareFetchRequest(
             group_id=self._group_id,
@@ -108,9 +108,9 @@ class Session:
                             partition_index=index,
                             acknowledgement_batches=[
                                 ShareFetchRequest.AcknowledgementBatch(
-                                    first_offset=one.first, last_offset=one.last, acknowledge_types=[one.type]
+                                    first_offset=range_.first, last_offset=range_.last, acknowledge_types=[range_.type]
                                 )
-                                for one in merged(acknowledgements.get((topic_id, index), []))
+                                for range_ in merged(acknowledgements.get((topic_id, index), []))
                             ],
                         )
                         for index in indexes
@@ -120,7 +120,7 @@ class Session:
             ],
             forgotten_topics_data=[
                 ShareFetchRequest.ForgottenTopic(topic_id=topic_id, partitions=indexes)
-                for topic_id, indexes in _by_topic(gone)
+                for topic_id, indexes in _by_topic(forgotten)
             ],
         )
 
@@ -147,9 +147,9 @@ class Session:
                             partition_index=index,
                             acknowledgement_batches=[
                                 ShareAcknowledgeRequest.AcknowledgementBatch(
-                                    first_offset=one.first, last_offset=one.last, acknowledge_types=[one.type]
+                                    first_offset=range_.first, last_offset=range_.last, acknowledge_types=[range_.type]
                                 )
-                                for one in merged(acknowledgements[topic_id, index])
+                                for range_ in merged(acknowledgements[topic_id, index])
                             ],
                         )
                         for index in indexes
@@ -161,44 +161,44 @@ class Session:
 
     # -- responses ---------------------------------------------------------------------------------
 
-    def on_response(self, response: ShareFetchResponse | ShareAcknowledgeResponse) -> Reported:
+    def on_response(self, response: ShareFetchResponse | ShareAcknowledgeResponse) -> Results:
         """Returns the results of the acknowledgements in the request under way. An error of the whole
         request ends the session.
         """
         request, self.under_way = self.under_way, None
         assert request is not None  # H1
         if response.error_code:
-            return [*_report(request.acknowledgements, response.error_code), *self.end(LOST)]
+            return [*_with_code(request.acknowledgements, response.error_code), *self.end(LOST)]
         self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
         self.partitions = request.partitions
         codes = {
-            (topic.topic_id, one.partition_index): one.acknowledge_error_code
-            if isinstance(one, ShareFetchResponse.Partition)
-            else one.error_code
+            (topic.topic_id, partition.partition_index): partition.acknowledge_error_code
+            if isinstance(partition, ShareFetchResponse.Partition)
+            else partition.error_code
             for topic in response.responses
-            for one in topic.partitions
+            for partition in topic.partitions
         }
         reported = [(key, ranges, codes.get(key, 0)) for key, ranges in request.acknowledgements.items()]
         return [*reported, *self.end(LOST)] if request.is_final else reported
 
-    def on_no_response(self) -> Reported:
+    def on_no_response(self) -> Results:
         """Ends the session, because the connection has ended or the response is late."""
         request, self.under_way = self.under_way, None
-        unknown = _report(request.acknowledgements, UNKNOWN) if request is not None else []
+        unknown = _with_code(request.acknowledgements, UNKNOWN) if request is not None else []
         return [*unknown, *self.end(LOST)]
 
-    def end(self, code: int) -> Reported:
+    def end(self, code: int) -> Results:
         """Fails the waiting acknowledgements with `code`. No request is under way."""
         self.is_dead = True
         waiting, self.acknowledgements, self.renewals = [self.acknowledgements, self.renewals], {}, {}
-        return [entry for acknowledgements in waiting for entry in _report(acknowledgements, code)]
+        return [entry for acknowledgements in waiting for entry in _with_code(acknowledgements, code)]
 
     def check(self) -> None:
         assert self.epoch or not (self.under_way and self.under_way.acknowledgements), "H2"
         assert not self.is_dead or (not self.acknowledgements and not self.renewals), "H3"
 
 
-def _report(acknowledgements: Mapping[TopicIdPartition, list[Range]], code: int) -> Reported:
+def _with_code(acknowledgements: Mapping[TopicIdPartition, list[Range]], code: int) -> Results:
     return [(key, ranges, code) for key, ranges in acknowledgements.items()]
 
 

@@ -43,7 +43,7 @@ def test_joining_names_the_subscription_and_later_heartbeats_do_not() -> None:
     assert first.rack_id == "rack" and first.subscribed_topic_names == ["jobs"]
     assert member.request(0) is None, "G1"
     member.on_response(response_of(5, [0]), 0, 10)
-    assert member.assigned == {(ID, 0)} and member.heartbeat_ms == 1_010
+    assert member.assigned == {(ID, 0)} and member.heartbeat_due_ms == 1_010
     assert member.request(1_009) is None
     later = member.request(1_010)
     assert later is not None
@@ -101,7 +101,7 @@ def test_a_refusal_of_the_group_is_final_and_one_of_a_topic_is_not() -> None:
     assert problem is not None and not problem.is_fatal and member.request(2_000) is not None
     problem = member.on_response(response_of(error=ErrorCode.GROUP_AUTHORIZATION_FAILED), 5, 2_000)
     assert problem is not None and problem.is_fatal and problem.code == ErrorCode.GROUP_AUTHORIZATION_FAILED
-    assert member.is_out and member.heartbeat_ms is None and not member.assigned
+    assert member.is_out and member.heartbeat_due_ms is None and not member.assigned
     member.subscribe(("more",), 3_000)
     assert member.request(3_000) is None
 
@@ -131,7 +131,7 @@ def test_a_member_repeats_its_leave_until_it_is_acknowledged() -> None:
     again = member.request(110 + BACKOFF_FIRST_MS)
     assert again is not None and again.member_epoch == LEAVE_EPOCH
     member.on_response(response_of(LEAVE_EPOCH), LEAVE_EPOCH, 300)
-    assert member.is_out and member.heartbeat_ms is None
+    assert member.is_out and member.heartbeat_due_ms is None
 
 
 def test_a_member_that_never_joined_need_not_leave() -> None:

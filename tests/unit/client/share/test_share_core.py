@@ -174,7 +174,7 @@ def test_a_leader_named_in_the_response_gets_the_next_request() -> None:
     )
     topic = ShareFetchResponse.Topic(topic_id=TOPIC_ID, partitions=[partition])
     scene.respond(first, ShareFetchResponse(responses=[topic]))
-    assert (TOPIC_ID, moved) in scene.core._by_leader()[other]
+    assert (TOPIC_ID, moved) in scene.core._partitions_by_leader()[other]
 
 
 def test_a_response_with_invalid_runs_is_an_error_without_records() -> None:
