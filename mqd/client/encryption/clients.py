@@ -25,7 +25,7 @@ from mqd.client.messages import KafkaError, KafkaException, Message, TopicPartit
 from mqd.client.shm.consumer import ShmConsumer
 from mqd.client.shm.producer import ShmProducer
 
-_REPORTS = ("on_delivery", "dr_cb", "dr_msg_cb")
+_REPORT_KEYS = ("on_delivery", "dr_cb", "dr_msg_cb")
 
 
 def _create(make: Callable[[Encryption], Any], encryption: Encryption | None) -> Any:
@@ -39,10 +39,10 @@ def _create(make: Callable[[Encryption], Any], encryption: Encryption | None) ->
 # -- producers -------------------------------------------------------------------------------------
 
 
-def sealing(produce: Callable[..., None], sealer: Sealer, default_report: Any) -> Callable[..., None]:
+def with_sealing(produce: Callable[..., None], sealer: Sealer, default_report: Any) -> Callable[..., None]:
     """A produce() that seals values. Its delivery reports have the original value."""
 
-    def sealed(
+    def produce_sealed(
         topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None
     ) -> None:
         report = callback or on_delivery
@@ -58,7 +58,7 @@ def sealing(produce: Callable[..., None], sealer: Sealer, default_report: Any) -
         more = {} if report is None else {"on_delivery": report}
         produce(topic, value, key, partition, timestamp=timestamp, headers=headers, **more)
 
-    return sealed
+    return produce_sealed
 
 
 def _with_original_value(value: bytes, report: Any) -> Callable[[Any, Any], None]:
@@ -70,7 +70,7 @@ def _with_original_value(value: bytes, report: Any) -> Callable[[Any, Any], None
 
 
 def _configured_callback(config: Mapping[str, Any]) -> Any:
-    return next((config[name] for name in _REPORTS if callable(config.get(name))), None)
+    return next((config[name] for name in _REPORT_KEYS if callable(config.get(name))), None)
 
 
 def _sealing_failure(problem: PayloadError) -> KafkaException:
@@ -83,7 +83,7 @@ class SealingProducer(confluent_kafka.Producer):
     def __init__(self, config: dict[str, Any], encryption: Encryption, **more: Any) -> None:
         sealer = _create(sealer_of, encryption)
         super().__init__(config, **more)
-        produce = sealing(super().produce, sealer, _configured_callback(config))
+        produce = with_sealing(super().produce, sealer, _configured_callback(config))
         self.produce = produce  # type: ignore[method-assign]  # one call fewer per record than a method
 
 
@@ -94,7 +94,7 @@ class SealingShmProducer(ShmProducer):
         super().__init__(settings, choice)
 
     def _make_produce(self) -> Callable[..., None]:
-        return sealing(super()._make_produce(), self._sealer, self._default_report)
+        return with_sealing(super()._make_produce(), self._sealer, self._default_report)
 
     def produce_batch(self, topic: str, values: Any, keys: Any = None, **more: Any) -> int:
         packed = columns.pack(values, "values")
@@ -152,9 +152,9 @@ class OpeningShmConsumer(ShmConsumer):
         opener = _create(opener_of, encryption)
 
         def make(*arguments: Any) -> ShmConsumer:
-            made = cls(*arguments)
-            made._opener = opener
-            return made
+            consumer = cls(*arguments)
+            consumer._opener = opener
+            return consumer
 
         return make
 
@@ -171,10 +171,10 @@ class OpeningShmConsumer(ShmConsumer):
         opened, problem = open_view(self._opener, batch)
         if problem is None:
             return opened
-        place, offset = (batch.topic, batch.partition), int(batch.offsets[len(opened)])
-        self.give_back([Message(*place, offset)])
+        partition_key, offset = (batch.topic, batch.partition), int(batch.offsets[len(opened)])
+        self.give_back([Message(*partition_key, offset)])
         if opened:
             return opened
-        if place not in self._recreated:
-            self.seek(TopicPartition(*place, offset + 1))  # type: ignore[attr-defined]  # set by ShmConsumer.__init__
-        raise KafkaException(_opening_error(*place, offset, problem))
+        if partition_key not in self._recreated:
+            self.seek(TopicPartition(*partition_key, offset + 1))  # type: ignore[attr-defined]  # set by ShmConsumer.__init__
+        raise KafkaException(_opening_error(*partition_key, offset, problem))

@@ -5,7 +5,7 @@
     4       1   codec of the value, Kafka's number: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd
     5       1   K, bytes of the key id, at least 1
     6       2   W, bytes of the wrapped data key, 1 to 4096, big endian
-    8       K   key id, UTF-8: which key opens the wrapped data key
+    8       K   key id, UTF-8: the key-encryption key that wraps the data key
     8+K     W   the data key, wrapped by the provider
             16  SHA-256 of the record's key, cut to 16 bytes; zeros without a key
             12  nonce
@@ -38,7 +38,7 @@ KEY_ID_BYTES_MAX, WRAPPED_BYTES_MAX = 255, 4096
 VALUE_BYTES_MAX = 128 << 20
 _HEAD = struct.Struct(">3sBBBH")
 _SIZE = struct.Struct(">I")
-_BEGIN = MAGIC + bytes([VERSION])
+_MAGIC_AND_VERSION = MAGIC + bytes([VERSION])
 _NO_KEY = bytes(DIGEST_BYTES)
 
 
@@ -70,21 +70,23 @@ def compress_value(codec: int, value: bytes | memoryview) -> bytes | None:
     """The size and the compressed value, which seal() takes; None: compression does not make it smaller."""
     if len(value) > VALUE_BYTES_MAX:  # readers would refuse it
         return None
-    found = _SIZE.pack(len(value)) + compress(codec, bytes(value))
-    return found if len(found) < len(value) else None
+    sized = _SIZE.pack(len(value)) + compress(codec, bytes(value))
+    return sized if len(sized) < len(value) else None
 
 
-def seal(cipher: AESGCM, head: bytes, topic: bytes, key: bytes | None, text: bytes | memoryview, nonce: bytes) -> bytes:
-    """Returns the envelope. `head`: prefix(); `text`: the value, or compress_value() if the prefix has a codec."""
-    known = head + key_digest(key)
-    return known + nonce + cipher.encrypt(nonce, text, known + topic)
+def seal(
+    cipher: AESGCM, head: bytes, topic: bytes, key: bytes | None, plaintext: bytes | memoryview, nonce: bytes
+) -> bytes:
+    """Returns the envelope. `head`: prefix(); `plaintext`: the value, or compress_value() if the prefix has a codec."""
+    authenticated = head + key_digest(key)
+    return authenticated + nonce + cipher.encrypt(nonce, plaintext, authenticated + topic)
 
 
 def parse_head(data: bytes) -> tuple[int, bytes]:
     """Returns the size of the envelope's head (all that precedes the digest of the record's key),
-    and the bytes that identify the data key, for key_of(). Raises NotSealed, PayloadError.
+    and the bytes that identify the data key, for split_key_name(). Raises NotSealed, PayloadError.
     """
-    if data[:4] != _BEGIN:
+    if data[:4] != _MAGIC_AND_VERSION:
         if data[:3] != MAGIC:
             raise NotSealed("it is not sealed")
         raise PayloadError(
@@ -105,7 +107,7 @@ def parse_head(data: bytes) -> tuple[int, bytes]:
     return head_size, data[5:head_size]
 
 
-def key_of(key_name: bytes) -> tuple[str, bytes]:
+def split_key_name(key_name: bytes) -> tuple[str, bytes]:
     """Splits the bytes from parse_head() into key id and wrapped data key. Raises PayloadError."""
     end = 3 + key_name[0]
     try:
@@ -116,26 +118,26 @@ def key_of(key_name: bytes) -> tuple[str, bytes]:
 
 def open_sealed(cipher: AESGCM, data: bytes, head_size: int, topic: bytes, key: bytes | None) -> bytes:
     """Returns the value. `head_size`: from parse_head(). Raises PayloadError."""
-    known = head_size + DIGEST_BYTES
-    if data[head_size:known] != key_digest(key):
+    digest_end = head_size + DIGEST_BYTES
+    if data[head_size:digest_end] != key_digest(key):
         raise PayloadError("it was sealed for another record key")
-    start = known + NONCE_BYTES
+    start = digest_end + NONCE_BYTES
     try:
-        text = cipher.decrypt(data[known:start], memoryview(data)[start:], data[:known] + topic)
+        plaintext = cipher.decrypt(data[digest_end:start], memoryview(data)[start:], data[:digest_end] + topic)
     except InvalidTag:
         raise PayloadError(
             "it was changed, or sealed for another topic (encryption.topic.names gives the original name of a copy)"
         ) from None
-    return text if not data[4] else _decompress_value(data[4], text)
+    return plaintext if not data[4] else _decompress_value(data[4], plaintext)
 
 
-def _decompress_value(codec: int, text: bytes) -> bytes:
+def _decompress_value(codec: int, plaintext: bytes) -> bytes:
     """Decompresses a value (E2)."""
-    size = _SIZE.unpack_from(text)[0] if len(text) >= _SIZE.size else VALUE_BYTES_MAX + 1
+    size = _SIZE.unpack_from(plaintext)[0] if len(plaintext) >= _SIZE.size else VALUE_BYTES_MAX + 1
     if size > VALUE_BYTES_MAX:
         raise PayloadError(f"its stated size is {size} bytes, more than the maximum of {VALUE_BYTES_MAX}")
     try:
-        value = decompress(codec, memoryview(text)[_SIZE.size :], size)
+        value = decompress(codec, memoryview(plaintext)[_SIZE.size :], size)
     except ProtocolError as error:
         raise PayloadError(f"it cannot be decompressed: {error}") from None
     if len(value) != size:

@@ -52,7 +52,7 @@ class KeyProvider(Protocol):
 
 def parse(text: str, source: str) -> dict[str, bytes]:
     """Keys by id, in the order of the text. Raises ConfigError, which never contains a key."""
-    found: dict[str, bytes] = {}
+    keys: dict[str, bytes] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -65,12 +65,12 @@ def parse(text: str, source: str) -> dict[str, bytes]:
             raise ConfigError(
                 f"{source}, line {number}: a key is ID:BASE64 of {KEY_BYTES} bytes; mqd key create makes one", PROVIDER
             )
-        if key_id in found:
+        if key_id in keys:
             raise ConfigError(f"{source}, line {number}: there are two keys {key_id!r}", PROVIDER)
-        found[key_id] = key
-    if not found:
+        keys[key_id] = key
+    if not keys:
         raise ConfigError(f"{source} has no key; mqd key create makes one", PROVIDER)
-    return found
+    return keys
 
 
 def format_keys(keys: Mapping[str, bytes]) -> str:
@@ -127,11 +127,11 @@ class KeyFile(Keys):
         """
         with self._lock:
             try:
-                found = os.stat(self._path)
-                stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+                file_stat = os.stat(self._path)
+                stamp = (file_stat.st_ino, file_stat.st_mtime_ns, file_stat.st_size)
                 if stamp != self._stamp:
                     self._keys, self._stamp = parse(self._path.read_text("utf-8"), self._source), stamp
-                    if found.st_mode & stat.S_IROTH:
+                    if file_stat.st_mode & stat.S_IROTH:
                         log.warning("%s: every user of this machine may read these keys; chmod o-r", self._path)
             except (OSError, ValueError) as error:
                 problem = error if isinstance(error, ConfigError) else f"cannot read the keys in {self._path}: {error}"
@@ -152,17 +152,17 @@ def provider(option: object) -> KeyProvider:
         text = os.environ.get(name, "").replace(",", "\n")
         return Keys(parse(text, f"the environment variable {name}"), f"the environment variable {name}")
     try:
-        made = getattr(importlib.import_module(kind), name)()
+        custom = getattr(importlib.import_module(kind), name)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{PROVIDER}={option} is not file:PATH, env:NAME, or PACKAGE.MODULE:NAME of a function that makes a"
             f" provider ({error})",
             PROVIDER,
         ) from None
-    return _check_provider(made)
+    return _check_provider(custom)
 
 
-def _check_provider(made: Any) -> KeyProvider:
-    if callable(getattr(made, "wrap", None)) and callable(getattr(made, "unwrap", None)):
-        return made
-    raise ConfigError(f"{PROVIDER}: {type(made).__name__} has no methods wrap and unwrap", PROVIDER)
+def _check_provider(candidate: Any) -> KeyProvider:
+    if callable(getattr(candidate, "wrap", None)) and callable(getattr(candidate, "unwrap", None)):
+        return candidate
+    raise ConfigError(f"{PROVIDER}: {type(candidate).__name__} has no methods wrap and unwrap", PROVIDER)

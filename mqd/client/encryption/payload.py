@@ -62,7 +62,7 @@ class Sealer:
         self._settings, self._provider, self._now, self._random = settings, provider, now, random_bytes
         self._topics: dict[str, bytes | None] = {}
         self._lock = threading.Lock()
-        self._values_left, self._until = 0, 0.0
+        self._values_left, self._renew_at = 0, 0.0
         self._current: tuple[AESGCM, bytes, bytes] | None = None  # cipher, prefix, prefix of compressed values
 
     def name_to_bind(self, topic: str) -> bytes | None:
@@ -96,13 +96,13 @@ class Sealer:
     def _seal(self, topic: bytes, key: bytes | None, value: bytes | memoryview, nonce: bytes) -> bytes:
         # concurrent threads may lose decrements, so that a key seals a few values more than P2 says
         self._values_left -= 1
-        if self._values_left < 0 or self._now() >= self._until:
+        if self._values_left < 0 or self._now() >= self._renew_at:
             self._renew()
         assert self._current is not None  # otherwise _renew() has raised
-        cipher, plain, compressed = self._current
+        cipher, plain_prefix, compressed_prefix = self._current
         if self._settings.codec and (packed := envelope.compress_value(self._settings.codec, value)) is not None:
-            return envelope.seal(cipher, compressed, topic, key, packed, nonce)
-        return envelope.seal(cipher, plain, topic, key, value, nonce)
+            return envelope.seal(cipher, compressed_prefix, topic, key, packed, nonce)
+        return envelope.seal(cipher, plain_prefix, topic, key, value, nonce)
 
     def _renew(self) -> None:
         """Gets the next data key. Raises PayloadError when the provider fails and there is no current
@@ -110,20 +110,22 @@ class Sealer:
         """
         with self._lock:
             now = self._now()
-            if self._values_left >= 0 and now < self._until:
+            if self._values_left >= 0 and now < self._renew_at:
                 return  # another thread already got one
             data_key = self._random(DATA_KEY_BYTES)
             try:
                 key_id, wrapped = self._provider.wrap(data_key)
-                plain, compressed = (envelope.prefix(codec, key_id, wrapped) for codec in (0, self._settings.codec))
+                plain_prefix, compressed_prefix = (
+                    envelope.prefix(codec, key_id, wrapped) for codec in (0, self._settings.codec)
+                )
             except Exception as error:  # providers raise exceptions of their own
                 if self._values_left < 0 or self._current is None:
                     raise PayloadError(f"no key to seal values with: {error}") from error
                 log.warning("the data key is older than an hour, but the next one cannot be obtained: %s", error)
-                self._until = now + RETRY_S
+                self._renew_at = now + RETRY_S
                 return
-            self._current = AESGCM(data_key), plain, compressed
-            self._values_left, self._until = DATA_KEY_RECORDS - 1, now + DATA_KEY_S
+            self._current = AESGCM(data_key), plain_prefix, compressed_prefix
+            self._values_left, self._renew_at = DATA_KEY_RECORDS - 1, now + DATA_KEY_S
 
 
 class Opener:
@@ -164,26 +166,26 @@ class Opener:
     def _unwrap(self, key_name: bytes) -> AESGCM:
         """`key_name`: the bytes that identify the data key (envelope.parse_head)."""
         with self._lock:  # the provider is called once, even if many threads need the same data key
-            found = self._ciphers.get(key_name)
-            if found is not None:
-                return found
-            until, problem = self._failed.get(key_name, (0.0, ""))
-            if problem and self._now() < until:
+            cipher = self._ciphers.get(key_name)
+            if cipher is not None:
+                return cipher
+            retry_at, problem = self._failed.get(key_name, (0.0, ""))
+            if problem and self._now() < retry_at:
                 # a new exception for each caller: one raised again would also keep the frames of earlier callers
                 raise PayloadError(problem)
-            key_id, wrapped = envelope.key_of(key_name)
+            key_id, wrapped = envelope.split_key_name(key_name)
             try:
-                found = AESGCM(self._provider.unwrap(key_id, wrapped))
+                cipher = AESGCM(self._provider.unwrap(key_id, wrapped))
             except Exception as error:  # providers raise exceptions of their own
                 problem = f"its key {key_id!r} cannot be obtained: {error}"
                 _remember(self._failed, key_name, (self._now() + FAILED_S, problem))
                 raise PayloadError(problem) from error
-            _remember(self._ciphers, key_name, found)
-            return found
+            _remember(self._ciphers, key_name, cipher)
+            return cipher
 
 
-def _remember(kept: dict[bytes, Any], name: bytes, found: Any) -> None:
-    kept.pop(name, None)
-    if len(kept) >= DATA_KEYS_MAX:
-        del kept[next(iter(kept))]
-    kept[name] = found
+def _remember(cache: dict[bytes, Any], key_name: bytes, entry: Any) -> None:
+    cache.pop(key_name, None)
+    if len(cache) >= DATA_KEYS_MAX:
+        del cache[next(iter(cache))]
+    cache[key_name] = entry

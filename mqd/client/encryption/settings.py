@@ -55,13 +55,13 @@ def take(properties: MutableMapping[str, Any]) -> Encryption | None:
         return str(given.pop(PREFIX + name, default)).strip()
 
     def choice(name: str, allowed: tuple[str, ...]) -> str:
-        found = text(name, allowed[0]).lower()
-        if found not in allowed:
-            raise ConfigError(f"{PREFIX}{name}={found} is not one of {', '.join(allowed)}", PREFIX + name, found)
-        return found
+        value = text(name, allowed[0]).lower()
+        if value not in allowed:
+            raise ConfigError(f"{PREFIX}{name}={value} is not one of {', '.join(allowed)}", PREFIX + name, value)
+        return value
 
     provider = given.pop(PROVIDER, None)
-    found = Encryption(
+    settings = Encryption(
         provider,
         tuple(_split_list(text("topics", "*"))),
         tuple(map(_parse_copy, _split_list(text("topic.names", "")))),
@@ -73,7 +73,7 @@ def take(properties: MutableMapping[str, Any]) -> Encryption | None:
         raise ConfigError(f'No such configuration property: "{min(given)}"', min(given))
     if not provider:
         raise ConfigError(f"{PROVIDER} is needed for encryption: it gives the source of the keys", PROVIDER)
-    return found
+    return settings
 
 
 def _split_list(text: str) -> Iterable[str]:

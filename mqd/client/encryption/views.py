@@ -14,18 +14,18 @@ def open_view(opener: Opener, view: RecordBatchView) -> tuple[RecordBatchView, P
     """Opens the records up to the first that cannot be opened. Returns them, in new memory, and the
     error or None.
     """
-    found: list[bytes | None] = []
+    opened: list[bytes | None] = []
     problem = None
     for key, value in zip(view.keys.to_list(), view.values.to_list(), strict=True):
         try:
-            found.append(None if value is None else opener.open(view.topic, key, value))
+            opened.append(None if value is None else opener.open(view.topic, key, value))
         except PayloadError as error:
             problem = error
             break
-    if len(found) < len(view):
-        view = view[: len(found)]
+    if len(opened) < len(view):
+        view = view[: len(opened)]
     headers = [] if view.header_sections is None else [view.header_sections]
-    keys, values, *headers = _in_one_buffer([view.keys, Blobs.of_list(found), *headers])
+    keys, values, *headers = _in_one_buffer([view.keys, Blobs.of_list(opened), *headers])
     records = view.offsets.copy(), view.timestamps.copy(), keys, values, headers[0] if headers else None
     return RecordBatchView(view.topic, view.partition, *records, view.leader_epoch, view.timestamp_type), problem
 

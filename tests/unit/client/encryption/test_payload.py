@@ -11,7 +11,7 @@ import pytest
 
 from mqd.base.property_values import ConfigError
 from mqd.client.encryption import keys, payload
-from mqd.client.encryption.envelope import PayloadError, key_of, parse_head
+from mqd.client.encryption.envelope import PayloadError, parse_head, split_key_name
 from mqd.client.encryption.keys import KeyFile, Keys, new_key
 from mqd.client.encryption.payload import Opener, Sealer
 from mqd.client.encryption.settings import Encryption, take
@@ -52,7 +52,7 @@ class Clock:
 
 
 def _data_key(data: bytes) -> tuple[str, bytes]:
-    return key_of(parse_head(data)[1])
+    return split_key_name(parse_head(data)[1])
 
 
 # -- settings --------------------------------------------------------------------------------------
