@@ -37,8 +37,8 @@ __all__ = sorted(_MODULES)  # noqa: PLE0605
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
-    return found
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""AdminClient: confluent_kafka's own. Administrative requests are rare; they use TCP."""
+"""AdminClient: a subclass of confluent_kafka's. Administrative requests are rare; they use TCP."""
 
 from __future__ import annotations
 

@@ -38,12 +38,12 @@ class _Calls:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._has_ended = False
-        self._put = self._done = 0  # calls; each number is changed by one thread only
+        self._queued_count = self._done_count = 0  # calls; each number is changed by one thread only
 
     @property
     def is_busy(self) -> bool:
         """Whether a call is in the queue or under way, even if its caller was cancelled."""
-        return self._done != self._put
+        return self._done_count != self._queued_count
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Runs the call in the thread. Returns a future of the running loop. Raises RuntimeError
@@ -54,18 +54,18 @@ class _Calls:
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Any] = loop.create_future()
 
-        def complete(setter: Callable[[Any], None], found: Any) -> None:
+        def complete(setter: Callable[[Any], None], result: Any) -> None:
             if not outcome.done():
-                setter(found)
+                setter(result)
 
-        def finish(setter: Callable[[Any], None], found: Any) -> None:
-            self._done += 1  # must come first: once it continues, the caller may use the consumer itself
+        def finish(setter: Callable[[Any], None], result: Any) -> None:
+            self._done_count += 1  # must come first: once it continues, the caller may use the consumer itself
             with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
-                loop.call_soon_threadsafe(complete, setter, found)
+                loop.call_soon_threadsafe(complete, setter, result)
 
         def work() -> None:
             try:
-                found = function(*arguments) if not outcome.cancelled() else None
+                result = function(*arguments) if not outcome.cancelled() else None
             except StopIteration as error:  # raised by a callback; a future does not accept it
                 stopped = RuntimeError("a callback has raised StopIteration")
                 stopped.__cause__ = error
@@ -73,13 +73,13 @@ class _Calls:
             except BaseException as error:
                 finish(outcome.set_exception, error)
             else:
-                finish(outcome.set_result, found)
+                finish(outcome.set_result, result)
 
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="mqd-async-consumer", daemon=True)
             thread.start()
             self._thread = thread
-        self._put += 1
+        self._queued_count += 1
         self._queue.put(work)
         return outcome
 
@@ -114,10 +114,10 @@ class AsyncConsumer:
         self._implementation = self._consumer._implementation
         self._calls = _Calls()
         self._lock = asyncio.Lock()
-        self._waiting: asyncio.Future[list[Message]] | None = None
+        self._pending_wait: asyncio.Future[list[Message]] | None = None
         self._unreturned: list[Message] = []  # records that a wait has read and no call has returned yet
-        self._take_ready = getattr(self._implementation, "take_ready", _nothing)
-        _all.add(self)
+        self._take_ready = getattr(self._implementation, "take_ready", _no_message)
+        _open_consumers.add(self)
         weakref.finalize(self, self._calls.end).atexit = False
 
     @property
@@ -135,12 +135,12 @@ class AsyncConsumer:
     async def poll(self, timeout: float = -1) -> Message | None:
         """Like Consumer.poll."""
         # a cancelled call may still be under way in the thread
-        if self._waiting is None and not self._unreturned and not self._lock.locked() and not self._calls.is_busy:
+        if self._pending_wait is None and not self._unreturned and not self._lock.locked() and not self._calls.is_busy:
             message = self._take_ready()
             if message is not None:
                 return message
-        found = await self._take(1, timeout)
-        return found[0] if found else None
+        messages = await self._take(1, timeout)
+        return messages[0] if messages else None
 
     async def getone(self) -> Message:
         """Waits for the next record without a timeout. Raises KafkaException for an error; ends of
@@ -165,19 +165,19 @@ class AsyncConsumer:
         async with self._lock:
             await self._interrupt()
             self._give_back_unreturned()
-            waiting = self._begin(self._implementation.gather, num_messages)
+            pending_wait = self._begin(self._implementation.gather, num_messages)
             try:
-                await asyncio.wait({waiting}, timeout=timeout if timeout >= 0 else None)
+                await asyncio.wait({pending_wait}, timeout=timeout if timeout >= 0 else None)
             finally:
-                if not waiting.done():
+                if not pending_wait.done():
                     self._implementation.interrupt()
             await self._interrupt()
-            found, self._unreturned = self._unreturned[:num_messages], self._unreturned[num_messages:]
-            return found
+            messages, self._unreturned = self._unreturned[:num_messages], self._unreturned[num_messages:]
+            return messages
 
     async def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
         """Like Consumer.consume_batch. Limit it with `timeout`: a cancelled call loses the batch that it
-        reads.
+        was reading.
         """
         return await self._call(self._consumer.consume_batch, max_records, timeout)
 
@@ -190,25 +190,27 @@ class AsyncConsumer:
     async def _take(self, count: int, timeout: float) -> list[Message]:
         async with self._lock:
             if self._unreturned:
-                found, self._unreturned = self._unreturned[:count], self._unreturned[count:]
-                return found
-            waiting = (
-                self._waiting if self._waiting is not None else self._begin(self._implementation.take, count, None)
+                messages, self._unreturned = self._unreturned[:count], self._unreturned[count:]
+                return messages
+            pending_wait = (
+                self._pending_wait
+                if self._pending_wait is not None
+                else self._begin(self._implementation.take, count, None)
             )
-            done, _ = await asyncio.wait({waiting}, timeout=timeout if timeout >= 0 else None)
+            done, _ = await asyncio.wait({pending_wait}, timeout=timeout if timeout >= 0 else None)
             if not done:
                 await self._interrupt()
             else:
-                self._waiting = None
-                self._unreturned += waiting.result()
-            found, self._unreturned = self._unreturned[:count], self._unreturned[count:]
-            return found
+                self._pending_wait = None
+                self._unreturned += pending_wait.result()
+            messages, self._unreturned = self._unreturned[:count], self._unreturned[count:]
+            return messages
 
     def _begin(self, wait: Callable[..., list[Message]], *arguments: Any) -> asyncio.Future[list[Message]]:
         """Starts a wait. The caller has already ended any other wait."""
         self._implementation.uninterrupt()
-        waiting = self._waiting = self._calls.call(self._carry_out, wait, *arguments)
-        return waiting
+        pending_wait = self._pending_wait = self._calls.call(self._carry_out, wait, *arguments)
+        return pending_wait
 
     def _carry_out(self, wait: Callable[..., list[Message]], *arguments: Any) -> list[Message]:
         """Calls `wait`. This is a method, so that the call in the thread keeps this object alive and
@@ -218,13 +220,13 @@ class AsyncConsumer:
 
     async def _interrupt(self) -> None:
         """Ends the wait that is under way; its result is kept."""
-        waiting = self._waiting
-        if waiting is not None:
-            if not waiting.done():
+        pending_wait = self._pending_wait
+        if pending_wait is not None:
+            if not pending_wait.done():
                 self._implementation.interrupt()
-                await asyncio.wait({waiting})
-            self._waiting = None
-            self._unreturned += waiting.result()
+                await asyncio.wait({pending_wait})
+            self._pending_wait = None
+            self._unreturned += pending_wait.result()
 
     def _give_back_unreturned(self) -> None:
         """Gives back records that a wait has read and no call has returned, because the next call may
@@ -237,7 +239,7 @@ class AsyncConsumer:
     # -- everything else, in the thread ------------------------------------------------------------
 
     async def _call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        if self._waiting is not None:
+        if self._pending_wait is not None:
             self._implementation.interrupt()
         async with self._lock:
             await self._interrupt()
@@ -359,14 +361,14 @@ class AsyncConsumer:
         are read again by the member that gets the partition; an exception of that wait is raised at the
         end.
         """
-        if self._waiting is not None:
+        if self._pending_wait is not None:
             self._implementation.interrupt()
         async with self._lock:
             raised = await _raised_by(self._interrupt())
             self._give_back_unreturned()
             raised = await _raised_by(self._calls.call(self._consumer.close)) or raised
             self._calls.end()
-            _all.discard(self)
+            _open_consumers.discard(self)
             if raised is not None:
                 raise raised
 
@@ -377,7 +379,7 @@ class AsyncConsumer:
         await self.close()
 
 
-def _nothing() -> None:
+def _no_message() -> None:
     """The take_ready() of an implementation that has none."""
 
 
@@ -389,16 +391,16 @@ async def _raised_by(work: Awaitable[Any]) -> Exception | None:
     return None
 
 
-_all: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
+_open_consumers: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
 
 
 def _end_waits() -> None:
     """Called when the interpreter exits, before the attachments that the threads use are closed."""
-    for consumer in list(_all):
+    for consumer in list(_open_consumers):
         consumer._implementation.interrupt()
-    for consumer in list(_all):
+    for consumer in list(_open_consumers):
         consumer._calls.end(EXIT_S)
 
 
 atexit.register(_end_waits)
-os.register_at_fork(after_in_child=_all.clear)
+os.register_at_fork(after_in_child=_open_consumers.clear)

@@ -27,7 +27,7 @@ class AsyncProducer:
             message = await future                                         # written; or raises KafkaException
             deliveries = await producer.produce_batch("events", values)    # all written
 
-    To be created and used in one event loop. `config` as for Producer. One thread serves the reports.
+    Create and use it in one event loop. `config` is that of Producer. One thread serves the reports.
     error_cb, stats_cb and throttle_cb are called in any thread; their exceptions are logged.
     """
 
@@ -37,9 +37,9 @@ class AsyncProducer:
             _guard_callbacks(config) if isinstance(config, Mapping) else config, **_guard_callbacks(more)
         )
         self._pending_calls: collections.deque[tuple[Callable[..., None], Any]] = collections.deque()
-        self._scheduled = False
-        self._room = asyncio.Event()
-        self._closing = False
+        self._is_delivery_scheduled = False
+        self._room_available = asyncio.Event()
+        self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="mqd-async-producer", daemon=True)
         self._thread.start()
 
@@ -70,7 +70,7 @@ class AsyncProducer:
             self._call_in_loop(_complete, (future, error, message))
 
         while True:
-            self._room.clear()
+            self._room_available.clear()
             try:
                 self._producer.produce(
                     topic, value, key, partition, on_delivery=report, timestamp=timestamp, headers=headers
@@ -88,9 +88,9 @@ class AsyncProducer:
         partition: Any = -1,
         timestamps: Any = None,
     ) -> list[BatchDelivery]:
-        """Writes many records (for their types see Producer.produce_batch, but no dicts: await produce()
-        for each); returns when all are written. If a record batch fails, raises the first
-        KafkaException once all have a result.
+        """Writes many records, and returns when all are written. For their types see
+        Producer.produce_batch; dicts are not accepted: await produce() for each. If a record batch
+        fails, raises the first KafkaException once all have a result.
         """
         if isinstance(values, list) and values and isinstance(values[0], dict):
             raise TypeError("values is a list of dicts; await produce() for each of them")
@@ -129,7 +129,7 @@ class AsyncProducer:
         try:
             # not wait_for(): it loses a cancellation that arrives in the same iteration as the event
             async with asyncio.timeout(0.01):
-                await self._room.wait()
+                await self._room_available.wait()
         except TimeoutError:
             pass
 
@@ -170,13 +170,13 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """Flushes, then closes the producer."""
-        if self._closing:
+        if self._is_closing:
             return
         try:
             await self._loop.run_in_executor(None, self._producer.flush)
         except Exception as error:  # a fatal error is reported by the futures
             _log.warning("an AsyncProducer could not be flushed when it was closed: %r", error)
-        self._closing = True
+        self._is_closing = True
         try:
             await self._loop.run_in_executor(None, self._producer.close)
         finally:
@@ -192,11 +192,11 @@ class AsyncProducer:
     # -- the thread that serves reports ------------------------------------------------------------
 
     def _serve(self) -> None:
-        while not self._closing:
+        while not self._is_closing:
             try:
                 self._producer.poll(_POLL_S)
             except (KafkaException, RuntimeError):
-                if self._closing:
+                if self._is_closing:
                     return
                 threading.Event().wait(_POLL_S)  # fatal errors are reported by the futures
             except BaseException:  # without this thread no future would ever be completed
@@ -206,19 +206,19 @@ class AsyncProducer:
     def _call_in_loop(self, function: Callable[..., None], arguments: Any) -> None:
         """Calls the function in the loop, from any thread. The loop is woken once for many calls."""
         self._pending_calls.append((function, arguments))
-        if not self._scheduled:
-            self._scheduled = True
+        if not self._is_delivery_scheduled:
+            self._is_delivery_scheduled = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:
                 pass  # the loop is closed: no caller waits
 
     def _deliver(self) -> None:
-        self._scheduled = False
+        self._is_delivery_scheduled = False
         while self._pending_calls:
             function, arguments = self._pending_calls.popleft()
             function(*arguments)
-        self._room.set()
+        self._room_available.set()
 
 
 def _guard_callbacks(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ the contiguous bytes and sizes that the C core and librdkafka take.
                                                   if there are none
     numpy uint8[n, width]                         each row is a value, zeros included; no copy if it
                                                   is contiguous
-    numpy object, 'U'                             as a list
+    numpy object, 'U'                             like a list
     Arrow binary, string (also large)             no copy, unless a null entry has bytes
     Arrow fixed_size_binary                       no copy, unless there are nulls
     Arrow chunked array                           one copy when it has several chunks
@@ -75,39 +75,39 @@ class Column:
                 if width
                 else [b""] * self.count
             )
-        found: list[bytes | None] = []
+        values: list[bytes | None] = []
         position = 0
         for size in self.sizes.tolist():
             if size < 0:
-                found.append(None)
+                values.append(None)
             else:
-                found.append(data[position : position + size])
+                values.append(data[position : position + size])
                 position += size
-        return found
+        return values
 
 
-def pack(values: Any, what: str) -> Column:
+def pack(values: Any, argument: str) -> Column:
     """Raises TypeError for types that are not in the module's table."""
     if isinstance(values, Column):
         return values
     if isinstance(values, (list, tuple)):
-        return _pack_list(values, what)
+        return _pack_list(values, argument)
     if isinstance(values, np.ndarray):
-        return _pack_numpy(values, what)
+        return _pack_numpy(values, argument)
     if type(values).__module__.partition(".")[0] == "pyarrow":
-        return _pack_arrow(values, what)
+        return _pack_arrow(values, argument)
     if (
         isinstance(values, (bytes, bytearray, memoryview, str))
         or not hasattr(values, "__len__")
         or not hasattr(values, "__getitem__")
     ):
         raise TypeError(
-            f"expected {what} to be a list of bytes, a numpy or an Arrow array, not {type(values).__name__}"
+            f"expected {argument} to be a list of bytes, a numpy or an Arrow array, not {type(values).__name__}"
         )
-    return _pack_list(list(values), what)
+    return _pack_list(list(values), argument)
 
 
-def _pack_list(values: Sequence[Any], what: str) -> Column:
+def _pack_list(values: Sequence[Any], argument: str) -> Column:
     try:
         data = b"".join(values)
         sizes = np.fromiter(map(len, values), np.int32, len(values))
@@ -121,21 +121,21 @@ def _pack_list(values: Sequence[Any], what: str) -> Column:
     ]
     for item in items:
         if item is not None and not isinstance(item, (bytes, bytearray)):
-            raise TypeError(f"expected {what} to be bytes, str or None, not {type(item).__name__}")
+            raise TypeError(f"expected {argument} to be bytes, str or None, not {type(item).__name__}")
     sizes = np.fromiter((-1 if item is None else len(item) for item in items), np.int32, len(items))
     return Column(len(items), b"".join(item for item in items if item is not None), sizes)
 
 
-def _pack_numpy(values: np.ndarray, what: str) -> Column:
+def _pack_numpy(values: np.ndarray, argument: str) -> Column:
     if values.ndim == 2 and values.dtype == np.uint8:
         rows = np.ascontiguousarray(values)
         return Column(rows.shape[0], rows.reshape(-1), None, rows.shape[1])
     if values.ndim == 1 and values.dtype.kind == "S":
         return _pack_fixed_text(np.ascontiguousarray(values))
     if values.ndim == 1 and values.dtype.kind in "OU":
-        return _pack_list(values.tolist(), what)
+        return _pack_list(values.tolist(), argument)
     raise TypeError(
-        f"expected {what} to be a numpy array of 'S', of 'U', of objects, or of uint8 with two dimensions, not of"
+        f"expected {argument} to be a numpy array of 'S', of 'U', of objects, or of uint8 with two dimensions, not of"
         f" {values.dtype} with {values.ndim}"
     )
 
@@ -152,27 +152,31 @@ def _pack_fixed_text(values: np.ndarray) -> Column:
     return Column(len(values), rows[np.arange(width) < sizes[:, None]], sizes)
 
 
-def _pack_arrow(values: Any, what: str) -> Column:
+def _pack_arrow(values: Any, argument: str) -> Column:
     import pyarrow as pa
 
     if isinstance(values, pa.ChunkedArray):
         values = values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
         if isinstance(values, pa.ChunkedArray):  # no chunks, or too many bytes for one array
             values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
-    kind = getattr(values, "type", None)
-    if kind is None:
-        raise TypeError(f"expected {what} to be an Arrow array, not {type(values).__name__}")
-    if pa.types.is_dictionary(kind):
-        return _pack_arrow(values.dictionary_decode(), what)
-    if pa.types.is_fixed_size_binary(kind):
-        return _pack_arrow_fixed(values, kind.byte_width)
-    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+    arrow_type = getattr(values, "type", None)
+    if arrow_type is None:
+        raise TypeError(f"expected {argument} to be an Arrow array, not {type(values).__name__}")
+    if pa.types.is_dictionary(arrow_type):
+        return _pack_arrow(values.dictionary_decode(), argument)
+    if pa.types.is_fixed_size_binary(arrow_type):
+        return _pack_arrow_fixed(values, arrow_type.byte_width)
+    if pa.types.is_binary(arrow_type) or pa.types.is_string(arrow_type):
         return _pack_arrow_offsets(values, np.int32)
-    if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
+    if pa.types.is_large_binary(arrow_type) or pa.types.is_large_string(arrow_type):
         return _pack_arrow_offsets(values, np.int64)
-    if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
-        return _pack_arrow(values.cast(pa.large_binary() if pa.types.is_binary_view(kind) else pa.large_string()), what)
-    raise TypeError(f"expected {what} to be an Arrow array of binary, string or fixed_size_binary, not {kind}")
+    if pa.types.is_binary_view(arrow_type) or pa.types.is_string_view(arrow_type):
+        return _pack_arrow(
+            values.cast(pa.large_binary() if pa.types.is_binary_view(arrow_type) else pa.large_string()), argument
+        )
+    raise TypeError(
+        f"expected {argument} to be an Arrow array of binary, string or fixed_size_binary, not {arrow_type}"
+    )
 
 
 def _pack_arrow_fixed(values: Any, width: int) -> Column:
@@ -184,12 +188,12 @@ def _pack_arrow_fixed(values: Any, width: int) -> Column:
     return Column(len(values), data, None, width)
 
 
-def _pack_arrow_offsets(values: Any, kind: type) -> Column:
+def _pack_arrow_offsets(values: Any, offset_type: type) -> Column:
     count = len(values)
     _validity, offsets_buffer, data_buffer = values.buffers()
     if not count or offsets_buffer is None:
         return Column(count, b"", np.zeros(count, np.int32))
-    offsets: np.ndarray = np.frombuffer(offsets_buffer, kind)[values.offset : values.offset + count + 1]
+    offsets: np.ndarray = np.frombuffer(offsets_buffer, offset_type)[values.offset : values.offset + count + 1]
     sizes = np.diff(offsets)
     if sizes.max() > _INT32_MAX:
         raise failure(KafkaError.MSG_SIZE_TOO_LARGE)
@@ -211,16 +215,16 @@ def pack_partitions(partition: Any, count: int) -> tuple[int, np.ndarray | None]
     if partition is None:
         return -1, None
     if isinstance(partition, (int, np.integer)):
-        return _one_partition(int(partition)), None
-    found = np.ascontiguousarray(partition)
-    if found.shape != (count,) or found.dtype.kind not in "iu":
+        return _check_partition(int(partition)), None
+    partitions = np.ascontiguousarray(partition)
+    if partitions.shape != (count,) or partitions.dtype.kind not in "iu":
         raise TypeError(f"expected partition to be an int or an array of {count} integers")
-    if count and (found.min() < -1 or found.max() > _INT32_MAX):
+    if count and (partitions.min() < -1 or partitions.max() > _INT32_MAX):
         raise failure(KafkaError._UNKNOWN_PARTITION, "a partition is below -1 or above 2147483647")
-    return -1, found.astype(np.int32)
+    return -1, partitions.astype(np.int32)
 
 
-def _one_partition(partition: int) -> int:
+def _check_partition(partition: int) -> int:
     if partition > _INT32_MAX:
         raise OverflowError("partition is too large")
     return max(partition, -1)
@@ -234,15 +238,15 @@ def pack_timestamps(timestamps: Any, count: int, now_ms: int) -> tuple[int, np.n
         return now_ms, None
     if isinstance(timestamps, (int, np.integer)):
         return int(timestamps) or now_ms, None
-    found = np.ascontiguousarray(timestamps)
-    if found.dtype.kind == "M":
-        found = found.astype("datetime64[ms]").astype(np.int64)
-    if found.shape != (count,) or found.dtype.kind not in "iu":
+    times = np.ascontiguousarray(timestamps)
+    if times.dtype.kind == "M":
+        times = times.astype("datetime64[ms]").astype(np.int64)
+    if times.shape != (count,) or times.dtype.kind not in "iu":
         raise TypeError(
             f"expected timestamps to be an int (milliseconds) or an array of {count} integers or datetime64"
         )
-    found = found.astype(np.int64)
-    return now_ms, np.where(found == 0, now_ms, found) if count and not found.all() else found
+    times = times.astype(np.int64)
+    return now_ms, np.where(times == 0, now_ms, times) if count and not times.all() else times
 
 
 def pack_headers(headers: Any, count: int) -> Column | None:
@@ -263,7 +267,7 @@ def pack_keys(keys: Any, count: int) -> Column:
     return _same_length(pack(keys, "keys"), count, "keys")
 
 
-def largest_pair(values: Column, keys: Column | None) -> int:
+def largest_record_bytes(values: Column, keys: Column | None) -> int:
     """Bytes of the largest record, value and key together."""
     if not values.count:
         return 0
@@ -289,19 +293,19 @@ def records(
     packed = pack(values, "values")
     count = packed.count
     key_items = [None] * count if keys is None else pack_keys(keys, count).items()
-    one_partition, partitions = pack_partitions(partition, count)
-    one_timestamp, times = pack_timestamps(timestamps, count, 0)
+    common_partition, partitions = pack_partitions(partition, count)
+    common_timestamp, timestamp_array = pack_timestamps(timestamps, count, 0)
     pack_headers(headers, count)
-    shared = isinstance(headers, dict) or (isinstance(headers, list) and headers and isinstance(headers[0], tuple))
-    header_items = [headers] * count if shared or headers is None else headers
-    partition_items = [one_partition] * count if partitions is None else partitions.tolist()
-    time_items = [one_timestamp] * count if times is None else times.tolist()
+    is_shared = isinstance(headers, dict) or (isinstance(headers, list) and headers and isinstance(headers[0], tuple))
+    header_items = [headers] * count if is_shared or headers is None else headers
+    partition_items = [common_partition] * count if partitions is None else partitions.tolist()
+    time_items = [common_timestamp] * count if timestamp_array is None else timestamp_array.tolist()
     return list(zip(packed.items(), key_items, partition_items, time_items, header_items, strict=True))
 
 
-def _same_length(column: Column, count: int, what: str) -> Column:
+def _same_length(column: Column, count: int, argument: str) -> Column:
     if column.count != count:
-        raise ValueError(f"{count} values and {column.count} {what}")
+        raise ValueError(f"{count} values and {column.count} {argument}")
     return column
 
 

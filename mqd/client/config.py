@@ -81,7 +81,7 @@ _NAMED_VALUES = {"acks": {"all": -1}}
 _TRUE, _FALSE = {"true", "t", "1"}, {"false", "f", "0"}
 IDEMPOTENT_IN_FLIGHT_MAX = 5
 
-Kind = type[confluent_kafka.Producer] | type[confluent_kafka.Consumer]
+ClientClass = type[confluent_kafka.Producer] | type[confluent_kafka.Consumer]
 
 
 class Settings(NamedTuple):
@@ -125,7 +125,7 @@ def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Sett
     return Settings(own, given, logger, partitioner, encryption)
 
 
-def check(settings: Settings, kind: Kind) -> None:
+def check(settings: Settings, client_class: ClientClass) -> None:
     """Raises what confluent_kafka raises for this configuration. Takes about 2 ms, because librdkafka
     creates a client (which does not connect).
     """
@@ -134,7 +134,7 @@ def check(settings: Settings, kind: Kind) -> None:
         for key, value in settings.rdkafka.items()
         if key not in ("bootstrap.servers", "metadata.broker.list")
     }
-    probe = kind({**given, "log_level": 0})
+    probe = client_class({**given, "log_level": 0})
     del probe
 
 
@@ -145,8 +145,8 @@ class ProducerConfig:
 
     def __init__(self, settings: Settings) -> None:
         given: dict[str, Any] = {}
-        topic = settings.rdkafka.get("default.topic.config") or {}
-        for key, value in {**topic, **settings.rdkafka}.items():
+        topic_config = settings.rdkafka.get("default.topic.config") or {}
+        for key, value in {**topic_config, **settings.rdkafka}.items():
             given[_ALIASES.get(key, key)] = value
         self.values = {key: convert_value(key, given.get(key), default) for key, default in _PRODUCER_DEFAULTS.items()}
         self.partitioner = settings.partitioner
@@ -199,7 +199,7 @@ def _number(key: str, value: Any, kind: type) -> Any:
 
 
 class Choice(NamedTuple):
-    """`transport` shm or tcp; `socket_path` for shm; `reason` in words, for the log and
+    """`transport`: "shm" or "tcp"; `socket_path`: for shm; `reason`: in words, for the log and
     `transport_reason`.
     """
 
@@ -225,9 +225,9 @@ def choose_transport(settings: Settings) -> Choice:
             f"security.protocol={protocol} authenticates a TCP connection; with transport=shm a client is identified"
             " by its process's user",
         )
-    found = rendezvous.find(servers, settings.own["mqd.socket.path"])
-    if found.path is not None:
-        return Choice("shm", found.path, found.reason, found.server)
+    broker_socket = rendezvous.find(servers, settings.own["mqd.socket.path"])
+    if broker_socket.path is not None:
+        return Choice("shm", broker_socket.path, broker_socket.reason, broker_socket.server)
     if requested == "shm":
-        raise failure(KafkaError._TRANSPORT, f"transport=shm: {found.reason}")
-    return Choice("tcp", None, f"no shared memory: {found.reason}")
+        raise failure(KafkaError._TRANSPORT, f"transport=shm: {broker_socket.reason}")
+    return Choice("tcp", None, f"no shared memory: {broker_socket.reason}")

@@ -42,17 +42,17 @@ def find(name: str, *, module: str = "") -> object:
     """
     theirs = importlib.import_module(_join_name(THEIRS, module))
     try:
-        found = getattr(theirs, name)
+        attribute = getattr(theirs, name)
     except AttributeError:
         raise AttributeError(f"module {_join_name(OURS, module)!r} has no attribute {name!r}") from None
-    if name in CLIENTS and (found.__module__.partition(".")[0] in (THEIRS, "cimpl")):
+    if name in CLIENTS and (attribute.__module__.partition(".")[0] in (THEIRS, "cimpl")):
         return getattr(importlib.import_module("mqd.client"), name)
-    if isinstance(found, ModuleType) and found.__name__.startswith(THEIRS + "."):
-        return importlib.import_module(OURS + found.__name__.removeprefix(THEIRS))
-    home = getattr(found, "__module__", None)
-    if isinstance(home, str) and is_rebuilt(home.removeprefix(THEIRS + ".")):
-        return getattr(importlib.import_module(OURS + home.removeprefix(THEIRS)), name)
-    return found
+    if isinstance(attribute, ModuleType) and attribute.__name__.startswith(THEIRS + "."):
+        return importlib.import_module(OURS + attribute.__name__.removeprefix(THEIRS))
+    defining_module = getattr(attribute, "__module__", None)
+    if isinstance(defining_module, str) and is_rebuilt(defining_module.removeprefix(THEIRS + ".")):
+        return getattr(importlib.import_module(OURS + defining_module.removeprefix(THEIRS)), name)
+    return attribute
 
 
 def names(module: str = "") -> list[str]:
@@ -78,7 +78,7 @@ class _Finder:
         package, _, rest = fullname.partition(".")
         if package != OURS or not rest or rest.partition(".")[0] in OWN_MODULES:
             return None
-        import importlib.util  # not before it is needed: each process of the broker imports this module
+        import importlib.util  # only when needed: each process of the broker imports this module
 
         try:
             theirs = importlib.util.find_spec(_join_name(THEIRS, rest))
@@ -116,9 +116,9 @@ class _AliasLoader:
                 return names(rest)
             if name.startswith("__"):
                 raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
-            found = find(name, module=rest)
-            setattr(module, name, found)
-            return found
+            value = find(name, module=rest)
+            setattr(module, name, value)
+            return value
 
         vars(module).update(__getattr__=__getattr__, __dir__=lambda: sorted({*vars(module), *names(rest)}))
 

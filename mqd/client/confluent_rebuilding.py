@@ -29,9 +29,9 @@ class RebuildingLoader:
         return source
 
     def get_code(self, fullname: str) -> CodeType:
-        where = self._theirs.origin or fullname
-        tree = _Imports().visit(ast.parse(self.get_source(fullname), where))
-        return compile(ast.fix_missing_locations(tree), where, "exec", dont_inherit=True)
+        filename = self._theirs.origin or fullname
+        tree = _Imports().visit(ast.parse(self.get_source(fullname), filename))
+        return compile(ast.fix_missing_locations(tree), filename, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
         module.__file__ = self._theirs.origin

@@ -39,9 +39,9 @@ class Consumer:
     (logger "mqd.client"). Differences from librdkafka: docs/client.md.
 
     For one thread at a time; memberid() and consumer_group_metadata() may be called from any. In a
-    child of fork() every call raises KafkaException: make a new consumer there. Usable as a context
-    manager, which closes it. Every method raises RuntimeError when the consumer is closed, and
-    KafkaException where confluent_kafka does.
+    child of fork() every call raises KafkaException: create a new consumer there. As a context
+    manager, it is closed at the end of the block. Every method raises RuntimeError when the consumer
+    is closed, and KafkaException where confluent_kafka does.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
@@ -50,9 +50,9 @@ class Consumer:
         )
         self._implementation = _make(self, settings)
         self.transport_reason: str = self._implementation.reason
-        kind = type(self)
+        own_class = type(self)
         for name in ("poll", "consume"):  # one call fewer per record
-            if getattr(kind, name) is getattr(Consumer, name):
+            if getattr(own_class, name) is getattr(Consumer, name):
                 setattr(self, name, getattr(self._implementation, name))
 
     @property

@@ -34,7 +34,7 @@ class MetadataCache:
         self._max_age_s = max_age_s
         self._requested: dict[str, bool] = {}  # name -> whether the broker may create it
         self._all_requested = False
-        self._under_way = False
+        self._is_under_way = False
         self._refresh_at = _NEVER
 
     # -- requests ----------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ class MetadataCache:
         KafkaException if the response is invalid.
         """
         cluster, topics = requests.read_metadata(response)
-        self._take([topic.name for topic in topics], cluster, topics)
+        self._store([topic.name for topic in topics], cluster, topics)
         self.version += 1
         self._attachment.changed.notify_all()
 
@@ -69,17 +69,17 @@ class MetadataCache:
         topic's error, _TIMED_OUT or _TRANSPORT.
         """
         with self._attachment.lock:
-            known = self.topics.get(name)
-            if known is not None and not known.error:
-                return known
+            cached = self.topics.get(name)
+            if cached is not None and not cached.error:
+                return cached
             self.refresh([name], allow_auto_create)
-        found: list[TopicInfo] = []
+        results: list[TopicInfo] = []
 
         def is_found() -> bool:
             info = self.topics.get(name)
             if info is not None and not info.error:
-                found.append(info)
-            return bool(found)
+                results.append(info)
+            return bool(results)
 
         deadline = time.monotonic() + timeout
         while not self._attachment.wait_for(is_found, min(_RETRY_S, max(deadline - time.monotonic(), 0))):
@@ -92,7 +92,7 @@ class MetadataCache:
                 )
             with self._attachment.lock:
                 self.refresh([name], allow_auto_create)
-        return found[-1]
+        return results[-1]
 
     def list_topics(self, topic: str | None, timeout: float, allow_auto_create: bool = False) -> Any:
         """confluent_kafka's ClusterMetadata, from a new request. Raises KafkaException; TypeError if
@@ -121,32 +121,32 @@ class MetadataCache:
 
     def _request(self) -> None:
         if (
-            self._under_way
+            self._is_under_way
             or not (self._requested or self._all_requested)
             or not self._attachment.api.versions
             or self._attachment.fatal is not None
         ):
             return
-        creating = any(self._requested.values()) and not self._all_requested
+        may_create = any(self._requested.values()) and not self._all_requested
         names = None if self._all_requested else sorted(self._requested)
         self._requested, self._all_requested = {}, False
-        self._under_way = True
+        self._is_under_way = True
         version = self._attachment.api.pick(requests.METADATA)
         self._attachment.send(
             requests.METADATA,
             version,
-            requests.metadata(names, creating),
+            requests.metadata(names, may_create),
             lambda response, error: self._on_response(names, response, error),
         )
 
     def _on_response(self, names: list[str] | None, response: Any, error: KafkaError | None) -> None:
-        self._under_way = False
+        self._is_under_way = False
         self.version += 1
         self.error = error
         now = time.monotonic()
         if error is None:
             try:
-                self._take(names, *requests.read_metadata(response))
+                self._store(names, *requests.read_metadata(response))
             except KafkaException as problem:
                 self.error = error = problem.args[0]
         self._refresh_at = now + (self._max_age_s if error is None else _RETRY_S)
@@ -154,7 +154,7 @@ class MetadataCache:
             self._request()
         self._attachment.changed.notify_all()
 
-    def _take(self, names: list[str] | None, cluster: ClusterInfo, topics: list[TopicInfo]) -> None:
+    def _store(self, names: list[str] | None, cluster: ClusterInfo, topics: list[TopicInfo]) -> None:
         self.cluster = cluster
         if names is None:
             self.topics.clear()
@@ -167,17 +167,17 @@ class MetadataCache:
 
 def cluster_metadata(cluster: ClusterInfo, topics: list[TopicInfo]) -> admin.ClusterMetadata:
     """The result of confluent_kafka's list_topics()."""
-    found = admin.ClusterMetadata()
-    found.cluster_id = cluster.cluster_id  # type: ignore[assignment]  # its class declares only None
-    found.controller_id = cluster.controller_id
+    result = admin.ClusterMetadata()
+    result.cluster_id = cluster.cluster_id  # type: ignore[assignment]  # its class annotates it as None
+    result.controller_id = cluster.controller_id
     for node_id, (host, port) in cluster.brokers.items():
-        broker = found.brokers[node_id] = admin.BrokerMetadata()
+        broker = result.brokers[node_id] = admin.BrokerMetadata()
         broker.id, broker.port = node_id, port
-        broker.host = host  # type: ignore[assignment]  # the same
-        found.orig_broker_id = node_id
-        found.orig_broker_name = f"{host}:{port}/{node_id}"  # type: ignore[assignment]  # the same
+        broker.host = host  # type: ignore[assignment]  # as above
+        result.orig_broker_id = node_id
+        result.orig_broker_name = f"{host}:{port}/{node_id}"  # type: ignore[assignment]  # as above
     for info in topics:
-        topic = found.topics[info.name] = admin.TopicMetadata()
+        topic = result.topics[info.name] = admin.TopicMetadata()
         topic.topic = info.name
         topic.error = broker_error(info.error) if info.error else None
         for index, leader in enumerate(info.leaders):
@@ -185,4 +185,4 @@ def cluster_metadata(cluster: ClusterInfo, topics: list[TopicInfo]) -> admin.Clu
             partition.id, partition.leader = index, leader
             partition.replicas, partition.isrs = list(info.replicas[index]), list(info.in_sync_replicas[index])
             partition.error = None if leader >= 0 else broker_error(5)  # LEADER_NOT_AVAILABLE
-    return found
+    return result

@@ -44,10 +44,10 @@ class Committed(NamedTuple):
 
 
 def _by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    indexes_by_topic: dict[str, list[int]] = {}
     for topic, index in keys:
-        found.setdefault(topic, []).append(index)
-    return found
+        indexes_by_topic.setdefault(topic, []).append(index)
+    return indexes_by_topic
 
 
 def commit_request(
@@ -56,16 +56,16 @@ def commit_request(
     """`generation` -1: not as a member. Topics have names and ids; the version decides which are sent."""
     Topic, Partition = OffsetCommitRequest.Topic, OffsetCommitRequest.Partition
     topics: dict[tuple[str, bytes], OffsetCommitRequest.Topic] = {}
-    for (name, index), one in offsets.items():
-        topic = topics.get((name, one.topic_id))
+    for (name, index), committed in offsets.items():
+        topic = topics.get((name, committed.topic_id))
         if topic is None:
-            topic = topics[name, one.topic_id] = Topic(name=name, topic_id=one.topic_id)
+            topic = topics[name, committed.topic_id] = Topic(name=name, topic_id=committed.topic_id)
         topic.partitions.append(
             Partition(
                 partition_index=index,
-                committed_offset=one.offset,
-                committed_leader_epoch=one.leader_epoch,
-                committed_metadata=one.metadata,
+                committed_offset=committed.offset,
+                committed_leader_epoch=committed.leader_epoch,
+                committed_metadata=committed.metadata,
             )
         )
     member = member_id if generation >= 0 else ""
@@ -81,18 +81,18 @@ def commit_request(
 def commit_version_max(offsets: dict[Key, Committed]) -> int:
     return (
         COMMIT_BY_ID_VERSION
-        if all(one.topic_id != NO_TOPIC_ID for one in offsets.values())
+        if all(committed.topic_id != NO_TOPIC_ID for committed in offsets.values())
         else COMMIT_BY_NAME_VERSION_MAX
     )
 
 
 def read_commit(response: Any, offsets: dict[Key, Committed]) -> dict[Key, int]:
     """Error codes of `offsets`, 0 = committed."""
-    names = {one.topic_id: topic for (topic, _), one in offsets.items()}
+    names = {committed.topic_id: topic for (topic, _), committed in offsets.items()}
     return {
-        (topic.name or names.get(topic.topic_id, ""), one.partition_index): one.error_code
+        (topic.name or names.get(topic.topic_id, ""), partition.partition_index): partition.error_code
         for topic in response.topics
-        for one in topic.partitions
+        for partition in topic.partitions
     }
 
 
@@ -113,12 +113,12 @@ def read_committed(response: Any) -> dict[Key, tuple[int, Committed]]:
     """Returns (error code, committed offset; -1 = none) by partition."""
     (group,) = response.groups
     return {
-        (topic.name, one.partition_index): (
-            group.error_code or one.error_code,
-            Committed(one.committed_offset, one.committed_leader_epoch, one.metadata or None),
+        (topic.name, partition.partition_index): (
+            group.error_code or partition.error_code,
+            Committed(partition.committed_offset, partition.committed_leader_epoch, partition.metadata or None),
         )
         for topic in group.topics
-        for one in topic.partitions
+        for partition in topic.partitions
     }
 
 
@@ -137,9 +137,9 @@ def list_offsets_request(timestamps: dict[Key, int], isolation_level: int, timeo
 def read_list_offsets(response: Any) -> dict[Key, tuple[int, int, int]]:
     """Returns (error code, offset, leader epoch) by partition; offset -1 = all records are older."""
     return {
-        (topic.name, one.partition_index): (one.error_code, one.offset, one.leader_epoch)
+        (topic.name, partition.partition_index): (partition.error_code, partition.offset, partition.leader_epoch)
         for topic in response.topics
-        for one in topic.partitions
+        for partition in topic.partitions
     }
 
 
@@ -167,14 +167,14 @@ def positions_request(
 
 def read_positions(response: FetchResponse) -> Iterable[tuple[bytes, int, Any]]:
     for topic in response.responses:
-        for one in topic.partitions:
-            yield topic.topic_id, one.partition_index, one
+        for partition in topic.partitions:
+            yield topic.topic_id, partition.partition_index, partition
 
 
 class PartitionResult(TopicPartition):
     """A TopicPartition created with an `error`, which confluent_kafka's class does not allow from Python."""
 
-    __slots__ = ("_outcome",)
+    __slots__ = ("_error",)
 
     def __init__(
         self,
@@ -191,11 +191,11 @@ class PartitionResult(TopicPartition):
         if leader_epoch is not None and leader_epoch >= 0:
             more["leader_epoch"] = leader_epoch
         super().__init__(topic, partition, offset, **more)
-        self._outcome = error
+        self._error = error
 
     @property
     def error(self) -> KafkaError | None:  # type: ignore[override]  # read-only here
-        return self._outcome
+        return self._error
 
     # confluent_kafka's TopicPartition compares only with its own class; Python calls the methods of
     # a subclass first, also for the right operand
@@ -224,7 +224,7 @@ class PartitionResult(TopicPartition):
     __hash__ = TopicPartition.__hash__
 
     def __repr__(self) -> str:
-        return f"TopicPartition{{topic={self.topic},partition={self.partition},offset={self.offset},leader_epoch={self.leader_epoch},error={self._outcome}}}"
+        return f"TopicPartition{{topic={self.topic},partition={self.partition},offset={self.offset},leader_epoch={self.leader_epoch},error={self._error}}}"
 
     __str__ = __repr__
 

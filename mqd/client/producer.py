@@ -40,16 +40,16 @@ class Producer:
     (logger "mqd.client").
 
     All methods may be called by any thread. In a child of fork() every call raises KafkaException:
-    make a new producer there. Usable as a context manager, which closes it.
+    create a new producer there. As a context manager, it is closed at the end of the block.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         settings = configuration.read(config, more)
         self._implementation = _make(settings)
         self.transport_reason: str = self._implementation.reason
-        kind = type(self)
+        own_class = type(self)
         for name in ("produce", "poll"):  # one call fewer per record
-            if getattr(kind, name) is getattr(Producer, name):
+            if getattr(own_class, name) is getattr(Producer, name):
                 setattr(self, name, getattr(self._implementation, name))
 
     @property
@@ -142,14 +142,14 @@ class Producer:
     def _produce_dicts(self, topic: str, messages: list[dict[str, Any]], partition: int, on_delivery: Any) -> int:
         if on_delivery is not None and not callable(on_delivery):
             raise TypeError("expected on_delivery to be callable")
-        taken = 0
+        accepted_count = 0
         try:
             for message in messages:
-                taken += self._produce_dict(topic, message, partition, on_delivery)
+                accepted_count += self._produce_dict(topic, message, partition, on_delivery)
         except BaseException as problem:
-            problem.accepted = taken  # type: ignore[attr-defined]  # read by the caller
+            problem.accepted = accepted_count  # type: ignore[attr-defined]  # read by the caller
             raise
-        return taken
+        return accepted_count
 
     def _produce_dict(self, topic: str, message: dict[str, Any], partition: int, on_delivery: Any) -> int:
         """Returns how many records were accepted, 1 or 0."""
@@ -175,8 +175,8 @@ class Producer:
         return 0
 
     def poll(self, timeout: float = -1) -> int:
-        """Calls the callbacks of delivery reports, and the others; waits up to `timeout` seconds (below 0:
-        without limit) for the first. Returns how many were called.
+        """Calls the callbacks that are due, of delivery reports and others; waits up to `timeout` seconds
+        (below 0: without limit) for the first. Returns how many were called.
         """
         return self._implementation.poll(timeout)
 
@@ -193,7 +193,7 @@ class Producer:
         self._implementation.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
 
     def __len__(self) -> int:
-        """The number of undelivered records, and of reports whose callbacks were not called yet."""
+        """The number of undelivered records, and of reports whose callbacks have not been called yet."""
         return len(self._implementation)
 
     def __bool__(self) -> bool:
@@ -248,8 +248,8 @@ class Producer:
         self._implementation.send_offsets_to_transaction(positions, group_metadata, timeout)
 
     def commit_transaction(self, timeout: float = -1) -> None:
-        """Flushes, then commits. When a record could not be written: KafkaException with
-        txn_requires_abort().
+        """Flushes, then commits. Raises KafkaException with txn_requires_abort() if a record could not be
+        written.
         """
         self._implementation.commit_transaction(timeout)
 
@@ -296,14 +296,14 @@ def _make(settings: configuration.Settings) -> Any:
 def _try_shared_memory(
     settings: configuration.Settings, choice: configuration.Choice
 ) -> tuple[Any, configuration.Choice]:
-    kind: Any
+    producer_class: Any
     if settings.encryption is None:
-        from mqd.client.shm.producer import ShmProducer as kind
+        from mqd.client.shm.producer import ShmProducer as producer_class
     else:
-        from mqd.client.encryption.clients import SealingShmProducer as kind
+        from mqd.client.encryption.clients import SealingShmProducer as producer_class
 
     try:
-        implementation = kind(settings, choice)
+        implementation = producer_class(settings, choice)
     except (KafkaException, OSError) as error:
         if settings.own["transport"] == "shm":
             raise

@@ -13,7 +13,7 @@
 
 Lifetime. On shared memory keys and values are not copied: they are views into the mapped segment
 file. Views, arrays and Arrow arrays are valid for as long as they are referenced, even after the
-segment was deleted or compacted, or the broker has stopped; until then the file uses space on the
+segment has been deleted or compacted, or the broker has stopped; until then the file uses space on the
 disk. release(), or the end of the `with` block, releases the batch's own references: after that its
 methods raise ValueError, while views taken before remain valid. Bytes from to_list() or indexing
 are copies.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _M = TypeVar("_M", bound=Message)
 _NO_HEADERS = b"\0"
-_FEW = 16  # for more records numpy is faster
+_SMALL_COUNT = 16  # for more records numpy is faster
 _ARROW_MIN = 21
 _SPARSE_BYTES = 1 << 20  # a region is copied as a whole unless its gaps exceed its blobs by more than this
 
@@ -137,7 +137,7 @@ class Blobs(Sequence):
 
     def _copy_out(self) -> list[bytes | None]:
         sizes = self._sizes
-        if len(sizes) <= _FEW:
+        if len(sizes) <= _SMALL_COUNT:
             base = self._base
             return [
                 None if size < 0 else bytes(base[start : start + size])
@@ -178,19 +178,21 @@ class Blobs(Sequence):
         if dtype is None:
             if low == high and low > 0:
                 return segments.gather(self.buffer, self._positions, sizes)[0].reshape(len(sizes), high)
-            out = np.empty(len(sizes), object)
-            out[:] = self.to_list()
-            return out
-        kind = np.dtype(dtype)
-        if kind.hasobject or kind.itemsize == 0:
-            raise ValueError(f"{kind} is not a type of fixed size; to_list() returns bytes objects")
+            array = np.empty(len(sizes), object)
+            array[:] = self.to_list()
+            return array
+        element_type = np.dtype(dtype)
+        if element_type.hasobject or element_type.itemsize == 0:
+            raise ValueError(f"{element_type} is not a type of fixed size; to_list() returns bytes objects")
         if not len(sizes):
-            return np.empty(0, kind)
-        if low == high == kind.itemsize:
-            return segments.gather(self.buffer, self._positions, sizes)[0].view(kind)
-        if low < 0 or kind.kind != "S" or high > kind.itemsize:
-            raise ValueError(f"blobs of {low} to {high} bytes (-1 = null) do not fit {kind} of {kind.itemsize} bytes")
-        return np.array(self.to_list(), kind)
+            return np.empty(0, element_type)
+        if low == high == element_type.itemsize:
+            return segments.gather(self.buffer, self._positions, sizes)[0].view(element_type)
+        if low < 0 or element_type.kind != "S" or high > element_type.itemsize:
+            raise ValueError(
+                f"blobs of {low} to {high} bytes (-1 = null) do not fit {element_type} of {element_type.itemsize} bytes"
+            )
+        return np.array(self.to_list(), element_type)
 
     def to_arrow(self, type: str = "binary_view") -> pyarrow.Array:  # noqa: A002  (Arrow's own word)
         """`binary_view` or `string_view`: without a copy; the array keeps the memory alive. `binary`
@@ -210,8 +212,8 @@ class Blobs(Sequence):
             arrow.py_buffer(views),
             arrow.py_buffer(base[origin:end]),
         ]
-        kind = arrow.binary_view() if type == "binary_view" else arrow.string_view()
-        return arrow.Array.from_buffers(kind, len(self), buffers, null_count)
+        arrow_type = arrow.binary_view() if type == "binary_view" else arrow.string_view()
+        return arrow.Array.from_buffers(arrow_type, len(self), buffers, null_count)
 
     def _copy_to_arrow(self, arrow: Any, type: str) -> pyarrow.Array:  # noqa: A002
         data, offsets = segments.gather(self.buffer, self._positions, self._sizes, True)
@@ -426,8 +428,8 @@ class RecordBatchView:
     def messages(self, kind_of_message: type[_M] = Message) -> Iterator[_M]:  # type: ignore[assignment]  # mypy 4236
         """A Message for each record. The call copies all of them, so they outlive the batch."""
         offsets = self._require_held().tolist()
-        kind = self.timestamp_type
-        stamps = zip(repeat(kind), self._timestamps.tolist())
+        timestamp_type = self.timestamp_type
+        stamps = zip(repeat(timestamp_type), self._timestamps.tolist())
         sections = repeat(None) if self._headers is None else map(_section, self._headers.to_list())
         topic, partition, epoch = repeat(self.topic), repeat(self.partition), repeat(self.leader_epoch)
         return map(

@@ -62,18 +62,18 @@ class ApiTable(msgspec.Struct, frozen=True):
 
     @property
     def transactions_v2(self) -> bool:
-        """Whether the broker supports version 2 (KIP-890): writing to a partition adds it to the
-        transaction, and every transaction has a new epoch.
+        """Whether the broker supports transactions of version 2 (KIP-890): writing to a partition adds it
+        to the transaction, and every transaction has a new epoch.
         """
         return self.features.get("transaction.version", 0) >= 2 and self.versions.get(END_TXN, (0, -1))[1] >= 5
 
-    def pick_transactional(self, api_key: int, version_2: bool) -> int:
-        """`version_2`: whether the producer started with transactions of version 2. The broker may have
+    def pick_transactional(self, api_key: int, uses_v2: bool) -> int:
+        """`uses_v2`: whether the producer started with transactions of version 2. The broker may have
         begun to support them since.
         """
         if api_key == ADD_PARTITIONS_TO_TXN:
             return self.pick(api_key, _ADD_PARTITIONS_CLIENT_MAX)
-        return self.pick(api_key) if version_2 else self.pick(api_key, _TXN_V1_MAX.get(api_key, 1 << 14))
+        return self.pick(api_key) if uses_v2 else self.pick(api_key, _TXN_V1_MAX.get(api_key, 1 << 14))
 
 
 def api_versions() -> ApiVersionsRequest:

@@ -48,7 +48,7 @@ class Appender:
         batch_numbers = self._batch_numbers[: chunk.values.count]
         parts: list[tuple[int, BatchPart]] = []
         producer.outcomes.before_append(rows)
-        before = producer.native.outstanding_records
+        outstanding_before = producer.native.outstanding_records
         try:
             taken.count = producer.native.append(stage.number, native_columns(chunk), batch_numbers)
             self._register(stage, batch_numbers[: taken.count], rows, first_index, parts)
@@ -65,7 +65,7 @@ class Appender:
                 ) from None
             # else the attachment has ended, which the driver detects
         except BaseException:  # Ctrl-C, perhaps after the C core has accepted the records
-            taken.count = producer.native.outstanding_records - before
+            taken.count = producer.native.outstanding_records - outstanding_before
             self._register(stage, batch_numbers[: taken.count], rows, first_index, parts)
             raise
 

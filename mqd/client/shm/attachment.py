@@ -18,7 +18,7 @@ takes over the role, so that a response needs no switch of threads. The backgrou
 role back when no other thread has driven for DRIVER_LEASE_S.
 
 1. `native` is used with `lock` held, except for wait() and wake(). Only the driver replaces it
-   (when it attaches again). It is never closed during a wake(), which holds `_waking`.
+   (when it attaches again). It is never closed during a wake(), which holds `_wake_lock`.
 2. Callbacks (on_response, Listener) run with `lock` held, in any thread. They do not block and
    never call the user's code.
 3. Every request ends exactly once: with its response, _TIMED_OUT, _TRANSPORT (the worker died;
@@ -54,7 +54,7 @@ DRIVER_LEASE_S = 0.001
 CORRELATION_ID_END = 1 << 30  # the C producer's correlation ids begin here
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.01, 1.0
 IDLE_WAIT_S = 60.0
-ROOM_WAIT_S = 0.001  # there is no signal that requests were consumed: checked again after this time
+ROOM_WAIT_S = 0.001  # nothing signals that requests were consumed, so this is checked again after this time
 
 _log = logging.getLogger("mqd.client")
 
@@ -118,9 +118,9 @@ class Attachment:
     ) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self._waking = threading.RLock()  # no other lock is taken while it is held
-        self._released = threading.Condition(self.lock)  # the background thread waits here to become the driver
-        self._parked = False  # whether the background thread waits there for up to IDLE_WAIT_S
+        self._wake_lock = threading.RLock()  # no other lock is taken while it is held
+        self._role_released = threading.Condition(self.lock)  # the background thread waits here to become the driver
+        self._is_parked = False  # whether the background thread waits there for up to IDLE_WAIT_S
         self.client_id = client_id
         self.request_timeout_s = request_timeout_s
         self.generation = 0  # the number of attachments made so far
@@ -135,8 +135,8 @@ class Attachment:
         self._deadlines: list[tuple[float, int]] = []
         self._unsent: collections.deque[tuple[int, bytes]] = collections.deque()
         self._driver: int | None = None
-        self._driven = 0  # turns driven by threads of the application
-        self._waiting = 0  # threads of the application that want to drive
+        self._driven_turns = 0  # turns driven by threads of the application
+        self._waiting_count = 0  # threads of the application that want to drive
         self._sleep_until = 0.0
         self._turn_requested = False
         self._backoff_s = BACKOFF_MIN_S
@@ -145,7 +145,7 @@ class Attachment:
         self.generation = 1
         self.api = requests.ApiTable({}, {})
         self.metadata = MetadataCache(self, metadata_max_age_s)
-        _all.add(self)
+        _open_attachments.add(self)
         self._thread = threading.Thread(target=self._run, name=f"mqd-client-{client_id}", daemon=True)
         self._thread.start()
         try:
@@ -213,7 +213,7 @@ class Attachment:
 
     def wake(self) -> None:
         """Gives every listener a turn soon. Any thread."""
-        with self._waking:
+        with self._wake_lock:
             if not self._closed:
                 self.native.wake()
 
@@ -227,7 +227,7 @@ class Attachment:
 
     def wait_for(self, predicate: Callable[[], object], timeout: float = -1) -> bool:
         """Waits until predicate() is true (checked with the lock held, after every turn); False when
-        `timeout` seconds (below 0: no limit) have passed first.
+        `timeout` seconds (below 0: no limit) pass first.
 
         Must not be called with the lock held. Raises KafkaException when the attachment is closed
         meanwhile.
@@ -237,7 +237,7 @@ class Attachment:
             if predicate():
                 return True
             self._require_usable()
-            self._waiting += 1
+            self._waiting_count += 1
             try:
                 while True:
                     if self._driver is None:
@@ -253,9 +253,9 @@ class Attachment:
                         return False
                     self._require_usable()
             finally:
-                self._waiting -= 1
-                if self._parked and self._driver is None:
-                    self._released.notify()
+                self._waiting_count -= 1
+                if self._is_parked and self._driver is None:
+                    self._role_released.notify()
 
     # -- closing -----------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class Attachment:
             self._closed = True
             self.native.wake()
             self.changed.notify_all()
-            self._released.notify()
+            self._role_released.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
         with self.lock:
@@ -278,10 +278,10 @@ class Attachment:
                 self.native.wake()
                 self.changed.wait(0.01)
             self._fail_pending(local_error(KafkaError._DESTROY))
-            with self._waking:
+            with self._wake_lock:
                 self.native.close()
             self.changed.notify_all()
-        _all.discard(self)
+        _open_attachments.discard(self)
 
     @property
     def is_closed(self) -> bool:
@@ -306,34 +306,36 @@ class Attachment:
 
     def _run(self) -> None:
         """The background thread."""
-        me, seen = threading.get_ident(), -1
+        thread_id, driven_before = threading.get_ident(), -1
         with self.lock:
             while not self._closed and self.fatal is None:
-                if self._driver is not None or self._waiting or self._driven != seen:
-                    self._parked = self._driven == seen  # no turn was driven since the last check: waits longer
-                    seen = self._driven
-                    self._released.wait(IDLE_WAIT_S if self._parked else DRIVER_LEASE_S)
-                    self._parked = False
+                if self._driver is not None or self._waiting_count or self._driven_turns != driven_before:
+                    self._is_parked = (
+                        self._driven_turns == driven_before
+                    )  # no turn was driven since the last check: wait longer
+                    driven_before = self._driven_turns
+                    self._role_released.wait(IDLE_WAIT_S if self._is_parked else DRIVER_LEASE_S)
+                    self._is_parked = False
                     continue
-                self._drive_once(me, float("inf"))
+                self._drive_once(thread_id, float("inf"))
                 self.changed.notify_all()
 
     def _drive_until(self, predicate: Callable[[], object], deadline: float) -> None:
-        me = threading.get_ident()
+        thread_id = threading.get_ident()
         try:
             while not self._closed and self.fatal is None:
-                self._driven += 1
-                self._drive_once(me, deadline, predicate)
+                self._driven_turns += 1
+                self._drive_once(thread_id, deadline, predicate)
                 if predicate() or time.monotonic() >= deadline:
                     break
         finally:  # also after Ctrl-C: another waiting thread takes over the role
             self.changed.notify_all()
 
-    def _drive_once(self, me: int, deadline: float, predicate: Callable[[], object] | None = None) -> None:
+    def _drive_once(self, thread_id: int, deadline: float, predicate: Callable[[], object] | None = None) -> None:
         """Does one turn, waits (with the lock released), and does another turn. On entry and exit the
         lock is held and there is no driver.
         """
-        self._driver = me
+        self._driver = thread_id
         try:
             self._turn_requested = False
             due = min(self._turn(), deadline)
@@ -449,9 +451,9 @@ class Attachment:
         self.attached = False
         self._backoff_s = BACKOFF_MIN_S
         self._reattach_at = time.monotonic()
-        why = "the worker has ended" if error.errno == errno.EPIPE else str(error)
-        _log.info("%s: lost the broker (%s); attaching again", self.client_id, why)
-        lost = local_error(KafkaError._TRANSPORT, f"Local: shared memory: {why}", retriable=True)
+        reason = "the worker has ended" if error.errno == errno.EPIPE else str(error)
+        _log.info("%s: lost the broker (%s); attaching again", self.client_id, reason)
+        lost = local_error(KafkaError._TRANSPORT, f"Local: shared memory: {reason}", retriable=True)
         self._fail_pending(lost)
         self._notify_lost(lost)
 
@@ -461,9 +463,9 @@ class Attachment:
             if listener is not None:
                 self._notify(listener.on_lost, error)
 
-    def _notify(self, callback: Callable[..., object], *what: Any) -> None:
+    def _notify(self, callback: Callable[..., object], *arguments: Any) -> None:
         try:
-            callback(*what)
+            callback(*arguments)
         except Exception:
             if self.fatal is None:
                 raise  # _turn informs all listeners
@@ -513,15 +515,14 @@ class Attachment:
             raise
         self._backoff_s = BACKOFF_MIN_S
         old.close()
-        self.send(
-            requests.API_VERSIONS, 3, requests.api_versions(), self._on_versions
-        )  # the broker may run another release now
+        # the broker may now run another release
+        self.send(requests.API_VERSIONS, 3, requests.api_versions(), self._on_versions)
         self.metadata.expire()
         self.changed.notify_all()
 
     def _set_native(self, native: NativeClient, attached: bool) -> None:
-        """Replaces `native`. The previous client is not woken any more, so it can be closed."""
-        with self._waking:
+        """Replaces `native`. The previous client is no longer woken, so it can be closed."""
+        with self._wake_lock:
             self.native, self.attached = native, attached
 
     def _on_attach_failed(self, problem: BaseException) -> None:
@@ -548,12 +549,12 @@ class Attachment:
         self.changed.notify_all()
 
 
-_all: weakref.WeakSet[Attachment] = weakref.WeakSet()
+_open_attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
 
 def _close_all() -> None:
     """Called when the interpreter exits: after this, no thread of this module may wait in C."""
-    for attachment in list(_all):
+    for attachment in list(_open_attachments):
         attachment.close()
 
 
@@ -561,16 +562,16 @@ def _forget_in_child() -> None:
     """In a child of fork: replaces the locks, because a lock that another thread of the parent held
     is never released here.
     """
-    for attachment in list(_all):
+    for attachment in list(_open_attachments):
         attachment.lock = threading.RLock()
         attachment.changed = threading.Condition(attachment.lock)
-        attachment._waking = threading.RLock()
+        attachment._wake_lock = threading.RLock()
         attachment._driver = None
         for reference in attachment._listeners:
             on_forked = getattr(reference(), "on_forked", None)
             if on_forked is not None:
                 on_forked()
-    _all.clear()
+    _open_attachments.clear()
 
 
 atexit.register(_close_all)

@@ -66,23 +66,23 @@ def close(producer: Producer) -> None:
 
 
 def _flush(producer: Producer, raised: list[Exception]) -> None:
-    """Waits until all records are delivered or have failed; without a broker for at most
+    """Waits until all records are delivered or have failed; while there is no broker, for at most
     _WAIT_WITHOUT_BROKER_S."""
     detached_since = time.monotonic()
-    left = -1
-    while left:
+    undelivered = -1
+    while undelivered:
         try:
-            left = producer.flush(0.2)
+            undelivered = producer.flush(0.2)
         except Exception as error:
             _keep_first(raised, error)
             if producer.attachment.is_closed or producer.attachment.fatal is not None:
                 return
-            left = len(producer)
+            undelivered = len(producer)
         if producer.attachment.attached:
             detached_since = time.monotonic()
         elif time.monotonic() - detached_since > _WAIT_WITHOUT_BROKER_S:
             _log.warning(
-                "%s: closed with %d records undelivered: there is no broker", producer.config["client.id"], left
+                "%s: closed with %d records undelivered: there is no broker", producer.config["client.id"], undelivered
             )
             return
 

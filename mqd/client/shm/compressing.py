@@ -38,7 +38,7 @@ _BATCHES_MIN = 4
 _NEVER = float("inf")
 # partitioners that send a record without a key (consistent_random: or with an empty key) to any
 # partition
-_ANYWHERE = {"random", "consistent_random", "murmur2_random", "fnv1a_random"}
+_SPREADING_PARTITIONERS = {"random", "consistent_random", "murmur2_random", "fnv1a_random"}
 
 
 class _Batch:
@@ -46,7 +46,7 @@ class _Batch:
     before encoding. `refused`: the error if the C core will never take the batch.
     """
 
-    __slots__ = ("count", "data", "opened", "parts", "partition", "pieces", "refused", "size_bytes", "stage")
+    __slots__ = ("count", "data", "opened_at", "parts", "partition", "pieces", "refused", "size_bytes", "stage")
 
     def __init__(self, stage: Any, partition: int) -> None:
         self.stage, self.partition = stage, partition
@@ -55,7 +55,7 @@ class _Batch:
         self.count = self.size_bytes = 0
         self.data: bytes | None = None
         self.refused: KafkaError | None = None
-        self.opened = time.monotonic()
+        self.opened_at = time.monotonic()
 
 
 class Compressor:
@@ -67,7 +67,7 @@ class Compressor:
         level = config["compression.level"]
         self._level = None if level < 0 or config["compression.type"] == "snappy" else level
         self._partitioner = NAMES.index(config["partitioner"])
-        self._anywhere = config["partitioner"] in _ANYWHERE
+        self._spreads_keyless = config["partitioner"] in _SPREADING_PARTITIONERS
         self._batch_bytes, self._batch_records = (
             min(config["batch.size"], producer.memory_bytes // _BATCHES_MIN),
             config["batch.num.messages"],
@@ -107,12 +107,12 @@ class Compressor:
         count, partition_count = chunk.values.count, stage.partition_count
         if chunk.partitions is None and chunk.partition >= 0:
             return np.full(count, chunk.partition, np.int32)
-        given = np.full(count, -1, np.int32) if chunk.partitions is None else chunk.partitions
-        if (given >= 0).all():
-            return given
+        requested = np.full(count, -1, np.int32) if chunk.partitions is None else chunk.partitions
+        if (requested >= 0).all():
+            return requested
         sticky = self._sticky_partition(stage)
-        if chunk.keys is None and self._anywhere:
-            return np.where(given >= 0, given, np.int32(sticky))
+        if chunk.keys is None and self._spreads_keyless:
+            return np.where(requested >= 0, requested, np.int32(sticky))
         keys = [None] * count if chunk.keys is None else chunk.keys.items()
         no_key = (None, b"") if NAMES[self._partitioner] == "consistent_random" else (None,)
         return np.array(
@@ -122,20 +122,20 @@ class Compressor:
                     if partition >= 0
                     else (
                         sticky
-                        if self._anywhere and (key in no_key or self._partitioner == 0)
+                        if self._spreads_keyless and (key in no_key or self._partitioner == 0)
                         else partition_for(self._partitioner, key, partition_count)
                     )
                 )
-                for partition, key in zip(given.tolist(), keys, strict=True)
+                for partition, key in zip(requested.tolist(), keys, strict=True)
             ],
             np.int32,
         )
 
     def _sticky_partition(self, stage: Any) -> int:
-        known = self._sticky.get(stage.number)
-        if known is None or (stage.number, known) not in self._open:
-            known = self._sticky[stage.number] = partition_for(0, None, stage.partition_count)
-        return known
+        sticky = self._sticky.get(stage.number)
+        if sticky is None or (stage.number, sticky) not in self._open:
+            sticky = self._sticky[stage.number] = partition_for(0, None, stage.partition_count)
+        return sticky
 
     def _add(self, stage: Any, partition: int, piece: Chunk, rows: Any, indices: Any) -> None:
         start, count = 0, piece.values.count
@@ -184,16 +184,16 @@ class Compressor:
     def _encode(self, batch: _Batch) -> bytes:
         columns = _join(batch.pieces)
         buffer = bytearray(_HEADER_BYTES + batch.size_bytes + 16)
-        size, taken = records_encode(columns, buffer)
-        assert taken == batch.count, f"{taken} of {batch.count} records fit"
+        size, encoded = records_encode(columns, buffer)
+        assert encoded == batch.count, f"{encoded} of {batch.count} records fit"
         records = bytes(memoryview(buffer)[_HEADER_BYTES:size])
-        packed = compress(self._codec, records, self._level)
-        if len(packed) >= len(records):
+        compressed = compress(self._codec, records, self._level)
+        if len(compressed) >= len(records):
             return bytes(memoryview(buffer)[:size])
         header = buffer[:_HEADER_BYTES]
-        struct.pack_into(">i", header, 8, _HEADER_BYTES - 12 + len(packed))
+        struct.pack_into(">i", header, 8, _HEADER_BYTES - 12 + len(compressed))
         struct.pack_into(">h", header, 21, self._codec)
-        return bytes(header) + packed
+        return bytes(header) + compressed
 
     def _pass_on(self) -> None:
         """Passes closed batches to the C core while it has room, up to one that it refuses. The refused
@@ -206,7 +206,7 @@ class Compressor:
             if batch.data is None:
                 batch.data = self._encode(batch)
                 continue  # a signal handler may have passed it on meanwhile
-            before = producer.native.outstanding_records
+            outstanding_before = producer.native.outstanding_records
             try:
                 number = producer.appender.append_batch(batch.stage, batch.partition, batch.data)
                 if not number:
@@ -215,27 +215,27 @@ class Compressor:
             except Refused as refused:
                 batch.refused = refused.error
             except BaseException:  # Ctrl-C, perhaps after the C core has accepted the batch
-                if producer.native.outstanding_records > before:
+                if producer.native.outstanding_records > outstanding_before:
                     self._register(batch, producer.native.batch_number)
                 raise
 
     def _register(self, batch: _Batch, number: int) -> None:
         """Registers the batch that the C core has accepted. May be called again after an interrupt."""
-        self._producer.outcomes.add_batch(batch.stage.number, number, batch.parts, batch.opened)
+        self._producer.outcomes.add_batch(batch.stage.number, number, batch.parts, batch.opened_at)
         if self._ready and self._ready[0] is batch:
             self.records -= batch.count
             self._ready.popleft()
 
-    def on_turn(self, now: float, everything: bool) -> float:
-        """Closes batches whose linger time is over; returns when the next one is due."""
+    def on_turn(self, now: float, close_all: bool) -> float:
+        """Closes batches whose linger time is over, or all; returns when the next one is due."""
         if not self._open and not self._ready:
             return _NEVER
         due = _NEVER
         for batch in list(self._open.values()):
-            if everything or batch.opened + self._linger_s <= now:
+            if close_all or batch.opened_at + self._linger_s <= now:
                 self._close(batch)
             else:
-                due = min(due, batch.opened + self._linger_s)
+                due = min(due, batch.opened_at + self._linger_s)
         self._pass_on()
         while self._ready and (error := self._ready[0].refused) is not None:
             self._producer.outcomes.records_failed += self._give_up([self._ready.popleft()], error)
@@ -250,11 +250,11 @@ class Compressor:
     def expire(self, opened_by: float, error: KafkaError) -> int:
         """Like drop_all(), but only for batches opened at or before `opened_by`. Returns the number of
         records."""
-        expired = [batch for batch in (*self._ready, *self._open.values()) if batch.opened <= opened_by]
+        expired = [batch for batch in (*self._ready, *self._open.values()) if batch.opened_at <= opened_by]
         if not expired:
             return 0
-        self._ready = collections.deque(batch for batch in self._ready if batch.opened > opened_by)
-        self._open = {key: batch for key, batch in self._open.items() if batch.opened > opened_by}
+        self._ready = collections.deque(batch for batch in self._ready if batch.opened_at > opened_by)
+        self._open = {key: batch for key, batch in self._open.items() if batch.opened_at > opened_by}
         return self._give_up(expired, error)
 
     def _give_up(self, batches: list[_Batch], error: KafkaError) -> int:
@@ -292,17 +292,17 @@ def _size_bytes(piece: Chunk, start: int = 0, end: int | None = None) -> int:
 def _copy(chunk: Chunk) -> Chunk:
     """A copy of the chunk in its own memory."""
 
-    def own(column: Column) -> Column:
+    def copy_column(column: Column) -> Column:
         sizes = None if column.sizes is None else np.array(column.sizes)
         return Column(column.count, bytes(column.data), sizes, column.fixed_bytes)
 
-    times = None if chunk.timestamps is None else np.array(chunk.timestamps)
+    timestamps = None if chunk.timestamps is None else np.array(chunk.timestamps)
     return chunk._replace(
-        values=own(chunk.values),
-        keys=None if chunk.keys is None else own(chunk.keys),
-        headers=None if chunk.headers is None else own(chunk.headers),
+        values=copy_column(chunk.values),
+        keys=None if chunk.keys is None else copy_column(chunk.keys),
+        headers=None if chunk.headers is None else copy_column(chunk.headers),
         partitions=None,
-        timestamps=times,
+        timestamps=timestamps,
         rows=None,
     )
 
@@ -311,48 +311,48 @@ def _select(chunk: Chunk, chosen: np.ndarray) -> Chunk:
     """The chosen records of the chunk."""
     indices = chosen.tolist()
 
-    def some(column: Column) -> Column:
+    def select_column(column: Column) -> Column:
         items = column.items()
         sizes = column.each_size()[chosen]
         return Column(len(indices), b"".join([items[index] or b"" for index in indices]), sizes)
 
-    times = None if chunk.timestamps is None else chunk.timestamps[chosen]
+    timestamps = None if chunk.timestamps is None else chunk.timestamps[chosen]
     return chunk._replace(
-        values=some(chunk.values),
-        keys=None if chunk.keys is None else some(chunk.keys),
-        headers=None if chunk.headers is None else some(chunk.headers),
+        values=select_column(chunk.values),
+        keys=None if chunk.keys is None else select_column(chunk.keys),
+        headers=None if chunk.headers is None else select_column(chunk.headers),
         partitions=None,
-        timestamps=times,
+        timestamps=timestamps,
         rows=None,
     )
 
 
 def _join(pieces: list[Chunk]) -> Columns:
     counts = [piece.values.count for piece in pieces]
-    times = [
+    timestamps = [
         np.full(count, piece.timestamp_ms, np.int64) if piece.timestamps is None else piece.timestamps
         for piece, count in zip(pieces, counts, strict=True)
     ]
-    found = Columns(
+    columns = Columns(
         count=sum(counts),
         values=b"".join(piece.values.data for piece in pieces),
         value_bytes=np.concatenate([piece.values.each_size() for piece in pieces]),
-        timestamps_ms=np.concatenate(times),
+        timestamps_ms=np.concatenate(timestamps),
     )
     if any(piece.keys is not None for piece in pieces):
-        found.keys = b"".join(piece.keys.data for piece in pieces if piece.keys is not None)
-        found.key_bytes = np.concatenate(
+        columns.keys = b"".join(piece.keys.data for piece in pieces if piece.keys is not None)
+        columns.key_bytes = np.concatenate(
             [_sizes_or(piece.keys, count, -1) for piece, count in zip(pieces, counts, strict=True)]
         )
     if any(piece.headers is not None for piece in pieces):
-        found.headers = b"".join(
+        columns.headers = b"".join(
             b"\0" * count if piece.headers is None else bytes(piece.headers.data)
             for piece, count in zip(pieces, counts, strict=True)
         )
-        found.header_bytes = np.concatenate(
+        columns.header_bytes = np.concatenate(
             [_sizes_or(piece.headers, count, 1) for piece, count in zip(pieces, counts, strict=True)]
         )
-    return found
+    return columns
 
 
 def _sizes_or(column: Column | None, count: int, default: int) -> np.ndarray:

@@ -152,12 +152,12 @@ class ShmConsumer:
         self._metadata_version = -1
         self._topics_reported: set[str] = set()  # subscribed topics that the application knows to be missing
         self._statistics = ConsumerStatistics(self)
-        self._progress: Message | None = None
+        self._last_progress: Message | None = None
         self._listener = ControlListener(self)
-        _all.add(self)
+        _open_consumers.add(self)
         self.control.subscribe(self._listener)
         self._data.subscribe(self._listener.data)
-        self._own_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        self._member_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -166,11 +166,11 @@ class ShmConsumer:
             for message in self._ready:
                 self._last = message
                 return message
-        found = self.take(1, timeout)
-        return found[0] if found else None
+        messages = self.take(1, timeout)
+        return messages[0] if messages else None
 
     def take_ready(self) -> Message | None:
-        """Returns a buffered record that needs no other work. Not while another thread uses the consumer."""
+        """Returns a buffered record that needs no other work. No other thread may be using the consumer."""
         if not self._inbox.attention:
             for message in self._ready:
                 self._last = message
@@ -183,12 +183,12 @@ class ShmConsumer:
         self._inbox.notify()
 
     def uninterrupt(self) -> None:
-        """Drops an interrupt() that arrived after its take() had ended. Only while no take() runs."""
+        """Drops an interrupt() that arrived after its take() had ended. Must not be called during a take()."""
         self._interrupted = False
 
     def give_back(self, messages: list[Message]) -> None:
-        """Takes back the latest records, which were taken but not returned: they are read again, and
-        commits end before them.
+        """Accepts back the latest records, which were taken but not returned to the application: they are
+        read again, and commits end before them.
         """
         self._advance_past_returned()
         for part in self._rewind(messages):
@@ -200,30 +200,30 @@ class ShmConsumer:
         if not 0 <= num_messages <= 1_000_000:
             raise ValueError("num_messages must be between 0 and 1000000 (1M)")
         deadline = deadline_of(timeout)
-        found = self.take(num_messages, timeout) if num_messages else []
-        if 0 < len(found) < num_messages:
-            self._gather(found, num_messages, deadline)
-        return found
+        messages = self.take(num_messages, timeout) if num_messages else []
+        if 0 < len(messages) < num_messages:
+            self._gather(messages, num_messages, deadline)
+        return messages
 
     def gather(self, count: int) -> list[Message]:
         """Returns `count` records and events; fewer if the group needs attention or after interrupt()."""
         return self.consume(count)
 
-    def _gather(self, found: list[Message], count: int, deadline: float) -> None:
-        """Appends records and events to `found` until `deadline`; ends early when the group or
+    def _gather(self, messages: list[Message], count: int, deadline: float) -> None:
+        """Appends records and events to `messages` until `deadline`; ends early when the group or
         interrupt() requires it, when a topic was recreated, or when nothing is available and
-        on_commit is due. The application has not received `found` yet: commits end before its records,
-        no partition is taken away, no user callback is called. After an exception all of `found` is
-        read again.
+        on_commit is due. The application has not received `messages` yet: commits end before its
+        records, no partition is taken away, no user callback is called. After an exception all of
+        `messages` are read again.
         """
-        # the last record of every chunk before the current one
+        # by chunk: the last record of each chunk before the current one
         ended: dict[tuple[Part | None, bytes | None], Message] = {}
         try:
-            while len(found) < count and not self._has_recreated(found):
-                more = list(islice(self._ready, count - len(found)))
-                if more:
-                    self._last = more[-1]
-                    found += more
+            while len(messages) < count and not self._has_recreated(messages):
+                records = list(islice(self._ready, count - len(messages)))
+                if records:
+                    self._last = records[-1]
+                    messages += records
                     continue
                 self._inbox.attention = False
                 self._handle_responses()
@@ -231,22 +231,22 @@ class ShmConsumer:
                     break
                 if time.monotonic() >= self._offsets.due:
                     self._offsets.commit_automatically(more_follow=True)
-                before, last = (self._chunk, self._chunk.topic_id if self._chunk is not None else None), self._last
+                previous, last = (self._chunk, self._chunk.topic_id if self._chunk is not None else None), self._last
                 if self._fetcher.events:
-                    found.append(self._fetcher.events.popleft())
+                    messages.append(self._fetcher.events.popleft())
                 elif self._read_chunk():
                     if last is not None:
-                        ended[before] = last
+                        ended[previous] = last
                 elif not self._fetcher.events and (
                     self._interrupted
                     or self._offsets.commits.finished
-                    or self._has_recreated(found)
+                    or self._has_recreated(messages)
                     or not self._wait(deadline)
                 ):
                     break
         except BaseException:
             self._last = None
-            self._rewind(found)
+            self._rewind(messages)
             raise
         finally:
             self._inbox.attention = True
@@ -263,10 +263,10 @@ class ShmConsumer:
             self._recreated.clear()
             if event is not None:
                 return [event]
-            found = list(islice(self._ready, count))
-            if found:
-                self._last = found[-1]
-                return found
+            messages = list(islice(self._ready, count))
+            if messages:
+                self._last = messages[-1]
+                return messages
             if self._read_chunk():
                 continue
             if self._interrupted:
@@ -347,20 +347,20 @@ class ShmConsumer:
             self._fetcher.start([part])
 
     def _rewind(self, messages: list[Message]) -> list[Part]:
-        """Goes back to the first of these records; none was returned. Returns their partitions."""
+        """Goes back to the first of these records, none of which was returned. Returns their partitions."""
         self._drop_chunk()
         first = {partition_of(message): offset_of(message) for message in reversed(messages) if message.error() is None}
         parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._recreated]
         for part in parts:
             part.start, part.reported_error = first[part.key], 0
-        again = {part.key for part in parts}
+        reread = {part.key for part in parts}
         kept = [
             event
             for event in messages
-            if event.error() is not None and not will_be_read_again(event, first if is_end(event) else again)
+            if event.error() is not None and not will_be_read_again(event, first if is_end(event) else reread)
         ]
         self._fetcher.events = deque(
-            [*kept, *(event for event in self._fetcher.events if not will_be_read_again(event, again))]
+            [*kept, *(event for event in self._fetcher.events if not will_be_read_again(event, reread))]
         )
         self._fetcher.start(parts)
         return parts
@@ -376,10 +376,10 @@ class ShmConsumer:
         self._recreated.add(part.key)
         self._offsets.commits.drop({part.key})
 
-    def _has_recreated(self, found: list[Message]) -> bool:
+    def _has_recreated(self, taken: list[Message]) -> bool:
         """Whether some of these records are of a topic that has been recreated since."""
         if self._recreated and not any(
-            message.error() is None and (message.topic(), message.partition()) in self._recreated for message in found
+            message.error() is None and (message.topic(), message.partition()) in self._recreated for message in taken
         ):
             self._recreated.clear()
         return bool(self._recreated)
@@ -402,8 +402,8 @@ class ShmConsumer:
             raise RuntimeError("Consumer closed")
 
     def _serve(self) -> Message | None:
-        """Does the work that is due on the application's thread. Returns an event for the
-        application."""
+        """Does the work that is due on the application's thread. Returns an event for the application, or
+        None."""
         self._require_open()
         self._inbox.attention = False
         self._advance_past_returned()
@@ -442,11 +442,11 @@ class ShmConsumer:
             self._handle_responses()
             if is_done():
                 return True
-            left = min(deadline, self._offsets.commits.due, self._fetcher.due) - time.monotonic()
+            remaining_s = min(deadline, self._offsets.commits.due, self._fetcher.due) - time.monotonic()
             if time.monotonic() >= deadline:
                 return False
-            if left > 0:
-                self.control.wait_for(lambda: self._inbox.responses, left if left < INFINITY else -1)
+            if remaining_s > 0:
+                self.control.wait_for(lambda: self._inbox.responses, remaining_s if remaining_s < INFINITY else -1)
 
     def _identity(self) -> tuple[str, int]:
         return self._runner.identity() if self._runner is not None else ("", -1)
@@ -477,7 +477,7 @@ class ShmConsumer:
             with self.control.lock:
                 self.control.metadata.refresh(names, bool(self.config["allow.auto.create.topics"]))
         if self._runner is None:
-            self._join_with(consumer_protocol_core(self.config, self._own_id))
+            self._join_with(consumer_protocol_core(self.config, self._member_id))
         else:
             self._runner.subscribe(*self._requested_topics())
 
@@ -520,9 +520,9 @@ class ShmConsumer:
         """Whether poll() has returned a record since the last call. Any thread; after a race the next
         call returns True.
         """
-        last, before = self._last, self._progress
-        self._progress = last
-        return last is not None and last is not before
+        last, previous = self._last, self._last_progress
+        self._last_progress = last
+        return last is not None and last is not previous
 
     def unsubscribe(self) -> None:
         self._require_open()
@@ -588,12 +588,12 @@ class ShmConsumer:
             self.control.close()
 
 
-_all: weakref.WeakSet[ShmConsumer] = weakref.WeakSet()
+_open_consumers: weakref.WeakSet[ShmConsumer] = weakref.WeakSet()
 
 
 def _stop_in_child() -> None:
     """Called in a child of fork: records that were read ahead belong to the parent."""
-    for consumer in list(_all):
+    for consumer in list(_open_consumers):
         consumer._inbox.attention = True
 
 

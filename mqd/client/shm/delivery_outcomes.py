@@ -101,8 +101,8 @@ class DeliveryOutcomes:
             self._producer.close_open_batches()
 
     def parts(self, batch_numbers: np.ndarray, rows: Any, first_index: int) -> list[tuple[int, BatchPart]]:
-        """Returns (batch number, its part) for each batch. `batch_numbers`: the number of each record's batch.
-        rows None: no caller waits for the records.
+        """Returns (batch number, its part) for each batch. `batch_numbers`: the number of each record's
+        batch. rows None: no caller waits for the records.
         """
         count = len(batch_numbers)
         if (batch_numbers == batch_numbers[0]).all():

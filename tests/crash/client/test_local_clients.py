@@ -262,7 +262,9 @@ class Theatre:
         if not self.is_mortal:
             names = tuple(one.name for one in (*self.load.producers, *self.load.consumers))
             generations = [
-                one.generation for one in attachment._all if one.client_id.startswith(names) and not one.is_closed
+                one.generation
+                for one in attachment._open_attachments
+                if one.client_id.startswith(names) and not one.is_closed
             ]  # closed: those of earlier tests
             assert generations == [1] * BYSTANDER_ATTACHMENTS, (
                 f"bystanders on shared memory attached {generations} times\n{self.report()}"

@@ -137,7 +137,7 @@ def test_a_waiting_thread_takes_over_from_one_that_ctrl_c_interrupts(
         if threading.current_thread() is not threading.main_thread():
             return wait(timeout_us)
         other.start()
-        eventually(lambda: attachment._waiting == 2)
+        eventually(lambda: attachment._waiting_count == 2)
         with attachment.lock:  # the other thread has released it: it waits
             raise KeyboardInterrupt
 
@@ -269,7 +269,7 @@ def test_a_client_in_wake_is_not_closed(
     first.
     """
     old, inside, go_on, closed_inside = broker.clients[0], threading.Event(), threading.Event(), []
-    wake, close, waking = old.wake, old.close, attachment._waking
+    wake, close, waking = old.wake, old.close, attachment._wake_lock
 
     class Waking:
         """The second call waits: it is the driver's."""
@@ -293,7 +293,7 @@ def test_a_client_in_wake_is_not_closed(
         close()
         go_on.set()
 
-    monkeypatch.setattr(attachment, "_waking", Waking())
+    monkeypatch.setattr(attachment, "_wake_lock", Waking())
     monkeypatch.setattr(old, "wake", wake_slowly)
     monkeypatch.setattr(old, "close", close_now)
     waker = threading.Thread(target=attachment.wake)

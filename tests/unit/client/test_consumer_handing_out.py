@@ -273,10 +273,10 @@ def test_records_of_a_cancelled_wait_are_committed_only_after_they_are_handed_ou
     async def body(consumer: AsyncConsumer, until_waiting: Callable[[Any], Any]) -> None:
         assert len(await consumer.getmany(100)) == 5
         await cancel(await until_waiting(consumer.getone()))
-        assert consumer._waiting is not None
+        assert consumer._pending_wait is not None
         world.readers[0].end = 7
         world.consumer._inbox.notify()
-        await asyncio.wait({consumer._waiting})
+        await asyncio.wait({consumer._pending_wait})
         await consumer.commit()
         assert world.commits == [{0: 5}]
         assert places([await consumer.getone(), await consumer.getone()]) == [(0, 5), (0, 6)]
