@@ -110,7 +110,9 @@ def invite(node_id: int, data_dir: Path | None, listen: str | None, minutes: int
     try:
         about = msgspec.json.decode(places.broker_json.read_bytes(), type=_Running)
     except (OSError, msgspec.MsgspecError) as error:
-        raise CliError(f"no broker runs in {places.data_dir}: {error}; start it with `mqd up --secure`") from error
+        raise CliError(
+            f"no broker is running in {places.data_dir}: {error}; start it with `mqd up --secure`"
+        ) from error
     if about.controller_listener is None:
         raise CliError(
             'this broker does not listen for other hosts; "One host grows to three" in docs/operations.md shows how to'

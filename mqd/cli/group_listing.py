@@ -257,7 +257,7 @@ def _describe_streams(cluster: Cluster, name: str) -> Any | None:
     response = cluster.request_coordinator(
         GROUP, name, STREAMS_GROUP_DESCRIBE, request, lambda found: found.groups[0].error_code
     ).groups[0]
-    if response.error_code in share_groups.NOT_THERE:
+    if response.error_code in share_groups.NO_SHARE_GROUP:
         return None
     check(f"group {name}", response.error_code, response.error_message)
     return response

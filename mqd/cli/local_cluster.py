@@ -1,9 +1,9 @@
-"""`mqd cluster local`: a cluster of several brokers on this machine, each with a data directory and
-a loopback address of its own; for trying things out.
+"""`mqd cluster local`: a cluster of several brokers on this machine, each with its own data
+directory and loopback address, for trying things out.
 
-The brokers are ordinary ones, started with the commands that are printed: any of them may be
-stopped, killed or restarted independently while the cluster runs. A broker that exits does not
-affect the others; Ctrl-C shuts down the remaining ones cleanly.
+The brokers are ordinary brokers, started with the commands that are printed: each can be stopped,
+killed or restarted independently while the cluster runs. A broker that exits does not affect the
+others; Ctrl-C shuts down the remaining brokers cleanly.
 """
 
 import os
@@ -37,7 +37,7 @@ class Member(msgspec.Struct):
     secured: bool = False
     assignments: tuple[str, ...] = ()  # NAME=VALUE
     process: subprocess.Popen[str] | None = None
-    ready: str = ""  # the line that it printed when it was ready
+    ready_line: str = ""  # printed when the broker became ready
 
     @property
     def bootstrap(self) -> str:
@@ -67,7 +67,7 @@ class Member(msgspec.Struct):
             name: value for name, value in os.environ.items() if not name.startswith("MQD_") or name == "MQD_DEBUG"
         }
         with open(self.data_dir / "stderr", "wb") as errors:
-            # a session of its own: Ctrl-C reaches this process alone, which then shuts the brokers
+            # a separate session: Ctrl-C reaches only this process, which then shuts the brokers
             # down cleanly
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "mqd.cli.main", *self.arguments()],
@@ -105,7 +105,7 @@ def members(
 
 
 def make_certificates(brokers: list[Member]) -> None:
-    """Creates one authority and one admin for all of them. Raises CliError."""
+    """Creates one certificate authority and one admin user for all brokers. Raises CliError."""
     first = brokers[0]
     secure.prepare(first.data_dir, first.node_id, [first.address])
     for member in brokers[1:]:
@@ -137,13 +137,13 @@ class LocalCluster:
         self.stop()
 
     def wait_ready(self) -> None:
-        """Waits until all brokers are ready: the cluster is formed when all seeds have met."""
+        """Waits until all brokers are ready: the cluster forms once all seeds have found each other."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        while late := [member for member in self.brokers if not member.ready]:
+        while pending := [member for member in self.brokers if not member.ready_line]:
             events = self._selector.select(max(0.0, deadline - time.monotonic()))
             if not events:
                 raise CliError(
-                    f"broker {late[0].node_id} was not ready within {START_TIMEOUT_S:.0f} s: {late[0].last_error()}"
+                    f"broker {pending[0].node_id} was not ready within {START_TIMEOUT_S:.0f} s: {pending[0].last_error()}"
                 )
             for key, _ in events:
                 member: Member = key.data
@@ -151,10 +151,10 @@ class LocalCluster:
                 if not line:
                     raise CliError(f"broker {member.node_id} did not start: {member.last_error()}")
                 if line.startswith("mqd ready"):
-                    member.ready = line.strip()
+                    member.ready_line = line.strip()
 
     def wait_for_exit(self) -> Member | None:
-        """Waits until a broker exits, and returns it; None when none is left running."""
+        """Waits until a broker exits, and returns it. Returns None when no broker is running."""
         while self._selector.get_map():
             for key, _ in self._selector.select():
                 if not key.fileobj.readline():  # type: ignore[union-attr]  # a pipe's text stream
@@ -164,8 +164,9 @@ class LocalCluster:
         return None
 
     def stop(self) -> None:
-        """Stops all brokers at the same time: each transfers its leaderships to brokers that still run,
-        as long as there are any."""
+        """Stops all brokers at the same time. Each transfers its leaderships to brokers that are still
+        running, if there are any.
+        """
         running = [member for member in self.brokers if member.process is not None and member.process.poll() is None]
         for member in running:
             assert member.process is not None
@@ -187,7 +188,7 @@ def guide(brokers: list[Member]) -> str:
     """Commands to try with the cluster."""
     first, last = brokers[0], brokers[-1]
     bootstrap = ",".join(member.bootstrap for member in brokers)
-    again = shlex.join(["mqd", *last.arguments()])
+    restart_command = shlex.join(["mqd", *last.arguments()])
     credentials = f"  export MQD_CLIENT_CONFIG={secure.files(first.data_dir).admin}"
     lines = [f"  broker {member.node_id}  {member.bootstrap}  data in {member.data_dir}" for member in brokers]
     return "\n".join(
@@ -206,7 +207,7 @@ def guide(brokers: list[Member]) -> str:
             f"  mqd produce flights -b {bootstrap}",
             "Stop a broker, check the status again, start it again:",
             f"  mqd down --data-dir {last.data_dir}",
-            f"  {again}",
+            f"  {restart_command}",
             "",
             "Ctrl-C stops all of them; the next start continues with their data.",
         ]

@@ -1,5 +1,6 @@
-"""Requests one change from the controller of a broker on this host through its socket, which only
-the broker's own user can open: for changes that must precede any authentication.
+"""Requests one change from the controller of a broker on this host. It connects to the controller's
+Unix socket, which only the user that runs the broker can open; this is for changes that must be
+made before any client can authenticate.
 """
 
 import socket
@@ -43,17 +44,17 @@ def _send(connection: socket.socket, message: messages.ToController) -> None:
 
 
 def _receive(connection: socket.socket) -> messages.FromController:
-    size = int.from_bytes(_exactly(connection, 4), "big")
+    size = int.from_bytes(_receive_exactly(connection, 4), "big")
     if size > MESSAGE_BYTES_MAX:
         raise ValueError(f"a message of {size} bytes")
-    return _decode(_exactly(connection, size))
+    return _decode(_receive_exactly(connection, size))
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
-        got = connection.recv(min(size - len(data), 1 << 20))
-        if not got:
+        chunk = connection.recv(min(size - len(data), 1 << 20))
+        if not chunk:
             raise ConnectionError("it closed the connection")
-        data += got
+        data += chunk
     return bytes(data)

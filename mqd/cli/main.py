@@ -1,4 +1,4 @@
-"""`mqd`: noun, then verb. This module has only the names of the commands; their modules are
+"""`mqd`: noun, then verb. This module contains only the names of the commands; their modules are
 imported when a command is called, so that `mqd --help` stays far below 150 ms.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no broker reached, 130 interrupted.
@@ -32,7 +32,7 @@ COMMANDS = {
     "up": ("mqd.cli.verbs.up", "Start a broker in the foreground."),
     "down": ("mqd.cli.verbs.down", "Stop a broker."),
     "status": ("mqd.cli.verbs.status", "Show a broker's processes, ports and partitions."),
-    "doctor": ("mqd.cli.verbs.doctor", "Say what is wrong, the most harmful first, and how to fix it."),
+    "doctor": ("mqd.cli.verbs.doctor", "List problems, the most harmful first, and how to fix them."),
     "top": ("mqd.cli.verbs.top", "Show rates, lag, slow partitions and hosts, live."),
     "log-level": ("mqd.cli.verbs.log_level", "Change how much a running broker logs."),
     "cluster": ("mqd.cli.verbs.cluster", "Hosts, controllers and the key of a cluster."),
@@ -40,12 +40,12 @@ COMMANDS = {
     "config": ("mqd.cli.verbs.config", "Show and change the configuration of topics and brokers."),
     "group": ("mqd.cli.verbs.group", "List, describe, delete consumer groups, and move their offsets."),
     "queue": ("mqd.cli.redrive.command", "Move dead letters back to the topics they came from."),
-    "txn": ("mqd.cli.verbs.txn", "List, describe and abort transactions; find those that hang."),
+    "txn": ("mqd.cli.verbs.txn", "List, describe and abort transactions; find hanging ones."),
     "quota": ("mqd.cli.verbs.quota", "Show and change the quotas of clients, users and addresses."),
     "acl": ("mqd.cli.verbs.acl", "Allow or deny what clients do, show why, and test the rules."),
     "user": ("mqd.cli.verbs.user", "Create, list and delete users that authenticate with a password."),
     "token": ("mqd.cli.verbs.token", "Create, list, renew and expire delegation tokens."),
-    "service": ("mqd.cli.service.command", "Run a broker as a service of systemd."),
+    "service": ("mqd.cli.service.command", "Run a broker as a systemd service."),
     "monitoring": ("mqd.cli.verbs.monitoring", "Write alerts for Prometheus and dashboards for Grafana."),
     "otel": ("mqd.cli.otlp.command", "Send a broker's metrics to an OpenTelemetry collector."),
     "console": ("mqd.console.command", "Serve a web page of the cluster: topics, messages, groups."),
@@ -60,7 +60,7 @@ COMMANDS = {
     "sql": ("mqd.cli.verbs.sql", "Query topics with Spark SQL."),
     "pipeline": ("mqd.cli.verbs.pipeline", "Run a data pipeline on Spark."),
     "size": ("mqd.cli.verbs.size", "Disk, network, cores, memory and hosts that a load needs."),
-    "bench": ("mqd.cli.machine.bench", "Measure this machine's disks, before a broker runs on it."),
+    "bench": ("mqd.cli.machine.bench", "Measure this machine's disks before a broker runs on it."),
     "tune": ("mqd.cli.machine.tune", "Check whether this machine's settings suit a broker, and change them."),
     "demo": ("mqd.cli.verbs.demo", "Stream 336,776 flights through a broker and check them."),
     "demo-spark": (
@@ -88,10 +88,10 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            suggestions = difflib.get_close_matches(args[0], COMMANDS, n=1)
             raise click.UsageError(
                 f"there is no command {args[0]!r}"
-                + (f"; did you mean {close[0]}?" if close else "; mqd --help lists them"),
+                + (f"; did you mean {suggestions[0]}?" if suggestions else "; mqd --help lists them"),
                 ctx,
             )
         return super().resolve_command(ctx, args)
@@ -99,7 +99,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError as error:  # click would exit with code 1 without a message
+        except BrokenPipeError as error:  # click itself would exit with code 1 and no message
             if _has_no_reader():
                 raise OutputClosedError from error
             raise CliError(explain(error)[0]) from error

@@ -1,5 +1,5 @@
-"""Replicas that move between brokers: plans, ongoing moves, and waiting for them with a progress
-bar. For `mqd topic reassign`, `mqd cluster drain` and `mqd cluster balance`.
+"""Moves of replicas between brokers: plans, ongoing moves, and waiting for them with a progress bar.
+For `mqd topic reassign`, `mqd cluster drain` and `mqd cluster balance`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def replicas_of(broker: Broker, topic: str) -> Plan:
     response = broker.request(
         METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
     )
-    found = response.topics[0]
-    check(f"topic {topic}", found.error_code, None)
-    return _replicas(found)
+    metadata = response.topics[0]
+    check(f"topic {topic}", metadata.error_code, None)
+    return _replicas(metadata)
 
 
 def replicas_of_all(broker: Broker) -> Plan:
@@ -58,8 +58,8 @@ def replicas_of_all(broker: Broker) -> Plan:
 
 def _replicas(topic: Any) -> Plan:
     return {
-        (topic.name, one.partition_index): list(one.replica_nodes)
-        for one in sorted(topic.partitions, key=lambda one: one.partition_index)
+        (topic.name, partition.partition_index): list(partition.replica_nodes)
+        for partition in sorted(topic.partitions, key=lambda partition: partition.partition_index)
     }
 
 
@@ -70,11 +70,14 @@ class PlanSummary(NamedTuple):
     preferred_leader_changed: int  # partitions with another preferred leader and the same replicas
     copies: int  # replicas that are copied
 
-    def lines(self, move: str, get: str) -> list[str]:
-        """Lines of text; `move` and `get`: the verbs that follow the counts."""
+    def lines(self, move_verb: str, get_verb: str) -> list[str]:
+        """Lines of text. `move_verb` and `get_verb` follow the counts."""
         return [
             f"{count} partition{'s' * (count != 1)} {text}"
-            for count, text in ((self.moved, move), (self.preferred_leader_changed, f"{get} another preferred leader"))
+            for count, text in (
+                (self.moved, move_verb),
+                (self.preferred_leader_changed, f"{get_verb} another preferred leader"),
+            )
             if count
         ]
 
@@ -103,23 +106,24 @@ def spread(
     replication_factor: int | None,
     racks: Mapping[int, str | None],
 ) -> Plan:
-    """Places each partition on `brokers` only, with as many replicas as it has (or as given), spread over
-    the brokers' racks first, like new topics (mqd.cluster.metadata.rules.placement). Replicas that can
-    stay do so; the others go to the brokers with the fewest replicas. Raises CliError.
+    """Places each partition on `brokers` only, with its current number of replicas (or the given number).
+    Replicas are first spread over the brokers' racks, like those of new topics
+    (mqd.cluster.metadata.rules.placement). Replicas that can stay do so; the others go to the brokers
+    with the fewest replicas. Raises CliError.
     """
     factor_max = max((replication_factor or len(replicas) for replicas in current.values()), default=0)
     if factor_max > len(set(brokers)):
-        raise CliError(f"{factor_max} replicas need as many brokers; {len(set(brokers))} are named")
+        raise CliError(f"{factor_max} replicas need as many brokers, but only {len(set(brokers))} are named")
     counts = Counter({broker: 0 for broker in brokers})
     leaders = Counter({broker: 0 for broker in brokers})
     kept = {}
     for partition, replicas in current.items():
-        chosen = _over_racks([], replicas, brokers, replication_factor or len(replicas), racks, Counter())
+        chosen = _choose_brokers([], replicas, brokers, replication_factor or len(replicas), racks, Counter())
         kept[partition] = [broker for broker in replicas if broker in chosen]
         counts.update(kept[partition])
     plan: Plan = {}
     for partition, replicas in current.items():
-        chosen = _over_racks(kept[partition], replicas, brokers, replication_factor or len(replicas), racks, counts)
+        chosen = _choose_brokers(kept[partition], replicas, brokers, replication_factor or len(replicas), racks, counts)
         counts.update(chosen[len(kept[partition]) :])
         first = min(chosen, key=lambda broker: (leaders[broker], chosen.index(broker)))
         leaders[first] += 1
@@ -127,7 +131,7 @@ def spread(
     return plan
 
 
-def _over_racks(
+def _choose_brokers(
     kept: Sequence[int],
     current: Sequence[int],
     brokers: Sequence[int],
@@ -171,12 +175,12 @@ def read_plan(file: Path, topic: str) -> Plan:
         raise CliError(f"{file} lists no partition")
     others = sorted(partition for partition in plan if partition[0] != topic)
     if others:
-        named = ", ".join(f"{name}-{index}" for name, index in others[:3]) + (
+        examples = ", ".join(f"{name}-{index}" for name, index in others[:3]) + (
             f" and {len(others) - 3} more" if len(others) > 3 else ""
         )
         raise CliError(
-            f"{file} names partitions of topics other than {topic}: {named}; nothing was done. Give each topic a plan"
-            f" of its own: mqd topic reassign {others[0][0]} --plan FILE"
+            f"{file} names partitions of topics other than {topic}: {examples}; nothing was done. Give each topic its"
+            f" own plan: mqd topic reassign {others[0][0]} --plan FILE"
         )
     return plan
 
@@ -204,10 +208,10 @@ def begin(broker: Broker, plan: Mapping[Partition, Sequence[int] | None]) -> Non
     """
     by_topic: dict[str, list[Any]] = {}
     for (topic, index), replicas in plan.items():
-        one = AlterPartitionReassignmentsRequest.ReassignablePartition(
+        reassignment = AlterPartitionReassignmentsRequest.ReassignablePartition(
             partition_index=index, replicas=None if replicas is None else list(replicas)
         )
-        by_topic.setdefault(topic, []).append(one)
+        by_topic.setdefault(topic, []).append(reassignment)
     topics = [
         AlterPartitionReassignmentsRequest.ReassignableTopic(name=name, partitions=partitions)
         for name, partitions in by_topic.items()
@@ -248,7 +252,7 @@ def balance(broker: Broker, topics: Sequence[str], dry_run: bool) -> Plan:
     """Balances all topics, or the given ones. Returns the moves that the active controller begins, or
     with `dry_run` would begin. Raises CliError.
     """
-    _must_be_mqd(broker, "spreads replicas by itself", "use mqd topic reassign")
+    _require_mqd(broker, "spreads replicas by itself", "use mqd topic reassign")
     requested = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name) for name in topics]
     response = broker.request(ALTER, AlterPartitionReassignmentsRequest(topics=requested, balance=2 if dry_run else 1))
     check("balancing", response.error_code, response.error_message)
@@ -262,14 +266,14 @@ def drain(broker: Broker, node: int, cancel: bool) -> None:
     CliError.
     """
     # a broker that is not mqd ignores `drain` and would unregister the node
-    _must_be_mqd(broker, "drains a node", "use mqd topic reassign")
+    _require_mqd(broker, "drains a node", "use mqd topic reassign")
     response = broker.request(UNREGISTER, UnregisterBrokerRequest(broker_id=node, drain=2 if cancel else 1))
     check(f"node {node}", response.error_code, response.error_message)
 
 
-def _must_be_mqd(broker: Broker, what: str, alternative: str) -> None:
+def _require_mqd(broker: Broker, capability: str, alternative: str) -> None:
     if not broker.is_mqd():
-        raise CliError(f"only an mqd cluster {what}; {alternative}")
+        raise CliError(f"only an mqd cluster {capability}; {alternative}")
 
 
 def partitions_on(broker: Broker, node: int) -> set[Partition]:
@@ -278,25 +282,27 @@ def partitions_on(broker: Broker, node: int) -> set[Partition]:
 
 
 def wait(
-    broker: Broker, plan: Mapping[Partition, Sequence[int]], shown: bool, why_stopped: str = "it was cancelled"
+    broker: Broker, plan: Mapping[Partition, Sequence[int]], show_progress: bool, why_stopped: str = "it was cancelled"
 ) -> None:
     """Waits until every partition has its planned replicas. An interrupt ends the waiting, not the
     moves. Raises CliError when nothing has moved for STALLED_S and nothing is moving.
     """
     topics = sorted({topic for topic, _ in plan})
 
-    arrived: set[Partition] = set()  # kept, because a balance may move a partition again
+    arrived: set[Partition] = set()  # remembered, because a balance may move a partition again
 
-    def left() -> set[Partition]:
+    def unfinished() -> set[Partition]:
         moving = ongoing_moves(broker).keys()
-        now = {partition: replicas for topic in topics for partition, replicas in replicas_of(broker, topic).items()}
-        found = {
+        current = {
+            partition: replicas for topic in topics for partition, replicas in replicas_of(broker, topic).items()
+        }
+        open_partitions = {
             partition
             for partition, replicas in plan.items()
-            if partition in moving or (partition in now and now[partition] != list(replicas))
+            if partition in moving or (partition in current and current[partition] != list(replicas))
         }
-        arrived.update(plan.keys() - found)
-        return found - arrived
+        arrived.update(plan.keys() - open_partitions)
+        return open_partitions - arrived
 
     def stalled(partitions: set[Partition]) -> str:
         topic, index = min(partitions)
@@ -305,10 +311,10 @@ def wait(
             f" {topic}-{index}: {why_stopped}"
         )
 
-    _watch("moving", left, _Stall(broker, stalled), shown, len(plan))
+    _watch("moving", unfinished, _Stall(broker, stalled), show_progress, len(plan))
 
 
-def wait_until_empty(broker: Broker, node: int, shown: bool) -> None:
+def wait_until_empty(broker: Broker, node: int, show_progress: bool) -> None:
     """Waits until `node` holds no replica. Raises CliError like wait()."""
 
     def stalled(partitions: set[Partition]) -> str:
@@ -319,38 +325,44 @@ def wait_until_empty(broker: Broker, node: int, shown: bool) -> None:
             f" {node} lets them stay"
         )
 
-    _watch(f"leaving node {node}", lambda: partitions_on(broker, node), _Stall(broker, stalled), shown)
+    _watch(f"leaving node {node}", lambda: partitions_on(broker, node), _Stall(broker, stalled), show_progress)
 
 
 class _Stall:
     """Raises CliError when there was no progress for STALLED_S."""
 
-    def __init__(self, broker: Broker, why: Callable[[set[Partition]], str]) -> None:
-        self._broker, self._why = broker, why
-        self._seen, self._since = -1, time.monotonic()
+    def __init__(self, broker: Broker, explain: Callable[[set[Partition]], str]) -> None:
+        self._broker, self._explain = broker, explain
+        self._last_count, self._last_progress_s = -1, time.monotonic()
 
-    def check(self, left: set[Partition]) -> None:
+    def check(self, remaining: set[Partition]) -> None:
         now = time.monotonic()
-        if len(left) != self._seen or now - self._since > STALLED_S and left & ongoing_moves(self._broker).keys():
-            self._seen, self._since = len(left), now
-        elif now - self._since > STALLED_S:
-            raise CliError(self._why(left))
+        if (
+            len(remaining) != self._last_count
+            or now - self._last_progress_s > STALLED_S
+            and remaining & ongoing_moves(self._broker).keys()
+        ):
+            self._last_count, self._last_progress_s = len(remaining), now
+        elif now - self._last_progress_s > STALLED_S:
+            raise CliError(self._explain(remaining))
 
 
-def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown: bool, planned: int = 0) -> None:
-    """Waits until nothing is left. Shows a progress bar on a terminal, otherwise occasional lines.
+def _watch(
+    doing: str, list_remaining: Callable[[], set[Partition]], stall: _Stall, show_progress: bool, planned: int = 0
+) -> None:
+    """Waits until no partition remains. Shows a progress bar on a terminal, otherwise occasional lines.
     `planned`: the total, including moves that are done already.
     """
-    remaining = with_retries(left)
+    remaining = with_retries(list_remaining)
     if not remaining:
         return
     total = max(planned, len(remaining))
-    with _progress_display(doing, total) if shown else contextlib.nullcontext(lambda done: None) as show:
+    with _progress_display(doing, total) if show_progress else contextlib.nullcontext(lambda done: None) as show:
         while remaining:
             with_retries(partial(stall.check, remaining))
             show(max(total - len(remaining), 0))
             time.sleep(POLL_S)  # polling: other hosts copy the replicas
-            remaining = with_retries(left)
+            remaining = with_retries(list_remaining)
         show(total)
 
 

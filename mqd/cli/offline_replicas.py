@@ -33,12 +33,12 @@ class OfflineReplica(NamedTuple):
     unusable: bool = False
 
     def text(self) -> str:
-        where = (
+        location = (
             f"log directory {' or '.join(self.directories)}{', which cannot be used' if self.unusable else ''}"
             if self.directories
             else "its log directories are not known"
         )
-        return f"{self.partition} is not served by node {self.node}, which is in service: {where}"
+        return f"{self.partition} is not served by node {self.node}, which is in service: {location}"
 
 
 def offline_replicas(
@@ -47,10 +47,10 @@ def offline_replicas(
     """`without_leader`: (topic, index, replicas). `addresses`: of the active hosts. Returns at most
     SHOWN_MAX; queries each host once, all hosts in parallel.
     """
-    missing = (
+    candidates = (
         (name, index, node) for name, index, replicas in without_leader for node in replicas if node in addresses
     )
-    shown = list(islice(missing, SHOWN_MAX))
+    shown = list(islice(candidates, SHOWN_MAX))
     missing_by_node: dict[int, dict[str, list[int]]] = {}
     for name, index, node in shown:
         missing_by_node.setdefault(node, {}).setdefault(name, []).append(index)
@@ -66,7 +66,7 @@ def offline_replicas(
 
 
 def offline_replicas_of(host: str, port: int) -> list[OfflineReplica]:
-    """The offline replicas of the broker at this address; [] when it does not respond."""
+    """The offline replicas of the broker at this address; [] if the broker does not respond."""
     from mqd.protocol.messages import MetadataRequest
 
     address = format_address("127.0.0.1" if host in ("", "0.0.0.0", "::") else host, port)
@@ -85,8 +85,8 @@ def offline_replicas_of(host: str, port: int) -> list[OfflineReplica]:
 
 
 def log_directories(address: str, requested: Mapping[str, list[int]]) -> list[Any]:
-    """The host's log directories, each with those of the requested partitions (topic -> indexes)
-    that it holds; [] when the host does not respond.
+    """The host's log directories, each with the requested partitions (topic -> indexes)
+    that it holds; [] if the host does not respond.
     """
     from mqd.protocol.messages import DescribeLogDirsRequest
 
@@ -101,12 +101,15 @@ def log_directories(address: str, requested: Mapping[str, list[int]]) -> list[An
 
 
 def _offline_replica(name: str, index: int, node: int, results: list[Any]) -> OfflineReplica:
-    holding = tuple(
+    holding_dirs = tuple(
         one.log_dir
         for one in results
         if any(
-            topic.name == name and any(it.partition_index == index for it in topic.partitions) for topic in one.topics
+            topic.name == name and any(partition.partition_index == index for partition in topic.partitions)
+            for topic in one.topics
         )
     )
-    failed = tuple(one.log_dir for one in results if one.error_code)
-    return OfflineReplica(f"{name}-{index}", node, holding or failed, unusable=not holding and bool(failed))
+    failed_dirs = tuple(one.log_dir for one in results if one.error_code)
+    return OfflineReplica(
+        f"{name}-{index}", node, holding_dirs or failed_dirs, unusable=not holding_dirs and bool(failed_dirs)
+    )

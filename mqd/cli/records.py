@@ -21,17 +21,17 @@ _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 def unescape(text: str) -> bytes:
     r"""\n, \r, \t, \xXX; any other escaped character stands for itself."""
-    out = bytearray()
-    at = 0
+    result = bytearray()
+    position = 0
     for match in re.finditer(r"\\(x[0-9a-fA-F]{1,2}|.)", text, re.DOTALL):
-        out += text[at : match.start()].encode()
+        result += text[position : match.start()].encode()
         escape = match[1]
         if len(escape) > 1:
-            out.append(int(escape[1:], 16))
+            result.append(int(escape[1:], 16))
         else:
-            out += {"n": "\n", "r": "\r", "t": "\t"}.get(escape, escape).encode()
-        at = match.end()
-    return bytes(out + text[at:].encode())
+            result += {"n": "\n", "r": "\r", "t": "\t"}.get(escape, escape).encode()
+        position = match.end()
+    return bytes(result + text[position:].encode())
 
 
 # -- output ----------------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ def envelope(message: Any) -> bytes:
 
 
 def split(stream: BinaryIO, delimiter: bytes) -> Iterator[bytes]:
-    """Yields the pieces between delimiters as they arrive; the end of the stream ends the last one.
-    Empty ones are skipped, as in kcat.
+    """Yields the pieces between delimiters as they arrive; the end of the stream ends the last piece.
+    Empty pieces are skipped, as in kcat.
     """
     read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
     rest = b""
@@ -157,10 +157,10 @@ def split(stream: BinaryIO, delimiter: bytes) -> Iterator[bytes]:
 
 
 def split_key(record: bytes, delimiter: bytes | None, fixed: bytes | None) -> tuple[bytes | None, bytes]:
-    """(key, value) of an input record; the fixed key if it has none of its own."""
+    """(key, value) of an input record; `fixed` is the key of a record without a delimiter."""
     if delimiter:
-        key, found, value = record.partition(delimiter)
-        if found:
+        key, separator, value = record.partition(delimiter)
+        if separator:
             return key, value
     return fixed, record
 

@@ -31,18 +31,18 @@ from mqd.protocol.records import TRANSACTIONAL, decode_batch, iterate_batches
 CREATE_PARTITIONS, FETCH = 37, 1
 RETIRE, RETIRE_MOVING_KEYS, RELEASE, STATUS = 1, 2, 3, 4
 NONE, CO_LOCATING, SEALED, REDIRECTED, HIDDEN = range(5)
-NAMES = (
+STEP_DESCRIPTIONS = (
     "no partition is being retired",
     "replicas and leaders move to the brokers of the partitions that take the records",
     "consumers read the remaining records",
     "new records go to the other partitions",
-    "empty, and not shown to clients any more",
+    "empty, and no longer shown to clients",
 )
 POLL_S = 0.25
 TIMEOUT_MS = 30_000
 FETCH_VERSION_MAX = 12  # the newest that names topics by name
 FETCH_BYTES = 1 << 20
-UNREADABLE_MAX = 1_000  # a group that is further behind has records left to read
+UNREADABLE_MAX = 1_000  # a group that is further behind is assumed to have readable records left
 READ_COMMITTED = 1
 ABORT = b"\0\0"  # the type in a marker's key, after the version (KIP-98)
 
@@ -95,19 +95,26 @@ def request(broker: Broker, topic: str, total: int, kind: int) -> State:
     )
     response = broker.request(CREATE_PARTITIONS, request).results[0]
     check(f"topic {topic}", response.error_code, response.error_message)
-    found = response.retirement
-    if found is None:
+    retirement = response.retirement
+    if retirement is None:
         raise CliError("the broker cannot retire partitions: it is not mqd, or an older version")
-    retired = {one.partition_index: one.redirect_index for one in found.retired}
-    return State(topic, found.step, found.applied, found.remaining, retired, {one.leader_id for one in found.retired})
+    retired = {one.partition_index: one.redirect_index for one in retirement.retired}
+    return State(
+        topic,
+        retirement.step,
+        retirement.applied,
+        retirement.remaining,
+        retired,
+        {one.leader_id for one in retirement.retired},
+    )
 
 
 def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Readers], None]) -> tuple[State, Readers]:
-    """Waits until the given step, such as REDIRECTED, is complete, or no partition is being retired
-    any more; releases the producers as soon as every group has read to the end. If a group's
-    coordinator cannot be reached, the controller releases them after its own timeout. Returns the
-    final state, and the groups that were behind when the producers were released. An interrupt ends
-    only the waiting. Raises CliError.
+    """Waits until the given step, such as REDIRECTED, is complete, or no partition is being retired.
+    Releases the producers as soon as every group has read to the end. If a group's coordinator cannot
+    be reached, the controller releases the producers after its own timeout. Returns the final state,
+    and the groups that were behind when the producers were released. An interrupt ends only the
+    waiting. Raises CliError.
     """
     readers = Readers()
     while True:
@@ -131,48 +138,51 @@ def is_sealed(cluster: Cluster, state: State) -> bool:
         return False
     try:
         cluster.topics([state.topic])
-        found = [request(cluster.node(node), state.topic, 0, STATUS) for node in state.leaders]
+        states = [request(cluster.node(node), state.topic, 0, STATUS) for node in state.leaders]
     except CliError:
         return False
-    return all(one.step == SEALED and one.applied for one in found)
+    return all(state_of_leader.step == SEALED and state_of_leader.applied for state_of_leader in states)
 
 
 def groups_behind(cluster: Cluster, state: State) -> Readers:
-    """The groups with records left to read, among those that have committed in the partitions or read
-    them. Groups whose coordinator is unreachable are unknown.
+    """The groups with records left to read, among the groups that read the partitions or have committed
+    offsets in them. Groups whose coordinator is unreachable are unknown.
     """
     retired = set(state.partitions)
-    found = Readers()
+    readers = Readers()
     try:
         with cluster.every_coordinator(GROUP):
             for group in groups.all_groups(cluster):
                 rows = [row for row in groups.progress(cluster, group) if (row.topic, row.partition) in retired]
-                left = sum(_remaining(cluster, row) for row in rows)
-                if left:
-                    found.behind.append(LaggingGroup(group.group, left, group.state not in groups.WITHOUT_MEMBERS))
+                unread = sum(_unread_records(cluster, row) for row in rows)
+                if unread:
+                    readers.behind.append(LaggingGroup(group.group, unread, group.state not in groups.WITHOUT_MEMBERS))
     except CliError as error:
-        found.unknown = error.message
-    return found
+        readers.unknown = error.message
+    return readers
 
 
-def _remaining(cluster: Cluster, row: groups.Progress) -> int:
-    """Records that the group has not read. Offsets after the last record that an application gets
-    do not count: transaction markers, and records of aborted transactions. A group cannot commit
-    beyond these until a record follows, and none does while the partition is sealed.
+def _unread_records(cluster: Cluster, row: groups.Progress) -> int:
+    """Records that the group has not read. Offsets after the last record that an application receives
+    do not count: they are transaction markers and records of aborted transactions. A group cannot
+    commit beyond them until another record follows, and none follows while the partition is sealed.
     """
     if row.log_end_offset is None:
         return 1  # not served: unknown
-    first = max(row.committed_offset if row.committed_offset is not None else 0, row.log_start_offset or 0)
-    left = row.log_end_offset - first
+    next_offset = max(row.committed_offset if row.committed_offset is not None else 0, row.log_start_offset or 0)
+    unread = row.log_end_offset - next_offset
     return (
         0
-        if left <= 0
-        or (left <= UNREADABLE_MAX and _nothing_to_read(cluster, (row.topic, row.partition), first, row.log_end_offset))
-        else left
+        if unread <= 0
+        or (
+            unread <= UNREADABLE_MAX
+            and _has_nothing_to_read(cluster, (row.topic, row.partition), next_offset, row.log_end_offset)
+        )
+        else unread
     )
 
 
-def _nothing_to_read(cluster: Cluster, partition: Partition, offset: int, end: int) -> bool:
+def _has_nothing_to_read(cluster: Cluster, partition: Partition, offset: int, end: int) -> bool:
     topic, index = partition
     ((node_id, _),) = cluster.by_leader([partition]).items()
     requested = FetchRequest.Topic(
@@ -189,12 +199,12 @@ def _nothing_to_read(cluster: Cluster, partition: Partition, offset: int, end: i
         topics=[requested],
     )
     response = cluster.node(node_id).request(FETCH, request, FETCH_VERSION_MAX)
-    found = response.responses[0].partitions[0]
-    aborted = [(one.producer_id, one.first_offset) for one in found.aborted_transactions or ()]
-    return not found.error_code and nothing_to_read(bytes(found.records or b""), aborted, offset, end)
+    fetched = response.responses[0].partitions[0]
+    aborted = [(one.producer_id, one.first_offset) for one in fetched.aborted_transactions or ()]
+    return not fetched.error_code and has_nothing_to_read(bytes(fetched.records or b""), aborted, offset, end)
 
 
-def nothing_to_read(data: bytes, aborted: list[tuple[int, int]], offset: int, end: int) -> bool:
+def has_nothing_to_read(data: bytes, aborted: list[tuple[int, int]], offset: int, end: int) -> bool:
     """Whether an application that reads committed records gets nothing from `offset` to `end`
     (exclusive). `data`: the batches of a Fetch response, the last possibly cut off; `aborted`: its
     aborted transactions, as (producer id, first offset). Also False where `data` does not reach

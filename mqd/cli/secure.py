@@ -1,13 +1,13 @@
 """`mqd up --secure`: the files that a broker needs before it is exposed to a network, created once
 and kept in DATA_DIR/secure.
 
-    ca.pem, ca.key     the cluster's own authority; every host of a cluster has the same
-    broker.pem         this broker's key and certificates, renewed by each start if they expire soon
+    ca.pem, ca.key     the cluster's certificate authority, the same on all of its hosts
+    broker.pem         this broker's key and certificates, renewed at a start if they expire soon
     host.pem           the same for connections between the hosts of its cluster
     hosts.allowed      exists if a broker has run here without host.pem: other hosts may have none yet
     admin.properties   the client settings of the user `admin`, with its password
     admin.pending      exists until the cluster knows that user
-    cluster.key        the key of the cluster's hosts
+    cluster.key        the key with which the cluster's hosts authenticate to each other
     metrics.token      the token for scrapes of the metrics page
 """
 
@@ -36,7 +36,7 @@ ADMIN_TIMEOUT_S = 30.0
 MECHANISM = "SCRAM-SHA-512"
 LISTENER = "SASL_SSL"
 LISTENERS = f"{LISTENER}://0.0.0.0:9092"
-WARN_DAYS = 10  # with less time left the operator must act; every start renews earlier than that
+WARN_DAYS = 10  # with less time left, the operator must act: every start renews earlier than this
 _ANYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -65,36 +65,36 @@ def is_secured(data_dir: Path) -> bool:
 
 def settings(data_dir: Path) -> dict[str, str]:
     """Returns properties for the broker; a configuration file or --set takes precedence."""
-    places = files(data_dir)
+    paths = files(data_dir)
     return {
         "listeners": LISTENERS,
         "sasl.enabled.mechanisms": "SCRAM-SHA-512,SCRAM-SHA-256",
         "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(places.broker),
-        "cluster.key.file": str(places.key),
-        "metrics.token.file": str(places.metrics_token),
-        "cluster.tls": _tls_between_hosts(places),
-        "cluster.tls.certificate.file": str(places.host),
-        "cluster.tls.ca.file": str(places.ca),
+        "ssl.keystore.location": str(paths.broker),
+        "cluster.key.file": str(paths.key),
+        "metrics.token.file": str(paths.metrics_token),
+        "cluster.tls": _tls_between_hosts(paths),
+        "cluster.tls.certificate.file": str(paths.host),
+        "cluster.tls.ca.file": str(paths.ca),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": f"User:{ADMIN}",
     }
 
 
-def _tls_between_hosts(places: Files) -> str:
+def _tls_between_hosts(paths: Files) -> str:
     """The value of cluster.tls, even before prepare() has created missing files."""
-    if places.host.exists():
-        return "allowed" if places.plaintext_allowed.exists() else "required"
-    if places.broker.exists() and not places.ca_key.exists():
+    if paths.host.exists():
+        return "allowed" if paths.plaintext_allowed.exists() else "required"
+    if paths.broker.exists() and not paths.ca_key.exists():
         return "off"  # created by an earlier release, and nothing here can make a certificate
-    return "allowed" if _is_in_use(places) else "required"
+    return "allowed" if _has_been_used(paths) else "required"
 
 
-def _is_in_use(places: Files) -> bool:
-    """Whether a broker has run in this directory without a host certificate: other hosts of its
-    cluster may have none either.
+def _has_been_used(paths: Files) -> bool:
+    """Whether a broker has run in this directory. If it ran without a host certificate, other hosts of
+    its cluster may have none either.
     """
-    return places.broker.exists() or layout(places.directory.parent).meta_properties.exists()
+    return paths.broker.exists() or layout(paths.directory.parent).meta_properties.exists()
 
 
 def hosts_of(config: Mapping[str, str]) -> list[str]:
@@ -103,17 +103,17 @@ def hosts_of(config: Mapping[str, str]) -> list[str]:
 
     named = [listener.host for listener in (*parse_listeners(config), *advertised_listeners(config).values())]
     own = [socket.gethostname(), socket.getfqdn(), *_own_addresses()]
-    found = ["localhost", "127.0.0.1", "::1", *(host for host in named if host not in _ANYWHERE), *own]
-    return list(dict.fromkeys(host for host in found if host))
+    hosts = ["localhost", "127.0.0.1", "::1", *(host for host in named if host not in _ANYWHERE), *own]
+    return list(dict.fromkeys(host for host in hosts if host))
 
 
 def _own_addresses() -> list[str]:
     """The addresses that this host's name resolves to; none without a name server."""
     try:
-        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    return [str(entry[4][0]).split("%")[0] for entry in found]
+    return [str(entry[4][0]).split("%")[0] for entry in addresses]
 
 
 def prepare(
@@ -122,28 +122,28 @@ def prepare(
     """Creates missing files, renews old ones, and keeps the rest. `has_peers`: the broker
     listens for other hosts. Raises CliError.
     """
-    places, now = files(data_dir), now or datetime.datetime.now(datetime.UTC)
+    paths, now = files(data_dir), now or datetime.datetime.now(datetime.UTC)
     try:
-        with _locked(places):
-            _prepare(places, node_id, list(hosts), now, has_peers)
+        with _locked(paths):
+            _prepare(paths, node_id, list(hosts), now, has_peers)
     except OSError as error:
         raise CliError(f"cannot make certificates: {error.filename}: {error.strerror}") from error
     except ValueError as error:
         raise CliError(
-            f"the files in {places.directory} are damaged ({error}); copy ca.pem and ca.key from another host of the"
+            f"the files in {paths.directory} are damaged ({error}); copy ca.pem and ca.key from another host of the"
             " cluster, or remove broker.pem"
         ) from error
-    return places
+    return paths
 
 
 @contextlib.contextmanager
-def _locked(places: Files) -> Iterator[None]:
-    """Within this context, no other start or renewal changes the directory: its files must match
+def _locked(paths: Files) -> Iterator[None]:
+    """Keeps other starts and renewals from changing the directory, because its files must match
     each other. Raises OSError.
     """
-    places.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    places.directory.chmod(0o700)
-    fd = os.open(places.directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    paths.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    paths.directory.chmod(0o700)
+    fd = os.open(paths.directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -151,29 +151,29 @@ def _locked(places: Files) -> Iterator[None]:
         os.close(fd)
 
 
-def _prepare(places: Files, node_id: int, hosts: list[str], now: datetime.datetime, has_peers: bool) -> None:
+def _prepare(paths: Files, node_id: int, hosts: list[str], now: datetime.datetime, has_peers: bool) -> None:
     """Raises OSError, ValueError."""
     from mqd.security import pki  # imports cryptography, which a broker without --secure does not need
 
-    if not places.key.exists():
-        _write(places.key, base64.urlsafe_b64encode(secrets.token_bytes(32)) + b"\n")
-    if not places.metrics_token.exists():
-        _write(places.metrics_token, secrets.token_urlsafe(32).encode() + b"\n")
-    authority = _authority(places, now)
-    if _is_in_use(places) and not places.host.exists() and has_peers:
-        _write(places.plaintext_allowed, b"")
-    if authority.key and _host_needs_renewal(places, node_id, now):
+    if not paths.key.exists():
+        _write(paths.key, base64.urlsafe_b64encode(secrets.token_bytes(32)) + b"\n")
+    if not paths.metrics_token.exists():
+        _write(paths.metrics_token, secrets.token_urlsafe(32).encode() + b"\n")
+    authority = _authority(paths, now)
+    if _has_been_used(paths) and not paths.host.exists() and has_peers:
+        _write(paths.plaintext_allowed, b"")
+    if authority.key and _host_needs_renewal(paths, node_id, now):
         pair = pki.issue_host(authority, node_id, now)
-        _write(places.host, pair.key + pair.certificate)
-    if not places.broker.exists() or (authority.key and _needs_renewal(places, hosts, now)):
+        _write(paths.host, pair.key + pair.certificate)
+    if not paths.broker.exists() or (authority.key and _needs_renewal(paths, hosts, now)):
         pair = pki.issue(authority, f"mqd broker {node_id}", hosts, now)
-        _write(places.broker, pair.key + pair.certificate)
-    if not places.admin.exists():
-        _write(places.pending, b"")
-        _write(places.admin, _admin_settings(places).encode())
+        _write(paths.broker, pair.key + pair.certificate)
+    if not paths.admin.exists():
+        _write(paths.pending, b"")
+        _write(paths.admin, _admin_settings(paths).encode())
 
 
-def renew(places: Files, now: datetime.datetime) -> list[Path]:
+def renew(paths: Files, now: datetime.datetime) -> list[Path]:
     """Issues new certificates for the broker and its host, with the same names. Returns their files.
     Raises CliError.
     """
@@ -182,14 +182,14 @@ def renew(places: Files, now: datetime.datetime) -> list[Path]:
     renewed = []
 
     try:
-        with _locked(places):
-            for file in (places.broker, places.host):
-                if file is places.broker or file.exists():
-                    pair = pki.renew(_authority(places, now), file.read_bytes(), now)
+        with _locked(paths):
+            for file in (paths.broker, paths.host):
+                if file is paths.broker or file.exists():
+                    pair = pki.renew(_authority(paths, now), file.read_bytes(), now)
                     _write(file, pair.key + pair.certificate)
                     renewed.append(file)
     except (OSError, ValueError) as error:
-        raise CliError(f"the certificate in {places.directory} cannot be renewed: {error}") from error
+        raise CliError(f"the certificate in {paths.directory} cannot be renewed: {error}") from error
     return renewed
 
 
@@ -198,39 +198,39 @@ def describe_certificate(name: str, hosts: Iterable[str]) -> str:
     return f"the broker {name} ({names})" if names else f"the client {name}"
 
 
-def _authority(places: Files, now: datetime.datetime) -> Pair:
+def _authority(paths: Files, now: datetime.datetime) -> Pair:
     from mqd.security import pki
     from mqd.security.pki import Pair
 
-    if not places.ca.exists():
+    if not paths.ca.exists():
         authority = pki.make_authority("mqd", now)
-        _write(places.ca_key, authority.key)
-        _write(places.ca, authority.certificate)
-    if not places.ca_key.exists():
-        return Pair(places.ca.read_bytes(), b"")
-    return Pair(places.ca.read_bytes(), places.ca_key.read_bytes())
+        _write(paths.ca_key, authority.key)
+        _write(paths.ca, authority.certificate)
+    if not paths.ca_key.exists():
+        return Pair(paths.ca.read_bytes(), b"")
+    return Pair(paths.ca.read_bytes(), paths.ca_key.read_bytes())
 
 
-def _needs_renewal(places: Files, hosts: list[str], now: datetime.datetime) -> bool:
+def _needs_renewal(paths: Files, hosts: list[str], now: datetime.datetime) -> bool:
     """Whether the broker's certificate expires soon or lacks a name."""
     from mqd.security import pki
 
-    content = places.broker.read_bytes()
+    content = paths.broker.read_bytes()
     valid_for = pki.expires(content) - now
     return valid_for < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.covers(content, hosts)
 
 
-def _host_needs_renewal(places: Files, node_id: int, now: datetime.datetime) -> bool:
+def _host_needs_renewal(paths: Files, node_id: int, now: datetime.datetime) -> bool:
     from mqd.security import pki
 
-    if not places.host.exists():
+    if not paths.host.exists():
         return True
-    content = places.host.read_bytes()
+    content = paths.host.read_bytes()
     valid_for = pki.expires(content) - now
     return valid_for < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.is_host(content, node_id)
 
 
-def _admin_settings(places: Files) -> str:
+def _admin_settings(paths: Files) -> str:
     return "".join(
         f"{name}={value}\n"
         for name, value in {
@@ -238,7 +238,7 @@ def _admin_settings(places: Files) -> str:
             "sasl.mechanisms": MECHANISM,
             "sasl.username": ADMIN,
             "sasl.password": secrets.token_urlsafe(24),
-            "ssl.ca.location": str(places.ca),
+            "ssl.ca.location": str(paths.ca),
         }.items()
     )
 
@@ -259,14 +259,14 @@ def share(source: Path, data_dir: Path) -> None:
 def receive(data_dir: Path, contents: Mapping[str, bytes]) -> None:
     """Stores the files that another host has sent (field of Files -> content), in the given order.
     Raises CliError."""
-    places = files(data_dir)
+    paths = files(data_dir)
     try:
-        places.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        places.directory.chmod(0o700)
+        paths.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.directory.chmod(0o700)
         for name, content in contents.items():
             if name == "admin":
-                content = _with_ca(content, places.ca)
-            _write(getattr(places, name), content)
+                content = _with_ca(content, paths.ca)
+            _write(getattr(paths, name), content)
     except OSError as error:
         raise CliError(f"cannot store the certificates: {error.filename}: {error.strerror}") from error
 
@@ -278,24 +278,26 @@ def _with_ca(settings: bytes, ca: Path) -> bytes:
     ).encode()
 
 
-def make_admin(places: Layout) -> None:
+def make_admin(paths: Layout) -> None:
     """Creates the first user of a broker that has just become ready. Raises CliError."""
     from mqd.cli import local_controller
     from mqd.cluster.host import messages
     from mqd.cluster.metadata.records import ScramCredential
     from mqd.security import client, scram
 
-    own = files(places.data_dir)
+    own = files(paths.data_dir)
     if not own.pending.exists():
         return
     password = client.read(own.admin)[0].settings["sasl.password"]
-    made = {name: scram.make_verifier(name, password) for name in scram.MECHANISMS}
+    verifiers = {name: scram.make_verifier(name, password) for name in scram.MECHANISMS}
     credentials = [
-        ScramCredential(ADMIN, scram.NUMBERS[name], one.salt, one.iterations, one.stored_key, one.server_key)
-        for name, one in made.items()
+        ScramCredential(
+            ADMIN, scram.NUMBERS[name], verifier.salt, verifier.iterations, verifier.stored_key, verifier.server_key
+        )
+        for name, verifier in verifiers.items()
     ]
     response = local_controller.change(
-        places.controller_socket,
+        paths.controller_socket,
         messages.AlterScramCredentials([], credentials, scram.new_decoy_secret()),
         ADMIN_TIMEOUT_S,
     )
@@ -304,7 +306,7 @@ def make_admin(places: Layout) -> None:
         *((user.error, user.message) for user in response.users),
     ]:
         if error:
-            raise CliError(f"the user {ADMIN} could not be made: {message or ERRORS[error].message}")
+            raise CliError(f"the user {ADMIN} could not be created: {message or ERRORS[error].message}")
     own.pending.unlink(missing_ok=True)
 
 
@@ -318,12 +320,12 @@ def hint(data_dir: Path) -> str:
 
 def hosts_hint(data_dir: Path) -> str:
     """The remaining steps until everything between hosts is encrypted; "": none."""
-    places = files(data_dir)
-    mode = _tls_between_hosts(places)
+    paths = files(data_dir)
+    mode = _tls_between_hosts(paths)
     if mode == "off":
         return (
             "mqd secure: connections between this host and others are not encrypted: make a certificate where ca.key"
-            f" is (mqd cert host NODE_ID -o FILE), copy it to {places.host} and start again"
+            f" is (mqd cert host NODE_ID -o FILE), copy it to {paths.host} and start again"
         )
     if mode == "allowed":
         return (
@@ -334,7 +336,7 @@ def hosts_hint(data_dir: Path) -> str:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Writes atomically; readable by this user alone."""
+    """Writes the file atomically, readable only by this user."""
     temporary = file.with_name(f"{file.name}.{os.getpid()}.new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as opened:

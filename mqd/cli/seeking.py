@@ -31,7 +31,7 @@ SPARK_PROGRESS_NOTE = (
 
 
 class Move(msgspec.Struct):
-    """`old` None: nothing was committed. `new` None: the offset stays, for the reason in `note`.
+    """`old` None: no offset was committed. `new` None: the offset stays, for the reason in `note`.
     `is_spark_progress`: the offset is the progress of a Spark streaming query (spark/offsets.py).
     """
 
@@ -43,7 +43,7 @@ class Move(msgspec.Struct):
     is_spark_progress: bool = False
 
 
-def parse_where(text: str, now: datetime) -> Start:
+def parse_destination(text: str, now: datetime) -> Start:
     """Parses the starting points of `mqd consume -o`, and times without @. Raises click.UsageError."""
     if re.fullmatch(r"-\d{1,12}(ms|s|m|h|d)|\d{4}-\d\d-\d\d.*", text):
         return Start("time", parse_time(text, now))
@@ -59,18 +59,18 @@ def parse_where(text: str, now: datetime) -> Start:
 def _partitions(
     cluster: Cluster, requested: list[tuple[str, set[int] | None]], offsets: dict[Partition, int]
 ) -> list[Partition]:
-    known = cluster.topics({topic for topic, _ in requested} or {topic for topic, _ in offsets})
+    topics = cluster.topics({topic for topic, _ in requested} or {topic for topic, _ in offsets})
     if not requested:
         return sorted(offsets)
-    found: set[Partition] = set()
+    partitions: set[Partition] = set()
     for topic, indexes in requested:
-        if topic not in known:
+        if topic not in topics:
             raise CliError(f"there is no topic {topic}; mqd topic list shows all topics")
-        missing = sorted((indexes or set()) - known[topic].keys())
+        missing = sorted((indexes or set()) - topics[topic].keys())
         if missing:
-            raise CliError(f"topic {topic} has no partition {missing[0]}; it has 0 to {len(known[topic]) - 1}")
-        found.update((topic, index) for index in (known[topic] if indexes is None else indexes))
-    return sorted(found)
+            raise CliError(f"topic {topic} has no partition {missing[0]}; it has 0 to {len(topics[topic]) - 1}")
+        partitions.update((topic, index) for index in (topics[topic] if indexes is None else indexes))
+    return sorted(partitions)
 
 
 def plan(
@@ -84,22 +84,22 @@ def plan(
     """Computes the new offsets: at `start`, or without it `shift` after the committed offset. Offsets
     outside the log are clamped, with a note. Raises CliError when nothing can move.
     """
-    found = positions(cluster, group, is_share)
-    offsets = {partition: one.offset for partition, one in found.items()}
+    committed = positions(cluster, group, is_share)
+    offsets = {partition: position.offset for partition, position in committed.items()}
     partitions = _partitions(cluster, requested, offsets)
-    first, end = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
+    starts, ends = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
     at_time = cluster.offsets(partitions, start.value) if start is not None and start.kind == "time" else {}
     moves = []
     for partition in partitions:
         old = offsets.get(partition)
-        new, note = _target_of(old, first.get(partition), end.get(partition), at_time.get(partition), start, shift)
+        new, note = _target_of(old, starts.get(partition), ends.get(partition), at_time.get(partition), start, shift)
         moves.append(
             Move(
                 *partition,
                 old,
                 new,
                 note,
-                is_spark_progress=partition in found and found[partition].metadata == GROUP_OFFSET_METADATA,
+                is_spark_progress=partition in committed and committed[partition].metadata == GROUP_OFFSET_METADATA,
             )
         )
     if not any(move.new is not None for move in moves):
@@ -118,13 +118,13 @@ def _target_of(
         return None, "stays: the partition is gone, or not served"
     if start is None:
         if old is None:
-            return None, "stays: nothing is committed to shift from"
+            return None, "stays: there is no committed offset to shift"
         target = old + shift
     elif start.kind == "time":
         if at_time is None:
             return None, "stays: the partition is not served"
         if at_time < 0:
-            return end, "no record is that recent: the end"
+            return end, "no record is that recent: moves to the end"
         target = at_time
     else:
         target = {"beginning": first, "end": end, "offset": start.value, "tail": max(first, end - start.value)}[
@@ -142,13 +142,13 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
     for a group without members. Returns the reasons of failures.
     """
     topics: dict[str, list[Any]] = {}
-    for one in moves:
-        if one.new is not None:
-            # keeps the mark of a Spark query's progress
-            metadata = GROUP_OFFSET_METADATA if one.is_spark_progress else ""
-            topics.setdefault(one.topic, []).append(
+    for move in moves:
+        if move.new is not None:
+            # the metadata marks a Spark query's progress, and is kept
+            metadata = GROUP_OFFSET_METADATA if move.is_spark_progress else ""
+            topics.setdefault(move.topic, []).append(
                 OffsetCommitRequest.Partition(
-                    partition_index=one.partition, committed_offset=one.new, committed_metadata=metadata
+                    partition_index=move.partition, committed_offset=move.new, committed_metadata=metadata
                 )
             )
     request = OffsetCommitRequest(
@@ -169,7 +169,7 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
         group,
         OFFSET_COMMIT,
         request,
-        lambda found: next(iter(errors(found).values()), 0),
+        lambda response: next(iter(errors(response).values()), 0),
         TOPIC_NAMES_VERSION_MAX,
     )
     return {partition: _reason(error) for partition, error in errors(response).items()}
@@ -182,6 +182,6 @@ def _reason(error: int) -> str:
 
 
 def alter(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, str]:
-    """Sets the start offsets of a share group, as commit() does for other groups."""
+    """Sets the start offsets of a share group; commit() does this for other groups."""
     targets = {(one.topic, one.partition): one.new for one in moves if one.new is not None}
     return {partition: _reason(error) for partition, error in share_groups.alter(cluster, group, targets).items()}

@@ -15,18 +15,18 @@ from mqd.protocol.messages import (
 
 DESCRIBE, DESCRIBE_OFFSETS, ALTER_OFFSETS, DELETE_OFFSETS = 77, 90, 91, 92
 # the group is not a share group, or the cluster has no share groups
-NOT_THERE = (int(ErrorCode.GROUP_ID_NOT_FOUND), int(ErrorCode.UNSUPPORTED_VERSION))
+NO_SHARE_GROUP = (int(ErrorCode.GROUP_ID_NOT_FOUND), int(ErrorCode.UNSUPPORTED_VERSION))
 
 
 class SharePosition(NamedTuple):
     """The state of a share group in a partition: records below `offset` are finished. `lag` None:
-    not known. `delivered`: delivery count -> how many unfinished records have that persisted count;
+    not known. `records_by_delivery_count`: unfinished records by their persisted delivery count;
     filled only by an mqd broker, and only on request.
     """
 
     offset: int
     lag: int | None
-    delivered: dict[int, int]
+    records_by_delivery_count: dict[int, int]
 
 
 def describe(cluster: Cluster, name: str) -> Any | None:
@@ -37,7 +37,7 @@ def describe(cluster: Cluster, name: str) -> Any | None:
     response = cluster.request_coordinator(
         GROUP, name, DESCRIBE, request, lambda found: found.groups[0].error_code
     ).groups[0]
-    if response.error_code in NOT_THERE:
+    if response.error_code in NO_SHARE_GROUP:
         return None
     check(f"group {name}", response.error_code, response.error_message)
     return response
@@ -48,7 +48,7 @@ def _positions(group: Any) -> dict[Partition, SharePosition]:
         (topic.topic_name, one.partition_index): SharePosition(
             one.start_offset,
             one.lag if one.lag >= 0 else None,
-            {found.delivery_count: found.records for found in one.deliveries},
+            {entry.delivery_count: entry.records for entry in one.deliveries},
         )
         for topic in group.topics
         for one in topic.partitions
@@ -57,9 +57,11 @@ def _positions(group: Any) -> dict[Partition, SharePosition]:
 
 
 def offsets(cluster: Cluster, name: str, with_deliveries: bool = False) -> dict[Partition, SharePosition]:
-    """The positions in every partition in which the group has begun."""
-    message = DescribeShareGroupOffsetsRequest
-    request = message(groups=[message.Group(group_id=name, topics=None)], include_deliveries=with_deliveries)
+    """The positions in every partition from which the group has begun to read."""
+    request_class = DescribeShareGroupOffsetsRequest
+    request = request_class(
+        groups=[request_class.Group(group_id=name, topics=None)], include_deliveries=with_deliveries
+    )
     response = cluster.request_coordinator(
         GROUP, name, DESCRIBE_OFFSETS, request, lambda found: found.groups[0].error_code
     ).groups[0]
@@ -69,8 +71,8 @@ def offsets(cluster: Cluster, name: str, with_deliveries: bool = False) -> dict[
 
 def listed_offsets(coordinator: Broker, names: list[str]) -> dict[str, dict[Partition, int]]:
     """The start offsets of groups. Groups whose coordinator has changed are omitted."""
-    message = DescribeShareGroupOffsetsRequest
-    request = message(groups=[message.Group(group_id=name, topics=None) for name in names])
+    request_class = DescribeShareGroupOffsetsRequest
+    request = request_class(groups=[request_class.Group(group_id=name, topics=None) for name in names])
     return {
         group.group_id: {partition: one.offset for partition, one in _positions(group).items()}
         for group in coordinator.request(DESCRIBE_OFFSETS, request).groups
@@ -80,13 +82,13 @@ def listed_offsets(coordinator: Broker, names: list[str]) -> dict[str, dict[Part
 
 def alter(cluster: Cluster, name: str, targets: dict[Partition, int]) -> dict[Partition, int]:
     """Sets start offsets. Returns the error code of each partition that failed."""
-    message = AlterShareGroupOffsetsRequest
+    request_class = AlterShareGroupOffsetsRequest
     by_topic: dict[str, list[Any]] = {}
     for (topic, index), offset in targets.items():
-        by_topic.setdefault(topic, []).append(message.Partition(partition_index=index, start_offset=offset))
-    request = message(
+        by_topic.setdefault(topic, []).append(request_class.Partition(partition_index=index, start_offset=offset))
+    request = request_class(
         group_id=name,
-        topics=[message.Topic(topic_name=topic, partitions=partitions) for topic, partitions in by_topic.items()],
+        topics=[request_class.Topic(topic_name=topic, partitions=partitions) for topic, partitions in by_topic.items()],
     )
     response = cluster.request_coordinator(GROUP, name, ALTER_OFFSETS, request, lambda found: found.error_code)
     if response.error_code:
@@ -103,8 +105,8 @@ def delete_offsets(cluster: Cluster, name: str, topics: Iterable[str]) -> dict[s
     """Deletes the start offsets in topics. Returns topic -> error code, 0 if they were deleted. Raises
     CliError.
     """
-    message = DeleteShareGroupOffsetsRequest
-    request = message(group_id=name, topics=[message.Topic(topic_name=topic) for topic in topics])
+    request_class = DeleteShareGroupOffsetsRequest
+    request = request_class(group_id=name, topics=[request_class.Topic(topic_name=topic) for topic in topics])
     response = cluster.request_coordinator(GROUP, name, DELETE_OFFSETS, request, lambda found: found.error_code)
     check(f"group {name}", response.error_code, response.error_message)
     return {one.topic_name: one.error_code for one in response.responses}

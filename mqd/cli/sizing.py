@@ -1,16 +1,15 @@
 """The requirements of a load: disk, bandwidth, cores, memory, hosts. Arithmetic only; the figures
 per core were measured and are in sizing.json, with their source and date.
 
-Sums are over all hosts; each is kept with its formula, so that it can be shown and checked. Bytes
-are bytes (1 KB = 1000), rates are per second, times seconds.
+Sums are over all hosts; each is kept with its formula, so that it can be shown and checked. Sizes
+are in bytes (1 KB = 1000 bytes), rates per second, times in seconds.
 
 1. A core's work is a cost for each batch appended, forwarded to its owner, and fetched: piecewise
-   linear in the batch's bytes between the measured sizes. Below the smallest it is that of the
-   smallest, beyond the largest the last slope continues.
+   linear in the batch's bytes between the measured sizes. Below the smallest size, the cost is that
+   of the smallest; beyond the largest, the last slope continues.
 2. Several workers of a host scale less than linearly: n / (1 + contention (n - 1) +
    coherency n (n - 1)), the Universal Scalability Law.
-3. Headroom is the part that stays free at the given rate: of disk, bandwidth, cores and memory
-   alike.
+3. Headroom is the part of disk, bandwidth, cores and memory that stays free at the given rate.
 4. Brokers never decompress a batch: compression costs the clients, and saves work for brokers,
    network and disks.
 """
@@ -32,16 +31,16 @@ INDEX_INTERVAL_BYTES = 4096  # index.interval.bytes
 SEGMENT_SECONDS = 7 * 86400  # segment.ms
 WIRE_FACTOR = 1.05  # Ethernet, IP and TCP around 1448 bytes
 DAY = 86400
-ROUNDING = 1e-9  # what sums of floats may exceed a whole number by
+ROUNDING = 1e-9  # by how much a sum of floats may exceed a whole number
 
 
 class Unsizable(ValueError):
-    """No number of hosts of this kind carries the load; the message names the limit."""
+    """No number of such hosts can carry the load; the message names the limit."""
 
 
 class Figures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """sizing.json: the costs on one core of the named machine, in CPU-µs by bytes of the batch or
-    response.
+    """sizing.json: the costs on one core of the named machine: size of the batch or response in bytes
+    -> CPU-µs.
     """
 
     source: str
@@ -57,9 +56,9 @@ class Figures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """The requirements. `compression`: bytes afterwards by bytes before. `consumers`: groups (or
+    """The requirements. `compression`: compressed size ÷ original size. `consumers`: groups (or
     readers) that each read everything; `cold_consumers` of them read records that are no longer in
-    memory. `lag_s`: how far the others may be behind and still be served from memory.
+    memory. `lag_s`: how far the others may lag and still be served from memory.
     """
 
     rate: float
@@ -79,8 +78,7 @@ class Load(msgspec.Struct, kw_only=True):
 
 
 class Host(msgspec.Struct, kw_only=True):
-    """The resources of one host. Network and disk bandwidth in bytes per second, network each
-    way."""
+    """The resources of one host. `network_bytes_per_s`: in each direction."""
 
     cores: int = 16
     memory_bytes: float = 64e9
@@ -132,23 +130,23 @@ def figures_from(data: bytes) -> Figures:
 
 
 def cost(points: dict[int, float], size: float) -> float:
-    """The CPU-µs for `size` bytes (1)."""
+    """The CPU-µs for `size` bytes (rule 1)."""
     sizes = sorted(points)
     if size <= sizes[0] or len(sizes) == 1:
         return points[sizes[0]]
-    upper = next((index for index, known in enumerate(sizes) if size <= known), len(sizes) - 1)
+    upper = next((index for index, known_size in enumerate(sizes) if size <= known_size), len(sizes) - 1)
     low, high = sizes[upper - 1], sizes[upper]
     return max(0.0, points[low] + (points[high] - points[low]) * (size - low) / (high - low))
 
 
 def speedup(figures: Figures, workers: int) -> float:
-    """The work that `workers` workers do on one host, as a multiple of one worker's (2)."""
+    """The work that `workers` workers do on one host, as a multiple of one worker's (rule 2)."""
     return workers / (1 + figures.contention * (workers - 1) + figures.coherency * workers * (workers - 1))
 
 
-def best_workers(figures: Figures, needed: float, cores: int) -> int | None:
+def best_workers(figures: Figures, needed_speedup: float, cores: int) -> int | None:
     """The fewest workers with a speedup of `needed`; None: the cores do not suffice."""
-    return next((count for count in range(1, cores + 1) if speedup(figures, count) >= needed - ROUNDING), None)
+    return next((count for count in range(1, cores + 1) if speedup(figures, count) >= needed_speedup - ROUNDING), None)
 
 
 class _Sheet:
@@ -206,8 +204,8 @@ def _add_bytes(sheet: _Sheet, load: Load) -> None:
         "B",
         "rate × record size × compression × 86,400 s",
     )
-    kept = put("stored", day * load.retention_s / DAY, "B", "stored per day × retention in days")
-    put("stored_replicated", kept * copies, "B", "stored × replication")
+    stored = put("stored", day * load.retention_s / DAY, "B", "stored per day × retention in days")
+    put("stored_replicated", stored * copies, "B", "stored × replication")
     count = put(
         "records_per_batch", max(1, load.batch_bytes // load.record_bytes), "", "max(1, batch size ÷ record size)"
     )
@@ -231,7 +229,7 @@ def _add_bytes(sheet: _Sheet, load: Load) -> None:
         "B/s",
         f"log × {INDEX_ENTRY_BYTES} ÷ max({INDEX_INTERVAL_BYTES:,}, batch)",
     )
-    active = put(
+    expiring = put(
         "expiring_segments",
         load.partitions * min(load.segment_bytes, log * SEGMENT_SECONDS / load.partitions),
         "B",
@@ -240,7 +238,7 @@ def _add_bytes(sheet: _Sheet, load: Load) -> None:
     )
     disk = put(
         "disk_used",
-        copies * ((log + index) * load.retention_s + active),
+        copies * ((log + index) * load.retention_s + expiring),
         "B",
         "replication × ((log + index) × retention + expiring segments)",
     )
@@ -292,25 +290,27 @@ def _add_cores(sheet: _Sheet, load: Load, figures: Figures) -> None:
         f"log × (consumers + replication - 1) ÷ fetch size × {fetch:.3g} µs",
     )
     busy = put("cores_busy", appending + forwarding + fetching, "cores", "appending + forwarding + fetching")
-    put("cores", busy / (1 - load.headroom), "cores", "cores busy ÷ (1 - headroom), as if each were alone on its host")
+    put(
+        "cores", busy / (1 - load.headroom), "cores", "cores busy ÷ (1 - headroom), before workers slow each other down"
+    )
 
 
 def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[str, int]:
-    """Hosts by the resource that requires them. Adds the number of hosts and the load of each."""
+    """Returns the hosts that each resource requires. Adds the number of hosts and the load of each host."""
     put, free = sheet.put, 1 - load.headroom
     copies, log = load.replication, sheet["log"]
-    workers_value = max(speedup(figures, count) for count in range(1, host.cores + 1))
+    speedup_max = max(speedup(figures, count) for count in range(1, host.cores + 1))
     cached = put(
         "memory_cached",
         copies * log * load.lag_s,
         "B",
         "replication × log × lag: records that consumers this far behind still find in memory",
     )
-    own = figures.broker_memory_bytes + host.cores * figures.worker_memory_bytes
-    room = host.memory_bytes * free - own
-    if room <= 0:
+    broker_memory = figures.broker_memory_bytes + host.cores * figures.worker_memory_bytes
+    cache_room = host.memory_bytes * free - broker_memory
+    if cache_room <= 0:
         raise Unsizable(
-            f"a broker of {host.cores} workers takes {own / 1e9:.2g} GB: a host of {host.memory_bytes / 1e9:.2g} GB"
+            f"a broker of {host.cores} workers takes {broker_memory / 1e9:.2g} GB: a host of {host.memory_bytes / 1e9:.2g} GB"
             f" with {load.headroom:.0%} free has no room for it"
         )
     needs = {
@@ -318,8 +318,8 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
         "disk bandwidth": (sheet["disk_write"] + sheet["disk_read"]) / free / host.disk_bytes_per_s,
         "network in": sheet["network_in"] / free / host.network_bytes_per_s,
         "network out": sheet["network_out"] / free / host.network_bytes_per_s,
-        "cores": sheet["cores"] / workers_value,
-        "memory": cached / room,
+        "cores": sheet["cores"] / speedup_max,
+        "memory": cached / cache_room,
         "replication": float(copies),
     }
     spare = load.failures if load.failures is not None else int(copies > 1)
@@ -330,33 +330,33 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
     hosts = put(
         "hosts", max(hosts_by.values()), "", f"max(replication, what each resource requires + {spare} that may be lost)"
     )
-    carrying = max(1, int(hosts) - spare)
-    each = sheet["cores"] / carrying
-    workers = best_workers(figures, each, host.cores)
+    loaded_hosts = max(1, int(hosts) - spare)
+    cores_per_host = sheet["cores"] / loaded_hosts
+    workers = best_workers(figures, cores_per_host, host.cores)
     if workers is None:
         raise Unsizable(
-            f"{host.cores} cores on one host do the work of {workers_value:.3g}, {each:.3g} are needed: more hosts, or"
+            f"{host.cores} cores on one host do the work of {speedup_max:.3g}, {cores_per_host:.3g} are needed: more hosts, or"
             " larger batches"
         )
-    shared = f" ÷ {carrying} hosts" if carrying > 1 else ""
+    per_host = f" ÷ {loaded_hosts} hosts" if loaded_hosts > 1 else ""
     put(
         "workers_per_host",
         workers,
         "",
-        f"fewest n with n ÷ (1 + {figures.contention:g} (n - 1) + {figures.coherency:g} n (n - 1)) ≥ cores{shared}",
+        f"fewest n with n ÷ (1 + {figures.contention:g} (n - 1) + {figures.coherency:g} n (n - 1)) ≥ cores{per_host}",
     )
     put(
         "memory_per_host",
-        (figures.broker_memory_bytes + workers * figures.worker_memory_bytes + cached / carrying) / free,
+        (figures.broker_memory_bytes + workers * figures.worker_memory_bytes + cached / loaded_hosts) / free,
         "B",
-        f"(broker + workers + memory cached{shared}) ÷ (1 - headroom)",
+        f"(broker + workers + memory cached{per_host}) ÷ (1 - headroom)",
     )
     for name in ("disk", "disk_write", "disk_read", "network_in", "network_out"):
         put(
             f"{name}_per_host",
-            sheet[name] / carrying,
+            sheet[name] / loaded_hosts,
             "B" if name == "disk" else "B/s",
-            f"{name.replace('_', ' ')}{shared}",
+            f"{name.replace('_', ' ')}{per_host}",
         )
     put(
         "partitions_least",
@@ -368,10 +368,8 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
 
 
 def _notes(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> list[str]:
-    notes = [
-        f"figures per core: {figures.source} ({figures.date}); over loopback: a network card's interrupts come on top"
-    ]
-    workers, least = sheet["workers_per_host"], sheet["partitions_least"]
+    notes = [f"figures per core: {figures.source} ({figures.date}); over loopback, without a network card's interrupts"]
+    workers, partitions_min = sheet["workers_per_host"], sheet["partitions_least"]
     if workers > figures.workers_measured:
         notes.append(
             f"{workers:.0f} workers on a host are an extrapolation: measured up to {figures.workers_measured}; measure"
@@ -382,11 +380,11 @@ def _notes(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> list[str]
         f"a batch of {sheet['records_per_batch']:.0f} records fills in {fill_ms:.3g} ms times the number of producers;"
         " with less linger.ms it is smaller and costs more (--batch-size)"
     )
-    if load.partitions < least:
-        notes.append(f"{load.partitions} partitions leave workers without work: take {least:.0f} or more")
+    if load.partitions < partitions_min:
+        notes.append(f"{load.partitions} partitions leave workers without work: take {partitions_min:.0f} or more")
     if load.replication > 1:
         notes.append(
-            "a follower's cost is taken to be an append, and to its leader a fetch; a cluster was measured to spend"
+            "a follower is assumed to cost an append, and its leader a fetch; a measured cluster spent"
             " somewhat less (docs/scale.md)"
         )
     if load.compression < 1:
@@ -394,14 +392,14 @@ def _notes(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> list[str]
     return notes
 
 
-def to_json(load: Load, host: Host, figures: Figures, found: Plan) -> dict[str, Any]:
+def to_json(load: Load, host: Host, figures: Figures, result: Plan) -> dict[str, Any]:
     return {
         "load": json.loads(msgspec.json.encode(load)),
         "host": json.loads(msgspec.json.encode(host)),
         "figures": json.loads(msgspec.json.encode(figures)),
-        "result": {line.name: line.value for line in found.lines},
-        "units": {line.name: line.unit for line in found.lines},
-        "hosts_by": found.hosts_by,
-        "decided_by": found.decided_by,
-        "notes": found.notes,
+        "result": {line.name: line.value for line in result.lines},
+        "units": {line.name: line.unit for line in result.lines},
+        "hosts_by": result.hosts_by,
+        "decided_by": result.decided_by,
+        "notes": result.notes,
     }

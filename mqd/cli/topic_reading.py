@@ -40,9 +40,9 @@ class Reader:
         self._down_since: float | None = None
         self._outage_reported = False
         self._silent_since = time.monotonic()
-        given = dict(properties or {})
-        encryption = take_encryption(given)
-        config = base_config(bootstrap, properties=given) | {
+        properties = dict(properties or {})
+        encryption = take_encryption(properties)
+        config = base_config(bootstrap, properties=properties) | {
             "error_cb": self._on_error,
             "group.id": "mqd-cli",
             "enable.auto.commit": False,
@@ -52,8 +52,8 @@ class Reader:
             "fetch.wait.max.ms": 100,
             "check.crcs": True,
         }
-        self.consumer = _consumer(config | given, encryption)
-        self._has_own_group = "group.id" in given
+        self.consumer = _consumer(config | properties, encryption)
+        self._has_own_group = "group.id" in properties
         self.metadata: Any = None
         self._open: set[int] = set()
         self._until_ms: int | None = None
@@ -77,7 +77,7 @@ class Reader:
             if exit_at_end:
                 raise noted() or unreachable(self._bootstrap)
             if not self._outage_reported:
-                error_line(f"the broker at {self._bootstrap} is not reachable any more; waiting for it")
+                error_line(f"the broker at {self._bootstrap} is no longer reachable; waiting for it")
                 self._outage_reported = True
         elif exit_at_end and now - self._silent_since >= _OUTAGE_S:
             self._silent_since = now
@@ -87,14 +87,14 @@ class Reader:
 
     def _check_partitions(self) -> None:
         """Raises CliError if the end of unserved partitions is awaited."""
-        known = metadata(self.consumer, self.topic, self.timeout_s).topics[self.topic].partitions
-        offline = sorted(index for index in self._open if index not in known or known[index].leader < 0)
+        served = metadata(self.consumer, self.topic, self.timeout_s).topics[self.topic].partitions
+        offline = sorted(index for index in self._open if index not in served or served[index].leader < 0)
         if offline:
-            which = f"partition{'s' if len(offline) > 1 else ''} {', '.join(map(str, offline))}"
-            holders = sorted({node for index in offline if index in known for node in known[index].replicas})
-            where = f"broker {' or '.join(map(str, holders))}" if holders else "the broker"
+            partitions_text = f"partition{'s' if len(offline) > 1 else ''} {', '.join(map(str, offline))}"
+            holders = sorted({node for index in offline if index in served for node in served[index].replicas})
+            brokers_text = f"broker {' or '.join(map(str, holders))}" if holders else "the broker"
             raise CliError(
-                f"topic {self.topic}: no broker serves {which}: {where} is down, or its log directory is offline (mqd"
+                f"topic {self.topic}: no broker serves {partitions_text}: {brokers_text} is down, or its log directory is offline (mqd"
                 " cluster status, and its logs); -p NUMBER reads the others"
             )
 
@@ -114,25 +114,25 @@ class Reader:
         return self.metadata.topics[self.topic].partitions[partition].leader
 
     def _by_time(self, partitions: list[int], timestamp_ms: int) -> dict[int, int]:
-        requested = [TopicPartition(self.topic, index, timestamp_ms) for index in partitions]
-        found = {}
-        for response in self.consumer.offsets_for_times(requested, timeout=self.timeout_s):
+        times = [TopicPartition(self.topic, index, timestamp_ms) for index in partitions]
+        offsets = {}
+        for response in self.consumer.offsets_for_times(times, timeout=self.timeout_s):
             if response.error is not None:
                 raise KafkaException(response.error)
-            found[response.partition] = response.offset
-        return found
+            offsets[response.partition] = response.offset
+        return offsets
 
     def _offsets(self, partitions: list[int], start: Start) -> dict[int, int]:
         if start.kind == "time":
             return self._by_time(partitions, start.value)
         if start.kind == "tail":
-            found = {}
+            offsets = {}
             for index in partitions:
                 low, high = self.consumer.get_watermark_offsets(
                     TopicPartition(self.topic, index), timeout=self.timeout_s
                 )
-                found[index] = max(low, high - start.value)
-            return found
+                offsets[index] = max(low, high - start.value)
+            return offsets
         fixed = {"beginning": OFFSET_BEGINNING, "end": OFFSET_END, "offset": start.value}[start.kind]
         return dict.fromkeys(partitions, fixed)
 
@@ -170,8 +170,8 @@ class Reader:
         assign()'s `stop`. on_end(partition, offset, last) is called at each partition's end;
         `last`: reading ends with it. Raises KafkaException, CliError.
         """
-        left = count
-        while (left is None or left > 0) and (self._open or not (exit_at_end or self._until_ms is not None)):
+        remaining = count
+        while (remaining is None or remaining > 0) and (self._open or not (exit_at_end or self._until_ms is not None)):
             first = self.consumer.poll(_WAIT_S)
             if first is None:
                 self._check_connection(exit_at_end or self._knows_ends)
@@ -184,24 +184,24 @@ class Reader:
                 for message in [
                     first,
                     *self.consumer.consume(
-                        _DRAIN_COUNT if left is None else max(0, min(_DRAIN_COUNT, left - 1)), timeout=0
+                        _DRAIN_COUNT if remaining is None else max(0, min(_DRAIN_COUNT, remaining - 1)), timeout=0
                     ),
                 ]:
-                    if self._keep(message, exit_at_end, on_end):
+                    if self._handle(message, exit_at_end, on_end):
                         batch.append(message)
             except KafkaException:
                 yield batch  # messages before the error
                 raise
-            left = None if left is None else left - len(batch)
+            remaining = None if remaining is None else remaining - len(batch)
             yield batch
             self._find_stops()
 
     def _end(self, partition: int) -> None:
-        """Its later messages would hide that another partition is silent."""
+        """Stops reading the partition: its later messages would hide that another partition is silent."""
         self._open.discard(partition)
         self.consumer.pause([TopicPartition(self.topic, partition)])
 
-    def _keep(self, message: Any, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None) -> bool:
+    def _handle(self, message: Any, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None) -> bool:
         error, partition = message.error(), message.partition()
         if error is None:
             self._reached[partition] = message.offset() + 1

@@ -11,7 +11,7 @@ from mqd.cli.librdkafka import base_config, explain_kafka
 
 _QUEUE_FULL_WAIT_S = 0.1
 _FLUSH_STEP_S = 0.2  # flush() cannot be interrupted, so it is called for at most this long at a time
-_INTERRUPTED_S = 1.0  # time for queued records when the reading of the input is interrupted
+_INTERRUPTED_S = 1.0  # how long queued records may still take after an interruption
 
 
 class Writer:
@@ -78,8 +78,8 @@ class Writer:
         headers: list[tuple[str, bytes | None]],
         partition: int,
     ) -> None:
-        """Queues one record; waits while the queue is full. A record that the client itself refuses
-        (too large) counts as failed. Raises KafkaException.
+        """Queues one record; waits while the queue is full. A record that librdkafka refuses because it
+        is too large is counted as failed. Raises KafkaException.
         """
         options: dict[str, Any] = {"partition": partition} if partition >= 0 else {}
         if headers:

@@ -35,8 +35,9 @@ _CHUNK = 500
 
 
 class Transaction(msgspec.Struct):
-    """A transaction as its coordinator describes it. `open_ms`: since it began; None: it is not
-    open."""
+    """A transaction as its coordinator describes it. `open_ms`: time since it began; None: not
+    open.
+    """
 
     transactional_id: str
     state: str
@@ -49,7 +50,7 @@ class Transaction(msgspec.Struct):
 
 
 class OpenProducer(msgspec.Struct):
-    """A transaction as a partition sees it. `idle_ms`: since its last batch there."""
+    """A transaction as a partition sees it. `idle_ms`: time since its last batch in the partition."""
 
     topic: str
     partition: int
@@ -60,17 +61,17 @@ class OpenProducer(msgspec.Struct):
     idle_ms: int
 
 
-def _transaction(one: Any, now: int) -> Transaction:
-    is_open = one.transaction_state in OPEN_STATES and one.transaction_start_time_ms >= 0
+def _transaction(description: Any, current_ms: int) -> Transaction:
+    is_open = description.transaction_state in OPEN_STATES and description.transaction_start_time_ms >= 0
     return Transaction(
-        one.transactional_id,
-        one.transaction_state,
-        one.producer_id,
-        one.producer_epoch,
-        one.transaction_timeout_ms,
-        one.transaction_start_time_ms,
-        max(0, now - one.transaction_start_time_ms) if is_open else None,
-        {topic.topic: sorted(topic.partitions) for topic in one.topics},
+        description.transactional_id,
+        description.transaction_state,
+        description.producer_id,
+        description.producer_epoch,
+        description.transaction_timeout_ms,
+        description.transaction_start_time_ms,
+        max(0, current_ms - description.transaction_start_time_ms) if is_open else None,
+        {topic.topic: sorted(topic.partitions) for topic in description.topics},
     )
 
 
@@ -95,18 +96,18 @@ def _describe_all(broker: Broker, names: list[str], unavailable: dict[str, int])
     """Describes the transactions that exist. Those with a coordinator that has just changed are added to
     `unavailable`, with the error.
     """
-    found = []
+    descriptions = []
     for start in range(0, len(names), _CHUNK):
         response = broker.request(
             DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest(transactional_ids=names[start : start + _CHUNK])
         )
-        for one in response.transaction_states:
-            if one.error_code in COORDINATOR_UNAVAILABLE:
-                unavailable[one.transactional_id] = one.error_code
-            elif one.error_code not in NOT_FOUND:
-                check(f"transactional id {one.transactional_id}", one.error_code, None)
-                found.append(one)
-    return found
+        for description in response.transaction_states:
+            if description.error_code in COORDINATOR_UNAVAILABLE:
+                unavailable[description.transactional_id] = description.error_code
+            elif description.error_code not in NOT_FOUND:
+                check(f"transactional id {description.transactional_id}", description.error_code, None)
+                descriptions.append(description)
+    return descriptions
 
 
 def all_transactions(
@@ -116,7 +117,7 @@ def all_transactions(
     -1: all, including those that are not open. Also returns the ids that no coordinator described,
     because their coordinators were changing.
     """
-    found, unavailable, now = [], dict[str, int](), now_ms()
+    transactions, unavailable, now = [], dict[str, int](), now_ms()
     for broker in cluster.nodes():
         names = [
             one.transactional_id
@@ -124,12 +125,12 @@ def all_transactions(
                 broker, ListTransactionsRequest(state_filters=list(states), duration_filter=longer_than_ms)
             )
         ]
-        found += [_transaction(one, now) for one in _describe_all(broker, names, unavailable)]
-    described = {one.transactional_id for one in found}
-    if longer_than_ms >= 0:  # brokers list those that have ended too
-        found = [one for one in found if one.open_ms is not None]
+        transactions += [_transaction(one, now) for one in _describe_all(broker, names, unavailable)]
+    described = {one.transactional_id for one in transactions}
+    if longer_than_ms >= 0:  # brokers also list transactions that have ended
+        transactions = [one for one in transactions if one.open_ms is not None]
     return sorted(
-        found, key=lambda one: (-(one.open_ms if one.open_ms is not None else -1), one.transactional_id)
+        transactions, key=lambda one: (-(one.open_ms if one.open_ms is not None else -1), one.transactional_id)
     ), sorted(unavailable.keys() - described)
 
 
@@ -141,8 +142,8 @@ def transactional_ids(bootstrap: str) -> list[str]:
 
 
 def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[OpenProducer]:
-    """Every transaction that is open in one of the partitions. Call it after Cluster.topics()."""
-    found, now = [], now_ms()
+    """The open transactions of the partitions. Call this after Cluster.topics()."""
+    producers, now = [], now_ms()
     for node_id, topics in cluster.by_leader(partitions).items():
         requested = [
             DescribeProducersRequest.Topic(name=name, partition_indexes=indexes) for name, indexes in topics.items()
@@ -151,20 +152,20 @@ def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[Op
         for topic in response.topics:
             for partition in topic.partitions:
                 check(f"{topic.name}-{partition.partition_index}", partition.error_code, partition.error_message)
-                found += [
+                producers += [
                     OpenProducer(
                         topic.name,
                         partition.partition_index,
-                        one.producer_id,
-                        one.producer_epoch,
-                        one.coordinator_epoch,
-                        one.current_txn_start_offset,
-                        max(0, now - one.last_timestamp),
+                        producer.producer_id,
+                        producer.producer_epoch,
+                        producer.coordinator_epoch,
+                        producer.current_txn_start_offset,
+                        max(0, now - producer.last_timestamp),
                     )
-                    for one in partition.active_producers
-                    if one.current_txn_start_offset >= 0
+                    for producer in partition.active_producers
+                    if producer.current_txn_start_offset >= 0
                 ]
-    return sorted(found, key=lambda one: (one.topic, one.partition, one.start_offset))
+    return sorted(producers, key=lambda producer: (producer.topic, producer.partition, producer.start_offset))
 
 
 def by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
@@ -175,14 +176,14 @@ def by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Tran
     do not, and have decided to commit it.
     """
     origins = {producer_id: origin_of(producer_id)[0] for producer_id in producer_ids}
-    requested = sorted(set(origins.values()))
-    if not requested:
+    origin_ids = sorted(set(origins.values()))
+    if not origin_ids:
         return {}
-    found: dict[int, Transaction] = {}
+    transactions: dict[int, Transaction] = {}
     unavailable: dict[str, int] = {}
     with cluster.every_coordinator(TRANSACTION):
         for broker in cluster.nodes():
-            states = _list(broker, ListTransactionsRequest(producer_id_filters=requested))
+            states = _list(broker, ListTransactionsRequest(producer_id_filters=origin_ids))
             described = {
                 one.transactional_id: one
                 for one in _describe_all(broker, sorted({state.transactional_id for state in states}), unavailable)
@@ -191,8 +192,8 @@ def by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Tran
                 check(f"transactional id {name}", error, None)
             for state in states:  # a joint transaction has many producers
                 if state.transactional_id in described:
-                    found[state.producer_id] = _transaction(described[state.transactional_id], now_ms())
-    return {producer_id: found[origin] for producer_id, origin in origins.items() if origin in found}
+                    transactions[state.producer_id] = _transaction(described[state.transactional_id], now_ms())
+    return {producer_id: transactions[origin] for producer_id, origin in origins.items() if origin in transactions}
 
 
 def hanging_transactions(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
@@ -203,34 +204,36 @@ def hanging_transactions(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
     """
     topics = cluster.topics()
     suspects = [
-        one
-        for one in open_producers(cluster, [(topic, index) for topic, indexes in topics.items() for index in indexes])
-        if one.idle_ms >= idle_ms
+        producer
+        for producer in open_producers(
+            cluster, [(topic, index) for topic, indexes in topics.items() for index in indexes]
+        )
+        if producer.idle_ms >= idle_ms
     ]
-    known_producers = by_producer(cluster, (one.producer_id for one in suspects))
-    return [one for one in suspects if not _is_known(known_producers.get(one.producer_id), one)]
+    known_producers = by_producer(cluster, (producer.producer_id for producer in suspects))
+    return [producer for producer in suspects if not _is_known(known_producers.get(producer.producer_id), producer)]
 
 
-def _is_known(transaction: Transaction | None, one: OpenProducer) -> bool:
-    sent_to = origin_of(one.producer_id)[1]
-    partition = sent_to if sent_to >= 0 else one.partition
+def _is_known(transaction: Transaction | None, producer: OpenProducer) -> bool:
+    sent_to = origin_of(producer.producer_id)[1]
+    partition = sent_to if sent_to >= 0 else producer.partition
     return (
         transaction is not None
         and transaction.state in OPEN_STATES
-        and partition in transaction.partitions.get(one.topic, ())
+        and partition in transaction.partitions.get(producer.topic, ())
     )
 
 
-def check_open(found: Transaction) -> None:
+def check_open(transaction: Transaction) -> None:
     """Raises CliError if there is nothing to abort."""
-    name = found.transactional_id
-    if found.state in DECIDED:
+    name = transaction.transactional_id
+    if transaction.state in DECIDED:
         raise CliError(
-            f"the transaction of {name} is decided ({found.state}): its coordinator writes the markers, and nothing can"
+            f"the transaction of {name} is decided ({transaction.state}): its coordinator writes the markers, and nothing can"
             " change that"
         )
-    if found.state != "Ongoing":
-        raise CliError(f"transactional id {name} has no transaction open; it is {found.state}")
+    if transaction.state != "Ongoing":
+        raise CliError(f"transactional id {name} has no transaction open; it is {transaction.state}")
 
 
 def find_open_transaction(
@@ -242,47 +245,49 @@ def find_open_transaction(
     if index not in cluster.topics([topic]).get(topic, {}):
         raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")
     open_in_partition = open_producers(cluster, [(topic, index)])
-    found = [
-        one
-        for one in open_in_partition
-        if (one.producer_id == producer_id if start_offset is None else one.start_offset == start_offset)
+    matching = [
+        producer
+        for producer in open_in_partition
+        if (producer.producer_id == producer_id if start_offset is None else producer.start_offset == start_offset)
     ]
-    if not found:
-        others = ", ".join(f"{one.start_offset} (producer id {one.producer_id})" for one in open_in_partition[:5])
+    if not matching:
+        others = ", ".join(
+            f"{producer.start_offset} (producer id {producer.producer_id})" for producer in open_in_partition[:5]
+        )
         criterion = f"begins at {start_offset}" if start_offset is not None else f"belongs to producer id {producer_id}"
         raise CliError(
             f"no open transaction of {topic}-{index} {criterion}; "
             + (f"the open ones begin at {others}" if others else "none is open there")
         )
-    coordinator_view = by_producer(cluster, [found[0].producer_id]).get(found[0].producer_id)
+    coordinator_view = by_producer(cluster, [matching[0].producer_id]).get(matching[0].producer_id)
     if (
         coordinator_view is not None
         and coordinator_view.state in DECIDED
         and index in coordinator_view.partitions.get(topic, ())
     ):
         check_open(coordinator_view)
-    return found[0], coordinator_view
+    return matching[0], coordinator_view
 
 
-def maybe_committed(coordinator_view: Transaction | None, one: OpenProducer) -> bool:
+def maybe_committed(coordinator_view: Transaction | None, producer: OpenProducer) -> bool:
     """Whether the coordinator remembers a commit that may have been this transaction's. With
     transactions of version 2 (KIP-890), the epoch increases after each transaction.
     """
     return (
         coordinator_view is not None
         and coordinator_view.state == "CompleteCommit"
-        and 0 <= coordinator_view.producer_epoch - one.producer_epoch <= 1
+        and 0 <= coordinator_view.producer_epoch - producer.producer_epoch <= 1
     )
 
 
-def open_by_partition(cluster: Cluster, found: Transaction) -> dict[Partition, OpenProducer]:
-    """The transaction in each partition in which it is open."""
-    cluster.topics(found.partitions)
-    partitions = [(topic, index) for topic, indexes in found.partitions.items() for index in indexes]
+def open_by_partition(cluster: Cluster, transaction: Transaction) -> dict[Partition, OpenProducer]:
+    """For each partition in which the transaction is open: the partition's view of it."""
+    cluster.topics(transaction.partitions)
+    partitions = [(topic, index) for topic, indexes in transaction.partitions.items() for index in indexes]
     return {
-        (one.topic, one.partition): one
-        for one in open_producers(cluster, partitions)
-        if one.producer_id == found.producer_id
+        (producer.topic, producer.partition): producer
+        for producer in open_producers(cluster, partitions)
+        if producer.producer_id == transaction.producer_id
     }
 
 
@@ -308,19 +313,19 @@ def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
     check(f"transactional id {name}", response.error_code, None)
 
 
-def abort_in_partition(cluster: Cluster, one: OpenProducer) -> None:
+def abort_in_partition(cluster: Cluster, producer: OpenProducer) -> None:
     """Writes an abort marker with the coordinator's epoch, as the coordinator would."""
     marker = WriteTxnMarkersRequest.Marker(
-        producer_id=one.producer_id,
-        producer_epoch=one.producer_epoch,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
         transaction_result=False,
-        coordinator_epoch=max(one.coordinator_epoch, 0),
-        topics=[WriteTxnMarkersRequest.Topic(name=one.topic, partition_indexes=[one.partition])],
+        coordinator_epoch=max(producer.coordinator_epoch, 0),
+        topics=[WriteTxnMarkersRequest.Topic(name=producer.topic, partition_indexes=[producer.partition])],
     )
-    ((node_id, _),) = cluster.by_leader([(one.topic, one.partition)]).items()
+    ((node_id, _),) = cluster.by_leader([(producer.topic, producer.partition)]).items()
     response = cluster.node(node_id).request(WRITE_TXN_MARKERS, WriteTxnMarkersRequest(markers=[marker]))
     error = response.markers[0].topics[0].partitions[0].error_code
     if error:
         raise CliError(
-            f"{one.topic}-{one.partition}: {error_text(error)}; mqd txn list --hanging shows what is open now"
+            f"{producer.topic}-{producer.partition}: {error_text(error)}; mqd txn list --hanging shows what is open now"
         )

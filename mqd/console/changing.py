@@ -18,7 +18,7 @@ from mqd.cli.common import CliError, Settings
 from mqd.cli.group_listing import WITHOUT_MEMBERS, must_describe
 from mqd.cli.kafka_request import Broker, check
 from mqd.cli.records import parse_header
-from mqd.cli.seeking import SPARK_PROGRESS_NOTE, Move, alter, commit, parse_where, plan
+from mqd.cli.seeking import SPARK_PROGRESS_NOTE, Move, alter, commit, parse_destination, plan
 from mqd.cli.topic_writing import Writer
 from mqd.cli.verbs.group import parse_target, seek_refusal
 from mqd.console import queries
@@ -299,7 +299,7 @@ def seek(settings: Settings, form: Form) -> Change:
     name, where = required(form, "name", "a group"), required(form, "to", "where the group is to continue")
     targets = form.get("topics", "").split()
     try:
-        start = parse_where(where, datetime.now().astimezone())
+        start = parse_destination(where, datetime.now().astimezone())
         requested = [parse_target(text) for text in targets]
     except (click.UsageError, OverflowError) as error:
         raise BadForm(str(error).removeprefix("--to ")) from None

@@ -57,7 +57,7 @@ def queues(settings: Settings, known: list[Group]) -> list[Queue]:
             tuple(sorted({topic for topic, _ in positions[one.group]})),
             sum(found.lag or 0 for found in positions[one.group].values()) if positions[one.group] else None,
             _oldest(settings, positions[one.group]),
-            _add_up(found.delivered for found in positions[one.group].values()),
+            _add_up(found.records_by_delivery_count for found in positions[one.group].values()),
             topics[one.group],
             letter_counts.get(topics[one.group]),
         )

@@ -71,7 +71,7 @@ def process_findings(about: Mapping[str, Any]) -> list[Finding]:
         return [
             Finding(
                 Harm.OUTAGE,
-                f"no broker runs in {about['data_dir']}: {about['reason']}",
+                f"no broker is running in {about['data_dir']}: {about['reason']}",
                 f"mqd up --data-dir {about['data_dir']}; if it ended by itself, {logs} shows why",
             )
         ]

@@ -11,7 +11,7 @@ from mqd.cli.common import CliError, emit_json
 from mqd.cli.machine import disk, storage
 
 
-@click.group(help="Measure this machine, before a broker runs on it.")
+@click.group(help="Measure this machine before a broker runs on it.")
 def command() -> None:
     pass
 
@@ -37,22 +37,22 @@ def disk_(directory: Path | None, size_mib: int, seconds: float, output_format: 
     DIRECTORY is by default the data directory of `mqd up`, or where it would be. Nothing is left
     there.
     """
-    place = directory or default_data_dir()
-    while directory is None and not place.exists():
-        place = place.parent
-    if not place.is_dir():
-        raise CliError(f"{place} is not a directory: name one on the disk that is to be measured")
-    disk.check_space(place, size_mib * disk.MIB)
-    file_system = storage.file_system_of(Path("/"), place.resolve())
-    figures = disk.measure(place, size_mib * disk.MIB, seconds)
+    target = directory or default_data_dir()
+    while directory is None and not target.exists():
+        target = target.parent
+    if not target.is_dir():
+        raise CliError(f"{target} is not a directory: name one on the disk to measure")
+    disk.check_space(target, size_mib * disk.MIB)
+    file_system = storage.file_system_of(Path("/"), target.resolve())
+    figures = disk.measure(target, size_mib * disk.MIB, seconds)
     kind = file_system.kind if file_system else "an unknown file system"
     advice = disk.advice(figures, kind)
     if output_format == "json":
         emit_json(
             {
-                "directory": str(place),
+                "directory": str(target),
                 "file_system": kind,
-                "append_and_flush": [one._asdict() for one in (figures.single, figures.commit)],
+                "append_and_flush": [flushes._asdict() for flushes in (figures.single, figures.commit)],
                 "write_bytes_per_s": figures.write_bytes_s,
                 "read_bytes_per_s": figures.read_bytes_s,
                 "read_from_memory": figures.is_cached,
@@ -60,10 +60,10 @@ def disk_(directory: Path | None, size_mib: int, seconds: float, output_format: 
             }
         )
         return
-    click.echo(f"{place} ({kind})")
-    shown = disk.rows(figures)
-    width = max(len(name) for name, _ in shown)
-    for name, text in shown:
+    click.echo(f"{target} ({kind})")
+    rows = disk.rows(figures)
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
         click.echo(f"  {name.ljust(width)}  {text}")
     for line in advice:
         click.echo(line)

@@ -1,6 +1,6 @@
 """Changes settings of a machine, and restores them from a journal of their earlier values.
 
-C1  An entry is on disk before its setting is changed: whatever is changed can be undone.
+C1  An entry is on disk before its setting is changed, so every change can be undone.
 C2  If a setting is changed again, the journal keeps its first value.
 C3  A setting that another program has changed since is not restored.
 C4  Only files below /sys and /proc are written, whatever the journal says.
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from mqd.cli.common import CliError
 from mqd.cli.machine.settings import Setting, selected_value
-from mqd.cli.machine.storage import text
+from mqd.cli.machine.storage import read_text
 
 JOURNAL = Path("/var/lib/mqd-tune/journal.json")
 BYTES_MAX = 1 << 20
@@ -47,14 +47,16 @@ class Journal:
     def _read(self) -> list[Entry]:
         try:
             with open(self.path, "rb") as file:
-                found: Any = json.loads(file.read(BYTES_MAX))
+                parsed: Any = json.loads(file.read(BYTES_MAX))
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
             raise CliError(f"{self.path} cannot be read: {error}") from error
         entries = []
-        for one in found if isinstance(found, list) else [None]:
-            fields = [one.get(name) for name in Entry._fields] if isinstance(one, dict) else [None]
+        for fields_by_name in parsed if isinstance(parsed, list) else [None]:
+            fields = (
+                [fields_by_name.get(name) for name in Entry._fields] if isinstance(fields_by_name, dict) else [None]
+            )
             if not all(isinstance(field, str) for field in fields):
                 raise CliError(f"{self.path} is not a journal of mqd tune; move it away to begin another")
             entries.append(Entry(*fields))
@@ -68,7 +70,7 @@ class Journal:
             return
         new = self.path.with_suffix(".new")
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
-            json.dump([one._asdict() for one in self.entries], file, indent=1)
+            json.dump([entry._asdict() for entry in self.entries], file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path)
@@ -79,16 +81,16 @@ class Journal:
             os.close(directory)
 
     def note(self, path: str, before: str, after: str) -> None:
-        known = next((index for index, one in enumerate(self.entries) if one.path == path), None)
-        if known is None:
+        index = next((i for i, entry in enumerate(self.entries) if entry.path == path), None)
+        if index is None:
             self.entries.append(Entry(path, before, after))
         else:
-            self.entries[known] = self.entries[known]._replace(after=after)  # C2
+            self.entries[index] = self.entries[index]._replace(after=after)  # C2
         self.write()
 
 
 def _resolve(root: Path, path: str) -> Path:
-    """Raises CliError (C4)."""
+    """Returns the file below `root`. Raises CliError if it is not a kernel setting (C4)."""
     if not path.startswith(_ALLOWED) or ".." in Path(path).parts:
         raise CliError(f"the journal names {path}, which is not a setting of the kernel: it is left alone")
     return root / path.lstrip("/")
@@ -101,8 +103,8 @@ def _write(path: Path, value: str) -> str:
             file.write(value)
     except OSError as error:
         return error.strerror or str(error)
-    now = selected_value(text(path) or "")
-    return "" if now == value else f"it is {now} now"
+    current = selected_value(read_text(path) or "")
+    return "" if current == value else f"it is now {current}"
 
 
 def apply(root: Path, journal: Journal, settings: Iterable[Setting]) -> list[Outcome]:
@@ -111,13 +113,13 @@ def apply(root: Path, journal: Journal, settings: Iterable[Setting]) -> list[Out
         for file, value in setting.writes.items():
             path = "/" + str(file.relative_to(root))
             target = _resolve(root, path)
-            before = selected_value(text(target) or "")
+            before = selected_value(read_text(target) or "")
             journal.note(path, before, value)  # C1
-            failed = _write(target, value)
-            now = selected_value(text(target) or "")
-            if now != value:  # for C3: the kernel has rounded it, or gone part of the way
-                journal.note(path, before, now)
-            outcomes.append(Outcome(path, not failed, failed or f"{before} -> {value}"))
+            error = _write(target, value)
+            current = selected_value(read_text(target) or "")
+            if current != value:  # for C3: the kernel rounded the value, or applied part of it
+                journal.note(path, before, current)
+            outcomes.append(Outcome(path, not error, error or f"{before} -> {value}"))
     return outcomes
 
 
@@ -128,16 +130,16 @@ def undo(root: Path, journal: Journal) -> list[Outcome]:
     outcomes, kept = [], []
     for entry in reversed(journal.entries):
         target = _resolve(root, entry.path)
-        now = selected_value(text(target) or "")
-        if now == entry.before:
-            outcomes.append(Outcome(entry.path, True, f"is {now} already"))
-        elif now != entry.after and text(target) is not None:  # C3
+        current = selected_value(read_text(target) or "")
+        if current == entry.before:
+            outcomes.append(Outcome(entry.path, True, f"is {current} already"))
+        elif current != entry.after and read_text(target) is not None:  # C3
             outcomes.append(
-                Outcome(entry.path, True, f"left at {now}: it was changed after mqd tune set {entry.after}")
+                Outcome(entry.path, True, f"left at {current}: it was changed after mqd tune set {entry.after}")
             )
-        elif failed := _write(target, entry.before):
+        elif error := _write(target, entry.before):
             kept.append(entry)
-            outcomes.append(Outcome(entry.path, False, failed))
+            outcomes.append(Outcome(entry.path, False, error))
         else:
             outcomes.append(Outcome(entry.path, True, f"{entry.after} -> {entry.before}"))
     journal.entries = kept[::-1]

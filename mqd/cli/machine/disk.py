@@ -1,5 +1,5 @@
-"""Measures how fast a disk is for the work of a broker: appends that are flushed one by one, long writes,
-long reads.
+"""Measures a disk under a broker's workload: appends that are flushed one by one, long sequential
+writes, and long sequential reads.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from mqd.cli.common import CliError, human_bytes
 MIB = 1 << 20
 RECORD_BYTES = 4096  # one small batch
 COMMIT_BYTES = 256 * 1024  # bytes that many producers sent during one flush
-FREE_AFTER = 0.05  # share of the file system that stays free
-PATIENCE_S = 30.0  # how long the measurement may take beyond the given time before the disk counts as hanging
+FREE_SHARE_MIN = 0.05  # share of the file system that must stay free
+PATIENCE_S = 30.0  # by how much the measurement may exceed the given time before the disk is considered hung
 MEMORY = ("tmpfs", "ramfs")
 
 
@@ -34,7 +34,7 @@ class Flushes(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Rates in bytes a second. `is_cached`: the bytes read came from memory, because there is no O_DIRECT."""
+    """`is_cached`: the reads came from the page cache, because the file system has no O_DIRECT."""
 
     single: Flushes
     commit: Flushes
@@ -57,7 +57,7 @@ def flushes_of(size_bytes: int, latencies_s: list[float]) -> Flushes:
 
 
 class _Bench:
-    """One measurement in a file that has no name: nothing is left when the process is killed."""
+    """One measurement in an unlinked file: nothing is left behind if the process is killed."""
 
     def __init__(self, directory: Path, size_bytes: int, seconds: float) -> None:
         self._stage_s = seconds / 4
@@ -94,15 +94,15 @@ class _Bench:
     def _flushes(self, size_bytes: int) -> Flushes:
         block = os.urandom(size_bytes)
         latencies: list[float] = []
-        place = 0
-        ends = time.perf_counter() + self._stage_s
-        while (began := time.perf_counter()) < ends or not latencies:
-            os.pwrite(self._fd, block, place)
+        offset = 0
+        deadline = time.perf_counter() + self._stage_s
+        while (began := time.perf_counter()) < deadline or not latencies:
+            os.pwrite(self._fd, block, offset)
             os.fdatasync(self._fd)
             latencies.append(time.perf_counter() - began)
-            place += size_bytes
-            if place + size_bytes > self._size_bytes:
-                place = 0
+            offset += size_bytes
+            if offset + size_bytes > self._size_bytes:
+                offset = 0
         return flushes_of(size_bytes, latencies)
 
     def _bypass_cache(self) -> bool:
@@ -118,25 +118,25 @@ class _Bench:
 
     def _read(self) -> float:
         with mmap.mmap(-1, MIB) as block:  # O_DIRECT needs aligned memory
-            began, place = time.perf_counter(), 0
-            while place < self._written and time.perf_counter() - began < self._stage_s:
-                place += os.preadv(self._read_fd, [block], place)
-            return place / max(time.perf_counter() - began, 1e-9)
+            began, offset = time.perf_counter(), 0
+            while offset < self._written and time.perf_counter() - began < self._stage_s:
+                offset += os.preadv(self._read_fd, [block], offset)
+            return offset / max(time.perf_counter() - began, 1e-9)
 
 
 def check_space(directory: Path, size_bytes: int) -> None:
     """Raises CliError."""
     status = os.statvfs(directory)
-    free, kept = status.f_bavail * status.f_frsize, int(status.f_blocks * status.f_frsize * FREE_AFTER)
-    if free - size_bytes < kept:
+    free, reserved = status.f_bavail * status.f_frsize, int(status.f_blocks * status.f_frsize * FREE_SHARE_MIN)
+    if free - size_bytes < reserved:
         raise CliError(
             f"{directory} has {human_bytes(free)} free, and {human_bytes(size_bytes)} more would leave less than"
-            f" {FREE_AFTER:.0%} of it: use --size, or free space"
+            f" {FREE_SHARE_MIN:.0%} of it: use --size, or free space"
         )
 
 
 def measure(directory: Path, size_bytes: int, seconds: float, patience_s: float = PATIENCE_S) -> Figures:
-    """Takes about `seconds`, and `size_bytes` of space meanwhile. Raises CliError, also if the disk hangs."""
+    """Takes about `seconds`, and uses `size_bytes` of space. Raises CliError, also if the disk hangs."""
     outcome: list[Figures | OSError] = []
 
     def run() -> None:
@@ -163,15 +163,15 @@ def measure(directory: Path, size_bytes: int, seconds: float, patience_s: float 
     return outcome[0]
 
 
-# -- in words --------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
 _KINDS: tuple[tuple[float, str], ...] = (
     (0.02, "faster than any disk: memory, or a disk that ignores flushes. Records would not survive a power cut"),
     (0.5, "as fast as an SSD whose cache survives a power cut"),
-    (3.0, "a usual SSD"),
-    (15.0, "slow: an SSD for desktops, a network disk, or a spinning disk behind a cache"),
-    (math.inf, "a spinning disk, or a machine that others use: acks=all will be slow here"),
+    (3.0, "a typical SSD"),
+    (15.0, "slow: a desktop SSD, a network disk, or a spinning disk behind a cache"),
+    (math.inf, "a spinning disk, or a shared machine: acks=all will be slow here"),
 )
 SLOW_P99 = 10.0  # times p50
 P99_MS_MIN = 50.0
@@ -189,32 +189,32 @@ def advice(figures: Figures, file_system: str) -> list[str]:
     single = figures.single
     if file_system in MEMORY:
         return [f"this is {file_system}, memory: nothing in it survives a restart of the machine"]
-    found = [f"a flush takes {_ms(single.p50_ms)} in the median: {kind(single.p50_ms)}"]
-    found.append(
+    lines = [f"the median flush takes {_ms(single.p50_ms)}: {kind(single.p50_ms)}"]
+    lines.append(
         f"a producer that waits for each record (acks=all) gets about {1000 / single.p50_ms:,.0f} records/s here;"
         " those that do not wait share flushes and get as much as the disk writes"
     )
     if single.p99_ms > max(SLOW_P99 * single.p50_ms, P99_MS_MIN):
-        found.append(
-            f"one flush in a hundred takes {_ms(single.p99_ms)} or more: other programs use this disk, or it collects"
-            " garbage. Producers' p99 will be above that"
+        lines.append(
+            f"one flush in a hundred takes {_ms(single.p99_ms)} or more: other programs use this disk, or it is collecting"
+            " garbage. Producers' p99 will be higher"
         )
     if figures.is_cached:
-        found.append("this file system has no direct I/O, so the read rate is that of memory, not of the disk")
-    return found
+        lines.append("this file system has no direct I/O, so the read rate is the page cache's, not the disk's")
+    return lines
 
 
 def rows(figures: Figures) -> list[tuple[str, str]]:
-    found = []
-    for one in (figures.single, figures.commit):
-        found.append(
+    rows = []
+    for flushes in (figures.single, figures.commit):
+        rows.append(
             (
-                f"append {one.size_bytes // 1024} KiB and flush",
-                f"{one.per_second:,.0f}/s, p50 {_ms(one.p50_ms)}, p99 {_ms(one.p99_ms)}, longest {_ms(one.max_ms)}",
+                f"append {flushes.size_bytes // 1024} KiB and flush",
+                f"{flushes.per_second:,.0f}/s, p50 {_ms(flushes.p50_ms)}, p99 {_ms(flushes.p99_ms)}, longest {_ms(flushes.max_ms)}",
             )
         )
     return [
-        *found,
+        *rows,
         ("write", f"{human_bytes(figures.write_bytes_s)}/s"),
         ("read", f"{human_bytes(figures.read_bytes_s)}/s{' (from memory)' if figures.is_cached else ''}"),
     ]

@@ -1,5 +1,5 @@
-"""The settings of a machine, the values that suit a broker, and why. Everything is read below a
-root directory, / on a real machine.
+"""The settings of a machine, the values that suit a broker, and why. All files are read below a
+root directory, which is / except in tests.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mqd.cli.machine.storage import Device, FileSystem, devices_of, file_system_of, number, text
+from mqd.cli.machine.storage import Device, FileSystem, devices_of, file_system_of, read_number, read_text
 
 SWAPPINESS_MAX, SWAPPINESS = 10, 1
 BACKGROUND_MAX, DIRTY_MAX = 5, 40
@@ -27,8 +27,8 @@ MEMORY = ("tmpfs", "ramfs")
 
 
 class Setting(NamedTuple):
-    """`writes`: file -> text that `mqd tune --apply` writes there. Where it is empty, `how` describes the
-    change, if one is needed. `is_risk`: records are at risk with the present value.
+    """`writes`: file -> text that `mqd tune --apply` writes to it. If it is empty, `how` describes the
+    change, if one is needed. `is_risk`: the current value puts records at risk.
     """
 
     name: str
@@ -41,9 +41,9 @@ class Setting(NamedTuple):
     is_risk: bool = False
 
 
-def selected_value(found: str) -> str:
+def selected_value(text: str) -> str:
     """The value in brackets, if the kernel lists several: "none" of "[none] mq-deadline"."""
-    return found.split("[", 1)[1].split("]", 1)[0] if "[" in found and "]" in found else found
+    return text.split("[", 1)[1].split("]", 1)[0] if "[" in text and "]" in text else text
 
 
 def read_settings(root: Path, directories: Iterable[Path]) -> list[Setting]:
@@ -55,7 +55,7 @@ def read_settings(root: Path, directories: Iterable[Path]) -> list[Setting]:
 
 
 def _storage(root: Path, directories: Iterable[Path]) -> Iterator[Setting]:
-    seen: set[str] = set()
+    visited: set[str] = set()
     for directory in directories:
         file_system = file_system_of(root, directory)
         if file_system is None:
@@ -64,24 +64,24 @@ def _storage(root: Path, directories: Iterable[Path]) -> Iterator[Setting]:
                 "not known",
                 "ext4 or xfs",
                 False,
-                "it is in no line of /proc/self/mountinfo, so its disk is not known",
+                "it is not in /proc/self/mountinfo, so its disk is unknown",
                 how=f"mqd bench disk {directory} measures how fast it is",
             )
             continue
-        if file_system.device in seen:
+        if file_system.device in visited:
             continue
-        seen.add(file_system.device)
+        visited.add(file_system.device)
         devices = devices_of(root, file_system.device)
         yield from _file_system(file_system, directory)
         yield from _stripes(file_system, devices)
         for device in devices:
-            if device.name not in seen:
-                seen.add(device.name)
+            if device.name not in visited:
+                visited.add(device.name)
                 yield from _device(device)
 
 
-def _file_system(about: FileSystem, directory: Path) -> Iterator[Setting]:
-    place, kind = about.mount_point, about.kind
+def _file_system(file_system: FileSystem, directory: Path) -> Iterator[Setting]:
+    place, kind = file_system.mount_point, file_system.kind
     measure = f"mqd bench disk {directory} measures how fast it is"
     if kind in TESTED:
         yield Setting(f"{place}: file system", kind, "ext4 or xfs", True, "mqd is tested on these two")
@@ -101,7 +101,7 @@ def _file_system(about: FileSystem, directory: Path) -> Iterator[Setting]:
         yield Setting(f"{place}: file system", kind, "ext4 or xfs", False, why, how=measure)
     if kind not in TESTED:
         return
-    barrier = "nobarrier" if "nobarrier" in about.options or about.options.get("barrier") == "0" else "on"
+    barrier = "nobarrier" if "nobarrier" in file_system.options or file_system.options.get("barrier") == "0" else "on"
     yield Setting(
         f"{place}: barriers",
         barrier,
@@ -113,51 +113,53 @@ def _file_system(about: FileSystem, directory: Path) -> Iterator[Setting]:
         how=f"remove nobarrier and barrier=0 from {place} in /etc/fstab, and mount it again",
         is_risk=barrier != "on",
     )
-    times = next((one for one in ("noatime", "strictatime", "relatime") if one in about.options), "strictatime")
+    atime_option = next(
+        (option for option in ("noatime", "strictatime", "relatime") if option in file_system.options), "strictatime"
+    )
     yield Setting(
         f"{place}: access times",
-        times,
+        atime_option,
         "noatime or relatime",
-        times != "strictatime",
+        atime_option != "strictatime",
         "with strictatime each read of a segment writes its inode, which flushes then wait for",
         how=f"mount -o remount,noatime {place}, and noatime in /etc/fstab",
     )
-    if "discard" in about.options:
+    if "discard" in file_system.options:
         yield Setting(
             f"{place}: discard",
             "on",
             "off",
             False,
-            "each deleted segment makes the SSD erase immediately, and flushes wait meanwhile",
-            how=f"mount -o remount,nodiscard {place}; systemctl enable --now fstrim.timer does it weekly",
+            "each deleted segment makes the SSD erase blocks immediately, and flushes wait for that",
+            how=f"mount -o remount,nodiscard {place}; systemctl enable --now fstrim.timer trims it weekly",
         )
 
 
-def _rotates(device: Device) -> bool:
-    return number(device.directory / "queue/rotational") == 1
+def _is_rotational(device: Device) -> bool:
+    return read_number(device.directory / "queue/rotational") == 1
 
 
 def _device(device: Device) -> Iterator[Setting]:
     scheduler = device.directory / "queue/scheduler"
-    found = text(scheduler)
-    rotates = _rotates(device)
-    if found is not None and found != "none":
-        good = ("mq-deadline",) if rotates else ("none", "mq-deadline")
-        possible = [one for one in good if one in found.replace("[", " ").replace("]", " ").split()]
-        is_good = selected_value(found) in good
+    schedulers = read_text(scheduler)
+    is_rotational = _is_rotational(device)
+    if schedulers is not None and schedulers != "none":
+        suitable = ("mq-deadline",) if is_rotational else ("none", "mq-deadline")
+        available = [name for name in suitable if name in schedulers.replace("[", " ").replace("]", " ").split()]
+        is_good = selected_value(schedulers) in suitable
         yield Setting(
             f"{device.name}: I/O scheduler",
-            selected_value(found),
-            good[0],
+            selected_value(schedulers),
+            suitable[0],
             is_good,
             "a spinning disk needs its requests sorted, with a deadline for each"
-            if rotates
+            if is_rotational
             else "an SSD needs no sorting, and fair schedulers delay flushes",
-            {scheduler: possible[0]} if possible and not is_good else {},
-            "" if possible or is_good else f"modprobe {good[-1]}, then mqd tune --apply",
+            {scheduler: available[0]} if available and not is_good else {},
+            "" if available or is_good else f"modprobe {suitable[-1]}, then mqd tune --apply",
         )
     read_ahead = device.directory / "queue/read_ahead_kb"
-    kilobytes, wanted = number(read_ahead), READ_AHEAD_KB["disk" if rotates else "ssd"]
+    kilobytes, wanted = read_number(read_ahead), READ_AHEAD_KB["disk" if is_rotational else "ssd"]
     array = _array(device)
     if array is not None:
         wanted = max(wanted, 2 * array.stripe_kb)
@@ -175,18 +177,18 @@ def _device(device: Device) -> Iterator[Setting]:
 
 
 class Array(NamedTuple):
-    """A software RAID. `stripe_kb`: the data of one stripe over all disks; 0: it is not striped."""
+    """A software RAID. `stripe_kb`: the data of one stripe over all disks; 0: not striped."""
 
     level: str
     stripe_kb: int
 
 
 def _array(device: Device) -> Array | None:
-    level = text(device.directory / "md/level")
+    level = read_text(device.directory / "md/level")
     if level is None:
         return None
-    disks = number(device.directory / "md/raid_disks") or 0
-    chunk = (number(device.directory / "md/chunk_size") or 0) // 1024
+    disks = read_number(device.directory / "md/raid_disks") or 0
+    chunk = (read_number(device.directory / "md/chunk_size") or 0) // 1024
     if level not in STRIPED:
         return Array(level, 0)
     data_disks = disks // 2 if level == "raid10" else disks - WITH_PARITY.get(level, 0)
@@ -194,45 +196,45 @@ def _array(device: Device) -> Array | None:
 
 
 def _raid(device: Device, array: Array) -> Iterator[Setting]:
-    missing = number(device.directory / "md/degraded")
+    missing = read_number(device.directory / "md/degraded")
     if missing is not None:
         yield Setting(
             f"{device.name}: missing disks",
             str(missing),
             "0",
             missing == 0,
-            "if one more disk fails, the array is lost" if missing else "every disk of the array is there",
-            how=f"mdadm --detail /dev/{device.name} names what is missing; mdadm --add replaces it",
+            "if one more disk fails, the array is lost" if missing else "every disk of the array is present",
+            how=f"mdadm --detail /dev/{device.name} shows which; mdadm --add replaces a disk",
             is_risk=missing > 0,
         )
     cache = device.directory / "md/stripe_cache_size"
-    entries = number(cache)
+    entries = read_number(cache)
     if entries is not None and array.level in WITH_PARITY:
         yield Setting(
             f"{device.name}: stripe cache",
             str(entries),
             f"{STRIPE_CACHE_MIN} or more",
             entries >= STRIPE_CACHE_MIN,
-            f"{array.level} reads old data to compute parity, unless a whole stripe ({array.stripe_kb} KB) waits here",
+            f"{array.level} reads old data to compute parity, unless this cache holds a whole stripe ({array.stripe_kb} KB)",
             {} if entries >= STRIPE_CACHE_MIN else {cache: str(STRIPE_CACHE_MIN)},
         )
 
 
-def _stripes(about: FileSystem, devices: Sequence[Device]) -> Iterator[Setting]:
+def _stripes(file_system: FileSystem, devices: Sequence[Device]) -> Iterator[Setting]:
     array = next((one for one in map(_array, devices) if one is not None and one.stripe_kb), None)
-    if array is None or about.kind not in TESTED:
+    if array is None or file_system.kind not in TESTED:
         return
     # xfs counts in sectors of 512 bytes, ext4 in blocks of 4 KiB
-    width = about.options.get("swidth") or about.options.get("stripe") or "0"
+    width = file_system.options.get("swidth") or file_system.options.get("stripe") or "0"
     units = int(width) if width.isdecimal() else 0
-    now_kb = units // 2 if about.kind == "xfs" else 4 * units
+    now_kb = units // 2 if file_system.kind == "xfs" else 4 * units
     yield Setting(
-        f"{about.mount_point}: stripe",
+        f"{file_system.mount_point}: stripe",
         f"{now_kb} KB" if now_kb else "not known to the file system",
         f"{array.stripe_kb} KB",
         now_kb == array.stripe_kb,
         "files that begin on a stripe are written without reading parity first",
-        how=f"it is set when the file system is made: mkfs.{about.kind} finds it by itself on an array",
+        how=f"it is set when the file system is created: mkfs.{file_system.kind} detects the stripe of an array",
     )
 
 
@@ -240,22 +242,22 @@ def _stripes(about: FileSystem, devices: Sequence[Device]) -> Iterator[Setting]:
 
 
 def has_swap(root: Path) -> bool:
-    return len((text(root / "proc/swaps") or "").splitlines()) > 1  # the first line is a heading
+    return len((read_text(root / "proc/swaps") or "").splitlines()) > 1  # the first line is a heading
 
 
 def _memory(root: Path) -> Iterator[Setting]:
     vm = root / "proc/sys/vm"
-    swappiness = number(vm / "swappiness")
-    swaps = has_swap(root)
+    swappiness = read_number(vm / "swappiness")
+    uses_swap = has_swap(root)
     if swappiness is not None:
-        is_good = swappiness <= SWAPPINESS_MAX or not swaps
+        is_good = swappiness <= SWAPPINESS_MAX or not uses_swap
         yield Setting(
             "vm.swappiness",
             str(swappiness),
-            str(SWAPPINESS) if swaps else "any (no swap)",
+            str(SWAPPINESS) if uses_swap else "any (no swap)",
             is_good,
-            "the broker's own memory is swapped out to keep more segments in memory"
-            if swaps
+            "a high value swaps out the broker's own memory to cache more of its segments"
+            if uses_swap
             else "there is no swap, so it has no effect",
             {} if is_good else {vm / "swappiness": str(SWAPPINESS)},
         )
@@ -263,7 +265,7 @@ def _memory(root: Path) -> Iterator[Setting]:
         ("dirty_background_ratio", BACKGROUND_MAX, "little unwritten data accumulates, so a flush is short"),
         ("dirty_ratio", DIRTY_MAX, "a burst of writes is not blocked while gigabytes are written"),
     ):
-        share, in_bytes = number(vm / name), number(vm / name.replace("ratio", "bytes"))
+        share, in_bytes = read_number(vm / name), read_number(vm / name.replace("ratio", "bytes"))
         if share is None:
             continue
         is_good = bool(in_bytes) or share <= limit
@@ -276,7 +278,7 @@ def _memory(root: Path) -> Iterator[Setting]:
             {} if is_good else {vm / name: str(limit)},
         )
     huge = root / "sys/kernel/mm/transparent_hugepage/enabled"
-    pages = text(huge)
+    pages = read_text(huge)
     if pages is not None:
         is_good = selected_value(pages) != "always"
         yield Setting(
@@ -284,7 +286,7 @@ def _memory(root: Path) -> Iterator[Setting]:
             selected_value(pages),
             "madvise",
             is_good,
-            "with always, the kernel stalls processes while it makes them",
+            "with always, the kernel stalls processes while it assembles huge pages",
             {} if is_good else {huge: "madvise"},
         )
 
@@ -301,11 +303,11 @@ def _network(root: Path) -> Iterator[Setting]:
         ("ipv4/tcp_max_syn_backlog", "limits the connections that are being opened at the same time"),
     ):
         path = root / "proc/sys/net" / name
-        found = number(path)
-        if found is not None:
-            is_good = found >= BACKLOG_MIN
+        current = read_number(path)
+        if current is not None:
+            is_good = current >= BACKLOG_MIN
             writes = {} if is_good else {path: str(BACKLOG_MIN)}
-            yield Setting(f"net.{name.replace('/', '.')}", str(found), f"{BACKLOG_MIN} or more", is_good, why, writes)
+            yield Setting(f"net.{name.replace('/', '.')}", str(current), f"{BACKLOG_MIN} or more", is_good, why, writes)
     cpus = _cpu_numbers(root)
     interfaces = root / "sys/class/net"
     for interface in sorted(interfaces.iterdir()) if interfaces.is_dir() else ():
@@ -314,20 +316,20 @@ def _network(root: Path) -> Iterator[Setting]:
 
 def _interrupts(root: Path, interface: Path, cpus: Sequence[int]) -> Iterator[Setting]:
     """The interrupts of a network card with several queues: good unless all go to one CPU."""
-    listed = interface / "device/msi_irqs"
-    numbers = sorted(int(one.name) for one in listed.iterdir() if one.name.isdigit()) if listed.is_dir() else []
-    files = [root / f"proc/irq/{one}/smp_affinity_list" for one in numbers]
-    places = {path: found for path in files if (found := text(path)) is not None}
-    if len(places) < 2 or len(cpus) < 2:
+    irq_dir = interface / "device/msi_irqs"
+    irqs = sorted(int(irq.name) for irq in irq_dir.iterdir() if irq.name.isdigit()) if irq_dir.is_dir() else []
+    files = [root / f"proc/irq/{irq}/smp_affinity_list" for irq in irqs]
+    affinities = {path: affinity for path in files if (affinity := read_text(path)) is not None}
+    if len(affinities) < 2 or len(cpus) < 2:
         return
-    is_good = len(set(places.values())) > 1 or not next(iter(places.values())).isdigit()
+    is_good = len(set(affinities.values())) > 1 or not next(iter(affinities.values())).isdigit()
     yield Setting(
         f"{interface.name}: interrupts",
-        f"all of {len(places)} on CPU {next(iter(places.values()))}" if not is_good else "on several CPUs",
+        f"all of {len(affinities)} on CPU {next(iter(affinities.values()))}" if not is_good else "on several CPUs",
         "spread over the CPUs",
         is_good,
-        "one CPU receives all packets, and the worker there gets no time",
-        {} if is_good else {path: str(cpus[index % len(cpus)]) for index, path in enumerate(places)},
+        "one CPU receives all packets, and the worker on that CPU gets no time",
+        {} if is_good else {path: str(cpus[index % len(cpus)]) for index, path in enumerate(affinities)},
     )
 
 
@@ -335,21 +337,21 @@ def _interrupts(root: Path, interface: Path, cpus: Sequence[int]) -> Iterator[Se
 
 
 def _cpu_numbers(root: Path) -> list[int]:
-    """The CPUs that are online; one that cannot be switched off may have no file that says so."""
+    """The CPUs that are online. A CPU that cannot be taken offline may have no `online` file."""
     folder = root / "sys/devices/system/cpu"
-    names = [one.name[3:] for one in folder.iterdir() if one.name.startswith("cpu")] if folder.is_dir() else []
-    return sorted(int(name) for name in names if name.isdigit() and number(folder / f"cpu{name}/online") != 0)
+    names = [entry.name[3:] for entry in folder.iterdir() if entry.name.startswith("cpu")] if folder.is_dir() else []
+    return sorted(int(name) for name in names if name.isdigit() and read_number(folder / f"cpu{name}/online") != 0)
 
 
 def _cpus(root: Path) -> Iterator[Setting]:
     folder = root / "sys/devices/system"
     governors = {
-        path: found
-        for one in _cpu_numbers(root)
-        if (found := text(path := folder / f"cpu/cpu{one}/cpufreq/scaling_governor")) is not None
+        path: governor
+        for cpu in _cpu_numbers(root)
+        if (governor := read_text(path := folder / f"cpu/cpu{cpu}/cpufreq/scaling_governor")) is not None
     }
     if governors:
-        slow = [path for path, found in governors.items() if found != "performance"]
+        slow = [path for path, governor in governors.items() if governor != "performance"]
         yield Setting(
             "CPU governor",
             ", ".join(sorted(set(governors.values()))),
@@ -359,7 +361,10 @@ def _cpus(root: Path) -> Iterator[Setting]:
             {path: "performance" for path in slow},
         )
     clock = folder / "clocksource/clocksource0"
-    source, available = text(clock / "current_clocksource"), (text(clock / "available_clocksource") or "").split()
+    source, available = (
+        read_text(clock / "current_clocksource"),
+        (read_text(clock / "available_clocksource") or "").split(),
+    )
     if source is not None and (source == "tsc" or "tsc" in available):
         yield Setting(
             "clock source",
@@ -371,16 +376,18 @@ def _cpus(root: Path) -> Iterator[Setting]:
         )
     nodes = folder / "node"
     count = (
-        sum(one.name[4:].isdigit() for one in nodes.iterdir() if one.name.startswith("node")) if nodes.is_dir() else 1
+        sum(node.name[4:].isdigit() for node in nodes.iterdir() if node.name.startswith("node"))
+        if nodes.is_dir()
+        else 1
     )
     if count > 1:
-        lists = "; ".join(f"node {one}: {text(nodes / f'node{one}/cpulist')}" for one in range(count))
+        lists = "; ".join(f"node {node}: {read_text(nodes / f'node{node}/cpulist')}" for node in range(count))
         yield Setting(
             "NUMA",
             f"{count} nodes",
             "worker.cpus set",
             True,
-            f"a worker that stays on the node of its network card and disk does not wait for the other's memory"
+            f"a worker that stays on the node of its network card and disk does not access another node's memory"
             f" ({lists})",
             how="worker.cpus=CPUS of one node, in the broker's configuration",
         )
@@ -390,16 +397,16 @@ def _cpus(root: Path) -> Iterator[Setting]:
 
 
 def _kernel(root: Path) -> tuple[int, ...]:
-    """Major and minor; (0, 0) where it is not known."""
-    found = (text(root / "proc/sys/kernel/osrelease") or "").split(".")[:2]
-    return tuple(map(int, found)) if len(found) == 2 and all(map(str.isdigit, found)) else (0, 0)
+    """The major and minor version; (0, 0) if unknown."""
+    version = (read_text(root / "proc/sys/kernel/osrelease") or "").split(".")[:2]
+    return tuple(map(int, version)) if len(version) == 2 and all(map(str.isdigit, version)) else (0, 0)
 
 
 def _limits(root: Path) -> Iterator[Setting]:
     limits = {}
-    for line in (text(root / "proc/self/limits") or "").splitlines()[1:]:
+    for line in (read_text(root / "proc/self/limits") or "").splitlines()[1:]:
         limits[line[:25].strip()] = line[25:].split()
-    for name, key, least, shown, why, how in (
+    for name, key, minimum, minimum_text, why, how in (
         (
             "open files",
             "Max open files",
@@ -413,18 +420,20 @@ def _limits(root: Path) -> Iterator[Setting]:
             "Max locked memory",
             LOCKED_BYTES_MIN if _kernel(root) < (5, 12) else 0,
             f"{LOCKED_BYTES_MIN >> 20} MiB",
-            "this kernel counts io_uring's rings here",
+            "this kernel counts io_uring's rings against this limit",
             "memlock in /etc/security/limits.d, or LimitMEMLOCK in the unit",
         ),
     ):
         fields = limits.get(key)
-        if not fields or len(fields) < 2 or not least:
+        if not fields or len(fields) < 2 or not minimum:
             continue
         hard = fields[1]
-        is_good = hard == "unlimited" or (hard.isdigit() and int(hard) >= least)
-        yield Setting(f"limit: {name}", hard, f"{shown} or more", is_good, f"{why} (hard limit of this shell)", how=how)
+        is_good = hard == "unlimited" or (hard.isdigit() and int(hard) >= minimum)
+        yield Setting(
+            f"limit: {name}", hard, f"{minimum_text} or more", is_good, f"{why} (hard limit of this shell)", how=how
+        )
     path = root / "proc/sys/fs/inotify/max_user_instances"
-    instances = number(path)
+    instances = read_number(path)
     if instances is not None:
         is_good = instances >= INOTIFY_MIN
         yield Setting(
@@ -432,16 +441,16 @@ def _limits(root: Path) -> Iterator[Setting]:
             str(instances),
             f"{INOTIFY_MIN} or more",
             is_good,
-            "the broker uses them to detect that a local client has released its memory",
+            "the broker uses inotify to detect that a local client has released its memory",
             {} if is_good else {path: str(INOTIFY_MIN)},
         )
-    forbidden = number(root / "proc/sys/kernel/io_uring_disabled")
-    if forbidden is not None:
+    disabled = read_number(root / "proc/sys/kernel/io_uring_disabled")
+    if disabled is not None:
         yield Setting(
             "kernel.io_uring_disabled",
-            str(forbidden),
+            str(disabled),
             "0",
-            forbidden == 0,
+            disabled == 0,
             "without io_uring the broker uses epoll and threads, which takes more CPU",
-            how="sysctl -w kernel.io_uring_disabled=0, if the rules of this machine allow it",
+            how="sysctl -w kernel.io_uring_disabled=0, if this machine's policy allows it",
         )

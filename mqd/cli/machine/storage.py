@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class FileSystem(NamedTuple):
-    """`device`: major:minor. `options`: of the mount and of the file system, by name; "" where one has no value."""
+    """`device`: major:minor. `options`: mount and file-system options by name; "" for an option without a value."""
 
     kind: str
     mount_point: Path
@@ -16,13 +16,13 @@ class FileSystem(NamedTuple):
 
 
 class Device(NamedTuple):
-    """`directory`: in /sys, of the whole disk or array."""
+    """`directory`: the directory in /sys of the whole disk or array."""
 
     name: str
     directory: Path
 
 
-def text(path: Path) -> str | None:
+def read_text(path: Path) -> str | None:
     """None: this kernel does not have the file, or this user may not read it."""
     try:
         return path.read_text(errors="replace").strip()
@@ -30,10 +30,10 @@ def text(path: Path) -> str | None:
         return None
 
 
-def number(path: Path) -> int | None:
-    found = text(path)
+def read_number(path: Path) -> int | None:
+    text = read_text(path)
     try:
-        return None if found is None else int(found)
+        return None if text is None else int(text)
     except ValueError:
         return None
 
@@ -44,44 +44,44 @@ def _unescape(word: str) -> str:
 
 
 def _options(*lists: str) -> dict[str, str]:
-    found = {}
-    for one in ",".join(lists).split(","):
-        name, _, value = one.partition("=")
-        found[name] = value
-    return found
+    options = {}
+    for option in ",".join(lists).split(","):
+        name, _, value = option.partition("=")
+        options[name] = value
+    return options
 
 
 def file_system_of(root: Path, directory: Path) -> FileSystem | None:
-    """The innermost mounted file system that contains the directory, an absolute path without symbolic
-    links; None: not known.
+    """The innermost mounted file system that contains `directory`, which is an absolute path without
+    symbolic links. None: not known.
     """
     best: FileSystem | None = None
-    for line in (text(root / "proc/self/mountinfo") or "").splitlines():
+    for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():
         mount, _, system = line.partition(" - ")
         mount_fields, system_fields = mount.split(), system.split()
         if len(mount_fields) < 6 or len(system_fields) < 3:
             continue
         mount_point = Path(_unescape(mount_fields[4]))
         # >=: a later mount on the same directory hides an earlier one
-        inner = best is None or len(mount_point.parts) >= len(best.mount_point.parts)
-        if directory.is_relative_to(mount_point) and inner:
+        is_inner = best is None or len(mount_point.parts) >= len(best.mount_point.parts)
+        if directory.is_relative_to(mount_point) and is_inner:
             options = _options(mount_fields[5], system_fields[2])
             best = FileSystem(system_fields[0], mount_point, mount_fields[2], options)
     return best
 
 
 def devices_of(root: Path, major_minor: str) -> list[Device]:
-    """The device, and those that it consists of: an array and its disks, a volume and the devices below
-    it. A partition counts as its disk. Empty: not a block device.
+    """The device and the devices that it consists of: an array and its disks, a volume and the devices below
+    it. A partition is represented by its disk. Empty: not a block device.
     """
-    found: dict[str, Device] = {}
+    devices: dict[str, Device] = {}
 
     def visit(directory: Path) -> None:
         if (directory / "partition").exists():
             directory = directory.parent
-        if directory.name in found or not directory.is_dir():
+        if directory.name in devices or not directory.is_dir():
             return
-        found[directory.name] = Device(directory.name, directory)
+        devices[directory.name] = Device(directory.name, directory)
         slaves = directory / "slaves"
         for slave in sorted(slaves.iterdir()) if slaves.is_dir() else ():
             visit(slave.resolve())
@@ -89,4 +89,4 @@ def devices_of(root: Path, major_minor: str) -> list[Device]:
     link = root / "sys/dev/block" / major_minor
     if link.exists():
         visit(link.resolve())
-    return list(found.values())
+    return list(devices.values())

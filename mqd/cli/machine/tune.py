@@ -20,47 +20,52 @@ def _directories(data_dir: Path | None, config_file: Path | None) -> list[Path]:
 
     base = (data_dir or default_data_dir()).resolve()
     config = load_broker(config_file, {}, {})
-    others = [Path(one.strip()) for one in config.get("log.dirs", "").split(",") if one.strip()]
-    return [base, *((base / one).resolve() for one in others)]
+    others = [Path(log_dir.strip()) for log_dir in config.get("log.dirs", "").split(",") if log_dir.strip()]
+    return [base, *((base / log_dir).resolve() for log_dir in others)]
 
 
-def _show(found: Sequence[Setting]) -> None:
+def _show(checked: Sequence[Setting]) -> None:
     emit_table(
         ("SETTING", "NOW", "WANTED", ""),
         [
-            (one.name, one.now, one.wanted, "ok" if one.is_good else "RECORDS AT RISK" if one.is_risk else "change")
-            for one in found
+            (
+                setting.name,
+                setting.now,
+                setting.wanted,
+                "ok" if setting.is_good else "RECORDS AT RISK" if setting.is_risk else "change",
+            )
+            for setting in checked
         ],
     )
-    for one in found:
-        if not one.is_good:
-            click.echo(f"\n{one.name}: {one.why}")
-            click.echo("  mqd tune --apply changes it" if one.writes else f"  {one.how}")
+    for setting in checked:
+        if not setting.is_good:
+            click.echo(f"\n{setting.name}: {setting.why}")
+            click.echo("  mqd tune --apply changes it" if setting.writes else f"  {setting.how}")
 
 
-def _as_json(found: Sequence[Setting]) -> list[dict[str, object]]:
+def _as_json(checked: Sequence[Setting]) -> list[dict[str, object]]:
     return [
         {
-            "setting": one.name,
-            "now": one.now,
-            "wanted": one.wanted,
-            "ok": one.is_good,
-            "records_at_risk": one.is_risk,
-            "why": one.why,
-            "how": "mqd tune --apply" if one.writes else one.how,
+            "setting": setting.name,
+            "now": setting.now,
+            "wanted": setting.wanted,
+            "ok": setting.is_good,
+            "records_at_risk": setting.is_risk,
+            "why": setting.why,
+            "how": "mqd tune --apply" if setting.writes else setting.how,
         }
-        for one in found
+        for setting in checked
     ]
 
 
 def _report(outcomes: Sequence[Outcome], as_json: bool) -> None:
     """Raises CliError if a change failed."""
     if as_json:
-        emit_json([one._asdict() for one in outcomes])
+        emit_json([outcome._asdict() for outcome in outcomes])
     else:
-        for one in outcomes:
-            click.echo(f"{'' if one.done else 'FAILED '}{one.path}: {one.text}")
-    failed = [one for one in outcomes if not one.done]
+        for outcome in outcomes:
+            click.echo(f"{'' if outcome.done else 'FAILED '}{outcome.path}: {outcome.text}")
+    failed = [outcome for outcome in outcomes if not outcome.done]
     if failed:
         raise CliError(f"{len(failed)} of {len(outcomes)} settings failed, first {failed[0].path}: {failed[0].text}")
 
@@ -106,23 +111,23 @@ def command(
     Nothing is changed without --apply. What --apply changes is lost when the machine restarts;
     until then --undo restores it. mqd up never changes any of this.
 
-    Exit status: 0 all is as it should be, 1 something is not.
+    Exit status: 0 if every setting is as wanted, 1 otherwise.
     """
     if is_apply and is_undo:
         raise click.UsageError("--apply and --undo are mutually exclusive")
     as_json = output_format == "json"
     if is_undo:
-        written = Journal(journal)
-        if not written.entries:
+        undo_journal = Journal(journal)
+        if not undo_journal.entries:
             raise CliError(f"{journal} has no entry: no change of mqd tune --apply is left to undo")
-        _report(changes.undo(root, written), as_json)
+        _report(changes.undo(root, undo_journal), as_json)
         return 0
     if data_dir is not None and not (root / data_dir.absolute().relative_to("/")).is_dir():
-        raise CliError(f"{data_dir} is not a directory: name one on the disk that is to be checked")
-    found = settings.read_settings(root, _directories(data_dir, config_file))
+        raise CliError(f"{data_dir} is not a directory: name one on the disk to check")
+    checked = settings.read_settings(root, _directories(data_dir, config_file))
     if is_apply:
         try:
-            outcomes = changes.apply(root, Journal(journal), found)
+            outcomes = changes.apply(root, Journal(journal), checked)
         except PermissionError as error:
             raise CliError(f"{error.filename}: {error.strerror}; --apply needs root") from error
         if not outcomes and not as_json:
@@ -130,7 +135,7 @@ def command(
         _report(outcomes, as_json)
         return 0
     if as_json:
-        emit_json(_as_json(found))
+        emit_json(_as_json(checked))
     else:
-        _show(found)
-    return 0 if all(one.is_good for one in found) else EXIT_FAILED
+        _show(checked)
+    return 0 if all(setting.is_good for setting in checked) else EXIT_FAILED

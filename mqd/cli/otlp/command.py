@@ -1,5 +1,5 @@
-"""`mqd otel`: sends a broker's metrics to an OpenTelemetry collector, from a process of its own: the
-broker imports nothing for it and waits for no collector.
+"""`mqd otel`: sends a broker's metrics to an OpenTelemetry collector, from a separate process, so that
+the broker imports no OpenTelemetry code and never waits for a collector.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
 PATH = "/v1/metrics"
-POINTS_MAX = 10_000  # in one request: a page of many partitions is more than collectors accept at once
+POINTS_MAX = 10_000  # in one request: a page with many partitions exceeds what collectors accept at once
 
 
 def address(endpoint: str) -> str:
@@ -48,19 +48,19 @@ class Export:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         try:
-            about = broker_status(self._data_dir)
-            if not about.get("metrics_url"):
-                return str(about.get("reason") or "the broker has no metrics page")
-            page = metrics_page.text(about["metrics_url"], self._data_dir)
+            status = broker_status(self._data_dir)
+            if not status.get("metrics_url"):
+                return str(status.get("reason") or "the broker has no metrics page")
+            page = metrics_page.text(status["metrics_url"], self._data_dir)
             metrics = self._conversion.metrics(page, time.time_ns())
         except (OSError, ValueError, CliError) as error:
             return f"the metrics page cannot be read: {error}"
-        own = {"service.name": "mqd", "service.instance.id": f"{about['host']}:{about['port']}"}
+        attributes = {"service.name": "mqd", "service.instance.id": f"{status['host']}:{status['port']}"}
         # OTEL_RESOURCE_ATTRIBUTES can add to these attributes and override them
-        resource = Resource(own).merge(OTELResourceDetector().detect())
+        resource = Resource(attributes).merge(OTELResourceDetector().detect())
         scope = ScopeMetrics(InstrumentationScope("mqd", __version__), metrics, "")
-        done = self._exporter.export(MetricsData([ResourceMetrics(resource, [scope], "")]))
-        return "" if done is MetricExportResult.SUCCESS else "the collector did not accept the metrics"
+        result = self._exporter.export(MetricsData([ResourceMetrics(resource, [scope], "")]))
+        return "" if result is MetricExportResult.SUCCESS else "the collector did not accept the metrics"
 
 
 @click.command(short_help="Send a broker's metrics to an OpenTelemetry collector.")
@@ -100,6 +100,6 @@ def command(data_dir: Path | None, endpoint: str, every: float, once: bool) -> N
                 raise CliError(f"{url}: {problem}", EXIT_UNREACHABLE)
             return
         if problem != reported:
-            click.echo(f"{url}: {problem}" if problem else f"sends metrics to {url}", err=bool(problem))
+            click.echo(f"{url}: {problem}" if problem else f"sending metrics to {url}", err=bool(problem))
             reported = problem
         time.sleep(max(0.0, began + every - time.monotonic()))

@@ -32,16 +32,18 @@ class Conversion:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[_Key, tuple[int, float]] = {}  # since when, and the last value
-        self._new_counts: dict[_Key, tuple[int, float]] = {}  # of this scrape; a series that has ended is forgotten
-        self._before_ns = 0  # the time of the last scrape
+        self._counts: dict[_Key, tuple[int, float]] = {}  # start time and last value
+        self._new_counts: dict[
+            _Key, tuple[int, float]
+        ] = {}  # of the current scrape; a series that is missing from it is forgotten
+        self._last_scrape_ns = 0
 
     def metrics(self, page: str, now_ns: int) -> list[Metric]:
         """Raises ValueError if the page cannot be parsed."""
         self._new_counts = {}
-        found = [self._metric(family, now_ns) for family in text_string_to_metric_families(page) if family.samples]
-        self._counts, self._before_ns = self._new_counts, now_ns
-        return found
+        metrics = [self._metric(family, now_ns) for family in text_string_to_metric_families(page) if family.samples]
+        self._counts, self._last_scrape_ns = self._new_counts, now_ns
+        return metrics
 
     def _metric(self, family: Family, now_ns: int) -> Metric:
         data: Any
@@ -60,7 +62,7 @@ class Conversion:
         key = (name, frozenset(labels.items()))
         since_ns, last = self._counts.get(key, (now_ns, value))
         if value < last:
-            since_ns = self._before_ns
+            since_ns = self._last_scrape_ns
         self._new_counts[key] = (since_ns, value)
         return since_ns
 
@@ -79,25 +81,27 @@ class Conversion:
         series: dict[frozenset[tuple[str, str]], dict[str, Any]] = {}
         for sample in family.samples:
             labels = {name: value for name, value in sample.labels.items() if name != "le"}
-            one = series.setdefault(frozenset(labels.items()), {"labels": labels, "buckets": []})
+            histogram = series.setdefault(frozenset(labels.items()), {"labels": labels, "buckets": []})
             kind = sample.name.removeprefix(family.name)
             if kind == "_bucket":
-                one["buckets"].append((float(sample.labels["le"]), sample.value))
+                histogram["buckets"].append((float(sample.labels["le"]), sample.value))
             else:
-                one[kind] = sample.value
-        return [self._histogram(family.name, now_ns, one) for one in series.values() if one["buckets"]]
+                histogram[kind] = sample.value
+        return [
+            self._histogram(family.name, now_ns, histogram) for histogram in series.values() if histogram["buckets"]
+        ]
 
-    def _histogram(self, name: str, now_ns: int, one: Mapping[str, Any]) -> HistogramDataPoint:
-        """Prometheus' buckets include those below them; OpenTelemetry's do not."""
-        buckets = sorted(one["buckets"])
+    def _histogram(self, name: str, now_ns: int, histogram: Mapping[str, Any]) -> HistogramDataPoint:
+        """Prometheus' bucket counts are cumulative; OpenTelemetry's are not."""
+        buckets = sorted(histogram["buckets"])
         counts = [0.0, *(count for _, count in buckets)]
         total = counts[-1]
         return HistogramDataPoint(
-            attributes=one["labels"],
-            start_time_unix_nano=self._since_ns(name, one["labels"], total, now_ns),
+            attributes=histogram["labels"],
+            start_time_unix_nano=self._since_ns(name, histogram["labels"], total, now_ns),
             time_unix_nano=now_ns,
             count=int(total),
-            sum=one.get("_sum", 0.0),
+            sum=histogram.get("_sum", 0.0),
             bucket_counts=[int(after - before) for before, after in pairwise(counts)],
             explicit_bounds=[bound for bound, _ in buckets[:-1]],
             min=None,  # type: ignore[arg-type]  # not known: the exporter leaves these two out

@@ -33,10 +33,10 @@ def _complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str)
 
 def _address(text: str) -> str:
     """Raises click.UsageError."""
-    for one in text.split(","):
-        host, colon, port = one.rpartition(":")
+    for broker in text.split(","):
+        host, colon, port = broker.rpartition(":")
         if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
-            raise click.UsageError(f"-b takes HOST:PORT[,...], not {one!r}")
+            raise click.UsageError(f"-b takes HOST:PORT[,...], not {broker!r}")
     return text
 
 
@@ -53,11 +53,11 @@ def add(name: str, bootstrap: str, client_config: Path | None, replace: bool) ->
     """Give a cluster the name NAME."""
     if not store.NAME.fullmatch(name):
         raise click.UsageError(f"a profile's name has letters, digits, '.', '_' and '-', at most 64, not {name!r}")
-    made = Profile(_address(bootstrap), str(client_config.absolute()) if client_config else None)
+    profile = Profile(_address(bootstrap), str(client_config.absolute()) if client_config else None)
     with store.changing() as profiles:
-        if name in profiles and profiles[name] != made and not replace:
-            raise CliError(f"there is a profile {name} of {profiles[name].bootstrap}; --replace replaces it")
-        profiles[name] = made
+        if name in profiles and profiles[name] != profile and not replace:
+            raise CliError(f"profile {name} exists already, for {profiles[name].bootstrap}; --replace replaces it")
+        profiles[name] = profile
     click.echo(f"mqd --profile {name} is {bootstrap}")
 
 
@@ -65,16 +65,16 @@ def add(name: str, bootstrap: str, client_config: Path | None, replace: bool) ->
 @_format
 def list_(output_format: str) -> None:
     """List the profiles; * marks that of MQD_PROFILE."""
-    found = store.read()
+    profiles = store.read()
     if output_format == "json":
-        emit_json([{"name": name, **_as_json(one)} for name, one in found.items()])
+        emit_json([{"name": name, **_as_json(profile)} for name, profile in profiles.items()])
         return
     current = os.environ.get("MQD_PROFILE")
     emit_table(
         ("", "NAME", "BOOTSTRAP", "CLIENT CONFIG"),
         [
-            ("*" if name == current else "", name, one.bootstrap, one.client_config or "-")
-            for name, one in found.items()
+            ("*" if name == current else "", name, profile.bootstrap, profile.client_config or "-")
+            for name, profile in profiles.items()
         ],
     )
 
@@ -88,11 +88,13 @@ def _as_json(profile: Profile) -> dict[str, str | None]:
 @_format
 def show(name: str, output_format: str) -> None:
     """Show the profile NAME as options of other commands."""
-    found = store.get(name)
+    profile = store.get(name)
     if output_format == "json":
-        emit_json(_as_json(found))
+        emit_json(_as_json(profile))
         return
-    click.echo(f"-b {found.bootstrap}" + (f" --client-config {found.client_config}" if found.client_config else ""))
+    click.echo(
+        f"-b {profile.bootstrap}" + (f" --client-config {profile.client_config}" if profile.client_config else "")
+    )
 
 
 @command.command()

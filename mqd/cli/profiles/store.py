@@ -28,7 +28,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 def path() -> Path:
-    """The file, in the place given by the XDG base directories."""
+    """The file, in the XDG configuration directory."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "mqd" / "profiles.json"
 
@@ -38,28 +38,28 @@ def read() -> dict[str, Profile]:
     file = path()
     try:
         with open(file, "rb") as opened:
-            found = msgspec.json.decode(opened.read(BYTES_MAX), type=dict[str, Profile])
+            profiles = msgspec.json.decode(opened.read(BYTES_MAX), type=dict[str, Profile])
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CliError(f"{file} is not a valid profiles file: {error}; repair it, or move it away") from error
-    return dict(sorted(found.items()))
+    return dict(sorted(profiles.items()))
 
 
 def get(name: str) -> Profile:
     """Raises CliError."""
-    found = read()
-    if name not in found:
-        known = f"there are {', '.join(found)}" if found else "there are none yet"
+    profiles = read()
+    if name not in profiles:
+        known = f"the profiles are {', '.join(profiles)}" if profiles else "there are none yet"
         raise CliError(f"there is no profile {name!r}; {known}. mqd profile add makes one")
-    return found[name]
+    return profiles[name]
 
 
 @contextlib.contextmanager
 def changing() -> Iterator[dict[str, Profile]]:
-    """The profiles, written when the block ends without an error. Locked against other commands.
+    """The profiles, which are written when the block ends without an error. Locks out other commands.
     Raises CliError.
     """
     file = path()
@@ -67,11 +67,11 @@ def changing() -> Iterator[dict[str, Profile]]:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(file.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = read()
-            yield found
+            profiles = read()
+            yield profiles
             new = file.with_suffix(".new")
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
-                opened.write(msgspec.json.format(msgspec.json.encode(dict(sorted(found.items()))), indent=1) + b"\n")
+                opened.write(msgspec.json.format(msgspec.json.encode(dict(sorted(profiles.items()))), indent=1) + b"\n")
                 opened.flush()
                 os.fsync(opened.fileno())
             new.replace(file)

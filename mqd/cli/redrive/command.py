@@ -53,25 +53,25 @@ def redrive(
     the same command resumes it; each record is moved once for consumers with read_committed. Every
     share group of the source topic gets the record, not only the one that dead-lettered it.
 
-    Which letters were moved is forgotten offsets.retention.minutes (7 days by default) after the last
-    redrive with these options; then they are moved again.
+    The record of which letters were moved expires offsets.retention.minutes (7 days by default) after
+    the last redrive with these options; then the same letters are moved again.
     """
     from mqd.cli.redrive.moving import Redrive
 
     now = datetime.now().astimezone()
-    chosen = Filter(
+    letter_filter = Filter(
         group, source, reason or "", parse_time(since, now) if since else 0, parse_time(until, now) if until else 0
     )
     problem: CliError | None = None
-    with Redrive(settings.bootstrap, topic, chosen, dry_run) as running:
+    with Redrive(settings.bootstrap, topic, letter_filter, dry_run) as redrive_run:
         try:
-            running.run(limit, rate)
-        except CliError as stopped:  # what was moved before the error is shown first
-            problem = stopped
+            redrive_run.run(limit, rate)
+        except CliError as error:  # what was moved before the error is shown first
+            problem = error
     if settings.json:
-        emit_json({"topic": topic, "dry_run": dry_run, "group": running.group, **_json(running.outcome)})
-    elif problem is None or running.outcome.moved or running.outcome.refused:
-        _show(topic, running.outcome, dry_run)
+        emit_json({"topic": topic, "dry_run": dry_run, "group": redrive_run.group, **_json(redrive_run.outcome)})
+    elif problem is None or redrive_run.outcome.moved or redrive_run.outcome.refused:
+        _show(topic, redrive_run.outcome, dry_run)
     if problem is not None:
         raise problem
 
@@ -97,7 +97,7 @@ def _json(outcome: "Outcome") -> dict[str, Any]:
 
 def _show(topic: str, outcome: "Outcome", is_dry_run: bool) -> None:
     if outcome.moved:
-        rows = [(*what, count) for what, count in sorted(outcome.moved.items())]
+        rows = [(*target, count) for target, count in sorted(outcome.moved.items())]
         emit_table(("TOPIC", "GROUP", "REASON", "RECORDS"), rows)
     count = outcome.moved.total()
     records = f"{count} record{'s' * (count != 1)}"

@@ -26,12 +26,14 @@ from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, base_config, exp
 from mqd.cli.redrive import plan
 from mqd.cli.redrive.plan import EarlierRedrive, Filter, NewRecord, Origin, StoredRecord
 
-BATCH = 500  # records of a transaction
+BATCH = 500  # records per transaction
 ATTEMPTS = 3  # of a transaction; it is not repeated if a record was refused
 TRANSACTION_TIMEOUT_MS = 30_000  # how long a killed redrive can delay readers with read_committed
 PATIENCE_S = 60.0
 COORDINATOR_LOOKUP_TIMEOUT_S = 15.0
-READ_ON_OFFSETS_MAX = 1000  # the consumer reads on to a source record this close, and seeks to others
+READ_FORWARD_OFFSETS_MAX = (
+    1000  # the consumer reads forward to a source record within this distance, and seeks to others
+)
 _DENIED = "AUTHORIZATION_FAILED"
 _TRANSIENT = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 
@@ -44,7 +46,7 @@ class Source(NamedTuple):
 
 
 class Outcome:
-    """`moved`: (topic, group, error message) -> how many. `refused`: reason -> how many.
+    """`moved`: (topic, group, error message) -> number of records. `refused`: reason -> number of letters.
     `first_refused`: reason -> (partition, offset) of the first letter.
     """
 
@@ -78,21 +80,21 @@ def stored(message: Any) -> StoredRecord:
 
 
 class Redrive:
-    """`with Redrive(...) as one: one.run(...)`. Not thread-safe. Raises CliError, KafkaException."""
+    """`with Redrive(...) as redrive: redrive.run(...)`. Not thread-safe. Raises CliError, KafkaException."""
 
-    def __init__(self, bootstrap: str, topic: str, chosen: Filter, is_dry_run: bool) -> None:
-        self.topic, self.chosen, self.is_dry_run = topic, chosen, is_dry_run
-        self.group = plan.group_of(topic, chosen)
+    def __init__(self, bootstrap: str, topic: str, letter_filter: Filter, is_dry_run: bool) -> None:
+        self.topic, self.letter_filter, self.is_dry_run = topic, letter_filter, is_dry_run
+        self.group = plan.group_of(topic, letter_filter)
         self.outcome = Outcome()
         self._bootstrap = bootstrap
         self._consumer = _consumer(bootstrap, self.group, "read_committed")
         self._sources = SourceReader(bootstrap, self.group)
         self._writer = None if is_dry_run else Writer(bootstrap, topic, self._consumer)
         self._earlier: list[EarlierRedrive] = []
-        self._positions: dict[int, int] = {}  # after the letters that are handled; not committed yet
-        self._ends: dict[int, int] = {}  # of partitions that are not read to their end
+        self._positions: dict[int, int] = {}  # partition -> offset after the handled letters; not committed yet
+        self._ends: dict[int, int] = {}  # partition -> end offset, until the partition has been read to its end
         self._counts: Counter[tuple[str, str, str]] = Counter()  # like Outcome.moved; not committed yet
-        self._waiting: deque[Any] = deque()
+        self._pending_messages: deque[Any] = deque()
         self._problem: CliError | None = None
 
     def __enter__(self) -> Redrive:
@@ -105,13 +107,13 @@ class Redrive:
             self._writer.close()
 
     def run(self, limit: int | None, rate: int | None) -> None:
-        """Moves the letters that are there now, at most `limit`, at most `rate` a second."""
+        """Moves the letters that the topic has now, at most `limit` letters and `rate` letters a second."""
         partitions = sorted(metadata(self._consumer, self.topic).topics[self.topic].partitions)
         if self._writer is not None:
             self._writer.begin()
         self._begin(partitions)
         count, started_s = 0, time.monotonic()
-        while (self._ends or self._waiting) and self._problem is None and (limit is None or count < limit):
+        while (self._ends or self._pending_messages) and self._problem is None and (limit is None or count < limit):
             room = min(BATCH, rate or BATCH, BATCH if limit is None else limit - count)
             records = self._records(self._take(room))
             if records:
@@ -126,13 +128,13 @@ class Redrive:
     # -- letters -----------------------------------------------------------------------------------
 
     def _begin(self, partitions: list[int]) -> None:
-        """Finds where to read on, and how far."""
+        """Finds the offsets at which to resume, and the ends up to which to read."""
         own: dict[int, int] = {}
-        for chosen, positions in self._all_positions():
-            if chosen == self.chosen:
+        for letter_filter, positions in self._all_positions():
+            if letter_filter == self.letter_filter:
                 own = positions
             else:
-                self._earlier.append(EarlierRedrive(chosen, positions))
+                self._earlier.append(EarlierRedrive(letter_filter, positions))
         starts = []
         for index in partitions:
             first, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, index), REQUEST_TIMEOUT_S)
@@ -150,10 +152,12 @@ class Redrive:
                 with Cluster(self._bootstrap) as cluster:
                     with cluster.every_coordinator(GROUP):
                         names = listed_names(cluster)
-                    known = [
-                        (name, chosen) for name in names if (chosen := plan.filter_of(name, self.topic)) is not None
+                    redrives = [
+                        (name, letter_filter)
+                        for name in names
+                        if (letter_filter := plan.filter_of(name, self.topic)) is not None
                     ]
-                    return [(chosen, self._positions_of(cluster, name)) for name, chosen in known]
+                    return [(letter_filter, self._positions_of(cluster, name)) for name, letter_filter in redrives]
             except CliError as problem:  # coordinators change, or are created by the first client that needs one
                 if time.monotonic() > deadline or _DENIED in problem.message:
                     raise
@@ -163,9 +167,9 @@ class Redrive:
         return {index: one.offset for (topic, index), one in commits(cluster, group).items() if topic == self.topic}
 
     def _fill(self) -> None:
-        """Waits for messages."""
+        """Waits until there are pending messages, or all partitions have been read to their ends."""
         deadline = time.monotonic() + PATIENCE_S
-        while self._ends and not self._waiting:
+        while self._ends and not self._pending_messages:
             messages: list[Any] = self._consumer.consume(BATCH, 0.5)
             for message in messages:
                 error, index = message.error(), message.partition()
@@ -175,22 +179,22 @@ class Redrive:
                 elif error is not None or message.offset() >= self._ends.get(index, 0):
                     self._ends.pop(index, None)
                 else:
-                    self._waiting.append(message)
-            if self._ends and not self._waiting and time.monotonic() > deadline:
+                    self._pending_messages.append(message)
+            if self._ends and not self._pending_messages and time.monotonic() > deadline:
                 raise CliError(
                     f"topic {self.topic}: no records arrive from partition {min(self._ends)} (mqd cluster status)"
                 )
 
     def _take(self, room: int) -> list[_Letter]:
-        """The next letters to be moved, at most `room`."""
-        found: list[_Letter] = []
+        """Returns the next letters to move, at most `room`."""
+        letters: list[_Letter] = []
         self._fill()
-        while self._waiting and len(found) < room:
-            letter = stored(self._waiting[0])
+        while self._pending_messages and len(letters) < room:
+            letter = stored(self._pending_messages[0])
             origin = plan.origin_of(letter)
             if origin is None:
                 self.outcome.refuse(letter, plan.NOT_A_LETTER)
-            elif not self.chosen.selects(letter, origin):
+            elif not self.letter_filter.selects(letter, origin):
                 self.outcome.not_selected += 1
             elif plan.is_moved(letter, origin, self._earlier):
                 self.outcome.moved_before += 1
@@ -203,20 +207,20 @@ class Redrive:
                         " another topic (--source)"
                     )
                     break
-                found.append(_Letter(letter, origin, source))
+                letters.append(_Letter(letter, origin, source))
             self._positions[letter.partition] = letter.offset + 1
-            self._waiting.popleft()
-        return found
+            self._pending_messages.popleft()
+        return letters
 
     def _records(self, letters: list[_Letter]) -> list[NewRecord]:
-        wanted: dict[tuple[str, int], set[int]] = {}
+        wanted_offsets: dict[tuple[str, int], set[int]] = {}
         for letter, origin, source in letters:
             if plan.needs_source(letter) and not source.is_dead_letter_topic and origin.partition < source.partitions:
-                wanted.setdefault((origin.topic, origin.partition), set()).add(origin.offset)
-        read = self._sources.read(wanted)
+                wanted_offsets.setdefault((origin.topic, origin.partition), set()).add(origin.offset)
+        source_records = self._sources.read(wanted_offsets)
         records = []
         for letter, origin, source in letters:
-            record = read.get((origin.topic, origin.partition, origin.offset))
+            record = source_records.get((origin.topic, origin.partition, origin.offset))
             new = plan.record_of(letter, origin, record, source.is_dead_letter_topic)
             if isinstance(new, str):
                 self.outcome.refuse(letter, new)
@@ -251,47 +255,49 @@ class Writer:
 
     def begin(self) -> None:
         """Fences an earlier redrive of the topic and aborts its open transaction."""
-        self._call(self._producer.init_transactions)
+        self._call_with_retries(self._producer.init_transactions)
 
     def commit(self, records: Iterable[NewRecord], positions: dict[int, int]) -> None:
         records = list(records)
         offsets = [TopicPartition(self._topic, index, offset) for index, offset in sorted(positions.items())]
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                self._transaction(records, offsets)
+                self._write_transaction(records, offsets)
                 return
             except KafkaException as problem:
                 error = problem.args[0]
                 if error.fatal() or not error.txn_requires_abort():
                     raise CliError(self._explain(problem)) from None
-                self._call(self._producer.abort_transaction)
+                self._call_with_retries(self._producer.abort_transaction)
                 self._is_open = False
                 if self._failure is not None or attempt == ATTEMPTS:
                     raise CliError(self._explain(problem)) from None
 
-    def _transaction(self, records: list[NewRecord], offsets: list[TopicPartition]) -> None:
+    def _write_transaction(self, records: list[NewRecord], offsets: list[TopicPartition]) -> None:
         self._failure = None
         self._producer.begin_transaction()
         self._is_open = True
-        for one in records:
-            self._produce(one)
-        self._call(
+        for record in records:
+            self._produce(record)
+        self._call_with_retries(
             lambda timeout_s: self._producer.send_offsets_to_transaction(
                 offsets, self._consumer.consumer_group_metadata(), timeout_s
             )
         )
-        self._call(self._producer.commit_transaction)
+        self._call_with_retries(self._producer.commit_transaction)
         self._is_open = False
 
-    def _produce(self, one: NewRecord) -> None:
+    def _produce(self, record: NewRecord) -> None:
         while True:
             try:
-                self._producer.produce(one.topic, one.value, one.key, one.partition, headers=list(one.headers))
+                self._producer.produce(
+                    record.topic, record.value, record.key, record.partition, headers=list(record.headers)
+                )
                 return
             except BufferError:  # records leave the queue when they are written, or after transaction.timeout.ms
                 self._producer.poll(0.1)
 
-    def _call(self, step: Callable[[float], Any]) -> None:
+    def _call_with_retries(self, step: Callable[[float], Any]) -> None:
         """Calls `step`, and repeats it after errors that librdkafka marks as retriable."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -314,14 +320,14 @@ class Writer:
             KafkaError.PRODUCER_FENCED,
             KafkaError.INVALID_PRODUCER_EPOCH,
         ):
-            return f"another redrive of {self._topic} has begun, and this one has ended; what it has moved stays moved"
+            return f"another redrive of {self._topic} has begun, and this one has ended; what it moved stays moved"
         if self._failure is not None:
             error, topic = self._failure
             return f"topic {topic}: {explain_kafka(KafkaException(error))[0]}; redrive again to resume"
         return f"{explain_kafka(problem)[0]}; redrive again to resume"
 
     def close(self) -> None:
-        if self._is_open:  # interrupted: readers need not wait for the timeout
+        if self._is_open:  # interrupted: abort now, so that readers do not wait for the timeout
             with contextlib.suppress(KafkaException):
                 self._producer.abort_transaction(5.0)
 
@@ -335,7 +341,7 @@ class SourceReader:
     """
 
     def __init__(self, bootstrap: str, group: str) -> None:
-        # the redrive's group, because librdkafka looks up the group's coordinator: another one would need an ACL
+        # the redrive's group, because librdkafka looks up the group's coordinator: another group would need an ACL of its own
         self._consumer = _consumer(bootstrap, group, "read_uncommitted")
         self._admin: AdminClient = admin_client(bootstrap)
         self._topics: dict[str, Source | None] = {}
@@ -350,14 +356,14 @@ class SourceReader:
         return self._topics[name]
 
     def _look_up(self, name: str) -> Source | None:
-        found = self._consumer.list_topics(name, timeout=REQUEST_TIMEOUT_S).topics[name]
-        if found.error is not None:
-            if found.error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION):
+        topic = self._consumer.list_topics(name, timeout=REQUEST_TIMEOUT_S).topics[name]
+        if topic.error is not None:
+            if topic.error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION):
                 return None
-            raise KafkaException(found.error)
+            raise KafkaException(topic.error)
         resource = ConfigResource(ResourceType.TOPIC, name)
         entry = self._admin.describe_configs([resource])[resource].result(REQUEST_TIMEOUT_S).get(ENABLED)
-        return Source(len(found.partitions), entry is not None and entry.value == "true")
+        return Source(len(topic.partitions), entry is not None and entry.value == "true")
 
     def read(self, wanted: dict[tuple[str, int], set[int]]) -> dict[tuple[str, int, int], StoredRecord]:
         """The records that still exist, by topic, partition and offset."""
@@ -369,34 +375,34 @@ class SourceReader:
 
     def _read_partition(self, topic: str, index: int, offsets: set[int]) -> list[StoredRecord]:
         first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, index), REQUEST_TIMEOUT_S)
-        left = deque(sorted(offset for offset in offsets if first <= offset < end))
-        found: list[StoredRecord] = []
+        remaining = deque(sorted(offset for offset in offsets if first <= offset < end))
+        records: list[StoredRecord] = []
         deadline = time.monotonic() + PATIENCE_S
-        at = -READ_ON_OFFSETS_MAX - 1
-        while left:
-            if left[0] - at > READ_ON_OFFSETS_MAX:
-                at = left[0]
-                self._consumer.assign([TopicPartition(topic, index, at)])
+        position = -READ_FORWARD_OFFSETS_MAX - 1
+        while remaining:
+            if remaining[0] - position > READ_FORWARD_OFFSETS_MAX:
+                position = remaining[0]
+                self._consumer.assign([TopicPartition(topic, index, position)])
             messages: list[Any] = self._consumer.consume(100, 0.5)
             for message in messages:
                 error = message.error()
                 if error is not None and error.code() == KafkaError._PARTITION_EOF:
-                    left.clear()
+                    remaining.clear()
                 elif error is not None:
                     if error.code() not in _TRANSIENT:
                         raise KafkaException(error)
                 else:
-                    at = message.offset()
-                    while left and left[0] < at:  # compacted
-                        left.popleft()
-                    if left and left[0] == at:
-                        found.append(stored(message))
-                        left.popleft()
+                    position = message.offset()
+                    while remaining and remaining[0] < position:  # compacted
+                        remaining.popleft()
+                    if remaining and remaining[0] == position:
+                        records.append(stored(message))
+                        remaining.popleft()
                     deadline = time.monotonic() + PATIENCE_S
-            if left and time.monotonic() > deadline:
+            if remaining and time.monotonic() > deadline:
                 raise CliError(f"topic {topic}: no records arrive from partition {index} (mqd cluster status)")
         self._consumer.unassign()
-        return found
+        return records
 
 
 def _consumer(bootstrap: str, group: str, isolation: str) -> Consumer:

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from mqd.coordinator.share.letter_records import EXHAUSTED, PREFIX, REJECTED
 
 GROUP_PREFIX = "mqd-redrive:"  # followed by TOPIC?FILTER; neither a topic nor a quoted value has ? or &
-COUNT = "mqd-redriven"  # header: how often the record was redriven
+COUNT = "mqd-redriven"  # header: how many times the record was redriven
 COUNT_MAX = 3
 REASONS = {"rejected": REJECTED, "exhausted": EXHAUSTED}
-NEWER_MS = 60_000  # by how much a producer's clock may be ahead of the broker's
+CLOCK_SKEW_MAX_MS = 60_000  # by how much a producer's clock may be ahead of the broker's
 
 # why a letter is not moved
 NOT_A_LETTER = "not a dead letter: its headers do not name a record"
@@ -52,7 +52,7 @@ class Origin(NamedTuple):
 
 
 class NewRecord(NamedTuple):
-    """A record to be written, to the partition that it came from if that still exists."""
+    """A record to be written to the partition that it came from, if the partition still exists."""
 
     topic: str
     partition: int
@@ -62,7 +62,7 @@ class NewRecord(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """Selects letters; a field that is empty or 0 selects all. Times are those of the letters:
+    """Selects letters; an empty or 0 field selects all. Times are those of the letters:
     `since_ms` is included, `until_ms` is not.
     """
 
@@ -89,33 +89,37 @@ class EarlierRedrive(NamedTuple):
     positions: Mapping[int, int]
 
 
-def group_of(topic: str, chosen: Filter) -> str:
+def group_of(topic: str, letter_filter: Filter) -> str:
     """The group whose committed offsets are the positions of this redrive."""
-    given = {name: value for name, value in chosen._asdict().items() if value}
-    return f"{GROUP_PREFIX}{topic}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
+    criteria = {name: value for name, value in letter_filter._asdict().items() if value}
+    return f"{GROUP_PREFIX}{topic}" + (f"?{urllib.parse.urlencode(criteria)}" if criteria else "")
 
 
 def filter_of(group: str, topic: str) -> Filter | None:
-    """The filter of a redrive of `topic`, from the name of its group. None if the group does not belong to one."""
+    """The filter of a redrive of `topic`, from the name of its group. None if the group is not a redrive's."""
     name, _, query = group.partition("?")
     if name != GROUP_PREFIX + topic:
         return None
     try:
-        given = dict(urllib.parse.parse_qsl(query, strict_parsing=bool(query)))
-        since_ms, until_ms = int(given.get("since_ms", 0)), int(given.get("until_ms", 0))
-        found = Filter(given.get("group", ""), given.get("topic", ""), given.get("reason", ""), since_ms, until_ms)
+        criteria = dict(urllib.parse.parse_qsl(query, strict_parsing=bool(query)))
+        since_ms, until_ms = int(criteria.get("since_ms", 0)), int(criteria.get("until_ms", 0))
+        letter_filter = Filter(
+            criteria.get("group", ""), criteria.get("topic", ""), criteria.get("reason", ""), since_ms, until_ms
+        )
     except ValueError:
         return None
-    return found if group_of(topic, found) == group and found.reason in ("", *REASONS) else None
+    return letter_filter if group_of(topic, letter_filter) == group and letter_filter.reason in ("", *REASONS) else None
 
 
 def origin_of(letter: StoredRecord) -> Origin | None:
     """None if the record is not a dead letter."""
-    found = {name.removeprefix(PREFIX): value or b"" for name, value in letter.headers if name.startswith(PREFIX)}
+    origin_headers = {
+        name.removeprefix(PREFIX): value or b"" for name, value in letter.headers if name.startswith(PREFIX)
+    }
     try:
-        partition, offset = int(found["partition"]), int(found["offset"])
-        topic, group, message = (found[name].decode() for name in ("topic", "group", "message"))
-    except (KeyError, ValueError):  # UnicodeDecodeError is one
+        partition, offset = int(origin_headers["partition"]), int(origin_headers["offset"])
+        topic, group, message = (origin_headers[name].decode() for name in ("topic", "group", "message"))
+    except (KeyError, ValueError):  # ValueError includes UnicodeDecodeError
         return None
     return Origin(topic, partition, offset, group, message) if topic and partition >= 0 and offset >= 0 else None
 
@@ -128,10 +132,10 @@ def is_moved(letter: StoredRecord, origin: Origin, earlier: Iterable[EarlierRedr
 
 
 def needs_source(letter: StoredRecord) -> bool:
-    """Whether the record has to be read from its topic, because the letter has no copy of it. A copy of
+    """Whether the record must be read from its topic, because the letter has no copy of it. A copy of
     a record without key, value and headers looks the same; reading that record again does no harm.
     """
-    return letter.key is None and letter.value is None and not _own(letter.headers)
+    return letter.key is None and letter.value is None and not _application_headers(letter.headers)
 
 
 def record_of(
@@ -147,23 +151,23 @@ def record_of(
     if needs_source(letter):
         if source is None:
             return GONE
-        if source.timestamp_ms > letter.timestamp_ms + NEWER_MS:  # the topic was deleted and created again
+        if source.timestamp_ms > letter.timestamp_ms + CLOCK_SKEW_MAX_MS:  # the topic was deleted and created again
             return REPLACED
     else:
         source = letter
-    count = _count(source.headers)
+    count = _redrive_count(source.headers)
     if count >= COUNT_MAX:
         return TOO_OFTEN
-    headers = (*_own(source.headers), (COUNT, b"%d" % (count + 1)))
+    headers = (*_application_headers(source.headers), (COUNT, b"%d" % (count + 1)))
     return NewRecord(origin.topic, origin.partition, source.key, source.value, headers)
 
 
-def _own(headers: Headers) -> Headers:
+def _application_headers(headers: Headers) -> Headers:
     """The application's headers."""
     return tuple(one for one in headers if one[0] != COUNT and not one[0].startswith(PREFIX))
 
 
-def _count(headers: Headers) -> int:
-    """How often the record was redriven. A header that is not a number is not a redrive's."""
+def _redrive_count(headers: Headers) -> int:
+    """How many times the record was redriven. Headers that are not numbers are ignored: no redrive wrote them."""
     texts = [value or b"" for name, value in headers if name == COUNT]
     return max((int(text) for text in texts if text.isdigit() and len(text) < 10), default=0)

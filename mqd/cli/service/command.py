@@ -40,15 +40,15 @@ def _program() -> list[str]:
 def _run(*command: str) -> str:
     """Raises CliError."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        result = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError as error:
         raise CliError(f"there is no {command[0]} here; --print writes the unit, to be installed by hand") from error
-    if done.returncode:
-        raise CliError(f"{' '.join(command)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
-    return done.stdout
+    if result.returncode:
+        raise CliError(f"{' '.join(command)}: {result.stderr.strip() or f'exit status {result.returncode}'}")
+    return result.stdout
 
 
-def _need_root() -> None:
+def _require_root() -> None:
     if os.geteuid() != 0:
         raise CliError("this needs root; --print writes the unit, to be read or installed by hand")
 
@@ -72,20 +72,20 @@ def _other_log_dirs(config_file: Path | None, data_dir: Path) -> list[Path]:
     from mqd.base.config import load_broker
 
     config = load_broker(config_file, {}, {})
-    found = [Path(one.strip()) for one in config.get("log.dirs", "").split(",") if one.strip()]
-    return [one for one in found if one.is_absolute() and not one.is_relative_to(data_dir)]
+    log_dirs = [Path(path.strip()) for path in config.get("log.dirs", "").split(",") if path.strip()]
+    return [path for path in log_dirs if path.is_absolute() and not path.is_relative_to(data_dir)]
 
 
 def _read_paths(program: list[str], config_file: Path | None) -> list[Path]:
-    """What the service reads: its program, the interpreter, whose installation a virtual environment
-    links to, and the configuration.
+    """The paths that the service reads: its program, the interpreter's installation, to which a virtual
+    environment links, and the configuration.
     """
-    found = [Path(program[0]), Path(sys.base_prefix), *([config_file] if config_file is not None else [])]
-    return [*found, *(one.resolve() for one in found)]
+    paths = [Path(program[0]), Path(sys.base_prefix), *([config_file] if config_file is not None else [])]
+    return [*paths, *(path.resolve() for path in paths)]
 
 
 def _make_directories(user: str, directories: list[Path]) -> None:
-    """Makes those that do not exist: systemd refuses to start a unit that names missing ones."""
+    """Creates missing directories: systemd refuses to start a unit that names directories which do not exist."""
     for directory in directories:
         if directory.exists():
             continue
@@ -96,10 +96,10 @@ def _make_directories(user: str, directories: list[Path]) -> None:
             raise CliError(f"{directory}: {error}") from error
 
 
-@click.group(short_help="Run a broker as a service of systemd.")
+@click.group(short_help="Run a broker as a systemd service.")
 def command() -> None:
-    """Run a broker as a service of systemd: it starts with the host, is reported ready when it
-    accepts requests, is restarted when it fails or hangs, and can write only to its own directories.
+    """Run a broker as a systemd service: it starts with the host, is reported ready when it accepts
+    requests, is restarted when it fails or hangs, and can write only to its own directories.
     """
 
 
@@ -125,25 +125,27 @@ def command() -> None:
     help="Properties file, read at each start.",
 )
 @click.option("--secure", "secured", is_flag=True, help="As in mqd up --secure: certificates, users and permissions.")
-@click.option("--print", "prints", is_flag=True, help="Write the unit to standard output and change nothing.")
-def install(name: str, user: str, data_dir: Path, config_file: Path | None, secured: bool, prints: bool) -> None:
-    """Write the unit, make its user, and enable it; it is not started.
+@click.option("--print", "print_only", is_flag=True, help="Write the unit to standard output, and change nothing.")
+def install(name: str, user: str, data_dir: Path, config_file: Path | None, secured: bool, print_only: bool) -> None:
+    """Write the unit, create its user, and enable the service without starting it.
 
     Put settings into the file named by --config. To change options, run this command again.
     """
     data_dir = Path(os.path.abspath(data_dir))
     config_file = config_file.absolute() if config_file is not None else None
-    program, others = _program(), _other_log_dirs(config_file, data_dir)
+    program, other_log_dirs = _program(), _other_log_dirs(config_file, data_dir)
     start = [*program, "up", "--data-dir", str(data_dir)]
     start += ["--config", str(config_file)] if config_file is not None else []
     start += ["--secure"] if secured else []
-    text = service_unit.unit(_check_name(name), user, data_dir, start, others, _read_paths(program, config_file))
-    if prints:
+    text = service_unit.unit(
+        _check_name(name), user, data_dir, start, other_log_dirs, _read_paths(program, config_file)
+    )
+    if print_only:
         click.echo(text, nl=False)
         return
-    _need_root()
+    _require_root()
     _create_user(user, data_dir)
-    _make_directories(user, service_unit.required_dirs(data_dir, others))
+    _make_directories(user, service_unit.required_dirs(data_dir, other_log_dirs))
     path = UNITS / f"{name}.service"
     try:
         path.write_text(text)
@@ -154,12 +156,12 @@ def install(name: str, user: str, data_dir: Path, config_file: Path | None, secu
     click.echo(f"wrote and enabled {path}\nstart it: systemctl start {name}\nshow it: mqd service status --name {name}")
 
 
-@command.command(short_help="Stop it and remove the unit; the data stays.")
+@command.command(short_help="Stop the service and remove its unit; the data stays.")
 @name_option
 def uninstall(name: str) -> None:
     """Stop the service and remove its unit. Its data directory and its user stay."""
     _check_name(name)
-    _need_root()
+    _require_root()
     path = UNITS / f"{name}.service"
     if not path.exists():
         raise CliError(f"there is no {path}; mqd service install writes it")
@@ -178,22 +180,22 @@ def uninstall(name: str) -> None:
 def status(ctx: click.Context, name: str, output_format: str | None) -> int:
     """Show systemd's view of the service. `mqd status` shows more about the broker.
 
-    Exit status: 0 it runs, 1 it is starting, stopping or has failed, 3 it does not run or there is
-    no such service.
+    Exit status: 0 if the service is running, 1 if it is starting, stopping or has failed, 3 if it is
+    not running or does not exist.
     """
     unit = f"{_check_name(name)}.service"
     text = _run("systemctl", "show", unit, f"--property={','.join(_SHOWN)}")
-    about: dict[str, Any] = dict(line.partition("=")[::2] for line in text.splitlines())
+    properties: dict[str, Any] = dict(line.partition("=")[::2] for line in text.splitlines())
     if (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json":
-        emit_json({"unit": unit, **about})
-    elif about.get("LoadState") != "loaded":
+        emit_json({"unit": unit, **properties})
+    elif properties.get("LoadState") != "loaded":
         click.echo(f"there is no {unit}; mqd service install writes it")
     else:
-        process = f", process {about['MainPID']}" if about.get("MainPID", "0") != "0" else ""
-        result = f", {about['Result']}" if about.get("Result", "success") != "success" else ""
-        click.echo(f"{unit} is {about['ActiveState']} ({about['SubState']}{result}){process}")
+        process = f", process {properties['MainPID']}" if properties.get("MainPID", "0") != "0" else ""
+        result = f", {properties['Result']}" if properties.get("Result", "success") != "success" else ""
+        click.echo(f"{unit} is {properties['ActiveState']} ({properties['SubState']}{result}){process}")
         click.echo(
-            f"restarted by systemd {about.get('NRestarts') or 0} times; {about.get('StatusText') or 'no status text'}"
+            f"restarted by systemd {properties.get('NRestarts') or 0} times; {properties.get('StatusText') or 'no status text'}"
         )
-    state = about.get("ActiveState")
+    state = properties.get("ActiveState")
     return 0 if state == "active" else EXIT_UNREACHABLE if state in ("inactive", None) else EXIT_FAILED

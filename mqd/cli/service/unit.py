@@ -9,7 +9,7 @@ from pathlib import Path
 STATE = Path("/var/lib")
 HOMES = ("/home", "/root")  # what ProtectHome= hides
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}")
-# a process whose loop hangs ends itself after 60 s; systemd stops the whole broker only if that fails
+# a process whose event loop hangs exits by itself after 60 s; systemd stops the whole broker only if that fails
 WATCHDOG_S = 120
 
 _UNIT = """\
@@ -35,8 +35,8 @@ Restart=on-failure
 RestartSec=1
 # the broker notifies systemd while each of its processes responds within 5 s
 WatchdogSec={watchdog_s}
-{places}
-# where clients on this host find the broker; not below /tmp: the service has a /tmp of its own
+{directories}
+# where clients on this host find the broker; not in /tmp, because the service has a private /tmp
 RuntimeDirectory=mqd
 RuntimeDirectoryMode=0755
 RuntimeDirectoryPreserve=yes
@@ -85,21 +85,21 @@ def quoted_path(text: str) -> str:
 
 
 def _is_state_directory(data_dir: Path) -> bool:
-    """Whether systemd makes the directory and gives it to the user (StateDirectory=)."""
+    """Whether systemd creates the directory and gives it to the user (StateDirectory=)."""
     return data_dir.is_relative_to(STATE) and data_dir != STATE
 
 
-def required_dirs(data_dir: Path, others: Sequence[Path]) -> list[Path]:
-    """The directories that must exist before the service starts: systemd does not make them."""
-    outside = [path for path in others if not path.is_relative_to(data_dir)]
+def required_dirs(data_dir: Path, other_log_dirs: Sequence[Path]) -> list[Path]:
+    """The directories that must exist before the service starts, because systemd does not create them."""
+    outside = [path for path in other_log_dirs if not path.is_relative_to(data_dir)]
     return outside if _is_state_directory(data_dir) else [data_dir, *outside]
 
 
-def _places(data_dir: Path, others: Sequence[Path]) -> str:
+def _directory_settings(data_dir: Path, other_log_dirs: Sequence[Path]) -> str:
     lines = []
     if _is_state_directory(data_dir):
         lines += [f"StateDirectory={quoted_path(str(data_dir.relative_to(STATE)))}", "StateDirectoryMode=0700"]
-    lines += [f"ReadWritePaths={quoted_path(str(path))}" for path in required_dirs(data_dir, others)]
+    lines += [f"ReadWritePaths={quoted_path(str(path))}" for path in required_dirs(data_dir, other_log_dirs)]
     return "\n".join(lines)
 
 
@@ -108,18 +108,18 @@ def unit(
     user: str,
     data_dir: Path,
     start: Sequence[str],
-    others: Sequence[Path] = (),
+    other_log_dirs: Sequence[Path] = (),
     read_paths: Sequence[Path] = (),
 ) -> str:
-    """`start`: the program and its arguments. `others`: log directories outside the data directory.
+    """`start`: the program and its arguments. `other_log_dirs`: log directories outside the data directory.
     `read_paths`: files and directories that the service reads. All paths are absolute.
     """
-    below_home = any(path.is_relative_to(home) for path in (data_dir, *others, *read_paths) for home in HOMES)
+    below_home = any(path.is_relative_to(home) for path in (data_dir, *other_log_dirs, *read_paths) for home in HOMES)
     return _UNIT.format(
         name=name,
         user=user,
         start=" ".join(quoted(word) for word in start),
         watchdog_s=WATCHDOG_S,
-        places=_places(data_dir, others),
+        directories=_directory_settings(data_dir, other_log_dirs),
         protect_home="read-only" if below_home else "yes",
     )

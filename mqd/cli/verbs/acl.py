@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _DESCRIBE_CONFIGS = 32
 _BROKER = 4  # Kafka's resource type for the configuration of a broker
 TIMEOUT_S = 30.0
-_HOST = click.option("--from", "host", default="*", metavar="ADDRESS", help="Only from this address of the client.")
+_HOST = click.option("--from", "host", default="*", metavar="ADDRESS", help="Only for clients at this address.")
 _DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
@@ -33,9 +33,9 @@ def command() -> None:
     pass
 
 
-def _or_usage_error(make: Callable[..., Any], *words: Any) -> Any:
+def _or_usage_error(parse: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        return make(*words)
+        return parse(*arguments)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
@@ -97,7 +97,7 @@ def deny(settings: Settings, principal: str, operations: str, resource: str, hos
     _create(settings, "DENY", principal, operations, resource, host, data_dir)
 
 
-def _emit(settings: Settings, rules: list["AclBinding"], none: str) -> None:
+def _emit(settings: Settings, rules: list["AclBinding"], empty_text: str) -> None:
     from mqd.cli.acl_text import rule_columns
 
     columns = ("principal", "permission", "operation", "resource", "host")
@@ -106,7 +106,7 @@ def _emit(settings: Settings, rules: list["AclBinding"], none: str) -> None:
     elif rules:
         emit_table(tuple(column.upper() for column in columns), [rule_columns(rule) for rule in rules])
     else:
-        click.echo(none)
+        click.echo(empty_text)
 
 
 def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -204,7 +204,7 @@ def _authorizer(settings: Settings) -> "Authorizer":
         )
         (response,) = broker.request(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[requested])).results
     check("the broker's super.users", response.error_code, response.error_message)
-    config = {one.name: one.value or "" for one in response.configs}
+    config = {config_entry.name: config_entry.value or "" for config_entry in response.configs}
     authorizer = Authorizer(super_users(config["super.users"]), config["allow.everyone.if.no.acl.found"] == "true")
     authorizer.replace({index.to_bytes(16, "big"): rule for index, rule in enumerate(rules)})
     return authorizer
@@ -241,7 +241,7 @@ def explain(settings: Settings, principal: str, operation: str, resource: str, h
         click.echo(f"{words}: {rule}" if rule else words)
 
 
-_LINE = re.compile(r"(\S+) (can|cannot) (\S+) (\S+)(?: from (\S+))?")
+_EXPECTATION = re.compile(r"(\S+) (can|cannot) (\S+) (\S+)(?: from (\S+))?")
 
 
 @command.command()
@@ -253,26 +253,29 @@ def test(settings: Settings, file: Any) -> None:
     A line: `alice can read topic/orders`, `bob cannot write topic/orders from 10.0.0.7`.
     """
     authorizer = _authorizer(settings)
-    wrong, count = [], 0
+    contradicted, count = [], 0
     for number, text in enumerate(file, 1):
         line = text.partition("#")[0].strip()
         if not line:
             continue
-        found = _LINE.fullmatch(" ".join(line.split()))
-        if found is None:
+        match = _EXPECTATION.fullmatch(" ".join(line.split()))
+        if match is None:
             raise CliError(f"{file.name}:{number}: expected PRINCIPAL can|cannot OPERATION RESOURCE, not {line!r}", 2)
         try:
-            verdict = _verdict(authorizer, found[1], found[3], found[4], found[5] or "127.0.0.1")
+            verdict = _verdict(authorizer, match[1], match[3], match[4], match[5] or "127.0.0.1")
         except ValueError as error:
             raise CliError(f"{file.name}:{number}: {error}", 2) from None
         count += 1
-        if verdict.allowed != (found[2] == "can"):
-            wrong.append({"line": number, "text": line, "reason": verdict.reason})
+        if verdict.allowed != (match[2] == "can"):
+            contradicted.append({"line": number, "text": line, "reason": verdict.reason})
     if settings.json:
-        emit_json({"checked": count, "wrong": wrong})
-    for one in wrong:
-        click.echo(f"{file.name}:{one['line']}: {one['text']}: does not hold: {one['reason']}", err=True)
-    if wrong:
-        raise CliError(f"{len(wrong)} of {count} do not hold")
+        emit_json({"checked": count, "wrong": contradicted})
+    for expectation in contradicted:
+        click.echo(
+            f"{file.name}:{expectation['line']}: {expectation['text']}: does not hold: {expectation['reason']}",
+            err=True,
+        )
+    if contradicted:
+        raise CliError(f"{len(contradicted)} of {count} do not hold")
     if not settings.json:
         click.echo(f"{count} hold")

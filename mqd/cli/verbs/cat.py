@@ -1,5 +1,5 @@
-"""`mqd cat`: kcat's options and kcat's output, so that habits and scripts carry over. Compared with
-kcat 1.7.1.
+"""`mqd cat`: kcat's options and kcat's output, so that habits and scripts carry over. Its behaviour was
+compared with that of kcat 1.7.1.
 
 Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset even with -D; -Z prints
 NULL for null and not for empty; wrong usage is exit code 2. The other exit codes are kcat's: 0 done,
@@ -39,7 +39,7 @@ class Options(msgspec.Struct, frozen=True):
     exit_at_end: bool
     quiet: bool
     unbuffered: bool
-    null: bool
+    null: bool  # -Z: send null instead of an empty value; print NULL for null
     show_offset: bool
     lines: bool
     tee: bool
@@ -75,12 +75,12 @@ def _print_note(options: Options, text: str) -> None:
 )
 @click.option("-D", "delimiter", default="\\n", metavar="DELIM", help="Message delimiter.")
 @click.option("-K", "key_delimiter", metavar="DELIM", help="Key delimiter.")
-@click.option("-k", "fixed_key", metavar="KEY", help="Key of messages without one.")
+@click.option("-k", "fixed_key", metavar="KEY", help="Key of messages without a key.")
 @click.option("-c", "count", type=click.IntRange(1), help="Exit after this number of messages.")
 @click.option("-H", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every message.")
 @click.option("-f", "fields", metavar="FORMAT", help="Output format.")
 @click.option("-J", "as_json", is_flag=True, help="JSON output.")
-@click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="json is -J.")
+@click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="json: the same as -J.")
 @click.option("-e", "exit_at_end", is_flag=True, help="Exit at the end of the partitions.")
 @click.option("-q", "quiet", is_flag=True, help="No remarks.")
 @click.option("-v", "_verbose", count=True, help="Accepted, without effect.")
@@ -102,71 +102,75 @@ def _print_note(options: Options, text: str) -> None:
 @click.option("-V", "version", is_flag=True, help="Print the version.")
 @click.argument("arguments", nargs=-1, metavar="[FILE... | TOPIC...]")
 @click.pass_context
-def command(ctx: click.Context, **given: Any) -> None:
-    if given["version"]:
+def command(ctx: click.Context, **parameters: Any) -> None:
+    if parameters["version"]:
         from mqd.cli.librdkafka import VERSION
 
         click.echo(f"mqd cat - kcat's options\n{VERSION}")
         return
-    options = _options(ctx, given)
+    options = _options(ctx, parameters)
     try:
         {"L": _list, "Q": _query, "C": _consume, "P": _produce}[options.mode](options)
     except CliError as error:
         raise CliError(error.message, 1) from None
 
 
-def _properties(given: dict[str, Any]) -> dict[str, str]:
-    lines = list(given["properties"])
-    if given["config_file"]:
-        with open(given["config_file"], encoding="utf-8") as stream:
+def _properties(parameters: dict[str, Any]) -> dict[str, str]:
+    lines = list(parameters["properties"])
+    if parameters["config_file"]:
+        with open(parameters["config_file"], encoding="utf-8") as stream:
             lines = [line.strip() for line in stream if line.strip() and not line.lstrip().startswith("#")] + lines
-    found = {}
+    properties = {}
     for line in lines:
         name, equals, value = line.partition("=")
         if not equals:
             raise click.UsageError(f"-X takes PROP=VALUE, not {line!r}")
-        found[name.strip().removeprefix("topic.")] = value.strip()
-    if given["compression"]:
-        found["compression.codec"] = given["compression"]
-    if given["debug"]:
-        found |= {"debug": given["debug"], "log_level": "7"}
-    return found
+        properties[name.strip().removeprefix("topic.")] = value.strip()
+    if parameters["compression"]:
+        properties["compression.codec"] = parameters["compression"]
+    if parameters["debug"]:
+        properties |= {"debug": parameters["debug"], "log_level": "7"}
+    return properties
 
 
-def _options(ctx: click.Context, given: dict[str, Any]) -> Options:
-    if given["group"]:
+def _options(ctx: click.Context, parameters: dict[str, Any]) -> Options:
+    if parameters["group"]:
         raise click.UsageError("-G: consumer groups are not available yet; -C -t TOPIC reads all partitions")
-    if given["serdes"]:
+    if parameters["serdes"]:
         raise click.UsageError("-s: deserializers are not available; -f and -J print the bytes as they are")
-    outer = ctx.find_root().obj or {}
-    config = _properties(given)
-    named = config.pop("bootstrap.servers", None) or config.pop("metadata.broker.list", None)
+    root_options = ctx.find_root().obj or {}
+    config = _properties(parameters)
+    configured_bootstrap = config.pop("bootstrap.servers", None) or config.pop("metadata.broker.list", None)
     bootstrap = (
-        given["bootstrap"] or named or outer.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP
+        parameters["bootstrap"]
+        or configured_bootstrap
+        or root_options.get("bootstrap")
+        or os.environ.get("MQD_BOOTSTRAP")
+        or DEFAULT_BOOTSTRAP
     )
-    topics, arguments = given["topics"], given["arguments"]
-    mode = given["mode"]
+    topics, arguments = parameters["topics"], parameters["arguments"]
+    mode = parameters["mode"]
     options = Options(
         bootstrap=bootstrap,
         mode=mode or ("C" if sys.stdin.isatty() else "P"),
         topics=topics,
-        partition=given["partition"],
-        offsets=given["offsets"],
-        delimiter=unescape(given["delimiter"]),
-        key_delimiter=unescape(given["key_delimiter"]) if given["key_delimiter"] else None,
-        fixed_key=None if given["fixed_key"] is None else given["fixed_key"].encode(),
-        count=given["count"],
-        headers=given["headers"],
-        fields=given["fields"],
-        as_json=given["as_json"] or given["output_format"] == "json",
-        exit_at_end=given["exit_at_end"],
-        quiet=given["quiet"],
-        unbuffered=given["unbuffered"],
-        null=given["null"],
-        show_offset=given["show_offset"],
-        lines=given["lines"],
-        tee=given["tee"],
-        timeout_s=given["timeout_s"],
+        partition=parameters["partition"],
+        offsets=parameters["offsets"],
+        delimiter=unescape(parameters["delimiter"]),
+        key_delimiter=unescape(parameters["key_delimiter"]) if parameters["key_delimiter"] else None,
+        fixed_key=None if parameters["fixed_key"] is None else parameters["fixed_key"].encode(),
+        count=parameters["count"],
+        headers=parameters["headers"],
+        fields=parameters["fields"],
+        as_json=parameters["as_json"] or parameters["output_format"] == "json",
+        exit_at_end=parameters["exit_at_end"],
+        quiet=parameters["quiet"],
+        unbuffered=parameters["unbuffered"],
+        null=parameters["null"],
+        show_offset=parameters["show_offset"],
+        lines=parameters["lines"],
+        tee=parameters["tee"],
+        timeout_s=parameters["timeout_s"],
         config=config,
         arguments=arguments,
     )
@@ -191,26 +195,26 @@ def _list(options: Options) -> None:
     from mqd.cli.librdkafka import base_config
 
     admin = AdminClient(base_config(options.bootstrap, options.timeout_s, options.config) | options.config)
-    found = admin.list_topics(timeout=options.timeout_s)
+    metadata = admin.list_topics(timeout=options.timeout_s)
     requested = options.topics[0] if options.topics else None
-    topics = [topic for name, topic in found.topics.items() if requested is None or name == requested]
+    topics = [topic for name, topic in metadata.topics.items() if requested is None or name == requested]
     click.echo(
-        _list_json(found, topics, requested) if options.as_json else _list_text(found, topics, requested),
+        _list_json(metadata, topics, requested) if options.as_json else _list_text(metadata, topics, requested),
         nl=not options.as_json,
     )
     if requested is not None and not topics:
         raise CliError(f"{requested}: unknown topic; mqd topic list shows all topics")
 
 
-def _list_text(found: Any, topics: list[Any], requested: str | None) -> str:
+def _list_text(metadata: Any, topics: list[Any], requested: str | None) -> str:
     lines = [
-        f"Metadata for {requested or 'all topics'} (from broker {found.orig_broker_id}: {found.orig_broker_name}):",
-        f" {len(found.brokers)} brokers:",
+        f"Metadata for {requested or 'all topics'} (from broker {metadata.orig_broker_id}: {metadata.orig_broker_name}):",
+        f" {len(metadata.brokers)} brokers:",
     ]
-    for broker in found.brokers.values():
+    for broker in metadata.brokers.values():
         lines.append(
             f"  broker {broker.id} at"
-            f" {broker.host}:{broker.port}{' (controller)' if broker.id == found.controller_id else ''}"
+            f" {broker.host}:{broker.port}{' (controller)' if broker.id == metadata.controller_id else ''}"
         )
     lines.append(f" {len(topics)} topics:")
     for topic in topics:
@@ -227,25 +231,29 @@ def _list_text(found: Any, topics: list[Any], requested: str | None) -> str:
     return "\n".join(lines)
 
 
-def _list_json(found: Any, topics: list[Any], requested: str | None) -> str:
+def _list_json(metadata: Any, topics: list[Any], requested: str | None) -> str:
     def partition(item: Any) -> dict[str, Any]:
-        shown: dict[str, Any] = {"partition": item.id} | ({"error": item.error.str()} if item.error is not None else {})
-        return shown | {
+        fields: dict[str, Any] = {"partition": item.id} | (
+            {"error": item.error.str()} if item.error is not None else {}
+        )
+        return fields | {
             "leader": item.leader,
             "replicas": [{"id": node} for node in item.replicas],
             "isrs": [{"id": node} for node in item.isrs],
         }
 
     def topic(item: Any) -> dict[str, Any]:
-        shown: dict[str, Any] = {"topic": item.topic} | ({"error": item.error.str()} if item.error is not None else {})
-        return shown | {"partitions": [partition(each) for each in item.partitions.values()]}
+        fields: dict[str, Any] = {"topic": item.topic} | ({"error": item.error.str()} if item.error is not None else {})
+        return fields | {"partitions": [partition(entry) for entry in item.partitions.values()]}
 
     return json.dumps(
         {
-            "originating_broker": {"id": found.orig_broker_id, "name": found.orig_broker_name},
+            "originating_broker": {"id": metadata.orig_broker_id, "name": metadata.orig_broker_name},
             "query": {"topic": requested or "*"},
-            "controllerid": found.controller_id,
-            "brokers": [{"id": broker.id, "name": f"{broker.host}:{broker.port}"} for broker in found.brokers.values()],
+            "controllerid": metadata.controller_id,
+            "brokers": [
+                {"id": broker.id, "name": f"{broker.host}:{broker.port}"} for broker in metadata.brokers.values()
+            ],
             "topics": [topic(item) for item in topics],
         },
         ensure_ascii=False,
@@ -290,9 +298,9 @@ def _query(options: Options) -> None:
             )
     if options.as_json:
         click.echo(json.dumps(by_topic, separators=(",", ":")), nl=False)
-    failed = next((response.error for response in responses if response.error is not None), None)
-    if failed is not None:
-        raise CliError(f"offsets could not be queried: {failed.str()}")
+    first_error = next((response.error for response in responses if response.error is not None), None)
+    if first_error is not None:
+        raise CliError(f"offsets could not be queried: {first_error.str()}")
 
 
 # -- -C --------------------------------------------------------------------------------------------
@@ -302,8 +310,8 @@ def _start_and_stop(options: Options) -> tuple[Start, Start | None]:
     start, stop = Start("beginning"), None
     for text in options.offsets:
         if text.startswith(("s@", "e@")):
-            place = parse_start(text[1:], datetime.now().astimezone())
-            start, stop = (place, stop) if text[0] == "s" else (start, place)
+            position = parse_start(text[1:], datetime.now().astimezone())
+            start, stop = (position, stop) if text[0] == "s" else (start, position)
         elif text == "stored":
             raise click.UsageError("-o stored: consumer groups are not available yet")
         else:
@@ -385,9 +393,11 @@ def _produce(options: Options) -> None:
     with Writer(options.bootstrap, defaults | options.config) as writer:
         for record in _input(options):
             # whole files are sent unchanged; -K splits only lines
-            whole = bool(options.arguments) and not options.lines
+            is_whole_file = bool(options.arguments) and not options.lines
             key, value = (
-                (options.fixed_key, record) if whole else split_key(record, options.key_delimiter, options.fixed_key)
+                (options.fixed_key, record)
+                if is_whole_file
+                else split_key(record, options.key_delimiter, options.fixed_key)
             )
             writer.send(
                 topic,

@@ -1,4 +1,4 @@
-"""`mqd cert`: certificates of the CA that `mqd up --secure` made."""
+"""`mqd cert`: certificates of the CA that `mqd up --secure` created."""
 
 import datetime
 import json
@@ -23,7 +23,7 @@ _DATA_DIR = click.option(
 
 @click.group(short_help="Certificates of a secured broker.")
 def command() -> None:
-    """Certificates of the CA that `mqd up --secure` made in DATA_DIR/secure."""
+    """Certificates of the CA that `mqd up --secure` created in DATA_DIR/secure."""
 
 
 @command.command("status")
@@ -36,21 +36,26 @@ def status(data_dir: Path | None, output_format: str) -> int:
     from mqd.cli import secure
     from mqd.security import pki
 
-    places = _secured_files(data_dir)
+    paths = _secured_files(data_dir)
     now = datetime.datetime.now(datetime.UTC)
     try:
-        found = [places.ca, places.broker, *([places.host] if places.host.exists() else [])]
-        ends = {file.name: pki.expires(file.read_bytes()) for file in found}
+        files = [paths.ca, paths.broker, *([paths.host] if paths.host.exists() else [])]
+        expiry_times = {file.name: pki.expires(file.read_bytes()) for file in files}
     except (OSError, ValueError) as error:
-        raise CliError(f"a certificate in {places.directory} cannot be read: {error}") from None
-    days_left = {name: (end - now).days for name, end in ends.items()}
+        raise CliError(f"a certificate in {paths.directory} cannot be read: {error}") from None
+    days_left = {name: (expiry_time - now).days for name, expiry_time in expiry_times.items()}
     if output_format == "json":
         click.echo(
-            json.dumps({name: {"expires": end.isoformat(), "days_left": days_left[name]} for name, end in ends.items()})
+            json.dumps(
+                {
+                    name: {"expires": expiry_time.isoformat(), "days_left": days_left[name]}
+                    for name, expiry_time in expiry_times.items()
+                }
+            )
         )
     else:
-        for name, end in ends.items():
-            click.echo(f"{name}: until {end:%Y-%m-%d %H:%M} UTC, {days_left[name]} days left")
+        for name, expiry_time in expiry_times.items():
+            click.echo(f"{name}: until {expiry_time:%Y-%m-%d %H:%M} UTC, {days_left[name]} days left")
     return 0 if min(days_left.values()) >= secure.WARN_DAYS else 1
 
 
@@ -62,8 +67,8 @@ def renew(data_dir: Path | None) -> int:
     """
     from mqd.cli import secure
 
-    places = _secured_files(data_dir)
-    for file in secure.renew(places, datetime.datetime.now(datetime.UTC)):
+    paths = _secured_files(data_dir)
+    for file in secure.renew(paths, datetime.datetime.now(datetime.UTC)):
         click.echo(f"{file} is renewed; a running broker uses it within seconds")
     return 0
 
@@ -82,11 +87,11 @@ def host(node_id: int, out: Path, data_dir: Path | None) -> int:
     from mqd.cli.verbs.client_config import save
     from mqd.security import pki
 
-    places = _secured_files(data_dir)
+    paths = _secured_files(data_dir)
     try:
-        pair = pki.issue_host(_ca(places), node_id, datetime.datetime.now(datetime.UTC))
+        pair = pki.issue_host(_ca(paths), node_id, datetime.datetime.now(datetime.UTC))
     except ValueError as error:
-        raise CliError(f"the CA in {places.directory} cannot be used: {error}") from None
+        raise CliError(f"the CA in {paths.directory} cannot be used: {error}") from None
     save(out, (pair.key + pair.certificate).decode())
     click.echo(f"{out}: the certificate of host {node_id}, valid for {pki.CERTIFICATE_DAYS} days")
     return 0
@@ -95,14 +100,14 @@ def host(node_id: int, out: Path, data_dir: Path | None) -> int:
 @command.command("require")
 @_DATA_DIR
 def require(data_dir: Path | None) -> int:
-    """Let this broker, from its next start on, refuse hosts that do not encrypt. Only for brokers that
-    an earlier release secured: run it when all hosts run this release. Brokers secured by this
-    release already refuse such hosts.
+    """From its next start on, let this broker refuse hosts that do not encrypt. Only for brokers that
+    were secured by an earlier release: run it when all hosts run this release. Brokers secured by
+    this release already refuse such hosts.
     """
-    places = _secured_files(data_dir)
-    if not places.host.exists():
-        raise CliError(f"{places.host} is missing; start the broker or run `mqd cert host` to create it")
-    places.plaintext_allowed.unlink(missing_ok=True)
+    paths = _secured_files(data_dir)
+    if not paths.host.exists():
+        raise CliError(f"{paths.host} is missing; start the broker or run `mqd cert host` to create it")
+    paths.plaintext_allowed.unlink(missing_ok=True)
     click.echo("from its next start on, this broker refuses hosts that do not encrypt (cluster.tls=required)")
     return 0
 
@@ -117,39 +122,39 @@ def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) 
     file.
 
     A listener with ssl.client.auth=required accepts client certificates issued by this CA. The
-    principal is the certificate's name, User:CN=NAME, unless ssl.principal.mapping.rules say
+    principal is the certificate's name, User:CN=NAME, unless ssl.principal.mapping.rules says
     otherwise.
     """
     from mqd.cli import secure
     from mqd.cli.verbs.client_config import save
     from mqd.security import pki
 
-    places = _secured_files(data_dir)
+    paths = _secured_files(data_dir)
     try:
-        pair = pki.issue(_ca(places), name, list(hosts), datetime.datetime.now(datetime.UTC))
+        pair = pki.issue(_ca(paths), name, list(hosts), datetime.datetime.now(datetime.UTC))
     except ValueError as error:
-        raise CliError(f"the CA in {places.directory} cannot be used: {error}") from None
+        raise CliError(f"the CA in {paths.directory} cannot be used: {error}") from None
     save(out, (pair.key + pair.certificate).decode())
     names = secure.describe_certificate(name, hosts)
     click.echo(f"{out}: a certificate for {names}, valid for {pki.CERTIFICATE_DAYS} days")
     return 0
 
 
-def _ca(places: "Files") -> "Pair":
+def _ca(paths: "Files") -> "Pair":
     """Raises CliError."""
     from mqd.security import pki
 
     try:
-        return pki.Pair(places.ca.read_bytes(), places.ca_key.read_bytes())
+        return pki.Pair(paths.ca.read_bytes(), paths.ca_key.read_bytes())
     except OSError as error:
-        raise CliError(f"the CA in {places.directory} cannot be used: {error}") from None
+        raise CliError(f"the CA in {paths.directory} cannot be used: {error}") from None
 
 
 def _secured_files(data_dir: Path | None) -> "Files":
     """The files of a secured broker. Raises CliError."""
     from mqd.cli import secure
 
-    where = data_dir or default_data_dir()
-    if not secure.is_secured(where):
-        raise CliError(f"{where} has no certificates; `mqd up --secure` makes them")
-    return secure.files(where)
+    directory = data_dir or default_data_dir()
+    if not secure.is_secured(directory):
+        raise CliError(f"{directory} has no certificates; `mqd up --secure` creates them")
+    return secure.files(directory)

@@ -36,43 +36,46 @@ def _as_utf16(char: str) -> str:
 
 def java(settings: Mapping[str, str]) -> dict[str, str]:
     """`settings` with Java's names."""
-    found = {
+    java_settings = {
         _JAVA.get(name, name): value
         for name, value in settings.items()
         if name not in ("sasl.username", "sasl.password", TOKEN_AUTH, "ssl.certificate.location", "ssl.key.location")
     }
     if settings.get("ssl.ca.location"):
-        found["ssl.truststore.type"] = "PEM"
+        java_settings["ssl.truststore.type"] = "PEM"
     if settings.get("ssl.certificate.location"):
-        found["ssl.keystore.type"] = "PEM"
+        java_settings["ssl.keystore.type"] = "PEM"
         for part, location in (("certificate.chain", "ssl.certificate.location"), ("key", "ssl.key.location")):
-            found[f"ssl.keystore.{part}"] = Path(settings[location]).read_text().strip().replace("\n", "\\n")
+            java_settings[f"ssl.keystore.{part}"] = Path(settings[location]).read_text().strip().replace("\n", "\\n")
     if settings.get("sasl.username"):
         module = _MODULES.get(settings.get("sasl.mechanisms", ""), "scram.ScramLoginModule")
-        found["sasl.jaas.config"] = client.jaas(
+        java_settings["sasl.jaas.config"] = client.jaas(
             module, settings["sasl.username"], settings.get("sasl.password", ""), settings.get(TOKEN_AUTH) == "true"
         )
-    return found
+    return java_settings
 
 
 def format_settings(file_format: str, bootstrap: str, settings: Mapping[str, str]) -> str:
     """The file's text."""
     if file_format in ("java", "spark"):
-        found = {"bootstrap.servers": bootstrap, **java(settings)}
+        named_settings = {"bootstrap.servers": bootstrap, **java(settings)}
         prefix = "kafka." if file_format == "spark" else ""
         return "".join(
             f"{prefix}{name}={value if name.startswith('ssl.keystore.') else _escape(value)}\n"
-            for name, value in found.items()
+            for name, value in named_settings.items()
         )
     # TOKEN_AUTH is left out: librdkafka has no such setting, and mqd does not need it for a token
-    found = {"bootstrap.servers": bootstrap, **{name: value for name, value in settings.items() if name != TOKEN_AUTH}}
+    named_settings = {
+        "bootstrap.servers": bootstrap,
+        **{name: value for name, value in settings.items() if name != TOKEN_AUTH},
+    }
     if file_format == "python":
-        return f"settings = {json.dumps(found, indent=4, ensure_ascii=False)}\n"
-    return "".join(f"{name}={value}\n" for name, value in found.items())
+        return f"settings = {json.dumps(named_settings, indent=4, ensure_ascii=False)}\n"
+    return "".join(f"{name}={value}\n" for name, value in named_settings.items())
 
 
 def save(file: Path, text: str) -> None:
-    """Readable by this user alone: it holds a password."""
+    """Writes a file that only this user can read, because it contains a password."""
     fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "w") as opened:
         os.fchmod(fd, 0o600)
@@ -80,7 +83,7 @@ def save(file: Path, text: str) -> None:
 
 
 def _ask_password() -> str:
-    """Without a terminal, the password is a line of stdin."""
+    """Prompts for the password; without a terminal, reads it as a line of stdin."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -93,7 +96,7 @@ def _ask_password() -> str:
 
 @click.command(short_help="Write the settings with which a client reaches the cluster.")
 @click.argument("file_format", metavar="FORMAT", type=click.Choice(list(FORMATS)))
-@click.option("--user", help="Another user than that of --client-config; prompts for the password.")
+@click.option("--user", help="A user other than that of --client-config; prompts for the password.")
 @click.option(
     "--password-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File with that password."
 )
@@ -115,15 +118,15 @@ def command(
     """
     from mqd.cli import client_security
 
-    chosen = dict(client_security.current().settings)
+    client_settings = dict(client_security.current().settings)
     if user is not None:
-        if "sasl.mechanisms" not in chosen:
+        if "sasl.mechanisms" not in client_settings:
             raise CliError(
                 "--user needs the settings of a listener with SASL; name the file that has them: --client-config FILE"
             )
-        chosen["sasl.username"] = user
-        chosen["sasl.password"] = password_file.read_text().rstrip("\n") if password_file else _ask_password()
-    text = format_settings(file_format, settings.bootstrap, chosen)
+        client_settings["sasl.username"] = user
+        client_settings["sasl.password"] = password_file.read_text().rstrip("\n") if password_file else _ask_password()
+    text = format_settings(file_format, settings.bootstrap, client_settings)
     if out is None:
         click.echo(text, nl=False)
     else:

@@ -33,7 +33,7 @@ command.add_command(invite)
 
 
 def _is_closed(settings: Settings, nodes: list[int]) -> bool:
-    """Whether the broker is a single host, which does not listen for others. Raises CliError."""
+    """Whether the broker is a cluster's only host, and does not listen for other hosts. Raises CliError."""
     if len(nodes) != 1:
         return False
     from mqd.cli.kafka_request import Broker, check
@@ -44,14 +44,14 @@ def _is_closed(settings: Settings, nodes: list[int]) -> bool:
         resource_type=RESOURCE_BROKER, resource_name=str(nodes[0]), configuration_keys=list(_LISTENER_PROPERTIES)
     )
     with Broker(settings.bootstrap) as broker:
-        (found,) = broker.request(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
-    check(f"broker {nodes[0]}", found.error_code, found.error_message)
-    values = {one.name: one.value for one in found.configs}
+        (broker_config,) = broker.request(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
+    check(f"broker {nodes[0]}", broker_config.error_code, broker_config.error_message)
+    values = {one.name: one.value for one in broker_config.configs}
     return "cluster.seeds" in values and not any(values.values())
 
 
 def _is_complete(settings: Settings) -> bool:
-    """Whether nothing is missing: every broker is active, every voter has fetched lately, every
+    """Whether nothing is missing: every broker is active, every voter has fetched recently, every
     replica is in sync. False also while no broker responds.
     """
     try:
@@ -60,7 +60,7 @@ def _is_complete(settings: Settings) -> bool:
         return False
     return (
         not state.voter_status.missing
-        and not any(one.is_fenced for one in state.brokers)
+        and not any(broker.is_fenced for broker in state.brokers)
         and not partitions.without_leader
         and not partitions.not_in_sync
     )
@@ -87,7 +87,7 @@ def _wait(settings: Settings, seconds: float) -> None:
     help="First wait until every broker is in service and every replica in sync; an error after SECONDS.",
 )
 def status(settings: Settings, wait_s: float | None) -> None:
-    """Show the cluster at a glance: its id, its active controller, its brokers, and what is missing."""
+    """Show an overview of the cluster: its id, its active controller, its brokers, and what is missing."""
     if wait_s is not None:
         _wait(settings, wait_s)
     from mqd.cli import offline_replicas as offline
@@ -151,23 +151,26 @@ def brokers(settings: Settings) -> None:
     quorum.
     """
     state = ClusterState(settings)
-    roles = {one["node"]: one["role"] for one in state.replicas()}
-    found = [
+    roles = {broker["node"]: broker["role"] for broker in state.replicas()}
+    rows = [
         {
-            "node": one.broker_id,
-            "address": address(one.host, one.port),
-            "rack": one.rack,
-            "state": "fenced" if one.is_fenced else "in service",
-            "quorum": roles.get(one.broker_id, "-"),
+            "node": broker.broker_id,
+            "address": address(broker.host, broker.port),
+            "rack": broker.rack,
+            "state": "fenced" if broker.is_fenced else "in service",
+            "quorum": roles.get(broker.broker_id, "-"),
         }
-        for one in state.brokers
+        for broker in state.brokers
     ]
     if settings.json:
-        emit_json(found)
+        emit_json(rows)
     else:
         emit_table(
             ("NODE", "ADDRESS", "RACK", "STATE", "QUORUM"),
-            [(one["node"], one["address"], one["rack"] or "-", one["state"], one["quorum"]) for one in found],
+            [
+                (broker["node"], broker["address"], broker["rack"] or "-", broker["state"], broker["quorum"])
+                for broker in rows
+            ],
         )
 
 
@@ -178,27 +181,27 @@ def controller(settings: Settings) -> None:
     fetched.
     """
     state = ClusterState(settings)
-    found = state.replicas()
+    replicas = state.replicas()
     if settings.json:
         emit_json(
             {
                 "leader": state.quorum.leader_id,
                 "epoch": state.quorum.leader_epoch,
                 "high_watermark": state.quorum.high_watermark,
-                "replicas": found,
+                "replicas": replicas,
             }
         )
         return
     rows = [
         (
-            one["node"],
-            one["role"],
-            one["listener"] or "-",
-            one["lag"] if one["lag"] >= 0 else "-",
-            ago(one["last_caught_up_ms"], state.voter_status.now_ms),
-            one["directory"],
+            replica["node"],
+            replica["role"],
+            replica["listener"] or "-",
+            replica["lag"] if replica["lag"] >= 0 else "-",
+            ago(replica["last_caught_up_ms"], state.voter_status.now_ms),
+            replica["directory"],
         )
-        for one in found
+        for replica in replicas
     ]
     click.echo(f"epoch {state.quorum.leader_epoch}, committed up to offset {state.quorum.high_watermark}")
     emit_table(("NODE", "ROLE", "LISTENER", "LAG", "CAUGHT UP", "DIRECTORY"), rows)
@@ -215,24 +218,24 @@ def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
 
     if directory is not None:
         try:
-            found = urlsafe_b64decode(directory + "=" * (-len(directory) % 4))
+            directory_id = urlsafe_b64decode(directory + "=" * (-len(directory) % 4))
         except ValueError:
-            found = b""
-        if len(found) != 16:
+            directory_id = b""
+        if len(directory_id) != 16:
             raise CliError(f"{directory!r} is not a directory id; mqd cluster controller shows all directory ids")
-        return found
+        return directory_id
     state = ClusterState(settings)
-    known = [one for one in state.replicas() if one["node"] == node]
-    if not known and _is_closed(settings, [one.broker_id for one in state.brokers]):
+    replicas = [one for one in state.replicas() if one["node"] == node]
+    if not replicas and _is_closed(settings, [one.broker_id for one in state.brokers]):
         raise CliError(f"the quorum does not know node {node}; {_CLOSED_TEXT}")
-    if not known:
+    if not replicas:
         raise CliError(f"the quorum does not know node {node}; mqd cluster controller shows which nodes it knows")
-    if len(known) > 1:
+    if len(replicas) > 1:
         raise CliError(
-            f"node {node} is known with several directories ({', '.join(one['directory'] for one in known)}); say which"
+            f"node {node} is known with several directories ({', '.join(one['directory'] for one in replicas)}); say which"
             " with --directory"
         )
-    return _directory(settings, node, known[0]["directory"])
+    return _directory(settings, node, replicas[0]["directory"])
 
 
 @command.command("add-voter")
@@ -244,10 +247,10 @@ def add_voter(settings: Settings, node: int, directory: str | None) -> None:
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import AddRaftVoterRequest
 
-    found = _directory(settings, node, directory)
+    directory_id = _directory(settings, node, directory)
     with Broker(settings.bootstrap) as broker:
         response = broker.request(
-            _ADD_VOTER, AddRaftVoterRequest(timeout_ms=_TIMEOUT_MS, voter_id=node, voter_directory_id=found)
+            _ADD_VOTER, AddRaftVoterRequest(timeout_ms=_TIMEOUT_MS, voter_id=node, voter_directory_id=directory_id)
         )
     check(f"node {node}", response.error_code, response.error_message)
     _emit_voters(settings, f"node {node} is a voter")
@@ -269,11 +272,11 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
         if not voters:
             raise CliError(f"node {node} is not a voter; mqd cluster controller shows the voters")
         directory = voters[0]["directory"]
-    found = _directory(settings, node, directory)
+    directory_id = _directory(settings, node, directory)
     with Broker(settings.bootstrap) as broker:
-        response = broker.request(_REMOVE_VOTER, RemoveRaftVoterRequest(voter_id=node, voter_directory_id=found))
+        response = broker.request(_REMOVE_VOTER, RemoveRaftVoterRequest(voter_id=node, voter_directory_id=directory_id))
     check(f"node {node}", response.error_code, response.error_message)
-    _emit_voters(settings, f"node {node} is not a voter any more")
+    _emit_voters(settings, f"node {node} is no longer a voter")
 
 
 # -- replicas --------------------------------------------------------------------------------------
@@ -305,7 +308,7 @@ def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
         else (
             "is being drained"
             if no_wait
-            else "holds no replica any more; stop it, then remove it from the list with mqd cluster forget"
+            else "no longer holds any replica; stop it, then remove it from the list with mqd cluster forget"
         )
     )
     if settings.json:
@@ -334,14 +337,14 @@ def forget(settings: Settings, node: int) -> None:
 @command.command("balance")
 @options
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--dry-run", is_flag=True, help="Show what would move, move nothing.")
-@click.option("--no-wait", is_flag=True, help="Do not wait until all has moved.")
+@click.option("--dry-run", is_flag=True, help="Show what would move, without moving anything.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until all moves are done.")
 def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait: bool) -> None:
     """Spread replicas and leaderships of all topics, or of the given ones, evenly over the brokers, for
     example after a host has joined.
 
     The active controller remembers the remaining moves. A new active controller only completes the
-    moves in progress: run this command again then; the balance continues from there.
+    moves in progress: in that case, run this command again; the balance continues from there.
     """
     from mqd.cli import moves
     from mqd.cli.kafka_request import Broker
@@ -356,7 +359,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
                 plan,
                 not settings.json,
                 "a new active controller does not continue this balance, or the moves were cancelled;"
-                " run mqd cluster balance again, it continues from here",
+                " run mqd cluster balance again; it continues from here",
             )
     summary = moves.summarize(before, plan)
     if settings.json:
@@ -378,7 +381,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
         if no_wait:
             click.echo(
                 "if another controller becomes active, it completes the moves in progress but starts no others:"
-                " run mqd cluster balance again then, it continues from there"
+                " in that case, run mqd cluster balance again; it continues from there"
             )
     if plan and not settings.json and max(summary.copies, summary.preferred_leader_changed) >= BALANCE_MOVES_MAX:
         click.echo(f"a plan has {BALANCE_MOVES_MAX} moves at most; when it is done, the controller makes the next plan")
@@ -396,7 +399,9 @@ def _emit_voters(settings: Settings, text: str) -> None:
 
 @command.command("upgrade")
 @options
-@click.option("--dry-run", is_flag=True, help="Show what each host supports and what would be raised, raise nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what each host supports and what would be raised, without raising anything."
+)
 def upgrade(settings: Settings, dry_run: bool) -> None:
     """Enable the features of the newest version of mqd, when every host runs it. Until then hosts of
     two versions work together; afterwards hosts of the older version are refused.
@@ -452,15 +457,15 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Data directory of the host that continues; its broker must not run.  [env: MQD_DATA_DIR]",
+    help="Data directory of the host that continues; its broker must not be running.  [env: MQD_DATA_DIR]",
 )
 @click.option("--i-accept-data-loss", "accepted", is_flag=True, help="Required: without it nothing is done.")
 def force_standalone(data_dir: Path | None, accepted: bool) -> None:
     """Let one host continue alone after most voters of the quorum were lost permanently.
 
-    Changes of the metadata that only the lost voters had are lost. The other hosts of the cluster,
+    Metadata changes that only the lost voters had are lost. The other hosts of the cluster,
     when they come back, are refused until their data directories are emptied; then they join again.
-    Choose the host whose metadata reaches farthest.
+    Choose the host with the most recent metadata.
     """
     from mqd.base.paths import default_data_dir, layout
     from mqd.cluster.raft.identity import MetadataCorrupt
@@ -468,27 +473,27 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
     from mqd.keeper.identity import load_identity
     from mqd.shm import locks
 
-    places = layout(data_dir or default_data_dir())
+    paths = layout(data_dir or default_data_dir())
     if not accepted:
         raise CliError(
             "nothing was done: changes that only the lost voters had will be lost; to accept that, give"
             " --i-accept-data-loss"
         )
-    identity = load_identity(places)
+    identity = load_identity(paths)
     if identity is None:
-        raise CliError(f"{places.data_dir} is not the data directory of a broker")
-    fds = locks.lock_directories([places.data_dir], places.data_dir)
+        raise CliError(f"{paths.data_dir} is not the data directory of a broker")
+    fds = locks.lock_directories([paths.data_dir], paths.data_dir)
     try:
-        done = force(places.metadata_dir, identity.node_id)
+        result = force(paths.metadata_dir, identity.node_id)
     except MetadataCorrupt as error:
         raise CliError(str(error)) from error
     finally:
         for fd in fds:
             os.close(fd)
     click.echo(
-        f"node {identity.node_id} is the only voter now, in generation {done.generation}, with the metadata up to"
-        f" offset {done.offset} (known to be committed: {done.known_committed}); voters were"
-        f" {_nodes_text(list(done.voters_before))}. Start it; empty the data directories of the others before they"
+        f"node {identity.node_id} is now the only voter, in generation {result.generation}, with the metadata up to"
+        f" offset {result.offset} (known to be committed: {result.known_committed}); voters were"
+        f" {_nodes_text(list(result.voters_before))}. Start it; empty the data directories of the others before they"
         " come back."
     )
 
@@ -541,7 +546,7 @@ def local(
     with local_cluster.LocalCluster(brokers) as cluster:
         cluster.wait_ready()
         click.echo(local_cluster.guide(brokers))
-        while (ended := cluster.wait_for_exit()) is not None:
+        while (exited := cluster.wait_for_exit()) is not None:
             click.echo(
-                f"broker {ended.node_id} has ended; to start it again: {shlex.join(['mqd', *ended.arguments()])}"
+                f"broker {exited.node_id} has exited; to start it again: {shlex.join(['mqd', *exited.arguments()])}"
             )

@@ -1,4 +1,4 @@
-"""`mqd completion bash|zsh|fish`: click's completion scripts, with the way to install them."""
+"""`mqd completion bash|zsh|fish`: click's completion scripts, each with its installation command."""
 
 import click
 
@@ -22,5 +22,5 @@ def command(ctx: click.Context, shell: str) -> None:
     body = (script.source_template % script.source_vars()).strip()
     # zsh wants its #compdef first
     lines = body.split("\n")
-    at = 1 if lines[0].startswith("#compdef") else 0
-    click.echo("\n".join([*lines[:at], _INSTALL[shell], *lines[at:]]))
+    insert_at = 1 if lines[0].startswith("#compdef") else 0
+    click.echo("\n".join([*lines[:insert_at], _INSTALL[shell], *lines[insert_at:]]))

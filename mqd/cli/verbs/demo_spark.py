@@ -1,5 +1,5 @@
-"""`mqd demo-spark`: streams the demo's flights through Spark, too. Delays per airport and hour, live,
-into a topic and into Parquet; checked, and drawn at the end.
+"""`mqd demo-spark`: streams the demo's flights through Spark, too. Spark computes the delays per
+airport and hour, live, into a topic and into Parquet; at the end, they are checked and drawn.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ MEASURES = {
     "mean_delay": "avg(dep_delay)",
     "p95_delay": "percentile_approx(dep_delay, 0.95)",
 }
-LATE = "2 days"
+WATERMARK_DELAY = "2 days"
 """Maximum difference between the event times of two partitions when a batch begins."""
-AFTER_ALL = '{"origin":null,"dep_delay":null,"time_hour":"2014-02-01T00:00:00Z"}'
-"""Moves the watermark past the last flight, so that the last windows are reported, too."""
+LAST_EVENT = '{"origin":null,"dep_delay":null,"time_hour":"2014-02-01T00:00:00Z"}'
+"""An event that moves the watermark past the last flight, so that the last windows are emitted."""
 AIRPORTS = {"EWR": "Newark", "JFK": "John F. Kennedy", "LGA": "LaGuardia"}
 FLIGHTS_MIN = 100
-"""The picture shows no mean of fewer flights."""
-TRIES = 5
+"""The picture omits means of fewer flights."""
+ATTEMPTS_MAX = 5
 
 
 class Window(msgspec.Struct, frozen=True):
-    """An airport's flights of one hour, as Parquet has them. Delays in minutes; None where all
-    flights were cancelled.
+    """An airport's flights of one hour, as read from Parquet. Delays in minutes; None if all flights
+    were cancelled.
     """
 
     origin: str
@@ -113,13 +113,13 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
         except Exception as error:
             raise CliError(explained(error)) from error
     checks = verdict(flights, rows, published)
-    drawn = draw(rows, picture)
+    is_drawn = draw(rows, picture)
     passed = all(check.passed for check in checks)
     if settings.json:
         emit_json(
             {
                 "passed": passed,
-                "picture": str(picture) if drawn else None,
+                "picture": str(picture) if is_drawn else None,
                 "checks": [msgspec.to_builtins(check) for check in checks],
             }
         )
@@ -128,7 +128,7 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
         click.echo(f"  {'ok    ' if check.passed else 'FAILED'}  {check.name:<8} {check.detail}")
     click.echo(
         f"\n{picture}: delays by airport, hour of the day and month"
-        if drawn
+        if is_drawn
         else "\nno picture: matplotlib is missing (pip install matplotlib)"
     )
     return 0 if passed else EXIT_FAILED
@@ -147,7 +147,7 @@ def _run_pipelines(
         "value": Value(schema=SCHEMA),
         "time": "time_hour",
         "window": "1 hour",
-        "watermark": LATE,
+        "watermark": WATERMARK_DELAY,
         "by": ["origin"],
         "measures": MEASURES,
     }
@@ -170,11 +170,11 @@ def _run_pipelines(
         ),
     ]
     queries = [running.start(spark, pipeline) for pipeline in pipelines]
-    produce(broker.bootstrap, [*encode_flights(flights), (None, AFTER_ALL.encode())], progress)
+    produce(broker.bootstrap, [*encode_flights(flights), (None, LAST_EVENT.encode())], progress)
     for query, pipeline in zip(queries, pipelines, strict=True):
-        ended = _wait_until_complete(query, partial(running.start, spark, pipeline))
-        progress.show(f"  {query.name}: complete after batch {ended.lastProgress['batchId']}")
-        ended.stop()
+        completed = _wait_until_complete(query, partial(running.start, spark, pipeline))
+        progress.show(f"  {query.name}: complete after batch {completed.lastProgress['batchId']}")
+        completed.stop()
     records = (
         spark.read.format(running.FORMAT)
         .options(**READ_COMMITTED)
@@ -196,12 +196,12 @@ def _wait_until_complete(query: StreamingQuery, restart: Callable[[], StreamingQ
 
     from mqd.spark.pipelines.running import OVERLOAD_MESSAGES
 
-    for left in reversed(range(TRIES)):
+    for attempts_left in reversed(range(ATTEMPTS_MAX)):
         try:
             query.processAllAvailable()  # one batch more than the records need: it emits the last windows
             return query
         except StreamingQueryException as error:
-            if not left or not any(message in str(error) for message in OVERLOAD_MESSAGES):
+            if not attempts_left or not any(message in str(error) for message in OVERLOAD_MESSAGES):
                 raise
             query = restart()
     raise AssertionError("unreachable")
@@ -209,7 +209,7 @@ def _wait_until_complete(query: StreamingQuery, restart: Callable[[], StreamingQ
 
 def _windows(spark: SparkSession, path: str) -> list[Window]:
     """Reads timestamps as seconds since the epoch: Spark's timestamps become local times in Python."""
-    found = (
+    rows = (
         spark.read.parquet(path)
         .where("origin IS NOT NULL")
         .orderBy("start", "origin")
@@ -218,7 +218,7 @@ def _windows(spark: SparkSession, path: str) -> list[Window]:
     )
     return [
         Window(row.origin, datetime.fromtimestamp(row.start, UTC), row.flights, row.delayed, row.mean_delay)
-        for row in found
+        for row in rows
     ]
 
 
@@ -229,7 +229,9 @@ def verdict(flights: list[dict[str, Any]], rows: list[Window], published: list[d
         expected[flight["origin"], flight["time_hour"][:13]] += 1
     in_parquet = {(row.origin, row.start.isoformat()[:13]): row.flights for row in rows}
     in_topic = {(window["origin"], window["start"][:13]): window["flights"] for window in published}
-    wrong = sum(expected[key] != in_parquet.get(key) for key in expected) + len(in_parquet.keys() - expected.keys())
+    wrong_count = sum(expected[key] != in_parquet.get(key) for key in expected) + len(
+        in_parquet.keys() - expected.keys()
+    )
     return [
         Check(
             "flights",
@@ -238,11 +240,11 @@ def verdict(flights: list[dict[str, Any]], rows: list[Window], published: list[d
         ),
         Check(
             "windows",
-            not wrong and len(rows) == len(in_parquet),
+            not wrong_count and len(rows) == len(in_parquet),
             (
                 f"{len(rows):,} windows (airport and hour), each reported once, each with its flights"
-                if not wrong
-                else f"{wrong:,} windows (airport and hour) are wrong"
+                if not wrong_count
+                else f"{wrong_count:,} windows (airport and hour) are wrong"
             ),
         ),
         Check(
@@ -293,7 +295,7 @@ def draw(rows: list[Window], picture: Path) -> bool:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    zone, clock = new_york()
+    zone, zone_name = new_york()
     figure, (hourly, monthly) = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     for origin in sorted({row.origin for row in rows}):
         hours, months = by_hour_and_month([row for row in rows if row.origin == origin], zone)
@@ -301,7 +303,7 @@ def draw(rows: list[Window], picture: Path) -> bool:
         monthly.plot(list(months), list(months.values()), marker=".")
     hourly.set(
         title="Mean delay of a departure, minutes",
-        xlabel=f"hour of the day ({clock})",
+        xlabel=f"hour of the day ({zone_name})",
         xticks=range(4, 25, 2),
         xlim=(4, 24),
     )

@@ -1,5 +1,6 @@
 """`mqd doctor`: the problems of a broker and its cluster, the most harmful first, and how to fix
-it."""
+them.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def host_facts(acceptor_pid: int | None) -> dict[str, Any]:
             return  # not in this kernel, or not readable by this user
 
     def free(path: str) -> float:
-        about = os.statvfs(path)
-        return about.f_bavail / about.f_blocks if about.f_blocks else 1.0
+        file_system = os.statvfs(path)
+        return file_system.f_bavail / file_system.f_blocks if file_system.f_blocks else 1.0
 
     add("shm_free", lambda: free("/dev/shm"))
     if has_swap(Path("/")):
@@ -63,7 +64,7 @@ def host_facts(acceptor_pid: int | None) -> dict[str, Any]:
 
 
 def _last_errors(logs: Path) -> list[Finding]:
-    """The last error lines in the log of a broker that is not running, from the files written last."""
+    """The last error lines in the most recently written logs of a broker that is not running."""
     texts = []
     for path in logs.glob("*.log"):
         try:
@@ -89,18 +90,18 @@ def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
     from mqd.cli.cluster_view import Partitions
 
     samples = metrics_page.read(url, data_dir)
-    found = diagnosis.metric_findings(samples, now_ms() / 1000, str(data_dir))
+    findings = diagnosis.metric_findings(samples, now_ms() / 1000, str(data_dir))
     try:
         with_one_replica = Partitions(settings).with_one_replica
     except CliError:  # the queries to the cluster report it
         with_one_replica = frozenset()
     if diagnosis.waiting_for_flushes(samples, with_one_replica):
         time.sleep(diagnosis.FLUSH_S)
-        found += diagnosis.flush_findings(samples, metrics_page.read(url, data_dir), with_one_replica)
+        findings += diagnosis.flush_findings(samples, metrics_page.read(url, data_dir), with_one_replica)
     if diagnosis.stalled_partitions(samples):
         time.sleep(diagnosis.COMMIT_S)
-        found += diagnosis.consumer_findings(samples, metrics_page.read(url, data_dir))
-    return found
+        findings += diagnosis.consumer_findings(samples, metrics_page.read(url, data_dir))
+    return findings
 
 
 def _cluster(settings: Settings) -> list[Finding]:
@@ -109,7 +110,7 @@ def _cluster(settings: Settings) -> list[Finding]:
     from mqd.cli.cluster_view import ClusterState, Partitions
     from mqd.cli.group_listing import all_groups
 
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         state, partitions = ClusterState(settings), Partitions(settings)
     except CliError as error:
@@ -122,48 +123,50 @@ def _cluster(settings: Settings) -> list[Finding]:
         ]
     in_service = {one.broker_id: address(one.host, one.port) for one in state.brokers if not one.is_fenced}
     offline = offline_replicas.offline_replicas(partitions.leaderless, in_service)
-    found += diagnosis.cluster_findings(state, partitions, offline, now_ms())
+    findings += diagnosis.cluster_findings(state, partitions, offline, now_ms())
     try:
         with Cluster(settings.bootstrap) as cluster:
-            found += diagnosis.group_findings(all_groups(cluster))
+            findings += diagnosis.group_findings(all_groups(cluster))
     except CliError as error:
-        found.append(Finding(Harm.OUTAGE, f"groups cannot be described: {error}", "mqd cluster status; mqd group list"))
-    return found
+        findings.append(
+            Finding(Harm.OUTAGE, f"groups cannot be described: {error}", "mqd cluster status; mqd group list")
+        )
+    return findings
 
 
 def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
-    """The worst first. `data_dir` None: only the cluster."""
-    found: list[Finding] = []
-    runs = True
+    """Returns the findings, the worst first. `data_dir` None: examines only the cluster."""
+    findings: list[Finding] = []
+    is_running = True
     if data_dir is not None:
         from mqd.cli.verbs.status import broker_status
 
-        about = broker_status(data_dir)
-        runs = "reason" not in about
-        if runs and settings.bootstrap == DEFAULT_BOOTSTRAP:
-            settings = msgspec.structs.replace(settings, bootstrap=address(about["host"], about["port"]))
-        found += diagnosis.process_findings(about)
-        if not runs:
-            found += _last_errors(data_dir / "logs")
-        elif about.get("metrics_url"):
+        status = broker_status(data_dir)
+        is_running = "reason" not in status
+        if is_running and settings.bootstrap == DEFAULT_BOOTSTRAP:
+            settings = msgspec.structs.replace(settings, bootstrap=address(status["host"], status["port"]))
+        findings += diagnosis.process_findings(status)
+        if not is_running:
+            findings += _last_errors(data_dir / "logs")
+        elif status.get("metrics_url"):
             try:
-                found += _metrics(about["metrics_url"], data_dir, settings)
+                findings += _metrics(status["metrics_url"], data_dir, settings)
             except (OSError, ValueError) as error:
-                found.append(
+                findings.append(
                     Finding(
                         Harm.NUISANCE,
-                        f"the metrics page {about['metrics_url']} cannot be read: {error}",
+                        f"the metrics page {status['metrics_url']} cannot be read: {error}",
                         "check the token of metrics.token.file and the certificate of metrics.listener",
                     )
                 )
-        acceptor_pid = next((one["pid"] for one in about["processes"] if one["name"] == "mqd-acceptor"), None)
-        found += diagnosis.host_findings(host_facts(acceptor_pid))
-    if runs:
-        found += _cluster(settings)
-    return sorted(dict.fromkeys(found), key=lambda one: one.harm)
+        acceptor_pid = next((one["pid"] for one in status["processes"] if one["name"] == "mqd-acceptor"), None)
+        findings += diagnosis.host_findings(host_facts(acceptor_pid))
+    if is_running:
+        findings += _cluster(settings)
+    return sorted(dict.fromkeys(findings), key=lambda one: one.harm)
 
 
-@click.command(short_help="Say what is wrong, the most harmful first, and how to fix it.")
+@click.command(short_help="List problems, the most harmful first, and how to fix them.")
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
@@ -171,21 +174,21 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
 )
 @options
 def command(settings: Settings, data_dir: Path | None) -> int:
-    """Say what is wrong with a broker and its cluster, the most harmful first, and how to fix it.
+    """List the problems of a broker and its cluster, the most harmful first, and how to fix them.
 
     On a broker's host, --data-dir names its data directory. Without it and without --bootstrap, the
     default data directory is used, if it exists. Nothing is changed.
 
-    Exit status: 0 nothing is wrong, 1 something is.
+    Exit status: 0 if no problem was found, 1 otherwise.
     """
     if data_dir is None and is_here(settings):
         data_dir = default_data_dir()
-    found = examine(settings, layout(data_dir).data_dir if data_dir is not None else None)
+    findings = examine(settings, layout(data_dir).data_dir if data_dir is not None else None)
     if settings.json:
-        emit_json([{"harm": one.harm.name.lower(), "what": one.what, "cure": one.cure} for one in found])
+        emit_json([{"harm": one.harm.name.lower(), "what": one.what, "cure": one.cure} for one in findings])
     else:
-        for number, one in enumerate(found, 1):
+        for number, one in enumerate(findings, 1):
             click.echo(f"{number}. {TITLES[one.harm]}: {one.what}\n   {one.cure}")
-        if not found:
+        if not findings:
             click.echo("nothing is wrong" if data_dir is not None else NOTHING_WRONG_IN_CLUSTER)
-    return 1 if found else 0
+    return 1 if findings else 0

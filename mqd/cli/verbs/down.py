@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _find_by_keeper(tool: KeeperTool) -> tuple[int, int]:
-    """(pid, pidfd) of supervisord, or of a keeper that runs without one. Raises KeeperError,
+    """(pid, pidfd) of supervisord, or of a keeper that runs without supervisord. Raises KeeperError,
     ProcessLookupError.
     """
     from mqd.shm.tools import supervisor_of
@@ -42,66 +42,66 @@ def _find_by_keeper(tool: KeeperTool) -> tuple[int, int]:
     return pid, pidfd
 
 
-def _find_by_lock(places: Layout) -> tuple[int, int] | None:
-    """(pid, pidfd) of supervisord from its own lock, if the keeper does not run (any more). None: no
+def _find_by_lock(paths: Layout) -> tuple[int, int] | None:
+    """(pid, pidfd) of supervisord from its own lock, for when the keeper is not running. None: no
     process holds the lock.
     """
     from mqd.shm.tools import held_pid
 
-    pid = held_pid(places.supervisor_lock)
+    pid = held_pid(paths.supervisor_lock)
     if not pid:
         return None
     pidfd = os.pidfd_open(pid)
-    if held_pid(places.supervisor_lock) != pid:
+    if held_pid(paths.supervisor_lock) != pid:
         os.close(pidfd)
         return None
     return pid, pidfd
 
 
-def _find(places: Layout) -> tuple[int, int] | None:
+def _find(paths: Layout) -> tuple[int, int] | None:
     from mqd.shm.attach import KeeperDenied, KeeperError
     from mqd.shm.tools import KeeperTool
 
     try:
-        with KeeperTool(places.data_dir) as tool:
+        with KeeperTool(paths.data_dir) as tool:
             return _find_by_keeper(tool)
     except KeeperDenied as error:
         raise CliError(str(error), EXIT_FAILED) from error
     except (KeeperError, ProcessLookupError):
         pass
     try:
-        return _find_by_lock(places)
+        return _find_by_lock(paths)
     except ProcessLookupError:
         return None
 
 
-def _wait_until_free(places: Layout, pidfd: int | None, timeout_s: float) -> bool:
+def _wait_until_free(paths: Layout, pidfd: int | None, timeout_s: float) -> bool:
     """Waits until supervisord has ended and no process holds the data directory."""
     from mqd.shm.locks import is_locked
 
     start = time.monotonic()
-    shown = False
-    while (left := timeout_s - (time.monotonic() - start)) > 0:
+    has_shown_progress = False
+    while (remaining_s := timeout_s - (time.monotonic() - start)) > 0:
         if pidfd is not None:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
-            if poll.poll(min(left, 0.5) * 1000):
+            if poll.poll(min(remaining_s, 0.5) * 1000):
                 pidfd = None
-        elif not is_locked(places.lock):
-            if shown:
+        elif not is_locked(paths.lock):
+            if has_shown_progress:
                 print(file=sys.stderr)
             return True
         else:
             time.sleep(0.02)
         if sys.stderr.isatty() and time.monotonic() - start > 0.5:
             print(
-                f"\rstopping the broker in {places.data_dir} ... {time.monotonic() - start:.0f} s",
+                f"\rstopping the broker in {paths.data_dir} ... {time.monotonic() - start:.0f} s",
                 end="",
                 file=sys.stderr,
                 flush=True,
             )
-            shown = True
-    if shown:
+            has_shown_progress = True
+    if has_shown_progress:
         print(file=sys.stderr)
     return False
 
@@ -128,30 +128,30 @@ def command(ctx: click.Context, data_dir: Path | None, timeout_s: float, output_
     """Stop the broker of a data directory, cleanly, and wait until it has ended."""
     from mqd.shm.locks import is_locked
 
-    places = layout(data_dir or default_data_dir())
-    found = _find(places)
-    if found is None:
-        if not is_locked(places.lock):
-            raise CliError(f"no broker runs in {places.data_dir}", EXIT_UNREACHABLE)
+    paths = layout(data_dir or default_data_dir())
+    supervisor = _find(paths)
+    if supervisor is None:
+        if not is_locked(paths.lock):
+            raise CliError(f"no broker is running in {paths.data_dir}", EXIT_UNREACHABLE)
         pid, pidfd = None, None  # its processes are ending by themselves
     else:
-        pid, pidfd = found
+        pid, pidfd = supervisor
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         except ProcessLookupError:
             pass
     try:
-        if not _wait_until_free(places, pidfd, timeout_s):
-            who = f"pid {pid}" if pid else "its processes"
+        if not _wait_until_free(paths, pidfd, timeout_s):
+            running_processes = f"pid {pid}" if pid else "its processes"
             raise CliError(
-                f"the broker in {places.data_dir} ({who}) has not ended within {timeout_s:g} s; see {places.logs_dir},"
+                f"the broker in {paths.data_dir} ({running_processes}) has not ended within {timeout_s:g} s; see {paths.logs_dir},"
                 " or wait longer with --timeout"
             )
     finally:
         if pidfd is not None:
             os.close(pidfd)
     if (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json":
-        emit_json({"data_dir": str(places.data_dir), "stopped": True})
+        emit_json({"data_dir": str(paths.data_dir), "stopped": True})
     else:
-        click.echo(f"stopped the broker in {places.data_dir}")
+        click.echo(f"stopped the broker in {paths.data_dir}")
     return 0

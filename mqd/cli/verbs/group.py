@@ -93,30 +93,30 @@ def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -
     from mqd.cli.group_listing import known_groups
 
     with Cluster(settings.bootstrap) as cluster:
-        found, unavailable = known_groups(cluster, states, types)
+        groups, unavailable = known_groups(cluster, states, types)
     report_left_out("group", list(unavailable))
     if settings.json:
         emit_json(
             [
                 {
-                    "group": one.group,
-                    "type": one.type,
-                    "protocol_type": one.protocol_type,
-                    "protocol": one.protocol,
-                    "state": one.state,
-                    "members": len(one.members),
+                    "group": group.group,
+                    "type": group.type,
+                    "protocol_type": group.protocol_type,
+                    "protocol": group.protocol,
+                    "state": group.state,
+                    "members": len(group.members),
                 }
-                for one in found
+                for group in groups
             ]
         )
     elif sys.stdout.isatty():
         emit_table(
             ("GROUP", "TYPE", "PROTOCOL", "STATE", "MEMBERS"),
-            [(one.group, one.type, one.protocol or "-", one.state, len(one.members)) for one in found],
+            [(group.group, group.type, group.protocol or "-", group.state, len(group.members)) for group in groups],
         )
     else:
-        for one in found:
-            click.echo(one.group)
+        for group in groups:
+            click.echo(group.group)
 
 
 # -- describe --------------------------------------------------------------------------------------
@@ -182,30 +182,32 @@ def _describe_json(group: "Group", rows: "list[Progress]") -> dict[str, Any]:
 
 
 def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
-    moving = group.state not in ("Stable", "Empty", "Dead")
+    is_rebalancing = group.state not in ("Stable", "Empty", "Dead")
     if group.rebalance is None:
-        if moving:
+        if is_rebalancing:
             click.echo("\nrebalancing; this broker does not report which members delay it")
         return
     rebalance = group.rebalance
-    how_long = f" for {duration_text(rebalance.elapsed_ms)}" if rebalance.elapsed_ms >= 0 else ""
-    click.echo(f"\nrebalancing{how_long}{': ' + rebalance.reason if rebalance.reason else ''}")
+    duration = f" for {duration_text(rebalance.elapsed_ms)}" if rebalance.elapsed_ms >= 0 else ""
+    click.echo(f"\nrebalancing{duration}{': ' + rebalance.reason if rebalance.reason else ''}")
     if not rebalance.held_up_by:
-        click.echo("no member delays it: it waits a moment for more members to join, or is about to end")
+        click.echo("no member delays it: the rebalance waits briefly for more members to join, or is about to end")
         return
     click.echo("held up by:")
 
-    def row(one: "DelayingMember") -> tuple[str, ...]:
-        silent = "-" if one.silent_ms < 0 else duration_text(one.silent_ms) + " ago"
+    def row(delaying: "DelayingMember") -> tuple[str, ...]:
+        silent = "-" if delaying.silent_ms < 0 else duration_text(delaying.silent_ms) + " ago"
         return (
-            labels.get(one.member_id, one.instance_id or one.client_id),
-            one.host,
-            WAITED_FOR.get(one.waited_for, one.waited_for),
-            duration_text(one.waited_ms),
+            labels.get(delaying.member_id, delaying.instance_id or delaying.client_id),
+            delaying.host,
+            WAITED_FOR.get(delaying.waited_for, delaying.waited_for),
+            duration_text(delaying.waited_ms),
             silent,
         )
 
-    emit_table(("MEMBER", "HOST", "WAITED FOR", "FOR", "LAST HEARD"), [row(one) for one in rebalance.held_up_by])
+    emit_table(
+        ("MEMBER", "HOST", "WAITED FOR", "FOR", "LAST HEARD"), [row(delaying) for delaying in rebalance.held_up_by]
+    )
     click.echo("a member that exceeds its rebalance timeout (max.poll.interval.ms) is removed from the group")
 
 
@@ -218,27 +220,27 @@ def _show(group: "Group", rows: "list[Progress]") -> None:
     _show_rebalance(group, labels)
     if group.members:
         click.echo()
-        moving = any(member.target is not None for member in group.members)
-        titles = ("MEMBER", "HOST", "ASSIGNED", *(("TO BE ASSIGNED",) if moving else ()), "MEMBER ID")
-        shown = []
+        has_targets = any(member.target is not None for member in group.members)
+        titles = ("MEMBER", "HOST", "ASSIGNED", *(("TO BE ASSIGNED",) if has_targets else ()), "MEMBER ID")
+        member_rows = []
         for member in group.members:
-            target = (("=" if member.target is None else assignment_text(member.target)),) if moving else ()
-            shown.append(
+            target = (("=" if member.target is None else assignment_text(member.target)),) if has_targets else ()
+            member_rows.append(
                 (labels[member.member_id], member.host, assignment_text(member.assignment), *target, member.member_id)
             )
-        emit_table(titles, sorted(shown))
+        emit_table(titles, sorted(member_rows))
     if rows:
         click.echo()
-        table = []
+        partition_rows = []
         for row in rows:
             numbers = ["-" if value is None else value for value in (row.committed_offset, row.log_end_offset, row.lag)]
-            table.append(
+            partition_rows.append(
                 (row.topic, row.partition, *numbers, labels[row.member.member_id] if row.member else "-", row.note)
             )
         offset = "START" if group.type == "share" else "COMMITTED"
-        emit_table(("TOPIC", "PARTITION", offset, "LOG END", "LAG", "MEMBER", ""), table)
+        emit_table(("TOPIC", "PARTITION", offset, "LOG END", "LAG", "MEMBER", ""), partition_rows)
     elif not group.members:
-        click.echo("it has no committed offsets")
+        click.echo("the group has no committed offsets")
 
 
 @command.command()
@@ -274,7 +276,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
     from mqd.protocol.errors import ErrorCode
     from mqd.protocol.messages import DeleteGroupsRequest
 
-    done, failed, exit_code = [], [], EXIT_FAILED
+    deleted, failures, exit_code = [], [], EXIT_FAILED
     with Cluster(settings.bootstrap) as cluster:
         for name in dict.fromkeys(names):
             request = DeleteGroupsRequest(groups_names=[name])
@@ -287,26 +289,26 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
                     .error_code
                 )
             except CliError as problem:  # the others may have reachable coordinators
-                failed.append(f"group {name}: {problem.message}")
+                failures.append(f"group {name}: {problem.message}")
                 exit_code = max(exit_code, problem.exit_code)
                 continue
             if not error:
-                done.append(name)
+                deleted.append(name)
             elif error == ErrorCode.NON_EMPTY_GROUP:
-                failed.append(f"group {name} has members; stop them first (mqd group describe {name} names them)")
+                failures.append(f"group {name} has members; stop them first (mqd group describe {name} names them)")
             elif not (error == GROUP_ID_NOT_FOUND and if_exists):
-                failed.append(
+                failures.append(
                     f"there is no group {name}; with --if-exists that is not an error"
                     if error == GROUP_ID_NOT_FOUND
                     else f"group {name}: {explain(error)}"
                 )
     if settings.json:
-        emit_json({"deleted": done})
+        emit_json({"deleted": deleted})
     else:
-        for name in done:
+        for name in deleted:
             click.echo(f"deleted group {name}")
-    if failed:
-        raise CliError("; ".join(failed), exit_code)
+    if failures:
+        raise CliError("; ".join(failures), exit_code)
 
 
 # -- advise ----------------------------------------------------------------------------------------
@@ -334,8 +336,8 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
 def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: float) -> None:
     """Compute how many members or partitions GROUP needs for the rate at which its topics are written.
 
-    The capacity of a member is the rate at which one that is always busy reads, measured between
-    two samples of the committed offsets.
+    The capacity of a member is the rate at which an always busy member reads, measured between two
+    samples of the committed offsets.
     """
     import time
 
@@ -357,22 +359,22 @@ def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: floa
         committed = {partition: one.offset for partition, one in commits(cluster, name).items()}
         partitions = frozenset(committed).union(*members.values())
         cluster.topics({topic for topic, _ in partitions})
-        at_s = time.monotonic()
+        sampled_at_s = time.monotonic()
         ends = cluster.offsets(partitions, LATEST)
-        return group_advice.GroupSample(at_s, ends, committed, members)
+        return group_advice.GroupSample(sampled_at_s, ends, committed, members)
 
     with Cluster(settings.bootstrap) as cluster:
         before = sample(cluster)
         time.sleep(seconds)
-        found = group_advice.advise(before, sample(cluster), catch_up_minutes * 60)
+        advice = group_advice.advise(before, sample(cluster), catch_up_minutes * 60)
     if settings.json:
-        emit_json({"group": name, **found._asdict(), "hot": [list(one) for one in found.hot]})
+        emit_json({"group": name, **advice._asdict(), "hot": [list(one) for one in advice.hot]})
         return
     click.echo(
-        f"group {name}: {_plural(found.members, 'member')}, {_plural(found.partitions, 'partition')},"
-        f" lag {found.lag:,}; {found.records_in_s:,.0f} records/s written, {found.records_read_s:,.0f} read"
+        f"group {name}: {_plural(advice.members, 'member')}, {_plural(advice.partitions, 'partition')},"
+        f" lag {advice.lag:,}; {advice.records_in_s:,.0f} records/s written, {advice.records_read_s:,.0f} read"
     )
-    for line in found.lines:
+    for line in advice.lines:
         click.echo(line)
 
 
@@ -381,9 +383,9 @@ def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: floa
 
 def parse_target(text: str) -> tuple[str, set[int] | None]:
     """Parses TOPIC, TOPIC:PARTITION or TOPIC:0,3-5. Raises click.UsageError."""
-    topic, colon, which = text.partition(":")
+    topic, colon, partitions_text = text.partition(":")
     indexes: set[int] = set()
-    for part in which.split(",") if colon else ():
+    for part in partitions_text.split(",") if colon else ():
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
         if match is None or int(match[2] or match[1]) - int(match[1]) > 100_000:
             raise click.UsageError(f"{text!r} is not TOPIC or TOPIC:PARTITION, such as flights:0,3-5")
@@ -394,13 +396,13 @@ def parse_target(text: str) -> tuple[str, set[int] | None]:
 
 
 def seek_refusal(group: "Group") -> str:
-    who = ", ".join(
+    members_text = ", ".join(
         f"{label} on {next(m.host for m in group.members if m.member_id == member_id)}"
         for member_id, label in list(member_labels(group).items())[:3]
     )
     more = f" and {len(group.members) - 3} more" if len(group.members) > 3 else ""
     return (
-        f"group {group.group} has {_plural(len(group.members), 'member')} ({who}{more}), which would continue where"
+        f"group {group.group} has {_plural(len(group.members), 'member')} ({members_text}{more}), which would continue where"
         " they are; stop them, wait until mqd group describe shows Empty, and seek again"
     )
 
@@ -416,7 +418,7 @@ def seek_refusal(group: "Group") -> str:
 @click.argument("targets", nargs=-1, metavar="[TOPIC[:PARTITION]]...")
 @click.option("--to", "where", metavar="WHERE", help="Where the group continues.")
 @click.option("--shift-by", type=int, metavar="N", help="That many offsets forward, or back if negative.")
-@click.option("--execute", is_flag=True, help="Commit the new offsets.  [default: show them only]")
+@click.option("--execute", is_flag=True, help="Commit the new offsets.  [default: only show them]")
 def seek(
     settings: Settings, name: str, targets: tuple[str, ...], where: str | None, shift_by: int | None, execute: bool
 ) -> None:
@@ -430,16 +432,16 @@ def seek(
     from mqd.cli.broker_lookup import Cluster
     from mqd.cli.group_listing import WITHOUT_MEMBERS
     from mqd.cli.group_listing import describe as describe_group
-    from mqd.cli.seeking import SPARK_PROGRESS_NOTE, alter, commit, parse_where, plan
+    from mqd.cli.seeking import SPARK_PROGRESS_NOTE, alter, commit, parse_destination, plan
 
     if (where is None) == (shift_by is None):
         raise click.UsageError("give --to earliest|latest|TIME|OFFSET, or --shift-by N")
-    start = parse_where(where, datetime.now().astimezone()) if where is not None else None
+    start = parse_destination(where, datetime.now().astimezone()) if where is not None else None
     requested = [parse_target(text) for text in targets]
     with Cluster(settings.bootstrap) as cluster:
         group = describe_group(cluster, name)
-        busy = group is not None and group.state not in WITHOUT_MEMBERS
-        if busy and execute:
+        has_members = group is not None and group.state not in WITHOUT_MEMBERS
+        if has_members and execute:
             assert group is not None
             raise CliError(seek_refusal(group))
         if group is None and not requested:
@@ -447,7 +449,7 @@ def seek(
         is_share = group is not None and group.type == "share"
         moves = plan(cluster, name, requested, start, shift_by or 0, is_share)
         failed = (alter if is_share else commit)(cluster, name, moves) if execute else {}
-    is_spark_progress = any(one.is_spark_progress for one in moves)
+    is_spark_progress = any(move.is_spark_progress for move in moves)
     if settings.json:
         emit_json(
             {
@@ -456,14 +458,14 @@ def seek(
                 "streaming_query": is_spark_progress,
                 "partitions": [
                     {
-                        "topic": one.topic,
-                        "partition": one.partition,
-                        "old_offset": one.old,
-                        "new_offset": one.new,
-                        "note": one.note or None,
-                        "error": failed.get((one.topic, one.partition)),
+                        "topic": move.topic,
+                        "partition": move.partition,
+                        "old_offset": move.old,
+                        "new_offset": move.new,
+                        "note": move.note or None,
+                        "error": failed.get((move.topic, move.partition)),
                     }
-                    for one in moves
+                    for move in moves
                 ],
             }
         )
@@ -471,7 +473,7 @@ def seek(
         _show_moves(name, moves, failed, execute)
     if is_spark_progress:
         error_line(SPARK_PROGRESS_NOTE.format(group=name))
-    if busy and group is not None:
+    if has_members and group is not None:
         error_line(f"--execute would be refused now: {seek_refusal(group)}")
     if failed:
         raise CliError(
@@ -481,15 +483,23 @@ def seek(
 
 def _show_moves(name: str, moves: list[Any], failed: dict[Any, str], execute: bool) -> None:
     rows = []
-    for one in moves:
-        moved = "-" if one.old is None or one.new is None else f"{one.new - one.old:+d}" if one.new != one.old else "0"
-        old, new = ("-" if value is None else value for value in (one.old, one.new))
-        rows.append((one.topic, one.partition, old, new, moved, failed.get((one.topic, one.partition)) or one.note))
+    for move in moves:
+        moved = (
+            "-"
+            if move.old is None or move.new is None
+            else f"{move.new - move.old:+d}"
+            if move.new != move.old
+            else "0"
+        )
+        old, new = ("-" if value is None else value for value in (move.old, move.new))
+        rows.append(
+            (move.topic, move.partition, old, new, moved, failed.get((move.topic, move.partition)) or move.note)
+        )
     emit_table(("TOPIC", "PARTITION", "OLD OFFSET", "NEW OFFSET", "MOVED", ""), rows)
-    count = sum(1 for one in moves if one.new is not None and one.new != one.old)
+    count = sum(1 for move in moves if move.new is not None and move.new != move.old)
     if execute:
         click.echo(
-            f"group {name}: {_plural(sum(1 for one in moves if one.new is not None) - len(failed), 'offset')} committed"
+            f"group {name}: {_plural(sum(1 for move in moves if move.new is not None) - len(failed), 'offset')} committed"
         )
     else:
         click.echo(f"nothing was changed; --execute would move {_plural(count, 'offset')} of group {name}")
@@ -502,9 +512,9 @@ def _show_moves(name: str, moves: list[Any], failed: dict[Any, str], execute: bo
 @options
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@click.option("--execute", is_flag=True, help="Delete them.  [default: show them only]")
+@click.option("--execute", is_flag=True, help="Delete them.  [default: only show them]")
 def delete_offsets(settings: Settings, name: str, topics: tuple[str, ...], execute: bool) -> None:
-    """Delete the start offsets of share group GROUP in TOPIC: it begins there as a new group would.
+    """Delete the start offsets of share group GROUP in TOPIC: GROUP then begins there like a new group.
 
     Shows what would be deleted; --execute does it. A group that has members is refused.
     """
@@ -518,8 +528,10 @@ def delete_offsets(settings: Settings, name: str, topics: tuple[str, ...], execu
             raise CliError(f"group {name} is not a share group; mqd group delete deletes it with its offsets")
         if group.state not in WITHOUT_MEMBERS and execute:
             raise CliError(seek_refusal(group))
-        begun = {
-            partition: one for partition, one in share_groups.offsets(cluster, name).items() if partition[0] in topics
+        start_offsets = {
+            partition: position
+            for partition, position in share_groups.offsets(cluster, name).items()
+            if partition[0] in topics
         }
         errors = share_groups.delete_offsets(cluster, name, dict.fromkeys(topics)) if execute else {}
     failed = {topic: explain(error) for topic, error in errors.items() if error}
@@ -529,13 +541,16 @@ def delete_offsets(settings: Settings, name: str, topics: tuple[str, ...], execu
                 "group": name,
                 "executed": execute,
                 "partitions": [
-                    {"topic": topic, "partition": index, "start_offset": one.offset, "error": failed.get(topic)}
-                    for (topic, index), one in sorted(begun.items())
+                    {"topic": topic, "partition": index, "start_offset": position.offset, "error": failed.get(topic)}
+                    for (topic, index), position in sorted(start_offsets.items())
                 ],
             }
         )
     else:
-        rows = [(topic, index, one.offset, failed.get(topic, "")) for (topic, index), one in sorted(begun.items())]
+        rows = [
+            (topic, index, position.offset, failed.get(topic, ""))
+            for (topic, index), position in sorted(start_offsets.items())
+        ]
         emit_table(("TOPIC", "PARTITION", "START", ""), rows)
         if not execute:
             click.echo(f"nothing was changed; --execute would delete {_plural(len(rows), 'offset')} of group {name}")

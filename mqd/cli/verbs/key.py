@@ -33,22 +33,22 @@ def create(file: Path, key_id: str | None) -> None:
 
 @command.command("rotate")
 @_FILE
-@click.argument("which", required=False, metavar="[ID]")
-def rotate(file: Path, which: str | None) -> None:
+@click.argument("key_id", required=False, metavar="[ID]")
+def rotate(file: Path, key_id: str | None) -> None:
     """Seal with the key named ID in FILE from now on, or with a new key if ID is omitted. The other
     keys can still open values.
 
-    Clients switch to the new key with their next data key, within an hour. Where readers have files of
-    their own, `create` the key first, give every reader the file, then `rotate` to the new key.
+    Clients switch to the new key with their next data key, within an hour. If readers have their own
+    files, `create` the key first, give every reader the file, then `rotate` to the new key.
     """
     keys = _read(file)
-    if which is None:
+    if key_id is None:
         _add(file, keys, None, first=True)
-    elif which not in keys:
-        raise CliError(f"{file} has no key {which!r}; it has {', '.join(keys)}")
+    elif key_id not in keys:
+        raise CliError(f"{file} has no key {key_id!r}; it has {', '.join(keys)}")
     else:
-        _write(file, {which: keys[which], **keys})
-        click.echo(f"{file}: {which} seals from now on; all {len(keys)} keys can open values")
+        _write(file, {key_id: keys[key_id], **keys})
+        click.echo(f"{file}: {key_id} seals from now on; all {len(keys)} keys can open values")
 
 
 @command.command("list")
@@ -56,11 +56,11 @@ def rotate(file: Path, which: str | None) -> None:
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def list_(file: Path, output_format: str) -> None:
     """List the ids of the keys in FILE, and show which one seals."""
-    found = [(key_id, not index) for index, key_id in enumerate(_read(file))]
+    rows = [(key_id, not index) for index, key_id in enumerate(_read(file))]
     if output_format == "json":
-        emit_json([{"id": key_id, "seals": seals} for key_id, seals in found])
+        emit_json([{"id": key_id, "seals": seals} for key_id, seals in rows])
     else:
-        emit_table(("KEY", "USE"), [(key_id, "seals and opens" if seals else "opens") for key_id, seals in found])
+        emit_table(("KEY", "USE"), [(key_id, "seals and opens" if seals else "opens") for key_id, seals in rows])
 
 
 def _read(file: Path) -> dict[str, bytes]:
@@ -89,8 +89,8 @@ def _write(file: Path, key_by_id: Mapping[str, bytes]) -> None:
     from mqd.client.encryption import keys
 
     mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
-    fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(fd, "w") as opened:
             opened.write("# keys of mqd: the first key seals values, every key can open them\n")
@@ -98,7 +98,7 @@ def _write(file: Path, key_by_id: Mapping[str, bytes]) -> None:
             os.fchmod(opened.fileno(), mode)
             opened.flush()
             os.fsync(opened.fileno())
-        os.replace(fresh, file)
+        os.replace(temporary, file)
     except BaseException:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

@@ -22,17 +22,17 @@ def command() -> None:
 def _segments(path: Path) -> list[Path]:
     """A segment file, or all of a partition's directory."""
     if path.is_dir():
-        found = sorted(path.glob("*.log"))
-        if not found:
+        segments = sorted(path.glob("*.log"))
+        if not segments:
             raise CliError(f"{path} has no segments; name a partition's directory such as TOPIC-0, or a file in it")
-        return found
+        return segments
     return [path]
 
 
 @command.command()
 @options
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
-@click.option("-r", "--records", "show_records", is_flag=True, help="Also the records of each batch.")
+@click.option("-r", "--records", "show_records", is_flag=True, help="Also print the records of each batch.")
 @click.option(
     "-o", "--from-offset", type=click.IntRange(0), default=0, help="Leave out batches that end before this offset."
 )
@@ -42,7 +42,7 @@ def dump(settings: Settings, path: Path, show_records: bool, from_offset: int, c
     from mqd.log.batches import CorruptBatch
     from mqd.log.dump import dump_records, dump_segment
 
-    shown = 0
+    printed_count = 0
     for segment in _segments(path):
         if not settings.json:
             click.echo(f"{segment}:")
@@ -52,8 +52,8 @@ def dump(settings: Settings, path: Path, show_records: bool, from_offset: int, c
                     continue
                 records = dump_records(segment, batch) if show_records else None
                 sys.stdout.write(_batch_json(segment, batch, records) if settings.json else _batch_text(batch, records))
-                shown += 1
-                if count is not None and shown >= count:
+                printed_count += 1
+                if count is not None and printed_count >= count:
                     return
         except CorruptBatch as error:
             sys.stdout.flush()
@@ -113,8 +113,8 @@ def _reports(paths: tuple[Path, ...], deep: bool, progress: Any) -> Iterator[tup
         if not directories:
             raise CliError(f"{path} has no segments and no partitions")
         for directory in directories:
-            found = verify_directory(directory, progress, deep)
-            yield directory, found.segments, found.damaged
+            directory_report = verify_directory(directory, progress, deep)
+            yield directory, directory_report.segments, directory_report.damaged
 
 
 @command.command()
@@ -132,7 +132,7 @@ def verify(settings: Settings, paths: tuple[Path, ...], deep: bool) -> int:
     results = []
     damaged_count = 0
     with _Progress() as progress:
-        for path, segments, damaged in _reports(paths, deep, progress.at):
+        for path, segments, damaged in _reports(paths, deep, progress.update):
             damaged_count += damaged
             results.append(
                 {
@@ -169,7 +169,7 @@ class _Progress:
     """A progress line on stderr during long runs, if stderr is a terminal."""
 
     def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
+        self._is_shown = sys.stderr.isatty()
         self._percent = -1
 
     def __enter__(self) -> "_Progress":
@@ -178,9 +178,9 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         self.clear()
 
-    def at(self, done: int, total: int) -> None:
+    def update(self, done: int, total: int) -> None:
         percent = done * 100 // max(total, 1)
-        if self._shown and percent != self._percent and total > 64 << 20:
+        if self._is_shown and percent != self._percent and total > 64 << 20:
             self._percent = percent
             sys.stderr.write(f"\rverifying {percent} %  ")
             sys.stderr.flush()

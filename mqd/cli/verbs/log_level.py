@@ -1,5 +1,5 @@
-"""`mqd log-level`: how much a running broker logs. Takes effect immediately in all its processes,
-until it is restarted.
+"""`mqd log-level`: how much a running broker logs. A change takes effect immediately in all of the
+broker's processes, and lasts until the broker is restarted.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError, emit_json
 )
 @click.pass_context
 def command(ctx: click.Context, level: str | None, data_dir: Path | None, output_format: str | None) -> int:
-    """Show or change the log level of a running broker. A restart returns to log.level of its
-    configuration.
+    """Show or change the log level of a running broker. After a restart, log.level of its configuration
+    applies again.
     """
     from mqd.shm.attach import KeeperDenied, KeeperError
     from mqd.shm.keeper_messages import SetLogLevel
     from mqd.shm.tools import KeeperTool
 
-    places = layout(data_dir or default_data_dir())
+    paths = layout(data_dir or default_data_dir())
     try:
-        tool = KeeperTool(places.data_dir)
+        tool = KeeperTool(paths.data_dir)
     except KeeperDenied as error:
         raise CliError(str(error), EXIT_FAILED) from error
     except KeeperError as error:
-        raise CliError(f"no broker runs in {places.data_dir}", EXIT_UNREACHABLE) from error
+        raise CliError(f"no broker is running in {paths.data_dir}", EXIT_UNREACHABLE) from error
     try:
         with tool:
             status = tool.request(SetLogLevel(level)) if level else tool.status()

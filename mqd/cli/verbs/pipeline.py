@@ -53,12 +53,16 @@ def run(
     """
     from mqd.spark.pipelines.settings import ONCE, SettingsError, load
 
-    outer = ctx.find_root().obj or {}  # options may also come before the verb
-    as_json = (output_format or outer.get("output_format")) == "json"
+    root_options = ctx.find_root().obj or {}  # options may also come before the verb
+    as_json = (output_format or root_options.get("output_format")) == "json"
     path = file if file.exists() else file.with_name(f"{file.name}.toml")
-    changes = {"bootstrap": bootstrap or outer.get("bootstrap"), "master": master, "trigger": ONCE if once else None}
+    overrides = {
+        "bootstrap": bootstrap or root_options.get("bootstrap"),
+        "master": master,
+        "trigger": ONCE if once else None,
+    }
     try:
-        pipeline = load(path if path.exists() else file, changes, {"bootstrap": os.environ.get("MQD_BOOTSTRAP")})
+        pipeline = load(path if path.exists() else file, overrides, {"bootstrap": os.environ.get("MQD_BOOTSTRAP")})
         from mqd.spark.pipelines.running import Progress, ReplayStoppedError, explained
         from mqd.spark.pipelines.running import run as run_pipeline
         from mqd.spark.pipelines.session import session
@@ -74,7 +78,7 @@ def run(
     stop = threading.Event()
     stop_when_interrupted(stop)
     try:
-        ended = run_pipeline(spark, pipeline, report, stop)
+        is_done = run_pipeline(spark, pipeline, report, stop)
     except OutputClosedError:
         raise
     except ReplayStoppedError as error:
@@ -83,7 +87,7 @@ def run(
         raise CliError(f"{pipeline.name}: {explained(error)}", EXIT_FAILED) from error
     finally:
         spark.stop()
-    error_line(f"{pipeline.name}: {'done' if ended else 'stopped; the next run resumes from its checkpoint'}")
+    error_line(f"{pipeline.name}: {'done' if is_done else 'stopped; the next run resumes from its checkpoint'}")
     return 0
 
 

@@ -20,9 +20,9 @@ _PROGRESS_S = 0.1
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True), metavar="[FILE...]")
 @click.option(
-    "-k", "--key-separator", metavar="TEXT", help="Split each line into key and value here, such as : or \\t."
+    "-k", "--key-separator", metavar="TEXT", help="Text between the key and the value of a line, such as : or \\t."
 )
-@click.option("-K", "--key", metavar="TEXT", help="Key of the lines that have none of their own.")
+@click.option("-K", "--key", metavar="TEXT", help="Key of the lines that have no key of their own.")
 @click.option(
     "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record; may be repeated."
 )
@@ -39,10 +39,10 @@ _PROGRESS_S = 0.1
     type=click.Choice(["0", "1", "all"]),
     default="all",
     show_default=True,
-    help="Which replicas must have a record: none, the leader, all in sync.",
+    help="Replicas that must have a record before it is acknowledged: none, the leader, all in sync.",
 )
-@click.option("--idempotent", is_flag=True, help="No duplicates and no change of order when the client tries again.")
-@click.option("-D", "--delimiter", metavar="TEXT", default="\\n", show_default=True, help="The end of a record.")
+@click.option("--idempotent", is_flag=True, help="Retries cause no duplicates and keep the order.")
+@click.option("-D", "--delimiter", metavar="TEXT", default="\\n", show_default=True, help="Text that ends a record.")
 @click.option(
     "-Z",
     "--null-empty",
@@ -79,12 +79,12 @@ def command(
         | pairs(properties, "-X")
     )
     parsed_headers = [parse_header(text) for text in headers]
-    separator, fixed = unescape(key_separator) if key_separator else None, None if key is None else key.encode()
+    separator, default_key = unescape(key_separator) if key_separator else None, None if key is None else key.encode()
     writer = Writer(settings.bootstrap, config)
     started = time.monotonic()
     with _Progress(files) as progress, writer:
         for record in _records(files, unescape(delimiter), whole_files, progress):
-            own_key, value = split_key(record, separator, fixed)
+            own_key, value = split_key(record, separator, default_key)
             writer.send(
                 topic,
                 None if null_empty and not value else value,
@@ -92,7 +92,7 @@ def command(
                 parsed_headers,
                 -1 if partition is None else partition,
             )
-            progress.at(writer)
+            progress.update(writer)
     seconds = time.monotonic() - started
     if settings.json:
         emit_json(
@@ -119,20 +119,20 @@ def _records(files: tuple[str, ...], delimiter: bytes, whole_files: bool, progre
 
 
 class _Progress:
-    """A progress bar on stderr if that is a terminal and stdin is not interactive; otherwise
-    nothing, and its modules are not imported.
+    """A progress bar on stderr, if stderr is a terminal and stdin is not interactive. Otherwise it shows
+    nothing and does not import rich.
     """
 
     def __init__(self, files: tuple[str, ...]):
-        regular = all(os.path.isfile(name) for name in files)
-        self._total = sum(os.path.getsize(name) for name in files) if files and regular else None
-        self._shown = sys.stderr.isatty() and (bool(files) or not sys.stdin.isatty())
+        are_regular = all(os.path.isfile(name) for name in files)
+        self._total = sum(os.path.getsize(name) for name in files) if files and are_regular else None
+        self._is_shown = sys.stderr.isatty() and (bool(files) or not sys.stdin.isatty())
         self._read_bytes = 0
-        self._next = 0.0
-        self._bar: Any = None  # rich's Progress, imported where it is shown
+        self._next_update_s = 0.0
+        self._bar: Any = None  # rich's Progress, which is imported only if it is shown
 
     def __enter__(self) -> "_Progress":
-        if self._shown:
+        if self._is_shown:
             from rich.console import Console
             from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -154,18 +154,20 @@ class _Progress:
             self._bar.stop()
 
     def watch(self, stream: BinaryIO) -> Any:
-        return stream if self._bar is None else _Counted(stream, self)
+        return stream if self._bar is None else _CountingStream(stream, self)
 
     def count(self, size_bytes: int) -> None:
         self._read_bytes += size_bytes
 
-    def at(self, writer: Any) -> None:
-        if self._bar is not None and (now := time.monotonic()) >= self._next:
-            self._next = now + _PROGRESS_S
+    def update(self, writer: Any) -> None:
+        if self._bar is not None and (now := time.monotonic()) >= self._next_update_s:
+            self._next_update_s = now + _PROGRESS_S
             self._bar.update(self._task, completed=self._read_bytes, records=writer.sent_count)
 
 
-class _Counted:
+class _CountingStream:
+    """A stream that reports to `progress` how many bytes were read."""
+
     def __init__(self, stream: BinaryIO, progress: _Progress):
         self._read1 = getattr(stream, "read1", stream.read)
         self._stream, self._progress = stream, progress

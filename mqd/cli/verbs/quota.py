@@ -36,7 +36,7 @@ def command() -> None:
 
 
 def _entity_options(function: Callable[..., None]) -> Callable[..., None]:
-    """The parameters that _entity() takes."""
+    """Adds the options that name an entity: the parameters of _entity()."""
     for decorate in (
         click.option(
             "--default-ip", is_flag=True, help="The default for all addresses; it applies to each separately."
@@ -61,26 +61,26 @@ def _entity(
     """Returns {} if no entity is named. Raises click.UsageError."""
     from mqd.cli import access
 
-    found: Entity = {}
-    named = {"user": (user, default_user), "client-id": (client, default), "ip": (ip, default_ip)}
-    for kind, (name, is_default) in named.items():
+    entity: Entity = {}
+    options_by_kind = {"user": (user, default_user), "client-id": (client, default), "ip": (ip, default_ip)}
+    for kind, (name, is_default) in options_by_kind.items():
         if name is not None and is_default:
             raise click.UsageError(f"a {access.ENTITY_NOUNS[kind][0]} and the default for all are mutually exclusive")
         if name is not None or is_default:
-            found[kind] = name
-    if "ip" in found and len(found) > 1:
+            entity[kind] = name
+    if "ip" in entity and len(entity) > 1:
         raise click.UsageError("a quota applies either to an address, or to a user and client")
-    return found
+    return entity
 
 
 def _one_entity(**named: Any) -> Entity:
-    found = _entity(**named)
-    if not found:
+    entity = _entity(**named)
+    if not entity:
         raise click.UsageError(
             "name a client id, or give --user or --ip; --default, --default-user or --default-ip for all that have no"
             " quota of their own"
         )
-    return found
+    return entity
 
 
 def _require_fitting(entity: Entity, keys: Collection[str]) -> None:
@@ -93,7 +93,7 @@ def _require_fitting(entity: Entity, keys: Collection[str]) -> None:
         )
 
 
-def _short(entity: Entity) -> str:
+def _short_text(entity: Entity) -> str:
     from mqd.cli import access
 
     return ", ".join(
@@ -109,18 +109,18 @@ def list_(settings: Settings, **named: Any) -> None:
     from mqd.cli import access
 
     requested = _entity(**named)
-    found = access.quotas(settings, requested)
+    quotas_by_entity = access.quotas(settings, requested)
     if settings.json:
         emit_json(
             [
                 {"entity": entity, **{key: quotas.get(key) for key in access.QUOTA_KEYS.values()}}
-                for entity, quotas in found
+                for entity, quotas in quotas_by_entity
             ]
         )
-    elif found:
+    elif quotas_by_entity:
         rows = [
-            (_short(entity), *(access.quota_text(key, quotas.get(key)) for key in access.QUOTA_KEYS.values()))
-            for entity, quotas in found
+            (_short_text(entity), *(access.quota_text(key, quotas.get(key)) for key in access.QUOTA_KEYS.values()))
+            for entity, quotas in quotas_by_entity
         ]
         emit_table(("ENTITY", *(name.upper() for name in access.QUOTA_KEYS)), rows)
     else:
@@ -164,8 +164,8 @@ def set_(
     from mqd.cli import access
 
     entity = _one_entity(**named)
-    given = dict(zip(access.QUOTA_KEYS.values(), (produce, fetch, requests, changes, connections), strict=True))
-    requested: dict[str, float | None] = {key: float(value) for key, value in given.items() if value is not None}
+    limits = dict(zip(access.QUOTA_KEYS.values(), (produce, fetch, requests, changes, connections), strict=True))
+    requested: dict[str, float | None] = {key: float(value) for key, value in limits.items() if value is not None}
     if not requested:
         raise click.UsageError("nothing to set; give --produce, --fetch, --requests, --changes or --connections")
     _require_fitting(entity, requested)
@@ -173,12 +173,12 @@ def set_(
     if settings.json:
         emit_json({"entity": entity, "set": requested, "changed": not dry_run})
     else:
-        words = ", ".join(
+        limits_text = ", ".join(
             f"{name} {access.quota_text(key, requested[key])}"
             for name, key in access.QUOTA_KEYS.items()
             if key in requested
         )
-        click.echo(f"{access.entity_text(entity)} {'would be' if dry_run else 'is'} limited: {words}")
+        click.echo(f"{access.entity_text(entity)} {'would be' if dry_run else 'is'} limited: {limits_text}")
 
 
 @command.command()
@@ -196,8 +196,8 @@ def delete(
     from mqd.cli import access
 
     entity = _one_entity(**named)
-    chosen = dict(zip(access.QUOTA_KEYS.values(), (produce, fetch, requests, changes, connections), strict=True))
-    keys = [key for key, is_chosen in chosen.items() if is_chosen] or list(access.QUOTA_KEYS.values())
+    selected = dict(zip(access.QUOTA_KEYS.values(), (produce, fetch, requests, changes, connections), strict=True))
+    keys = [key for key, is_selected in selected.items() if is_selected] or list(access.QUOTA_KEYS.values())
     removed = access.remove_quotas(settings, entity, keys)
     if settings.json:
         emit_json({"entity": entity, "removed": removed})

@@ -1,4 +1,4 @@
-"""`mqd size`: from a load to disk, network, cores, memory and hosts. Contacts no broker."""
+"""`mqd size`: computes the disk, network, cores, memory and hosts that a load needs. Contacts no broker."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class _Quantity(click.ParamType):
         if isinstance(value, int | float):
             return float(value)
         match = self._pattern.fullmatch(str(value).strip().replace(",", "").replace("_", ""))
-        found = self._read(match) if match else None
-        if found is None:
+        quantity = self._read(match) if match else None
+        if quantity is None:
             self.fail(f"{value!r} is not {self._example}", param, ctx)
-        return found
+        return quantity
 
 
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"
@@ -83,7 +83,7 @@ RATIO = _Quantity(
         if (m[2] or "").lower() == "x"
         else float(m[1]) / (100 if m[2] else 1)
     ),
-    "a ratio such as 0.5 or 50% (of the size before) or 2x (smaller)",
+    "a ratio such as 0.5 or 50% (of the original size) or 2x (smaller)",
 )
 
 
@@ -98,35 +98,35 @@ def scaled(value: float, unit: str) -> str:
     return f"{value:.4g} {prefix}{unit}"
 
 
-def _figures(path: Path | None, changes: dict[str, float | None]) -> Figures:
+def _figures(path: Path | None, overrides: dict[str, float | None]) -> Figures:
     from mqd.cli.sizing import figures_from, shipped_figures
 
     try:
         figures = figures_from(path.read_bytes()) if path else shipped_figures()
     except ValueError as error:
         raise CliError(f"{path}: {error}") from None
-    changed = {name: value for name, value in changes.items() if value is not None}
+    overridden = {name: value for name, value in overrides.items() if value is not None}
     for name in ("append_cpu_us", "forward_cpu_us", "fetch_cpu_us"):
-        if name in changed:  # one cost, whatever the size
-            setattr(figures, name, {1: changed.pop(name)})
-    for name, value in changed.items():
+        if name in overridden:  # the same cost for every size
+            setattr(figures, name, {1: overridden.pop(name)})
+    for name, value in overridden.items():
         setattr(figures, name, value)
     return figures
 
 
-def _table(found: Plan, hosts: int) -> None:
-    def shown(name: str) -> str:
-        line = next(line for line in found.lines if line.name == name)
+def _table(plan: Plan, hosts: int) -> None:
+    def value_text(name: str) -> str:
+        line = next(line for line in plan.lines if line.name == name)
         return scaled(line.value, line.unit)
 
     def row(title: str, *parts: str) -> None:
         click.echo(f"{title:<18}" + "".join(f"{part:<26}" for part in parts).rstrip())
 
     row("", "ALL HOSTS", "EACH HOST AT MOST" if hosts > 1 else "")
-    row("produced", shown("produced"))
-    row("stored a day", shown("stored_per_day"))
-    row("stored", shown("stored"))
-    row("  with replicas", shown("stored_replicated"))
+    row("produced", value_text("produced"))
+    row("stored a day", value_text("stored_per_day"))
+    row("stored", value_text("stored"))
+    row("  with replicas", value_text("stored_replicated"))
     for title, name in (
         ("disk", "disk"),
         ("disk writes", "disk_write"),
@@ -134,17 +134,21 @@ def _table(found: Plan, hosts: int) -> None:
         ("network in", "network_in"),
         ("network out", "network_out"),
     ):
-        row(title, shown(name), shown(f"{name}_per_host") if hosts > 1 else "")
-    row("cores", shown("cores"), f"{shown('workers_per_host')} worker{'s' if found['workers_per_host'] > 1 else ''}")
-    row("memory", "", shown("memory_per_host")) if hosts > 1 else row("memory", shown("memory_per_host"))
-    reasons = ", ".join(f"{name} {count}" for name, count in found.hosts_by.items())
-    row("hosts", f"{hosts}, for {found.decided_by} ({reasons})")
-    row("partitions", f"at least {shown('partitions_least')}")
+        row(title, value_text(name), value_text(f"{name}_per_host") if hosts > 1 else "")
+    row(
+        "cores",
+        value_text("cores"),
+        f"{value_text('workers_per_host')} worker{'s' if plan['workers_per_host'] > 1 else ''}",
+    )
+    row("memory", "", value_text("memory_per_host")) if hosts > 1 else row("memory", value_text("memory_per_host"))
+    reasons = ", ".join(f"{name} {count}" for name, count in plan.hosts_by.items())
+    row("hosts", f"{hosts}, for {plan.decided_by} ({reasons})")
+    row("partitions", f"at least {value_text('partitions_least')}")
 
 
-def _formulas(found: Plan) -> None:
+def _formulas(plan: Plan) -> None:
     click.echo()
-    for line in found.lines:
+    for line in plan.lines:
         click.echo(f"{line.name.replace('_', ' '):<20} {scaled(line.value, line.unit):>16}  = {line.formula}")
 
 
@@ -254,14 +258,14 @@ def command(
 ) -> None:
     from mqd.cli.sizing import Host, Load, Unsizable, plan, to_json
 
-    changes = {
+    overrides = {
         "append_cpu_us": append_cost,
         "forward_cpu_us": forward_cost,
         "fetch_cpu_us": fetch_cost,
         "contention": contention,
         "coherency": coherency,
     }
-    figures = _figures(figures_path, changes)
+    figures = _figures(figures_path, overrides)
     load = Load(
         rate=rate,
         record_bytes=record_size,
@@ -286,15 +290,15 @@ def command(
         network_bytes_per_s=host_network,
     )
     try:
-        found = plan(load, host, figures)
+        sizing = plan(load, host, figures)
     except Unsizable as error:
         raise CliError(str(error)) from None
     if (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json":
-        emit_json(to_json(load, host, figures, found))
+        emit_json(to_json(load, host, figures, sizing))
         return
-    _table(found, int(found["hosts"]))
+    _table(sizing, int(sizing["hosts"]))
     if formulas:
-        _formulas(found)
+        _formulas(sizing)
     click.echo()
-    for note in found.notes:
+    for note in sizing.notes:
         click.echo(f"* {note}")

@@ -31,7 +31,7 @@ _ROWS_MAX = 1000
 @click.option("--live", is_flag=True, help="Continue as records arrive, until interrupted.")
 @click.option(
     "--from",
-    "starting",
+    "starting_at",
     type=click.Choice(["earliest", "latest"]),
     default="earliest",
     show_default=True,
@@ -56,7 +56,7 @@ def command(
     settings: Settings,
     query: str,
     live: bool,
-    starting: str,
+    starting_at: str,
     schemas: tuple[str, ...],
     max_rows: int | None,
     master: str,
@@ -81,7 +81,13 @@ def command(
         raise CliError(str(error), EXIT_USAGE) from None
     try:
         frame = prepared(
-            spark, query, topics, settings.bootstrap, pairs(schemas, "--schema"), live, starting if live else "earliest"
+            spark,
+            query,
+            topics,
+            settings.bootstrap,
+            pairs(schemas, "--schema"),
+            live,
+            starting_at if live else "earliest",
         )
         return _follow(frame, settings.json) if live else _show(frame, settings.json, max_rows)
     except (CliError, OutputClosedError):
@@ -108,13 +114,13 @@ def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
             print_line(row[0])
         return 0
     row_limit = max_rows or _ROWS_MAX
-    found = (_lines(frame) if as_json else frame).limit(row_limit + 1).collect()
+    rows = (_lines(frame) if as_json else frame).limit(row_limit + 1).collect()
     if as_json:
-        for row in found[:row_limit]:
+        for row in rows[:row_limit]:
             print_line(row[0])
     else:
-        _table(frame.columns, found[:row_limit])
-    if len(found) > row_limit:
+        _table(frame.columns, rows[:row_limit])
+    if len(rows) > row_limit:
         error_line(f"there are more rows; --max-rows shows more than {row_limit}")
     return 0
 
@@ -129,20 +135,20 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
             if as_json:
                 for line in batch.toJSON().toLocalIterator():
                     print_line(line)
-            elif found := batch.collect():
-                _table(batch.columns, found)
+            elif rows := batch.collect():
+                _table(batch.columns, rows)
             sys.stdout.flush()
-        except (OutputClosedError, BrokenPipeError):  # raised here, it would make the query fail
+        except (OutputClosedError, BrokenPipeError):  # if raised here, the error would make the query fail
             output_closed.set()
             stop.set()
 
-    def started(mode: str):
+    def start(mode: str):
         return frame.writeStream.outputMode(mode).foreachBatch(show).start()
 
     try:
-        query = started("update")  # an aggregation emits rows as they change
+        query = start("update")  # an aggregation emits rows as they change
     except AnalysisException:
-        query = started("append")
+        query = start("append")
     stop_when_interrupted(stop)
     try:
         while not query.awaitTermination(0.5) and not stop.is_set():
@@ -154,17 +160,17 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
     return 0
 
 
-def _table(columns: list[str], found: list) -> None:
-    """Raises OutputClosedError. Writes the table by print_line(), because rich's Console raises SystemExit
+def _table(columns: list[str], rows: list) -> None:
+    """Raises OutputClosedError. Writes the table with print_line(), because rich's Console raises SystemExit
     when the pipe is closed, in any thread.
     """
     from rich.console import Console
     from rich.table import Table
 
-    shown = Table(*columns, box=None, header_style="bold", pad_edge=False)
-    for row in found:
-        shown.add_row(*["-" if cell is None else str(cell) for cell in row])
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*["-" if cell is None else str(cell) for cell in row])
     console = Console(soft_wrap=True)
     with console.capture() as captured:
-        console.print(shown)
+        console.print(table)
     print_line(captured.get().removesuffix("\n"))

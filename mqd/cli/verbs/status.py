@@ -30,16 +30,16 @@ def _describe(status: Status) -> dict[str, Any]:
         "log_level": status.log_level,
         "processes": [
             {
-                "name": one.name,
-                "role": one.role,
-                "pid": one.pid or None,
-                "state": one.state,
-                "started_ms": one.started_ms,
-                "uptime_s": max(0, now - one.started_ms) // 1000 if one.pid else None,
-                "restart_count": one.restart_count,
-                "confinement": one.confinement or None,
+                "name": process.name,
+                "role": process.role,
+                "pid": process.pid or None,
+                "state": process.state,
+                "started_ms": process.started_ms,
+                "uptime_s": max(0, now - process.started_ms) // 1000 if process.pid else None,
+                "restart_count": process.restart_count,
+                "confinement": process.confinement or None,
             }
-            for one in status.processes
+            for process in status.processes
         ],
         "workers": [
             {
@@ -57,8 +57,8 @@ def _describe(status: Status) -> dict[str, Any]:
 
 
 def broker_status(data_dir: Path) -> dict[str, Any]:
-    """The output of `mqd status --format json`; if no broker runs there, few fields, with "reason".
-    Raises CliError when this user lacks the permission.
+    """The output of `mqd status --format json`; if no broker is running there, only a few fields, with
+    "reason". Raises CliError if this user may not query the broker.
     """
     from mqd.shm.attach import KeeperDenied, KeeperError
     from mqd.shm.tools import KeeperTool
@@ -73,7 +73,7 @@ def broker_status(data_dir: Path) -> dict[str, Any]:
 
 
 def duration(seconds: int) -> str:
-    """ "3 d 4 h", "5 min 2 s": the two largest units."""
+    """Text such as "3 d 4 h" or "5 min 2 s", in the two largest units."""
     parts: list[str] = []
     for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, seconds = divmod(seconds, size)
@@ -84,36 +84,36 @@ def duration(seconds: int) -> str:
 
 def _confinements(processes: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Confinement -> the names of the processes that have it."""
-    found: dict[str, list[str]] = {}
-    for one in processes:
-        if one["confinement"]:
-            found.setdefault(one["confinement"], []).append(one["name"])
-    return found
+    names_by_confinement: dict[str, list[str]] = {}
+    for process in processes:
+        if process["confinement"]:
+            names_by_confinement.setdefault(process["confinement"], []).append(process["name"])
+    return names_by_confinement
 
 
-def _show(about: dict[str, Any]) -> None:
-    state = "ready" if about["ready"] else "not ready (starting, restarting a process, or stopping)"
+def _show(status: dict[str, Any]) -> None:
+    state = "ready" if status["ready"] else "not ready (starting, restarting a process, or stopping)"
     click.echo(
-        f"{state} on {about['host']}:{about['port']}, up {duration(about['uptime_s'])}, data in {about['data_dir']}"
+        f"{state} on {status['host']}:{status['port']}, up {duration(status['uptime_s'])}, data in {status['data_dir']}"
     )
-    metrics = f"metrics on {about['metrics_url']}, " if about["metrics_url"] else ""
-    click.echo(f"{metrics}log level {about['log_level']}")
-    if about["client_socket"]:
-        mebibytes = sum(worker["local_bytes"] for worker in about["workers"]) / (1 << 20)
-        click.echo(f"local clients attach at {about['client_socket']}, {mebibytes:.0f} MiB of shared memory in use")
-    for confinement, names in _confinements(about["processes"]).items():
+    metrics = f"metrics on {status['metrics_url']}, " if status["metrics_url"] else ""
+    click.echo(f"{metrics}log level {status['log_level']}")
+    if status["client_socket"]:
+        mebibytes = sum(worker["local_bytes"] for worker in status["workers"]) / (1 << 20)
+        click.echo(f"local clients attach at {status['client_socket']}, {mebibytes:.0f} MiB of shared memory in use")
+    for confinement, names in _confinements(status["processes"]).items():
         click.echo(f"sandbox of {', '.join(names)}: {confinement}")
     click.echo()
-    workers = {f"mqd-worker-{worker['index']}": worker for worker in about["workers"]}
+    workers = {f"mqd-worker-{worker['index']}": worker for worker in status["workers"]}
     rows = []
-    for one in about["processes"]:
-        worker = workers.get(one["name"])
+    for process in status["processes"]:
+        worker = workers.get(process["name"])
         load = (worker["partitions"], worker["connections"], worker["local_clients"]) if worker else ("", "", "")
-        up = "-" if one["uptime_s"] is None else duration(one["uptime_s"])
-        rows.append((one["name"], one["pid"] or "-", one["state"], up, one["restart_count"], *load))
+        up = "-" if process["uptime_s"] is None else duration(process["uptime_s"])
+        rows.append((process["name"], process["pid"] or "-", process["state"], up, process["restart_count"], *load))
     emit_table(("PROCESS", "PID", "STATE", "UP", "RESTARTS", "PARTITIONS", "CONNECTIONS", "LOCAL"), rows)
-    for one in about.get("not_served", ()):
-        click.echo(one["text"])
+    for replica in status.get("not_served", ()):
+        click.echo(replica["text"])
 
 
 @click.command(short_help="Show a broker's processes, ports and partitions.")
@@ -130,23 +130,23 @@ def command(ctx: click.Context, data_dir: Path | None, output_format: str | None
     """Show the broker of a data directory: its uptime, processes and ports, and each worker's
     partitions, connections and local clients (through shared memory).
 
-    Exit status: 0 it is ready, 1 it runs but is not ready, or this user may not query it, 3 it does not
-    run.
+    Exit status: 0 if the broker is ready, 1 if it is running but not ready, or this user may not query
+    it, 3 if it is not running.
     """
     as_json = (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json"
-    places = layout(data_dir or default_data_dir())
-    about = broker_status(places.data_dir)
-    if about["ready"]:
+    paths = layout(data_dir or default_data_dir())
+    status = broker_status(paths.data_dir)
+    if status["ready"]:
         from mqd.cli import offline_replicas as offline
 
-        about["not_served"] = [
-            {"partition": one.partition, "directories": list(one.directories), "text": one.text()}
-            for one in offline.offline_replicas_of(about["host"], about["port"])
+        status["not_served"] = [
+            {"partition": replica.partition, "directories": list(replica.directories), "text": replica.text()}
+            for replica in offline.offline_replicas_of(status["host"], status["port"])
         ]
     if as_json:
-        emit_json(about)
-    elif "reason" in about:
-        click.echo(f"no broker runs in {places.data_dir}")
+        emit_json(status)
+    elif "reason" in status:
+        click.echo(f"no broker is running in {paths.data_dir}")
     else:
-        _show(about)
-    return EXIT_UNREACHABLE if "reason" in about else 0 if about["ready"] else EXIT_FAILED
+        _show(status)
+    return EXIT_UNREACHABLE if "reason" in status else 0 if status["ready"] else EXIT_FAILED

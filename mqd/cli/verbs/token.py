@@ -22,10 +22,10 @@ def command() -> None:
     pass
 
 
-def _user(word: str) -> tuple[str, str]:
+def _principal(text: str) -> tuple[str, str]:
     """(type, name) of TYPE:NAME; `alice` stands for User:alice."""
-    kind, colon, name = word.partition(":")
-    return (kind, name) if colon else ("User", word)
+    kind, colon, name = text.partition(":")
+    return (kind, name) if colon else ("User", text)
 
 
 def _time_text(timestamp_ms: int) -> str:
@@ -67,19 +67,19 @@ def create(
     request = CreateDelegationTokenRequest(
         renewers=[
             CreateDelegationTokenRequest.CreatableRenewers(principal_type=kind, principal_name=name)
-            for kind, name in map(_user, renewers)
+            for kind, name in map(_principal, renewers)
         ],
         max_lifetime_ms=-1 if max_lifetime is None else max_lifetime,
     )
     if owner is not None:
-        request.owner_principal_type, request.owner_principal_name = _user(owner)
+        request.owner_principal_type, request.owner_principal_name = _principal(owner)
     with Broker(settings.bootstrap) as broker:
         response = broker.request(_CREATE, request)
     check("token", response.error_code, None)
     password = base64.b64encode(response.hmac).decode()
     if out is not None:
         _save(settings, file_format, out, response, password)
-    shown = {
+    fields = {
         "id": response.token_id,
         "owner": f"{response.principal_type}:{response.principal_name}",
         **({} if out is not None else {"password": password}),
@@ -87,9 +87,9 @@ def create(
         "max_ms": response.max_timestamp_ms,
     }
     if settings.json:
-        emit_json(shown)
+        emit_json(fields)
         return
-    click.echo(f"token {response.token_id} of {shown['owner']}, until {_time_text(response.expiry_timestamp_ms)}")
+    click.echo(f"token {response.token_id} of {fields['owner']}, until {_time_text(response.expiry_timestamp_ms)}")
     click.echo(f"password {password}" if out is None else f"{out} has the settings of a client that uses the token")
 
 
@@ -101,11 +101,11 @@ def _save(
     from mqd.security import scram
     from mqd.security.client import TOKEN_AUTH
 
-    chosen = dict(client_security.current().settings)
-    chosen.update({"sasl.username": response.token_id, "sasl.password": password, TOKEN_AUTH: "true"})
-    if chosen.get("sasl.mechanisms") not in scram.MECHANISMS:  # tokens are for SCRAM alone
-        chosen["sasl.mechanisms"] = "SCRAM-SHA-512"
-    client_config.save(out, client_config.format_settings(file_format, settings.bootstrap, chosen))
+    client_settings = dict(client_security.current().settings)
+    client_settings.update({"sasl.username": response.token_id, "sasl.password": password, TOKEN_AUTH: "true"})
+    if client_settings.get("sasl.mechanisms") not in scram.MECHANISMS:  # tokens work with SCRAM only
+        client_settings["sasl.mechanisms"] = "SCRAM-SHA-512"
+    client_config.save(out, client_config.format_settings(file_format, settings.bootstrap, client_settings))
 
 
 def _describe_tokens(settings: Settings, owners: tuple[str, ...] = ()) -> list[Any]:
@@ -114,65 +114,65 @@ def _describe_tokens(settings: Settings, owners: tuple[str, ...] = ()) -> list[A
 
     requested = [
         DescribeDelegationTokenRequest.DescribeDelegationTokenOwner(principal_type=kind, principal_name=name)
-        for kind, name in map(_user, owners)
+        for kind, name in map(_principal, owners)
     ]
     with Broker(settings.bootstrap) as broker:
         response = broker.request(_DESCRIBE, DescribeDelegationTokenRequest(owners=requested or None))
     check("tokens", response.error_code, None)
-    return sorted(response.tokens, key=lambda one: (one.principal_name, one.issue_timestamp))
+    return sorted(response.tokens, key=lambda token: (token.principal_name, token.issue_timestamp))
 
 
 @command.command("list")
 @options
-@click.option("--owner", "owners", multiple=True, help="Only those that this user owns, has requested or may renew.")
+@click.option("--owner", "owners", multiple=True, help="Only tokens that this user owns, has requested or may renew.")
 def list_(settings: Settings, owners: tuple[str, ...]) -> None:
     """Show the tokens that you may see, without their passwords."""
-    found = _describe_tokens(settings, owners)
+    tokens = _describe_tokens(settings, owners)
     if settings.json:
         emit_json(
             [
                 {
-                    "id": one.token_id,
-                    "owner": f"{one.principal_type}:{one.principal_name}",
-                    "requester": f"{one.token_requester_principal_type}:{one.token_requester_principal_name}",
-                    "renewers": [f"{each.principal_type}:{each.principal_name}" for each in one.renewers],
-                    "issued_ms": one.issue_timestamp,
-                    "expires_ms": one.expiry_timestamp,
-                    "max_ms": one.max_timestamp,
+                    "id": token.token_id,
+                    "owner": f"{token.principal_type}:{token.principal_name}",
+                    "requester": f"{token.token_requester_principal_type}:{token.token_requester_principal_name}",
+                    "renewers": [f"{renewer.principal_type}:{renewer.principal_name}" for renewer in token.renewers],
+                    "issued_ms": token.issue_timestamp,
+                    "expires_ms": token.expiry_timestamp,
+                    "max_ms": token.max_timestamp,
                 }
-                for one in found
+                for token in tokens
             ]
         )
-    elif found:
+    elif tokens:
         rows = [
             (
-                one.token_id,
-                f"{one.principal_type}:{one.principal_name}",
-                ",".join(each.principal_name for each in one.renewers) or "-",
-                _time_text(one.expiry_timestamp),
-                _time_text(one.max_timestamp),
+                token.token_id,
+                f"{token.principal_type}:{token.principal_name}",
+                ",".join(renewer.principal_name for renewer in token.renewers) or "-",
+                _time_text(token.expiry_timestamp),
+                _time_text(token.max_timestamp),
             )
-            for one in found
+            for token in tokens
         ]
         emit_table(("TOKEN", "OWNER", "RENEWERS", "EXPIRES", "MAX EXPIRY"), rows)
     else:
         click.echo("there is no token that you may see")
 
 
-def _change(settings: Settings, token_id: str, api_key: int, request: Any, word: str) -> None:
+def _change(settings: Settings, token_id: str, api_key: int, request: Any, outcome: str) -> None:
     from mqd.cli.kafka_request import Broker, check
 
-    known = next((one for one in _describe_tokens(settings) if one.token_id == token_id), None)
-    if known is None:
+    token = next((token for token in _describe_tokens(settings) if token.token_id == token_id), None)
+    if token is None:
         raise CliError(f"no token {token_id} is visible to you; mqd token list shows the tokens that are")
-    request.hmac = known.hmac
+    request.hmac = token.hmac
     with Broker(settings.bootstrap) as broker:
         response = broker.request(api_key, request)
     check(f"token {token_id}", response.error_code, None)
     if settings.json:
         emit_json({"id": token_id, "expires_ms": response.expiry_timestamp_ms})
     else:
-        click.echo(f"token {token_id} {word} {_time_text(response.expiry_timestamp_ms)}")
+        click.echo(f"token {token_id} {outcome} {_time_text(response.expiry_timestamp_ms)}")
 
 
 @command.command()
@@ -190,9 +190,9 @@ def renew(settings: Settings, token_id: str, period: int | None) -> None:
 @command.command()
 @options
 @click.argument("token_id")
-@click.option("--in", "period", type=Duration(), help="End it after this time.  [default: immediately]")
+@click.option("--in", "period", type=Duration(), help="Expire it after this time.  [default: immediately]")
 def expire(settings: Settings, token_id: str, period: int | None) -> None:
-    """End TOKEN_ID. Connections that use it end at their next authentication."""
+    """Expire TOKEN_ID. Connections that use it end when they next have to re-authenticate."""
     from mqd.protocol.messages import ExpireDelegationTokenRequest
 
     request = ExpireDelegationTokenRequest(expiry_time_period_ms=-1 if period is None else period)

@@ -1,4 +1,4 @@
-"""`mqd top`: the present activity of a cluster, in the terminal."""
+"""`mqd top`: the current activity of a cluster, in the terminal."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def cpu_seconds(pid: int) -> float | None:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    fields = stat.rpartition(")")[2].split()  # the process name before it may contain any character
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Sampler:
-    """Samples a cluster, and the broker of `data_dir`, if given. One connection to each broker is
-    kept; after an error they are opened again.
+    """Samples a cluster, and the broker of `data_dir`, if given. One connection to each broker
+    is kept; after an error, the connections are opened again.
     """
 
     def __init__(self, bootstrap: str, data_dir: Path | None) -> None:
@@ -64,23 +64,25 @@ class Sampler:
         if self._cluster is None:
             self._cluster = Cluster(self._bootstrap).__enter__()
         cluster = self._cluster
-        described = cluster.described_topics()
-        spares.count_as_in_sync(cluster.first, described)
+        topics = cluster.described_topics()
+        spares.count_as_in_sync(cluster.first, topics)
         partitions = {
-            (topic.name, one.partition_index): Replicas(
-                one.leader_id, tuple(sorted(set(one.replica_nodes) - set(one.isr_nodes)))
+            (topic.name, partition.partition_index): Replicas(
+                partition.leader_id, tuple(sorted(set(partition.replica_nodes) - set(partition.isr_nodes)))
             )
-            for topic in described
-            for one in topic.partitions
+            for topic in topics
+            for partition in topic.partitions
         }
-        cpu_s, behind_s = self._local()
+        cpu_s, lag_s = self._local()
         from mqd.cli.group_listing import committed
 
-        found = committed(cluster)
-        at_s = time.monotonic()
+        committed_offsets = committed(cluster)
+        sampled_at_s = time.monotonic()
         ends = cluster.offsets(partitions, LATEST)
-        groups = {name: Committed(state, offsets, behind_s.get(name, {})) for name, (state, offsets) in found.items()}
-        return Sample(at_s, cluster.addresses(), partitions, ends, groups, cpu_s)
+        groups = {
+            name: Committed(state, offsets, lag_s.get(name, {})) for name, (state, offsets) in committed_offsets.items()
+        }
+        return Sample(sampled_at_s, cluster.addresses(), partitions, ends, groups, cpu_s)
 
     def _local(self) -> tuple[dict[str, float], dict[str, dict[Partition, float]]]:
         """CPU seconds of this host's processes; lag in seconds, by group and partition."""
@@ -88,26 +90,26 @@ class Sampler:
             return {}, {}
         from mqd.cli.verbs.status import broker_status
 
-        about = broker_status(self._data_dir)
+        status = broker_status(self._data_dir)
         cpu_s = {
-            one["name"]: used
-            for one in about["processes"]
-            if one["pid"] and (used := cpu_seconds(one["pid"])) is not None
+            process["name"]: used
+            for process in status["processes"]
+            if process["pid"] and (used := cpu_seconds(process["pid"])) is not None
         }
-        behind_s: dict[str, dict[Partition, float]] = {}
-        if about.get("metrics_url"):
+        lag_s: dict[str, dict[Partition, float]] = {}
+        if status.get("metrics_url"):
             with contextlib.suppress(OSError, ValueError):  # the columns stay empty; mqd doctor shows why
-                for one in metrics_page.read(about["metrics_url"], self._data_dir):
-                    if one.name == "mqd_consumergroup_lag_seconds":
-                        of_group = behind_s.setdefault(one.labels["consumergroup"], {})
-                        of_group[one.labels["topic"], int(one.labels["partition"])] = one.value
-        return cpu_s, behind_s
+                for metric in metrics_page.read(status["metrics_url"], self._data_dir):
+                    if metric.name == "mqd_consumergroup_lag_seconds":
+                        group_lag_s = lag_s.setdefault(metric.labels["consumergroup"], {})
+                        group_lag_s[metric.labels["topic"], int(metric.labels["partition"])] = metric.value
+        return cpu_s, lag_s
 
 
 @contextlib.contextmanager
 def _screen() -> Iterator[None]:
     """Within this context, output uses the whole terminal and keys are read as they are pressed."""
-    before = termios.tcgetattr(sys.stdin)
+    saved_settings = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
     sys.stdout.write(_ENTER_SCREEN)
     try:
@@ -115,16 +117,16 @@ def _screen() -> Iterator[None]:
     finally:
         sys.stdout.write(_LEAVE_SCREEN)
         sys.stdout.flush()
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, saved_settings)
 
 
 def _draw(lines: list[str]) -> None:
-    """Draws the lines; the first one, and those that follow an empty one (titles), in bold."""
-    shown = []
+    """Draws the lines. Titles are bold: the first line, and each line after an empty line."""
+    styled_lines = []
     for number, line in enumerate(lines):
         is_title = not number or not lines[number - 1]
-        shown.append((_BOLD + line + _PLAIN if is_title else line) + _CLEAR_LINE)
-    sys.stdout.write(_HOME + "\n".join(shown) + _CLEAR_BELOW)
+        styled_lines.append((_BOLD + line + _PLAIN if is_title else line) + _CLEAR_LINE)
+    sys.stdout.write(_HOME + "\n".join(styled_lines) + _CLEAR_BELOW)
     sys.stdout.flush()
 
 
@@ -133,51 +135,51 @@ def _heading(bootstrap: str, text: str) -> str:
 
 
 def _live(sampler: Sampler, bootstrap: str, every_s: float) -> None:
-    before: Sample | None = None
-    shown: live_view.View | None = None
+    previous: Sample | None = None
+    current_view: live_view.View | None = None
     with _screen():
         while True:
-            trouble = ""
+            error_text = ""
             try:
                 sample = sampler.sample()
-                shown = live_view.view(before, sample) if before is not None else None
-                before = sample
+                current_view = live_view.view(previous, sample) if previous is not None else None
+                previous = sample
             except CliError as error:
-                before, trouble = None, f"no response: {error.format_message()}"
+                previous, error_text = None, f"no response: {error.format_message()}"
             size = os.get_terminal_size()
-            heading = _heading(bootstrap, trouble or f"every {every_s:g} s; q quits")
-            if shown is not None:
-                _draw(live_view.render(shown, heading, size.lines, size.columns))
+            heading = _heading(bootstrap, error_text or f"every {every_s:g} s; q quits")
+            if current_view is not None:
+                _draw(live_view.render(current_view, heading, size.lines, size.columns))
             else:
                 _draw([live_view.printable(heading)[: size.columns], "waiting for a second sample"])
-            if _wait_for_quit(every_s if shown is not None or trouble else min(every_s, 1.0)):
+            if _wait_for_quit(every_s if current_view is not None or error_text else min(every_s, 1.0)):
                 return
 
 
 def _wait_for_quit(wait_s: float) -> bool:
-    """Whether q was pressed, or the terminal has gone, before the time is over."""
+    """Waits up to `wait_s`. Returns whether q was pressed or the terminal was closed."""
     deadline = time.monotonic() + wait_s
-    while (left_s := deadline - time.monotonic()) > 0:
-        if select.select([sys.stdin], [], [], left_s)[0]:
+    while (remaining_s := deadline - time.monotonic()) > 0:
+        if select.select([sys.stdin], [], [], remaining_s)[0]:
             key = os.read(sys.stdin.fileno(), 1)
             if key in (b"", b"q", b"Q"):
                 return True
     return False
 
 
-def _as_json(shown: live_view.View) -> dict[str, Any]:
+def _as_json(view: live_view.View) -> dict[str, Any]:
     return {
-        "seconds": round(shown.seconds, 3),
-        "partitions": shown.partition_count,
-        "records_in_s": shown.records_in_s,
-        "records_committed_s": shown.records_read_s,
-        "hosts": [one._asdict() for one in shown.hosts],
-        "processes": [one._asdict() for one in shown.processes],
-        "topics": [one._asdict() for one in shown.topics],
+        "seconds": round(view.seconds, 3),
+        "partitions": view.partition_count,
+        "records_in_s": view.records_in_s,
+        "records_committed_s": view.records_read_s,
+        "hosts": [one._asdict() for one in view.hosts],
+        "processes": [one._asdict() for one in view.processes],
+        "topics": [one._asdict() for one in view.topics],
         "groups": [
-            one._asdict() | {"catches_up_s": one.catches_up_s(shown.group_input_s[one.name])} for one in shown.groups
+            one._asdict() | {"catches_up_s": one.catches_up_s(view.group_input_s[one.name])} for one in view.groups
         ],
-        "slow": [one._asdict() for one in shown.slow],
+        "slow": [one._asdict() for one in view.slow],
     }
 
 
@@ -198,8 +200,8 @@ def _as_json(shown: live_view.View) -> dict[str, Any]:
 @click.option("--once", is_flag=True, help="Print once, from two samples, and exit.")
 @options
 def command(settings: Settings, data_dir: Path | None, every_s: float, once: bool) -> None:
-    """Show what a cluster does now: records written and committed a second by topic, lag by group,
-    slow partitions, hosts. q quits.
+    """Show the current activity of a cluster: records written and committed per second by topic, lag by
+    group, slow partitions, hosts. q quits.
 
     On a broker's host, --data-dir names its data directory, which adds the CPU of its processes and
     the lag in seconds. Without it and without --bootstrap, the default data directory is used, if it
@@ -212,9 +214,9 @@ def command(settings: Settings, data_dir: Path | None, every_s: float, once: boo
         from mqd.cli.verbs.status import broker_status
 
         data_dir = layout(data_dir).data_dir
-        about = broker_status(data_dir)
-        if bootstrap == DEFAULT_BOOTSTRAP and about["port"]:
-            bootstrap = address(about["host"], about["port"])
+        status = broker_status(data_dir)
+        if bootstrap == DEFAULT_BOOTSTRAP and status["port"]:
+            bootstrap = address(status["host"], status["port"])
     is_live = not once and not settings.json
     if is_live and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CliError("not a terminal; --once prints once and exits")
@@ -223,12 +225,12 @@ def command(settings: Settings, data_dir: Path | None, every_s: float, once: boo
         if is_live:
             _live(sampler, bootstrap, every_s)
             return
-        before = sampler.sample()
+        previous = sampler.sample()
         time.sleep(every_s)
-        shown = live_view.view(before, sampler.sample())
+        current_view = live_view.view(previous, sampler.sample())
     finally:
         sampler.close()
     if settings.json:
-        emit_json(_as_json(shown))
+        emit_json(_as_json(current_view))
     else:
-        click.echo("\n".join(live_view.render(shown, _heading(bootstrap, f"over {shown.seconds:.1f} s"))))
+        click.echo("\n".join(live_view.render(current_view, _heading(bootstrap, f"over {current_view.seconds:.1f} s"))))

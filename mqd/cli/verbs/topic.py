@@ -14,7 +14,7 @@ from mqd.cli.common import CliError as CliError
 _CREATE_PARTITIONS = 37
 _DELETE_TOPICS, _DELETE_TOPICS_VERSION_MIN = 20, 6
 _PARTITIONS_MAX = 100_000  # librdkafka's bound for one topic; a broker may refuse fewer
-_REPLICAS_MAX = 10_000  # the same
+_REPLICAS_MAX = 10_000  # librdkafka's bound; a broker may refuse fewer
 
 
 @click.group(help="Create, list, describe, alter and delete topics.")
@@ -41,7 +41,7 @@ def command() -> None:
     "-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A property of the topic; may be repeated."
 )
 @click.option("--if-not-exists", is_flag=True, help="No error when the topic exists.")
-@click.option("--dry-run", is_flag=True, help="Let the broker check, create nothing.")
+@click.option("--dry-run", is_flag=True, help="Have the broker check the request without creating anything.")
 def create(
     settings: Settings,
     name: str,
@@ -90,7 +90,7 @@ def list_(settings: Settings, internal: bool) -> None:
     from mqd.cli.librdkafka import admin_client, metadata
 
     topics = metadata(admin_client(settings.bootstrap)).topics
-    found = [topics[name] for name in sorted(topics) if internal or not name.startswith("__")]
+    listed = [topics[name] for name in sorted(topics) if internal or not name.startswith("__")]
     if settings.json:
         emit_json(
             [
@@ -99,16 +99,16 @@ def list_(settings: Settings, internal: bool) -> None:
                     "partitions": len(topic.partitions),
                     "replication_factor": _replication_factor(topic),
                 }
-                for topic in found
+                for topic in listed
             ]
         )
     elif sys.stdout.isatty():
         emit_table(
             ("TOPIC", "PARTITIONS", "REPLICAS"),
-            [(topic.topic, len(topic.partitions), _replication_factor(topic)) for topic in found],
+            [(topic.topic, len(topic.partitions), _replication_factor(topic)) for topic in listed],
         )
     else:
-        for topic in found:
+        for topic in listed:
             click.echo(topic.topic)
 
 
@@ -123,22 +123,22 @@ def _offsets(admin: Any, name: str, partitions: list[int]) -> dict[int, tuple[in
 
     from mqd.cli.librdkafka import REQUEST_TIMEOUT_S
 
-    found: list[dict[int, int | None]] = []
-    requested = [
+    offsets: list[dict[int, int | None]] = []
+    requests = [
         admin.list_offsets(
             {TopicPartition(name, index): spec for index in partitions}, request_timeout=REQUEST_TIMEOUT_S
         )
         for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
     ]
-    for futures in requested:
+    for futures in requests:
         response: dict[int, int | None] = {}
         for partition, future in futures.items():
             try:
                 response[partition.partition] = future.result().offset
             except KafkaException:
                 response[partition.partition] = None
-        found.append(response)
-    return {index: (found[0].get(index), found[1].get(index)) for index in partitions}
+        offsets.append(response)
+    return {index: (offsets[0].get(index), offsets[1].get(index)) for index in partitions}
 
 
 def _configs(admin: Any, name: str) -> list[Any]:
@@ -203,22 +203,22 @@ def describe(settings: Settings, name: str) -> None:
         click.echo(f"  {key}={value}")
     rows = []
     for p in partitions:
-        shown = ["?" if p[key] is None else p[key] for key in ("log_start_offset", "high_watermark")]
+        offset_texts = ["?" if p[key] is None else p[key] for key in ("log_start_offset", "high_watermark")]
         rows.append(
             (
                 p["partition"],
                 p["leader"],
                 ",".join(map(str, p["replicas"])),
                 ",".join(map(str, p["in_sync_replicas"])),
-                *shown,
+                *offset_texts,
                 p["error"] or "",
             )
         )
     emit_table(("PARTITION", "LEADER", "REPLICAS", "IN SYNC", "START OFFSET", "HIGH WATERMARK", ""), rows)
 
 
-def _no_partitions(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    """The habit of kafka-topics --alter."""
+def _reject_partitions(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    """Rejects the option of kafka-topics --alter, and names the command that replaces it."""
     if value is not None:
         raise click.UsageError(f"to add partitions: mqd topic add-partitions NAME --to {value}")
 
@@ -235,7 +235,7 @@ def _no_partitions(_ctx: click.Context, _parameter: click.Parameter, value: str 
     metavar="KEY",
     help="Return a property to the broker's value; may be repeated.",
 )
-@click.option("-p", "--partitions", "_partitions", hidden=True, callback=_no_partitions, expose_value=False)
+@click.option("-p", "--partitions", "_partitions", hidden=True, callback=_reject_partitions, expose_value=False)
 def alter(settings: Settings, name: str, configs: tuple[str, ...], deleted: tuple[str, ...]) -> None:
     """Change the configuration of the topic NAME; other settings stay unchanged."""
     from mqd.cli.verbs.config import alter as alter_configs
@@ -249,7 +249,7 @@ def alter(settings: Settings, name: str, configs: tuple[str, ...], deleted: tupl
 @options
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_topic)
 @click.option("--if-exists", is_flag=True, help="No error when a topic does not exist.")
-@click.option("--dry-run", is_flag=True, help="Show what would be deleted, delete nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, without deleting anything.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation on a terminal.")
 def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run: bool, yes: bool) -> None:
     """Delete topics with all their records. If one of NAMES does not exist, none is deleted."""
@@ -262,33 +262,36 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run:
     missing = [name for name in dict.fromkeys(names) if name not in existing]
     if missing and not if_exists:
         raise CliError(f"nothing was deleted: there is no topic {', '.join(missing)} (--if-exists deletes the others)")
-    found = [name for name in dict.fromkeys(names) if name in existing]
-    if dry_run or not found:
+    selected = [name for name in dict.fromkeys(names) if name in existing]
+    if dry_run or not selected:
         if settings.json:
-            emit_json({"deleted": [], "would_delete": found})
+            emit_json({"deleted": [], "would_delete": selected})
         else:
-            for name in found:
+            for name in selected:
                 click.echo(f"would delete topic {name} ({len(existing[name].partitions)} partitions)")
         return
     if sys.stdin.isatty() and not yes:
-        click.confirm(f"Delete {', '.join(found)} with all records?", abort=True, err=True)
+        click.confirm(f"Delete {', '.join(selected)} with all records?", abort=True, err=True)
     # librdkafka's admin client drops the broker's message, such as the views that must be deleted first
     request = DeleteTopicsRequest(
-        topics=[DeleteTopicsRequest.TopicState(name=name) for name in found], timeout_ms=int(REQUEST_TIMEOUT_S * 1000)
+        topics=[DeleteTopicsRequest.TopicState(name=name) for name in selected],
+        timeout_ms=int(REQUEST_TIMEOUT_S * 1000),
     )
     with Broker(settings.bootstrap) as broker:
         results = broker.request(_DELETE_TOPICS, request, version_min=_DELETE_TOPICS_VERSION_MIN).responses
-    done = [one.name for one in results if not one.error_code]
+    deleted = [result.name for result in results if not result.error_code]
     is_failure = lambda code: code and not (if_exists and code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    failed = [one for one in results if is_failure(one.error_code)]
+    failed = [result for result in results if is_failure(result.error_code)]
     if settings.json:
-        emit_json({"deleted": done})
+        emit_json({"deleted": deleted})
     else:
-        for name in done:
+        for name in deleted:
             click.echo(f"deleted topic {name}")
     if failed:
         raise CliError(
-            "; ".join(f"topic {one.name}: {error_text(one.error_code, one.error_message)}" for one in failed)
+            "; ".join(
+                f"topic {result.name}: {error_text(result.error_code, result.error_message)}" for result in failed
+            )
         )
 
 
@@ -329,7 +332,7 @@ def add_partitions(settings: Settings, name: str, total: int) -> None:
 @click.option(
     "--no-wait",
     is_flag=True,
-    help="Do not check what groups have read: the producers' pause ends by time (partition.retire.barrier.ms).",
+    help="Do not check what groups have read: the producers' pause ends after partition.retire.barrier.ms.",
 )
 @click.option("--release", is_flag=True, help="End the producers' pause now, even if groups have not read everything.")
 @click.option("--status", is_flag=True, help="Show the progress.")
@@ -346,7 +349,7 @@ def retire_partitions(
     """Give the topic NAME fewer partitions. The retired partitions stay readable until retention has
     emptied them; then they are removed.
 
-    First, producers wait for a moment, until the consumers of all groups have read the retired
+    First, producers pause briefly, until the consumers of all groups have read the retired
     partitions, so that no consumer sees the records of a key out of order. Groups that are too far
     behind are listed. Then records with a key of a retired partition are appended to a partition
     that remains. No transaction may be open in the retired partitions.
@@ -358,7 +361,7 @@ def retire_partitions(
 
     if (total is not None) + release + status != 1 or (wait and no_wait):
         raise click.UsageError("give one of --to, --release, --status; and at most one of --wait, --no-wait")
-    shown = _Retirement(settings)
+    output = _RetirementOutput(settings)
     with Cluster(settings.bootstrap) as cluster:
         if total is None:
             state = retiring.request(cluster.first, name, 0, retiring.RELEASE if release else retiring.STATUS)
@@ -369,21 +372,23 @@ def retire_partitions(
         readers = retiring.Readers()
         if wait or (total is not None and not no_wait):
             state, readers = retiring.wait(
-                cluster, name, retiring.HIDDEN + 1 if wait else retiring.REDIRECTED, shown.reporter(cluster)
+                cluster, name, retiring.HIDDEN + 1 if wait else retiring.REDIRECTED, output.reporter(cluster)
             )
         elif state.step == retiring.SEALED:
             readers = retiring.groups_behind(cluster, state)
-        left = retiring.records_left(cluster, state) if state.step in (retiring.SEALED, retiring.REDIRECTED) else None
-    shown.end(state, readers, left)
+        records_left = (
+            retiring.records_left(cluster, state) if state.step in (retiring.SEALED, retiring.REDIRECTED) else None
+        )
+    output.end(state, readers, records_left)
 
 
-class _Retirement:
+class _RetirementOutput:
     """Prints the output of `retire-partitions`: a line whenever something has changed, and the state
     at the end.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._json, self._shown = settings.json, ""
+        self._json, self._last_text = settings.json, ""
 
     def reporter(self, cluster: Any) -> Callable[[Any, Any], None]:
         from mqd.cli import retirement as retiring
@@ -391,22 +396,22 @@ class _Retirement:
         def show(state: Any, readers: Any) -> None:
             if self._json or state.step == retiring.NONE:
                 return
-            text = retiring.NAMES[state.step]
+            text = retiring.STEP_DESCRIPTIONS[state.step]
             if state.step == retiring.SEALED and (readers.behind or readers.unknown):
-                text += ": " + _behind(readers)
+                text += ": " + _lag_text(readers)
             elif state.step == retiring.REDIRECTED:
                 text += f", {retiring.records_left(cluster, state)} records are left for retention to delete"
-            if text != self._shown:
-                self._shown = text
+            if text != self._last_text:
+                self._last_text = text
                 click.echo(f"topic {state.topic}: {text}", err=True)
 
         return show
 
-    def end(self, state: Any, readers: Any, left: int | None) -> None:
+    def end(self, state: Any, readers: Any, records_left: int | None) -> None:
         from mqd.cli import retirement as retiring
 
         if self._json:
-            emit_json(retiring.as_json(state, readers, left))
+            emit_json(retiring.as_json(state, readers, records_left))
             return
         if state.step == retiring.NONE:
             click.echo(
@@ -415,32 +420,38 @@ class _Retirement:
             )
             return
         last = state.remaining + len(state.retired) - 1
-        some = f"partitions {state.remaining} to {last} are" if last > state.remaining else f"partition {last} is"
-        click.echo(f"topic {state.topic}: {some} being retired: {retiring.NAMES[state.step]}")
+        partitions_text = (
+            f"partitions {state.remaining} to {last} are" if last > state.remaining else f"partition {last} is"
+        )
+        click.echo(f"topic {state.topic}: {partitions_text} being retired: {retiring.STEP_DESCRIPTIONS[state.step]}")
         if readers.behind or readers.unknown:
             click.echo(
-                f"not read yet: {_behind(readers)}"
+                f"not read yet: {_lag_text(readers)}"
                 + (
-                    "; records of a key may come out of order there, as when partitions were added"
+                    "; records of a key may be read out of order, as when partitions are added"
                     if state.step > retiring.SEALED
                     else ""
                 )
             )
-        if left is not None:
+        if records_left is not None:
             click.echo(
-                f"{left} record{'s' * (left != 1)} in them are deleted by retention; then the partitions are removed"
+                f"{records_left} record{'s' * (records_left != 1)} in them are deleted by retention; then the partitions are removed"
                 f" (mqd topic retire-partitions {state.topic} --status, or --wait)"
             )
 
 
-def _behind(readers: Any) -> str:
-    laggards = [
-        f"group {one.group} has {one.records} records to"
-        f" read{'' if one.active else ' and no members, so nothing reads them'}"
-        for one in readers.behind
+def _lag_text(readers: Any) -> str:
+    lagging_groups = [
+        f"group {group.group} has {group.records} records to"
+        f" read{'' if group.active else ' and no members, so nothing reads them'}"
+        for group in readers.behind
     ]
     unknown = [f"what other groups have read is not known: {readers.unknown}"] if readers.unknown else []
-    return "; ".join(laggards[:3] + ([f"and {len(laggards) - 3} more groups"] if len(laggards) > 3 else []) + unknown)
+    return "; ".join(
+        lagging_groups[:3]
+        + ([f"and {len(lagging_groups) - 3} more groups"] if len(lagging_groups) > 3 else [])
+        + unknown
+    )
 
 
 @command.command()
@@ -459,12 +470,12 @@ def _behind(readers: Any) -> str:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Carry out a plan in the format of kafka-reassign-partitions.",
 )
-@click.option("--dry-run", is_flag=True, help="Print the plan, move nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan, without moving anything.")
 @click.option(
     "--status", is_flag=True, help="Show the moves in progress; with --plan, whether the plan has been carried out."
 )
 @click.option("--cancel", is_flag=True, help="Stop the moves in progress; replicas stay where they were.")
-@click.option("--no-wait", is_flag=True, help="Do not wait until all has moved.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until all moves are done.")
 def reassign(
     settings: Settings,
     name: str,
@@ -476,8 +487,8 @@ def reassign(
     cancel: bool,
     no_wait: bool,
 ) -> int:
-    """Move the partitions of the topic NAME to other brokers. Records are copied first, so readers
-    have them all the time.
+    """Move the partitions of the topic NAME to other brokers. Records are copied first, so they stay
+    readable throughout.
 
     --plan FILE --status moves nothing and shows for each partition of the plan whether it is done,
     under way (with its share copied), or not done. Exit status: 0 if all are done, else 1.
@@ -495,10 +506,10 @@ def reassign(
                 settings, name, verifying.planned_partitions(broker, name, moves.read_plan(plan_file, name))
             )
         if status or cancel:
-            found = moves.ongoing_moves(broker, name)
-            if cancel and found:
-                moves.begin(broker, dict.fromkeys(found))
-            _show_moves(settings, name, found, cancel)
+            ongoing_moves = moves.ongoing_moves(broker, name)
+            if cancel and ongoing_moves:
+                moves.begin(broker, dict.fromkeys(ongoing_moves))
+            _show_moves(settings, name, ongoing_moves, cancel)
             return 0
         current = moves.replicas_of(broker, name)
         plan = (
@@ -528,28 +539,28 @@ def _broker_ids(text: str) -> list[int]:
         raise click.UsageError(f"--brokers takes numbers separated by commas, not {text!r}") from None
 
 
-def _show_plan(settings: Settings, name: str, found: list[Any]) -> int:
+def _show_plan(settings: Settings, name: str, partitions: list[Any]) -> int:
     """Shows the state of a plan. Returns the exit status."""
     from mqd.cli import verifying
 
     if settings.json:
-        emit_json([one.as_json() for one in found])
+        emit_json([partition.as_json() for partition in partitions])
     else:
         rows = [
             (
-                one.partition[1],
-                one.state,
-                *(",".join(map(str, nodes)) or "-" for nodes in (one.planned, one.replicas)),
-                one.share,
+                partition.partition[1],
+                partition.state,
+                *(",".join(map(str, nodes)) or "-" for nodes in (partition.planned, partition.replicas)),
+                partition.share,
             )
-            for one in sorted(found)
+            for partition in sorted(partitions)
         ]
         emit_table(("PARTITION", "STATE", "PLANNED", "REPLICAS", "COPIED"), rows)
-        click.echo(verifying.summary(name, found))
-    return 0 if all(one.state == verifying.DONE for one in found) else EXIT_FAILED
+        click.echo(verifying.summary(name, partitions))
+    return 0 if all(partition.state == verifying.DONE for partition in partitions) else EXIT_FAILED
 
 
-def _show_moves(settings: Settings, name: str, found: dict[tuple[str, int], Any], cancelled: bool) -> None:
+def _show_moves(settings: Settings, name: str, ongoing_moves: dict[tuple[str, int], Any], cancelled: bool) -> None:
     if settings.json:
         emit_json(
             [
@@ -560,15 +571,18 @@ def _show_moves(settings: Settings, name: str, found: dict[tuple[str, int], Any]
                     "adding": move.adding,
                     "removing": move.removing,
                 }
-                for (topic, index), move in found.items()
+                for (topic, index), move in ongoing_moves.items()
             ]
         )
-    elif not found:
+    elif not ongoing_moves:
         click.echo(f"topic {name}: nothing moves")
     elif cancelled:
-        click.echo(f"topic {name}: {len(found)} partition{'s' * (len(found) != 1)} stay where they were")
+        click.echo(
+            f"topic {name}: {len(ongoing_moves)} partition{'s' * (len(ongoing_moves) != 1)} stay where they were"
+        )
     else:
         rows = [
-            (index, *(",".join(map(str, nodes)) or "-" for nodes in move)) for (_, index), move in sorted(found.items())
+            (index, *(",".join(map(str, nodes)) or "-" for nodes in move))
+            for (_, index), move in sorted(ongoing_moves.items())
         ]
         emit_table(("PARTITION", "REPLICAS", "ADDING", "REMOVING"), rows)

@@ -357,7 +357,7 @@ def test_a_later_host_joins(tmp_path: Path) -> None:
         assert [line.split()[-1] for line in mqd(late, "cluster", "brokers").splitlines()[1:]].count("observer") == 1
         assert "node 4 is a voter" in mqd(late, "cluster", "add-voter", "4")
         gone = cluster.leader().node_id % 3 + 1
-        assert f"node {gone} is not a voter any more" in mqd(late, "cluster", "remove-voter", str(gone))
+        assert f"node {gone} is no longer a voter" in mqd(late, "cluster", "remove-voter", str(gone))
         replicas = json.loads(mqd(late, "cluster", "controller", "--format", "json"))["replicas"]
         assert {one["node"] for one in replicas if one["role"] != "observer"} == {1, 2, 3, 4} - {gone}
         assert "not a voter" in mqd(late, "cluster", "remove-voter", str(gone), status=1)

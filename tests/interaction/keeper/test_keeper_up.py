@@ -187,7 +187,7 @@ def test_status_and_down_without_a_broker(tmp_path):
     done = mqd("status", "--data-dir", tmp_path, "--format", "json")
     assert done.returncode == 3 and json.loads(done.stdout)["ready"] is False
     done = mqd("down", "--data-dir", tmp_path)
-    assert done.returncode == 3 and f"no broker runs in {tmp_path}" in done.stderr
+    assert done.returncode == 3 and f"no broker is running in {tmp_path}" in done.stderr
     assert list(tmp_path.iterdir()) == []
     assert mqd("log-level", "debug", "--data-dir", tmp_path).returncode == 3
 

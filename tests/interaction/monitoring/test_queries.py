@@ -228,7 +228,7 @@ def test_the_doctor_of_a_broker_that_does_not_run(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "mqd-worker-0.log").write_text("2026-01-01 INFO well\n2026-01-01 ERROR the disk is gone\n")
     done = CliRunner().invoke(cli, ["doctor", "--data-dir", str(tmp_path)], catch_exceptions=False)
-    assert "no broker runs in " in done.output and "ERROR the disk is gone" in done.output
+    assert "no broker is running in " in done.output and "ERROR the disk is gone" in done.output
 
 
 def test_every_family_reaches_an_opentelemetry_collector(broker: Broker) -> None:

@@ -49,7 +49,7 @@ def partitions(leaderless: list[tuple[str, int, list[int]]], behind: dict[int, l
 def test_processes() -> None:
     assert report(process_findings({"data_dir": "/d", "processes": [process("mqd-worker-0")]})) == []
     assert report(process_findings({"data_dir": "/d", "processes": [], "reason": "no keeper"})) == [
-        (Harm.OUTAGE, "no broker runs in /d: no keeper")
+        (Harm.OUTAGE, "no broker is running in /d: no keeper")
     ]
     dying = {"data_dir": "/d", "processes": [process("mqd-worker-0", "dead"), process("mqd-worker-1", restarts=4)]}
     assert report(process_findings(dying)) == [

@@ -75,7 +75,7 @@ def test_a_letter_without_copy_takes_the_source_record() -> None:
     assert record(letter, source) == NewRecord("jobs", 2, b"k", None, (("own", b"3"), ("mqd-redriven", b"2")))
     assert record(letter, source._replace(headers=(("mqd-redriven", b"3"),))) == plan.TOO_OFTEN
     assert record(letter) == plan.GONE
-    assert record(letter, source._replace(timestamp_ms=NOW_MS + plan.NEWER_MS + 1)) == plan.REPLACED
+    assert record(letter, source._replace(timestamp_ms=NOW_MS + plan.CLOCK_SKEW_MAX_MS + 1)) == plan.REPLACED
 
 
 def test_a_copied_tombstone_needs_no_source() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.cli.retirement import nothing_to_read
+from mqd.cli.retirement import has_nothing_to_read
 from mqd.coordinator.log import marker_batch
 from mqd.protocol.records import Record, encode_batch
 
@@ -69,4 +69,4 @@ def marker(offset: int, commit: bool, producer_id: int = MINE) -> bytes:
 def test_records_that_an_application_receives(
     what: str, data: bytes, aborted: list[tuple[int, int]], offset: int, end: int, expected: bool
 ) -> None:
-    assert nothing_to_read(data, aborted, offset, end) == expected, what
+    assert has_nothing_to_read(data, aborted, offset, end) == expected, what

@@ -153,7 +153,7 @@ def test_the_commands(tmp_path):
     def cert(*words: str):
         return CliRunner().invoke(cli, ["cert", *words, "--data-dir", str(tmp_path)], standalone_mode=False)
 
-    assert "`mqd up --secure` makes them" in str(cert("status").exception)
+    assert "`mqd up --secure` creates them" in str(cert("status").exception)
     places = secure.prepare(tmp_path, 1, HOSTS)
     before = places.broker.read_bytes()
     found = cert("status")

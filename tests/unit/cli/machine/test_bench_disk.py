@@ -33,7 +33,7 @@ def test_it_measures_and_leaves_no_files(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["bench", "disk", str(tmp_path), "--seconds", "0.2", "--size", "4"])
-    assert done.exit_code == 0 and "append 4 KiB and flush" in done.output and "a flush takes" in done.output
+    assert done.exit_code == 0 and "append 4 KiB and flush" in done.output and "the median flush takes" in done.output
     words = ["bench", "disk", str(tmp_path), "--seconds", "0.2", "--size", "4", "--format", "json"]
     shown = json.loads(CliRunner().invoke(cli, words).output)
     assert shown["directory"] == str(tmp_path) and shown["append_and_flush"][0]["size_bytes"] == RECORD_BYTES
@@ -96,7 +96,7 @@ def test_percentiles() -> None:
     [
         (0.005, "ignores flushes"),
         (0.1, "survives a power cut"),
-        (1.5, "a usual SSD"),
+        (1.5, "a typical SSD"),
         (8, "slow"),
         (20, "a spinning disk"),
     ],

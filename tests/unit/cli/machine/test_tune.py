@@ -199,7 +199,7 @@ def test_a_cpu_that_is_offline_gets_no_interrupts(machine: Machine) -> None:
 def test_nothing_is_changed_unless_requested(machine: Machine) -> None:
     done = machine.tune()
     assert done.return_value == 1
-    assert "swapped out" in done.output and "mqd tune --apply changes it" in done.output
+    assert "swaps out" in done.output and "mqd tune --apply changes it" in done.output
     assert machine.read("proc/sys/vm/swappiness") == "60"
     shown = {one["setting"]: one for one in json.loads(machine.tune("--format", "json").output)}
     assert shown["vm.swappiness"]["ok"] is False and shown["vm.swappiness"]["how"] == "mqd tune --apply"

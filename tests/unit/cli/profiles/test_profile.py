@@ -100,7 +100,7 @@ def test_the_variable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--profile", "nowhere", "cluster"], "there is no profile 'nowhere'; there are test"),
+        (["--profile", "nowhere", "cluster"], "there is no profile 'nowhere'; the profiles are test"),
         (["profile", "show", "nowhere"], "there is no profile 'nowhere'"),
         (["profile", "remove", "nowhere"], "there is no profile 'nowhere'"),
         (["profile", "add", "test", "-b", "other:9092"], "--replace replaces it"),
