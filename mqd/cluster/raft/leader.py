@@ -66,9 +66,9 @@ class Leadership:
         self.changes = self.changes_class(self)
         self._exposed_offset = core.log.end_offset  # other replicas may have records below it
         self._parked: dict[ReplicaKey, tuple[Fetch, int]] = {}  # the Fetch and its time; oldest first
-        self._retry_after_ns = now_ns
+        self._announce_at_ns = now_ns
         self._transfer: tuple[int | None, int] | None = None  # (target, deadline)
-        # since when other replicas have flushed records that our own disk does not have: they can be
+        # since when other replicas have flushed records that this host's disk does not have: these can be
         # committed, but not applied here
         self._stalled_since_ns = NO_DEADLINE
 
@@ -81,7 +81,7 @@ class Leadership:
         return min(
             oldest[1] + settings.fetch_wait_ns if oldest is not None else NO_DEADLINE,
             self._majority_contact_ns(NO_DEADLINE - settings.check_quorum_ns) + settings.check_quorum_ns,
-            self._retry_after_ns,
+            self._announce_at_ns,
             self._transfer[1] if self._transfer is not None else NO_DEADLINE,
             self.changes.deadline_ns,
             self._stalled_until_ns,
@@ -102,13 +102,13 @@ class Leadership:
 
     def _contact_ns(self, key: ReplicaKey) -> int:
         replica = self.replicas.get(key)
-        return replica.heard_ns if replica is not None else -1
+        return replica.last_contact_ns if replica is not None else -1
 
     def on_tick(self, now_ns: int) -> None:
         settings = self.core.settings
         while self._parked and next(iter(self._parked.values()))[1] + settings.fetch_wait_ns <= now_ns:
             self._respond_to(next(iter(self._parked)), now_ns)
-        if now_ns >= self._retry_after_ns:
+        if now_ns >= self._announce_at_ns:
             self._announce(now_ns)
         if self.has_lost_quorum(now_ns):
             self.resign("a majority of the voters has stopped fetching", now_ns)
@@ -140,7 +140,7 @@ class Leadership:
         ]
         for key in silent:
             self.core.send(key.node_id, BeginEpoch(self.core.generation, self.epoch, self.core.key))
-        self._retry_after_ns = now_ns + self.core.settings.fetch_wait_ns if silent else NO_DEADLINE
+        self._announce_at_ns = now_ns + self.core.settings.fetch_wait_ns if silent else NO_DEADLINE
 
     def stamps(self) -> dict[ReplicaKey, int]:
         """For each replica, the send time of the newest response that it has accepted."""
@@ -224,7 +224,7 @@ class Leadership:
     def on_fetch(self, fetch: Fetch, now_ns: int) -> None:
         log = self.core.log
         replica = self._track(fetch.replica)
-        replica.heard_ns = now_ns
+        replica.last_contact_ns = now_ns
         self.note_stamp(replica, fetch.stamp_ns, now_ns)
         parked = self._parked.get(fetch.replica)
         if parked is not None and parked[0].sequence > fetch.sequence:
@@ -266,7 +266,7 @@ class Leadership:
                 voter_keys = {voter.key for voter in self.core.voters}
                 silent = min(
                     (tracked for tracked in self.replicas.values() if tracked.key not in voter_keys),
-                    key=lambda tracked: tracked.heard_ns,
+                    key=lambda tracked: tracked.last_contact_ns,
                 )
                 del self.replicas[silent.key]
                 self._parked.pop(silent.key, None)
@@ -309,7 +309,7 @@ class Leadership:
 
     def on_fetch_snapshot(self, fetch: FetchSnapshot, now_ns: int) -> None:
         replica = self._track(fetch.replica)
-        replica.heard_ns = now_ns
+        replica.last_contact_ns = now_ns
         self.note_stamp(replica, fetch.stamp_ns, now_ns)
         snapshot = self.core.log.snapshot
         request = ReadSnapshot(
@@ -401,12 +401,12 @@ class Leadership:
         core = self.core
         voter_keys = {voter.key for voter in core.voters}
         voters = [self.replicas.get(voter.key, Replica(voter.key)) for voter in core.voters]
-        own = Replica(core.key, core.durable_offset, 0, now_ns, now_ns)
-        shown = tuple((own if replica.key == core.key else replica).view(now_ns) for replica in voters)
+        own_replica = Replica(core.key, core.durable_offset, 0, now_ns, now_ns)
+        voter_views = tuple((own_replica if replica.key == core.key else replica).view(now_ns) for replica in voters)
         observers = tuple(
             replica.view(now_ns) for key, replica in sorted(self.replicas.items()) if key not in voter_keys
         )
-        return QuorumView(core.key.node_id, self.epoch, core.high_watermark, shown, observers)
+        return QuorumView(core.key.node_id, self.epoch, core.high_watermark, voter_views, observers)
 
     def check(self) -> None:
         core = self.core

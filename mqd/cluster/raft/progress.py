@@ -28,7 +28,7 @@ class Replica(msgspec.Struct):
     key: ReplicaKey
     position: int = -1  # the offset that it reported as durable (D1 in leader.py)
     stamp_ns: int = 0  # the newest stamp of this leader that it has repeated
-    heard_ns: int = -1
+    last_contact_ns: int = -1  # when it last fetched records or a snapshot
     caught_up_ns: int = -1  # when it last had all records of this log (KIP-836)
     fetched_ns: int = -1  # time of its last Fetch of records
     fetched_end_offset: int = -1  # the end of this log at that time
@@ -47,6 +47,6 @@ class Replica(msgspec.Struct):
         return ReplicaView(
             self.key,
             self.position,
-            now_ns - self.heard_ns if self.heard_ns >= 0 else -1,
+            now_ns - self.last_contact_ns if self.last_contact_ns >= 0 else -1,
             now_ns - self.caught_up_ns if self.caught_up_ns >= 0 else -1,
         )

@@ -6,7 +6,8 @@ raft/core.py is the replica itself and lists the invariants. This module ensures
     I2  truncate() refuses to remove committed records
     I4  persist_vote() never replaces a vote with an older one
     I5  Committed is delivered only for records that are both committed and durable here
-Disk writes complete in the order of their sequence numbers; `_disk` holds the pending ones.
+Disk writes complete in the order of their sequence numbers; `_pending_writes` has
+the incomplete ones.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ OUTBOX_MAX = 10_000  # messages that wait for the vote to be durable; the oldest
 _NEVER_WRITTEN = (1 << 63) - 1  # a sequence number that no write reaches
 _NO_LIMIT = (1 << 63) - 1  # bytes
 
-_DISK = (events.PersistVote, events.AppendLog, events.TruncateLog, events.InstallSnapshot)
+_DISK_EFFECTS = (events.PersistVote, events.AppendLog, events.TruncateLog, events.InstallSnapshot)
 
 
 class QuorumBroken(AssertionError):
@@ -38,7 +39,7 @@ def _rank(effect: Effect) -> int:
     """Sorts disk effects before all others except ControlAppended. The others may cause proposals
     immediately, and the writes of these proposals must come after those already queued.
     """
-    return 0 if isinstance(effect, events.ControlAppended) else 1 if isinstance(effect, _DISK) else 2
+    return 0 if isinstance(effect, events.ControlAppended) else 1 if isinstance(effect, _DISK_EFFECTS) else 2
 
 
 class QuorumReplica:
@@ -56,9 +57,9 @@ class QuorumReplica:
         self.promise = Promise()
         self.leader = -1
         self._sequence = 0  # number of the last disk effect
-        self._vote_sequence = self._disk_done = 0
-        # (sequence, kind, end offset) in progress
-        self._disk: deque[tuple[int, str, int]] = deque()
+        self._vote_sequence = self._durable_sequence = 0
+        # (sequence, kind, end offset) of each write in progress
+        self._pending_writes: deque[tuple[int, str, int]] = deque()
         self._retry_vote_ns = NO_DEADLINE
         self._installing: events.InstallSnapshot | None = None
         self._outbox: deque[events.Send] = deque(maxlen=OUTBOX_MAX)
@@ -138,12 +139,12 @@ class QuorumReplica:
 
     def _disk_effect(self, kind: str, end_offset: int, make_effect: Callable[[int], Effect]) -> None:
         self._sequence += 1
-        self._disk.append((self._sequence, kind, end_offset))
+        self._pending_writes.append((self._sequence, kind, end_offset))
         self.emit(make_effect(self._sequence))
 
     @property
     def is_vote_pending(self) -> bool:
-        return self._disk_done < self._vote_sequence
+        return self._durable_sequence < self._vote_sequence
 
     def persist_vote(self, vote: VoteState) -> None:
         assert (vote.epoch, vote.voted_for is not None) >= (self.vote.epoch, self.vote.voted_for is not None), "I4"
@@ -152,7 +153,7 @@ class QuorumReplica:
 
     def _emit_vote(self) -> None:
         vote = self.vote
-        writes = [effect for effect in self._effects if type(effect) in _DISK]
+        writes = [effect for effect in self._effects if type(effect) in _DISK_EFFECTS]
         # two votes in one event need only one write
         if writes and isinstance(writes[-1], events.PersistVote):
             self._effects[self._effects.index(writes[-1])] = events.PersistVote(writes[-1].sequence, vote)
@@ -174,8 +175,9 @@ class QuorumReplica:
             )
         self.log.truncate(offset)
         self.durable_offset = min(self.durable_offset, offset)
-        self._disk = deque(
-            (sequence, kind, min(end, offset) if kind == "append" else end) for sequence, kind, end in self._disk
+        self._pending_writes = deque(
+            (sequence, kind, min(end, offset) if kind == "append" else end)
+            for sequence, kind, end in self._pending_writes
         )
         self._disk_effect("truncate", offset, lambda sequence: events.TruncateLog(sequence, offset))
 
@@ -211,10 +213,10 @@ class QuorumReplica:
 
     def complete_writes(self, sequence: int) -> bool:
         """Marks the writes up to `sequence` as durable. Returns whether one of them installed a snapshot."""
-        self._disk_done = max(self._disk_done, sequence)
+        self._durable_sequence = max(self._durable_sequence, sequence)
         installed = False
-        while self._disk and self._disk[0][0] <= sequence:
-            _, kind, end_offset = self._disk.popleft()
+        while self._pending_writes and self._pending_writes[0][0] <= sequence:
+            _, kind, end_offset = self._pending_writes.popleft()
             if kind == "append":
                 self.durable_offset = max(self.durable_offset, end_offset)
             elif kind == "install":
@@ -230,12 +232,12 @@ class QuorumReplica:
         """Drops the refused writes. Returns (new end of the log, whether the disk must be truncated
         there). The vote is retried later.
         """
-        truncate_ends = [end for _, kind, end in self._disk if kind == "truncate"]
-        if any(kind == "install" for _, kind, _ in self._disk):
+        truncate_ends = [end for _, kind, end in self._pending_writes if kind == "truncate"]
+        if any(kind == "install" for _, kind, _ in self._pending_writes):
             self._installing = None
-        if any(kind == "vote" for _, kind, _ in self._disk):
+        if any(kind == "vote" for _, kind, _ in self._pending_writes):
             self._retry_vote_ns, self._vote_sequence = now_ns + self.settings.promise_ns // 2, _NEVER_WRITTEN
-        self._disk.clear()
+        self._pending_writes.clear()
         return min([self.durable_offset, *truncate_ends]), bool(truncate_ends)
 
     def cut_back(self, end_offset: int, on_disk_too: bool) -> None:

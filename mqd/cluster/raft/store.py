@@ -105,7 +105,7 @@ class QuorumStore:
         self._fd = self._mark_fd = -1
         self._files: list[_File] = []  # the last one is the write target
         self._position = 0  # in the last file
-        self._committed = 0
+        self._committed_offset = 0
         self._snapshot: SnapshotMeta | None = None
         self.next_offset = 0
 
@@ -138,11 +138,11 @@ class QuorumStore:
         self._snapshot = meta
         vote = self._read_vote(True)
         batches, cut_bytes = self._read_files(state.version, mark)
-        self._committed = max(meta.offset, min(mark.committed_offset, self.next_offset))
+        self._committed_offset = max(meta.offset, min(mark.committed_offset, self.next_offset))
         self._open_for_writing()
         self._drop_older()
         self.restore_reserve()
-        return Recovered(Stored(vote, meta, state_bytes, tuple(batches), self._committed), state, cut_bytes)
+        return Recovered(Stored(vote, meta, state_bytes, tuple(batches), self._committed_offset), state, cut_bytes)
 
     def _make_directory(self) -> None:
         if not self.directory.is_dir():
@@ -351,7 +351,7 @@ class QuorumStore:
         self._open_for_writing()
         state = encode_state(MetadataState())
         self._write_checkpoint(meta, state)
-        self._snapshot, self._committed = meta, 0
+        self._snapshot, self._committed_offset = meta, 0
         return Stored(vote, meta, len(state), (), 0)
 
     # -- writing -----------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ class QuorumStore:
         self._flush(self._fd)
         self._position += len(data)
         self.next_offset = batches[-1].next_offset
-        self._committed = max(self._committed, min(committed_offset, self.next_offset))
+        self._committed_offset = max(self._committed_offset, min(committed_offset, self.next_offset))
         self._write_mark()
 
     def _with_reserve(self, write) -> None:
@@ -380,7 +380,7 @@ class QuorumStore:
         try:
             write()
         except OSError as error:
-            if error.errno not in _NO_SPACE or not self._give_up_reserve():
+            if error.errno not in _NO_SPACE or not self._delete_reserve():
                 raise
             write()
 
@@ -391,7 +391,7 @@ class QuorumStore:
             raise FlushFailed(f"{self._files[-1].path}: {error}") from error
 
     def _write_mark(self, flush: bool = False) -> None:
-        data = files.encode_mark(Mark(self._files[-1].base_offset, self._position, self._committed))
+        data = files.encode_mark(Mark(self._files[-1].base_offset, self._position, self._committed_offset))
         try:
             native.file_append(self._mark_fd, data, 0)
         except OSError:
@@ -403,9 +403,9 @@ class QuorumStore:
 
     def truncate(self, offset: int) -> None:
         """Removes the batches from `offset` on; none may be committed. Raises FlushFailed."""
-        if offset < self._committed or offset > self.next_offset:
+        if offset < self._committed_offset or offset > self.next_offset:
             raise ValueError(
-                f"truncation to {offset}, but the log is committed up to {self._committed} and ends at"
+                f"truncation to {offset}, but the log is committed up to {self._committed_offset} and ends at"
                 f" {self.next_offset}"
             )
         try:
@@ -441,7 +441,7 @@ class QuorumStore:
         finally:
             os.close(fd)
 
-    def _give_up_reserve(self) -> bool:
+    def _delete_reserve(self) -> bool:
         try:
             os.unlink(self._reserve_path)
         except OSError:
@@ -461,7 +461,7 @@ class QuorumStore:
         try:
             os.posix_fallocate(fd, 0, self._reserve_bytes)
         except OSError:
-            self._give_up_reserve()
+            self._delete_reserve()
         finally:
             os.close(fd)
 
@@ -477,7 +477,7 @@ class QuorumStore:
             self._roll(self.next_offset)
         self._write_checkpoint(meta, state)
         self._snapshot = meta
-        self._committed = max(self._committed, meta.offset)
+        self._committed_offset = max(self._committed_offset, meta.offset)
         self._write_mark()
         self._drop_older()
 
@@ -547,7 +547,7 @@ class QuorumStore:
         for file in self._files[:-1]:
             native.file_unlink(file.path)
         self._files, self._snapshot = self._files[-1:], meta
-        self.next_offset = self._committed = meta.offset
+        self.next_offset = self._committed_offset = meta.offset
         self._write_mark()
         self._drop_older()
         return new_state

@@ -108,7 +108,7 @@ class VoterChanges:
         change = self._change
         if change is None or change.voter is None or change.end_offset >= 0 or change.voter.key != replica.key:
             return
-        is_responsive = now_ns - replica.heard_ns < self._core.settings.promise_ns
+        is_responsive = now_ns - replica.last_contact_ns < self._core.settings.promise_ns
         if is_responsive and replica.position >= change.target_offset:
             self._append(change.token, tuple(sorted((*self._core.voters, change.voter))), now_ns)
 

@@ -68,7 +68,7 @@ class ForgetsVote(QuorumCore):
         if (
             votes
             and not any(isinstance(effect, AppendLog | TruncateLog | InstallSnapshot) for effect in others)
-            and all(entry[1] == "vote" for entry in self._disk)
+            and all(entry[1] == "vote" for entry in self._pending_writes)
         ):
             return others + self.handle(DiskDone(votes[-1].sequence), now_ns)
         return effects

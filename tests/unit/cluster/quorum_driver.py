@@ -63,7 +63,7 @@ class Driver:
         found: list[events.Effect] = []
         while (
             last := max((effect.sequence for effect in self.effects if hasattr(effect, "sequence")), default=0)
-        ) > self.core._disk_done:
+        ) > self.core._durable_sequence:
             found += self(events.DiskDone(last))
         return found
 
