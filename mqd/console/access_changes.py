@@ -12,10 +12,10 @@ from mqd.cli.verbs.quota import Rate
 from mqd.console.changing import BadForm, Change, Form, command_of, required
 from mqd.security import principal
 
-USERS, RULES, QUOTAS = (("/access", {"show": one}) for one in ("users", "rules", "quotas"))
-RULE = ("principal", "permission", "operations", "resource", "host")
-ENTITY = ("user", "client", "ip")
-QUOTA = (*ENTITY, *access.QUOTA_KEYS)
+USERS_PAGE, RULES_PAGE, QUOTAS_PAGE = (("/access", {"show": section}) for section in ("users", "rules", "quotas"))
+RULE_FIELDS = ("principal", "permission", "operations", "resource", "host")
+ENTITY_FIELDS = ("user", "client", "ip")
+QUOTA_FIELDS = (*ENTITY_FIELDS, *access.QUOTA_KEYS)
 DEFAULT = "<default>"
 
 
@@ -51,7 +51,7 @@ def set_password(settings: Settings, form: Form) -> Change:
         effects,
         apply,
         f"{'Set the password of' if is_known else 'Created'} the user {name}.",
-        USERS,
+        USERS_PAGE,
     )
 
 
@@ -67,7 +67,7 @@ def delete_user(settings: Settings, form: Form) -> Change:
         ],
         lambda: access.delete_user(settings, name),
         f"Deleted the user {name}.",
-        USERS,
+        USERS_PAGE,
         typed=name,
         is_danger=True,
     )
@@ -96,7 +96,7 @@ def add_rule(settings: Settings, form: Form) -> Change:
     except ValueError as error:
         raise BadForm(str(error)) from None
     added = [rule for rule in rules if rule not in existing]
-    words = [permission, who, operations, resource, *(["--from", host] if host != "*" else [])]
+    arguments = [permission, who, operations, resource, *(["--from", host] if host != "*" else [])]
     effects = [f"{len(added)} rule{'s' * (len(added) != 1)} would be added."]
     if len(added) < len(rules):
         effects.append(
@@ -106,11 +106,11 @@ def add_rule(settings: Settings, form: Form) -> Change:
         effects.append("The operations are refused even if other rules allow them.")
     return Change(
         f"{permission.capitalize()} {who} {operations} on {resource}?",
-        command_of(settings, "acl", *words),
+        command_of(settings, "acl", *arguments),
         effects,
         lambda: access.create_rules(settings, rules),
         f"{'Allowed' if permission == 'allow' else 'Denied'} {who} {operations} on {resource}.",
-        RULES,
+        RULES_PAGE,
         _TITLES,
         [rule_columns(rule) for rule in added],
         is_danger=permission == "deny",
@@ -133,17 +133,17 @@ def remove_rule(settings: Settings, form: Form) -> Change:
         if not access.remove_rules(settings, rule_filter):
             raise CliError("the rule no longer exists")
 
-    words = [resource, "--principal", who, "--operation", operation, "--permission", permission, "--from", host]
+    arguments = [resource, "--principal", who, "--operation", operation, "--permission", permission, "--from", host]
     effects = ["The operations are refused, unless another rule allows them."]
     if permission == "deny":
         effects = ["The operations are allowed where another rule allows them."]
     return Change(
         "Remove the rule?" if len(rules) == 1 else f"Remove {len(rules)} rules?",
-        command_of(settings, "acl", "remove", *words),
+        command_of(settings, "acl", "remove", *arguments),
         effects,
         apply,
         f"Removed {len(rules)} rule{'s' * (len(rules) != 1)}.",
-        RULES,
+        RULES_PAGE,
         _TITLES,
         [rule_columns(rule) for rule in rules],
         is_danger=True,
@@ -156,7 +156,7 @@ def remove_rule(settings: Settings, form: Form) -> Change:
 def _entity(form: Form) -> tuple[Entity, list[str]]:
     """The entity that the form names, and the options of `mqd quota` that select it."""
     entity: Entity = {}
-    words: list[str] = []
+    arguments: list[str] = []
     options = {"user": ("user", "--user", "--default-user"), "client": ("client-id", "", "--default"),
                "ip": ("ip", "--ip", "--default-ip")}  # fmt: skip
     for field, (kind, option, default) in options.items():
@@ -164,12 +164,12 @@ def _entity(form: Form) -> tuple[Entity, list[str]]:
         if not name:
             continue
         entity[kind] = None if name == DEFAULT else name
-        words += [default] if name == DEFAULT else [option, name] if option else [name]
+        arguments += [default] if name == DEFAULT else [option, name] if option else [name]
     if not entity:
         raise BadForm(f"name a user, a client id or an address; {DEFAULT} names the default")
     if "ip" in entity and len(entity) > 1:
         raise BadForm("a quota applies either to an address, or to a user and client")
-    return entity, words
+    return entity, arguments
 
 
 def _value(name: str, text: str) -> float:
@@ -186,25 +186,25 @@ def _value(name: str, text: str) -> float:
 
 
 def set_quota(settings: Settings, form: Form) -> Change:
-    entity, words = _entity(form)
+    entity, arguments = _entity(form)
     limits = {name: text for name in access.QUOTA_KEYS if (text := form.get(name, "").strip())}
     if not limits:
         raise BadForm("nothing to set; give one of the limits")
     values: dict[str, float | None] = {access.QUOTA_KEYS[name]: _value(name, text) for name, text in limits.items()}
     access.set_quotas(settings, entity, values, dry_run=True)
-    before = next((values for owner, values in access.quotas(settings, entity) if owner == entity), {})
+    current_quotas = next((values for owner, values in access.quotas(settings, entity) if owner == entity), {})
     options = [word for name, text in limits.items() for word in (f"--{name}", text)]
     entity_name = access.entity_text(entity)
     return Change(
         f"Limit {entity_name}?",
-        command_of(settings, "quota", "set", *words, *options),
+        command_of(settings, "quota", "set", *arguments, *options),
         ["Clients above a limit are slowed down, not refused. Other limits stay unchanged."],
         lambda: access.set_quotas(settings, entity, values, dry_run=False),
         f"Limited {entity_name}.",
-        QUOTAS,
+        QUOTAS_PAGE,
         ("Limit", "Now", "Then"),
         [
-            (name, access.quota_text(key, before.get(key)), access.quota_text(key, values[key]))
+            (name, access.quota_text(key, current_quotas.get(key)), access.quota_text(key, values[key]))
             for name, key in access.QUOTA_KEYS.items()
             if key in values
         ],
@@ -212,10 +212,10 @@ def set_quota(settings: Settings, form: Form) -> Change:
 
 
 def delete_quota(settings: Settings, form: Form) -> Change:
-    entity, words = _entity(form)
+    entity, arguments = _entity(form)
     keys = list(access.QUOTA_KEYS.values())
     removed = access.quotas_among(settings, entity, keys)
-    before = next((values for owner, values in access.quotas(settings, entity) if owner == entity), {})
+    current_quotas = next((values for owner, values in access.quotas(settings, entity) if owner == entity), {})
     entity_name = access.entity_text(entity)
 
     def apply() -> None:
@@ -223,12 +223,16 @@ def delete_quota(settings: Settings, form: Form) -> Change:
 
     return Change(
         f"Remove the quotas of {entity_name}?",
-        command_of(settings, "quota", "delete", *words),
+        command_of(settings, "quota", "delete", *arguments),
         ["It is no longer limited, unless by a default."],
         apply,
         f"Removed the quotas of {entity_name}.",
-        QUOTAS,
+        QUOTAS_PAGE,
         ("Limit", "Now"),
-        [(name, access.quota_text(key, before.get(key))) for name, key in access.QUOTA_KEYS.items() if key in removed],
+        [
+            (name, access.quota_text(key, current_quotas.get(key)))
+            for name, key in access.QUOTA_KEYS.items()
+            if key in removed
+        ],
         is_danger=True,
     )

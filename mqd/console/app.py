@@ -152,7 +152,7 @@ def _to_login(request: Request) -> Response:
     )
 
 
-def _target(text: str) -> str:
+def _page_after_login(text: str) -> str:
     """The page to open after a login: one of the console, never an external address."""
     parts = urlsplit(text)
     is_ours = text.startswith("/") and not text.startswith(("//", "/\\")) and not parts.netloc and text.isprintable()
@@ -186,13 +186,13 @@ async def _login(console: Console, request: Request) -> Response:
         return Response(status_code=303, headers={"location": "/"})
     cookie = request.cookies.get(console.cookie_name, "") or console.sessions.new_cookie()
     page_request = PageRequest(console, request, Session("", ClientSecurity(), 0.0, 0.0), cookie)
-    to, reason, status = _target(request.query_params.get("to", "/")), "", 200
+    to, reason, status = _page_after_login(request.query_params.get("to", "/")), "", 200
     if request.method == "POST":
         try:
             form = await read_form(request, LOGIN_BYTES_MAX)
         except Refused as error:
             return page_request.page("error.html", error.status, title="Not logged in", reason=str(error), retry=False)
-        to = _target(form.get("to", "/"))
+        to = _page_after_login(form.get("to", "/"))
         if not console.sessions.is_token(cookie, form.get("token", "")):
             reason, status = "the console has restarted since this form was loaded; try again", 403
         else:

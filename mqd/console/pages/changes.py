@@ -128,8 +128,10 @@ KINDS = (
     Kind("/moves/cancel", "ask.html", cluster_changes.cancel_moves, ("topic",), "Stop the moves of a topic"),
     Kind("/access/user", "ask.html", access_changes.set_password, ("name",), _USER, name="alice"),
     Kind("/access/user/delete", "ask.html", access_changes.delete_user, ("name",), "Delete a user"),
-    Kind("/access/rule", "rule.html", access_changes.add_rule, access_changes.RULE),
-    Kind("/access/rule/delete", "ask.html", access_changes.remove_rule, access_changes.RULE, "Remove a rule"),
-    Kind("/access/quota", "quota.html", access_changes.set_quota, access_changes.QUOTA),
-    Kind("/access/quota/delete", "ask.html", access_changes.delete_quota, access_changes.ENTITY, "Remove limits"),
+    Kind("/access/rule", "rule.html", access_changes.add_rule, access_changes.RULE_FIELDS),
+    Kind("/access/rule/delete", "ask.html", access_changes.remove_rule, access_changes.RULE_FIELDS, "Remove a rule"),
+    Kind("/access/quota", "quota.html", access_changes.set_quota, access_changes.QUOTA_FIELDS),
+    Kind(
+        "/access/quota/delete", "ask.html", access_changes.delete_quota, access_changes.ENTITY_FIELDS, "Remove limits"
+    ),
 )
