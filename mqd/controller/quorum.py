@@ -164,11 +164,11 @@ class Quorum:
 
     def _on_refused(self, effect: events.ProposalRefused | events.ProposalsDropped) -> None:
         if isinstance(effect, events.ProposalsDropped):
-            self._on_metadata(metadata_core.PersistFailed(effect.reason, kept=effect.offset))
+            self._on_metadata(metadata_core.PersistFailed(effect.reason, kept_version=effect.offset))
         else:
             assert isinstance(effect.token, tuple)  # as propose() passed it
             attempt, version = effect.token
-            self._on_metadata(metadata_core.PersistFailed(effect.reason, kept=version - 1, attempt=attempt))
+            self._on_metadata(metadata_core.PersistFailed(effect.reason, kept_version=version - 1, attempt=attempt))
 
     def _on_leader_changed(self, effect: events.LeaderChanged | events.VotersChanged) -> None:
         self._on_leader()

@@ -8,8 +8,8 @@ applies and proposes before the next call.
 Invariants
     A1  a lease is granted only while the controller's own lease is valid, and only to a broker that
         is unfenced in the committed state, in the tail, and in every state between them
-    A2  a broker whose session has not ended is fenced only on proof: from its own host, by its own
-        new incarnation, or on its own request to shut down
+    A2  a broker whose session has not ended is fenced only on a proof of death from its own
+        host, when its next incarnation registers, or when it has requested a controlled shutdown
     A3  each proposal is decided once (rules/in_sync.py)
     A4  a proof of death is accepted only if this controller knows of every lease that may have been
         granted after the proof was sent. `_newest_sent_ms` covers the leases that it granted itself.
@@ -389,8 +389,8 @@ class ActiveController(Maintenance):
         """Returns one batch of records; call again until the batch is empty. `wall_ms`: as in events.Tick."""
         was_paused = (now_ms - self._ticked_ms) * 4 > self._options.session_ms * 3
         self._ticked_ms = now_ms
-        # after a pause of this process heartbeats may wait unread: without a restart of the sessions
-        # every broker would be fenced
+        # after a pause of this process, heartbeats may be waiting unread: if the sessions were not
+        # restarted, every broker would be fenced
         if was_paused:
             self.sessions.restart(now_ms)
         if not lease_valid:

@@ -170,12 +170,12 @@ class MetadataCore(LogTail):
             topic = self._preview(topic_name, records) if response.error == 0 and topic_name is not None else None
             return [Reply(event.client, response, topic)]
         actions = self._persist(records)
-        waits_for = self.tail.version
+        awaited_version = self.tail.version
         needs_apply = any(not isinstance(record, NOT_FOR_WORKERS) for record in records)
         if not records and not response.error and isinstance(request.change, messages.CreateAcls | messages.DeleteAcls):
             # A repeated request waits like the first one, because its rules may not be applied yet.
-            waits_for, needs_apply = self._acls_version, True
-        self._waiting.append(Waiting(event.client, response, topic_name, waits_for, needs_apply, now_ms))
+            awaited_version, needs_apply = self._acls_version, True
+        self._waiting.append(Waiting(event.client, response, topic_name, awaited_version, needs_apply, now_ms))
         return actions + self._respond_ready()
 
     def _decide(
@@ -419,7 +419,7 @@ class MetadataCore(LogTail):
         """
         if event.attempt >= 0 and event.attempt != self._attempt:
             return []
-        kept = [batch for batch in self._pending if batch.version <= event.kept]
+        kept = [batch for batch in self._pending if batch.version <= event.kept_version]
         version = kept[-1].version if kept else self.committed.version
         dropped = [entry for entry in self._waiting_peers if entry.version > version]
         self._waiting_peers = [entry for entry in self._waiting_peers if entry.version <= version]

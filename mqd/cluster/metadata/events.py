@@ -42,7 +42,7 @@ class PersistFailed(msgspec.Struct, frozen=True):
     """Batches passed to Persist will never be in the log."""
 
     reason: str
-    kept: int = -1  # batches up to this version are still in flight; -1 = only committed ones remain
+    kept_version: int = -1  # batches up to this version are still in flight; -1 = only committed ones remain
     # `attempt` of the failed Persist, -1 = the current one. The event is ignored if the attempt is over.
     attempt: int = -1
 

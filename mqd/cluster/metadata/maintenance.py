@@ -101,9 +101,9 @@ class Maintenance:
         self._next_upkeep_ms = now_ms
         self._next_token_check_ms = now_ms
         # partition of an internal topic -> since when its new replica has had no space on its disk
-        self._no_space: dict[tuple[bytes, int], int] = {}
+        self._no_space_since_ms: dict[tuple[bytes, int], int] = {}
         # the time by which every broker that cannot serve has reported it
-        self._elects_from_ms = now_ms + UNSERVED_HEARTBEATS * options.heartbeat_ms
+        self._may_elect_from_ms = now_ms + UNSERVED_HEARTBEATS * options.heartbeat_ms
         self._ticked_ms = now_ms
         self._fencing_offsets: dict[int, int] = {}  # node id -> log offset from which it is fenced
         # node id -> send time of its newest heartbeat, by its own clock
@@ -155,7 +155,7 @@ class Maintenance:
     def directories(self, state: MetadataState) -> Directories:
         return Directories(state, self._reported)
 
-    def _retirements(self, state: MetadataState, now_ms: int) -> list[Record]:
+    def _advance_retirements(self, state: MetadataState, now_ms: int) -> list[Record]:
         records: list[Record] = []
         view = self.view(state)
         for topic in state.topics.values():
@@ -211,7 +211,7 @@ class Maintenance:
         """Returns the records of the first step that has any, because later steps depend on its result."""
         return (
             self._elect_leaders(state, now_ms)
-            or self._retirements(state, now_ms)
+            or self._advance_retirements(state, now_ms)
             or self._cancel_replacements(state)
             or self._replace_replicas(state, now_ms)
             or self._grow_internal_topics(state, now_ms)
@@ -219,7 +219,7 @@ class Maintenance:
         )
 
     def _elect_leaders(self, state: MetadataState, now_ms: int) -> list[Record]:
-        if now_ms < self._elects_from_ms:
+        if now_ms < self._may_elect_from_ms:
             return []
         view = self.view(state)
         return group_changes(
@@ -269,13 +269,13 @@ class Maintenance:
             or default_replication_factor(len(self.view(state).nodes())) <= 1
         ):
             return []
-        previous, self._no_space = self._no_space, {}
+        previous, self._no_space_since_ms = self._no_space_since_ms, {}
 
         def has_waited(topic: TopicState, partition: PartitionState) -> bool:
             key = (topic.topic_id, partition.index)
             since_ms = previous.get(key, now_ms)
             if now_ms - since_ms < reassign_rules.GROW_ELSEWHERE_MS:
-                self._no_space[key] = since_ms
+                self._no_space_since_ms[key] = since_ms
                 return False
             return True
 

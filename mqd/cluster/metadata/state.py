@@ -238,15 +238,15 @@ class MetadataState:
         topic = record.topic
         if topic.name in self.topics or topic.topic_id in self.topics_by_id:
             raise ValueError(f"topic {topic.name} exists already")
-        self._put(topic)
+        self._put_topic(topic)
         self.topics_by_id[topic.topic_id] = topic.name
         self.collisions[collision_key(topic.name)] = topic.name
-        self._count(topic.partitions, 1)
+        self._count_replicas(topic.partitions, 1)
 
     def _on_partitions_added(self, record: PartitionsAdded) -> None:
         topic = self._topic(record.topic_id)
-        self._put(msgspec.structs.replace(topic, partitions=topic.partitions + tuple(record.partitions)))
-        self._count(record.partitions, 1)
+        self._put_topic(msgspec.structs.replace(topic, partitions=topic.partitions + tuple(record.partitions)))
+        self._count_replicas(record.partitions, 1)
 
     def _on_leader_epochs_raised(self, record: LeaderEpochsRaised) -> None:
         topic = self._topic(record.topic_id)
@@ -256,18 +256,18 @@ class MetadataState:
             partitions[index] = msgspec.structs.replace(
                 old, leader_epoch=old.leader_epoch + 1, partition_epoch=old.partition_epoch + 1
             )
-        self._put(msgspec.structs.replace(topic, partitions=tuple(partitions)))
+        self._put_topic(msgspec.structs.replace(topic, partitions=tuple(partitions)))
 
     def _on_topic_removed(self, record: TopicRemoved) -> None:
         topic = self._topic(record.topic_id)
         del self.topics[topic.name], self.topics_by_id[topic.topic_id], self.collisions[collision_key(topic.name)]
-        self._count(topic.partitions, -1)
+        self._count_replicas(topic.partitions, -1)
         self.removed_topic_ids[topic.topic_id] = None
         if len(self.removed_topic_ids) > REMOVED_COUNT_MAX:
             del self.removed_topic_ids[next(iter(self.removed_topic_ids))]
 
     def _on_topic_configured(self, record: TopicConfigured) -> None:
-        self._put(msgspec.structs.replace(self._topic(record.topic_id), config=dict(record.config)))
+        self._put_topic(msgspec.structs.replace(self._topic(record.topic_id), config=dict(record.config)))
 
     def _on_broker_configured(self, record: BrokerConfigured) -> None:
         if record.config:
@@ -334,9 +334,9 @@ class MetadataState:
         position = old.replicas.index(record.node_id)
         directories = (*old.directories[:position], record.directory, *old.directories[position + 1 :])
         moved = msgspec.structs.replace(old, directories=directories, partition_epoch=old.partition_epoch + 1)
-        self._count((old,), -1)
-        self._count((moved,), 1)
-        self._put(
+        self._count_replicas((old,), -1)
+        self._count_replicas((moved,), 1)
+        self._put_topic(
             msgspec.structs.replace(
                 topic, partitions=(*topic.partitions[: record.index], moved, *topic.partitions[record.index + 1 :])
             )
@@ -349,9 +349,9 @@ class MetadataState:
             old = partitions[change.index]
             new = partitions[change.index] = apply_change(old, change)
             if change.replicas is not None or change.directories is not None:
-                self._count((old,), -1)
-                self._count((new,), 1)
-        self._put(msgspec.structs.replace(topic, partitions=tuple(partitions)))
+                self._count_replicas((old,), -1)
+                self._count_replicas((new,), 1)
+        self._put_topic(msgspec.structs.replace(topic, partitions=tuple(partitions)))
 
     def _on_retired_partitions_removed(self, record: RetiredPartitionsRemoved) -> None:
         topic = self._topic(record.topic_id)
@@ -360,9 +360,9 @@ class MetadataState:
                 f"topic {topic.name} has {len(topic.partitions)} partitions; {record.partition_count} cannot remain"
             )
         gone = topic.partitions[record.partition_count :]
-        self._count(gone, -1)
+        self._count_replicas(gone, -1)
         next_epoch = max((partition.leader_epoch + 1 for partition in gone), default=0)
-        self._put(
+        self._put_topic(
             msgspec.structs.replace(
                 topic,
                 partitions=topic.partitions[: record.partition_count],
@@ -390,10 +390,10 @@ class MetadataState:
             raise ValueError(f"no topic has the id {topic_id.hex()}")
         return self.topics[name]
 
-    def _put(self, topic: TopicState) -> None:
+    def _put_topic(self, topic: TopicState) -> None:
         self.topics[topic.name] = topic
 
-    def _count(self, partitions: tuple[PartitionState, ...], step: int) -> None:
+    def _count_replicas(self, partitions: tuple[PartitionState, ...], step: int) -> None:
         self.partition_count += step * len(partitions)
         for partition in partitions:
             for key in zip(partition.replicas, partition.directories):

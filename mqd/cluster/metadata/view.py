@@ -98,7 +98,7 @@ class View:
         return change
 
     def changes(self, targets: Iterator[tuple[TopicState, Target]], leaving: int = -1) -> list[Record]:
-        """One record per topic."""
+        """Returns the changes that lead to the targets: one record per topic."""
         by_topic: dict[bytes, list[PartitionChange]] = {}
         for topic, target in targets:
             change = self.change_to(topic, target, leaving)

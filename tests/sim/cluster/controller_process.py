@@ -254,10 +254,10 @@ class ControllerProcess:
 
     def _refused(self, effect: events.ProposalRefused | events.ProposalsDropped) -> None:
         if isinstance(effect, events.ProposalsDropped):
-            self.on_metadata(metadata_core.PersistFailed(effect.reason, kept=effect.offset))
+            self.on_metadata(metadata_core.PersistFailed(effect.reason, kept_version=effect.offset))
         else:
             attempt, version = effect.token
-            self.on_metadata(metadata_core.PersistFailed(effect.reason, kept=version - 1, attempt=attempt))
+            self.on_metadata(metadata_core.PersistFailed(effect.reason, kept_version=version - 1, attempt=attempt))
 
     def _leader_changed(self, effect: events.LeaderChanged) -> None:
         self._gossip_controller()

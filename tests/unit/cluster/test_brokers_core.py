@@ -285,7 +285,7 @@ def test_a_forwarded_change_that_cannot_be_written_is_answered(world: World) -> 
     change = broker_messages.ChangeForwarded(2, world.unlogged.brokers[2].epoch, 9, 1, request)
     (persist,) = core.handle(metadata_core.PeerReceived(2, change), now_ms)
     assert isinstance(persist, metadata_core.Persist)
-    failed = metadata_core.PersistFailed("no space left on device", kept=persist.version - len(persist.records))
+    failed = metadata_core.PersistFailed("no space left on device", kept_version=persist.version - len(persist.records))
     (answer,) = [one for one in core.handle(failed, now_ms) if isinstance(one, metadata_core.SendPeer)]
     refused = answer.message
     assert answer.node_id == 2 and isinstance(refused, broker_messages.ChangeResponse)

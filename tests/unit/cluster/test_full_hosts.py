@@ -16,7 +16,14 @@ from mqd.cluster.metadata.records import BrokerChanged, BrokerConfigured, Partit
 from mqd.cluster.metadata.rules import brokers as broker_rules
 from mqd.cluster.metadata.rules import reassignments as reassign_rules
 from mqd.cluster.metadata.rules import retirement as retire_rules
-from mqd.cluster.metadata.rules.placement import Directories, Directory, Loads, balance, choose, choose_additional_host
+from mqd.cluster.metadata.rules.placement import (
+    Directories,
+    Directory,
+    Loads,
+    balance,
+    choose_additional_host,
+    choose_replicas,
+)
 from mqd.cluster.metadata.rules.reassignments import GROW_ELSEWHERE_MS
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.view import View
@@ -110,9 +117,15 @@ def test_a_host_is_full_when_all_its_directories_are_and_unreported_ones_are_not
 def test_new_replicas_go_where_there_is_space_then_to_other_racks() -> None:
     state = cluster(5, {1: "a", 2: "a", 3: "b", 4: "b", 5: "c"})
     loads = Loads(state, View(state).nodes(), {5})
-    assert [5 in choose(loads, 3) for _ in range(6)] == [False] * 6 and set(choose(loads, 5)) == {1, 2, 3, 4, 5}
+    assert [5 in choose_replicas(loads, 3) for _ in range(6)] == [False] * 6 and set(choose_replicas(loads, 5)) == {
+        1,
+        2,
+        3,
+        4,
+        5,
+    }
     assert choose_additional_host(loads, (1, 3)) in (2, 4) and choose_additional_host(loads, (1, 2, 3, 4)) == 5
-    assert choose(Loads(state, [5], {5}), 1) == (5,), "where there is no other host"
+    assert choose_replicas(Loads(state, [5], {5}), 1) == (5,), "where there is no other host"
 
 
 def test_a_balance_only_takes_from_full_hosts() -> None:

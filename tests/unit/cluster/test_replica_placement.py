@@ -22,7 +22,7 @@ from mqd.cluster.metadata.rules import brokers as broker_rules
 from mqd.cluster.metadata.rules import placement
 from mqd.cluster.metadata.rules import reassignments as reassign_rules
 from mqd.cluster.metadata.rules import settings as settings_rules
-from mqd.cluster.metadata.rules.placement import Directories, Directory, Loads, balance, choose
+from mqd.cluster.metadata.rules.placement import Directories, Directory, Loads, balance, choose_replicas
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode as E
@@ -37,7 +37,7 @@ def test_leaders_and_replicas_are_spread_also_over_many_small_topics() -> None:
     state = cluster(5)
     for number in range(40):
         nodes = View(state).nodes()
-        replicas = choose(Loads(state, nodes), 3)
+        replicas = choose_replicas(Loads(state, nodes), 3)
         topic(state, replicas, name=f"t{number}", topic_id=bytes([number]) * 16)
     assert set(state.preferred_counts.values()) == {8}
     counts = broker_rules.replica_counts(state).values()
@@ -48,10 +48,10 @@ def test_replicas_are_spread_over_all_racks() -> None:
     state = cluster(9, {1: "a", 2: "a", 3: "a", 4: "a", 5: "b", 6: "b", 7: "c", 8: "c", 9: "c"})
     loads = Loads(state, View(state).nodes())
     for _ in range(60):
-        replicas = choose(loads, 3)
+        replicas = choose_replicas(loads, 3)
         assert len(set(replicas)) == 3 and len({loads.racks[node] for node in replicas}) == 3
     for _ in range(20):
-        assert max(Counter(loads.racks[node] for node in choose(loads, 5)).values()) == 2
+        assert max(Counter(loads.racks[node] for node in choose_replicas(loads, 5)).values()) == 2
     assert max(loads.leaders.values()) - min(loads.leaders.values()) <= 1
 
 

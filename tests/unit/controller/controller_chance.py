@@ -61,7 +61,9 @@ class Chance:
             kept = self.random.randint(0, len(self.proposed) - 1)
             version = self.proposed[kept].base_offset
             del self.proposed[kept:]
-            self.metadata(self.hosts[self.active], metadata_core.PersistFailed("no space left on device", kept=version))
+            self.metadata(
+                self.hosts[self.active], metadata_core.PersistFailed("no space left on device", kept_version=version)
+            )
         elif dice < 0.82 and up:
             self.kill_worker(self.random.choice(up))
         elif dice < 0.84 and up:

@@ -11,7 +11,7 @@ from mqd.cluster.metadata.records import PartitionState
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.rules.partitions import DEFAULT, default_replication_factor
-from mqd.cluster.metadata.rules.placement import Directories, Loads, choose, limits
+from mqd.cluster.metadata.rules.placement import Directories, Loads, choose_replicas, replica_limits
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
 from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
@@ -126,7 +126,7 @@ def spread(state: MetadataState, count: int, factor: int, place: Placement, inte
     _check_room(state, count * factor, nodes, place, internal)
     check_image(state, count, count * factor)
     loads = Loads(state, nodes, place.directories.full_hosts(nodes), internal, not_live)
-    chosen = [replicas for _ in range(count) if (replicas := choose(loads, factor)) is not None]
+    chosen = [replicas for _ in range(count) if (replicas := choose_replicas(loads, factor)) is not None]
     if len(chosen) < count:
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
@@ -137,7 +137,7 @@ def spread(state: MetadataState, count: int, factor: int, place: Placement, inte
 
 def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: Placement, internal: bool) -> None:
     """Checks that the hosts have room, before a list of the requested length is made."""
-    limit_of = limits(state, nodes, internal, place.partition_count_max)
+    limit_of = replica_limits(state, nodes, internal, place.partition_count_max)
     room = sum(max(0, limit_of[node] - replica_count) for node, replica_count in _replica_counts(state, nodes).items())
     if count > room:
         raise Refusal(
@@ -176,7 +176,7 @@ def place_partitions(
     for replicas in assignments:
         for node in replicas:
             added_counts[node] = added_counts.get(node, 0) + 1
-    limit_of = limits(state, list(added_counts), internal, place.partition_count_max)
+    limit_of = replica_limits(state, list(added_counts), internal, place.partition_count_max)
     for node, replica_count in _replica_counts(state, list(added_counts)).items():
         if replica_count + added_counts[node] > limit_of[node]:
             who = "This host has" if node == place.node_id else f"Broker {node} has"

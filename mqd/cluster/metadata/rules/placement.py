@@ -36,7 +36,7 @@ class Directory(NamedTuple):
     fresh: bool = False  # it had partitions, but is empty now, because it was recreated
 
 
-def limits(
+def replica_limits(
     state: MetadataState, nodes: Sequence[int], internal: bool, partitions_max: int = PARTITIONS_MAX
 ) -> dict[int, int]:
     """The maximum number of replicas for each host, which leaves INTERNAL_SLOTS for internal topics.
@@ -69,7 +69,7 @@ class Loads:
         only if no other host can; full hosts come before fenced ones. `internal`: the plan is for an
         internal topic.
         """
-        self.limits = limits(state, nodes, internal)
+        self.limits = replica_limits(state, nodes, internal)
         self.nodes = list(nodes)
         self.full = frozenset(full)
         self.fenced = frozenset(fenced)
@@ -88,7 +88,7 @@ class Loads:
             self.leaders[replicas[0]] += 1
 
 
-def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
+def choose_replicas(loads: Loads, factor: int) -> tuple[int, ...] | None:
     """Returns the replicas of one new partition, leader first, and adds them to the loads. None = fewer
     than `factor` hosts have room.
     """
