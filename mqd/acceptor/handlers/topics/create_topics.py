@@ -25,21 +25,21 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
     counts = Counter(topic.name for topic in request.topics)
     names = list(dict.fromkeys(topic.name for topic in request.topics))
     by_name = {topic.name: topic for topic in request.topics}
-    everywhere = context.authorize(Operation.CREATE, ResourceType.CLUSTER, named_in_request=False)
+    may_create_any = context.authorize(Operation.CREATE, ResourceType.CLUSTER, named_in_request=False)
     denied = [
         name
         for name in names
         if counts[name] == 1
         and not (
-            (everywhere or context.authorize(Operation.CREATE, ResourceType.TOPIC, name))
+            (may_create_any or context.authorize(Operation.CREATE, ResourceType.TOPIC, name))
             and may_schedule(context, by_name[name].configs)
             and may_view(context, by_name[name].configs)
         )
     ]
     if denied:
-        hidden = set(denied)
-        rest = [topic for topic in request.topics if topic.name not in hidden]
-        response = await handle(context, header, msgspec.structs.replace(request, topics=rest))
+        denied_names = set(denied)
+        permitted = [topic for topic in request.topics if topic.name not in denied_names]
+        response = await handle(context, header, msgspec.structs.replace(request, topics=permitted))
         response.topics += [
             _refused(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.") for name in denied
         ]
@@ -96,8 +96,9 @@ async def _create_admitted(
     indexes = [assignment.partition_index for assignment in topic.assignments]
     if passes_first_checks and len(set(indexes)) != len(indexes):
         # Kafka validates the configuration before the assignments
-        configured = messages.CreateTopic(topic.name, -1, -1, {}, {one.name: one.value for one in topic.configs})
-        response = await broker.controller.request(configured, request.timeout_ms, validate_only=True)
+        config = {config.name: config.value for config in topic.configs}
+        without_assignments = messages.CreateTopic(topic.name, -1, -1, {}, config)
+        response = await broker.controller.request(without_assignments, request.timeout_ms, validate_only=True)
         if response.error == ErrorCode.INVALID_CONFIG:
             return _refused(topic.name, response.error, response.message)
         return _refused(topic.name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, "A partition has two assignments.")

@@ -20,10 +20,10 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
     else:
         requested = [(name, NO_ID) for name in request.topic_names]
     counts = Counter(requested)
-    # A topic given by both name and id, or by neither, is invalid in itself, also if repeated (as
-    # in Kafka).
-    once = [(name, topic_id) for name, topic_id in counts if (name is None) != (topic_id == NO_ID)]
-    wrong = [(name, topic_id) for name, topic_id in requested if (name is None) == (topic_id == NO_ID)]
+    # As in Kafka, an entry with both a name and an id, or with neither, is invalid, and each such
+    # entry gets its own result, even if it is repeated.
+    valid = [(name, topic_id) for name, topic_id in counts if (name is None) != (topic_id == NO_ID)]
+    invalid = [(name, topic_id) for name, topic_id in requested if (name is None) == (topic_id == NO_ID)]
     changes = TopicChanges(context, header, strict=header.api_version >= 5)
 
     async def delete(name: str | None, topic_id: bytes) -> DeleteTopicsResponse.TopicResult:
@@ -32,21 +32,21 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
                 return DeleteTopicsResponse.TopicResult(
                     name=name, topic_id=topic_id, error_code=int(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
                 )
-            known = context.broker.metadata.topics.get(name) if name is not None else None
-            known = known or context.broker.metadata.by_id(topic_id)
+            image = context.broker.metadata.topics.get(name) if name is not None else None
+            image = image or context.broker.metadata.by_id(topic_id)
             count = counts[name, topic_id]
             result = await _delete(context, header.api_version, name, topic_id, count, request.timeout_ms)
-            if not result.error_code and known is not None:
-                changes.charge(len(known.partitions))
+            if not result.error_code and image is not None:
+                changes.charge(len(image.partitions))
             return result
 
-    results = await asyncio.gather(*(delete(name, topic_id) for name, topic_id in wrong + once))
+    results = await asyncio.gather(*(delete(name, topic_id) for name, topic_id in invalid + valid))
     return DeleteTopicsResponse(throttle_time_ms=changes.throttle_time_ms, responses=list(results))
 
 
 def _is_authorized(context: Context, operation: Operation, name: str) -> bool:
-    everywhere = context.authorize(Operation.DELETE, ResourceType.CLUSTER, named_in_request=False)
-    return everywhere or context.authorize(operation, ResourceType.TOPIC, name)
+    may_delete_any = context.authorize(Operation.DELETE, ResourceType.CLUSTER, named_in_request=False)
+    return may_delete_any or context.authorize(operation, ResourceType.TOPIC, name)
 
 
 async def _delete(
@@ -63,11 +63,11 @@ async def _delete(
         return result(ErrorCode.INVALID_REQUEST, "You must specify either a topic name or a topic id, not both.")
     if count > 1:
         return result(ErrorCode.INVALID_REQUEST, "Duplicate topic.")
-    known = broker.metadata.topics.get(name) if name is not None else broker.metadata.by_id(topic_id)
-    own_name = known.name if known is not None else name
-    if own_name is not None and not _is_authorized(context, Operation.DELETE, own_name):
-        if name is None and known is not None and _is_authorized(context, Operation.DESCRIBE, known.name):
-            name = known.name  # otherwise the name is not disclosed
+    image = broker.metadata.topics.get(name) if name is not None else broker.metadata.by_id(topic_id)
+    topic_name = image.name if image is not None else name
+    if topic_name is not None and not _is_authorized(context, Operation.DELETE, topic_name):
+        if name is None and image is not None and _is_authorized(context, Operation.DESCRIBE, image.name):
+            name = image.name  # otherwise the name is not disclosed
         return result(ErrorCode.TOPIC_AUTHORIZATION_FAILED, error_message(int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
     response = await broker.controller.request(
         messages.DeleteTopic(name, topic_id if name is None else None), timeout_ms
@@ -75,6 +75,6 @@ async def _delete(
     error = response.error
     if error == ErrorCode.TOPIC_DELETION_DISABLED and version < 3:
         error = int(ErrorCode.INVALID_REQUEST)
-    if known is not None:
-        name, topic_id = known.name, known.topic_id
+    if image is not None:
+        name, topic_id = image.name, image.topic_id
     return result(error, response.message)

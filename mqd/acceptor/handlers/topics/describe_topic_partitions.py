@@ -38,8 +38,8 @@ async def handle(
         name for name in names if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, named_in_request)
     ]
     if denied:
-        hidden = set(denied)
-        names = [name for name in names if name not in hidden]
+        denied_names = set(denied)
+        names = [name for name in names if name not in denied_names]
     unauthorized = [
         DescribeTopicPartitionsResponse.Topic(
             error_code=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED), name=name, topic_id=NO_ID
@@ -47,14 +47,14 @@ async def handle(
         for name in denied
         if named_in_request
     ]
-    room = max(1, min(request.response_partition_limit, PARTITION_COUNT_MAX))
+    remaining_count = max(1, min(request.response_partition_limit, PARTITION_COUNT_MAX))
     topics: list[DescribeTopicPartitionsResponse.Topic] = []
     for name in names:
-        first = start_index if name == start_name else 0
-        if room == 0:
+        first_index = start_index if name == start_name else 0
+        if remaining_count == 0:
             return DescribeTopicPartitionsResponse(
                 topics=topics + unauthorized,
-                next_cursor=DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=first),
+                next_cursor=DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=first_index),
             )
         topic = broker.metadata.topics.get(name)
         if topic is None:
@@ -68,12 +68,13 @@ async def handle(
             )
             continue
         visible = broker.metadata.visible_partitions(topic)
-        page = visible[first : first + room]
-        room -= len(page)
+        page = visible[first_index : first_index + remaining_count]
+        remaining_count -= len(page)
         topics.append(_topic(context, topic, page))
-        if first + len(page) < len(visible):
-            next_page = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=first + len(page))
-            return DescribeTopicPartitionsResponse(topics=topics + unauthorized, next_cursor=next_page)
+        next_index = first_index + len(page)
+        if next_index < len(visible):
+            next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=next_index)
+            return DescribeTopicPartitionsResponse(topics=topics + unauthorized, next_cursor=next_cursor)
     return DescribeTopicPartitionsResponse(topics=topics + unauthorized)
 
 
@@ -90,11 +91,11 @@ def _topic(context: Context, topic: TopicImage, page: list[PartitionImage]) -> D
 
 
 def _partition(broker: Broker, partition: PartitionImage, is_known: bool) -> DescribeTopicPartitionsResponse.Partition:
-    served = is_known and is_served(broker, partition)
+    is_available = is_known and is_served(broker, partition)
     return DescribeTopicPartitionsResponse.Partition(
-        error_code=int(ErrorCode.NONE if served else ErrorCode.LEADER_NOT_AVAILABLE),
+        error_code=int(ErrorCode.NONE if is_available else ErrorCode.LEADER_NOT_AVAILABLE),
         partition_index=partition.index,
-        leader_id=partition.leader if served else -1,
+        leader_id=partition.leader if is_available else -1,
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replicas,
         isr_nodes=partition.in_sync_replicas,

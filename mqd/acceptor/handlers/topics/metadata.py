@@ -1,11 +1,11 @@
 """Metadata 0-13 (KIP-4, KIP-204, KIP-516, KIP-700, KIP-1102): brokers, topics, leaders; creates
 requested topics if the broker's configuration allows it.
 
-The address of this broker is one that the client can reach: advertised.listeners, otherwise the one
-it connected to. Workers may cache a response in which no topic is missing and nothing has an error,
-and reuse it for equal requests from the same place until the metadata version changes. They do not
-reuse it while this host has no lease. Responses made in that time have errors for the partitions
-that the host leads, so none of them is reused once the lease is back.
+The address of this broker is one that the client can reach: that of advertised.listeners, otherwise
+the one that the client connected to. Workers may cache a response in which no topic is missing and
+nothing has an error, and reuse it for equal requests from the same place until the metadata version
+changes. They do not reuse it while this host has no lease. Responses made without a lease have
+errors for the partitions that this host leads, and are therefore not cached.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -81,30 +81,30 @@ async def _topics(context: Context, version: int, request: MetadataRequest) -> l
             for name in broker.metadata.sorted_names()
             if context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, named_in_request=False)
         ]
-    found = []
-    seen: set[bytes | str | None] = set()
+    topics = []
+    seen_keys: set[bytes | str | None] = set()
     for requested in request.topics:
         by_id = requested.topic_id != NO_ID
         key = requested.topic_id if by_id else requested.name
-        if key in seen:
+        if key in seen_keys:
             continue
-        seen.add(key)
+        seen_keys.add(key)
         if by_id:
             topic = broker.metadata.by_id(requested.topic_id)
             if topic is None:
-                found.append(
+                topics.append(
                     MetadataResponse.Topic(error_code=int(ErrorCode.UNKNOWN_TOPIC_ID), topic_id=requested.topic_id)
                 )
             elif not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, topic.name):
-                # ids are not secret, names are
-                found.append(_unauthorized(None, requested.topic_id))
+                # ids are not secret, but names are
+                topics.append(_unauthorized(None, requested.topic_id))
             else:
-                found.append(_topic(broker, topic))
+                topics.append(_topic(broker, topic))
         elif requested.name is None:
-            found.append(MetadataResponse.Topic(error_code=int(ErrorCode.INVALID_REQUEST), topic_id=NO_ID))
+            topics.append(MetadataResponse.Topic(error_code=int(ErrorCode.INVALID_REQUEST), topic_id=NO_ID))
         else:
-            found.append(await _by_name(context, requested.name, version < 4 or request.allow_auto_topic_creation))
-    return found
+            topics.append(await _by_name(context, requested.name, version < 4 or request.allow_auto_topic_creation))
+    return topics
 
 
 def _unauthorized(name: str | None, topic_id: bytes) -> MetadataResponse.Topic:
@@ -121,13 +121,13 @@ async def _by_name(context: Context, name: str, may_create: bool) -> MetadataRes
     topic = broker.metadata.topics.get(name)
     if topic is not None:
         return _topic(broker, topic)
-    creates = may_create and bool(broker.broker_value("auto.create.topics.enable"))
-    if creates and not (
+    should_create = may_create and bool(broker.broker_value("auto.create.topics.enable"))
+    if should_create and not (
         context.authorize(Operation.CREATE, ResourceType.CLUSTER, named_in_request=False)
         or context.authorize(Operation.CREATE, ResourceType.TOPIC, name)
     ):
         return _unauthorized(name, NO_ID)
-    error = await _create(broker, name) if creates else absent_error(name)
+    error = await _create(broker, name) if should_create else absent_error(name)
     topic = broker.metadata.topics.get(name)
     if topic is not None:
         return _topic(broker, topic)
@@ -135,9 +135,9 @@ async def _by_name(context: Context, name: str, may_create: bool) -> MetadataRes
 
 
 async def _create(broker: Broker, name: str) -> int:
-    """The error to return while the topic does not exist. If two clients create it at the same
-    time, the second creation is refused, and the second client finds the topic that the first one
-    created.
+    """Returns the error that the client gets if the topic does not exist afterwards. If two clients
+    create a topic at the same time, the second creation is refused, and the second client finds the
+    topic that the first one created.
     """
     if name in INTERNAL_TOPICS:
         coordinator = broker.coordinators.of_topic(name) if broker.coordinators is not None else None
@@ -168,11 +168,11 @@ def _topic(broker: Broker, topic: messages.TopicImage) -> MetadataResponse.Topic
 
 
 def _partition(broker: Broker, partition: messages.PartitionImage, is_known: bool) -> MetadataResponse.Partition:
-    served = is_known and is_served(broker, partition)
+    is_available = is_known and is_served(broker, partition)
     return MetadataResponse.Partition(
-        error_code=int(ErrorCode.NONE if served else ErrorCode.LEADER_NOT_AVAILABLE),
+        error_code=int(ErrorCode.NONE if is_available else ErrorCode.LEADER_NOT_AVAILABLE),
         partition_index=partition.index,
-        leader_id=partition.leader if served else -1,
+        leader_id=partition.leader if is_available else -1,
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replicas,
         isr_nodes=partition.in_sync_replicas,

@@ -10,7 +10,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 
-PRODUCER_FENCED_SINCE = 2
+PRODUCER_FENCED_SINCE_VERSION = 2
 
 
 async def handle(context: Context, header: RequestHeader, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
@@ -27,6 +27,6 @@ async def handle(context: Context, header: RequestHeader, request: AddOffsetsToT
         )
     except CoordinatorError as failure:
         error = failure.error_code
-    if error == ErrorCode.PRODUCER_FENCED and header.api_version < PRODUCER_FENCED_SINCE:
+    if error == ErrorCode.PRODUCER_FENCED and header.api_version < PRODUCER_FENCED_SINCE_VERSION:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
     return AddOffsetsToTxnResponse(error_code=error)

@@ -1,8 +1,8 @@
 """AddPartitionsToTxn 0-5 (KIP-98, KIP-890): adds partitions to the ongoing transaction, before
 their first record. Clients with transactions of version 2 do not send it.
 
-Versions 4 and 5, which brokers send to each other, have several transactions, whose partitions are
-added or only verified.
+Requests of versions 4 and 5, which brokers send to each other, name several transactions, whose
+partitions are added or only verified.
 """
 
 from collections.abc import Collection
@@ -18,9 +18,9 @@ from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 from mqd.security.acl import Operation, ResourceType
 
-PRODUCER_FENCED_SINCE = 2
-BATCHED_SINCE = 4
-VERSION_2_SINCE = 5
+PRODUCER_FENCED_SINCE_VERSION = 2
+BATCHED_SINCE_VERSION = 4
+TRANSACTIONS_V2_SINCE_VERSION = 5
 
 Errors = dict[Partition, int]
 
@@ -29,7 +29,7 @@ async def handle(
     context: Context, header: RequestHeader, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
     version = header.api_version
-    if version < BATCHED_SINCE:
+    if version < BATCHED_SINCE_VERSION:
         requested = _partitions(request.v3_and_below_topics)
         names = dict.fromkeys(topic.name for topic in request.v3_and_below_topics)
         errors = await _add(
@@ -43,21 +43,21 @@ async def handle(
         )
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=_topics(request.v3_and_below_topics, errors))
     results = []
-    for one in request.transactions:
-        requested = _partitions(one.topics)
-        work = _verify if one.verify_only else _add
-        errors = await work(
+    for transaction in request.transactions:
+        requested = _partitions(transaction.topics)
+        add_or_verify = _verify if transaction.verify_only else _add
+        errors = await add_or_verify(
             context.broker,
-            one.transactional_id,
-            one.producer_id,
-            one.producer_epoch,
+            transaction.transactional_id,
+            transaction.producer_id,
+            transaction.producer_epoch,
             requested,
             version,
             context.address.peer_node >= 0,
         )
         results.append(
             AddPartitionsToTxnResponse.Result(
-                transactional_id=one.transactional_id, topic_results=_topics(one.topics, errors)
+                transactional_id=transaction.transactional_id, topic_results=_topics(transaction.topics, errors)
             )
         )
     return AddPartitionsToTxnResponse(results_by_transaction=results)
@@ -85,14 +85,15 @@ def _topics(topics: list, errors: Errors) -> list:
 def _refusals(
     broker: Broker, transactional_id: str, requested: tuple[Partition, ...], is_peer: bool, denied: Collection[str] = ()
 ) -> Errors | None:
-    """All or nothing: if one partition does not exist or is not permitted to this client, none is
-    added. `denied`: topics to which the client may not write.
+    """Returns the errors by partition, or None if all partitions may be added. If one partition does
+    not exist or is not permitted to this client, none is added. `denied`: topics to which the client
+    may not write.
     """
-    refused = {partition: error for partition in requested if (error := _refusal(broker, *partition, is_peer))}
-    unwritable = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-    refused.update({partition: unwritable for partition in requested if partition[0] in denied})
-    if refused:
-        return {partition: refused.get(partition, int(ErrorCode.OPERATION_NOT_ATTEMPTED)) for partition in requested}
+    errors = {partition: error for partition in requested if (error := _refusal(broker, *partition, is_peer))}
+    unauthorized = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    errors.update({partition: unauthorized for partition in requested if partition[0] in denied})
+    if errors:
+        return {partition: errors.get(partition, int(ErrorCode.OPERATION_NOT_ATTEMPTED)) for partition in requested}
     if not transactional_id or broker.transactions is None:
         return dict.fromkeys(requested, int(ErrorCode.INVALID_REQUEST))
     return None
@@ -120,19 +121,19 @@ async def _add(
     is_peer: bool = False,
     denied: Collection[str] = (),
 ) -> Errors:
-    refused = _refusals(broker, transactional_id, requested, is_peer, denied)
-    if refused is not None:
-        return refused
+    refusals = _refusals(broker, transactional_id, requested, is_peer, denied)
+    if refusals is not None:
+        return refusals
     service = broker.transactions
     assert service is not None  # refused otherwise
-    client_version = VERSION_2 if version >= VERSION_2_SINCE else 0
+    client_version = VERSION_2 if version >= TRANSACTIONS_V2_SINCE_VERSION else 0
     try:
         error = await service.request(
             transactional_id, lambda number: AddPartitions(number, producer_id, epoch, requested, client_version)
         )
     except CoordinatorError as failure:
         error = failure.error_code
-    if error == ErrorCode.PRODUCER_FENCED and version < PRODUCER_FENCED_SINCE:
+    if error == ErrorCode.PRODUCER_FENCED and version < PRODUCER_FENCED_SINCE_VERSION:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
     return dict.fromkeys(requested, error)
 
@@ -147,15 +148,15 @@ async def _verify(
     is_peer: bool,
 ) -> Errors:
     """Another host gets the coordinator's own codes, and translates them for its client."""
-    refused = _refusals(broker, transactional_id, requested, is_peer)
-    if refused is not None:
-        return refused
+    refusals = _refusals(broker, transactional_id, requested, is_peer)
+    if refusals is not None:
+        return refusals
     service = broker.transactions
     assert service is not None  # refused otherwise
-    found = await checks.verify(service.coordinator, transactional_id, producer_id, epoch, requested)
+    errors = await checks.verify(service.coordinator, transactional_id, producer_id, epoch, requested)
     if is_peer:
-        return dict(zip(requested, found, strict=True))
+        return dict(zip(requested, errors, strict=True))
     return {
         partition: int(ErrorCode.TRANSACTION_ABORTABLE) if error == ErrorCode.INVALID_TXN_STATE else error
-        for partition, error in zip(requested, found, strict=True)
+        for partition, error in zip(requested, errors, strict=True)
     }

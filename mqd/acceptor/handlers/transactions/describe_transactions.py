@@ -24,24 +24,24 @@ async def _describe(context: Context, name: str) -> DescribeTransactionsResponse
     if service is None:
         return _refused(name, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
     try:
-        found = await service.request(name, Describe)
+        description = await service.request(name, Describe)
     except CoordinatorError as error:
         return _refused(name, error.error_code)
-    if not isinstance(found, Description):
+    if not isinstance(description, Description):
         return _refused(name, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
     topics: dict[str, list[int]] = {}
-    for topic, index in found.partitions:
+    for topic, index in description.partitions:
         if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, topic, named_in_request=False):
             continue
         topics.setdefault(topic, []).append(index)
     return DescribeTransactionsResponse.TransactionState(
         error_code=0,
         transactional_id=name,
-        transaction_state=found.state,
-        transaction_timeout_ms=found.timeout_ms,
-        transaction_start_time_ms=found.start_ms,
-        producer_id=found.producer_id,
-        producer_epoch=found.producer_epoch,
+        transaction_state=description.state,
+        transaction_timeout_ms=description.timeout_ms,
+        transaction_start_time_ms=description.start_ms,
+        producer_id=description.producer_id,
+        producer_epoch=description.producer_epoch,
         topics=[
             DescribeTransactionsResponse.Topic(topic=topic, partitions=sorted(indexes))
             for topic, indexes in sorted(topics.items())

@@ -1,11 +1,11 @@
-"""EndTxn 0-5 (KIP-98, KIP-890): commits or aborts. Version 5 is for transactions of version 2: the
-response has the epoch, or the producer id, of the next transaction.
+"""EndTxn 0-5 (KIP-98, KIP-890): commits or aborts a transaction. Version 5 is for transactions of
+version 2: the response has the epoch, or the producer id, of the next transaction.
 
-Between hosts it is sent on behalf of an administrator: abort this producer's ongoing transaction,
-unless the producer's epoch is above the request's.
+Between hosts, EndTxn is sent on behalf of an administrator: it aborts the producer's ongoing
+transaction, unless the producer's epoch is above the request's.
 
-With a tagged field of our own (9100) it ends a joint transaction and names the child transactions
-to commit; with an empty run id an administrator aborts the current joint transaction
+With mqd's own tagged field 9100, the request ends a joint transaction and names the child
+transactions to commit; with an empty run id, an administrator aborts the current joint transaction
 (mqd/coordinator/transaction/joint.py).
 """
 
@@ -18,8 +18,8 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import EndTxnRequest, EndTxnResponse
 
-VERSION_2_SINCE = 5
-PRODUCER_FENCED_SINCE = 2
+TRANSACTIONS_V2_SINCE_VERSION = 5
+PRODUCER_FENCED_SINCE_VERSION = 2
 
 
 async def handle(context: Context, header: RequestHeader, request: EndTxnRequest) -> EndTxnResponse:
@@ -30,16 +30,16 @@ async def handle(context: Context, header: RequestHeader, request: EndTxnRequest
         return await _abort(service, request)
     if request.joint is not None:
         return await _end_joint(service, request, request.joint)
-    client_version = events.VERSION_2 if header.api_version >= VERSION_2_SINCE else 0
+    client_version = events.VERSION_2 if header.api_version >= TRANSACTIONS_V2_SINCE_VERSION else 0
 
-    def make(number: int, spare_producer_id: int) -> events.EndTransaction:
+    def make_event(number: int, spare_producer_id: int) -> events.EndTransaction:
         return events.EndTransaction(
             number, request.producer_id, request.producer_epoch, request.committed, client_version, spare_producer_id
         )
 
-    response = await service.request_returning_identity(request.transactional_id, make)
+    response = await service.request_returning_identity(request.transactional_id, make_event)
     error = response.error
-    if error == ErrorCode.PRODUCER_FENCED and header.api_version < PRODUCER_FENCED_SINCE:
+    if error == ErrorCode.PRODUCER_FENCED and header.api_version < PRODUCER_FENCED_SINCE_VERSION:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
     return EndTxnResponse(error_code=error, producer_id=response.producer_id, producer_epoch=response.producer_epoch)
 

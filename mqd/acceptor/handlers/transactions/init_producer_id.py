@@ -1,10 +1,10 @@
 """InitProducerId 0-5 (KIP-98, KIP-360, KIP-890): a producer id and epoch, for idempotent producers
-without a transactional id and for transactional ones with it.
+(without a transactional id) and for transactional ones.
 
-With a tagged field of our own (9100) it enlists a child of a joint transaction, or is the heartbeat
-of such a child (mqd/coordinator/transaction/joint.py).
+With mqd's own tagged field 9100, the request enlists a child of a joint transaction, or is the
+heartbeat of such a child (mqd/coordinator/transaction/joint.py).
 
-If transactional ids are not coordinated here (there is no Link to the workers), the response is
+If transactional ids are not coordinated here (there is no Link to the workers), the error is
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the only code that every client immediately treats as fatal.
 """
 
@@ -16,7 +16,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import InitProducerIdRequest, InitProducerIdResponse
 
-PRODUCER_FENCED_SINCE = 4
+PRODUCER_FENCED_SINCE_VERSION = 4
 
 
 async def handle(context: Context, header: RequestHeader, request: InitProducerIdRequest) -> InitProducerIdResponse:
@@ -35,14 +35,14 @@ async def handle(context: Context, header: RequestHeader, request: InitProducerI
     if request.joint is not None:
         return await _enlist(service, name, request, request.joint)
 
-    def make(number: int, spare_producer_id: int) -> events.InitProducerId:
+    def make_event(number: int, spare_producer_id: int) -> events.InitProducerId:
         return events.InitProducerId(
             number, request.transaction_timeout_ms, request.producer_id, request.producer_epoch, spare_producer_id
         )
 
-    response = await service.request_returning_identity(name, make)
+    response = await service.request_returning_identity(name, make_event)
     error = response.error
-    if error == ErrorCode.PRODUCER_FENCED and header.api_version < PRODUCER_FENCED_SINCE:
+    if error == ErrorCode.PRODUCER_FENCED and header.api_version < PRODUCER_FENCED_SINCE_VERSION:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
     return InitProducerIdResponse(
         error_code=error, producer_id=response.producer_id, producer_epoch=response.producer_epoch
@@ -55,7 +55,7 @@ async def _enlist(
     if not joint.is_valid(name, joint_fields.batch_id, joint_fields.run_id):
         return InitProducerIdResponse(error_code=int(ErrorCode.INVALID_REQUEST), producer_id=-1, producer_epoch=-1)
 
-    def make(number: int, spare_producer_id: int) -> events.Enlist:
+    def make_event(number: int, spare_producer_id: int) -> events.Enlist:
         return events.Enlist(
             number,
             joint_fields.batch_id,
@@ -66,8 +66,10 @@ async def _enlist(
             spare_producer_id,
         )
 
-    response = await service.request_joint(name, make)
-    found = InitProducerIdResponse.JointResult(committed_batch_id=response.committed_batch_id)
+    response = await service.request_joint(name, make_event)
     return InitProducerIdResponse(
-        error_code=response.error, producer_id=response.producer_id, producer_epoch=response.producer_epoch, joint=found
+        error_code=response.error,
+        producer_id=response.producer_id,
+        producer_epoch=response.producer_epoch,
+        joint=InitProducerIdResponse.JointResult(committed_batch_id=response.committed_batch_id),
     )

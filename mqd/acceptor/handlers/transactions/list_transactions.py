@@ -1,5 +1,5 @@
-"""ListTransactions 0-2 (KIP-664, KIP-994, KIP-1152): the transactional ids coordinated here,
-filtered by state, producer id, duration, and pattern.
+"""ListTransactions 0-2 (KIP-664, KIP-994, KIP-1152): the transactional ids that this host
+coordinates, filtered by state, producer id, duration, and pattern.
 """
 
 from collections.abc import Callable
@@ -16,49 +16,51 @@ from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import ListTransactionsRequest, ListTransactionsResponse
 from mqd.security.acl import Operation, ResourceType
 
-_NAMES = {*STATE_NAMES.values(), "PrepareEpochFence"}
+_KNOWN_STATES = {*STATE_NAMES.values(), "PrepareEpochFence"}
 
 
 async def handle(context: Context, header: RequestHeader, request: ListTransactionsRequest) -> ListTransactionsResponse:
     service = context.broker.transactions
     if service is None or not service.coordinator.partition_count:
-        return ListTransactionsResponse(unknown_state_filters=_unknown(request))
+        return ListTransactionsResponse(unknown_state_filters=_unknown_states(request))
     try:
         service.coordinator.check_loaded()
-        matches = compile_regex(request.transactional_id_pattern) if request.transactional_id_pattern else None
+        pattern_matches = compile_regex(request.transactional_id_pattern) if request.transactional_id_pattern else None
     except CoordinatorError as error:
         return ListTransactionsResponse(error_code=error.error_code)
     except BadExpression:
         return ListTransactionsResponse(error_code=int(ErrorCode.INVALID_REGULAR_EXPRESSION))
     now_ms = service.now_ms()
-    found = []
+    states = []
     for _, core in service.coordinator.items():
         assert isinstance(core, Transaction | JointTransaction)
         description = core.description()
-        if description is None or not _matches(description, request, matches, now_ms):
+        if description is None or not _matches(description, request, pattern_matches, now_ms):
             continue
         name = description.transactional_id
         if not context.authorize(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name, named_in_request=False):
             continue
         for producer_id in _producer_ids(core, description, request):
-            found.append(
+            states.append(
                 ListTransactionsResponse.TransactionState(
                     transactional_id=description.transactional_id,
                     producer_id=producer_id,
                     transaction_state=description.state,
                 )
             )
-    return ListTransactionsResponse(unknown_state_filters=_unknown(request), transaction_states=found)
+    return ListTransactionsResponse(unknown_state_filters=_unknown_states(request), transaction_states=states)
 
 
-def _unknown(request: ListTransactionsRequest) -> list[str]:
-    return [name for name in request.state_filters if name not in _NAMES]
+def _unknown_states(request: ListTransactionsRequest) -> list[str]:
+    return [name for name in request.state_filters if name not in _KNOWN_STATES]
 
 
 def _producer_ids(
     core: Transaction | JointTransaction, description: Description, request: ListTransactionsRequest
 ) -> list[int]:
-    """One entry for each requested producer; without a filter one for each transactional id."""
+    """The producer ids to list for this transactional id: those of its producers that the request
+    names, or only the current one if the request names none.
+    """
     if not request.producer_id_filters:
         return [description.producer_id]
     producer_ids = set(request.producer_id_filters)
@@ -70,11 +72,14 @@ def _producer_ids(
 
 
 def _matches(
-    found: Description, request: ListTransactionsRequest, matches: Callable[[str], object] | None, now_ms: int
+    description: Description,
+    request: ListTransactionsRequest,
+    pattern_matches: Callable[[str], object] | None,
+    now_ms: int,
 ) -> bool:
-    if request.state_filters and found.state not in request.state_filters:
+    if request.state_filters and description.state not in request.state_filters:
         return False
     # As in Kafka, includes ids whose transactions have ended or never began.
-    if request.duration_filter >= 0 and now_ms - found.start_ms <= request.duration_filter:
+    if request.duration_filter >= 0 and now_ms - description.start_ms <= request.duration_filter:
         return False
-    return matches is None or bool(matches(found.transactional_id))
+    return pattern_matches is None or bool(pattern_matches(description.transactional_id))

@@ -1,7 +1,7 @@
 """TxnOffsetCommit 0-5 (KIP-98, KIP-447, KIP-890): offsets of a group that take effect when the
-transaction commits. Version 5 adds the group to the transaction itself. Older versions require that
-the group was added before (AddOffsetsToTxn), which is verified: offsets of a transaction that is over
-would stay pending forever.
+transaction commits. A request of version 5 also adds the group to the transaction. Older versions
+require that the group was added before (AddOffsetsToTxn). This is verified, because offsets of a
+transaction that has ended would stay pending forever.
 """
 
 from mqd.acceptor.broker import Context
@@ -14,9 +14,9 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
-ADDS_SINCE = 5
-ABORTABLE_SINCE = 4
-LOADING_SINCE = 2
+ADDS_GROUP_SINCE_VERSION = 5
+ABORTABLE_SINCE_VERSION = 4
+LOAD_IN_PROGRESS_SINCE_VERSION = 2
 TIMEOUT_S = 5.0
 
 
@@ -25,17 +25,17 @@ async def handle(context: Context, header: RequestHeader, request: TxnOffsetComm
     errors: dict[tuple[str, int], int] = {}
     offsets: list[CommittedOffset] = []
     for topic in request.topics:
-        for one in topic.partitions:
-            if context.broker.partition_of(topic.name, one.partition_index) is None:
-                errors[topic.name, one.partition_index] = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        for part in topic.partitions:
+            if context.broker.partition_of(topic.name, part.partition_index) is None:
+                errors[topic.name, part.partition_index] = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             else:
                 offsets.append(
                     CommittedOffset(
                         topic.name,
-                        one.partition_index,
-                        one.committed_offset,
-                        one.committed_leader_epoch,
-                        one.committed_metadata or "",
+                        part.partition_index,
+                        part.committed_offset,
+                        part.committed_leader_epoch,
+                        part.committed_metadata or "",
                     )
                 )
     if offsets:
@@ -58,7 +58,7 @@ async def _commit(
         return OffsetsCommitted(int(ErrorCode.INVALID_REQUEST))
     ticket = service.offset_commits.enter(request.producer_id)
     try:
-        if error := await _admit(service, version, request):
+        if error := await _admission_error(service, version, request):
             return OffsetsCommitted(error)
         response = await service.groups.request(
             request.group_id, lambda number: _event(number, version, request, offsets), TIMEOUT_S
@@ -71,13 +71,13 @@ async def _commit(
         service.offset_commits.leave(request.producer_id, ticket)
 
 
-async def _admit(service: TransactionService, version: int, request: TxnOffsetCommitRequest) -> int:
-    """0 if these offsets may become part of the ongoing transaction, else the error."""
+async def _admission_error(service: TransactionService, version: int, request: TxnOffsetCommitRequest) -> int:
+    """Returns 0 if these offsets may become part of the ongoing transaction, otherwise an error code."""
     if not await service.groups.ensure_topic():
         return int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     partition = (GROUPS, service.groups.partition_for(request.group_id))
     identity = (request.transactional_id, request.producer_id, request.producer_epoch)
-    if version >= ADDS_SINCE:
+    if version >= ADDS_GROUP_SINCE_VERSION:
         return await checks.add(service.routed, *identity, (partition,))
     return (await checks.verify(service.routed, *identity, (partition,)))[0]
 
@@ -85,11 +85,11 @@ async def _admit(service: TransactionService, version: int, request: TxnOffsetCo
 def _translate(error: int, version: int) -> int:
     if error == ErrorCode.PRODUCER_FENCED:
         return int(ErrorCode.INVALID_PRODUCER_EPOCH)
-    if error == ErrorCode.CONCURRENT_TRANSACTIONS and version < ADDS_SINCE:
+    if error == ErrorCode.CONCURRENT_TRANSACTIONS and version < ADDS_GROUP_SINCE_VERSION:
         return int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    if error == ErrorCode.INVALID_TXN_STATE and version >= ABORTABLE_SINCE:
+    if error == ErrorCode.INVALID_TXN_STATE and version >= ABORTABLE_SINCE_VERSION:
         return int(ErrorCode.TRANSACTION_ABORTABLE)
-    if error == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < LOADING_SINCE:
+    if error == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < LOAD_IN_PROGRESS_SINCE_VERSION:
         return int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     return error
 
@@ -116,9 +116,9 @@ def _response(request: TxnOffsetCommitRequest, errors: dict[tuple[str, int], int
                 name=topic.name,
                 partitions=[
                     TxnOffsetCommitResponse.PartitionResponse(
-                        partition_index=one.partition_index, error_code=errors[topic.name, one.partition_index]
+                        partition_index=part.partition_index, error_code=errors[topic.name, part.partition_index]
                     )
-                    for one in topic.partitions
+                    for part in topic.partitions
                 ],
             )
             for topic in request.topics

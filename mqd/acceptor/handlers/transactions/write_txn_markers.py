@@ -16,7 +16,7 @@ import asyncio
 from functools import partial
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.interbroker.transactions import RemoteTransaction, abort_elsewhere, ongoing_elsewhere
+from mqd.acceptor.interbroker.transactions import RemoteTransaction, abort_remote_transaction, find_remote_transaction
 from mqd.acceptor.transactions import TransactionService
 from mqd.base.tasks import timeout
 from mqd.coordinator.internal_topic import CoordinatorError
@@ -40,9 +40,11 @@ async def handle(context: Context, header: RequestHeader, request: WriteTxnMarke
     if context.address.peer_node >= 0 and service is not None:
         return await _handle_from_host(service, request)
     responses = []
-    ongoing = _ongoing(service, {_own_id(marker) for marker in request.markers}) if service is not None else {}
+    ongoing = (
+        _ongoing(service, {_original_producer_id(marker) for marker in request.markers}) if service is not None else {}
+    )
     for marker in request.markers:
-        errors = await _errors(context.broker, marker, ongoing.get(_own_id(marker)))
+        errors = await _errors(context.broker, marker, ongoing.get(_original_producer_id(marker)))
         topics = [
             WriteTxnMarkersResponse.TopicResult(
                 name=topic.name,
@@ -60,8 +62,8 @@ async def handle(context: Context, header: RequestHeader, request: WriteTxnMarke
 
 
 async def _handle_from_host(service: TransactionService, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
-    """Handles a request of the host whose coordinator ends these transactions. The markers are
-    written concurrently, and answered when they are below the high watermarks.
+    """Handles a request from the host whose coordinator ends these transactions. The markers are
+    written concurrently, and the request is answered when they are below the high watermarks.
     """
     requested = [
         (marker, (topic.name, index))
@@ -119,28 +121,33 @@ async def _write_here(service: TransactionService, marker: Marker, partition: Pa
     return 0
 
 
-async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
-    """`known`: the transactional id with an open transaction of this producer; None: this host's
-    coordinator knows none.
+async def _errors(broker: Broker, marker: Marker, transactional_id: str | None) -> Errors:
+    """Handles a client's marker. `transactional_id`: the one with an open transaction of this
+    producer; None: this host's coordinator knows none.
     """
     requested = list(dict.fromkeys((topic.name, index) for topic in marker.topics for index in topic.partition_indexes))
     service = broker.transactions
-    refused = _refusal(service, marker)
-    if refused:
-        return dict.fromkeys(requested, refused)
+    refusal = _refusal(service, marker)
+    if refusal:
+        return dict.fromkeys(requested, refusal)
     assert service is not None
     try:
         service.coordinator.check_loaded()
-        if known is not None:
-            return await _abort_known(service, known, marker, requested)
+        if transactional_id is not None:
+            epoch_max = _epoch_max(marker)
+            error = await abort_ongoing(service, transactional_id, _original_producer_id(marker), epoch_max)
+            return dict.fromkeys(requested, error)
         remote_transaction = (
             RemoteTransaction(0)
             if service.peers is None or broker.metadata.is_alone
-            else await ongoing_elsewhere(broker, service.peers, _own_id(marker))
+            else await find_remote_transaction(broker, service.peers, _original_producer_id(marker))
         )
         if remote_transaction.node_id >= 0 and service.peers is not None:
             return dict.fromkeys(
-                requested, await abort_elsewhere(service.peers, remote_transaction, _own_id(marker), _epoch_max(marker))
+                requested,
+                await abort_remote_transaction(
+                    service.peers, remote_transaction, _original_producer_id(marker), _epoch_max(marker)
+                ),
             )
         if remote_transaction.error:
             return dict.fromkeys(requested, remote_transaction.error)
@@ -174,10 +181,6 @@ def _ongoing(service: TransactionService, producer_ids: set[int]) -> dict[int, s
     }
 
 
-async def _abort_known(service: TransactionService, name: str, marker: Marker, requested: list[Partition]) -> Errors:
-    return dict.fromkeys(requested, await abort_ongoing(service, name, _own_id(marker), _epoch_max(marker)))
-
-
 async def abort_ongoing(service: TransactionService, name: str, producer_id: int, epoch_max: int) -> int:
     """Ends the ongoing transaction of this producer everywhere, through the coordinator on this
     host. Raises CoordinatorError.
@@ -185,7 +188,7 @@ async def abort_ongoing(service: TransactionService, name: str, producer_id: int
     core = service.coordinator.core(name)
     epoch = core.open_producers().get(producer_id) if isinstance(core, Transaction | JointTransaction) else None
     if epoch is None:
-        return int(ErrorCode.INVALID_TXN_STATE)  # it has ended since the request
+        return int(ErrorCode.INVALID_TXN_STATE)  # the transaction has ended since the request
     if epoch > epoch_max:
         return int(ErrorCode.INVALID_PRODUCER_EPOCH)
     error = await service.request(name, lambda number: AbortByAdministrator(number, producer_id))
@@ -200,7 +203,7 @@ def _epoch_max(marker: Marker) -> int:
     return marker.producer_epoch - 1 if _is_bumped(marker) else marker.producer_epoch + 1
 
 
-def _own_id(marker: Marker) -> int:
+def _original_producer_id(marker: Marker) -> int:
     """The producer id by which coordinators know the producer."""
     return origin_of(marker.producer_id)[0]
 
@@ -218,10 +221,10 @@ async def _write(broker: Broker, service: TransactionService, marker: Marker, pa
         return broker.unserved_error(image)
     try:
         async with timeout(TIMEOUT_S):
-            error, found = await service.owners.producers(view.owner, image.slot)
+            error, producers = await service.owners.producers(view.owner, image.slot)
     except TimeoutError:
         return int(ErrorCode.REQUEST_TIMED_OUT)
-    producer = next((one for one in found if one.producer_id == marker.producer_id), None)
+    producer = next((producer for producer in producers if producer.producer_id == marker.producer_id), None)
     if error or producer is None:
         return error
     if marker.producer_epoch < producer.producer_epoch + _is_bumped(marker):
@@ -232,7 +235,7 @@ async def _write(broker: Broker, service: TransactionService, marker: Marker, pa
         return int(ErrorCode.INVALID_PRODUCER_EPOCH)
     if marker.coordinator_epoch < producer.coordinator_epoch:
         return int(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
-    if _ongoing(service, {_own_id(marker)}):
+    if _ongoing(service, {_original_producer_id(marker)}):
         # a transaction has begun since the query to the coordinator
         return int(ErrorCode.CONCURRENT_TRANSACTIONS)
     try:
