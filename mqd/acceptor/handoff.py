@@ -17,33 +17,34 @@ log = logging.get("acceptor.handoff")
 
 
 class Handoff:
-    """`load(worker)` (its number of connections, or of attachments) and `running(worker)` come
+    """`load(worker)` (its number of connections, or of attachments) and `is_running(worker)` come
     from the control segment.
     """
 
     def __init__(
-        self, sockets: Sequence[socket.socket], load: Callable[[int], int], running: Callable[[int], bool]
+        self, sockets: Sequence[socket.socket], load: Callable[[int], int], is_running: Callable[[int], bool]
     ) -> None:
         self.sockets = sockets
         self._load = load
-        self._running = running
-        self._handed = [0] * len(sockets)  # since _handed_s: `load` may not include them yet
+        self._is_running = is_running
+        # connections handed to each worker since _handed_s, which `load` may not include yet
+        self._handed_counts = [0] * len(sockets)
         self._handed_s = 0.0
 
     def _least_loaded_first(self) -> list[int]:
         """Workers that are not running come last: the keeper holds their sockets."""
         now = time.monotonic()
         if now - self._handed_s > PENDING_FORGET_S:
-            self._handed = [0] * len(self.sockets)
+            self._handed_counts = [0] * len(self.sockets)
             self._handed_s = now
         return sorted(
             range(len(self.sockets)),
-            key=lambda worker: (not self._running(worker), self._load(worker) + self._handed[worker]),
+            key=lambda worker: (not self._is_running(worker), self._load(worker) + self._handed_counts[worker]),
         )
 
     def send(self, connection: socket.socket, message: bytes) -> bool:
-        """True: a worker has the connection, and this process's copy is closed. False: no worker has
-        room. Raises OSError for other failures, such as when the descriptor is not a socket.
+        """Returns True if a worker has the connection, and this process's copy is closed, or False if no
+        worker has room. Raises OSError for other failures, such as when the descriptor is not a socket.
         """
         for worker in self._least_loaded_first():
             try:
@@ -57,7 +58,7 @@ class Handoff:
                     raise
                 log.warning("a connection cannot be passed to a worker", worker=worker, reason=str(error))
                 continue
-            self._handed[worker] += 1
+            self._handed_counts[worker] += 1
             connection.close()
             return True
         return False

@@ -1,9 +1,10 @@
-"""The acceptor's end of the links: request frames in from the workers; responses and coordinators'
-appends out through its own arena.
+"""The acceptor's end of the links: request frames come in from the workers; responses and the
+coordinators' appends go out through the acceptor's own arena.
 
 A request's frame stays in the sending worker's arena until the response to its token has been sent;
-it is copied when it is taken. A response goes into this process's arena, in pieces of at most
-PIECE_BYTES; the worker copies a piece and sends RELEASE with the same token and offset. A check
+it is copied when the acceptor takes the request. A response goes into this process's arena, in
+pieces of at most PIECE_BYTES; the worker copies a piece and sends RELEASE with the same token and
+offset. A check
 (mqd/acceptor/checks.py) reads its payload in the worker's arena until it is answered. A
 coordinator's batch goes to the partition's owner the same way, whole; its bytes are freed by
 RELEASE, or by PRODUCED if that comes first.
@@ -11,7 +12,7 @@ RELEASE, or by PRODUCED if that comes first.
 Invariants
     K1  a piece's extent is free only after its RELEASE, or after its worker's death; a RELEASE
         without a matching piece in flight was meant for a predecessor
-    K2  the pieces of one response leave in order, and nothing else with that token between them
+    K2  the pieces of one response are sent in order, with nothing else of that token between them
     K3  requests of a process that has since died are not answered, and memory lent to it is
         reclaimed; a JoinGroup or SyncGroup from it waits no longer
     K4  a request names its intended acceptor; one that was still in a ring when that acceptor died
@@ -50,17 +51,17 @@ from mqd.protocol.errors import ErrorCode, ProtocolError
 
 PIECE_BYTES = 1 << 20
 EXTENT_BYTES = 4096
-DRAIN_ROUNDS = 16  # then other work of the event loop gets its turn
-# Requests taken in one turn of the loop: between turns connections are accepted, however much some
-# clients pipeline.
+DRAIN_ROUNDS = 16  # per turn; then the event loop does other work
+# Requests taken in one turn of the loop. Between turns connections are accepted, however many
+# requests some clients pipeline.
 TURN_REQUESTS_MAX = 64
 RETRY_S = 0.005
 # A request not answered after one to two of these intervals is slow: its frame in the worker's
 # arena is released.
 PARK_S = 0.05
-# JoinGroup, SyncGroup: may wait for minutes, and can be dropped when their client has gone
-# (MQD_LINK_CANCEL).
-WAIT_FOR_MEMBERS = frozenset({11, 14})
+# JoinGroup, SyncGroup: may wait for other members for minutes, and can be dropped when their client
+# has gone (MQD_LINK_CANCEL).
+MEMBER_WAITING_APIS = frozenset({11, 14})
 BATCH_TOKENS = 1 << 63
 DESCRIBE_TOKENS = 1 << 62
 ARCHIVE_TOKENS = 1 << 61
@@ -97,8 +98,9 @@ class Appends(Protocol):
 
 
 def _compression(check: Descriptor) -> Compression | None:
-    """Decodes the topic's compression from a CHECK (struct mqd_descriptor); None: the batch stays as it
-    is."""
+    """Decodes the topic's compression from a CHECK (struct mqd_descriptor). None: the batch is not
+    recompressed.
+    """
     codec = check.a >> 16 & 0xFF
     level = (check.c & 0xFFFFFFFF ^ 1 << 31) - (1 << 31)  # the low half, with its sign
     return Compression(codec - 1, level, check.c >> 32) if codec else None
@@ -145,14 +147,14 @@ class Link:
         self._tasks: set[asyncio.Task[None] | InlineCoroutine] = set()
         self._newer: list[_Pending] = []  # requests that arrived after the last _on_park()
         self._older: list[_Pending] = []  # requests that arrived before it
-        # by worker: token -> slow requests, which may be abandoned
+        # by worker: token -> slow request, which may be abandoned
         self._parked: list[dict[int, _Pending]] = [{} for _ in range(worker_count)]
-        self._park: asyncio.TimerHandle | None = None
+        self._park_timer: asyncio.TimerHandle | None = None
         self._turn = broker.turn
         self._next_turn: asyncio.Handle | None = None
-        self._taken = 0  # requests taken in this turn
-        self._retry: asyncio.TimerHandle | None = None
-        self._flushes_soon = False
+        self._taken_count = 0  # requests taken in this turn
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._is_flush_scheduled = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ class Link:
     def stop(self) -> None:
         if self._loop is not None:
             self._loop.remove_reader(self._eventfd)
-        for handle in (self._next_turn, self._retry, self._park):
+        for handle in (self._next_turn, self._retry_timer, self._park_timer):
             if handle is not None:
                 handle.cancel()
         for task in self._tasks:
@@ -197,14 +199,14 @@ class Link:
         """Drains; sleeps when there is nothing left, or runs again soon when there may be more."""
         assert self._loop is not None
         self._next_turn = None
-        self._taken = 0
+        self._taken_count = 0
         self._turn.is_open = True
         for _ in range(DRAIN_ROUNDS):
-            room = TURN_REQUESTS_MAX - self._taken
+            room = TURN_REQUESTS_MAX - self._taken_count
             arrived = self._endpoint.drain(room)
             for sender, descriptor in arrived:
                 self._on_descriptor(sender, descriptor)
-            if len(arrived) < room or self._taken >= TURN_REQUESTS_MAX:
+            if len(arrived) < room or self._taken_count >= TURN_REQUESTS_MAX:
                 break
         self._turn.run()
         self._turn.is_open = False
@@ -269,7 +271,7 @@ class Link:
             log.error("a worker sent an invalid principal", worker=worker, reason=str(error))
             self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
             return
-        self._taken += 1
+        self._taken_count += 1
         assert self._loop is not None
         api_key = int.from_bytes(frame[:2], "big")
         try:
@@ -280,10 +282,10 @@ class Link:
             return
         if task.done():
             return
-        waits_for_members = api_key in WAIT_FOR_MEMBERS
+        waits_for_members = api_key in MEMBER_WAITING_APIS
         self._newer.append(_Pending(task, worker, descriptor.token, descriptor.generation, waits_for_members))
-        if self._park is None:
-            self._park = self._loop.call_later(PARK_S, self._on_park)
+        if self._park_timer is None:
+            self._park_timer = self._loop.call_later(PARK_S, self._on_park)
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> InlineCoroutine:
         """Runs the coroutine without a task until it needs one. Passes on exceptions raised before its first wait."""
@@ -298,7 +300,7 @@ class Link:
         task.add_done_callback(self._tasks.discard)
 
     def _on_park(self) -> None:
-        """Releases the worker's arena memory of slow requests: those that wait for something
+        """Releases the memory of slow requests in the workers' arenas: requests that wait for something
         outside this process (a JoinGroup for other members) must not hold it.
         """
         for pending in self._older:
@@ -313,7 +315,7 @@ class Link:
                 pending.task.cancel()  # K3
         self._older, self._newer = self._newer, []
         assert self._loop is not None
-        self._park = self._loop.call_later(PARK_S, self._on_park) if self._older else None
+        self._park_timer = self._loop.call_later(PARK_S, self._on_park) if self._older else None
         self._send_waiting()
         self._endpoint.flush()
 
@@ -326,7 +328,7 @@ class Link:
             pending.task.cancel()
 
     def _unpark(self, pending: _Pending, _task: asyncio.Task[None] | InlineCoroutine) -> None:
-        """Forgets a request that is done. A successor of its worker may use the same token again."""
+        """Forgets a request that is done. A successor of its worker may have used the same token again."""
         if self._parked[pending.worker].get(pending.token) is pending:
             del self._parked[pending.worker][pending.token]
 
@@ -362,9 +364,10 @@ class Link:
     def _respond(self, worker: int, token: int, body: bytes, flags: int, version: int) -> None:
         pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)] or [b""]
         for number, piece in enumerate(pieces):
-            last = number + 1 == len(pieces)
+            is_last = number + 1 == len(pieces)
             self._put(
-                worker, _Piece(token, piece, DescriptorKind.RESPONSE, flags if last else native.RESPONSE_MORE, version)
+                worker,
+                _Piece(token, piece, DescriptorKind.RESPONSE, flags if is_last else native.RESPONSE_MORE, version),
             )
 
     # -- checks ------------------------------------------------------------------------------------
@@ -404,7 +407,7 @@ class Link:
 
     def _on_share_state(self, worker: int, descriptor: Descriptor) -> None:
         """Starts a READ or WRITE of a share-partition. The body is lent until SHARE_STATE_RESPONSE."""
-        self._taken += 1
+        self._taken_count += 1
         body = bytes(self._payload(worker, descriptor) or b"")
         work = self._begin(self._share_state(worker, descriptor, body))
         if not work.done():
@@ -412,7 +415,7 @@ class Link:
             work.add_done_callback(self._share_work[worker].discard)
 
     async def _share_state(self, worker: int, descriptor: Descriptor, body: bytes) -> None:
-        """An invalid body gets an empty response, which the worker takes as a definite refusal."""
+        """An invalid body gets an empty response, which the worker treats as a definite refusal."""
         response = b""
         try:
             if self.share_states is not None:
@@ -437,19 +440,21 @@ class Link:
         self._waiting[worker].append(piece)
 
     def _send_waiting(self) -> None:
-        """Sends as many pieces as the arena and the rings have room for; the rest follows when space is released."""
-        blocked = False
+        """Sends as many pieces as the arena and the rings have room for; the others are retried until
+        there is room.
+        """
+        is_blocked = False
         for worker, waiting in enumerate(self._waiting):
             while waiting and self._send(worker, waiting[0]):
                 waiting.popleft()
-            blocked |= bool(waiting)
-        if blocked and self._retry is None and self._loop is not None:
+            is_blocked |= bool(waiting)
+        if is_blocked and self._retry_timer is None and self._loop is not None:
             # Neither a full ring nor a full arena sends a notification when it has room again: RELEASE
             # does not wake this process.
-            self._retry = self._loop.call_later(RETRY_S, self._on_retry)
+            self._retry_timer = self._loop.call_later(RETRY_S, self._on_retry)
 
     def _on_retry(self) -> None:
-        self._retry = None
+        self._retry_timer = None
         if self._next_turn is None:
             self._on_turn()
 
@@ -485,7 +490,7 @@ class Link:
 
     def _on_release(self, worker: int, descriptor: Descriptor) -> None:
         if descriptor.token >= BATCH_TOKENS:
-            self._take_back_batch(worker, descriptor.token)
+            self._release_batch(worker, descriptor.token)
             return
         lent = (descriptor.token, descriptor.offset)
         if lent in self._lent[worker]:  # K1
@@ -512,15 +517,15 @@ class Link:
             if pending.generation != self._control.endpoint_generation(worker):
                 pending.task.cancel()
         if self._loop is not None and self._next_turn is None:
-            # The worker may have died after it cleared our sleep flag and before it woke us; no
-            # other process would wake us.
+            # The worker may have died after it cleared this process's sleep flag and before it woke
+            # it; no other process would wake it.
             self._on_turn()
 
     # -- producers of a partition ------------------------------------------------------------------
 
     async def producers(self, owner: int, slot: int) -> tuple[int, list[ProducerView]]:
-        """(error code, the partition's producers as the slot's owner knows them). The error is
-        NOT_LEADER_OR_FOLLOWER if the owner dies, and REQUEST_TIMED_OUT if it has no space for the
+        """Returns an error code, and the partition's producers as the slot's owner knows them. The error
+        is NOT_LEADER_OR_FOLLOWER if the owner dies, and REQUEST_TIMED_OUT if it has no space for the
         response. The caller sets a timeout.
         """
         assert self._loop is not None
@@ -536,7 +541,7 @@ class Link:
         return error, native.producer_views(payload)
 
     def _on_described(self, worker: int, descriptor: Descriptor) -> None:
-        """The views are copied and released, even if no caller waits for them any more."""
+        """The views are copied and released, even if the caller is no longer waiting for them."""
         error, payload = descriptor.error, b""
         if descriptor.size_bytes:
             lent = self._payload(worker, descriptor)
@@ -564,23 +569,23 @@ class Link:
         self._flush_soon()
 
     def _flush_soon(self) -> None:
-        if not self._turn.is_open and not self._flushes_soon:  # a turn sends waiting pieces at its end
-            self._flushes_soon = True
+        if not self._turn.is_open and not self._is_flush_scheduled:  # a turn sends waiting pieces at its end
+            self._is_flush_scheduled = True
             self._turn.call(self._on_flush)
 
     def _on_flush(self) -> None:
-        self._flushes_soon = False
+        self._is_flush_scheduled = False
         if self._loop is not None:
             self._send_waiting()
             self._endpoint.flush()
 
     def _on_produced(self, worker: int, descriptor: Descriptor) -> None:
-        self._take_back_batch(worker, descriptor.token)
+        self._release_batch(worker, descriptor.token)
         if self.appends is not None:
             redirect = descriptor.size_bytes if descriptor.flags & native.PRODUCED_REDIRECTED else -1
             self.appends.on_produced(descriptor.token, descriptor.error, descriptor.a, redirect)
 
-    def _take_back_batch(self, worker: int, token: int) -> None:
+    def _release_batch(self, worker: int, token: int) -> None:
         offset = self._lent_batches[worker].pop(token, None)
         if offset is not None:
             self._arena.release(offset)

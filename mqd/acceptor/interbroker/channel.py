@@ -1,4 +1,4 @@
-"""A connection between the acceptors of two hosts: the handshake, TLS where both hosts can, then
+"""A connection between the acceptors of two hosts: the handshake, TLS if both hosts support it, then
 frames. Concurrency: the event loop's thread; one reader.
 """
 
@@ -28,26 +28,26 @@ def set_options(connection: socket.socket) -> None:
 
 async def authenticate(side: handshake.Initiator | handshake.Responder, connection: socket.socket) -> None:
     """Runs the handshake until both sides have authenticated, or one has refused. Reads no byte
-    beyond it. Raises HandshakeFailed, OSError, EOFError, TimeoutError.
+    beyond the handshake. Raises HandshakeFailed, OSError, EOFError, TimeoutError.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):
         while side.missing_bytes:
             data = await loop.sock_recv(connection, side.missing_bytes)
             if not data:
-                raise EOFError("the peer closed the connection in the handshake")
+                raise EOFError("the peer closed the connection during the handshake")
             out = side.feed(data)
             if out:
                 await loop.sock_sendall(connection, out)
 
 
 class Channel:
-    """`tls`: starts in begin(); None: the connection has no TLS."""
+    """`tls`: begin() starts it; None: the connection has no TLS."""
 
     def __init__(self, connection: socket.socket, tls: HostTls | None) -> None:
         self.socket = connection
         self._tls = tls
-        self._buffer = b""  # decrypted and not read yet
+        self._buffer = b""  # decrypted but not read yet
 
     async def begin(self) -> None:
         """Does the TLS handshake, if there is TLS. Raises HandshakeFailed, OSError, EOFError,
@@ -62,7 +62,7 @@ class Channel:
                 while not tls.done:
                     data = await loop.sock_recv(self.socket, READ_BYTES)
                     if not data:
-                        raise EOFError("the peer closed the connection in the TLS handshake")
+                        raise EOFError("the peer closed the connection during the TLS handshake")
                     await loop.sock_sendall(self.socket, tls.feed(data))
             except HandshakeFailed:
                 await self._send_reason(tls)
@@ -79,11 +79,11 @@ class Channel:
                     pass
 
     def to_wire(self, data: bytes) -> bytes:
-        """The bytes to send for `data`, encrypted with TLS. Send them in the order of the calls."""
+        """The bytes to send for `data`, encrypted if there is TLS. Send them in the order of the calls."""
         return data if self._tls is None else self._tls.seal(data)
 
     async def read_frame(self) -> bytes | None:
-        """The frame without its length word; None at the end. Raises ValueError, OSError,
+        """Returns the next frame without its length, or None at the end. Raises ValueError, OSError,
         EOFError.
         """
         head = await self._read_exactly(4)
@@ -100,19 +100,19 @@ class Channel:
     async def _read_exactly(self, size: int) -> bytes:
         """Returns b"" if the connection has ended. Raises EOFError if it ends after some of the bytes."""
         parts: list[bytes] = []
-        left = size
-        while left:
-            part = await self._receive(left)
+        missing_bytes = size
+        while missing_bytes:
+            part = await self._receive(missing_bytes)
             if not part:
                 if parts:
                     raise EOFError("the connection ended within a frame")
                 return b""
             parts.append(part)
-            left -= len(part)
+            missing_bytes -= len(part)
         return b"".join(parts)
 
     async def _receive(self, size_max: int) -> bytes:
-        """b"": the end."""
+        """Returns b"" at the end of the connection."""
         loop = asyncio.get_running_loop()
         if self._tls is None:
             return await loop.sock_recv(self.socket, min(size_max, READ_BYTES))

@@ -1,9 +1,9 @@
 """Requests to the acceptors of other hosts, over the inter-broker listener: transaction markers,
 and requests to coordinators.
 
-One connection to each host, opened on first use and reopened after it has ended; requests share it
-concurrently. A connection is kept as long as the peer is registered with the same epoch at the same
-address: a restarted host is a new peer.
+There is one connection to each host, opened on first use and reopened after it has ended, which all
+requests share. A connection is kept as long as the peer is registered with the same epoch at the
+same address: a restarted host is a new peer.
 
 Bounds: IN_FLIGHT_MAX requests to one host; further ones are refused. Concurrency: the event loop's
 thread.
@@ -47,27 +47,28 @@ class _Connection:
         self.waiting: dict[int, asyncio.Future[bytes]] = {}
         self.writing = asyncio.Lock()
         self.reading: asyncio.Task[None] | None = None
-        self._room: asyncio.Future[None] | None = None  # send() waits for room in the socket's buffer
+        # resolved when the socket's buffer has room, for which send() waits
+        self._room: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
         """Raises OSError, also if close() is called in the meantime. One call at a time."""
-        left = memoryview(self.channel.to_wire(data))
-        while left:
+        unsent = memoryview(self.channel.to_wire(data))
+        while unsent:
             try:
-                left = left[self.socket.send(left) :]
+                unsent = unsent[self.socket.send(unsent) :]
             except (BlockingIOError, InterruptedError):
-                await self._writable()
+                await self._wait_for_room()
 
-    async def _writable(self) -> None:
+    async def _wait_for_room(self) -> None:
         room: asyncio.Future[None] = self._loop.create_future()
 
-        def has_room() -> None:
+        def on_writable() -> None:
             if not room.done():
                 room.set_result(None)
 
         self._room = room
-        self._loop.add_writer(self.socket, has_room)
+        self._loop.add_writer(self.socket, on_writable)
         try:
             await room
         finally:
@@ -115,7 +116,7 @@ class Peers:
         self._connections.clear()
 
     async def request(self, node_id: int, request: object, version: int, timeout_s: float) -> Any:
-        """The response. Raises PeerError."""
+        """Returns the response. Raises PeerError."""
         try:
             async with timeout(timeout_s):
                 connection = await self._get_connection(node_id)
@@ -127,9 +128,9 @@ class Peers:
         if len(connection.waiting) >= IN_FLIGHT_MAX:
             raise PeerError(f"{IN_FLIGHT_MAX} requests to host {connection.broker.node_id} are in flight")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        number = self._correlation_id
-        frame = encode_request(request, version, number)
-        future = connection.waiting[number] = asyncio.get_running_loop().create_future()
+        correlation_id = self._correlation_id
+        frame = encode_request(request, version, correlation_id)
+        future = connection.waiting[correlation_id] = asyncio.get_running_loop().create_future()
         try:
             await self._write(connection, len(frame).to_bytes(4, "big") + frame)
             response = await future
@@ -137,7 +138,7 @@ class Peers:
             self._drop(connection)
             raise PeerError(f"host {connection.broker.node_id}: {error}") from error
         finally:
-            connection.waiting.pop(number, None)
+            connection.waiting.pop(correlation_id, None)
             if future.done() and not future.cancelled():
                 # close() may have set an exception before the write ended: retrieve it, so that
                 # asyncio does not log it
@@ -164,11 +165,11 @@ class Peers:
         broker = self._metadata.brokers.get(node_id)
         if broker is None or not broker.inter_broker_host:
             raise PeerError(f"host {node_id} is not registered, or has no listener for other hosts")
-        known = self._connections.get(node_id)
-        if known is not None:
-            if _address(known.broker) == _address(broker):
-                return known
-            self._drop(known)
+        existing = self._connections.get(node_id)
+        if existing is not None:
+            if _address(existing.broker) == _address(broker):
+                return existing
+            self._drop(existing)
         task = self._connecting.get(node_id)
         if task is None:
             if asyncio.get_running_loop().time() < self._not_before.get(node_id, 0.0):
@@ -220,7 +221,7 @@ class Peers:
             raise PeerError(f"host {broker.node_id}: {str(error) or type(error).__name__}") from error
         opened = _Connection(broker, channel)
         opened.reading = asyncio.get_running_loop().create_task(self._read(opened))
-        self._connections[broker.node_id] = opened  # before it can be dropped
+        self._connections[broker.node_id] = opened  # before _read() can drop the connection
         return opened
 
     async def _read(self, connection: _Connection) -> None:

@@ -57,8 +57,10 @@ class QueueDeletion:
             return
         leaders = {partition.leader for partition in state_topic.partitions}
         responses = await asyncio.gather(*(self._query(leader, frozenset(topics)) for leader in leaders))
-        ends = deletable_ends([response for response in responses if response is not None], len(state_topic.partitions))
-        await asyncio.gather(*(self._delete(topics[key[0]], key[1], offset) for key, offset in ends.items()))
+        end_offsets = deletable_ends(
+            [response for response in responses if response is not None], len(state_topic.partitions)
+        )
+        await asyncio.gather(*(self._delete(topics[key[0]], key[1], offset) for key, offset in end_offsets.items()))
 
     def _topics(self) -> dict[bytes, str]:
         return {
@@ -82,9 +84,11 @@ class QueueDeletion:
     # -- queries and responses ---------------------------------------------------------------------
 
     async def _query(self, node_id: int, topic_ids: frozenset[bytes]) -> StartOffsets | None:
-        """The start offsets that a host coordinates. None: the host does not respond, or is not known."""
+        """Returns the start offsets of the share-partitions that the host coordinates, or None if the
+        host does not respond, or is not known.
+        """
         if node_id == self._broker.node_id:
-            return await self._starts(topic_ids)
+            return await self._local_start_offsets(topic_ids)
         if node_id < 0 or self.peers is None:
             return None
         try:
@@ -93,43 +97,45 @@ class QueueDeletion:
         except PeerError as error:
             log.info("a coordinator of share groups' states does not respond", node=node_id, reason=str(error))
             return None
-        found = {
-            (topic.topic_id, one.partition): one.start_offset for topic in response.topics for one in topic.partitions
+        start_offsets = {
+            (topic.topic_id, partition.partition): partition.start_offset
+            for topic in response.topics
+            for partition in topic.partitions
         }
-        return StartOffsets(frozenset(response.state_partitions), found)
+        return StartOffsets(frozenset(response.state_partitions), start_offsets)
 
     async def serve(self, frame: bytes) -> bytes:
-        """Answers another host's ShareStarts. Raises ProtocolError."""
+        """Answers another host's ShareStarts request. Raises ProtocolError."""
         header, request = decode_request(frame, KNOWN)
         assert isinstance(request, ShareStartsRequest)
-        found = await self._starts(frozenset(request.topic_ids))
+        start_offsets = await self._local_start_offsets(frozenset(request.topic_ids))
         topics: dict[bytes, list[ShareStartsResponse.Partition]] = {}
-        for (topic_id, partition), offset in found.lowest.items():
+        for (topic_id, partition), offset in start_offsets.lowest.items():
             topics.setdefault(topic_id, []).append(ShareStartsResponse.Partition(partition, offset))
         return encode_response(
             header,
             ShareStartsResponse(
-                list(found.state_partitions),
+                list(start_offsets.state_partitions),
                 [ShareStartsResponse.Topic(topic_id, partitions) for topic_id, partitions in topics.items()],
             ),
         )
 
-    async def _starts(self, topic_ids: frozenset[bytes]) -> StartOffsets:
+    async def _local_start_offsets(self, topic_ids: frozenset[bytes]) -> StartOffsets:
         """The start offsets of the share-partitions that this host coordinates."""
         if not self._broker.may_lead():
             return StartOffsets(frozenset(), {})
         states = [state for state in self._share.partition_states if state.shard is not None]
-        found = await asyncio.gather(*(self._starts_of(state, topic_ids) for state in states))
-        answered = [(state, starts) for state, starts in zip(states, found, strict=True) if starts is not None]
+        responses = await asyncio.gather(*(self._start_offsets_in(state, topic_ids) for state in states))
+        answered = [(state, starts) for state, starts in zip(states, responses, strict=True) if starts is not None]
         return StartOffsets(
             frozenset(state.index for state, _ in answered), lowest(item for _, starts in answered for item in starts)
         )
 
-    async def _starts_of(
+    async def _start_offsets_in(
         self, state: PartitionState, topic_ids: frozenset[bytes]
     ) -> list[tuple[TopicPartition, int]] | None:
-        """None: at least one start offset is unknown. A share-partition's core responds only when its
-        state is persisted (Q3).
+        """Returns the start offsets that one state partition has, or None if at least one of them is
+        unknown. A share-partition's core responds only when its state is persisted (Q3).
         """
         assert state.shard is not None
         names = [
@@ -138,11 +144,11 @@ class QueueDeletion:
             if isinstance(core, SharePartition) and core.exists and core.topic_id in topic_ids
         ]
         try:
-            return list(await asyncio.gather(*map(self._start_of, names)))
+            return list(await asyncio.gather(*map(self._start_offset, names)))
         except CoordinatorError:
             return None
 
-    async def _start_of(self, name: str) -> tuple[TopicPartition, int]:
+    async def _start_offset(self, name: str) -> tuple[TopicPartition, int]:
         async with self._room:
             summary: Any = await self._share.request(name, ReadSummary, TIMEOUT_S)
         _, topic_id, partition = split_name(name)

@@ -3,14 +3,14 @@ those of other hosts' acceptors are served here.
 
     accept -> handshake (mqd/cluster/membership/handshake.py), both sides authenticated, then
         hello.worker >= 0    handed to that worker, with the peer's node id (flag 2 of the hand-off
-                             packet) and flag 4 where both hosts can use TLS: it begins there
-        hello.worker == -1   TLS, where both hosts can (host_tls.py), then Kafka frames, only of the
-                             APIs in SERVED, and Envelopes of clients' requests (local/relay.py)
+                             packet) and, if both hosts support TLS, flag 4: the worker begins TLS
+        hello.worker == -1   TLS, if both hosts support it (host_tls.py), then Kafka frames, only of
+                             the APIs in SERVED, and Envelopes of clients' requests (local/relay.py)
 
-Markers of a host are accepted only from its newest connection that has sent any: an older one was
-abandoned, or its acceptor has died. The older one is closed before the newer one's markers are
-served, and nothing from it is served afterwards. Otherwise a marker delayed by the network would
-come after the successor's, and end the producer's next transaction.
+Markers of a host are accepted only from the newest of its connections that have sent markers: an
+older connection was abandoned, or its acceptor has died. The older one is closed before the newer
+one's markers are served, and nothing from it is served afterwards. Otherwise a marker delayed by the
+network could arrive after one of the newer connection, and end the producer's next transaction.
 
 No input is read as a request before the peer has proven that it holds the cluster's key. These are
 refused: another cluster, a node id that is not registered (as far as this host knows), a directory
@@ -38,7 +38,7 @@ from mqd.cluster.membership.credentials import Credentials, RefusedHosts
 from mqd.cluster.membership.handshake import HandshakeFailed, Hello, Identity, Refusal
 
 HANDSHAKES_MAX = 64
-IN_FLIGHT_MAX = 4096  # so many because the members of a group wait for each other in JoinGroup
+IN_FLIGHT_MAX = 4096  # this many, because the members of a group wait for each other in JoinGroup
 BATCH_COUNT = 64  # connections accepted in one pass
 PAUSE_S = 0.1
 FLAG_PEER, FLAG_TLS = 2, 4
@@ -57,14 +57,16 @@ Serve = Callable[[bytes, int], Awaitable[bytes | None]]
 
 def own_identity(metadata: Metadata, node_id: int) -> Identity | None:
     """This host's identity as its peers know it; None before it is registered."""
-    own = metadata.brokers.get(node_id)
-    if own is None or not metadata.cluster_id:
+    registration = metadata.brokers.get(node_id)
+    if registration is None or not metadata.cluster_id:
         return None
-    return Identity(node_id, own.directory_id, metadata.cluster_id)
+    return Identity(node_id, registration.directory_id, metadata.cluster_id)
 
 
 def admission(hello: Hello, metadata: Metadata, node_id: int, worker_count: int) -> Identity | Refusal:
-    """Whether a host that holds the cluster's key may connect."""
+    """Decides whether a host that holds the cluster's key may connect: returns this host's identity,
+    or the refusal.
+    """
     identity = own_identity(metadata, node_id)
     peer = metadata.brokers.get(hello.identity.node_id)
     if hello.purpose != "data":
@@ -112,7 +114,8 @@ class InterbrokerServer:
         self._node_id = node_id
         self._serve = serve
         self._tasks: set[asyncio.Task[None]] = set()
-        self._numbers = itertools.count(1)  # numbers of connections, in the order of their authentication
+        # numbers the connections in the order of their authentication
+        self._connection_numbers = itertools.count(1)
         # node id -> the newest connection that has sent markers
         self._marker_connections: dict[int, tuple[int, asyncio.Task[None]]] = {}
         self._handshake_count = 0
@@ -140,7 +143,7 @@ class InterbrokerServer:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                log.warning("a connection of another host cannot be accepted for now", reason=str(error))
+                log.warning("a connection from another host cannot be accepted for now", reason=str(error))
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(PAUSE_S, self._resume_accepting)
                 return
@@ -148,7 +151,7 @@ class InterbrokerServer:
                 connection.close()
                 continue
             self._handshake_count += 1
-            task = self._loop.create_task(self._take(connection, address))
+            task = self._loop.create_task(self._serve_connection(connection, address))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -156,7 +159,7 @@ class InterbrokerServer:
         if self._loop is not None:
             self._loop.add_reader(self._listener.fileno(), self._on_readable)
 
-    async def _take(self, connection: socket.socket, address: tuple) -> None:
+    async def _serve_connection(self, connection: socket.socket, address: tuple) -> None:
         in_handshake = True
         side = self._credentials.responder(self._decide)
         try:
@@ -192,7 +195,7 @@ class InterbrokerServer:
                 )
         except (OSError, EOFError, TimeoutError, ValueError) as error:
             log.debug(
-                "a connection of another host ended", address=address[0], reason=str(error) or type(error).__name__
+                "a connection from another host ended", address=address[0], reason=str(error) or type(error).__name__
             )
         finally:
             self._handshake_count -= in_handshake
@@ -229,12 +232,13 @@ class InterbrokerServer:
     # -- serving -----------------------------------------------------------------------------------
 
     async def _respond_all(self, channel: Channel, node: int) -> None:
-        """Requests run concurrently: a marker that waits for its partition does not delay the
-        others. Responses carry the correlation id.
+        """Answers requests until the connection ends. They run concurrently: a marker that waits for its
+        partition does not delay other requests. Responses carry the correlation id.
         """
         assert self._loop is not None
         connection = channel.socket
-        number, writing, room = next(self._numbers), asyncio.Lock(), asyncio.Semaphore(IN_FLIGHT_MAX)
+        number = next(self._connection_numbers)
+        write_lock, slots = asyncio.Lock(), asyncio.Semaphore(IN_FLIGHT_MAX)
         under_way: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
 
@@ -244,7 +248,7 @@ class InterbrokerServer:
                 if response is None:
                     connection.shutdown(socket.SHUT_RDWR)
                     return
-                async with writing:
+                async with write_lock:
                     await loop.sock_sendall(connection, channel.to_wire(len(response).to_bytes(4, "big") + response))
             except OSError:
                 pass  # the peer is gone; it retries elsewhere
@@ -253,13 +257,13 @@ class InterbrokerServer:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
             finally:
-                room.release()
+                slots.release()
 
         try:
             while (frame := await channel.read_frame()) is not None:
                 if frame.startswith(MARKERS) and not await self._may_send_markers(node, number):
                     return
-                await room.acquire()
+                await slots.acquire()
                 task = loop.create_task(respond(frame))
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
@@ -269,14 +273,14 @@ class InterbrokerServer:
             await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _may_send_markers(self, node: int, number: int) -> bool:
-        """Whether no newer connection of this node has sent markers. If so, older connections that
-        have sent markers are closed first.
+        """Whether no newer connection of this node has sent markers than the connection `number`. If so,
+        an older connection that has sent markers is closed first.
         """
         newest, task = self._marker_connections.get(node, (0, None))
         if number > newest:
-            this = asyncio.current_task()
-            assert this is not None
-            self._marker_connections[node] = number, this
+            current_task = asyncio.current_task()
+            assert current_task is not None
+            self._marker_connections[node] = number, current_task
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])

@@ -1,11 +1,12 @@
-"""Share-partitions' states, whichever host coordinates them: the five APIs of the share coordinator
-(83 to 87). Requests come from workers (docs/design/share-groups.md), from other hosts over the
-inter-broker connection, and from the group coordinator as effects of its share groups.
+"""Reads and changes the states of share-partitions, whichever host coordinates them, with the five
+APIs of the share coordinator (83 to 87). Requests come from workers (docs/design/share-groups.md),
+from other hosts over the inter-broker connection, and from the group coordinator as effects of its
+share groups.
 
 The coordinator of a share-partition is the leader of its partition of `__share_group_state`. A
-local coordinator is called directly; for others, one request per share-partition goes to their host.
-Whatever fails on the way is an error of that share-partition, and retriable; a write may have been
-applied nevertheless.
+local coordinator is called directly; for others, one request per share-partition goes to the
+coordinator's host. Whatever fails on the way is reported as a retriable error of that
+share-partition; a write may have been applied nevertheless.
 
 Bounds: at most IN_FLIGHT_MAX share-partitions of one request are in flight. Concurrency: the event
 loop's thread.
@@ -43,30 +44,30 @@ log = logging.get("acceptor.share")
 
 class _Api(NamedTuple):
     version: int  # the version used between hosts
-    event: Callable[[int, Any], object]  # (request number, partition of the request)
+    make_event: Callable[[int, Any], object]  # (request number, partition of the request)
 
 
 _APIS_BY_KEY: dict[int, _Api] = {
-    INITIALIZE: _Api(0, lambda number, one: share.Initialize(number, one.state_epoch, one.start_offset)),
+    INITIALIZE: _Api(0, lambda number, part: share.Initialize(number, part.state_epoch, part.start_offset)),
     READ: _Api(
         0,
-        lambda number, one: share.Read(
-            number, one.leader_epoch, epoch_starts([(epoch.leader_epoch, epoch.start_offset) for epoch in one.epochs])
+        lambda number, part: share.Read(
+            number, part.leader_epoch, epoch_starts([(epoch.leader_epoch, epoch.start_offset) for epoch in part.epochs])
         ),
     ),
     WRITE: _Api(
         1,
-        lambda number, one: share.Write(
+        lambda number, part: share.Write(
             number,
-            one.state_epoch,
-            one.leader_epoch,
-            one.start_offset,
-            one.delivery_complete_count,
-            tuple(runs_of(one.state_batches)),
+            part.state_epoch,
+            part.leader_epoch,
+            part.start_offset,
+            part.delivery_complete_count,
+            tuple(runs_of(part.state_batches)),
         ),
     ),
-    DELETE: _Api(0, lambda number, one: share.Delete(number)),
-    READ_SUMMARY: _Api(1, lambda number, one: share.ReadSummary(number, one.include_deliveries)),
+    DELETE: _Api(0, lambda number, part: share.Delete(number)),
+    READ_SUMMARY: _Api(1, lambda number, part: share.ReadSummary(number, part.include_deliveries)),
 }
 
 
@@ -111,98 +112,103 @@ class ShareStates:
         (topic,) = request.topics
         result = await self.respond_to_owner(api_key, request.group_id, topic.topic_id, topic.partitions[0])
         settings = self._settings(request.group_id)
-        begin = 0
+        first_offset = 0
         if api_key == READ and settings.offset_reset.kind == BY_DURATION:
-            begin = await self._offset_to_begin_at(topic.topic_id, result, settings.offset_reset.duration_ms)
-        message: Any = message_class(api_key, "Response")
-        response = message(results=[message.Topic(topic_id=topic.topic_id, partitions=[result])])
-        return settings.pack(begin, self._has_dead_letters()) + codec.encode(response, version)
+            first_offset = await self._first_offset(topic.topic_id, result, settings.offset_reset.duration_ms)
+        response_class: Any = message_class(api_key, "Response")
+        response = response_class(results=[response_class.Topic(topic_id=topic.topic_id, partitions=[result])])
+        return settings.pack(first_offset, self._has_dead_letters()) + codec.encode(response, version)
 
-    async def _offset_to_begin_at(self, topic_id: bytes, result: Any, duration_ms: int) -> int:
-        """The offset at which a share-partition without a start offset begins; -1: its end. 0 if it
-        has a start offset. Sets the error of `result` if the offset cannot be found.
+    async def _first_offset(self, topic_id: bytes, result: Any, duration_ms: int) -> int:
+        """Returns the offset at which a share-partition without a start offset begins (-1: its end),
+        or 0 if it has a start offset. Sets the error of `result` if the offset cannot be found.
         """
         if result.error_code or result.start_offset >= 0 or self.first_since is None:
             return 0
         since_ms = int(time.time() * 1000) - duration_ms
-        found, error = await self.first_since(topic_id, result.partition, since_ms)
+        offset, error = await self.first_since(topic_id, result.partition, since_ms)
         if error:
             result.error_code = int(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # the worker retries
-        return found
+        return offset
 
     async def serve(self, frame: bytes) -> bytes:
         """Answers another host's frame. Raises ProtocolError."""
         header, request = decode_request(frame, KNOWN)
-        return encode_response(header, await self.respond(request, only_here=True))
+        return encode_response(header, await self.respond(request, is_from_peer=True))
 
-    async def respond(self, request: Any, only_here: bool = False) -> Any:
-        """The response. `only_here`: the request comes from another host, which has chosen this
-        one."""
+    async def respond(self, request: Any, is_from_peer: bool = False) -> Any:
+        """Returns the response. `is_from_peer`: another host sent the request because it regards this
+        host as the coordinator; the request is not passed on again.
+        """
         api_key = codec.message_of(type(request))[0].api_key
         response_class: Any = message_class(api_key, "Response")
-        room = asyncio.Semaphore(IN_FLIGHT_MAX)
+        slots = asyncio.Semaphore(IN_FLIGHT_MAX)
 
         async def respond_limited(topic_id: bytes, partition: Any) -> Any:
-            async with room:
-                return await self.respond_one(api_key, request.group_id, topic_id, partition, only_here)
+            async with slots:
+                return await self.respond_one(api_key, request.group_id, topic_id, partition, is_from_peer)
 
         topics = [
             response_class.Topic(
                 topic_id=topic.topic_id,
                 partitions=list(
-                    await asyncio.gather(*(respond_limited(topic.topic_id, one) for one in topic.partitions))
+                    await asyncio.gather(*(respond_limited(topic.topic_id, part) for part in topic.partitions))
                 ),
             )
             for topic in request.topics
         ]
         return response_class(results=topics)
 
-    async def respond_one(self, api_key: int, group_id: str, topic_id: bytes, one: Any, only_here: bool = False) -> Any:
-        """The response for one share-partition: the Partition of the API's response."""
+    async def respond_one(
+        self, api_key: int, group_id: str, topic_id: bytes, part: Any, is_from_peer: bool = False
+    ) -> Any:
+        """Returns the response for one share-partition: the Partition of the API's response. `part`:
+        the Partition of the request.
+        """
         try:
-            return await self._respond_one(api_key, group_id, topic_id, one, only_here)
+            return await self._respond_one(api_key, group_id, topic_id, part, is_from_peer)
         except CoordinatorError as error:
-            return _failed(api_key, one.partition, error.error_code)
+            return _failed(api_key, part.partition, error.error_code)
         except ValueError as error:
-            return _failed(api_key, one.partition, int(ErrorCode.INVALID_REQUEST), str(error))
+            return _failed(api_key, part.partition, int(ErrorCode.INVALID_REQUEST), str(error))
 
-    async def _respond_one(self, api_key: int, group_id: str, topic_id: bytes, one: Any, only_here: bool) -> Any:
-        if not group_id or one.partition < 0:
+    async def _respond_one(self, api_key: int, group_id: str, topic_id: bytes, part: Any, is_from_peer: bool) -> Any:
+        if not group_id or part.partition < 0:
             raise ValueError("The group id cannot be empty." if not group_id else "The partition id is negative.")
         image = self._broker.metadata.by_id(topic_id)
-        if image is None or one.partition >= len(image.partitions):
+        if image is None or part.partition >= len(image.partitions):
             raise CoordinatorError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if not await self._coordinator.ensure_topic():
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        name = share_partition_name(group_id, topic_id, one.partition)
+        name = share_partition_name(group_id, topic_id, part.partition)
         state_partition = self._broker.partition_of(self._coordinator.topic, self._coordinator.partition_for(name))
         leader = state_partition.leader if state_partition is not None else -1
-        if leader in (-1, self._broker.node_id) or only_here:
-            make_event = _APIS_BY_KEY[api_key].event
-            return await self._coordinator.request(name, lambda number: make_event(number, one), TIMEOUT_S)
-        return await self._from_peer(leader, api_key, group_id, topic_id, one)
+        if leader in (-1, self._broker.node_id) or is_from_peer:
+            make_event = _APIS_BY_KEY[api_key].make_event
+            return await self._coordinator.request(name, lambda number: make_event(number, part), TIMEOUT_S)
+        return await self._request_peer(leader, api_key, group_id, topic_id, part)
 
-    async def _from_peer(self, node_id: int, api_key: int, group_id: str, topic_id: bytes, one: Any) -> Any:
+    async def _request_peer(self, node_id: int, api_key: int, group_id: str, topic_id: bytes, part: Any) -> Any:
         if self.peers is None:
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        message: Any = message_class(api_key, "Request")
-        request = message(group_id=group_id, topics=[message.Topic(topic_id=topic_id, partitions=[one])])
+        request_class: Any = message_class(api_key, "Request")
+        request = request_class(group_id=group_id, topics=[request_class.Topic(topic_id=topic_id, partitions=[part])])
         try:
             response = await self.peers.request(node_id, request, _APIS_BY_KEY[api_key].version, TIMEOUT_S)
             (topic,) = response.results
-            (found,) = topic.partitions
+            (result,) = topic.partitions
         except (PeerError, ValueError) as error:
             log.info(
                 "a share-partition's coordinator on another host does not respond", node=node_id, reason=str(error)
             )
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
-        return found
+        return result
 
     # -- effects of share groups -------------------------------------------------------------------
 
     def carry_out(self, name: str, effect: Effect, leader_epoch: int) -> None:
-        """`name`: the group. The outcome goes to the core that requested it, unless that core has
-        been loaded again.
+        """Carries out an effect of the group `name`. The outcome goes to the core that requested it,
+        unless that core has been loaded again.
         """
         if isinstance(effect, InitializeStates):
             self._spawn(self._initialize(name, effect, leader_epoch))
@@ -217,35 +223,37 @@ class ShareStates:
         task.add_done_callback(self._tasks.discard)
 
     async def _initialize(self, name: str, effect: InitializeStates, leader_epoch: int) -> None:
-        message = InitializeShareGroupStateRequest
+        request_class = InitializeShareGroupStateRequest
         topics = [
-            message.Topic(
+            request_class.Topic(
                 topic_id=topic_id,
                 partitions=[
-                    message.Partition(partition=index, state_epoch=effect.state_epoch, start_offset=start)
+                    request_class.Partition(partition=index, state_epoch=effect.state_epoch, start_offset=start)
                     for index, start in starts.items()
                 ],
             )
             for topic_id, starts in effect.offsets.items()
         ]
-        response = await self.respond(message(group_id=name, topics=topics))
+        response = await self.respond(request_class(group_id=name, topics=topics))
         self._post_outcome(name, effect.token, response, leader_epoch)
 
     async def _delete(self, name: str, effect: DeleteStates, leader_epoch: int) -> None:
-        message = DeleteShareGroupStateRequest
+        request_class = DeleteShareGroupStateRequest
         topics = [
-            message.Topic(topic_id=topic_id, partitions=[message.Partition(partition=index) for index in indexes])
+            request_class.Topic(
+                topic_id=topic_id, partitions=[request_class.Partition(partition=index) for index in indexes]
+            )
             for topic_id, indexes in effect.partitions.items()
         ]
-        response = await self.respond(message(group_id=name, topics=topics))
+        response = await self.respond(request_class(group_id=name, topics=topics))
         self._post_outcome(name, effect.token, response, leader_epoch)
 
     def _post_outcome(self, name: str, token: int, response: Any, leader_epoch: int) -> None:
         errors = {
-            (topic.topic_id, one.partition): one.error_code
+            (topic.topic_id, part.partition): part.error_code
             for topic in response.results
-            for one in topic.partitions
-            if one.error_code
+            for part in topic.partitions
+            if part.error_code
         }
         try:
             if self._groups.leader_epoch(name) == leader_epoch:

@@ -1,7 +1,8 @@
-"""Transactions whose coordinator, partitions or groups are led by different hosts: markers go to
-the leaders of partitions (WriteTxnMarkers), checks of partitions to the coordinator
-(AddPartitionsToTxn 5, which only brokers send), as does an administrator's abort of an ongoing
-transaction (EndTxn, which has only this meaning here). All of them use the inter-broker listener.
+"""Transactions whose coordinator, partitions or groups are led by different hosts. Markers go to the
+leaders of partitions (WriteTxnMarkers). Checks of partitions go to the coordinator
+(AddPartitionsToTxn 5, which only brokers send), and so does an administrator's abort of an ongoing
+transaction (EndTxn, which has only this meaning between hosts). All of them use the inter-broker
+listener.
 
 Invariants
     T1  a marker is answered with success only when the leader's host reports it below the high
@@ -9,7 +10,7 @@ Invariants
         (mqd/coordinator/transaction/markers.py), and if the marker was written after all, the retry
         is refused for its epoch
     T2  the target host is chosen when the request is sent, by the metadata of that moment; a host
-        that is not the leader (any more) refuses without effect
+        that is not, or no longer, the leader refuses without effect
     T3  a marker names its intended leader epoch, and is refused in any other. Otherwise a marker
         that the network has delayed could arrive after another leader wrote the retry and the first
         host leads again: it would end the producer's next transaction (a client before KIP-890
@@ -60,7 +61,7 @@ class MarkerToWrite(NamedTuple):
 
 
 def remote_leader_id(broker: BrokerState, topic: str, index: int) -> int:
-    """The node id of the other host that leads the partition; -1: this host leads it, or none."""
+    """The node id of the other host that leads the partition; -1: this host or no host leads it."""
     image = broker.partition_of(topic, index)
     return image.leader if image is not None and image.leader != broker.node_id else -1
 
@@ -96,13 +97,13 @@ class RemoteMarkers:
         """Completes every marker's future, whatever happens: nothing else does."""
         errors = [int(ErrorCode.COORDINATOR_NOT_AVAILABLE)] * len(markers)
         try:
-            request = WriteTxnMarkersRequest(markers=[_marker(marker) for marker, _ in markers])
+            request = WriteTxnMarkersRequest(markers=[_requested_marker(marker) for marker, _ in markers])
             response = await self._peers.request(node_id, request, MARKERS_VERSION, TIMEOUT_S)
             assert isinstance(response, WriteTxnMarkersResponse)
-            found = [one.topics[0].partitions[0].error_code for one in response.markers]
-            if len(found) != len(markers):
-                raise PeerError(f"{len(found)} results for {len(markers)} markers")
-            errors = found
+            results = [result.topics[0].partitions[0].error_code for result in response.markers]
+            if len(results) != len(markers):
+                raise PeerError(f"{len(results)} results for {len(markers)} markers")
+            errors = results
         except (PeerError, IndexError) as error:
             log.info(
                 "transaction markers could not be sent to another host; they are retried",
@@ -125,15 +126,15 @@ class RemoteMarkers:
                 future.set_result(None)
 
 
-def _marker(one: MarkerToWrite) -> WriteTxnMarkersRequest.Marker:
+def _requested_marker(marker: MarkerToWrite) -> WriteTxnMarkersRequest.Marker:
     return WriteTxnMarkersRequest.Marker(
-        producer_id=one.producer_id,
-        producer_epoch=one.producer_epoch,
-        transaction_result=one.commit,
-        topics=[WriteTxnMarkersRequest.Topic(name=one.partition[0], partition_indexes=[one.partition[1]])],
-        coordinator_epoch=one.coordinator_epoch,
-        transaction_version=VERSION_2 if one.is_bumped else 0,
-        leader_epoch=one.leader_epoch,
+        producer_id=marker.producer_id,
+        producer_epoch=marker.producer_epoch,
+        transaction_result=marker.commit,
+        topics=[WriteTxnMarkersRequest.Topic(name=marker.partition[0], partition_indexes=[marker.partition[1]])],
+        coordinator_epoch=marker.coordinator_epoch,
+        transaction_version=VERSION_2 if marker.is_bumped else 0,
+        leader_epoch=marker.leader_epoch,
     )
 
 
@@ -146,7 +147,7 @@ class RoutedCoordinator:
         self._peers = peers
 
     async def request(self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None) -> object:
-        """The response of the core. Raises CoordinatorError."""
+        """Returns the response of the core. Raises CoordinatorError."""
         node_id = remote_leader_id(self._broker, self._local.topic, self._local.partition_for(name))
         if node_id < 0:
             return await self._local.request(name, make_event, timeout_s)
@@ -169,14 +170,14 @@ class RoutedCoordinator:
             log.info("a transaction's coordinator on another host cannot be reached", node=node_id, reason=str(error))
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
         assert isinstance(response, AddPartitionsToTxnResponse)
-        found = {
-            (topic.name, one.partition_index): one.partition_error_code
+        results = {
+            (topic.name, part.partition_index): part.partition_error_code
             for result in response.results_by_transaction
             for topic in result.topic_results
-            for one in topic.results_by_partition
+            for part in topic.results_by_partition
         }
-        missing = response.error_code or int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        errors = tuple(found.get(partition, missing) for partition in event.partitions)
+        default_error = response.error_code or int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        errors = tuple(results.get(partition, default_error) for partition in event.partitions)
         return errors if verify_only else next((error for error in errors if error), 0)
 
 
@@ -188,10 +189,10 @@ def _topics(partitions: Iterable[Partition]) -> list[AddPartitionsToTxnRequest.T
 
 
 class RemoteTransaction(NamedTuple):
-    """Whether coordinators on other hosts know an unfinished transaction of a producer. `error` 0:
-    none does. CONCURRENT_TRANSACTIONS: there is one. If it is ongoing, `node_id` is its coordinator's
-    host, and `transactional_id` its id; otherwise it is already ending. COORDINATOR_NOT_AVAILABLE: a
-    coordinator cannot be reached.
+    """What coordinators on other hosts know about an unfinished transaction of a producer. `error`:
+    0 if no coordinator knows one; COORDINATOR_NOT_AVAILABLE if a coordinator cannot be reached;
+    CONCURRENT_TRANSACTIONS if there is one. If it is ongoing, `node_id` is its coordinator's host, and
+    `transactional_id` its id; otherwise it is already ending.
     """
 
     error: int
@@ -199,8 +200,8 @@ class RemoteTransaction(NamedTuple):
     transactional_id: str = ""
 
 
-async def ongoing_elsewhere(broker: BrokerState, peers: Peers, producer_id: int) -> RemoteTransaction:
-    """Whether a coordinator on another host knows an unfinished transaction of this producer."""
+async def find_remote_transaction(broker: BrokerState, peers: Peers, producer_id: int) -> RemoteTransaction:
+    """Asks the coordinators on all other hosts for an unfinished transaction of this producer."""
     others = [node for node in broker.metadata.brokers if node != broker.node_id and broker.metadata.is_alive(node)]
     request = ListTransactionsRequest(state_filters=[], producer_id_filters=[producer_id], duration_filter=-1)
     responses = await asyncio.gather(
@@ -218,19 +219,25 @@ async def ongoing_elsewhere(broker: BrokerState, peers: Peers, producer_id: int)
     return RemoteTransaction(0)
 
 
-async def abort_elsewhere(peers: Peers, found: RemoteTransaction, producer_id: int, epoch_max: int) -> int:
-    """Asks the coordinator on that host to abort the ongoing transaction of this producer everywhere
-    and to fence the producer, if its epoch is not above `epoch_max`. Returns an error code, once the
-    markers are written.
+async def abort_remote_transaction(
+    peers: Peers, transaction: RemoteTransaction, producer_id: int, epoch_max: int
+) -> int:
+    """Asks the transaction's coordinator to abort it everywhere and to fence its producer, if the
+    producer's epoch is not above `epoch_max`. Returns an error code, once the markers are written.
     """
     request = EndTxnRequest(
-        transactional_id=found.transactional_id, producer_id=producer_id, producer_epoch=epoch_max, committed=False
+        transactional_id=transaction.transactional_id,
+        producer_id=producer_id,
+        producer_epoch=epoch_max,
+        committed=False,
     )
     try:
-        response = await peers.request(found.node_id, request, END_VERSION, TIMEOUT_S)
+        response = await peers.request(transaction.node_id, request, END_VERSION, TIMEOUT_S)
     except PeerError as error:
         log.info(
-            "a transaction's coordinator on another host has not aborted it", node=found.node_id, reason=str(error)
+            "a transaction's coordinator on another host has not aborted it",
+            node=transaction.node_id,
+            reason=str(error),
         )
         return int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     assert isinstance(response, EndTxnResponse)

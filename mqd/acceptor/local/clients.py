@@ -8,14 +8,14 @@ serves the fewest of them.
 The checks here need no worker: the layout's version and hash, and that this broker listens at the
 address where the client would connect over TCP (mqd/shm/rendezvous.py). The client's identity comes
 from the kernel (SO_PEERCRED), not from the client. It is sent along with the socket, for the
-worker's log and for every request that comes back here.
+worker's log and for every request that the worker passes back to the acceptor.
 
 Hand-off packet, 64 bytes (struct mqd_local_handoff): magic, listener id 0xffff, flags 1, then data
 bytes uint64, reply bytes, submission count, uid uint32, pid int32, client id 32 bytes,
 NUL-terminated. The client's principal follows, if authorization is enabled (authorizer.class.name;
 principals.py).
 
-Bounds: HELLO_COUNT_MAX clients that have not sent hello, each for HELLO_S; beyond that the oldest
+Bounds: HELLO_COUNT_MAX clients that have not sent a hello, each for HELLO_S; beyond that the oldest
 is dropped. At most WAITING_COUNT_MAX clients wait for room in a worker's hand-off socket.
 """
 
@@ -54,19 +54,19 @@ assert (HELLO.size, WELCOME.size, HANDOFF.size) == (176, 256, 64)
 
 
 class Hello(NamedTuple):
-    """The part of struct mqd_local_hello that is read."""
+    """The fields of struct mqd_local_hello that the acceptor reads."""
 
     submission_count: int
     data_bytes: int
     reply_bytes: int
     client_id: bytes
-    # the address where the client would connect over TCP; "": the client was configured with the socket
-    # path instead of an address
+    # the address where the client would connect over TCP; "": the client was configured with the
+    # socket path instead of an address
     server: str
 
 
 def parse(packet: bytes, abi_hash: int) -> Hello | str | None:
-    """The parsed hello; or the reason for a refusal; or None: the client speaks another protocol."""
+    """Returns the parsed hello; the reason for a refusal; or None if the client speaks another protocol."""
     if len(packet) < 16:
         return None
     magic, version = struct.unpack_from("<QI", packet)
@@ -126,9 +126,9 @@ def refuse(connection: socket.socket, error: int, reason: str) -> None:
 
 
 class LocalClients:
-    """`listener` None: local clients are disabled. `attachment_count(worker)` and `running(worker)`
+    """`listener` None: local clients are disabled. `attachment_count(worker)` and `is_running(worker)`
     come from the control segment. `servers`: the addresses that this broker listens on
-    (rendezvous.server_name). `principals` None: no client has one.
+    (rendezvous.server_name). `principals` None: clients have no principals.
     """
 
     def __init__(
@@ -136,20 +136,20 @@ class LocalClients:
         listener: socket.socket | None,
         handoffs: Sequence[socket.socket],
         attachment_count: Callable[[int], int],
-        running: Callable[[int], bool],
+        is_running: Callable[[int], bool],
         servers: Collection[str],
         principals: LocalPrincipals | None = None,
     ) -> None:
         self._servers = servers
         self._principals = principals
-        self._unnamed: set[socket.socket] = set()  # their principals are being looked up
+        self._awaiting_principal: set[socket.socket] = set()  # their principals are being looked up
         self._listener = listener
-        self._handoff = Handoff(handoffs, attachment_count, running)
+        self._handoff = Handoff(handoffs, attachment_count, is_running)
         self._abi_hash = native.local_abi_hash()
         # connections without a hello yet, the oldest first
         self._awaiting_hello: dict[socket.socket, asyncio.TimerHandle] = {}
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # no worker's hand-off socket had room
-        self._retry: asyncio.TimerHandle | None = None
+        self._retry_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -167,12 +167,12 @@ class LocalClients:
         for connection in list(self._awaiting_hello):
             self._forget(connection)
             connection.close()
-        for connection in [*self._unnamed, *(waiting for waiting, _ in self._waiting)]:
+        for connection in [*self._awaiting_principal, *(waiting for waiting, _ in self._waiting)]:
             connection.close()
-        self._unnamed.clear()
+        self._awaiting_principal.clear()
         self._waiting.clear()
-        if self._retry is not None:
-            self._retry.cancel()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
         self._loop = None
 
     # -- hello -------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class LocalClients:
             principal = "" if principals is None else principals.find(uid)
             self._on_principal(connection, hello, uid, pid, principal)
             return
-        if len(self._unnamed) >= HELLO_COUNT_MAX:
+        if len(self._awaiting_principal) >= HELLO_COUNT_MAX:
             refuse(connection, native.E_FULL, "the principals of too many clients are being looked up; try again")
             return
         try:
@@ -257,14 +257,14 @@ class LocalClients:
         except RuntimeError as error:
             refuse(connection, native.E_FULL, f"its principal cannot be looked up: {error}")
             return
-        self._unnamed.add(connection)
+        self._awaiting_principal.add(connection)
         lookup.add_done_callback(partial(self._on_lookup_ended, connection, hello, uid, pid))
 
     def _on_lookup_ended(
         self, connection: socket.socket, hello: Hello, uid: int, pid: int, lookup: asyncio.Future[str | None]
     ) -> None:
-        if connection in self._unnamed:  # otherwise the acceptor has stopped
-            self._unnamed.discard(connection)
+        if connection in self._awaiting_principal:  # otherwise the acceptor has stopped
+            self._awaiting_principal.discard(connection)
             self._on_principal(connection, hello, uid, pid, lookup.result())
 
     def _on_principal(self, connection: socket.socket, hello: Hello, uid: int, pid: int, principal: str | None) -> None:
@@ -294,11 +294,11 @@ class LocalClients:
         self._try_later()
 
     def _try_later(self) -> None:
-        if self._retry is None and self._loop is not None:
-            self._retry = self._loop.call_later(PAUSE_S, self._hand_over_waiting)
+        if self._retry_timer is None and self._loop is not None:
+            self._retry_timer = self._loop.call_later(PAUSE_S, self._hand_over_waiting)
 
     def _hand_over_waiting(self) -> None:
-        self._retry = None
+        self._retry_timer = None
         while self._waiting and self._handoff.send(*self._waiting[0]):
             self._waiting.popleft()
         if self._waiting:

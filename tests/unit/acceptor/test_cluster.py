@@ -392,7 +392,7 @@ def test_a_transactions_coordinator_is_consulted_on_any_host() -> None:
 )
 def test_coordinators_elsewhere_are_asked_before_a_hanging_transaction_is_ended(response, expected) -> None:
     broker, remote = made(brokers=[broker_image(1), broker_image(2), broker_image(3, fenced=True)]), Remote(response)
-    found = asyncio.run(remote_transactions.ongoing_elsewhere(broker, remote, 5))
+    found = asyncio.run(remote_transactions.find_remote_transaction(broker, remote, 5))
     assert found == (expected if isinstance(expected, tuple) else (expected, -1, ""))
     assert [node for node, _ in remote.requested] == [1], "a fenced host coordinates nothing"
 

@@ -80,7 +80,7 @@ def test_the_worker_is_notified_or_the_client_is_refused(principal: str | None) 
     async def play() -> None:
         client.send(hello())
         clients._on_hello(ours)
-        while clients._unnamed:
+        while clients._awaiting_principal:
             await asyncio.sleep(0.001)
 
     asyncio.run(play())
@@ -116,9 +116,9 @@ def test_a_lookup_that_hangs_stops_no_other_work() -> None:
     async def play() -> None:
         client.send(hello())
         clients._on_hello(ours)
-        assert clients._unnamed == {ours}
+        assert clients._awaiting_principal == {ours}
         released.set()
-        while clients._unnamed:
+        while clients._awaiting_principal:
             await asyncio.sleep(0.001)
 
     asyncio.run(play())
