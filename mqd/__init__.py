@@ -13,8 +13,8 @@
 
 Names, modules (mqd.admin, mqd.serialization, mqd.schema_registry...), configuration keys and
 signatures are those of confluent_kafka: an application written for it needs to change only its
-imports. If the broker runs on this host, clients use shared memory, otherwise librdkafka (`transport=auto`,
-the default; `client.transport` shows which, and why).
+imports. If the broker runs on this host, clients use shared memory, otherwise librdkafka
+(`transport=auto`, the default; `client.transport` shows which, and why).
 
     Producer       produce, poll, flush, transactions; produce_batch takes lists, numpy and Arrow
                    arrays

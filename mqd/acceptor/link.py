@@ -288,7 +288,9 @@ class Link:
             self._park_timer = self._loop.call_later(PARK_S, self._on_park)
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> InlineCoroutine:
-        """Runs the coroutine without a task until it needs one. Passes on exceptions raised before its first wait."""
+        """Runs the coroutine without a task until it needs one. Passes on exceptions raised before its
+        first wait.
+        """
         work = InlineCoroutine(self._turn, coroutine)
         work.start()
         if not work.done():
@@ -428,7 +430,9 @@ class Link:
         self._flush_soon()
 
     def archive(self, owner: int, slot: int, payload: bytes, owner_generation: int) -> None:
-        """Sends MQD_SHARE_REQUEST_ARCHIVE to the worker that owns the slot. The outcome arrives as a WRITE."""
+        """Sends MQD_SHARE_REQUEST_ARCHIVE to the worker that owns the slot. The outcome arrives as a
+        WRITE.
+        """
         self._archive_count += 1
         token = ARCHIVE_TOKENS | self._archive_count
         self._put(owner, _Piece(token, payload, DescriptorKind.SHARE, 0, 0, slot, owner_generation))

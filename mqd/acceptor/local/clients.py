@@ -66,7 +66,9 @@ class Hello(NamedTuple):
 
 
 def parse(packet: bytes, abi_hash: int) -> Hello | str | None:
-    """Returns the parsed hello; the reason for a refusal; or None if the client speaks another protocol."""
+    """Returns the parsed hello; the reason for a refusal; or None if the client speaks another
+    protocol.
+    """
     if len(packet) < 16:
         return None
     magic, version = struct.unpack_from("<QI", packet)

@@ -3,9 +3,9 @@ DescribeDelegationToken 1-3 (KIP-48, KIP-373, KIP-900): credentials that users p
 programs instead of their own.
 
 A client that authenticated with a token may not send these requests. A principal may create tokens
-for itself and, with CREATE_TOKENS on another user, for that user. The owner and the renewers of a token may
-renew and expire it. It is visible to its owner, requester and renewers, and to principals with
-DESCRIBE on the token or DESCRIBE_TOKENS on its owner.
+for itself and, with CREATE_TOKENS on another user, for that user. The owner and the renewers of a
+token may renew and expire it. It is visible to its owner, requester and renewers, and to principals
+with DESCRIBE on the token or DESCRIBE_TOKENS on its owner.
 """
 
 from mqd.acceptor.broker import Context
