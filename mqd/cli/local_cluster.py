@@ -143,7 +143,8 @@ class LocalCluster:
             events = self._selector.select(max(0.0, deadline - time.monotonic()))
             if not events:
                 raise CliError(
-                    f"broker {pending[0].node_id} was not ready within {START_TIMEOUT_S:.0f} s: {pending[0].last_error()}"
+                    f"broker {pending[0].node_id} was not ready within {START_TIMEOUT_S:.0f} s:"
+                    f" {pending[0].last_error()}"
                 )
             for key, _ in events:
                 member: Member = key.data

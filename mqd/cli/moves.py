@@ -97,7 +97,7 @@ def racks_of(broker: Broker) -> dict[int, str | None]:
     """Node id -> rack, including hosts that are down. Raises CliError."""
     response = broker.request(DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
     check("the cluster", response.error_code, response.error_message)
-    return {one.broker_id: one.rack for one in response.brokers}
+    return {broker.broker_id: broker.rack for broker in response.brokers}
 
 
 def spread(
@@ -219,10 +219,10 @@ def begin(broker: Broker, plan: Mapping[Partition, Sequence[int] | None]) -> Non
     response = broker.request(ALTER, AlterPartitionReassignmentsRequest(topics=topics))
     check("the reassignment", response.error_code, response.error_message)
     refused = [
-        f"{topic.name}-{one.partition_index}: {error_text(one.error_code, one.error_message)}"
+        f"{topic.name}-{partition.partition_index}: {error_text(partition.error_code, partition.error_message)}"
         for topic in response.responses
-        for one in topic.partitions
-        if one.error_code
+        for partition in topic.partitions
+        if partition.error_code
     ]
     if refused:
         more = f" (and {len(refused) - 3} more)" if len(refused) > 3 else ""
@@ -240,11 +240,11 @@ def ongoing_moves(broker: Broker, topic: str | None = None) -> dict[Partition, M
     response = broker.request(LIST, ListPartitionReassignmentsRequest(topics=topics))
     check("reassignments", response.error_code, response.error_message)
     return {
-        (one.name, part.partition_index): Move(
-            list(part.replicas), list(part.adding_replicas), list(part.removing_replicas)
+        (topic.name, partition.partition_index): Move(
+            list(partition.replicas), list(partition.adding_replicas), list(partition.removing_replicas)
         )
-        for one in response.topics
-        for part in one.partitions
+        for topic in response.topics
+        for partition in topic.partitions
     }
 
 
@@ -257,7 +257,9 @@ def balance(broker: Broker, topics: Sequence[str], dry_run: bool) -> Plan:
     response = broker.request(ALTER, AlterPartitionReassignmentsRequest(topics=requested, balance=2 if dry_run else 1))
     check("balancing", response.error_code, response.error_message)
     return {
-        (topic.name, one.partition_index): list(one.target) for topic in response.responses for one in topic.partitions
+        (topic.name, partition.partition_index): list(partition.target)
+        for topic in response.responses
+        for partition in topic.partitions
     }
 
 

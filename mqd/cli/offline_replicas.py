@@ -50,9 +50,9 @@ def offline_replicas(
     candidates = (
         (name, index, node) for name, index, replicas in without_leader for node in replicas if node in addresses
     )
-    shown = list(islice(candidates, SHOWN_MAX))
+    replicas = list(islice(candidates, SHOWN_MAX))
     missing_by_node: dict[int, dict[str, list[int]]] = {}
-    for name, index, node in shown:
+    for name, index, node in replicas:
         missing_by_node.setdefault(node, {}).setdefault(name, []).append(index)
     if not missing_by_node:
         return []
@@ -62,7 +62,7 @@ def offline_replicas(
 
     with ThreadPoolExecutor(len(missing_by_node)) as threads:
         results = dict(zip(missing_by_node, threads.map(client_security.with_credentials(query), missing_by_node)))
-    return [_offline_replica(name, index, node, results[node]) for name, index, node in shown]
+    return [_offline_replica(name, index, node, results[node]) for name, index, node in replicas]
 
 
 def offline_replicas_of(host: str, port: int) -> list[OfflineReplica]:
@@ -76,10 +76,10 @@ def offline_replicas_of(host: str, port: int) -> list[OfflineReplica]:
     except CliError:
         return []
     leaderless = [
-        (topic.name, one.partition_index, one.replica_nodes)
+        (topic.name, partition.partition_index, partition.replica_nodes)
         for topic in response.topics
-        for one in topic.partitions
-        if one.leader_id < 0
+        for partition in topic.partitions
+        if partition.leader_id < 0
     ]
     return offline_replicas(leaderless, {response.controller_id: address})  # each broker names itself as the controller
 
@@ -102,14 +102,14 @@ def log_directories(address: str, requested: Mapping[str, list[int]]) -> list[An
 
 def _offline_replica(name: str, index: int, node: int, results: list[Any]) -> OfflineReplica:
     holding_dirs = tuple(
-        one.log_dir
-        for one in results
+        log_dir.log_dir
+        for log_dir in results
         if any(
             topic.name == name and any(partition.partition_index == index for partition in topic.partitions)
-            for topic in one.topics
+            for topic in log_dir.topics
         )
     )
-    failed_dirs = tuple(one.log_dir for one in results if one.error_code)
+    failed_dirs = tuple(log_dir.log_dir for log_dir in results if log_dir.error_code)
     return OfflineReplica(
         f"{name}-{index}", node, holding_dirs or failed_dirs, unusable=not holding_dirs and bool(failed_dirs)
     )

@@ -84,13 +84,13 @@ class Readers(msgspec.Struct):
     @property
     def all_have_read(self) -> bool:
         """Whether no reading group has records left."""
-        return not self.unknown and not any(one.active for one in self.behind)
+        return not self.unknown and not any(group.active for group in self.behind)
 
 
-def request(broker: Broker, topic: str, total: int, kind: int) -> State:
+def request(broker: Broker, topic: str, total: int, action: int) -> State:
     """Begins the retirement, releases the producers, or queries the state. Raises CliError."""
     request = CreatePartitionsRequest(
-        topics=[CreatePartitionsRequest.Topic(name=topic, count=total, assignments=None, retire=kind)],
+        topics=[CreatePartitionsRequest.Topic(name=topic, count=total, assignments=None, retire=action)],
         timeout_ms=TIMEOUT_MS,
     )
     response = broker.request(CREATE_PARTITIONS, request).results[0]
@@ -98,14 +98,14 @@ def request(broker: Broker, topic: str, total: int, kind: int) -> State:
     retirement = response.retirement
     if retirement is None:
         raise CliError("the broker cannot retire partitions: it is not mqd, or an older version")
-    retired = {one.partition_index: one.redirect_index for one in retirement.retired}
+    retired = {partition.partition_index: partition.redirect_index for partition in retirement.retired}
     return State(
         topic,
         retirement.step,
         retirement.applied,
         retirement.remaining,
         retired,
-        {one.leader_id for one in retirement.retired},
+        {partition.leader_id for partition in retirement.retired},
     )
 
 
@@ -200,7 +200,9 @@ def _has_nothing_to_read(cluster: Cluster, partition: Partition, offset: int, en
     )
     response = cluster.node(node_id).request(FETCH, request, FETCH_VERSION_MAX)
     fetched = response.responses[0].partitions[0]
-    aborted = [(one.producer_id, one.first_offset) for one in fetched.aborted_transactions or ()]
+    aborted = [
+        (transaction.producer_id, transaction.first_offset) for transaction in fetched.aborted_transactions or ()
+    ]
     return not fetched.error_code and has_nothing_to_read(bytes(fetched.records or b""), aborted, offset, end)
 
 
@@ -233,13 +235,15 @@ def records_left(cluster: Cluster, state: State) -> int:
     return sum(max(ends[partition] - starts.get(partition, 0), 0) for partition in ends)
 
 
-def as_json(state: State, readers: Readers, left: int | None) -> dict[str, Any]:
+def as_json(state: State, readers: Readers, records_left: int | None) -> dict[str, Any]:
     return {
         "topic": state.topic,
         "step": ("none", "drawing_near", "sealed", "redirected", "hidden")[state.step],
         "partitions": state.remaining,
         "retired": [{"partition": index, "redirected_to": to} for index, to in sorted(state.retired.items())],
-        "records_left": left,
-        "groups_behind": [{"group": one.group, "records": one.records, "active": one.active} for one in readers.behind],
+        "records_left": records_left,
+        "groups_behind": [
+            {"group": group.group, "records": group.records, "active": group.active} for group in readers.behind
+        ],
         "groups_unknown": readers.unknown or None,
     }

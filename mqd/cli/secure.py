@@ -102,8 +102,8 @@ def hosts_of(config: Mapping[str, str]) -> list[str]:
     from mqd.base.listeners import advertised_listeners, parse_listeners
 
     named = [listener.host for listener in (*parse_listeners(config), *advertised_listeners(config).values())]
-    own = [socket.gethostname(), socket.getfqdn(), *_own_addresses()]
-    hosts = ["localhost", "127.0.0.1", "::1", *(host for host in named if host not in _ANYWHERE), *own]
+    own_names = [socket.gethostname(), socket.getfqdn(), *_own_addresses()]
+    hosts = ["localhost", "127.0.0.1", "::1", *(host for host in named if host not in _ANYWHERE), *own_names]
     return list(dict.fromkeys(host for host in hosts if host))
 
 
@@ -245,20 +245,21 @@ def _admin_settings(paths: Files) -> str:
 
 def share(source: Path, data_dir: Path) -> None:
     """Copies the files that the brokers of a cluster share, from the first one to another. Raises CliError."""
-    shared, own = files(source), files(data_dir)
+    source_files, target_files = files(source), files(data_dir)
     try:
-        own.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target_files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("ca", "ca_key", "key", "metrics_token"):
-            _write(getattr(own, name), getattr(shared, name).read_bytes())
-        admin = shared.admin.read_text().replace(str(shared.ca), str(own.ca))
-        _write(own.admin, admin.encode())
+            _write(getattr(target_files, name), getattr(source_files, name).read_bytes())
+        admin = source_files.admin.read_text().replace(str(source_files.ca), str(target_files.ca))
+        _write(target_files.admin, admin.encode())
     except OSError as error:
         raise CliError(f"cannot share certificates: {error.filename}: {error.strerror}") from error
 
 
 def receive(data_dir: Path, contents: Mapping[str, bytes]) -> None:
     """Stores the files that another host has sent (field of Files -> content), in the given order.
-    Raises CliError."""
+    Raises CliError.
+    """
     paths = files(data_dir)
     try:
         paths.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -285,10 +286,10 @@ def make_admin(paths: Layout) -> None:
     from mqd.cluster.metadata.records import ScramCredential
     from mqd.security import client, scram
 
-    own = files(paths.data_dir)
-    if not own.pending.exists():
+    secure_files = files(paths.data_dir)
+    if not secure_files.pending.exists():
         return
-    password = client.read(own.admin)[0].settings["sasl.password"]
+    password = client.read(secure_files.admin)[0].settings["sasl.password"]
     verifiers = {name: scram.make_verifier(name, password) for name in scram.MECHANISMS}
     credentials = [
         ScramCredential(
@@ -307,7 +308,7 @@ def make_admin(paths: Layout) -> None:
     ]:
         if error:
             raise CliError(f"the user {ADMIN} could not be created: {message or ERRORS[error].message}")
-    own.pending.unlink(missing_ok=True)
+    secure_files.pending.unlink(missing_ok=True)
 
 
 def hint(data_dir: Path) -> str:

@@ -158,10 +158,10 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
 
     def errors(response: Any) -> dict[Partition, int]:
         return {
-            (topic.name, one.partition_index): one.error_code
+            (topic.name, partition.partition_index): partition.error_code
             for topic in response.topics
-            for one in topic.partitions
-            if one.error_code
+            for partition in topic.partitions
+            if partition.error_code
         }
 
     response = cluster.request_coordinator(
@@ -183,5 +183,5 @@ def _reason(error: int) -> str:
 
 def alter(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, str]:
     """Sets the start offsets of a share group; commit() does this for other groups."""
-    targets = {(one.topic, one.partition): one.new for one in moves if one.new is not None}
+    targets = {(move.topic, move.partition): move.new for move in moves if move.new is not None}
     return {partition: _reason(error) for partition, error in share_groups.alter(cluster, group, targets).items()}

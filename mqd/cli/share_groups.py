@@ -35,7 +35,7 @@ def describe(cluster: Cluster, name: str) -> Any | None:
         return None
     request = ShareGroupDescribeRequest(group_ids=[name])
     response = cluster.request_coordinator(
-        GROUP, name, DESCRIBE, request, lambda found: found.groups[0].error_code
+        GROUP, name, DESCRIBE, request, lambda response: response.groups[0].error_code
     ).groups[0]
     if response.error_code in NO_SHARE_GROUP:
         return None
@@ -45,14 +45,14 @@ def describe(cluster: Cluster, name: str) -> Any | None:
 
 def _positions(group: Any) -> dict[Partition, SharePosition]:
     return {
-        (topic.topic_name, one.partition_index): SharePosition(
-            one.start_offset,
-            one.lag if one.lag >= 0 else None,
-            {entry.delivery_count: entry.records for entry in one.deliveries},
+        (topic.topic_name, partition.partition_index): SharePosition(
+            partition.start_offset,
+            partition.lag if partition.lag >= 0 else None,
+            {entry.delivery_count: entry.records for entry in partition.deliveries},
         )
         for topic in group.topics
-        for one in topic.partitions
-        if not one.error_code and one.start_offset >= 0
+        for partition in topic.partitions
+        if not partition.error_code and partition.start_offset >= 0
     }
 
 
@@ -63,7 +63,7 @@ def offsets(cluster: Cluster, name: str, with_deliveries: bool = False) -> dict[
         groups=[request_class.Group(group_id=name, topics=None)], include_deliveries=with_deliveries
     )
     response = cluster.request_coordinator(
-        GROUP, name, DESCRIBE_OFFSETS, request, lambda found: found.groups[0].error_code
+        GROUP, name, DESCRIBE_OFFSETS, request, lambda response: response.groups[0].error_code
     ).groups[0]
     check(f"group {name}", response.error_code, response.error_message)
     return _positions(response)
@@ -74,7 +74,7 @@ def listed_offsets(coordinator: Broker, names: list[str]) -> dict[str, dict[Part
     request_class = DescribeShareGroupOffsetsRequest
     request = request_class(groups=[request_class.Group(group_id=name, topics=None) for name in names])
     return {
-        group.group_id: {partition: one.offset for partition, one in _positions(group).items()}
+        group.group_id: {partition: position.offset for partition, position in _positions(group).items()}
         for group in coordinator.request(DESCRIBE_OFFSETS, request).groups
         if not group.error_code
     }
@@ -90,14 +90,14 @@ def alter(cluster: Cluster, name: str, targets: dict[Partition, int]) -> dict[Pa
         group_id=name,
         topics=[request_class.Topic(topic_name=topic, partitions=partitions) for topic, partitions in by_topic.items()],
     )
-    response = cluster.request_coordinator(GROUP, name, ALTER_OFFSETS, request, lambda found: found.error_code)
+    response = cluster.request_coordinator(GROUP, name, ALTER_OFFSETS, request, lambda response: response.error_code)
     if response.error_code:
         return dict.fromkeys(targets, response.error_code)
     return {
-        (topic.topic_name, one.partition_index): one.error_code
+        (topic.topic_name, partition.partition_index): partition.error_code
         for topic in response.responses
-        for one in topic.partitions
-        if one.error_code
+        for partition in topic.partitions
+        if partition.error_code
     }
 
 
@@ -107,6 +107,6 @@ def delete_offsets(cluster: Cluster, name: str, topics: Iterable[str]) -> dict[s
     """
     request_class = DeleteShareGroupOffsetsRequest
     request = request_class(group_id=name, topics=[request_class.Topic(topic_name=topic) for topic in topics])
-    response = cluster.request_coordinator(GROUP, name, DELETE_OFFSETS, request, lambda found: found.error_code)
+    response = cluster.request_coordinator(GROUP, name, DELETE_OFFSETS, request, lambda response: response.error_code)
     check(f"group {name}", response.error_code, response.error_message)
-    return {one.topic_name: one.error_code for one in response.responses}
+    return {topic.topic_name: topic.error_code for topic in response.responses}

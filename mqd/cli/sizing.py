@@ -310,8 +310,8 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
     cache_room = host.memory_bytes * free - broker_memory
     if cache_room <= 0:
         raise Unsizable(
-            f"a broker of {host.cores} workers takes {broker_memory / 1e9:.2g} GB: a host of {host.memory_bytes / 1e9:.2g} GB"
-            f" with {load.headroom:.0%} free has no room for it"
+            f"a broker of {host.cores} workers takes {broker_memory / 1e9:.2g} GB: a host of"
+            f" {host.memory_bytes / 1e9:.2g} GB with {load.headroom:.0%} free has no room for it"
         )
     needs = {
         "disk": sheet["disk"] / host.disk_bytes,
@@ -335,8 +335,8 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
     workers = best_workers(figures, cores_per_host, host.cores)
     if workers is None:
         raise Unsizable(
-            f"{host.cores} cores on one host do the work of {speedup_max:.3g}, {cores_per_host:.3g} are needed: more hosts, or"
-            " larger batches"
+            f"{host.cores} cores on one host do the work of {speedup_max:.3g}, but {cores_per_host:.3g} are needed: use"
+            " more hosts, or larger batches"
         )
     per_host = f" ÷ {loaded_hosts} hosts" if loaded_hosts > 1 else ""
     put(

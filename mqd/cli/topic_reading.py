@@ -55,11 +55,11 @@ class Reader:
         self.consumer = _consumer(config | properties, encryption)
         self._has_own_group = "group.id" in properties
         self.metadata: Any = None
-        self._open: set[int] = set()
+        self._open_partitions: set[int] = set()
         self._until_ms: int | None = None
-        self._stops: dict[int, int] = {}  # partition -> the first offset that is not shown
-        self._reached: dict[int, int] = {}  # partition -> the next offset
-        self._knows_ends = False  # every open partition has a stop
+        self._stop_offsets: dict[int, int] = {}  # partition -> the first offset that is not shown
+        self._next_offsets: dict[int, int] = {}  # partition -> offset after the last record read
+        self._has_all_stops = False  # every open partition has a stop
 
     def _on_error(self, error: Any) -> None:
         note_error(error)
@@ -67,8 +67,8 @@ class Reader:
             self._down_since = time.monotonic()
 
     def _check_connection(self, exit_at_end: bool) -> None:
-        """Handles an outage. Raises CliError if the end of the partitions is awaited, which would not
-        come; otherwise reports the outage once.
+        """Handles an outage. Raises CliError if the reader waits for the end of the partitions, because it
+        would wait forever; otherwise reports the outage once.
         """
         now = time.monotonic()
         if self._down_since is not None:
@@ -86,16 +86,16 @@ class Reader:
             self._check_partitions()
 
     def _check_partitions(self) -> None:
-        """Raises CliError if the end of unserved partitions is awaited."""
+        """Raises CliError if the reader waits for the end of partitions that no broker serves."""
         served = metadata(self.consumer, self.topic, self.timeout_s).topics[self.topic].partitions
-        offline = sorted(index for index in self._open if index not in served or served[index].leader < 0)
+        offline = sorted(index for index in self._open_partitions if index not in served or served[index].leader < 0)
         if offline:
             partitions_text = f"partition{'s' if len(offline) > 1 else ''} {', '.join(map(str, offline))}"
             holders = sorted({node for index in offline if index in served for node in served[index].replicas})
             brokers_text = f"broker {' or '.join(map(str, holders))}" if holders else "the broker"
             raise CliError(
-                f"topic {self.topic}: no broker serves {partitions_text}: {brokers_text} is down, or its log directory is offline (mqd"
-                " cluster status, and its logs); -p NUMBER reads the others"
+                f"topic {self.topic}: no broker serves {partitions_text}: {brokers_text} is down, or its log directory"
+                " is offline (mqd cluster status, and its logs); -p NUMBER reads the others"
             )
 
     def partitions(self, requested: list[int] | None) -> list[int]:
@@ -113,10 +113,10 @@ class Reader:
         """Node id of the partition's leader when the metadata was read."""
         return self.metadata.topics[self.topic].partitions[partition].leader
 
-    def _by_time(self, partitions: list[int], timestamp_ms: int) -> dict[int, int]:
-        times = [TopicPartition(self.topic, index, timestamp_ms) for index in partitions]
+    def _offsets_at_time(self, partitions: list[int], timestamp_ms: int) -> dict[int, int]:
+        requests = [TopicPartition(self.topic, index, timestamp_ms) for index in partitions]
         offsets = {}
-        for response in self.consumer.offsets_for_times(times, timeout=self.timeout_s):
+        for response in self.consumer.offsets_for_times(requests, timeout=self.timeout_s):
             if response.error is not None:
                 raise KafkaException(response.error)
             offsets[response.partition] = response.offset
@@ -124,7 +124,7 @@ class Reader:
 
     def _offsets(self, partitions: list[int], start: Start) -> dict[int, int]:
         if start.kind == "time":
-            return self._by_time(partitions, start.value)
+            return self._offsets_at_time(partitions, start.value)
         if start.kind == "tail":
             offsets = {}
             for index in partitions:
@@ -141,7 +141,7 @@ class Reader:
         that timestamp or a later one; without such a record, it ends once that time has passed.
         """
         offsets = self._offsets(partitions, start)
-        self._open = set(partitions)
+        self._open_partitions = set(partitions)
         self._until_ms = None if stop is None else stop.value
         self._find_stops()
         self.consumer.assign([TopicPartition(self.topic, index, offset) for index, offset in offsets.items()])
@@ -150,17 +150,17 @@ class Reader:
         """Finds where each partition ends, once the time of `stop` has passed: records that are written
         later have later timestamps.
         """
-        if self._until_ms is None or self._knows_ends or not self._open or now_ms() < self._until_ms:
+        if self._until_ms is None or self._has_all_stops or not self._open_partitions or now_ms() < self._until_ms:
             return
-        for index, offset in self._by_time(sorted(self._open), self._until_ms).items():
-            self._stops[index] = (
+        for index, offset in self._offsets_at_time(sorted(self._open_partitions), self._until_ms).items():
+            self._stop_offsets[index] = (
                 offset
                 if offset >= 0
                 else self.consumer.get_watermark_offsets(TopicPartition(self.topic, index), timeout=self.timeout_s)[1]
             )
-            if self._reached.get(index, -1) >= self._stops[index]:
-                self._end(index)
-        self._knows_ends = True
+            if self._next_offsets.get(index, -1) >= self._stop_offsets[index]:
+                self._end_partition(index)
+        self._has_all_stops = True
 
     def batches(
         self, count: int | None, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None = None
@@ -171,10 +171,12 @@ class Reader:
         `last`: reading ends with it. Raises KafkaException, CliError.
         """
         remaining = count
-        while (remaining is None or remaining > 0) and (self._open or not (exit_at_end or self._until_ms is not None)):
+        while (remaining is None or remaining > 0) and (
+            self._open_partitions or not (exit_at_end or self._until_ms is not None)
+        ):
             first = self.consumer.poll(_WAIT_S)
             if first is None:
-                self._check_connection(exit_at_end or self._knows_ends)
+                self._check_connection(exit_at_end or self._has_all_stops)
                 yield []
                 self._find_stops()
                 continue
@@ -196,27 +198,30 @@ class Reader:
             yield batch
             self._find_stops()
 
-    def _end(self, partition: int) -> None:
+    def _end_partition(self, partition: int) -> None:
         """Stops reading the partition: its later messages would hide that another partition is silent."""
-        self._open.discard(partition)
+        self._open_partitions.discard(partition)
         self.consumer.pause([TopicPartition(self.topic, partition)])
 
     def _handle(self, message: Any, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None) -> bool:
+        """Returns whether batches() yields the message: not a record after a stop, and not an event."""
         error, partition = message.error(), message.partition()
         if error is None:
-            self._reached[partition] = message.offset() + 1
+            self._next_offsets[partition] = message.offset() + 1
             if self._until_ms is not None and message.timestamp()[1] >= self._until_ms:
-                self._stops[partition] = min(message.offset(), self._stops.get(partition, message.offset()))
-            stop = self._stops.get(partition)
+                self._stop_offsets[partition] = min(
+                    message.offset(), self._stop_offsets.get(partition, message.offset())
+                )
+            stop = self._stop_offsets.get(partition)
             if stop is not None and message.offset() >= stop - 1:
-                self._end(partition)
+                self._end_partition(partition)
             return stop is None or message.offset() < stop
         if error.code() == KafkaError._PARTITION_EOF:
-            self._reached[partition] = message.offset()
-            if exit_at_end or partition in self._stops:
-                self._end(partition)
+            self._next_offsets[partition] = message.offset()
+            if exit_at_end or partition in self._stop_offsets:
+                self._end_partition(partition)
             if on_end is not None:
-                on_end(partition, message.offset(), exit_at_end and not self._open)
+                on_end(partition, message.offset(), exit_at_end and not self._open_partitions)
             return False
         if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
             return False  # the client retries by itself

@@ -31,7 +31,7 @@ INIT_PRODUCER_ID, END_TXN, WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANS
 DECIDED = ("PrepareCommit", "PrepareAbort")
 OPEN_STATES = ("Ongoing", *DECIDED)
 NOT_FOUND = (ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-_CHUNK = 500
+_IDS_PER_REQUEST = 500
 
 
 class Transaction(msgspec.Struct):
@@ -78,7 +78,7 @@ def _transaction(description: Any, current_ms: int) -> Transaction:
 def describe(cluster: Cluster, name: str) -> Transaction:
     request = DescribeTransactionsRequest(transactional_ids=[name])
     response = cluster.request_coordinator(
-        TRANSACTION, name, DESCRIBE_TRANSACTIONS, request, lambda found: found.transaction_states[0].error_code
+        TRANSACTION, name, DESCRIBE_TRANSACTIONS, request, lambda response: response.transaction_states[0].error_code
     ).transaction_states[0]
     if response.error_code in NOT_FOUND:
         raise CliError(f"there is no transactional id {name}; mqd txn list shows all of them")
@@ -97,9 +97,10 @@ def _describe_all(broker: Broker, names: list[str], unavailable: dict[str, int])
     `unavailable`, with the error.
     """
     descriptions = []
-    for start in range(0, len(names), _CHUNK):
+    for start in range(0, len(names), _IDS_PER_REQUEST):
         response = broker.request(
-            DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest(transactional_ids=names[start : start + _CHUNK])
+            DESCRIBE_TRANSACTIONS,
+            DescribeTransactionsRequest(transactional_ids=names[start : start + _IDS_PER_REQUEST]),
         )
         for description in response.transaction_states:
             if description.error_code in COORDINATOR_UNAVAILABLE:
@@ -120,24 +121,28 @@ def all_transactions(
     transactions, unavailable, now = [], dict[str, int](), now_ms()
     for broker in cluster.nodes():
         names = [
-            one.transactional_id
-            for one in _list(
+            listed.transactional_id
+            for listed in _list(
                 broker, ListTransactionsRequest(state_filters=list(states), duration_filter=longer_than_ms)
             )
         ]
-        transactions += [_transaction(one, now) for one in _describe_all(broker, names, unavailable)]
-    described = {one.transactional_id for one in transactions}
+        transactions += [_transaction(listed, now) for listed in _describe_all(broker, names, unavailable)]
+    described = {transaction.transactional_id for transaction in transactions}
     if longer_than_ms >= 0:  # brokers also list transactions that have ended
-        transactions = [one for one in transactions if one.open_ms is not None]
+        transactions = [transaction for transaction in transactions if transaction.open_ms is not None]
     return sorted(
-        transactions, key=lambda one: (-(one.open_ms if one.open_ms is not None else -1), one.transactional_id)
+        transactions,
+        key=lambda transaction: (
+            -(transaction.open_ms if transaction.open_ms is not None else -1),
+            transaction.transactional_id,
+        ),
     ), sorted(unavailable.keys() - described)
 
 
 def transactional_ids(bootstrap: str) -> list[str]:
     with Cluster(bootstrap) as cluster:
         return sorted(
-            one.transactional_id for broker in cluster.nodes() for one in _list(broker, ListTransactionsRequest())
+            listed.transactional_id for broker in cluster.nodes() for listed in _list(broker, ListTransactionsRequest())
         )
 
 
@@ -185,8 +190,10 @@ def by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Tran
         for broker in cluster.nodes():
             states = _list(broker, ListTransactionsRequest(producer_id_filters=origin_ids))
             described = {
-                one.transactional_id: one
-                for one in _describe_all(broker, sorted({state.transactional_id for state in states}), unavailable)
+                description.transactional_id: description
+                for description in _describe_all(
+                    broker, sorted({state.transactional_id for state in states}), unavailable
+                )
             }
             for name, error in unavailable.items():
                 check(f"transactional id {name}", error, None)
@@ -229,8 +236,8 @@ def check_open(transaction: Transaction) -> None:
     name = transaction.transactional_id
     if transaction.state in DECIDED:
         raise CliError(
-            f"the transaction of {name} is decided ({transaction.state}): its coordinator writes the markers, and nothing can"
-            " change that"
+            f"the transaction of {name} is decided ({transaction.state}): its coordinator writes the markers, and"
+            " nothing can change that"
         )
     if transaction.state != "Ongoing":
         raise CliError(f"transactional id {name} has no transaction open; it is {transaction.state}")
@@ -304,12 +311,16 @@ def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
         )
         check(
             f"transactional id {name}",
-            cluster.request_coordinator(TRANSACTION, name, END_TXN, end, lambda found: found.error_code).error_code,
+            cluster.request_coordinator(
+                TRANSACTION, name, END_TXN, end, lambda response: response.error_code
+            ).error_code,
             None,
         )
         return
     request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=transaction.timeout_ms)
-    response = cluster.request_coordinator(TRANSACTION, name, INIT_PRODUCER_ID, request, lambda found: found.error_code)
+    response = cluster.request_coordinator(
+        TRANSACTION, name, INIT_PRODUCER_ID, request, lambda response: response.error_code
+    )
     check(f"transactional id {name}", response.error_code, None)
 
 

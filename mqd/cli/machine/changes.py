@@ -124,7 +124,7 @@ def apply(root: Path, journal: Journal, settings: Iterable[Setting]) -> list[Out
 
 
 def undo(root: Path, journal: Journal) -> list[Outcome]:
-    """Restores the settings. Those that could not be restored stay in the journal; those that another
+    """Restores the settings. Settings that could not be restored stay in the journal; those that another
     program has changed do not.
     """
     outcomes, kept = [], []

@@ -196,8 +196,8 @@ def advice(figures: Figures, file_system: str) -> list[str]:
     )
     if single.p99_ms > max(SLOW_P99 * single.p50_ms, P99_MS_MIN):
         lines.append(
-            f"one flush in a hundred takes {_ms(single.p99_ms)} or more: other programs use this disk, or it is collecting"
-            " garbage. Producers' p99 will be higher"
+            f"one flush in a hundred takes {_ms(single.p99_ms)} or more: other programs use this disk, or it is"
+            " collecting garbage. Producers' p99 will be higher"
         )
     if figures.is_cached:
         lines.append("this file system has no direct I/O, so the read rate is the page cache's, not the disk's")
@@ -210,7 +210,8 @@ def rows(figures: Figures) -> list[tuple[str, str]]:
         rows.append(
             (
                 f"append {flushes.size_bytes // 1024} KiB and flush",
-                f"{flushes.per_second:,.0f}/s, p50 {_ms(flushes.p50_ms)}, p99 {_ms(flushes.p99_ms)}, longest {_ms(flushes.max_ms)}",
+                f"{flushes.per_second:,.0f}/s, p50 {_ms(flushes.p50_ms)}, p99 {_ms(flushes.p99_ms)},"
+                f" longest {_ms(flushes.max_ms)}",
             )
         )
     return [

@@ -215,13 +215,14 @@ def _raid(device: Device, array: Array) -> Iterator[Setting]:
             str(entries),
             f"{STRIPE_CACHE_MIN} or more",
             entries >= STRIPE_CACHE_MIN,
-            f"{array.level} reads old data to compute parity, unless this cache holds a whole stripe ({array.stripe_kb} KB)",
+            f"{array.level} reads old data to compute parity, unless this cache holds a whole stripe"
+            f" ({array.stripe_kb} KB)",
             {} if entries >= STRIPE_CACHE_MIN else {cache: str(STRIPE_CACHE_MIN)},
         )
 
 
 def _stripes(file_system: FileSystem, devices: Sequence[Device]) -> Iterator[Setting]:
-    array = next((one for one in map(_array, devices) if one is not None and one.stripe_kb), None)
+    array = next((array for array in map(_array, devices) if array is not None and array.stripe_kb), None)
     if array is None or file_system.kind not in TESTED:
         return
     # xfs counts in sectors of 512 bytes, ext4 in blocks of 4 KiB

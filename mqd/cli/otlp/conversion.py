@@ -104,6 +104,6 @@ class Conversion:
             sum=histogram.get("_sum", 0.0),
             bucket_counts=[int(after - before) for before, after in pairwise(counts)],
             explicit_bounds=[bound for bound, _ in buckets[:-1]],
-            min=None,  # type: ignore[arg-type]  # not known: the exporter leaves these two out
-            max=None,  # type: ignore[arg-type]  # the same
+            min=None,  # type: ignore[arg-type]  # unknown: the exporter omits it
+            max=None,  # type: ignore[arg-type]  # unknown, too
         )

@@ -54,7 +54,7 @@ def add(name: str, bootstrap: str, client_config: Path | None, replace: bool) ->
     if not store.NAME.fullmatch(name):
         raise click.UsageError(f"a profile's name has letters, digits, '.', '_' and '-', at most 64, not {name!r}")
     profile = Profile(_address(bootstrap), str(client_config.absolute()) if client_config else None)
-    with store.changing() as profiles:
+    with store.edit() as profiles:
         if name in profiles and profiles[name] != profile and not replace:
             raise CliError(f"profile {name} exists already, for {profiles[name].bootstrap}; --replace replaces it")
         profiles[name] = profile
@@ -64,7 +64,7 @@ def add(name: str, bootstrap: str, client_config: Path | None, replace: bool) ->
 @command.command("list")
 @_format
 def list_(output_format: str) -> None:
-    """List the profiles; * marks that of MQD_PROFILE."""
+    """List the profiles; * marks the profile that MQD_PROFILE names."""
     profiles = store.read()
     if output_format == "json":
         emit_json([{"name": name, **_as_json(profile)} for name, profile in profiles.items()])
@@ -102,6 +102,6 @@ def show(name: str, output_format: str) -> None:
 def remove(name: str) -> None:
     """Forget the profile NAME; the client's properties file stays."""
     store.get(name)
-    with store.changing() as profiles:
+    with store.edit() as profiles:
         profiles.pop(name, None)
     click.echo(f"removed profile {name}")

@@ -52,13 +52,13 @@ def get(name: str) -> Profile:
     """Raises CliError."""
     profiles = read()
     if name not in profiles:
-        known = f"the profiles are {', '.join(profiles)}" if profiles else "there are none yet"
-        raise CliError(f"there is no profile {name!r}; {known}. mqd profile add makes one")
+        existing = f"the profiles are {', '.join(profiles)}" if profiles else "there are none yet"
+        raise CliError(f"there is no profile {name!r}; {existing}. mqd profile add makes one")
     return profiles[name]
 
 
 @contextlib.contextmanager
-def changing() -> Iterator[dict[str, Profile]]:
+def edit() -> Iterator[dict[str, Profile]]:
     """The profiles, which are written when the block ends without an error. Locks out other commands.
     Raises CliError.
     """

@@ -63,12 +63,14 @@ class Outcome:
 
 
 class _Letter(NamedTuple):
+    """A letter to move, with the record that it names and the topic of that record."""
+
     letter: StoredRecord
     origin: Origin
     source: Source
 
 
-def stored(message: Any) -> StoredRecord:
+def to_stored_record(message: Any) -> StoredRecord:
     return StoredRecord(
         message.partition(),
         message.offset(),
@@ -111,11 +113,11 @@ class Redrive:
         partitions = sorted(metadata(self._consumer, self.topic).topics[self.topic].partitions)
         if self._writer is not None:
             self._writer.begin()
-        self._begin(partitions)
+        self._resume(partitions)
         count, started_s = 0, time.monotonic()
         while (self._ends or self._pending_messages) and self._problem is None and (limit is None or count < limit):
             room = min(BATCH, rate or BATCH, BATCH if limit is None else limit - count)
-            records = self._records(self._take(room))
+            records = self._build_records(self._take_letters(room))
             if records:
                 self._commit(records)
                 count += len(records)
@@ -127,18 +129,18 @@ class Redrive:
 
     # -- letters -----------------------------------------------------------------------------------
 
-    def _begin(self, partitions: list[int]) -> None:
+    def _resume(self, partitions: list[int]) -> None:
         """Finds the offsets at which to resume, and the ends up to which to read."""
-        own: dict[int, int] = {}
+        own_positions: dict[int, int] = {}
         for letter_filter, positions in self._all_positions():
             if letter_filter == self.letter_filter:
-                own = positions
+                own_positions = positions
             else:
                 self._earlier.append(EarlierRedrive(letter_filter, positions))
         starts = []
         for index in partitions:
             first, end = self._consumer.get_watermark_offsets(TopicPartition(self.topic, index), REQUEST_TIMEOUT_S)
-            start = max(first, own.get(index, 0))
+            start = max(first, own_positions.get(index, 0))
             if start < end:
                 self._ends[index] = end
                 starts.append(TopicPartition(self.topic, index, start))
@@ -166,7 +168,7 @@ class Redrive:
     def _positions_of(self, cluster: Cluster, group: str) -> dict[int, int]:
         return {index: one.offset for (topic, index), one in commits(cluster, group).items() if topic == self.topic}
 
-    def _fill(self) -> None:
+    def _fill_pending(self) -> None:
         """Waits until there are pending messages, or all partitions have been read to their ends."""
         deadline = time.monotonic() + PATIENCE_S
         while self._ends and not self._pending_messages:
@@ -185,12 +187,12 @@ class Redrive:
                     f"topic {self.topic}: no records arrive from partition {min(self._ends)} (mqd cluster status)"
                 )
 
-    def _take(self, room: int) -> list[_Letter]:
+    def _take_letters(self, room: int) -> list[_Letter]:
         """Returns the next letters to move, at most `room`."""
         letters: list[_Letter] = []
-        self._fill()
+        self._fill_pending()
         while self._pending_messages and len(letters) < room:
-            letter = stored(self._pending_messages[0])
+            letter = to_stored_record(self._pending_messages[0])
             origin = plan.origin_of(letter)
             if origin is None:
                 self.outcome.refuse(letter, plan.NOT_A_LETTER)
@@ -212,7 +214,7 @@ class Redrive:
             self._pending_messages.popleft()
         return letters
 
-    def _records(self, letters: list[_Letter]) -> list[NewRecord]:
+    def _build_records(self, letters: list[_Letter]) -> list[NewRecord]:
         wanted_offsets: dict[tuple[str, int], set[int]] = {}
         for letter, origin, source in letters:
             if plan.needs_source(letter) and not source.is_dead_letter_topic and origin.partition < source.partitions:
@@ -341,7 +343,7 @@ class SourceReader:
     """
 
     def __init__(self, bootstrap: str, group: str) -> None:
-        # the redrive's group, because librdkafka looks up the group's coordinator: another group would need an ACL of its own
+        # the redrive's group, because librdkafka looks up the group's coordinator: another group would need its own ACL
         self._consumer = _consumer(bootstrap, group, "read_uncommitted")
         self._admin: AdminClient = admin_client(bootstrap)
         self._topics: dict[str, Source | None] = {}
@@ -368,9 +370,9 @@ class SourceReader:
     def read(self, wanted: dict[tuple[str, int], set[int]]) -> dict[tuple[str, int, int], StoredRecord]:
         """The records that still exist, by topic, partition and offset."""
         return {
-            (topic, index, one.offset): one
+            (topic, index, record.offset): record
             for (topic, index), offsets in wanted.items()
-            for one in self._read_partition(topic, index, offsets)
+            for record in self._read_partition(topic, index, offsets)
         }
 
     def _read_partition(self, topic: str, index: int, offsets: set[int]) -> list[StoredRecord]:
@@ -396,7 +398,7 @@ class SourceReader:
                     while remaining and remaining[0] < position:  # compacted
                         remaining.popleft()
                     if remaining and remaining[0] == position:
-                        records.append(stored(message))
+                        records.append(to_stored_record(message))
                         remaining.popleft()
                     deadline = time.monotonic() + PATIENCE_S
             if remaining and time.monotonic() > deadline:

@@ -127,7 +127,8 @@ def origin_of(letter: StoredRecord) -> Origin | None:
 def is_moved(letter: StoredRecord, origin: Origin, earlier: Iterable[EarlierRedrive]) -> bool:
     """Whether another redrive has handled the letter."""
     return any(
-        letter.offset < one.positions.get(letter.partition, 0) and one.filter.selects(letter, origin) for one in earlier
+        letter.offset < redrive.positions.get(letter.partition, 0) and redrive.filter.selects(letter, origin)
+        for redrive in earlier
     )
 
 
@@ -164,7 +165,7 @@ def record_of(
 
 def _application_headers(headers: Headers) -> Headers:
     """The application's headers."""
-    return tuple(one for one in headers if one[0] != COUNT and not one[0].startswith(PREFIX))
+    return tuple(header for header in headers if header[0] != COUNT and not header[0].startswith(PREFIX))
 
 
 def _redrive_count(headers: Headers) -> int:

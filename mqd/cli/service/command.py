@@ -195,7 +195,8 @@ def status(ctx: click.Context, name: str, output_format: str | None) -> int:
         result = f", {properties['Result']}" if properties.get("Result", "success") != "success" else ""
         click.echo(f"{unit} is {properties['ActiveState']} ({properties['SubState']}{result}){process}")
         click.echo(
-            f"restarted by systemd {properties.get('NRestarts') or 0} times; {properties.get('StatusText') or 'no status text'}"
+            f"restarted by systemd {properties.get('NRestarts') or 0} times;"
+            f" {properties.get('StatusText') or 'no status text'}"
         )
     state = properties.get("ActiveState")
     return 0 if state == "active" else EXIT_UNREACHABLE if state in ("inactive", None) else EXIT_FAILED

@@ -237,8 +237,8 @@ def explain(settings: Settings, principal: str, operation: str, resource: str, h
     if settings.json:
         emit_json({"allowed": verdict.allowed, "reason": verdict.reason, "rule": rule})
     else:
-        words = f"{'allowed' if verdict.allowed else 'denied'}: {verdict.reason}"
-        click.echo(f"{words}: {rule}" if rule else words)
+        outcome = f"{'allowed' if verdict.allowed else 'denied'}: {verdict.reason}"
+        click.echo(f"{outcome}: {rule}" if rule else outcome)
 
 
 _EXPECTATION = re.compile(r"(\S+) (can|cannot) (\S+) (\S+)(?: from (\S+))?")

@@ -208,7 +208,8 @@ def _list(options: Options) -> None:
 
 def _list_text(metadata: Any, topics: list[Any], requested: str | None) -> str:
     lines = [
-        f"Metadata for {requested or 'all topics'} (from broker {metadata.orig_broker_id}: {metadata.orig_broker_name}):",
+        f"Metadata for {requested or 'all topics'} (from broker {metadata.orig_broker_id}:"
+        f" {metadata.orig_broker_name}):",
         f" {len(metadata.brokers)} brokers:",
     ]
     for broker in metadata.brokers.values():

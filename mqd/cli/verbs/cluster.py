@@ -46,7 +46,7 @@ def _is_closed(settings: Settings, nodes: list[int]) -> bool:
     with Broker(settings.bootstrap) as broker:
         (broker_config,) = broker.request(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
     check(f"broker {nodes[0]}", broker_config.error_code, broker_config.error_message)
-    values = {one.name: one.value for one in broker_config.configs}
+    values = {entry.name: entry.value for entry in broker_config.configs}
     return "cluster.seeds" in values and not any(values.values())
 
 
@@ -95,10 +95,10 @@ def status(settings: Settings, wait_s: float | None) -> None:
     state, partitions = ClusterState(settings), Partitions(settings)
     not_served = offline.offline_replicas(
         partitions.leaderless,
-        {one.broker_id: address(one.host, one.port) for one in state.brokers if not one.is_fenced},
+        {broker.broker_id: address(broker.host, broker.port) for broker in state.brokers if not broker.is_fenced},
     )
-    in_service = [one.broker_id for one in state.brokers if not one.is_fenced]
-    fenced = [one.broker_id for one in state.brokers if one.is_fenced]
+    in_service = [broker.broker_id for broker in state.brokers if not broker.is_fenced]
+    fenced = [broker.broker_id for broker in state.brokers if broker.is_fenced]
     voter_status = state.voter_status
     if settings.json:
         emit_json(
@@ -117,8 +117,8 @@ def status(settings: Settings, wait_s: float | None) -> None:
                 "partitions_without_leader": partitions.without_leader,
                 "partitions_not_in_sync": partitions.not_in_sync,
                 "not_served": [
-                    {"partition": one.partition, "node": one.node, "directories": list(one.directories)}
-                    for one in not_served
+                    {"partition": replica.partition, "node": replica.node, "directories": list(replica.directories)}
+                    for replica in not_served
                 ],
             }
         )
@@ -136,8 +136,8 @@ def status(settings: Settings, wait_s: float | None) -> None:
         click.echo(_CLOSED_TEXT)
     for line in partitions.lines():
         click.echo(line)
-    for one in not_served:
-        click.echo(f"  {one.text()}")
+    for replica in not_served:
+        click.echo(f"  {replica.text()}")
 
 
 def _nodes_text(nodes: list[int]) -> str:
@@ -225,14 +225,14 @@ def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
             raise CliError(f"{directory!r} is not a directory id; mqd cluster controller shows all directory ids")
         return directory_id
     state = ClusterState(settings)
-    replicas = [one for one in state.replicas() if one["node"] == node]
-    if not replicas and _is_closed(settings, [one.broker_id for one in state.brokers]):
+    replicas = [replica for replica in state.replicas() if replica["node"] == node]
+    if not replicas and _is_closed(settings, [replica.broker_id for replica in state.brokers]):
         raise CliError(f"the quorum does not know node {node}; {_CLOSED_TEXT}")
     if not replicas:
         raise CliError(f"the quorum does not know node {node}; mqd cluster controller shows which nodes it knows")
     if len(replicas) > 1:
         raise CliError(
-            f"node {node} is known with several directories ({', '.join(one['directory'] for one in replicas)}); say which"
+            f"node {node} is known with several directories ({', '.join(replica['directory'] for replica in replicas)}); say which"
             " with --directory"
         )
     return _directory(settings, node, replicas[0]["directory"])
@@ -268,7 +268,11 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
     from mqd.protocol.messages import RemoveRaftVoterRequest
 
     if directory is None:
-        voters = [one for one in ClusterState(settings).replicas() if one["node"] == node and one["role"] != "observer"]
+        voters = [
+            replica
+            for replica in ClusterState(settings).replicas()
+            if replica["node"] == node and replica["role"] != "observer"
+        ]
         if not voters:
             raise CliError(f"node {node} is not a voter; mqd cluster controller shows the voters")
         directory = voters[0]["directory"]

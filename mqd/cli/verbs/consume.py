@@ -24,8 +24,8 @@ SILENT_COUNT = 4  # consecutive polls without a record: two seconds
     show_default=True,
     metavar="WHERE",
     help=(
-        "beginning, end, an offset, -COUNT (the last COUNT of each partition) or @TIME (2026-01-31T12:00, ms since 1970,"
-        " -15m)."
+        "beginning, end, an offset, -COUNT (the last COUNT of each partition) or @TIME (2026-01-31T12:00, ms since"
+        " 1970, -15m)."
     ),
 )
 @click.option("--until", metavar="TIME", help="Stop before this time.")

@@ -422,7 +422,7 @@ def _record_counts(bootstrap: str) -> dict[int, int]:
         reader.close()
 
 
-_NEXT = (
+_NEXT_STEPS = (
     ("{mqd} up", "start a broker that keeps running; Ctrl-C stops it"),
     ("echo hello | {mqd} produce greetings", "write to it"),
     ("{mqd} consume greetings -f '%p %o %v\\n'", "read it back, and wait for more"),
@@ -434,7 +434,7 @@ _NEXT = (
 def _next_steps() -> str:
     # `make demo` does not activate the virtual environment
     mqd = "mqd" if shutil.which("mqd") else os.path.relpath(Path(sys.executable).with_name("mqd"))
-    lines = [(command.format(mqd=mqd), explanation) for command, explanation in _NEXT]
+    lines = [(command.format(mqd=mqd), explanation) for command, explanation in _NEXT_STEPS]
     width = max(len(command) for command, _ in lines)
     return "\n".join(["Try next:", *(f"  {command:<{width}}   {explanation}" for command, explanation in lines)])
 
@@ -447,10 +447,10 @@ def on_terminate(_signal: int, _frame: object) -> None:
 @options
 @click.option("--records", "limit", type=click.IntRange(1), help="Only this number of flights.")
 def command(settings: Settings, limit: int | None) -> int:
-    text = not settings.json
+    shows_text = not settings.json
     signal.signal(signal.SIGTERM, on_terminate)
     with contextlib.ExitStack() as stack:
-        progress = stack.enter_context(Progress(text))
+        progress = stack.enter_context(Progress(shows_text))
         file = flights_file()
         progress.show("starting a broker ...")
         broker = stack.enter_context(Broker())

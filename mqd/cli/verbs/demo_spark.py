@@ -112,7 +112,7 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
             raise
         except Exception as error:
             raise CliError(explained(error)) from error
-    checks = verdict(flights, rows, published)
+    checks = compare_output(flights, rows, published)
     is_drawn = draw(rows, picture)
     passed = all(check.passed for check in checks)
     if settings.json:
@@ -222,7 +222,7 @@ def _windows(spark: SparkSession, path: str) -> list[Window]:
     ]
 
 
-def verdict(flights: list[dict[str, Any]], rows: list[Window], published: list[dict[str, Any]]) -> list[Check]:
+def compare_output(flights: list[dict[str, Any]], rows: list[Window], published: list[dict[str, Any]]) -> list[Check]:
     """Compares Spark's output with its input."""
     expected: dict[tuple[str, str], int] = defaultdict(int)
     for flight in flights:

@@ -121,7 +121,9 @@ def _cluster(settings: Settings) -> list[Finding]:
                 "run mqd cluster status against another broker (-b HOST:PORT); check whether most controllers are down",
             )
         ]
-    in_service = {one.broker_id: address(one.host, one.port) for one in state.brokers if not one.is_fenced}
+    in_service = {
+        broker.broker_id: address(broker.host, broker.port) for broker in state.brokers if not broker.is_fenced
+    }
     offline = offline_replicas.offline_replicas(partitions.leaderless, in_service)
     findings += diagnosis.cluster_findings(state, partitions, offline, now_ms())
     try:
@@ -159,11 +161,13 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
                         "check the token of metrics.token.file and the certificate of metrics.listener",
                     )
                 )
-        acceptor_pid = next((one["pid"] for one in status["processes"] if one["name"] == "mqd-acceptor"), None)
+        acceptor_pid = next(
+            (process["pid"] for process in status["processes"] if process["name"] == "mqd-acceptor"), None
+        )
         findings += diagnosis.host_findings(host_facts(acceptor_pid))
     if is_running:
         findings += _cluster(settings)
-    return sorted(dict.fromkeys(findings), key=lambda one: one.harm)
+    return sorted(dict.fromkeys(findings), key=lambda finding: finding.harm)
 
 
 @click.command(short_help="List problems, the most harmful first, and how to fix them.")
@@ -185,10 +189,12 @@ def command(settings: Settings, data_dir: Path | None) -> int:
         data_dir = default_data_dir()
     findings = examine(settings, layout(data_dir).data_dir if data_dir is not None else None)
     if settings.json:
-        emit_json([{"harm": one.harm.name.lower(), "what": one.what, "cure": one.cure} for one in findings])
+        emit_json(
+            [{"harm": finding.harm.name.lower(), "what": finding.what, "cure": finding.cure} for finding in findings]
+        )
     else:
-        for number, one in enumerate(findings, 1):
-            click.echo(f"{number}. {TITLES[one.harm]}: {one.what}\n   {one.cure}")
+        for number, finding in enumerate(findings, 1):
+            click.echo(f"{number}. {TITLES[finding.harm]}: {finding.what}\n   {finding.cure}")
         if not findings:
             click.echo("nothing is wrong" if data_dir is not None else NOTHING_WRONG_IN_CLUSTER)
     return 1 if findings else 0

@@ -144,8 +144,8 @@ def command(ctx: click.Context, data_dir: Path | None, timeout_s: float, output_
         if not _wait_until_free(paths, pidfd, timeout_s):
             running_processes = f"pid {pid}" if pid else "its processes"
             raise CliError(
-                f"the broker in {paths.data_dir} ({running_processes}) has not ended within {timeout_s:g} s; see {paths.logs_dir},"
-                " or wait longer with --timeout"
+                f"the broker in {paths.data_dir} ({running_processes}) has not ended within {timeout_s:g} s; see"
+                f" {paths.logs_dir}, or wait longer with --timeout"
             )
     finally:
         if pidfd is not None:

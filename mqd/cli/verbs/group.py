@@ -283,7 +283,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
             try:
                 error = (
                     cluster.request_coordinator(
-                        GROUP, name, _DELETE_GROUPS, request, lambda found: found.results[0].error_code
+                        GROUP, name, _DELETE_GROUPS, request, lambda response: response.results[0].error_code
                     )
                     .results[0]
                     .error_code
@@ -353,10 +353,12 @@ def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: floa
                 f" (mqd group describe {name})"
             )
         members = {
-            one.member_id: frozenset((topic, index) for topic, held in (one.assignment or {}).items() for index in held)
-            for one in group.members
+            member.member_id: frozenset(
+                (topic, index) for topic, indexes in (member.assignment or {}).items() for index in indexes
+            )
+            for member in group.members
         }
-        committed = {partition: one.offset for partition, one in commits(cluster, name).items()}
+        committed = {partition: commit.offset for partition, commit in commits(cluster, name).items()}
         partitions = frozenset(committed).union(*members.values())
         cluster.topics({topic for topic, _ in partitions})
         sampled_at_s = time.monotonic()
@@ -402,8 +404,8 @@ def seek_refusal(group: "Group") -> str:
     )
     more = f" and {len(group.members) - 3} more" if len(group.members) > 3 else ""
     return (
-        f"group {group.group} has {_plural(len(group.members), 'member')} ({members_text}{more}), which would continue where"
-        " they are; stop them, wait until mqd group describe shows Empty, and seek again"
+        f"group {group.group} has {_plural(len(group.members), 'member')} ({members_text}{more}), which would continue"
+        " where they are; stop them, wait until mqd group describe shows Empty, and seek again"
     )
 
 
@@ -416,11 +418,16 @@ def seek_refusal(group: "Group") -> str:
 @options
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @click.argument("targets", nargs=-1, metavar="[TOPIC[:PARTITION]]...")
-@click.option("--to", "where", metavar="WHERE", help="Where the group continues.")
+@click.option("--to", "destination", metavar="WHERE", help="Where the group continues.")
 @click.option("--shift-by", type=int, metavar="N", help="That many offsets forward, or back if negative.")
 @click.option("--execute", is_flag=True, help="Commit the new offsets.  [default: only show them]")
 def seek(
-    settings: Settings, name: str, targets: tuple[str, ...], where: str | None, shift_by: int | None, execute: bool
+    settings: Settings,
+    name: str,
+    targets: tuple[str, ...],
+    destination: str | None,
+    shift_by: int | None,
+    execute: bool,
 ) -> None:
     """Move the committed offsets of GROUP, or the start offsets of a share group.
 
@@ -434,9 +441,9 @@ def seek(
     from mqd.cli.group_listing import describe as describe_group
     from mqd.cli.seeking import SPARK_PROGRESS_NOTE, alter, commit, parse_destination, plan
 
-    if (where is None) == (shift_by is None):
+    if (destination is None) == (shift_by is None):
         raise click.UsageError("give --to earliest|latest|TIME|OFFSET, or --shift-by N")
-    start = parse_destination(where, datetime.now().astimezone()) if where is not None else None
+    start = parse_destination(destination, datetime.now().astimezone()) if destination is not None else None
     requested = [parse_target(text) for text in targets]
     with Cluster(settings.bootstrap) as cluster:
         group = describe_group(cluster, name)

@@ -73,8 +73,8 @@ def _entity(
     return entity
 
 
-def _one_entity(**named: Any) -> Entity:
-    entity = _entity(**named)
+def _required_entity(**entity_options: Any) -> Entity:
+    entity = _entity(**entity_options)
     if not entity:
         raise click.UsageError(
             "name a client id, or give --user or --ip; --default, --default-user or --default-ip for all that have no"
@@ -104,11 +104,11 @@ def _short_text(entity: Entity) -> str:
 @command.command("list")
 @options
 @_entity_options
-def list_(settings: Settings, **named: Any) -> None:
+def list_(settings: Settings, **entity_options: Any) -> None:
     """Show the quotas that are set: all of them, or those of the client, user or address."""
     from mqd.cli import access
 
-    requested = _entity(**named)
+    requested = _entity(**entity_options)
     quotas_by_entity = access.quotas(settings, requested)
     if settings.json:
         emit_json(
@@ -158,12 +158,12 @@ def set_(
     changes: float | None,
     connections: int | None,
     dry_run: bool,
-    **named: Any,
+    **entity_options: Any,
 ) -> None:
     """Limit CLIENT, a user, a user's client or an address; other limits stay unchanged."""
     from mqd.cli import access
 
-    entity = _one_entity(**named)
+    entity = _required_entity(**entity_options)
     limits = dict(zip(access.QUOTA_KEYS.values(), (produce, fetch, requests, changes, connections), strict=True))
     requested: dict[str, float | None] = {key: float(value) for key, value in limits.items() if value is not None}
     if not requested:
@@ -190,12 +190,18 @@ def set_(
 @click.option("--changes", is_flag=True, help="Only the partitions that it may create and delete.")
 @click.option("--connections", is_flag=True, help="Only the connections that it may open.")
 def delete(
-    settings: Settings, produce: bool, fetch: bool, requests: bool, changes: bool, connections: bool, **named: Any
+    settings: Settings,
+    produce: bool,
+    fetch: bool,
+    requests: bool,
+    changes: bool,
+    connections: bool,
+    **entity_options: Any,
 ) -> None:
     """Remove the quotas of CLIENT, a user, a user's client or an address: all, or those named."""
     from mqd.cli import access
 
-    entity = _one_entity(**named)
+    entity = _required_entity(**entity_options)
     selected = dict(zip(access.QUOTA_KEYS.values(), (produce, fetch, requests, changes, connections), strict=True))
     keys = [key for key, is_selected in selected.items() if is_selected] or list(access.QUOTA_KEYS.values())
     removed = access.remove_quotas(settings, entity, keys)

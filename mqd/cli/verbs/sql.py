@@ -98,7 +98,7 @@ def command(
         spark.stop()
 
 
-def _lines(frame: DataFrame) -> DataFrame:
+def _as_json_rows(frame: DataFrame) -> DataFrame:
     """One column: the rows as JSON."""
     from pyspark.sql import functions as f
 
@@ -110,11 +110,11 @@ def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
     are more.
     """
     if as_json and max_rows is None:
-        for row in _lines(frame).toLocalIterator():
+        for row in _as_json_rows(frame).toLocalIterator():
             print_line(row[0])
         return 0
     row_limit = max_rows or _ROWS_MAX
-    rows = (_lines(frame) if as_json else frame).limit(row_limit + 1).collect()
+    rows = (_as_json_rows(frame) if as_json else frame).limit(row_limit + 1).collect()
     if as_json:
         for row in rows[:row_limit]:
             print_line(row[0])

@@ -73,7 +73,7 @@ class Sampler:
             for topic in topics
             for partition in topic.partitions
         }
-        cpu_s, lag_s = self._local()
+        cpu_s, lag_s = self._local_figures()
         from mqd.cli.group_listing import committed
 
         committed_offsets = committed(cluster)
@@ -84,7 +84,7 @@ class Sampler:
         }
         return Sample(sampled_at_s, cluster.addresses(), partitions, ends, groups, cpu_s)
 
-    def _local(self) -> tuple[dict[str, float], dict[str, dict[Partition, float]]]:
+    def _local_figures(self) -> tuple[dict[str, float], dict[str, dict[Partition, float]]]:
         """CPU seconds of this host's processes; lag in seconds, by group and partition."""
         if self._data_dir is None:
             return {}, {}

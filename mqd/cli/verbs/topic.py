@@ -435,8 +435,8 @@ class _RetirementOutput:
             )
         if records_left is not None:
             click.echo(
-                f"{records_left} record{'s' * (records_left != 1)} in them are deleted by retention; then the partitions are removed"
-                f" (mqd topic retire-partitions {state.topic} --status, or --wait)"
+                f"{records_left} record{'s' * (records_left != 1)} in them are left for retention to delete; then the"
+                f" partitions are removed (mqd topic retire-partitions {state.topic} --status, or --wait)"
             )
 
 

@@ -15,7 +15,7 @@ import pytest
 from mqd.cli import main as main_module
 from mqd.cli.common import EXIT_USAGE, CliError
 from mqd.cli.verbs import demo_spark
-from mqd.cli.verbs.demo_spark import draw, verdict
+from mqd.cli.verbs.demo_spark import compare_output, draw
 
 
 class Window(NamedTuple):
@@ -44,7 +44,7 @@ def report(rows: list[Window]) -> list[dict[str, Any]]:
 
 
 def failed(rows: list[Window], topic: list[dict[str, Any]]) -> set[str]:
-    return {check.name for check in verdict(FLIGHTS, rows, topic) if not check.passed}
+    return {check.name for check in compare_output(FLIGHTS, rows, topic) if not check.passed}
 
 
 def test_the_correct_outcome_passes() -> None:
