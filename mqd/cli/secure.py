@@ -102,13 +102,13 @@ def hosts_of(config: Mapping[str, str]) -> list[str]:
     from mqd.base.listeners import advertised_listeners, parse_listeners
 
     named = [listener.host for listener in (*parse_listeners(config), *advertised_listeners(config).values())]
-    own_names = [socket.gethostname(), socket.getfqdn(), *_own_addresses()]
-    hosts = ["localhost", "127.0.0.1", "::1", *(host for host in named if host not in _ANYWHERE), *own_names]
+    own_hosts = [socket.gethostname(), socket.getfqdn(), *_own_addresses()]
+    hosts = ["localhost", "127.0.0.1", "::1", *(host for host in named if host not in _ANYWHERE), *own_hosts]
     return list(dict.fromkeys(host for host in hosts if host))
 
 
 def _own_addresses() -> list[str]:
-    """The addresses that this host's name resolves to; none without a name server."""
+    """The addresses that this host's name resolves to; [] if the name cannot be resolved."""
     try:
         addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:

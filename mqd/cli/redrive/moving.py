@@ -166,7 +166,9 @@ class Redrive:
                 time.sleep(0.2)  # there is no notification
 
     def _positions_of(self, cluster: Cluster, group: str) -> dict[int, int]:
-        return {index: one.offset for (topic, index), one in commits(cluster, group).items() if topic == self.topic}
+        return {
+            index: commit.offset for (topic, index), commit in commits(cluster, group).items() if topic == self.topic
+        }
 
     def _fill_pending(self) -> None:
         """Waits until there are pending messages, or all partitions have been read to their ends."""

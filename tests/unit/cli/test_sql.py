@@ -53,7 +53,7 @@ def test_rows(
     shown: int,
     reported: str,
 ) -> None:
-    monkeypatch.setattr(sql, "_lines", lambda frame: frame)
+    monkeypatch.setattr(sql, "_as_json_rows", lambda frame: frame)
     assert sql._show(Frame(there), as_json, max_rows) == 0  # type: ignore[arg-type]
     out, error = capsys.readouterr()
     lines = [line.strip() for line in out.splitlines()]
