@@ -38,7 +38,7 @@ class BatchCall:
         while (
             not stage.entries
             and self.taken < self.count
-            and producer.held is None
+            and producer.hold_reason is None
             and producer.transactions.may_write(stage)
         ):
             room = producer.messages_max - producer.outstanding()

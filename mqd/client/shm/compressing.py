@@ -201,7 +201,7 @@ class Compressor:
         records.
         """
         producer = self._producer
-        while self._ready and producer.held is None and self._ready[0].refused is None:
+        while self._ready and producer.hold_reason is None and self._ready[0].refused is None:
             batch = self._ready[0]
             if batch.data is None:
                 batch.data = self._encode(batch)

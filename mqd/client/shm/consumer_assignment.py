@@ -106,7 +106,7 @@ class ConsumerAssignment:
         self._consumer._require_open()
         for partition in partitions:
             part = self._parts.get((partition.topic, partition.partition))
-            if part is not None:  # as in confluent_kafka: a rebalance may have taken it away meanwhile
+            if part is not None:  # as in confluent_kafka: a rebalance may have taken it away in the meantime
                 self._consumer._drop_chunk_of(part)
                 part.paused = True
 

@@ -63,11 +63,11 @@ class ConsumerConfig:
     """
 
     def __init__(self, settings: Settings) -> None:
-        given: dict[str, Any] = {}
+        configured: dict[str, Any] = {}
         topic = settings.rdkafka.get("default.topic.config") or {}
         for key, value in {**topic, **settings.rdkafka}.items():
-            given[_ALIASES.get(key, key)] = value
-        self.values = {key: convert_value(key, given.get(key), default) for key, default in _DEFAULTS.items()}
+            configured[_ALIASES.get(key, key)] = value
+        self.values = {key: convert_value(key, configured.get(key), default) for key, default in _DEFAULTS.items()}
         values = self.values
         if not values["group.id"]:
             raise ValueError("Failed to create consumer: group.id must be set")

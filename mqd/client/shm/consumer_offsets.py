@@ -178,7 +178,9 @@ class ConsumerOffsets:
             raise KafkaException(commit_error)
         return list(results)
 
-    def _offsets_to_commit(self, message: Message | None, given: list[TopicPartition] | None) -> dict[Key, Committed]:
+    def _offsets_to_commit(
+        self, message: Message | None, partitions: list[TopicPartition] | None
+    ) -> dict[Key, Committed]:
         """Returns the offsets to commit: none for a message from a topic that no longer exists."""
         if message is not None:
             if message.error() is not None:
@@ -187,19 +189,19 @@ class ConsumerOffsets:
             if self._is_of_deleted_topic(message):
                 return {}
             return {key: Committed(next_offset(message), _epoch(message.leader_epoch()), None, self._topic_id(key))}
-        if given is not None:
-            for partition in given:
+        if partitions is not None:
+            for partition in partitions:
                 if partition.offset < 0 and partition.offset not in (OFFSET_INVALID, OFFSET_STORED):
                     raise failure(
                         KafkaError._INVALID_ARG,
                         f"{partition.topic} [{partition.partition}]: offset {partition.offset} cannot be committed",
                     )
-            keys = [(partition.topic, partition.partition) for partition in given]
+            keys = [(partition.topic, partition.partition) for partition in partitions]
             return {
                 key: Committed(
                     partition.offset, _epoch(partition.leader_epoch), partition.metadata, self._topic_id(key)
                 )
-                for key, partition in zip(keys, given, strict=True)
+                for key, partition in zip(keys, partitions, strict=True)
                 if partition.offset >= 0
             }
         return self._with_unknown(
@@ -230,11 +232,11 @@ class ConsumerOffsets:
         if self.auto_store:
             raise failure(KafkaError._INVALID_ARG, "enable.auto.offset.store must be false for store_offsets")
         self._consumer.enter()
-        given = self._offsets_to_commit(message, offsets)
-        if message is not None and not given:
+        to_store = self._offsets_to_commit(message, offsets)
+        if message is not None and not to_store:
             raise KafkaException(_topic_gone_error(message))
-        missing = [f"{topic} [{index}]" for topic, index in given if (topic, index) not in self._parts]
-        for key, offset in given.items():
+        unassigned = [f"{topic} [{index}]" for topic, index in to_store if (topic, index) not in self._parts]
+        for key, offset in to_store.items():
             part = self._parts.get(key)
             if part is not None:
                 part.stored, part.stored_epoch, part.stored_metadata = (
@@ -242,11 +244,11 @@ class ConsumerOffsets:
                     offset.leader_epoch,
                     offset.metadata,
                 )
-        if given:
+        if to_store:
             self.schedule_commit()
-        # an error only if all are missing, as in confluent_kafka: a rebalance may have taken some away
-        if missing and len(missing) == len(given):
-            raise failure(KafkaError._STATE, f"not assigned: {', '.join(missing)}")
+        # an error only if all are unassigned, as in confluent_kafka: a rebalance may have taken some away
+        if unassigned and len(unassigned) == len(to_store):
+            raise failure(KafkaError._STATE, f"not assigned: {', '.join(unassigned)}")
 
     # -- requests to the broker --------------------------------------------------------------------
 
@@ -271,10 +273,10 @@ class ConsumerOffsets:
             if not codes & _RETRIABLE or time.monotonic() + RETRY_S >= deadline:
                 break
             self._consumer.wait_until(lambda: False, time.monotonic() + RETRY_S)
-        missing = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), Committed(-1)
+        unknown_partition = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), Committed(-1)
         results: list[TopicPartition] = []
         for topic, index in keys:
-            code, committed = outcomes.get((topic, index), missing)
+            code, committed = outcomes.get((topic, index), unknown_partition)
             results.append(
                 with_outcome(
                     topic,

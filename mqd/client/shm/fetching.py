@@ -198,7 +198,7 @@ class Fetcher:
             if part.reader is None and part.remote_replicas is not None:
                 part.reader = self._remote.open(part.topic, part.index, offset)
             elif part.reader is None:
-                with self._data.lock:  # so that `native` is not closed meanwhile
+                with self._data.lock:  # so that `native` is not closed while it is used
                     part.reader = self._open_reader(self._data.native, part, offset)
             else:
                 part.reader.seek(offset)

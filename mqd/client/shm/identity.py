@@ -36,7 +36,7 @@ class Identity:
         self._request_at = 0.0
         self._new_identity: tuple[int, int] | None = None
         if self._is_managed_here:
-            producer.held = HOLD_REASON
+            producer.hold_reason = HOLD_REASON
 
     def on_gap(self, error: KafkaError) -> None:
         """Handles the gap in the sequences that a batch leaves when it is given up."""

@@ -7,7 +7,7 @@ poll() and flush() call the callbacks (delivering.py).
 
 1. A record is in exactly one place: a stage, the C core, or an event. The records in all three are
    outstanding; queue.buffering.max.messages and the shared memory limit their number.
-2. Records of a stage are passed on in order, and only while `held` is None: none before the producer
+2. Records of a stage are passed on in order, and only while `hold_reason` is None: none before the producer
    has its identity, or while the identity is being replaced.
 3. User callbacks run in poll(), flush() and a produce_batch() that waits; never with the lock held,
    never in the background thread.
@@ -180,7 +180,7 @@ class ShmProducer(ProducerDriver):
             self.transactions.require_may_produce()  # after hand_over(), during which the transaction may fail
             room = self.messages_max - self.outstanding()
             staged_count = len(stage.entries)
-            if room <= 0 or (staged_count and stage.number >= 0 and self.held is None):
+            if room <= 0 or (staged_count and stage.number >= 0 and self.hold_reason is None):
                 raise BufferError("Local: Queue full")
             stage.limit = staged_count + min(room, STAGE_MAX)
 
@@ -228,11 +228,11 @@ class ShmProducer(ProducerDriver):
 
     def _carry_out(self, call: BatchCall, deadline: float) -> None:
         while not call.finished:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 break
             # at most 0.1 s, because a metadata request that becomes due does not end the wait
-            self.attachment.wait_for(lambda: call.step() or self.events, min(left, 0.1))
+            self.attachment.wait_for(lambda: call.step() or self.events, min(remaining_s, 0.1))
             if not call.finished and self.events:
                 self._serve()
         if call.error is not None:
@@ -273,17 +273,17 @@ class ShmProducer(ProducerDriver):
                 for stage in self.stages.values():
                     if stage.entries:
                         self._hand_over_if_due(stage, time.monotonic())
-                if self.held is None:
+                if self.hold_reason is None:
                     self._send(True)
             while True:
-                left = deadline - time.monotonic()
+                remaining_s = deadline - time.monotonic()
                 self.attachment.wait_for(
-                    lambda: self.events or not self.outstanding(), -1 if left == NEVER else max(left, 0)
+                    lambda: self.events or not self.outstanding(), -1 if remaining_s == NEVER else max(remaining_s, 0)
                 )
                 if self.events:
                     self._serve()
                 outstanding = len(self)
-                if not outstanding or left <= 0:
+                if not outstanding or remaining_s <= 0:
                     return outstanding
         finally:
             with self.attachment.lock:

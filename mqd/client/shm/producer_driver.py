@@ -44,7 +44,7 @@ class ProducerDriver:
         self.config = config = ProducerConfig(settings)
         self.events = Events()
         self.fatal: KafkaError | None = None
-        self.held: str | None = None  # the reason why stages are held
+        self.hold_reason: str | None = None  # the reason why stages are held; None: they are not
         self.stages: dict[str, Stage] = {}
         self.active: set[Stage] = set()
         self.topics: list[Stage] = []  # by number in the C core
@@ -107,7 +107,7 @@ class ProducerDriver:
 
     def hand_over(self, stage: Stage) -> None:
         """Passes on as much of a stage as possible. Lock held."""
-        while stage.entries and self.held is None and stage.number >= 0 and self.transactions.may_write(stage):
+        while stage.entries and self.hold_reason is None and stage.number >= 0 and self.transactions.may_write(stage):
             count = min(len(stage.entries), STAGE_MAX)
             chunk, taken = chunk_of(stage, count), TakenCount()
             try:
@@ -184,14 +184,14 @@ class ProducerDriver:
         for stage in list(self.active):
             due = min(due, self._hand_over_if_due(stage, now))
         self._turn_due = NEVER
-        if self.held is None and self.attachment.attached:
+        if self.hold_reason is None and self.attachment.attached:
             self._send(self._flush_count > 0)
             self._turn_due = self._next_send()
         return min(due, self._turn_due)
 
     def _hand_over_if_due(self, stage: Stage, now: float) -> float:
         """Returns when the stage is due next."""
-        if stage.entries and self.transactions.is_broken:  # the transaction failed meanwhile
+        if stage.entries and self.transactions.is_broken:  # the transaction has failed in the meantime
             self.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
         if stage.number < 0 and not self.resolve(stage):
             return self._on_unknown_topic(stage, now)
@@ -230,7 +230,7 @@ class ProducerDriver:
         sends the others in time. The driver is woken only if it would be late: callers that wait for
         room call this after each of its turns, and would otherwise always cause another one.
         """
-        if self.held is None and not self._closed:
+        if self.hold_reason is None and not self._closed:
             self._send(self._flush_count > 0 or self._linger_s == 0)
             due = self._next_send() if self.attachment.attached else NEVER
             if due < self._turn_due:
@@ -296,7 +296,7 @@ class ProducerDriver:
 
     def hold(self, reason: str | None) -> None:
         """Holds the stages for `reason`, or releases them (None)."""
-        self.held = reason
+        self.hold_reason = reason
         for stage in self.stages.values():
             stage.limit = 0 if reason is not None else len(stage.entries)
             if reason is None and stage.entries:

@@ -252,12 +252,12 @@ class PartitionReader:
         """
         parts: list[bytes] = []
         count = size = 0
-        kind: tuple[int, int] | None = None
+        joined_attributes: tuple[int, int] | None = None
         limit, batch_block = min(records_max, block.capacity), block
         while state.stop == ReadStop.COMPRESSED and count < limit and size < bytes_max:
             batch, payload = compressed_batch(batch_block, state)
-            batch_kind, record_count = (batch.leader_epoch, batch.timestamp_type), batch.record_count
-            if count and (batch_kind != kind or count + record_count > limit):
+            attributes, record_count = (batch.leader_epoch, batch.timestamp_type), batch.record_count
+            if count and (attributes != joined_attributes or count + record_count > limit):
                 break
             # compaction leaves batches without records
             data = self._decompress(state.codec, payload) if record_count else b""
@@ -273,15 +273,15 @@ class PartitionReader:
             if record_count > block.capacity:  # only possible for the first batch
                 block = self._pool.take(record_count)
             try:
-                taken = fill_from_records(block, count, batch.header, data, self._reader.position)
+                added_count = fill_from_records(block, count, batch.header, data, self._reader.position)
             except NativeError as error:
                 self._problem = Problem("corrupt", CORRUPT_MESSAGE, str(error.strerror))
                 break
             if size:
                 for column in (block.key_positions, block.value_positions, block.header_positions):
-                    column[count : count + taken] += size
+                    column[count : count + added_count] += size
             parts.append(data)
-            kind, count, size = batch_kind, count + taken, size + len(data)
+            joined_attributes, count, size = attributes, count + added_count, size + len(data)
             self._reader.skip()
             batch_block = self._probe
             try:

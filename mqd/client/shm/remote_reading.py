@@ -17,7 +17,7 @@ send their requests to this thread.
         partition's end after it, that end (transaction markers may lie between the two)
     V4  if the thread fails, every reader gets a problem, even one that is opened or seeks later, so
         that no caller waits without end
-Concurrency: readers by the consumer's thread; what both threads touch is guarded by `lock`.
+Concurrency: readers by the consumer's thread; `lock` guards the data that both threads use.
 """
 
 from __future__ import annotations
@@ -300,12 +300,12 @@ class RemoteRecords:
             _log.debug("reading from other hosts: %s", error.str())
 
     def _pause(self, consumer: Any) -> None:
-        full = [
+        full_readers = [
             reader
             for reader, _ in self._readers.values()
             if not reader.is_paused and len(reader.messages) >= AHEAD_RECORDS
         ]
-        for reader in full:
+        for reader in full_readers:
             reader.is_paused = True
             consumer.pause([confluent_kafka.TopicPartition(reader.topic, reader.partition)])
 

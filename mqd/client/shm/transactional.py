@@ -127,7 +127,7 @@ class Transactions:
         self._uses_version_2 = producer.attachment.api.transactions_v2
         self._ending_calls: set[object] = set()  # calls that are ending a transaction
         if self.enabled:
-            producer.held = State.UNINITIALIZED.value
+            producer.hold_reason = State.UNINITIALIZED.value
 
     # -- for the producer --------------------------------------------------------------------------
 

@@ -118,9 +118,9 @@ class TcpConsumer:
         self._note_taken_returned()
         deadline = time.monotonic() + timeout if timeout is not None and timeout >= 0 else float("inf")
         while not self._buffered:
-            left = deadline - time.monotonic()
-            self._fill(count, min(max(left, 0), SLICE_S))
-            if not self._buffered and (left <= 0 or self._interrupted):
+            remaining_s = deadline - time.monotonic()
+            self._fill(count, min(max(remaining_s, 0), SLICE_S))
+            if not self._buffered and (remaining_s <= 0 or self._interrupted):
                 self._interrupted = False
                 return []
         return self._take_buffered(count)
