@@ -75,15 +75,15 @@ class Reports:
         self._changes: dict[int, Change] = {}
         self._change_number = 0
         # partition -> leader epoch that ended with a worker
-        self._lost: dict[tuple[bytes, int], int] = {}
+        self._lost_leaderships: dict[tuple[bytes, int], int] = {}
         self._followed: dict[tuple[bytes, int], int] = {}  # partition that a dead worker followed -> its epoch
-        self._moved: dict[tuple[bytes, int], str] = {}  # partition -> its new log directory (id)
+        self._moved_replicas: dict[tuple[bytes, int], str] = {}  # partition -> its new log directory (id)
         # retired partition -> leader epoch in which its worker reported that it is empty
-        self._emptied: dict[tuple[bytes, int], int] = {}
+        self._emptied_partitions: dict[tuple[bytes, int], int] = {}
         # worker -> partitions it does not serve
-        self._failed: dict[int, tuple[tuple[bytes, int], ...]] = {}
+        self._failed_replicas: dict[int, tuple[tuple[bytes, int], ...]] = {}
         # worker -> directories to which it cannot write now
-        self._full: dict[int, frozenset[str]] = {}
+        self._full_directories: dict[int, frozenset[str]] = {}
         self._repeat_at_ms = 0
 
     @property
@@ -123,15 +123,15 @@ class Reports:
         self._proposals = {
             key: entry for key, entry in self._proposals.items() if self._is_pending(key, entry.proposal)
         }
-        self._lost = {key: epoch for key, epoch in self._lost.items() if is_led(key, epoch)}
+        self._lost_leaderships = {key: epoch for key, epoch in self._lost_leaderships.items() if is_led(key, epoch)}
         self._followed = {
             key: epoch
             for key, epoch in self._followed.items()
             if (partition := self._partition(key)) is not None and partition.partition_epoch == epoch
         }
-        self._emptied = {key: epoch for key, epoch in self._emptied.items() if is_led(key, epoch)}
-        self._moved = {
-            key: directory for key, directory in self._moved.items() if is_recorded_elsewhere(key, directory)
+        self._emptied_partitions = {key: epoch for key, epoch in self._emptied_partitions.items() if is_led(key, epoch)}
+        self._moved_replicas = {
+            key: directory for key, directory in self._moved_replicas.items() if is_recorded_elsewhere(key, directory)
         }
 
     def _is_pending(self, key: tuple[bytes, int], proposal: messages.ProposeInSync) -> bool:
@@ -150,7 +150,7 @@ class Reports:
         for key in event.partitions:
             partition = self._partition(key)
             if partition is not None and partition.leader == self.node_id:
-                self._lost[key] = partition.leader_epoch
+                self._lost_leaderships[key] = partition.leader_epoch
                 workers.add(self._owner(*key))
         self._followed.update(self._followed_by(workers))
         return self._repeat(now_ms)
@@ -176,18 +176,18 @@ class Reports:
         }
 
     def _on_replica_moved(self, event: ReplicaMoved, now_ms: int) -> list[Action]:
-        self._moved[(event.topic_id, event.index)] = event.directory
+        self._moved_replicas[(event.topic_id, event.index)] = event.directory
         return self._repeat(now_ms)
 
     def _on_replicas_failed(self, event: ReplicasFailed, now_ms: int) -> list[Action]:
-        self._failed[event.worker] = event.partitions
+        self._failed_replicas[event.worker] = event.partitions
         return self._repeat(now_ms)
 
     def _on_directories_full(self, event: DirectoriesFull, now_ms: int) -> list[Action]:
-        self._full.pop(event.worker, None)
+        self._full_directories.pop(event.worker, None)
         if not event.directories:
             return []
-        self._full[event.worker] = event.directories
+        self._full_directories[event.worker] = event.directories
         return self._repeat(now_ms)
 
     def _full_in_sync(self) -> list[tuple[bytes, int]]:
@@ -202,12 +202,12 @@ class Reports:
             if node in partition.in_sync_replicas
             and len(partition.in_sync_replicas) > state.min_in_sync(topic, partition)
             and partition.directories[partition.replicas.index(node)]
-            in self._full.get(self._owner(topic.topic_id, partition.index), ())
+            in self._full_directories.get(self._owner(topic.topic_id, partition.index), ())
         ]
 
     def _note_unusable_directories(self) -> None:
         """Records the partitions in unusable or missing directories, which no worker serves, as failed."""
-        self._failed.pop(NO_WORKER, None)
+        self._failed_replicas.pop(NO_WORKER, None)
         if self._registration is None:
             return
         usable = {entry.directory_id for entry in self._registration.directories if entry.usable}
@@ -217,7 +217,7 @@ class Reports:
             if node == self.node_id and count and name not in usable and (name or not usable)
         }
         if unusable:
-            self._failed[NO_WORKER] = tuple(
+            self._failed_replicas[NO_WORKER] = tuple(
                 (topic.topic_id, partition.index)
                 for topic in self._state.topics.values()
                 for partition in topic.partitions
@@ -228,7 +228,7 @@ class Reports:
         """The failed partitions in which this replica is still in sync or eligible, or which have no
         leader.
         """
-        failed = [key for keys in self._failed.values() for key in keys]
+        failed = [key for keys in self._failed_replicas.values() for key in keys]
         partitions = [(key, self._partition(key)) for key in failed]
         return [
             key
@@ -242,7 +242,7 @@ class Reports:
         ]
 
     def _on_partition_emptied(self, event: PartitionEmptied, now_ms: int) -> list[Action]:
-        self._emptied[(event.topic_id, event.index)] = event.leader_epoch
+        self._emptied_partitions[(event.topic_id, event.index)] = event.leader_epoch
         return self._repeat(now_ms)
 
     def _repeat(self, now_ms: int) -> list[Action]:
@@ -251,26 +251,29 @@ class Reports:
             return []
         self._repeat_at_ms = now_ms + self._options.heartbeat_ms // 2
         actions: list[Action] = []
-        if self._lost or self._followed:
-            lost = [(topic_id, index, epoch) for (topic_id, index), epoch in self._lost.items()]
+        if self._lost_leaderships or self._followed:
+            lost = [(topic_id, index, epoch) for (topic_id, index), epoch in self._lost_leaderships.items()]
             followed = [(topic_id, index, epoch) for (topic_id, index), epoch in self._followed.items()]
             actions += self._to_controller(peer.WorkersDied(self.node_id, self.broker_epoch, lost, followed))
-            if not self._lost:
-                # `_followed` is repeated only as long as `_lost` is: if the last message gets lost, the
-                # leaders detect the failure themselves
+            if not self._lost_leaderships:
+                # `_followed` is repeated only as long as `_lost_leaderships` is: if the last message gets
+                # lost, the leaders detect the failure themselves
                 self._followed.clear()
-        if self._emptied:
-            emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied.items()]
+        if self._emptied_partitions:
+            emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied_partitions.items()]
             actions += self._to_controller(peer.PartitionsEmptied(self.node_id, self.broker_epoch, emptied))
-            self._emptied = {
+            self._emptied_partitions = {
                 key: epoch
-                for key, epoch in self._emptied.items()
+                for key, epoch in self._emptied_partitions.items()
                 if (partition := self._partition(key)) is not None and partition.retiring != RETIRE_HIDDEN
             }
-        failed, full = self._failures_to_report() if self._failed else [], self._full_in_sync() if self._full else []
+        failed, full = (
+            self._failures_to_report() if self._failed_replicas else [],
+            self._full_in_sync() if self._full_directories else [],
+        )
         if failed or full:
             actions += self._to_controller(peer.ReplicasFailed(self.node_id, self.broker_epoch, failed, full))
-        for (topic_id, index), directory in self._moved.items():
+        for (topic_id, index), directory in self._moved_replicas.items():
             actions += self._to_controller(
                 peer.ReplicaPlaced(self.node_id, self.broker_epoch, topic_id, index, directory)
             )

@@ -104,18 +104,18 @@ class HostCore(TopicImages):
 
     def _on_started(self, event: Started, now_ms: int) -> list[Action]:
         self._state, self._version = event.state, event.state.version
-        self._alive, self._generations = set(event.alive), dict(event.alive)
+        self._live_workers, self._generations = set(event.live_workers), dict(event.live_workers)
         actions: list[Action] = []
-        lost: list[Partition] = []
-        used: set[int] = set()
+        lost_partitions: list[Partition] = []
+        used_slots: set[int] = set()
         seen_slots: dict[Partition, SlotSeen] = {}
         awaited: dict[int, dict[Partition, int]] = {}
         for seen in event.slots:
-            used.add(seen.slot)
+            used_slots.add(seen.slot)
             partition = (seen.topic_id, seen.index)
             state = self._partition_state(partition)
             if state is None or self.node_id not in state.replicas or partition in self._slots.used:
-                self._slots.retire(seen.slot, self._version, self._alive)
+                self._slots.retire(seen.slot, self._version, self._live_workers)
                 continue
             self._slots.adopt(partition, seen.slot)
             # the dead worker may have led in an epoch that this host's state has yet to reach
@@ -125,20 +125,20 @@ class HostCore(TopicImages):
                 if seen.stale:
                     awaited.setdefault(seen.owner, {})[partition] = seen.leader_epoch
             if seen.stale and state.leader == self.node_id:
-                lost.append(partition)
-        self._adopt_torn(event, used)
-        self._slots.end_adoption(used)
+                lost_partitions.append(partition)
+        self._adopt_torn(event, used_slots)
+        self._slots.end_adoption(used_slots)
         # A stale slot is unchanged until its new epoch is committed: if this controller dies before
         # that, the slot is the only evidence of the worker's death.
         with paused():
             for topic in event.state.topics.values():
                 actions += self._put_topic(topic, seen_slots)
         self._awaited_epochs = awaited
-        if lost:
-            actions.append(RaiseEpochs(tuple(lost)))
+        if lost_partitions:
+            actions.append(RaiseEpochs(tuple(lost_partitions)))
         return actions + self._free_retired() + self._release_held_workers() + self._maybe_report_applied()
 
-    def _adopt_torn(self, event: Started, used: set[int]) -> None:
+    def _adopt_torn(self, event: Started, used_slots: set[int]) -> None:
         """Assigns the torn slots, which the previous controller was writing, to partitions without a slot:
         first to those that workers may already know, which have the highest epochs. A torn slot for
         which no partition remains was being cleared and is unused.
@@ -149,9 +149,9 @@ class HostCore(TopicImages):
             for partition in topic.partitions
             if self.node_id in partition.replicas and (topic.topic_id, partition.index) not in self._slots.used
         ]
-        for slot, (_, topic_id, index) in zip(event.torn, sorted(without_slot)):
+        for slot, (_, topic_id, index) in zip(event.torn_slots, sorted(without_slot)):
             self._slots.adopt((topic_id, index), slot)
-            used.add(slot)
+            used_slots.add(slot)
 
     # -- metadata ----------------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class HostCore(TopicImages):
             ]:
                 actions += self._drop_subscriber(client)
             self._generations[index] = event.subscribe.generation
-            self._alive.add(index)
+            self._live_workers.add(index)
         subscriber = self._subscribers[event.client] = Subscriber(event.client, role, index)
         if role == "worker" and index in self._awaited_epochs:
             subscriber.held = True
@@ -340,20 +340,20 @@ class HostCore(TopicImages):
         return [*self._handle_worker_death(event.index), *self._maybe_report_applied()]
 
     def _handle_worker_death(self, index: int) -> list[Action]:
-        self._alive.discard(index)
+        self._live_workers.discard(index)
         actions: list[Action] = []
         for client in [
             other.client for other in self._subscribers.values() if other.role == "worker" and other.index == index
         ]:
             actions += self._drop_subscriber(client)
         self._slots.on_worker_death(index)
-        lost: list[Partition] = []
+        lost_partitions: list[Partition] = []
         awaited = self._awaited_epochs.pop(index, {})  # if the worker was still held: those of its predecessor
         for image in self._images.values():
             for partition in image.partitions:
                 key = (image.topic_id, partition.index)
                 if partition.owner == index and partition.leader == self.node_id:
-                    lost.append(key)
+                    lost_partitions.append(key)
                     awaited[key] = max(partition.leader_epoch, awaited.get(key, -1))
                 elif partition.owner == index and key not in awaited:  # the next worker can follow it immediately
                     actions.append(
@@ -368,8 +368,8 @@ class HostCore(TopicImages):
                     )
         if awaited:
             self._awaited_epochs[index] = awaited
-        if lost:
-            actions.append(RaiseEpochs(tuple(lost)))
+        if lost_partitions:
+            actions.append(RaiseEpochs(tuple(lost_partitions)))
         return actions + self._free_retired()
 
     def _release_held_workers(self) -> list[Action]:
@@ -416,7 +416,7 @@ class HostCore(TopicImages):
             for subscriber in self._subscribers.values()
             if subscriber.role == "worker"
         }
-        if not self._alive <= applied.keys():
+        if not self._live_workers <= applied.keys():
             return []
         version = min(applied.values(), default=self._version)
         if version <= self._applied_version:
@@ -427,10 +427,10 @@ class HostCore(TopicImages):
     # -- invariants --------------------------------------------------------------------------------
 
     def check(self) -> None:
-        self._slots.check(self._alive)
+        self._slots.check(self._live_workers)
         for subscriber in self._subscribers.values():
             assert subscriber.held == (subscriber.role == "worker" and subscriber.index in self._awaited_epochs), "H3"
-            assert subscriber.held or subscriber.role != "worker" or subscriber.index in self._alive, "H3"
+            assert subscriber.held or subscriber.role != "worker" or subscriber.index in self._live_workers, "H3"
         placed: set[Partition] = set()
         for name, image in self._images.items():
             assert image.name == name and [partition.index for partition in image.partitions] == list(

@@ -31,8 +31,8 @@ class Started(msgspec.Struct, frozen=True):
 
     state: MetadataState
     slots: tuple[SlotSeen, ...]
-    torn: tuple[int, ...]  # slots whose identity the predecessor was writing when it died
-    alive: dict[int, int]  # live workers, subscribed or not -> generation
+    torn_slots: tuple[int, ...]  # slots whose identity the predecessor was writing when it died
+    live_workers: dict[int, int]  # worker, subscribed or not -> generation
 
 
 class StateReplaced(msgspec.Struct, frozen=True):

@@ -58,7 +58,7 @@ class TopicImages(HostCommands):
         self._names: dict[bytes, str] = {}  # topic id -> name, of all images
         self._slots = Slots(slot_count)
         self._chosen_directories: dict[Partition, str] = {}  # log directories chosen but not recorded yet
-        self._alive: set[int] = set()
+        self._live_workers: set[int] = set()
         self._generations: dict[int, int] = {}
         # worker that died -> partition that it led, or may have led -> the leader epoch of its death
         self._awaited_epochs: dict[int, dict[Partition, int]] = {}
@@ -193,7 +193,7 @@ class TopicImages(HostCommands):
                 owner = owner_of(topic_id, partition.index, self._worker_count)
         else:
             # a new replica: its slot, if any, is that of an earlier replica, which was removed
-            self._slots.release(key, self._version, self._alive)
+            self._slots.release(key, self._version, self._live_workers)
             if key not in self._chosen_directories and self._log_dirs:
                 actions.append(ReportReplicaMoved(topic_id, partition.index, self._choose_directory(key)))
         return self._describe(partition, slot, owner, log_dir)
@@ -236,7 +236,7 @@ class TopicImages(HostCommands):
 
     def _give_up(self, key: Partition) -> int:
         self._chosen_directories.pop(key, None)
-        return self._slots.release(key, self._version, self._alive)
+        return self._slots.release(key, self._version, self._live_workers)
 
     def _remove(self, topic: TopicState) -> list[messages.Part]:
         for partition in topic.partitions:

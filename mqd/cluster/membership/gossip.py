@@ -101,7 +101,7 @@ class GossipCore:
         self.settings, self.rng = settings, rng
         self.counts: Counter[str] = Counter()  # datagrams by result
         self.own_time_ms = 0  # the clock minus `_stopped_ms`
-        self.quiet = False
+        self.quiet = False  # whether changes are not forwarded to other hosts
         self.health = Health(settings.health_max)
         self.own_load: Load | None = None
         self.seal = seal
@@ -156,7 +156,7 @@ class GossipCore:
 
     def is_for_this_host(self, ping: StreamPing) -> bool:
         """Whether a probe over TCP was sent to this host."""
-        return (ping.node_id, ping.directory_id) == self.membership.identity and not self.membership.left
+        return (ping.node_id, ping.directory_id) == self.membership.identity and not self.membership.has_left
 
     def state(self, wants_response: bool = True) -> State:
         """The state to send in a push-pull; its first entry is this host."""
@@ -245,7 +245,7 @@ class GossipCore:
         self.at_time(self.own_time_ms + wait_ms, run, argument)
 
     def at_time(self, when_ms: int, run: Callable[[Any], None], argument: Any = None) -> None:
-        if self.membership.left and run != self._on_gossip and run != self._on_left_done:
+        if self.membership.has_left and run != self._on_gossip and run != self._on_left_done:
             return
         self._timer_count += 1
         heapq.heappush(self._timers, (when_ms, self._timer_count, run, argument))
@@ -342,7 +342,7 @@ class GossipCore:
     def _on_gossip(self, _: object) -> None:
         self._gossiping = False
         self._gossip_round()
-        if (self._updates or self._urgent_rounds) and self.membership.living and not self.membership.left:
+        if (self._updates or self._urgent_rounds) and self.membership.living and not self.membership.has_left:
             self._gossiping = True
             self.after(self.settings.gossip_interval_ms, self._on_gossip)
 
@@ -361,7 +361,7 @@ class GossipCore:
             return
         membership = self.membership
         sender = (packet.node_id, packet.directory_id)
-        if packet.to_directory_id != membership.identity[1] or sender == membership.identity or membership.left:
+        if packet.to_directory_id != membership.identity[1] or sender == membership.identity or membership.has_left:
             self.counts["misaddressed"] += 1
             return
         if not self._window_of(sender).accept(life_of(packet.incarnation), packet.sequence):
@@ -439,7 +439,7 @@ class GossipCore:
     def _on_state(self, event: events.StateReceived) -> None:
         address = self._exchanges.pop(event.exchange_id, None) if event.exchange_id is not None else None
         state, membership = event.state, self.membership
-        if not state.entries or membership.left or (event.exchange_id is not None and address is None):
+        if not state.entries or membership.has_left or (event.exchange_id is not None and address is None):
             return
         sender = (state.entries[0].alive.node_id, state.entries[0].alive.directory_id)
         if address in self._seeds:
@@ -533,9 +533,9 @@ class GossipCore:
 
     def _on_leave(self) -> None:
         membership = self.membership
-        if membership.left:
+        if membership.has_left:
             return
-        membership.left = True
+        membership.has_left = True
         self._timers.clear()
         membership.own_update = encode_update(Left(*membership.identity, membership.incarnation))
         self.broadcast(membership.identity, membership.own_update)

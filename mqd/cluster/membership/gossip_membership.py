@@ -147,7 +147,7 @@ class Membership:
         self.living: list[Identity] = []  # alive or suspect, without this host
         self.suspect_count = 0
         self._identities_of_node: dict[int, list[Identity]] = {}
-        self.left = False
+        self.has_left = False
         self.own_update = encode_update(self.own_alive())
 
     # -- this host ---------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Membership:
         return True
 
     def _refute(self, incarnation: int) -> None:
-        if self.left or incarnation < self.incarnation:
+        if self.has_left or incarnation < self.incarnation:
             return
         if not self._raise_above(incarnation):
             self._core.counts["unrefutable"] += 1
@@ -425,7 +425,7 @@ class Membership:
 
     def entries(self) -> list[Entry]:
         """The entries of a state: this host first, then all members."""
-        own = Entry(self.own_alive(), LEFT if self.left else ALIVE, self.incarnation, self._core.own_load)
+        own = Entry(self.own_alive(), LEFT if self.has_left else ALIVE, self.incarnation, self._core.own_load)
         return [
             own,
             *(Entry(member.profile, member.state, member.incarnation, member.load) for member in self.members.values()),

@@ -117,8 +117,8 @@ class Broadcasts:
         self._levels[0][key] = data
         self._level_of[key] = 0
         if len(self._level_of) > self._count_max:
-            last = next(level for level in reversed(self._levels) if level)
-            self.drop(next(iter(last)))
+            most_sent = next(level for level in reversed(self._levels) if level)
+            self.drop(next(iter(most_sent)))
 
     def drop(self, key: Hashable) -> None:
         level = self._level_of.pop(key, None)

@@ -37,7 +37,7 @@ def seen(control: native.Control) -> SlotSeen:
 def test_assigned_slots_are_read_back(control: native.Control) -> None:
     assign(control, log_dir=4)
     assert seen(control) == SlotSeen(SLOT, TOPIC, 2, 3, 1, False, 4)
-    assert slots.read_slots(control, MetadataState()).alive == {
+    assert slots.read_slots(control, MetadataState()).live_workers == {
         0: control.endpoint_generation(0),
         1: control.endpoint_generation(1),
     }
