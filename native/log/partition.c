@@ -494,9 +494,9 @@ static int64_t at_least(int64_t value, int64_t least)
     return value < least ? least : value;
 }
 
-/* If the setting is new, only ids of records from now on are known; when a log is opened with the
- * setting, its ids are read from the log. If there is no memory for the ids, batches are refused
- * until the settings are applied again. */
+/* If dedup.window.ms is set while the log is open, only the ids of later records are known; when a
+ * log is opened with this setting, its ids are read from the log. If there is no memory for the
+ * ids, batches are refused until the settings are applied again. */
 static void set_dedup(struct mqd_partition *partition)
 {
     const struct mqd_log_options *options = &partition->options;

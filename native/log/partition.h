@@ -63,7 +63,7 @@ struct mqd_stage_result {
     /* records not written because earlier ones have the same ids (log/dedup/dedup.h). If there was
      * nothing else in the batch, base_offset is that of a record with such an id. */
     uint32_t left_out_count;
-    const char *message; /* with an error, if there is more to say; static */
+    const char *message; /* static; set with an error, if there is more to say */
     int64_t guard;       /* with MQD_STAGE_VERIFY: the guard that the verified sender must pass (never 0) */
 };
 
@@ -173,8 +173,8 @@ int mqd_partition_roll(struct mqd_partition *partition, int64_t now_ms);
 int mqd_partition_advance_start(struct mqd_partition *partition, int64_t offset);
 /* Compaction merged the segments from `first` to `last` (both inclusive) into one, named by
  * `first`: the others are removed from the list. All of them must be sealed and wholly below the
- * high watermark and the flushed end. Returns how many were removed; -1 MQD_E_STALE: not all of
- * them are in the list any more. In log/compaction/swap.c. */
+ * high watermark and the flushed end. Returns how many were removed; -1 MQD_E_STALE: some of them
+ * are no longer in the list. In log/compaction/swap.c. */
 int mqd_partition_replace_segments(struct mqd_partition *partition, int64_t first, int64_t last);
 /* Returns how many segments mqd_partition_replace_segments would remove; -1 MQD_E_STALE. */
 int mqd_partition_count_replaceable(const struct mqd_partition *partition, int64_t first, int64_t last);

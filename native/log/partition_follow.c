@@ -15,7 +15,7 @@
 #define CRC_FROM 21 /* the CRC covers the batch from its attributes on */
 #define ATTRIBUTE_CONTROL 0x20
 
-static int refuse(struct mqd_follow *out, int error, const char *reason)
+static int refuse(struct mqd_follow_result *out, int error, const char *reason)
 {
     out->reason = reason;
     return error;
@@ -26,7 +26,7 @@ static int refuse(struct mqd_follow *out, int error, const char *reason)
  * are possible, because the log may have been compacted under another policy; but compaction leaves
  * gaps only below the high watermark. */
 static int check_continues(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t gaps_below,
-                           struct mqd_follow *out)
+                           struct mqd_follow_result *out)
 {
     int64_t end = partition->staged_end_offset;
     if (batch->base_offset == end)
@@ -52,7 +52,8 @@ static int check_continues(struct mqd_partition *partition, const struct mqd_bat
 
 /* Decodes and checks the batch at the beginning of `bytes`. Returns 1; 0 if only the beginning of
  * the batch is there; or -1, with out->reason, if it is invalid. */
-static int decode_batch(const uint8_t *bytes, uint64_t size_bytes, struct mqd_batch *batch, struct mqd_follow *out)
+static int decode_batch(const uint8_t *bytes, uint64_t size_bytes, struct mqd_batch *batch,
+                        struct mqd_follow_result *out)
 {
     if (size_bytes < MQD_BATCH_HEADER_BYTES)
         return 0;
@@ -66,7 +67,7 @@ static int decode_batch(const uint8_t *bytes, uint64_t size_bytes, struct mqd_ba
 }
 
 static int stage(struct mqd_partition *partition, const struct mqd_batch *batch, const uint8_t *bytes, int64_t now_ms,
-                 struct mqd_follow *out)
+                 struct mqd_follow_result *out)
 {
     struct mqd_marker parsed, *marker = NULL;
     int64_t end = partition->staged_end_offset;
@@ -103,12 +104,12 @@ static int stage(struct mqd_partition *partition, const struct mqd_batch *batch,
 }
 
 int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, uint64_t size_bytes,
-                         int32_t leader_epoch, int64_t gaps_below, int64_t now_ms, struct mqd_follow *out)
+                         int32_t leader_epoch, int64_t gaps_below, int64_t now_ms, struct mqd_follow_result *out)
 {
     struct mqd_batch batch;
     int error = partition->fenced ? MQD_FOLLOW_FAILED : MQD_FOLLOW_OK;
-    *out = (struct mqd_follow){.next_offset = partition->staged_end_offset,
-                               .reason = error ? "the partition is fenced after an earlier failure" : NULL};
+    *out = (struct mqd_follow_result){.next_offset = partition->staged_end_offset,
+                                      .reason = error ? "the partition is fenced after an earlier failure" : NULL};
     while (error == MQD_FOLLOW_OK && out->taken_bytes < size_bytes) {
         int complete = decode_batch(bytes + out->taken_bytes, size_bytes - out->taken_bytes, &batch, out);
         if (complete == 0)

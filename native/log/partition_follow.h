@@ -3,10 +3,9 @@
  *
  * Invariants
  *   F1  appended bytes are exactly what the leader sent: offsets and epochs are kept, every CRC is
- *       checked, and a batch begins where the log ends (or after a gap only where a compaction may
- *       have left one: below the leader's high watermark, or where the topic's policy or the log
- *       itself allows gaps). The first batch that violates this, and everything after it, is not
- *       taken.
+ *       checked, and each batch begins where the log ends, or after a gap that compaction may have
+ *       left (below the leader's high watermark, or where the topic's policy or the log itself
+ *       allows gaps). The first batch that violates this, and everything after it, is not appended.
  *   F2  producers, transactions, aborted transactions and leader epochs are as if every batch below
  *       log end had been appended here.
  *   F3  a truncation deletes segments from the end, then truncates the last one; epochs and
@@ -31,14 +30,14 @@
 /* ---- the high watermark of a replicated partition ---- */
 
 /* Makes the partition replicated (or not): a replicated partition's high watermark does not follow
- * durable or log end by itself. When it becomes replicated, the high watermark stays unchanged.
- * A partition that is opened as replicated starts with the high watermark in struct
+ * durable_offset or log end by itself. When it becomes replicated, the high watermark stays
+ * unchanged. A partition that is opened as replicated starts with the high watermark in struct
  * mqd_recovery. */
 void mqd_partition_set_replicated(struct mqd_partition *partition, bool replicated);
 bool mqd_partition_replicated(const struct mqd_partition *partition);
 /* Raises the high watermark to `offset`, at most to log end; never lowers it. An offset inside a
- * batch counts as its beginning. Returns whether it moved. Transactions whose markers are below it
- * become decided. */
+ * batch is treated as its base offset. Returns whether it moved. Transactions whose markers are
+ * below it become decided. */
 bool mqd_partition_raise_high_watermark(struct mqd_partition *partition, int64_t offset);
 
 /* ---- appending ---- */
@@ -53,10 +52,10 @@ enum mqd_follow_error {
     /* ... begins below the end of an empty log and extends beyond it (the leader's log start is
      * inside it): restart the log with the batch's base offset (next_offset) */
     MQD_FOLLOW_BEFORE,
-    MQD_FOLLOW_EPOCH, /* ... has a higher epoch than the leader's */
+    MQD_FOLLOW_EPOCH, /* ... has a negative epoch, or a higher one than the leader */
     MQD_FOLLOW_FAILED /* the partition is fenced, or out of memory */
 };
-struct mqd_follow {
+struct mqd_follow_result {
     uint64_t taken_bytes; /* size of the whole batches at the beginning of `bytes` that were staged */
     uint32_t batch_count;
     uint64_t record_count;
@@ -69,7 +68,7 @@ struct mqd_follow {
  * compaction leaves no gaps there. -1: no gaps at all. now_ms: wall clock. Returns enum
  * mqd_follow_error; always fills in *out. */
 int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, uint64_t size_bytes,
-                         int32_t leader_epoch, int64_t gaps_below, int64_t now_ms, struct mqd_follow *out);
+                         int32_t leader_epoch, int64_t gaps_below, int64_t now_ms, struct mqd_follow_result *out);
 
 /* ---- epochs ---- */
 

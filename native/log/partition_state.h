@@ -54,7 +54,7 @@ struct mqd_marks {
 struct mqd_staged {
     uint8_t *bytes;
     uint8_t header[MQD_BATCH_HEADER_BYTES];
-    uint8_t header_bytes;   /* bytes of `header` that replace the first ones of `bytes`; 0 = patched in place */
+    uint8_t header_bytes;   /* size of `header`, which replaces the first bytes of `bytes`; 0 = patched in place */
     struct mqd_batch batch; /* as it will be in the log */
     uint8_t *rewritten;     /* malloc'd; the same as `bytes` if the broker left records out, otherwise NULL */
     struct mqd_producer_undo undo;
@@ -128,7 +128,7 @@ struct mqd_partition {
     bool preallocating, preallocate_refused; /* refused: the file system does not support it */
     int preallocate_fd;                      /* a duplicate descriptor, so that it survives a roll */
     int64_t preallocate_base, preallocate_end, preallocate_step;
-    int64_t preallocated_ms;        /* when the last preallocation began */
+    int64_t preallocation_begun_ms; /* when the last preallocation began */
     int64_t preallocate_not_before; /* a value of written_bytes; set after a full disk */
 
     struct mqd_dedup *dedup;         /* NULL: the topic has no dedup.window.ms */
@@ -146,8 +146,8 @@ struct mqd_partition {
     bool epochs_unwritten; /* the epoch checkpoint is out of date */
 };
 
-/* Holds whenever no write is under way; every function that changes a partition ends with this
- * check. */
+/* Checks what holds whenever no write is under way; every function that changes a partition ends
+ * with this check. */
 static inline void mqd_partition_check(const struct mqd_partition *partition)
 {
     MQD_ASSERT(partition->segment_count > 0 &&

@@ -184,7 +184,8 @@ static bool preallocation_due(const struct mqd_partition *partition)
 static int64_t next_step(const struct mqd_partition *partition)
 {
     const struct mqd_log_options *options = &partition->options;
-    int64_t step = partition->preallocate_step, elapsed_ms = partition->last_write_ms - partition->preallocated_ms;
+    int64_t step = partition->preallocate_step,
+            elapsed_ms = partition->last_write_ms - partition->preallocation_begun_ms;
     if (step == 0)
         step = options->preallocate_bytes_min;
     else if (elapsed_ms < PREALLOCATE_FAST_MS)
@@ -217,13 +218,13 @@ bool mqd_partition_preallocate_begin(struct mqd_partition *partition, struct mqd
     partition->preallocate_base = active->base_offset;
     partition->preallocate_end = end;
     partition->preallocate_step = step;
-    partition->preallocated_ms = partition->last_write_ms;
+    partition->preallocation_begun_ms = partition->last_write_ms;
     *out = (struct mqd_preallocation){fd, active->allocated_bytes, end - active->allocated_bytes};
     return true;
 }
 
-/* A segment sealed meanwhile releases its blocks here. A failure costs only speed: the next write
- * allocates blocks itself. */
+/* If the segment has been sealed in the meantime, its reserved blocks are released here. A failure
+ * costs only speed: the next write allocates blocks itself. */
 void mqd_partition_preallocate_done(struct mqd_partition *partition, int error)
 {
     if (!partition->preallocating)

@@ -1,5 +1,5 @@
-/* Writing the staged batches, rolling, and undoing both when the disk refuses; see log/partition.h,
- * invariant P2.
+/* Writing the staged batches, rolling, and undoing both when the disk refuses a write; see
+ * log/partition.h, invariant P2.
  *
  * mqd_partition_write, in order:
  *   1  the new leader epoch, if any, into its checkpoint
@@ -248,8 +248,8 @@ static int write_all(struct mqd_partition *partition, struct iovec *iov, int cou
 
 /* The iovecs of one write. An iovec costs the kernel about half a microsecond, more than copying a
  * small batch, so neighbouring batches of up to GATHER_BATCH_BYTES are joined in a buffer on the
- * stack while it has room. Batches that are contiguous in memory as in the file (a follower's)
- * share one iovec without copying. */
+ * stack while it has room. Batches that are contiguous in memory, as they are in the file (a
+ * follower's), share one iovec without copying. */
 struct gather {
     struct iovec iov[2 * MQD_STAGE_COUNT_MAX];
     int count;

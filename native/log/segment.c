@@ -196,8 +196,8 @@ static int scan_walk(struct mqd_walk *walk, struct mqd_scan_result *out)
 {
     struct mqd_batch batch;
     int64_t position;
-    int more;
-    while ((more = mqd_walk_next(walk, &batch, &position)) == 1) {
+    int walk_result;
+    while ((walk_result = mqd_walk_next(walk, &batch, &position)) == 1) {
         out->batch_count++;
         out->record_count += batch.record_count;
         if (batch.max_timestamp_ms > out->max_timestamp_ms)
@@ -207,7 +207,7 @@ static int scan_walk(struct mqd_walk *walk, struct mqd_scan_result *out)
     out->valid_bytes = walk->position;
     out->next_offset = walk->next_offset;
     out->reason = walk->reason;
-    return more;
+    return walk_result;
 }
 
 int mqd_segment_scan(const char *log_path, int64_t base_offset, int64_t from_position, int check_crc,

@@ -8,8 +8,8 @@
  * fails; an all-zero tail fails at its first byte (batch length 0).
  *
  * Memory: one buffer, at most MQD_WALK_BUFFER_BYTES; larger batches are checksummed in pieces.
- * Reads with pread only: an I/O error is a return value, never SIGBUS. Concurrency: none; several
- * walks of one file may run in parallel.
+ * Reads with pread only: an I/O error is a return value, never SIGBUS. Concurrency: a walk
+ * belongs to one thread; several walks of one file may run in parallel.
  */
 #ifndef MQD_SEGMENT_H
 #define MQD_SEGMENT_H

@@ -24,7 +24,7 @@
  *       last_offset + 1.
  *   X2  an entry is in the file before the last stable offset passes its transaction (so that
  *       readers in other processes find it), and on disk before durable_offset passes its marker.
- *       Entries that a crash leaves beyond that are truncated and rebuilt from the log
+ *       Entries that a crash leaves beyond durable_offset are truncated and rebuilt from the log
  *       (log/recovery/replay.c).
  *   X3  the checksum of an entry is in .txnsum before the last stable offset passes its
  *       transaction. It is not flushed with the log: where it is missing or wrong, recovery
@@ -60,8 +60,8 @@ void mqd_aborted_encode(uint8_t *at, const struct mqd_aborted *entry);
 /* The checksum of an encoded entry. previous: that of the entry before it; 0 for the first. */
 uint32_t mqd_txn_index_checksum(uint32_t previous, int64_t segment_base, const uint8_t *entry);
 
-/* Appends all entries or none. 0; -1 with errno: the file is unchanged (for EIO and other errors
- * the caller fences). */
+/* Appends all entries or none. Returns 0, or -1 with errno: the file is unchanged (for EIO and
+ * other errors the caller fences the partition). */
 int mqd_txn_index_append(struct mqd_txn_index *index, const char *directory, int64_t segment_base,
                          const struct mqd_aborted *entries, uint32_t count);
 /* Truncates the file to the size in `index`, and the checksums to match. */

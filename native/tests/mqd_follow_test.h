@@ -98,7 +98,7 @@ static void follow_up_to(struct mqd_partition *partition, const struct leader *l
     while (at < end) {
         uint32_t piece = 1 + (uint32_t)(test_random(&seed) % 6000);
         bool rolled;
-        struct mqd_follow follow;
+        struct mqd_follow_result follow;
         uint64_t size_bytes = piece < end - at ? piece : end - at;
         uint8_t *copy = malloc(size_bytes); /* exactly as long, so that overruns are detected */
         memcpy(copy, leader->bytes + at, size_bytes);

@@ -13,9 +13,9 @@
  *   F1  every range begins and ends at a batch boundary at or below the segment's limit. (An end
  *       taken from an index entry is not verified; if it is wrong, the client gets a truncated last
  *       batch, which it drops, and the cursor does not match the client's next offset.)
- *   F2  for the beginning of a lookup the index is a hint: an entry that does not name a batch
- *       with its offset is skipped, and the previous one, or finally the segment's beginning, is
- *       used.
+ *   F2  for the beginning of a lookup the index is a hint: an entry that does not point to a batch
+ *       with its offset is skipped, and the previous entry or, failing that, the segment's
+ *       beginning is used.
  */
 #include <endian.h>
 #include <errno.h>
@@ -257,7 +257,7 @@ static int16_t limit_of(struct mqd_reader_slot *slot, const struct mqd_positions
     return 0;
 }
 
-/* Whether the entry names a batch with its own offset. */
+/* Whether the entry points to a batch with the entry's offset. */
 static bool entry_is_exact(struct mqd_reader *reader, struct mqd_segment_ref *segment, struct entry entry,
                            uint32_t limit)
 {
@@ -361,7 +361,7 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
 /* ---- range ---- */
 
 /* Used when the index has no boundary within `requested_limit`: walks to the last batch boundary
- * there; with min_one_batch, to the end of the first batch at least. */
+ * there; with min_one_batch, at least to the end of the first batch. */
 static int16_t walk_range(struct mqd_reader *reader, const struct location *location, uint64_t requested_limit,
                           bool min_one_batch, struct mqd_cursor *end)
 {

@@ -67,10 +67,10 @@ uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot, co
  * The boundary is cached, so repeated calls are free. Returns codes like mqd_reader_find. */
 int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segments_generation, int64_t end_offset,
                          struct mqd_positions *positions);
-/* While compaction puts new files in the place of old ones, a .txnindex may be of another version
- * than the .log that was found: aborted records would be returned, or committed ones left out,
- * because the marker that an old entry refers to no longer exists. True while that is possible; the
- * directory is listed again at the next lookup. */
+/* While compaction replaces files, a .txnindex may not match the .log that was found: aborted
+ * records would be returned, or committed ones left out, because the marker that an old entry
+ * refers to no longer exists. Returns true while this is possible; the directory is listed again at
+ * the next lookup. */
 bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot);
 /* Finds the aborted transactions that overlap [from_offset, to_offset), in order of first_offset.
  * Pass the published `positions`, not those that mqd_reader_bound has limited: a transaction's
@@ -102,7 +102,7 @@ uint64_t mqd_segment_ref_serial(const struct mqd_segment_ref *segment);
 void mqd_range_move_cursor(const struct mqd_range *range, uint32_t position, int64_t offset, struct mqd_cursor *cursor);
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range);
 /* log/reader/page_cache.c: whether all pages of the range are in the page cache. Returns 1; or 0 if
- * they are not or if it is unknown, so that sending the range may wait for the disk. */
+ * they are not, or if this is unknown: sending the range may then wait for the disk. */
 int mqd_range_cached(const struct mqd_range *range);
 /* A cheaper check, made before mqd_range_cached: whether the range was written after this reader
  * first used the partition, and little has been written since. Older data may be cold even near the

@@ -57,8 +57,8 @@ static int note_name(struct mqd_listing *listing, const char *directory, const c
     return 0;
 }
 
-/* Deletes a segment's file whose .log is missing: an interrupted deletion may have removed the .log
- * first. */
+/* Deletes a file of a segment whose .log is missing: an interrupted deletion may have removed the
+ * .log first. */
 static int delete_orphan(const struct mqd_listing *listing, const char *directory, const char *name)
 {
     int64_t offset = -1;

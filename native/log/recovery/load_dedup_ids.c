@@ -59,11 +59,11 @@ static int walk_batches(struct loader *loader, struct mqd_walk *walk)
     struct mqd_batch batch;
     int64_t position;
     for (;;) {
-        int more = mqd_walk_next(walk, &batch, &position);
-        if (more == 0 && walk->reason)
-            more = mqd_walk_resync(walk) == 1 ? mqd_walk_next(walk, &batch, &position) : 0;
-        if (more <= 0)
-            return more;
+        int walk_result = mqd_walk_next(walk, &batch, &position);
+        if (walk_result == 0 && walk->reason)
+            walk_result = mqd_walk_resync(walk) == 1 ? mqd_walk_next(walk, &batch, &position) : 0;
+        if (walk_result <= 0)
+            return walk_result;
         if (load_batch(loader, &batch, walk->fd, position) < 0)
             return -1;
     }

@@ -1,7 +1,7 @@
 /* mqd_partition_open: finds the segments and the log's end, and ensures that everything is on disk.
  * Rules: log/recovery/recovery.h.
  *
- * Segments are handled in order. Those below the trusted boundary only get their index completed;
+ * Segments are handled in order. For those below the trusted boundary, only the index is completed;
  * the segment with the boundary, and in checked mode all later ones, are walked. The first segment
  * that does not end soundly becomes the active one, truncated; later ones are deleted.
  */

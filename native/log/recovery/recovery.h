@@ -61,7 +61,7 @@ int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listin
                         int64_t decided_below, int64_t now_ms);
 
 /* Finds where a walk over a segment must begin so that it reaches every batch at or above `offset`:
- * an index entry that names a batch, or the segment's beginning. */
+ * an index entry that points to a batch, or the segment's beginning. */
 struct mqd_index_entry mqd_recovery_walk_start(int fd, const char *directory, int64_t base_offset, int64_t offset,
                                                int64_t size_bytes);
 

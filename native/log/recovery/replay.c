@@ -221,18 +221,18 @@ static int replay_walk(struct replay *replay, struct mqd_walk *walk)
     struct mqd_batch batch;
     int64_t position = -1, last_offset = walk->next_offset;
     for (;;) {
-        int more = mqd_walk_next(walk, &batch, &position);
-        if (more == 0 && walk->reason) {
+        int walk_result = mqd_walk_next(walk, &batch, &position);
+        if (walk_result == 0 && walk->reason) {
             if (position >= 0) {
                 walk->position = position;
                 walk->next_offset = last_offset;
             }
-            more = mqd_walk_resync(walk);
-            if (more == 1)
-                more = mqd_walk_next(walk, &batch, &position);
+            walk_result = mqd_walk_resync(walk);
+            if (walk_result == 1)
+                walk_result = mqd_walk_next(walk, &batch, &position);
         }
-        if (more <= 0)
-            return more;
+        if (walk_result <= 0)
+            return walk_result;
         last_offset = batch.base_offset;
         if (replay_batch(replay, &batch, walk->fd, position) < 0)
             return -1;
@@ -398,7 +398,7 @@ static int rebuild_segment(struct replay *replay, uint32_t i)
 }
 
 /* Rebuilds the .txnindex files that fail verification. The walk begins at the snapshot below the
- * first of their segments, so that it meets the beginning of every transaction, and ends with the
+ * first of their segments, so that it sees the beginning of every transaction, and ends with the
  * last of these segments. The producer state of this walk is discarded. */
 static int rebuild_unverified(struct replay *replay, const struct mqd_listing *listing)
 {

@@ -1,4 +1,4 @@
-/* Walking one segment at start; see log/recovery/tail.h. */
+/* Walks one segment when a log is opened; see log/recovery/tail.h. */
 #include "log/recovery/tail.h"
 
 #include <fcntl.h>
@@ -123,23 +123,23 @@ static int tail_walk_from(struct recovery *recovery, struct tail *tail, struct m
     struct held_batch held = {.present = false};
     int64_t position;
     for (;;) {
-        int more = mqd_walk_next(walk, &batch, &position);
-        if (more < 0 || (more == 0 && check_held(walk, &held, trusted_below) < 0))
+        int walk_result = mqd_walk_next(walk, &batch, &position);
+        if (walk_result < 0 || (walk_result == 0 && check_held(walk, &held, trusted_below) < 0))
             return -1;
         if (held.present && add_batch(recovery, tail, &held.batch, held.position) < 0)
             return -1;
         held.present = false;
-        if (more == 0 && (more = handle_walk_end(recovery, tail, walk, trusted_below)) == 1)
+        if (walk_result == 0 && (walk_result = handle_walk_end(recovery, tail, walk, trusted_below)) == 1)
             continue;
-        if (more <= 0)
-            return more;
+        if (walk_result <= 0)
+            return walk_result;
         if (mqd_batch_end_offset(&batch) > cut_offset)
             return 0;
         held = (struct held_batch){batch, position, true};
     }
 }
 
-/* Begins at an index entry that names a real batch, otherwise at the segment's beginning. */
+/* Begins at an index entry that points to a real batch, otherwise at the segment's beginning. */
 static int begin_walk(struct tail *tail, struct mqd_walk *walk, struct mqd_index_entry *start, int64_t crc_from_offset)
 {
     struct mqd_batch batch;
@@ -167,7 +167,7 @@ int mqd_tail_walk(struct recovery *recovery, struct tail *tail, struct bounds bo
     struct mqd_index_entry start;
     struct mqd_walk walk;
     if (mqd_index_load(&tail->index, recovery->partition->path, tail->base_offset, tail->file_bytes, bounds.index_end,
-                       bounds.intact, &start) < 0 ||
+                       bounds.indexes_intact, &start) < 0 ||
         begin_walk(tail, &walk, &start, bounds.crc_from_offset) < 0)
         return -1;
     walk.gaps_allowed = recovery->partition->has_gaps;

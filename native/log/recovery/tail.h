@@ -16,7 +16,7 @@ struct recovery {
     struct mqd_listing listing;
     enum mode mode;
     int64_t cut_offset; /* the log is truncated to this offset; INT64_MAX = it is not */
-    /* an open log is being truncated: data below cut_offset were in use, so they are not checked
+    /* an open log is being truncated: the data below cut_offset was in use, so it is not checked
      * again */
     bool cutting;
     bool read_only; /* the file system is read-only: nothing is repaired, and the partition is opened fenced */
@@ -43,7 +43,7 @@ struct bounds {
     int64_t trusted_below;   /* damage below it does not end the log */
     int64_t index_end;       /* index entries below it are trusted */
     int64_t cut_offset;      /* like that of struct recovery */
-    bool intact;             /* the index files cannot have lost their last entries in a power failure */
+    bool indexes_intact;     /* the index files cannot have lost their last entries in a power failure */
 };
 
 /* A full or read-only disk that refuses an index write is no reason to refuse to open the

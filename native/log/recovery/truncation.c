@@ -49,9 +49,10 @@ static int read_mark(const char *directory, const char *name, int64_t *cut_offse
     char *end = text, *after = NULL;
     long long cut = strtoll(text, &end, 10), start = strtoll(end, &after, 10);
     if (got == 0 || text[got - 1] != '\n' || end == text)
-        return mqd_error_set(
-            MQD_E_CORRUPT,
-            "%s has no truncation offset; delete the partition's directory, and this replica is copied again", path);
+        return mqd_error_set(MQD_E_CORRUPT,
+                             "%s has no truncation offset; delete the partition's directory: its records are then "
+                             "copied from the leader again",
+                             path);
     *cut_offset = cut;
     *start_offset = after == end ? -1 : start; /* an older mark has none */
     return 1;
@@ -233,7 +234,8 @@ int mqd_partition_restart_at(struct mqd_partition *partition, int64_t offset, in
         return mqd_error_set(EIO, "%s: fenced after an earlier failure", partition->path);
     if (cut(partition, 0, batch_offset, now_ms, out) < 0)
         return -1;
-    /* The segment is named by the batch's base offset; records below `offset` do not count. */
+    /* The segment is named by the batch's base offset; records below `offset` are not part of the
+     * log. */
     partition->log_start_offset = partition->log_end_offset = partition->staged_end_offset = out->log_end_offset =
         offset;
     partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);

@@ -29,7 +29,7 @@ struct piece {
     uint32_t number;           /* index in the file */
     uint32_t begin, last, end; /* positions of its first and its last batch, and of the last batch's end */
     int64_t first_offset, next_offset;
-    bool has_empty;
+    bool has_empty; /* as in struct mqd_filtered */
     uint8_t empty[MQD_BATCH_HEADER_BYTES];
     uint8_t last_header[MQD_BATCH_HEADER_BYTES];
     uint32_t size_bytes;
@@ -149,8 +149,8 @@ static uint64_t room_left(const struct mqd_view_read *read)
                                                                : 0;
 }
 
-/* Appends the selected batches of a piece. 1: all batches; 0: as many as there was room for;
- * negative: an error. */
+/* Appends the selected batches of a piece. Returns 1 if there was room for all of them, 0 if not,
+ * or a negative Kafka error code. */
 static int take_piece(struct mqd_view_read *read, const struct piece *piece)
 {
     struct mqd_filtered *out = &read->selection;

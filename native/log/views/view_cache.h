@@ -22,7 +22,7 @@
  *       requested.
  *   X4  a piece that ends above the reader's limit (its last stable offset) is not used.
  *
- * Any thread: a mutex protects the table. */
+ * Concurrency: any thread; a mutex protects the table. */
 #ifndef MQD_VIEW_CACHE_H
 #define MQD_VIEW_CACHE_H
 

@@ -162,7 +162,8 @@ static void on_partition(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 }
 
 /* Skips the rest of this partition's records. */
-static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error, const struct mqd_follow *follow)
+static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error,
+                   const struct mqd_follow_result *follow)
 {
     struct mqd_followed *followed = fetcher->filling;
     fetcher->filling = NULL;
@@ -183,7 +184,7 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
     while (fetcher->filling) {
         struct mqd_followed *followed = fetcher->filling;
         struct mqd_owned *owned = followed->owned;
-        struct mqd_follow follow;
+        struct mqd_follow_result follow;
         int error = mqd_partition_follow(owned->partition, bytes + taken, size_bytes - taken,
                                          followed->sent.current_leader_epoch, followed->leader_high_watermark,
                                          r->wall_ms, &follow);

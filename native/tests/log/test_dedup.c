@@ -240,7 +240,7 @@ static void feed(struct model *model)
 {
     struct mqd_partition *leader = model->partition[model->leader], *follower = model->partition[!model->leader];
     static uint8_t bytes[1 << 16];
-    struct mqd_follow follow;
+    struct mqd_follow_result follow;
     bool rolled;
     int64_t size_bytes = leader->active.size_bytes - follower->active.size_bytes;
     CHECK(size_bytes <= (int64_t)sizeof bytes);

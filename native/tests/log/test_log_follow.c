@@ -25,7 +25,7 @@ TEST(batches_are_kept_as_they_were_sent)
 }
 
 static int follow_error(struct mqd_partition *partition, const uint8_t *bytes, uint64_t size_bytes, int32_t epoch,
-                        bool gaps, struct mqd_follow *out)
+                        bool gaps, struct mqd_follow_result *out)
 {
     int error = mqd_partition_follow(partition, bytes, size_bytes, epoch, gaps ? INT64_MAX : -1, NOW, out);
     mqd_partition_unstage(partition);
@@ -36,7 +36,7 @@ TEST(a_batch_that_is_not_the_next_is_refused)
 {
     struct leader leader = {0};
     struct mqd_log_options options = small_options();
-    struct mqd_follow follow;
+    struct mqd_follow_result follow;
     leader_fill(&leader, 3, 20, 0);
     log_fresh();
     struct mqd_partition *partition = log_open(&options, NULL);
@@ -78,7 +78,7 @@ TEST(gaps_are_noted_before_they_are_written)
 {
     struct leader leader = {0};
     struct mqd_log_options options = small_options();
-    struct mqd_follow follow;
+    struct mqd_follow_result follow;
     bool rolled;
     leader_add(&leader, (struct log_batch){.mark = 1}, 0, 0);
     leader_add(&leader, (struct log_batch){.mark = 2}, 7, 0);
@@ -117,7 +117,7 @@ TEST(an_empty_log_begins_where_the_batch_begins)
 {
     struct leader leader = {0};
     struct mqd_log_options options = small_options();
-    struct mqd_follow follow;
+    struct mqd_follow_result follow;
     struct mqd_truncation cut;
     bool rolled;
     leader_add(&leader, (struct log_batch){.mark = 1, .record_count = 10, .producer_id = 5}, 100, 3);

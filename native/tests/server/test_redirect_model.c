@@ -114,7 +114,7 @@ static void follow(struct model *m, int host, int log)
         end = mqd_batch_end_offset(&batch);
     }
     struct mqd_truncation cut;
-    struct mqd_follow followed;
+    struct mqd_follow_result followed;
     bool rolled;
     if (same < own_bytes)
         CHECK(mqd_partition_truncate(partition, end, NOW, &cut) == 0);
