@@ -26,28 +26,28 @@ static uint32_t count_up_to(const struct mqd_epoch *epochs, uint32_t epoch_count
 }
 
 void mqd_replica_epoch_end(const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t log_end, int32_t epoch,
-                           int32_t *found, int64_t *end_offset)
+                           int32_t *found_epoch, int64_t *end_offset)
 {
     uint32_t count = epoch < 0 ? 0 : count_up_to(epochs, epoch_count, epoch);
-    *found = -1;
+    *found_epoch = -1;
     *end_offset = -1;
     if (epoch < 0 || (count == epoch_count && (count == 0 || epochs[count - 1].epoch != epoch)))
         return;
-    *found = count ? epochs[count - 1].epoch : epoch;
+    *found_epoch = count ? epochs[count - 1].epoch : epoch;
     *end_offset = count == epoch_count ? log_end : epochs[count].start_offset;
 }
 
 int64_t mqd_replica_truncation(const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t log_end,
                                int32_t diverging_epoch, int64_t diverging_end)
 {
-    int32_t found;
+    int32_t found_epoch;
     int64_t end_offset;
-    mqd_replica_epoch_end(epochs, epoch_count, log_end, diverging_epoch, &found, &end_offset);
-    if (found < 0) /* all local epochs are earlier than the diverging one */
+    mqd_replica_epoch_end(epochs, epoch_count, log_end, diverging_epoch, &found_epoch, &end_offset);
+    if (found_epoch < 0) /* all local epochs are earlier than the diverging one */
         return minimum(diverging_end, log_end);
     /* this log does not have that epoch: truncate to the end of the previous one; the next response
      * refines this */
-    if (found != diverging_epoch)
+    if (found_epoch != diverging_epoch)
         return minimum(end_offset, log_end);
     return minimum(minimum(end_offset, diverging_end), log_end);
 }
@@ -100,10 +100,10 @@ void mqd_replica_next_step(const struct mqd_replica *replica, const struct mqd_r
 
 int mqd_replica_adopt_high_watermark(struct mqd_replica *replica, int32_t leader_epoch, int64_t high_watermark)
 {
-    int64_t known = minimum(high_watermark, replica->log_end);
+    int64_t adopted = minimum(high_watermark, replica->log_end);
     if (replica->role != MQD_REPLICA_FOLLOWER || leader_epoch != replica->leader_epoch ||
-        known <= replica->high_watermark)
+        adopted <= replica->high_watermark)
         return 0;
-    replica->high_watermark = known;
+    replica->high_watermark = adopted;
     return MQD_REPLICA_CHANGED_HIGH_WATERMARK;
 }

@@ -22,7 +22,7 @@
  * next fetch may catch up with a burst */
 #define BEHIND_MS 500
 
-static bool counts_durable(const struct mqd_replica *replica)
+static bool counts_only_durable(const struct mqd_replica *replica)
 {
     return replica->flush_on_ack && !PLANTED_BUG(replica, COUNT_UNFLUSHED);
 }
@@ -90,16 +90,16 @@ static int raise_high_watermark(struct mqd_replica *replica)
     if (replica->role != MQD_REPLICA_LEADER ||
         (replica->in_sync_count < replica->min_insync && !PLANTED_BUG(replica, HW_BELOW_MIN)))
         return 0;
-    int64_t least = counts_durable(replica) ? replica->durable : replica->log_end;
+    int64_t lowest = counts_only_durable(replica) ? replica->durable : replica->log_end;
     for (uint32_t i = 0; i < replica->replica_count; i++) {
         const struct mqd_replica_follower *follower = &replica->replicas[i];
         if (follower->member.node_id != replica->node_id && in_maximal_set(replica, follower) &&
-            !COUNTS_SPARE_FOR(replica, follower) && follower->position < least)
-            least = follower->position; /* -1: it has not fetched in this epoch */
+            !COUNTS_SPARE_FOR(replica, follower) && follower->position < lowest)
+            lowest = follower->position; /* -1: it has not fetched in this epoch */
     }
-    if (least <= replica->high_watermark)
+    if (lowest <= replica->high_watermark)
         return 0;
-    replica->high_watermark = least;
+    replica->high_watermark = lowest;
     return MQD_REPLICA_CHANGED_HIGH_WATERMARK;
 }
 
@@ -118,7 +118,7 @@ static void note_behind(const struct mqd_replica *replica, struct mqd_replica_fo
 int mqd_replica_set_log(struct mqd_replica *replica, int64_t log_start, int64_t log_end, int64_t durable,
                         int64_t now_ms)
 {
-    int64_t before = replica->log_end;
+    int64_t old_log_end = replica->log_end;
     int changed = 0;
     replica->log_start = log_start;
     replica->log_end = log_end;
@@ -130,9 +130,9 @@ int mqd_replica_set_log(struct mqd_replica *replica, int64_t log_start, int64_t 
     check_invariants(replica);
     if (replica->role != MQD_REPLICA_LEADER)
         return changed;
-    for (uint32_t i = 0; i < replica->replica_count && log_end != before; i++) {
+    for (uint32_t i = 0; i < replica->replica_count && log_end != old_log_end; i++) {
         struct mqd_replica_follower *follower = &replica->replicas[i];
-        if (follower->position == before && follower->caught_up_ms < now_ms)
+        if (follower->position == old_log_end && follower->caught_up_ms < now_ms)
             follower->caught_up_ms = now_ms; /* it had all records until now */
         note_behind(replica, follower, now_ms);
     }
@@ -198,14 +198,14 @@ static struct mqd_replica_follower follower_from(const struct mqd_replica_member
     return follower;
 }
 
-static void take_members(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, bool keep,
+static void take_members(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, bool keep_state,
                          int64_t now_ms)
 {
     struct mqd_replica_follower replicas[MQD_REPLICA_COUNT_MAX];
     replica->in_sync_count = 0;
     for (uint32_t i = 0; i < assignment->member_count; i++) {
         replicas[i] = follower_from(&assignment->members[i],
-                                    keep ? follower_of(replica, assignment->members[i].node_id) : NULL, now_ms);
+                                    keep_state ? follower_of(replica, assignment->members[i].node_id) : NULL, now_ms);
         replica->in_sync_count += replicas[i].member.in_sync != 0;
     }
     memcpy(replica->replicas, replicas, sizeof *replicas * assignment->member_count);
@@ -229,14 +229,14 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
         return MQD_REPLICA_STALE_IGNORED;
     bool new_epoch = assignment->leader_epoch > replica->leader_epoch;
     uint8_t role = role_in(replica, assignment);
-    bool fresh = new_epoch || role != replica->role;
+    bool starts_fresh = new_epoch || role != replica->role; /* knowledge about followers is dropped: R-1 */
     int changed = (new_epoch ? MQD_REPLICA_CHANGED_EPOCH : 0) | (role != replica->role ? MQD_REPLICA_CHANGED_ROLE : 0);
-    bool was_below = replica->in_sync_count < replica->min_insync && !fresh;
-    if (fresh || assignment->partition_epoch > replica->partition_epoch) {
+    bool was_below = replica->in_sync_count < replica->min_insync && !starts_fresh;
+    if (starts_fresh || assignment->partition_epoch > replica->partition_epoch) {
         replica->proposing = 0;
         replica->next_proposal_ms = NEVER;
     }
-    if (fresh)
+    if (starts_fresh)
         replica->swapped_ms = NEVER;
     replica->node_id = assignment->node_id;
     replica->broker_epoch = assignment->broker_epoch;
@@ -253,16 +253,16 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
                        : assignment->acks_replicas > replica->min_insync ? assignment->acks_replicas
                                                                          : replica->min_insync;
     replica->role = role;
-    take_members(replica, assignment, !fresh || PLANTED_BUG(replica, KEEP_STATE), now_ms);
+    take_members(replica, assignment, !starts_fresh || PLANTED_BUG(replica, KEEP_STATE), now_ms);
     for (uint32_t i = 0; i < replica->replica_count && role == MQD_REPLICA_LEADER; i++)
         note_behind(replica, &replica->replicas[i], now_ms); /* lag_records_max may have changed */
     if (replica->high_watermark > replica->log_end)
         replica->high_watermark = replica->log_end;
-    if (fresh && role == MQD_REPLICA_LEADER)
+    if (starts_fresh && role == MQD_REPLICA_LEADER)
         replica->epoch_start = replica->log_end;
     if (new_epoch && role == MQD_REPLICA_FOLLOWER && PLANTED_BUG(replica, TRUNCATE_TO_HW))
         changed |= PLANTED_CUT;
-    if (fresh || replica->in_sync_count >= replica->min_insync)
+    if (starts_fresh || replica->in_sync_count >= replica->min_insync)
         replica->holding = 0;
     if (role == MQD_REPLICA_LEADER && replica->in_sync_count < replica->min_insync && !was_below) {
         replica->holding = replica->set_max && in_sync_or_eligible_count(replica) >= replica->min_insync;
@@ -324,17 +324,17 @@ static int32_t fetch_error(const struct mqd_replica *replica, const struct mqd_r
 static void compare_logs(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
                          const struct mqd_epoch *epochs, uint32_t epoch_count, struct mqd_replica_response *response)
 {
-    int32_t found;
+    int32_t found_epoch;
     int64_t end_offset;
     if (fetch->last_fetched_epoch < 0 || PLANTED_BUG(replica, TRUNCATE_TO_HW))
         return;
-    mqd_replica_epoch_end(epochs, epoch_count, replica->log_end, fetch->last_fetched_epoch, &found, &end_offset);
-    if (found < 0) { /* above all epochs with records */
-        found = epoch_count ? epochs[epoch_count - 1].epoch : fetch->last_fetched_epoch;
+    mqd_replica_epoch_end(epochs, epoch_count, replica->log_end, fetch->last_fetched_epoch, &found_epoch, &end_offset);
+    if (found_epoch < 0) { /* above all epochs with records */
+        found_epoch = epoch_count ? epochs[epoch_count - 1].epoch : fetch->last_fetched_epoch;
         end_offset = replica->log_end < replica->epoch_start ? replica->log_end : replica->epoch_start;
     }
-    if (found < fetch->last_fetched_epoch || end_offset < fetch->fetch_offset) {
-        response->diverging_epoch = found;
+    if (found_epoch < fetch->last_fetched_epoch || end_offset < fetch->fetch_offset) {
+        response->diverging_epoch = found_epoch;
         response->diverging_end = end_offset;
     }
 }
@@ -431,17 +431,17 @@ static bool is_slow(const struct mqd_replica *replica, const struct mqd_replica_
     return !caught_up_within(replica, follower, now_ms, MQD_REPLICA_SLOW_MS) || PLANTED_BUG(replica, SWAP_OFTEN);
 }
 
-/* Whether `one` is a better member than `other`. In order of importance: it is not slow; it is the
- * preferred replica; its log is longer; it is earlier in the list. */
-static bool is_better(const struct mqd_replica *replica, const struct mqd_replica_follower *one,
+/* Whether `candidate` is a better member than `other`. In order of importance: it is not slow; it
+ * is the preferred replica; its log is longer; it is earlier in the list. */
+static bool is_better(const struct mqd_replica *replica, const struct mqd_replica_follower *candidate,
                       const struct mqd_replica_follower *other, int64_t now_ms)
 {
-    bool one_slow = is_slow(replica, one, now_ms), other_slow = is_slow(replica, other, now_ms);
-    if (one_slow != other_slow)
+    bool candidate_slow = is_slow(replica, candidate, now_ms), other_slow = is_slow(replica, other, now_ms);
+    if (candidate_slow != other_slow)
         return other_slow;
-    if (one == replica->replicas || other == replica->replicas)
-        return one == replica->replicas;
-    return one->position != other->position ? one->position > other->position : one < other;
+    if (candidate == replica->replicas || other == replica->replicas)
+        return candidate == replica->replicas;
+    return candidate->position != other->position ? candidate->position > other->position : candidate < other;
 }
 
 /* `within_ms`: the replica must have had all records within this time. */
@@ -483,12 +483,12 @@ static struct mqd_replica_follower *worst_member(struct mqd_replica *replica, in
  * as a member of the set. */
 static bool exchange(struct mqd_replica *replica, int64_t now_ms)
 {
-    bool waits = replica->high_watermark < replica->log_end, exchanged = false;
+    bool record_waits = replica->high_watermark < replica->log_end, exchanged = false;
     int64_t since_exchange_ms = replica->swapped_ms == NEVER ? INT64_MAX : now_ms - replica->swapped_ms;
     if (since_exchange_ms < MQD_REPLICA_SWAP_MS && !PLANTED_BUG(replica, SWAP_OFTEN))
         return false;
     struct mqd_replica_follower *member, *spare;
-    while (waits && (member = worst_member(replica, now_ms)) != NULL && is_slow(replica, member, now_ms) &&
+    while (record_waits && (member = worst_member(replica, now_ms)) != NULL && is_slow(replica, member, now_ms) &&
            (spare = best_spare(replica, now_ms, MQD_REPLICA_SLOW_MS / 2)) != NULL &&
            (spare->position > member->position || PLANTED_BUG(replica, SWAP_UNCHECKED))) {
         member->proposed = 0;
@@ -507,7 +507,7 @@ static bool exchange(struct mqd_replica *replica, int64_t now_ms)
     return exchanged;
 }
 
-/* Adds or removes members up to set_max. True: instead, a member was exchanged for a spare. */
+/* Adds or removes members up to set_max. Returns whether a member was exchanged instead. */
 static bool limit_set(struct mqd_replica *replica, int64_t now_ms)
 {
     struct mqd_replica_follower *follower;
@@ -531,8 +531,8 @@ static bool limit_set(struct mqd_replica *replica, int64_t now_ms)
     return !differs && exchange(replica, now_ms);
 }
 
-/* Marks the replicas that should be in sync. False: the result is the committed set, or a set that
- * would be refused. */
+/* Marks the replicas that should be in sync. Returns false if they are the committed set, or a set
+ * that would be refused. */
 static bool choose_members(struct mqd_replica *replica, int64_t now_ms)
 {
     bool differs = false, refused = false, exchanged;

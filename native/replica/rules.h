@@ -29,7 +29,7 @@
  *        epoch it fetched with (R7).
  *   R-5  a node whose metadata does not yet include its own registration leads no partition and
  *        answers no fetch (R10).
- *   R-6  a leader proposes at most acks_replicas members, if that is set (besides those that a
+ *   R-6  if acks_replicas is set, a leader proposes at most that many members (besides those that a
  *        reassignment moves, or that are shutting down), exchanges a slow member for a spare in one
  *        proposal, and does so at most once in MQD_REPLICA_SWAP_MS.
  * Concurrency: one thread at a time; the partition's owner.
@@ -53,7 +53,7 @@
 /* after this long without an exchange, the preferred replica may replace another member */
 #define MQD_REPLICA_PREFER_MS 300000
 
-/* a leader epoch that has records in the log; in lists both fields increase strictly */
+/* a leader epoch that has records in the log; in lists, both fields are strictly increasing */
 struct mqd_epoch {
     int32_t epoch;
     int64_t start_offset;
@@ -172,7 +172,8 @@ int mqd_replica_set_log(struct mqd_replica *replica, int64_t log_start, int64_t 
 /* ---- the leader ---- */
 
 /* Checks whether a batch may be appended. Returns 0 if so, otherwise 6 NOT_LEADER_OR_FOLLOWER (not
- * the leader, or the lease has ended) or 19 NOT_ENOUGH_REPLICAS (acks=all). Times: CLOCK_BOOTTIME. */
+ * the leader, or the lease has ended) or 19 NOT_ENOUGH_REPLICAS (acks=all). Times:
+ * CLOCK_BOOTTIME. */
 int mqd_replica_check_append(const struct mqd_replica *replica, int acks_all, int64_t lease_deadline_ns,
                              int64_t now_ns);
 /* Checks whether the end of the log may be returned (ListOffsets). Returns 0 if so, otherwise 6
@@ -226,15 +227,15 @@ struct mqd_replica_proposal {
 int mqd_replica_tick(struct mqd_replica *replica, int64_t now_ms);
 /* Whether there is a set to propose now, or a proposal to repeat. If so, the proposal counts from
  * now on (R5), *out is filled in, and 1 is returned. A proposal without a response is returned
- * again after repeat_ms. Call this after every fetch that was answered with MQD_REPLICA_CHANGED_* or
- * came from a replica outside the set, and every lag_ms_max / 2. */
+ * again after repeat_ms. Call this after every fetch that was answered with MQD_REPLICA_CHANGED_*
+ * or came from a replica outside the set, and every lag_ms_max / 2. */
 int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t repeat_ms,
                         struct mqd_replica_proposal *out);
-/* Handles the controller's response to a proposal. error: Kafka's. 0: the new partition epoch will
- * follow; 55 OPERATION_NOT_ATTEMPTED, 107 INELIGIBLE_REPLICA: definitively refused, the proposal no
- * longer counts and the next one waits until again_ms; any other: unknown outcome, the proposal
- * still counts and is repeated from again_ms on. A response to another proposal is ignored. Returns
- * bits of enum mqd_replica_change. */
+/* Handles the controller's response to a proposal. error: a Kafka error code. 0: the new partition
+ * epoch will follow; 55 OPERATION_NOT_ATTEMPTED, 107 INELIGIBLE_REPLICA: definitively refused, the
+ * proposal no longer counts and the next one waits until again_ms; any other: unknown outcome, the
+ * proposal still counts and is repeated from again_ms on. A response to another proposal is
+ * ignored. Returns bits of enum mqd_replica_change. */
 int mqd_replica_on_response(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
                             int64_t now_ms, int64_t again_ms);
 
@@ -270,12 +271,12 @@ int mqd_replica_adopt_high_watermark(struct mqd_replica *replica, int32_t leader
 
 /* ---- leader epochs ---- */
 
-/* The end of `epoch` in a log with these epochs: *found = the largest known epoch not above it,
- * *end_offset = the start of the next one (the log's end for the last). If `epoch` is -1 or above
- * all of them, both are -1; if it is below all of them, *found = `epoch` and *end_offset = the
- * start of the first. (Kafka's OffsetForLeaderEpoch.) */
+/* Finds the end of `epoch` in a log with these epochs: *found_epoch = the largest known epoch not
+ * above it, *end_offset = the start of the next one (the log's end for the last). If `epoch` is -1
+ * or above all of them, both are -1; if it is below all of them, *found_epoch = `epoch` and
+ * *end_offset = the start of the first. (Kafka's OffsetForLeaderEpoch.) */
 void mqd_replica_epoch_end(const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t log_end, int32_t epoch,
-                           int32_t *found, int64_t *end_offset);
+                           int32_t *found_epoch, int64_t *end_offset);
 /* The offset to which a follower's log must be truncated when diverging_epoch ends at diverging_end
  * on the leader. */
 int64_t mqd_replica_truncation(const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t log_end,
