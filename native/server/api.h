@@ -10,10 +10,10 @@
 enum mqd_rights {
     MQD_RIGHTS_OFF, /* every client may do everything */
     MQD_RIGHTS_ON,
-    MQD_RIGHTS_LOG_ONLY /* what is denied is reported, and then allowed */
+    MQD_RIGHTS_LOG_ONLY /* what would be denied is reported, but allowed */
 };
 #define MQD_LISTENER_COUNT_MAX 64
-#define MQD_LISTENER_HOSTS 64 /* mqd_reactor_set_listener_tls: connections between hosts, both ways */
+#define MQD_LISTENER_HOSTS 64 /* mqd_reactor_set_listener_tls: connections between hosts, in both directions */
 #define MQD_LISTENER_TLS 1
 #define MQD_LISTENER_SASL 2
 
@@ -27,13 +27,13 @@ struct mqd_reactor_options {
     uint64_t arena_bytes[66];
     int handoff_fd;      /* Unix seqpacket socket: accepted connections arrive by SCM_RIGHTS */
     int backend;         /* enum mqd_backend */
-    int cpu;             /* pin to this CPU; -1 = no */
+    int cpu;             /* the thread is pinned to this CPU; -1 = not pinned */
     uint32_t spin_us;    /* how long to spin before sleeping; 0 = not at all */
     uint8_t turn_causes; /* measure what delays turns (worker.loop.profile) */
     uint32_t connection_count_max;
     uint32_t request_bytes_max; /* socket.request.max.bytes */
-    /* bytes at the end of our own arena for requests larger than half of the rest; its pages are
-     * allocated on use */
+    /* bytes at the end of our own arena for requests larger than half of the rest of the arena;
+     * these pages are allocated on use */
     uint64_t large_bytes;
     uint32_t large_ms_max; /* large.request.timeout.ms */
     /* bound on all memory that the reactor keeps for requests and connections
@@ -52,14 +52,14 @@ struct mqd_reactor_options {
      * not served */
     int control_fd;
     uint8_t listeners[64]; /* by listener id: MQD_LISTENER_TLS, MQD_LISTENER_SASL */
-    /* bounds on a connection that has not authenticated yet: a frame (sasl.server.max.receive.size
-     * and a header), and time */
+    /* limits for a connection that has not authenticated yet: on the size of a frame
+     * (sasl.server.max.receive.size plus a header), and on the time */
     uint32_t authentication_bytes_max, authentication_ms_max;
     uint8_t rights;                   /* enum mqd_rights */
     uint64_t share_bytes_max;         /* share.memory.max.bytes */
     uint32_t share_session_count_max; /* group.share.max.share.sessions, of all workers */
     int32_t slow_ms;                  /* slow.request.ms: longer requests are reported (MQD_EVENT_SLOW); 0 = none */
-    int32_t denied_interval_ms;       /* equal denials are counted, and reported (MQD_EVENT_DENIED) this often */
+    int32_t denied_interval_ms;       /* identical denials are reported together, this often (MQD_EVENT_DENIED) */
 };
 struct mqd_reactor;
 struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options);
@@ -127,9 +127,9 @@ int mqd_reactor_set_leader_epoch(struct mqd_reactor *reactor, uint64_t token, ui
 /* the keeper has proved that the endpoint died: releases the memory lent to it and ends requests
  * that wait for it */
 int mqd_reactor_endpoint_died(struct mqd_reactor *reactor, uint64_t token, uint32_t endpoint);
-/* The most connections this worker may hold (its lease of the broker's budget), and all workers
- * together (max.connections). Connections above a lowered limit stay open; new ones are refused. No
- * event; takes effect immediately. */
+/* The most connections that this worker may hold (its share of the broker's budget), and that all
+ * workers together may hold (max.connections). Connections above a lowered limit stay open; new
+ * ones are refused. No event; takes effect immediately. */
 int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count, uint32_t broker_count);
 /* The same limits for shared-memory attachments (initially 0): their number, and the memory that
  * they may use together. */
@@ -195,7 +195,7 @@ int mqd_reactor_fetcher_remove(struct mqd_reactor *reactor, uint64_t token, int3
 /* for all throttled lanes together */
 int mqd_reactor_set_fetcher_rate(struct mqd_reactor *reactor, uint64_t token, int64_t bytes_per_second_max);
 
-/* Produce of local clients for partitions that other hosts lead (server/relay/relay.h).
+/* Produce requests of local clients for partitions that other hosts lead (server/relay/relay.h).
  * MQD_EVENT_RELAY_REQUESTED requests a connection: offset = the leader's node id, log_dir = which
  * of its workers, level = enum mqd_relay_lane. Answer it with relay_put or relay_refuse. */
 #define MQD_RELAY_COUNT_MAX 4096
@@ -239,7 +239,7 @@ enum mqd_event_kind {
     MQD_EVENT_DONE,           /* command `token` ended; error = 0 or errno/MQD_E*, text = the reason */
     MQD_EVENT_ROLLED,         /* slot got a new active segment; offset = its base */
     MQD_EVENT_LOG_DIR_FAILED, /* a write or flush failed: log_dir is fenced and its partitions are OFFLINE */
-    MQD_EVENT_LOG_DIR_FULL,   /* a write met ENOSPC */
+    MQD_EVENT_LOG_DIR_FULL,   /* a write failed with ENOSPC */
     MQD_EVENT_LOG,            /* a line for the log: level, connection, slot, text */
     /* the leader of slot proposes an in-sync set: event.proposal, which the receiver of the event
      * frees */
@@ -251,8 +251,8 @@ enum mqd_event_kind {
     /* the leader of slot has deleted its log below offset; this follower must do the same
      * (mqd_reactor_advance_start) */
     MQD_EVENT_LOG_START,
-    /* producers still write to the retired partition in slot, which this worker leads; sent once the
-     * partition is hidden from clients, at most once a second */
+    /* producers still write to the retired partition in slot, which this worker leads; sent once
+     * the partition is hidden from clients, at most once a second */
     MQD_EVENT_RETIRED_USED,
     /* request for a connection to the leader at node `offset`, worker `log_dir`, lane `level` */
     MQD_EVENT_RELAY_REQUESTED,
@@ -300,9 +300,9 @@ struct mqd_event {
     char text[320];
 };
 int mqd_reactor_event_fd(struct mqd_reactor *reactor);                          /* readable while events wait */
-int mqd_reactor_next_event(struct mqd_reactor *reactor, struct mqd_event *out); /* 1 = returned one, 0 = none */
-/* 1: nothing is connected, nothing waits to be flushed, and nothing has happened for a second. Any
- * thread. MQD_EVENT_RESUMED is sent when that ends. */
+int mqd_reactor_next_event(struct mqd_reactor *reactor, struct mqd_event *out); /* 1 = *out is set, 0 = no event */
+/* Returns 1 if nothing is connected, nothing waits to be flushed, and nothing has happened for a
+ * second. MQD_EVENT_RESUMED is sent when this is no longer so. May be called by any thread. */
 int mqd_reactor_is_idle(const struct mqd_reactor *reactor);
 
 /* The files of the segments from `first` to `last` were replaced by those of `first`

@@ -15,7 +15,7 @@
  * ApiVersions twice, SaslHandshake, SaslAuthenticate twice. */
 #define REQUEST_COUNT_MAX 10
 
-static bool is_exchange(int16_t api_key)
+static bool is_sasl_exchange(int16_t api_key)
 {
     return api_key == SASL_HANDSHAKE || api_key == SASL_AUTHENTICATE;
 }
@@ -40,7 +40,7 @@ static bool admit_unauthenticated(struct mqd_reactor *r, struct mqd_connection *
     char reason[160];
     if (++c->authentication_count > REQUEST_COUNT_MAX)
         return refuse(r, c, "it has sent more requests than an authentication needs");
-    if (is_exchange(api_key) || api_key == MQD_API_API_VERSIONS)
+    if (is_sasl_exchange(api_key) || api_key == MQD_API_API_VERSIONS)
         return true;
     snprintf(reason, sizeof reason,
              "request %d came before authentication; the client must use SASL on this listener (security.protocol)",
@@ -56,10 +56,10 @@ bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, c
     if (c->authentication == MQD_AUTHENTICATION_REQUESTED) {
         if (!admit_unauthenticated(r, c, api_key))
             return false;
-    } else if (c->session_end_ms <= r->now_ms && !is_exchange(api_key)) {
+    } else if (c->session_end_ms <= r->now_ms && !is_sasl_exchange(api_key)) {
         return refuse(r, c, "its session has ended, and the client did not authenticate again (KIP-368)");
     } else if (api_key == SASL_HANDSHAKE && mqd_get_be16(frame + 2) == 0) {
-        return refuse(r, c, "clients with SaslHandshake 0 cannot reauthenticate, later versions can");
+        return refuse(r, c, "a client that uses SaslHandshake 0 cannot reauthenticate; it needs a later version");
     }
     if (!c->raw_tokens)
         return true;
@@ -72,7 +72,7 @@ bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, c
 void mqd_authentication_on_request(struct mqd_request *request)
 {
     struct mqd_connection *c = request->connection;
-    if (c->authentication == MQD_AUTHENTICATION_NOT_REQUIRED || !is_exchange(request->api_key))
+    if (c->authentication == MQD_AUTHENTICATION_NOT_REQUIRED || !is_sasl_exchange(request->api_key))
         return;
     request->blocks = 1; /* U2 */
     c->blocked++;
@@ -119,8 +119,8 @@ static const char *take_principal(struct mqd_reactor *r, struct mqd_request *req
     c->principal_kind = granted.kind;
     reply->size_bytes -= block_bytes;
     memmove(reply->bytes, reply->bytes + block_bytes, reply->size_bytes);
-    bool ends = granted.session_ms && granted.session_ms < (uint64_t)(INT64_MAX - r->now_ms);
-    c->session_end_ms = ends ? r->now_ms + (int64_t)granted.session_ms : INT64_MAX;
+    bool session_ends = granted.session_ms && granted.session_ms < (uint64_t)(INT64_MAX - r->now_ms);
+    c->session_end_ms = session_ends ? r->now_ms + (int64_t)granted.session_ms : INT64_MAX;
     c->authentication = MQD_AUTHENTICATION_DONE;
     c->authenticate_by_ms = INT64_MAX;
     c->raw_tokens = 0;
@@ -138,10 +138,10 @@ static bool begins_raw_tokens(const struct mqd_request *request)
 bool mqd_authentication_on_response(struct mqd_reactor *r, struct mqd_request *request, uint16_t flags)
 {
     struct mqd_connection *c = request->connection;
-    const char *wrong = flags & MQD_RESPONSE_AUTHENTICATED ? take_principal(r, request) : NULL;
-    if (wrong) {
+    const char *failure = flags & MQD_RESPONSE_AUTHENTICATED ? take_principal(r, request) : NULL;
+    if (failure) {
         request->sent = 0; /* the request is answered, so mqd_request_orphan frees it */
-        return refuse(r, c, wrong);
+        return refuse(r, c, failure);
     }
     if (flags & MQD_RESPONSE_DISCONNECT) {
         request->disconnect = 1;
@@ -176,9 +176,9 @@ void mqd_authentication_close(struct mqd_connection *c)
  * there is none. */
 static uint32_t ipv6_of(const struct mqd_connection *c, char host[INET6_ADDRSTRLEN])
 {
-    static const uint8_t none[16];
+    static const uint8_t no_address[16];
     host[0] = 0;
-    if (!c->peer_ipv4 && memcmp(c->peer_ip, none, sizeof none) != 0)
+    if (!c->peer_ipv4 && memcmp(c->peer_ip, no_address, sizeof no_address) != 0)
         inet_ntop(AF_INET6, c->peer_ip, host, INET6_ADDRSTRLEN);
     return (uint32_t)strlen(host);
 }

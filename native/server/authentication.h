@@ -13,8 +13,8 @@
  *       closes the connection.
  *   U2  while a request of an exchange is unanswered the connection is not read, so no frame is
  *       checked before the response to its predecessor has changed the state.
- *   U3  a control request carries the principal that its connection had when it arrived, also when
- *       it is sent again to the acceptor's successor.
+ *   U3  a control request carries the principal that its connection had when it arrived, even if it
+ *       is sent again to the acceptor's successor.
  * Bounds: REQUEST_COUNT_MAX requests, authentication_bytes_max per frame, authentication_ms_max
  * (checked once a second). Concurrency: the reactor's thread.
  */
@@ -29,8 +29,8 @@ enum mqd_authentication { MQD_AUTHENTICATION_NOT_REQUIRED, MQD_AUTHENTICATION_RE
 
 /* a connection of a client on a listener with SASL has been opened */
 void mqd_authentication_begin(struct mqd_reactor *r, struct mqd_connection *c);
-/* Called in states other than NOT_REQUIRED; returns whether the caller must handle the frame.
- * false: it was handled here, or c is closed */
+/* Called in states other than NOT_REQUIRED; returns whether the caller must handle the frame. If
+ * not, it was handled here, or c is closed */
 bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame,
                               uint32_t size_bytes);
 /* called when a control request has been created */

@@ -1,7 +1,7 @@
 /* Commands of the worker's main thread to the reactor, and events back. This is the only state of
  * the reactor that two threads touch; one mutex guards it and is held for a few stores.
  *
- * Each command is answered by exactly one MQD_EVENT_DONE with its token, also after the reactor has
+ * Each command is answered by exactly one MQD_EVENT_DONE with its token, even after the reactor has
  * been stopped: the caller's thread then executes the command.
  */
 #include <errno.h>
@@ -189,7 +189,7 @@ static void reload_segments(struct mqd_reactor *r, uint32_t slot_index)
         if (worker != r->options.self)
             mqd_forward_send(r, worker, &note);
     }
-    mqd_owner_wake_slot(r, slot_index); /* fetches that wait for the end of a swap */
+    mqd_owner_wake_slot(r, slot_index); /* wakes fetches that wait for the end of a swap */
 }
 
 /* After compaction: the new files are installed (offset == last_offset: the files of the replaced
@@ -222,10 +222,10 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
         command->offset < 0 || command->offset > positions.high_watermark ? positions.high_watermark : command->offset;
     /* a second call with the same offset: the files are now deleted, and readers must close the
      * descriptors that they kept or opened in the meantime */
-    bool again = offset == positions.log_start_offset;
+    bool is_repeated = offset == positions.log_start_offset;
     int dropped = mqd_partition_advance_start(owned->partition, offset);
     mqd_owner_publish(r, owned);
-    if (dropped > 0 || again)
+    if (dropped > 0 || is_repeated)
         reload_segments(r, command->slot);
     mqd_partition_positions(owned->partition, &positions);
     mqd_command_done(r, command->token, 0, command->slot, positions.log_start_offset, NULL, "");
@@ -345,30 +345,30 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
     }
 }
 
-/* While a partition is truncated nothing else may use it, so commands for it are deferred, in
- * order. true: deferred. */
+/* While a partition is being truncated nothing else may use it, so commands for it are deferred, in
+ * order. Returns whether this one was. */
 static bool defer(struct mqd_reactor *r, const struct mqd_command *command)
 {
-    bool of_partition = command->kind != MQD_COMMAND_LOG_DIR && command->kind != MQD_COMMAND_LOG_DIR_FULL &&
-                        command->kind != MQD_COMMAND_TOPIC_PUT && command->kind != MQD_COMMAND_TOPIC_REMOVE &&
-                        command->kind != MQD_COMMAND_BROKERS_PUT && command->kind != MQD_COMMAND_ENDPOINT_DIED &&
-                        command->kind < MQD_COMMAND_FETCHER_PUT;
-    struct mqd_owned *owned = of_partition ? r->owned[command->slot] : NULL;
+    bool concerns_partition = command->kind != MQD_COMMAND_LOG_DIR && command->kind != MQD_COMMAND_LOG_DIR_FULL &&
+                              command->kind != MQD_COMMAND_TOPIC_PUT && command->kind != MQD_COMMAND_TOPIC_REMOVE &&
+                              command->kind != MQD_COMMAND_BROKERS_PUT && command->kind != MQD_COMMAND_ENDPOINT_DIED &&
+                              command->kind < MQD_COMMAND_FETCHER_PUT;
+    struct mqd_owned *owned = concerns_partition ? r->owned[command->slot] : NULL;
     if (owned && owned->truncation_held && owned->truncating == MQD_TRUNCATION_DUE &&
         (command->kind == MQD_COMMAND_SEGMENTS_REPLACED || command->kind == MQD_COMMAND_SEGMENTS_HOLD))
         return false; /* the truncation waits for these */
-    struct mqd_command *kept = owned && owned->truncating ? malloc(sizeof *kept) : NULL;
-    if (!kept) {
+    struct mqd_command *copy = owned && owned->truncating ? malloc(sizeof *copy) : NULL;
+    if (!copy) {
         if (owned && owned->truncating)
             abort(); /* out of memory for a small allocation: the reactor cannot continue */
         return false;
     }
-    *kept = *command;
-    kept->next = NULL;
+    *copy = *command;
+    copy->next = NULL;
     struct mqd_command **link = &owned->deferred;
     while (*link)
         link = &(*link)->next;
-    *link = kept;
+    *link = copy;
     return true;
 }
 

@@ -38,7 +38,8 @@ enum mqd_command_kind {
 struct mqd_command {
     uint32_t kind;
     uint64_t token;
-    uint32_t slot, number;
+    uint32_t slot;
+    uint32_t number; /* depends on the kind: an index, a count or a file descriptor */
     int64_t offset, last_offset;
     uint64_t subject_id;
     uint8_t topic_id[16];

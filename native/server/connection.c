@@ -30,7 +30,7 @@
 /* bytes of a large frame that are read in one turn; then other connections are served */
 #define RUN_STEP_BYTES (256u << 10)
 #define PARTIAL_BYTES_MIN 64
-#define EVICT_MS 200  /* an incomplete frame gives up its memory after this, if other connections need it */
+#define EVICT_MS 200  /* an incomplete frame loses its memory after this time, if other connections need it */
 #define RELIEVE_MS 10 /* compact_arena runs at most once in this time */
 #define PROBE_S 5
 #define PROBE_COUNT 6
@@ -125,7 +125,7 @@ static uint32_t read_length(const uint8_t *bytes)
     return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
 }
 
-static bool length_valid(struct mqd_reactor *r, struct mqd_connection *c, uint32_t length)
+static bool validate_length(struct mqd_reactor *r, struct mqd_connection *c, uint32_t length)
 {
     if (length >= c->frame_bytes_min && length <= c->frame_bytes_max)
         return true;
@@ -151,9 +151,9 @@ static bool partials_have_room(const struct mqd_reactor *r, uint32_t capacity)
     return r->partial_bytes + capacity <= r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
 }
 
-/* Returns how long the connection has waited for the rest of an incomplete request. 0 if it is not
- * read or its socket has more bytes, which may be the rest. */
-static int64_t awaited_ms(const struct mqd_reactor *r, const struct mqd_connection *c)
+/* Returns how long the connection has waited for the rest of an incomplete request; 0 if it is not
+ * being read, or if its socket has more bytes, which may be the rest. */
+static int64_t waiting_ms(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     return c && c->fd >= 0 && c->partial_capacity && !c->readable && !mqd_list_linked(&c->stall_node)
                ? r->now_ms - c->last_active_ms
@@ -167,14 +167,14 @@ static void evict_partial_frames(struct mqd_reactor *r, uint32_t capacity)
 {
     int64_t age_ms = 0;
     for (uint32_t i = 0; i < r->connection_end; i++) {
-        int64_t own_ms = awaited_ms(r, r->connections[i]);
-        age_ms = own_ms > age_ms ? own_ms : age_ms;
+        int64_t connection_ms = waiting_ms(r, r->connections[i]);
+        age_ms = connection_ms > age_ms ? connection_ms : age_ms;
     }
     for (; age_ms >= EVICT_MS; age_ms /= 2)
         for (uint32_t i = 0; i < r->connection_end; i++) {
             if (partials_have_room(r, capacity))
                 return;
-            if (awaited_ms(r, r->connections[i]) >= age_ms)
+            if (waiting_ms(r, r->connections[i]) >= age_ms)
                 mqd_connection_fail(r, r->connections[i],
                                     "other requests need the memory of its incomplete request "
                                     "(queued.max.request.bytes)");
@@ -255,8 +255,8 @@ static void evict_runs(struct mqd_reactor *r)
 }
 
 /* Makes room for stalled connections: old runs leave the arena, and the empty window moves to the
- * low end. Elsewhere the window can split the free extents, and the largest frame needs nearly
- * all of them as one run. */
+ * low end. Anywhere else it could split the free extents, and the largest frame needs nearly all of
+ * them as one run. */
 static void compact_arena(struct mqd_reactor *r)
 {
     if (r->now_ms - r->relieved_ms < RELIEVE_MS)
@@ -318,7 +318,7 @@ int64_t mqd_connection_allocate_run(struct mqd_reactor *r, struct mqd_connection
     return offset;
 }
 
-/* 1: received bytes, 0: none now, -1: closed. */
+/* Returns 1 if bytes were received, 0 if there are none now, -1 if the connection is closed. */
 static int receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got)
 {
     if (c->tls)
@@ -387,9 +387,9 @@ static uint32_t capacity_for(uint32_t size_bytes, uint32_t total)
 static bool keep_bytes(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint32_t size_bytes,
                        uint32_t capacity)
 {
-    uint32_t more = capacity > c->partial_capacity ? capacity - c->partial_capacity : 0;
-    if (more && !partials_have_room(r, more))
-        evict_partial_frames(r, more);
+    uint32_t added_bytes = capacity > c->partial_capacity ? capacity - c->partial_capacity : 0;
+    if (added_bytes && !partials_have_room(r, added_bytes))
+        evict_partial_frames(r, added_bytes);
     return partial_keep(r, c, bytes, size_bytes, capacity);
 }
 
@@ -406,9 +406,9 @@ static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uin
         c->expects_large = 1;
         return;
     }
-    /* If the arena is full, the bytes received so far of a large frame are kept, and the rest stays
-     * in the socket. A frame for the memory of large requests reserves its run when more bytes
-     * arrive. */
+    /* If the arena is full, the bytes of a large frame that have been received are kept, and the
+     * rest stays in the socket. A frame that belongs in the memory for large requests gets its run
+     * when more bytes arrive. */
     keep_bytes(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : capacity_for(rest_bytes, total));
 }
 
@@ -427,7 +427,7 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
     c->partial_bytes = 0;
     while (end - at >= 4) {
         uint32_t length = read_length(arena + at);
-        if (!length_valid(r, c, length))
+        if (!validate_length(r, c, length))
             return;
         if (end - at - 4 < length)
             break;
@@ -436,8 +436,8 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
             return;
         }
         c->expects_large = length + 4 > LARGE_FRAME_BYTES;
-        /* the frame counts as used even if the connection closes, because a staged batch stays in
-         * the window until it is written */
+        /* the frame's bytes stay used even if the connection closes, because a staged batch stays
+         * in the window until it is written */
         r->window_used = at + 4 + length;
         mqd_connection_on_frame(r, c, arena + at + 4, length, window + at + 4);
         if (c->fd < 0)
@@ -542,15 +542,15 @@ static bool has_unfinished_produce(const struct mqd_connection *c)
  * take minutes and could not be delivered. False while the connection may be read, because requests
  * sent with acks=0 must be handled. False with a Produce in flight, which ends by its own time
  * limit: closing now would drop received requests that have not been handled yet. */
-static bool has_gone(const struct mqd_reactor *r, const struct mqd_connection *c)
+static bool is_gone(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     return c->broken && !c->local && r->now_ms - c->last_active_ms >= GONE_MS && !mqd_connection_may_read(r, c) &&
            !has_unfinished_produce(c);
 }
 
-/* Called when the client has shut down its sending side and its responses take long. A client that
- * still waits answers the kernel's keepalive probes; one that has closed does not, and within a
- * minute the connection is `broken`. */
+/* Called when the client has shut down its sending side and its responses take a long time. A
+ * client that still waits answers the kernel's keepalive probes; one that has closed does not, and
+ * within a minute the connection is `broken`. */
 static void probe_client(struct mqd_connection *c)
 {
     int on = 1, seconds = PROBE_S, count = PROBE_COUNT;
@@ -562,7 +562,7 @@ static void probe_client(struct mqd_connection *c)
 }
 
 /* Called once a second. */
-static void check_one(struct mqd_reactor *r, struct mqd_connection *c)
+static void check_connection(struct mqd_reactor *r, struct mqd_connection *c)
 {
     const char *overdue = mqd_large_overdue_reason(r, c);
     if (overdue || (overdue = mqd_secure_overdue_reason(r, c)) || (overdue = mqd_authentication_overdue_reason(r, c))) {
@@ -571,7 +571,7 @@ static void check_one(struct mqd_reactor *r, struct mqd_connection *c)
     }
     if (c->hangup && c->hangup != HANGUP_PROBED && !c->local && !mqd_connection_may_read(r, c))
         probe_client(c);
-    if (has_gone(r, c))
+    if (is_gone(r, c))
         mqd_connection_close(r, c, "the client has disconnected");
     else
         /* the connection may have stalled on a full heap; nothing signals when there is room
@@ -587,7 +587,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
             mqd_connection_close(r, r->locals[i]->connection, "the local client has ended");
     for (uint32_t i = 0; i < r->connection_end; i++)
         if (r->connections[i] && r->connections[i]->fd >= 0)
-            check_one(r, r->connections[i]);
+            check_connection(r, r->connections[i]);
     if (!r->options.connection_idle_ms_max)
         return;
     for (uint32_t i = 0; i < r->connection_end; i++) {

@@ -4,20 +4,20 @@
  * A frame waits in the control arena (the last quarter of this worker's mapping), separate from the
  * receive window: a request that Python answers slowly must not hold bytes that the hot path needs.
  * It stays there until it is answered, so that it can be sent to a restarted acceptor. When a
- * request takes long (MQD_LINK_PARKED: a JoinGroup waits for other members), the bytes that must be
- * kept move back to the heap.
+ * request takes a long time (MQD_LINK_PARKED: a JoinGroup waits for other members), the bytes that
+ * must be kept move back to the heap.
  *
  * Connections are served in turn, and a connection's requests keep their order. A turn ends after
  * TURN_BYTES, and the acceptor has at most SENT_COUNT_MAX unanswered requests of one connection
- * (not counting those it reported as taking long). So a request waits for a bounded number of
- * requests of each other connection, however many a client pipelines. While the request whose turn
- * it is waits for room in the arena, small requests of other connections pass it; they use at most
- * a part of the arena (PASS_SHARE). A request that would not fit even into an empty arena would wait
- * forever, so it is refused.
+ * (not counting those that it reported with MQD_LINK_PARKED). So a request waits for a bounded
+ * number of requests of each other connection, however many a client pipelines. While the request
+ * whose turn it is waits for room in the arena, small requests of other connections may pass it;
+ * they use at most a part of the arena (PASS_SHARE). A request that would not fit even into an
+ * empty arena would wait forever, so it is refused.
  *
- * When the acceptor dies, queries (requests that change nothing, or nothing more when repeated) are
- * sent again. A connection with any other pending request is closed, because it is unknown whether
- * the change was made.
+ * When the acceptor dies, queries (requests that change nothing, or that change nothing more when
+ * they are repeated) are sent again. A connection with any other pending request is closed, because
+ * it is unknown whether the change was made.
  *
  * A request whose client has disconnected is dropped as soon as the acceptor no longer reads its
  * frame (MQD_LINK_CANCEL).
@@ -46,50 +46,48 @@
 #define SASL_HANDSHAKE 17
 #define SASL_AUTHENTICATE 36
 
+/* Whether the request only reads, or may be repeated. */
 static bool is_replayable(int16_t api_key)
 {
     switch (api_key) {
-    case 2:
-    case 3:
-    case 8:
-    case 9:
-    case 10:
-    case 12:
-    case 14:
-    case 15:
-    case 16:
-    case 17:
-    case 18:
-    case 23:
-    case 29:
-    case 32:
-    case 35:
-    case 36:
-    case 41:
-    case 46:
-    case 48:
-    case 50:
-    case 55:
-    case 60:
-    case 61:
-    case 65:
-    case 66:
-    case 69:
-    case 74:
-    case 75:
-    case 77:
-    case 89:
-    case 90:
-        /* ListOffsets, Metadata, FindCoordinator, OffsetFetch, Describe... and List...; and
-         * requests that may be repeated: OffsetCommit, Heartbeat, SyncGroup, SaslHandshake,
-         * SaslAuthenticate (the successor does not know the exchange and refuses it) */
+    case 2:  /* ListOffsets */
+    case 3:  /* Metadata */
+    case 8:  /* OffsetCommit */
+    case 9:  /* OffsetFetch */
+    case 10: /* FindCoordinator */
+    case 12: /* Heartbeat */
+    case 14: /* SyncGroup */
+    case 15: /* DescribeGroups */
+    case 16: /* ListGroups */
+    case 17: /* SaslHandshake */
+    case 18: /* ApiVersions */
+    case 23: /* OffsetForLeaderEpoch */
+    case 29: /* DescribeAcls */
+    case 32: /* DescribeConfigs */
+    case 35: /* DescribeLogDirs */
+    case 36: /* SaslAuthenticate: the successor does not know the exchange and refuses it */
+    case 41: /* DescribeDelegationToken */
+    case 46: /* ListPartitionReassignments */
+    case 48: /* DescribeClientQuotas */
+    case 50: /* DescribeUserScramCredentials */
+    case 55: /* DescribeQuorum */
+    case 60: /* DescribeCluster */
+    case 61: /* DescribeProducers */
+    case 65: /* DescribeTransactions */
+    case 66: /* ListTransactions */
+    case 69: /* ConsumerGroupDescribe */
+    case 74: /* ListConfigResources */
+    case 75: /* DescribeTopicPartitions */
+    case 77: /* ShareGroupDescribe */
+    case 89: /* StreamsGroupDescribe */
+    case 90: /* DescribeShareGroupOffsets */
         return true;
     default:
         return false;
     }
 }
 
-/* Whether the frame stays in memory while the acceptor takes long. Not for SASL requests:
+/* Whether the frame stays in memory while the request is parked. Not for SASL requests:
  * unauthenticated clients could fill the heap with refused tokens, whose responses are delayed by
  * seconds. */
 static bool is_kept_when_parked(int16_t api_key)
@@ -136,8 +134,8 @@ static void take_turn(struct mqd_reactor *r, struct mqd_connection *c)
         mqd_list_append(&r->control_turns, &c->control_turn);
 }
 
-/* The acceptor has answered the request, reported that it takes long, or died. */
-static void uncount(struct mqd_reactor *r, struct mqd_request *request)
+/* Called when the acceptor has answered or parked the request, or died. */
+static void uncount_sent(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_connection *c = request->connection;
     if (c && request->control_counted) {
@@ -166,7 +164,7 @@ static void release_frame(struct mqd_reactor *r, struct mqd_request *request)
 void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request)
 {
     mqd_list_remove(&request->control_node);
-    uncount(r, request);
+    uncount_sent(r, request);
     release_frame(r, request);
     if (request->control_index == UINT32_MAX)
         return;
@@ -192,7 +190,7 @@ bool mqd_control_under_pressure(const struct mqd_reactor *r)
 
 /* ---- sending ---- */
 
-static bool acceptor_takes(const struct mqd_reactor *r, uint32_t acceptor, const struct mqd_worker_slot *slot)
+static bool acceptor_accepts(const struct mqd_reactor *r, uint32_t acceptor, const struct mqd_worker_slot *slot)
 {
     return mqd_load_acquire(&slot->state) == MQD_PROCESS_RUNNING &&
            mqd_endpoint_free_count(r->endpoint, acceptor) != 0 &&
@@ -257,34 +255,34 @@ void mqd_control_send_queued(struct mqd_reactor *r)
     /* read before the state: if the acceptor restarts in between, its successor sees the old
      * generation in the descriptor and drops it */
     uint64_t generation = mqd_load_acquire(&slot->generation);
-    struct mqd_node passed; /* connections whose request found no room: first in turn next time, in the same order */
-    mqd_list_init(&passed);
+    struct mqd_node without_room; /* connections whose request found no room; they are first next time, in this order */
+    mqd_list_init(&without_room);
     struct mqd_node *node;
-    bool takes = true;
-    while (takes && (node = mqd_list_pop(&r->control_turns))) {
+    bool accepts = true;
+    while (accepts && (node = mqd_list_pop(&r->control_turns))) {
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, control_turn);
         uint32_t bytes = 0;
-        bool room = true;
+        bool has_room = true;
         while (!mqd_list_empty(&c->control_waiting) && c->control_sent < SENT_COUNT_MAX && bytes < TURN_BYTES) {
             struct mqd_request *request = MQD_CONTAINER(c->control_waiting.next, struct mqd_request, control_node);
-            bool passes = !mqd_list_empty(&passed) && request->control_offset < 0;
-            if (!(takes = acceptor_takes(r, acceptor, slot)) ||
-                !(room = (!passes || may_pass(r, request)) && move_to_arena(r, request)))
+            bool is_passing = !mqd_list_empty(&without_room) && request->control_offset < 0;
+            if (!(accepts = acceptor_accepts(r, acceptor, slot)) ||
+                !(has_room = (!is_passing || may_pass(r, request)) && move_to_arena(r, request)))
                 break;
-            if (passes) {
+            if (is_passing) {
                 request->control_passed = 1;
                 r->control_passed_extents += extents_of(request);
             }
             bytes += request->frame_bytes;
             send_one(r, acceptor, generation, request);
         }
-        if (!room || !takes)
-            mqd_list_append(&passed, node);
+        if (!has_room || !accepts)
+            mqd_list_append(&without_room, node);
         else
             take_turn(r, c);
     }
-    mqd_list_move_all(&passed, &r->control_turns);
-    mqd_list_move_all(&r->control_turns, &passed);
+    mqd_list_move_all(&without_room, &r->control_turns);
+    mqd_list_move_all(&r->control_turns, &without_room);
 }
 
 void mqd_control_on_request(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
@@ -354,7 +352,7 @@ void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor 
     uint64_t arena_bytes = r->options.arena_bytes[from];
     bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
                   descriptor->size_bytes <= arena_bytes - descriptor->offset;
-    bool good =
+    bool is_copied =
         inside && (!request || mqd_request_reply_append(r, request, r->options.arenas[from] + descriptor->offset,
                                                         descriptor->size_bytes));
     struct mqd_descriptor release = {
@@ -363,7 +361,7 @@ void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor 
         mqd_forward_send(r, from, &release);
     if (!request)
         return;
-    if (!good && request->connection) {
+    if (!is_copied && request->connection) {
         mqd_connection_fail(r, request->connection, "the acceptor's response could not be copied");
         if (!request_of(r, descriptor->token))
             /* a parked request was freed with its connection; any other request that was sent is
@@ -406,8 +404,7 @@ void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->control_offset < 0)
         cancel(r, request);
-    /* otherwise the acceptor may still read the frame, until it answers or reports that the request
-     * takes long */
+    /* otherwise the acceptor may still read the frame, until it answers or parks the request */
 }
 
 /* Ten thousand members of a group may wait for one late member: their requests must not fill the
@@ -417,7 +414,7 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
     struct mqd_request *request = request_of(r, descriptor->token);
     if (!request || !request->sent || request->control_offset < 0)
         return;
-    uncount(r, request);
+    uncount_sent(r, request);
     if (request->connection && is_kept_when_parked(request->api_key)) {
         if (!mqd_heap_take(r, request->frame_bytes))
             return; /* the frame stays in the arena */
@@ -441,23 +438,23 @@ void mqd_control_on_acceptor_died(struct mqd_reactor *r)
 {
     uint64_t generation = mqd_load_acquire(
         &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
-    struct mqd_node again, refused;
-    mqd_list_init(&again);
+    struct mqd_node resent, refused;
+    mqd_list_init(&resent);
     mqd_list_init(&refused);
     MQD_LIST_EACH(node, next, &r->control_sent) {
         struct mqd_request *request = MQD_CONTAINER(node, struct mqd_request, control_node);
         if (request->control_generation == generation)
             continue;
         request->sent = 0;
-        uncount(r, request);
+        uncount_sent(r, request);
         /* a late response from the dead acceptor finds another sequence number */
         r->control[request->control_index].sequence++;
         request->reply.size_bytes = 0;
         mqd_list_remove(node);
         bool is_sent_again = request->connection && is_replayable(request->api_key) && has_frame(request);
-        mqd_list_append(is_sent_again ? &again : &refused, node);
+        mqd_list_append(is_sent_again ? &resent : &refused, node);
     }
-    while (!mqd_list_empty(&refused)) { /* closing a connection frees its other requests too, here and in `again` */
+    while (!mqd_list_empty(&refused)) { /* closing a connection frees its other requests too, here and in `resent` */
         struct mqd_request *request = MQD_CONTAINER(refused.next, struct mqd_request, control_node);
         if (!request->connection) {
             mqd_request_free(r, request);
@@ -468,8 +465,8 @@ void mqd_control_on_acceptor_died(struct mqd_reactor *r)
         }
     }
     /* from the newest to the oldest, each is put before the connection's waiting requests */
-    while (!mqd_list_empty(&again)) {
-        struct mqd_request *request = MQD_CONTAINER(again.previous, struct mqd_request, control_node);
+    while (!mqd_list_empty(&resent)) {
+        struct mqd_request *request = MQD_CONTAINER(resent.previous, struct mqd_request, control_node);
         struct mqd_node *waiting = &request->connection->control_waiting;
         mqd_list_remove(&request->control_node);
         mqd_list_append(waiting->next, &request->control_node);
@@ -536,18 +533,18 @@ bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const
         return false;
     uint64_t hash = mqd_reply_key(c, header, frame, size_bytes, &key, &key_bytes);
     uint64_t version = mqd_load_acquire(&r->header->metadata_version);
-    struct mqd_cached_reply *found = NULL;
-    for (uint32_t i = 0; key && i < MQD_REPLY_CACHE_COUNT && !found; i++) {
+    struct mqd_cached_reply *match = NULL;
+    for (uint32_t i = 0; key && i < MQD_REPLY_CACHE_COUNT && !match; i++) {
         struct mqd_cached_reply *cached = &r->cached[i];
         if (cached->bytes && cached->hash == hash && cached->version == version && cached->key_bytes == key_bytes &&
             memcmp(cached->key, key, key_bytes) == 0)
-            found = cached;
+            match = cached;
     }
     free(key);
     struct mqd_request *request;
-    if (!found || !(request = mqd_request_new(r, c, header, MQD_REQUEST_READY)))
+    if (!match || !(request = mqd_request_new(r, c, header, MQD_REQUEST_READY)))
         return false;
-    if (!mqd_request_reply_append(r, request, found->bytes, found->size_bytes)) {
+    if (!mqd_request_reply_append(r, request, match->bytes, match->size_bytes)) {
         mqd_connection_fail(r, c, "no memory for another response (queued.max.request.bytes)");
         return true;
     }
@@ -556,7 +553,7 @@ bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const
     request->reply.bytes[1] = (uint8_t)(id >> 16);
     request->reply.bytes[2] = (uint8_t)(id >> 8);
     request->reply.bytes[3] = (uint8_t)id;
-    found->last_used = ++r->cache_clock;
+    match->last_used = ++r->cache_clock;
     mqd_stat(r, MQD_COUNT_REQUESTS_CACHED, 1);
     mqd_request_complete(r, request);
     return true;

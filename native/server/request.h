@@ -163,7 +163,7 @@ struct mqd_request {
     /* appends that hold back later requests of the connection and are neither staged nor refused
      * yet; see server/check/check.c */
     uint32_t undecided;
-    uint32_t awaiting;             /* the undecided appends that the next check will query */
+    uint32_t awaiting_count;       /* the undecided appends that the next check will query */
     uint32_t relaying;             /* its appends that wait for leaders on other hosts */
     uint8_t blocks;                /* counted in connection->blocked */
     uint8_t order_read;            /* `order` is filled */

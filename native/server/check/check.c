@@ -1,10 +1,10 @@
 /* Checks: queries that must be answered before a batch may be written, and the batches that wait
  * for their results.
  *
- *   transaction        The owner knows of no ongoing transaction of this producer (MQD_STAGE_VERIFY):
- *                      the transaction's coordinator verifies, or adds, the partitions (KIP-890).
- *                      One CHECK covers all partitions of a request that need it; each append is
- *                      then sent again with the guard that its owner returned.
+ *   transaction        The owner knows of no ongoing transaction of this producer
+ *                      (MQD_STAGE_VERIFY): the transaction's coordinator verifies, or adds, the
+ *                      partitions (KIP-890). One CHECK covers all partitions of a request that need
+ *                      it; each append is then sent again with the guard that its owner returned.
  *   records            server/check/check_records.c
  *
  * A request is `undecided` while one of its appends that need order (transactional, or parked for a
@@ -105,9 +105,9 @@ struct mqd_topic *mqd_check_topic(struct mqd_reactor *r, struct mqd_request *req
     if (!entry->key.by_id)
         entry->key.name.bytes = entry->name;
     struct mqd_topic *topic = mqd_topics_find(&r->topics, &entry->key);
-    bool same = topic && (uint32_t)append->partition_index < topic->partition_count &&
-                topic->slots[append->partition_index] == append->slot;
-    return same ? topic : NULL;
+    bool still_same = topic && (uint32_t)append->partition_index < topic->partition_count &&
+                      topic->slots[append->partition_index] == append->slot;
+    return still_same ? topic : NULL;
 }
 
 static int16_t topic_gone_error(const struct mqd_request *request)
@@ -144,7 +144,7 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
 
 static void maybe_submit(struct mqd_reactor *r, struct mqd_request *request)
 {
-    if (request->awaiting && request->awaiting == request->undecided && request->connection)
+    if (request->awaiting_count && request->awaiting_count == request->undecided && request->connection)
         submit_transaction(r, request);
 }
 
@@ -178,7 +178,7 @@ void mqd_check_remove_append(struct mqd_reactor *r, struct mqd_append *append)
     struct mqd_check *check = append->check;
     append->check = NULL;
     if (append->awaits_verification)
-        append->request->awaiting--;
+        append->request->awaiting_count--;
     append->awaits_verification = 0;
     if (check && mqd_list_empty(&check->parked) && !check->sent)
         mqd_check_end(r, check); /* the check was never sent */
@@ -199,10 +199,10 @@ bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append)
 {
     if (!append->check && !append->awaits_verification)
         return false;
-    bool records = append->check && append->check->kind != MQD_CHECK_TRANSACTION;
-    append->message = records ? "the batch's records were not checked in time; nothing was written"
-                              : "the transaction's coordinator did not answer in time; nothing was written";
-    mqd_append_done(r, append, records ? MQD_KAFKA_REQUEST_TIMED_OUT : MQD_KAFKA_NOT_ENOUGH_REPLICAS);
+    bool of_records = append->check && append->check->kind != MQD_CHECK_TRANSACTION;
+    append->message = of_records ? "the batch's records were not checked in time; nothing was written"
+                                 : "the transaction's coordinator did not answer in time; nothing was written";
+    mqd_append_done(r, append, of_records ? MQD_KAFKA_REQUEST_TIMED_OUT : MQD_KAFKA_NOT_ENOUGH_REPLICAS);
     return true;
 }
 
@@ -246,7 +246,7 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
     append->guard = guard;
     append->control |= request->version >= TRANSACTIONS_V2_SINCE_VERSION ? MQD_STAGE_FROM_ZERO : 0;
     append->awaits_verification = 1;
-    request->awaiting++;
+    request->awaiting_count++;
     maybe_submit(r, request);
 }
 
@@ -254,16 +254,16 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
 static uint64_t collect(struct mqd_request *request, struct mqd_node *parked, uint32_t *count)
 {
     uint64_t bytes = 0;
-    *count = request->awaiting;
-    request->awaiting = 0;
-    for (uint32_t i = 0, left = *count; left; i++) {
+    *count = request->awaiting_count;
+    request->awaiting_count = 0;
+    for (uint32_t i = 0, remaining = *count; remaining; i++) {
         struct mqd_append *append = &request->appends[i];
         if (!append->awaits_verification)
             continue;
         append->awaits_verification = 0;
         mqd_list_append(parked, &append->node);
         bytes += append->size_bytes;
-        left--;
+        remaining--;
     }
     return bytes;
 }

@@ -29,8 +29,8 @@ uint8_t *mqd_check_bytes(const struct mqd_reactor *r, const struct mqd_append *a
 void mqd_check_park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append);
 /* Moves the batch to `at` in the control arena, from where it is sent on. */
 void mqd_check_move(struct mqd_reactor *r, struct mqd_append *append, uint64_t at);
-/* Copies the id, because the frame may be released before the check of the transaction is written.
- * False: no memory. */
+/* Copies the id, because the frame may be released before the transaction's check is sent. Returns
+ * false if there is no memory. */
 bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request);
 extern const char *const mqd_check_too_many;
 

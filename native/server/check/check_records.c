@@ -6,14 +6,14 @@
  *                  worker's pool, while the append is parked. If the codec's library is missing,
  *                  the acceptor decompresses the batch
  *   scheduled      the acceptor reads the headers that specify when each record is due
- *   recompressed   compression.type is another codec than the batch's: the acceptor returns the
+ *   recompressed   compression.type names a codec other than the batch's: the acceptor returns the
  *                  batch in that codec, and this version is sent on
  *
  * The topic's record.validation selects the batches that are checked; in a compacted topic all are.
  *
  * Invariants: T1 to T3 of server/check/check_table.c. A job's payload is lent to its thread until
  * the job ends, just as other payloads are lent to the acceptor. Bounds: MQD_RECORDS_BYTES_MAX for
- * each of the pool's threads; INLINE_* for what the reactor does itself (some 30 us).
+ * each of the pool's threads; INLINE_* for what the reactor does itself (about 30 us).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +39,7 @@ struct mqd_check_job {
     int32_t record_count;
     const uint8_t *records;
     uint32_t size_bytes;
-    struct check_result found;
+    struct check_result result;
 };
 
 /* ---- refusals ---- */
@@ -91,36 +91,37 @@ static void refuse_malformed(struct mqd_reactor *r, struct mqd_append *append, i
     mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
 }
 
-static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, const struct check_result *found)
+static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, const struct check_result *result)
 {
-    if (found->error == MQD_CODEC_NO_MEMORY) {
+    if (result->error == MQD_CODEC_NO_MEMORY) {
         append->message = "no memory to check the batch's records; the client may retry";
         mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
         return;
     }
     struct mqd_refusal *refusal = mqd_refusal_new(r, append);
-    if (refusal && found->error == MQD_CODEC_TOO_LARGE)
+    if (refusal && result->error == MQD_CODEC_TOO_LARGE)
         snprintf(refusal->message, sizeof refusal->message, "the batch's records decompress to more than %u bytes",
                  MQD_RECORDS_BYTES_MAX);
     else if (refusal)
         snprintf(refusal->message, sizeof refusal->message, "the batch's compressed records are damaged: %s",
-                 found->reason);
+                 result->reason);
     mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
 }
 
-/* True: the append may continue. Otherwise it is refused. */
-static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool needs_keys, const struct check_result *found)
+/* Returns whether the append may continue; if not, refuses it. */
+static bool pass_or_refuse(struct mqd_reactor *r, struct mqd_append *append, bool needs_keys,
+                           const struct check_result *result)
 {
-    int32_t count = found->count;
-    if (!found->error && (count == 0 || (count > 0 && !needs_keys)))
+    int32_t count = result->count;
+    if (!result->error && (count == 0 || (count > 0 && !needs_keys)))
         return true;
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
-    if (found->error)
-        refuse_damaged(r, append, found);
+    if (result->error)
+        refuse_damaged(r, append, result);
     else if (count < 0)
-        refuse_malformed(r, append, -1 - count, found->reason);
+        refuse_malformed(r, append, -1 - count, result->reason);
     else
-        refuse_unkeyed(r, append, found->unkeyed,
+        refuse_unkeyed(r, append, result->unkeyed,
                        count < MQD_RECORD_ERROR_COUNT_MAX ? (uint32_t)count : MQD_RECORD_ERROR_COUNT_MAX,
                        (uint32_t)count);
     return false;
@@ -129,26 +130,26 @@ static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool needs_
 /* ---- checking ---- */
 
 static void check_bytes(uint8_t codec, const uint8_t *bytes, uint32_t size_bytes, uint32_t size_max,
-                        int32_t record_count, struct check_result *found)
+                        int32_t record_count, struct check_result *result)
 {
     int64_t records_bytes = size_bytes;
-    found->error = 0;
+    result->error = 0;
     if (codec) {
-        records_bytes = mqd_decompress(codec, bytes, size_bytes, size_max, &bytes, &found->reason);
+        records_bytes = mqd_decompress(codec, bytes, size_bytes, size_max, &bytes, &result->reason);
         if (records_bytes < 0) {
-            found->error = (int32_t)records_bytes;
+            result->error = (int32_t)records_bytes;
             return;
         }
     }
-    found->count = mqd_records_unkeyed(bytes, (uint64_t)records_bytes, record_count, found->unkeyed,
-                                       MQD_RECORD_ERROR_COUNT_MAX, &found->reason);
+    result->count = mqd_records_unkeyed(bytes, (uint64_t)records_bytes, record_count, result->unkeyed,
+                                        MQD_RECORD_ERROR_COUNT_MAX, &result->reason);
 }
 
 /* Runs on a thread of the pool. */
-static int run(void *argument)
+static int run_job(void *argument)
 {
     struct mqd_check_job *job = argument;
-    check_bytes(job->codec, job->records, job->size_bytes, MQD_RECORDS_BYTES_MAX, job->record_count, &job->found);
+    check_bytes(job->codec, job->records, job->size_bytes, MQD_RECORDS_BYTES_MAX, job->record_count, &job->result);
     mqd_decompress_trim();
     return 0;
 }
@@ -167,15 +168,16 @@ static bool can_decompress(struct mqd_reactor *r, uint8_t codec)
     return false;
 }
 
-/* NULL: there is no room, and the append is refused. */
+/* Returns NULL if there is no room; the append is then refused. */
 static struct mqd_check *park(struct mqd_reactor *r, struct mqd_append *append, uint16_t kind, uint8_t compression)
 {
     const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, append->slot);
     bool copy = append->size_bytes <= MQD_CHECK_COPY_BYTES_MAX,
-         counted = !copy && !mqd_frame_is_large(r, append->offset);
-    struct mqd_check *check = mqd_check_keep_transactional_id(r, append->request)
-                                  ? mqd_check_take(r, copy ? append->size_bytes : 0, counted ? append->size_bytes : 0)
-                                  : NULL;
+         counts_frame = !copy && !mqd_frame_is_large(r, append->offset);
+    struct mqd_check *check =
+        mqd_check_keep_transactional_id(r, append->request)
+            ? mqd_check_take(r, copy ? append->size_bytes : 0, counts_frame ? append->size_bytes : 0)
+            : NULL;
     if (!check) {
         append->message = mqd_check_too_many;
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
@@ -205,7 +207,7 @@ static bool start_job(struct mqd_reactor *r, struct mqd_check *check, const stru
     job->record_count = batch->record_count;
     job->records = r->options.arenas[r->options.self] + check->offset + MQD_BATCH_HEADER_BYTES;
     job->size_bytes = check->size_bytes - MQD_BATCH_HEADER_BYTES;
-    if (mqd_poll_run(r->poll, -1, run, job, mqd_token(MQD_TOKEN_CHECK, mqd_check_token(r, check)))) {
+    if (mqd_poll_run(r->poll, -1, run_job, job, mqd_token(MQD_TOKEN_CHECK, mqd_check_token(r, check)))) {
         free(job);
         return false;
     }
@@ -235,7 +237,7 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
     int32_t size_bytes_max = mqd_load_relaxed(&slot->message_bytes_max);
     bool scheduled = validation == MQD_VALIDATION_SCHEDULES;
     uint16_t kind = scheduled ? MQD_CHECK_SCHEDULES : needs_keys ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE;
-    struct check_result found;
+    struct check_result result;
     if (compression && codec == compression - 1)
         compression = 0; /* as in Kafka, a batch that already has the codec is stored unchanged, whatever its level */
     if (compression && size_bytes_max > 0 && batch->size_bytes > size_bytes_max)
@@ -245,9 +247,10 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
     bool by_acceptor = scheduled || (codec && (compression || !can_decompress(r, codec)));
     if (!by_acceptor && (!codec || append->size_bytes <= INLINE_BYTES_MAX)) {
         check_bytes(codec, mqd_check_bytes(r, append) + MQD_BATCH_HEADER_BYTES,
-                    append->size_bytes - MQD_BATCH_HEADER_BYTES, INLINE_RECORDS_BYTES_MAX, batch->record_count, &found);
-        if (found.error != MQD_CODEC_TOO_LARGE) {
-            if (!passes(r, append, needs_keys, &found))
+                    append->size_bytes - MQD_BATCH_HEADER_BYTES, INLINE_RECORDS_BYTES_MAX, batch->record_count,
+                    &result);
+        if (result.error != MQD_CODEC_TOO_LARGE) {
+            if (!pass_or_refuse(r, append, needs_keys, &result))
                 return false;
             if (!compression)
                 return true;
@@ -269,7 +272,7 @@ void mqd_check_on_job(struct mqd_reactor *r, uint64_t token)
     if (node) {
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         struct mqd_topic_walk walk = {0};
-        if (passes(r, append, check->kind == MQD_CHECK_RECORDS, &job->found))
+        if (pass_or_refuse(r, append, check->kind == MQD_CHECK_RECORDS, &job->result))
             mqd_check_resume(r, append, &walk);
     }
     free(job);

@@ -65,25 +65,25 @@ struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, 
 
 bool mqd_check_take_buffer(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes)
 {
-    int64_t at = -1;
+    int64_t offset = -1;
     uint64_t base = 0;
     check->buffer_pin = MQD_PIN_RUN;
     if (size_bytes <= MQD_EXTENT_BYTES) {
-        at = mqd_arena_allocate(r->control_arena, size_bytes);
+        offset = mqd_arena_allocate(r->control_arena, size_bytes);
         base = r->control_arena_base;
         check->buffer_pin = MQD_PIN_CONTROL;
     } else if (size_bytes <= (uint64_t)mqd_arena_extents_total(r->arena) * MQD_EXTENT_BYTES / FRAME_ARENA_DIVISOR) {
-        at = mqd_arena_allocate(r->arena, size_bytes);
-    } else if (r->large && (at = mqd_arena_allocate(r->large, size_bytes)) >= 0) {
+        offset = mqd_arena_allocate(r->arena, size_bytes);
+    } else if (r->large && (offset = mqd_arena_allocate(r->large, size_bytes)) >= 0) {
         base = r->large_base;
-        if (!mqd_large_zero(r, base + (uint64_t)at, size_bytes)) {
-            mqd_frame_release(r, base + (uint64_t)at);
-            at = -1;
+        if (!mqd_large_zero(r, base + (uint64_t)offset, size_bytes)) {
+            mqd_frame_release(r, base + (uint64_t)offset);
+            offset = -1;
         }
     }
-    if (at < 0)
+    if (offset < 0)
         return false;
-    check->buffer = base + (uint64_t)at;
+    check->buffer = base + (uint64_t)offset;
     check->buffer_bytes = size_bytes;
     check->buffer_filled = 0;
     return true;
@@ -119,7 +119,7 @@ uint64_t mqd_check_token(const struct mqd_reactor *r, const struct mqd_check *ch
     return (uint64_t)check->sequence << 16 | (uint64_t)(check - r->checks);
 }
 
-static bool send_one(struct mqd_reactor *r, struct mqd_check *check)
+static bool send_check(struct mqd_reactor *r, struct mqd_check *check)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
@@ -150,7 +150,7 @@ void mqd_check_send_queued(struct mqd_reactor *r)
 {
     while (!mqd_list_empty(&r->check_queue)) {
         struct mqd_check *check = MQD_CONTAINER(r->check_queue.next, struct mqd_check, node);
-        if (!send_one(r, check))
+        if (!send_check(r, check))
             return;
         mqd_list_remove(&check->node);
     }

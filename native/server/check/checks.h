@@ -16,7 +16,7 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
 struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append);
 /* called while the append is routed: later requests of its connection must not overtake it */
 void mqd_check_begin_order(struct mqd_reactor *r, struct mqd_append *append);
-/* ends the ordering: the append's place in the log is certain, or it gets none */
+/* ends the ordering: the append has a fixed place in the log, or will not be written */
 void mqd_check_end_order(struct mqd_reactor *r, struct mqd_append *append);
 /* called when all appends of a request are routed but some are still undecided */
 void mqd_check_on_routed(struct mqd_reactor *r, struct mqd_request *request);
@@ -33,6 +33,6 @@ void mqd_check_send_queued(struct mqd_reactor *r);
 void mqd_check_on_acceptor_died(struct mqd_reactor *r);
 void mqd_check_on_job(struct mqd_reactor *r, uint64_t token); /* of MQD_TOKEN_CHECK */
 void mqd_checks_destroy(struct mqd_reactor *r);
-extern bool mqd_check_by_acceptor; /* tests: as if no codec's library were installed */
+extern bool mqd_check_by_acceptor; /* set by tests: behaves as if no codec's library were installed */
 
 #endif
