@@ -44,8 +44,8 @@ enum mqd_process_state { MQD_PROCESS_ABSENT, MQD_PROCESS_STARTING, MQD_PROCESS_R
 enum mqd_slot_role { MQD_ROLE_LEADS, MQD_ROLE_FOLLOWS, MQD_ROLE_NONE };
 enum mqd_slot_state { MQD_SLOT_FREE, MQD_SLOT_OPENING, MQD_SLOT_ONLINE, MQD_SLOT_OFFLINE, MQD_SLOT_DELETING };
 
-/* The positions of a partition that its owner publishes; one cache line. All offsets are record
- * offsets, exclusive ends. */
+/* The positions of a partition that its owner publishes; one cache line. Offsets are record
+ * offsets; end offsets are exclusive. */
 struct mqd_positions {
     int64_t log_start_offset;
     int64_t high_watermark;
@@ -74,7 +74,7 @@ struct mqd_partition_view {
     uint64_t owner_generation;
 };
 
-/* traffic of clients with this host's replica, since its slot was assigned */
+/* client traffic of this host's replica, since its slot was assigned */
 struct mqd_partition_traffic {
     uint64_t records_in;
     uint64_t bytes_in;
@@ -116,7 +116,7 @@ int mqd_slot_assign(void *control, uint32_t slot, const uint8_t topic_id[16], in
 void mqd_slot_clear(void *control, uint32_t slot);
 void mqd_slot_set_state(void *control, uint32_t slot, uint8_t state);
 /* Requests one MQD_LINK_FLUSHED from the owner. Read the positions again after the call: the flush
- * may have ended before it. -1 MQD_E_INVALID: no such slot. */
+ * may have ended before the call. -1 MQD_E_INVALID: no such slot. */
 int mqd_slot_await_flush(void *control, uint32_t slot);
 /* Called around the opening of a partition, on the thread that opens it: a failed assertion in
  * between is counted in the slot, where the worker's successor sees it. Returns how often that has
@@ -125,8 +125,8 @@ int mqd_slot_recovery_begin(void *control, uint32_t slot);
 void mqd_slot_recovery_end(void);
 /* -1 MQD_E_INVALID: no such slot; a free slot returns state FREE */
 int mqd_slot_view(void *control, uint32_t slot, struct mqd_partition_view *out);
-/* The slots that are not free, and those whose controller died while assigning them, in order.
- * `slots` has room for all there are. Returns how many were found. */
+/* Lists the slots that are not free, and those whose controller died while assigning them. `slots`
+ * has room for MQD_PARTITION_SLOT_COUNT. Returns the number of slots listed. */
 uint32_t mqd_slots_used(void *control, uint32_t *slots);
 int mqd_slot_traffic(void *control, uint32_t slot, struct mqd_partition_traffic *out);
 
@@ -216,15 +216,15 @@ enum mqd_descriptor_kind {
     /* worker -> acceptor: check these batches before they are written. See below. Sent again when
      * the acceptor restarts */
     MQD_LINK_CHECK,
-    /* acceptor -> worker: the result of a CHECK; RELEASE (token, offset) when it has a payload */
+    /* acceptor -> worker: the result of a CHECK; RELEASE (token, offset) returns a payload */
     MQD_LINK_CHECKED,
     /* acceptor -> owner: query for the producers of the slot's partition */
     MQD_LINK_DESCRIBE,
     /* owner -> acceptor: array of struct mqd_producer_view, or error; RELEASE (token, offset) when
      * it has a payload */
     MQD_LINK_DESCRIBED,
-    /* acceptor -> worker: request `token` was read and will take long; its bytes need not stay in
-     * the arena */
+    /* acceptor -> worker: request `token` was read and will take a long time; its bytes need not
+     * stay in the arena */
     MQD_LINK_PARKED,
     /* worker -> acceptor: the client of the parked request `token` has disconnected, so the request
      * need not wait any longer; error as in REQUEST */
@@ -288,10 +288,10 @@ enum mqd_descriptor_kind {
 #define MQD_CHECKED_MORE 1 /* flags of CHECKED: more pieces of the same batch follow */
 #define MQD_RECORD_ERROR_COUNT_MAX 64
 
-/* CHECK     slot: of the batch (all but TRANSACTION). a: Produce version; in its third byte the codec + 1
- *           that the batch is to have (all but TRANSACTION), or 0. b: connection id (for logs). c: the
- *           codec's level in the low half, in the high half how large the batch may become. error: as
- *           in REQUEST. The payload stays until CHECKED.
+/* CHECK     slot: of the batch (all but TRANSACTION). a: Produce version; in its third byte (all but
+ *           TRANSACTION) the codec + 1 to which the batch must be converted, or 0. b: connection id
+ *           (for logs). c: the codec's level in the low half, the largest size that the batch may
+ *           then have in the high half. error: as in REQUEST. The payload stays until CHECKED.
  * CHECKED   TRANSACTION: payload is an int16 error code for each partition, in the order queried;
  *           or no payload and one code for all in `error`. Others: `error` 0; if CHECK named a
  *           codec, the payload is the batch in that codec, in pieces whose total size is `a`. Or
@@ -354,8 +354,8 @@ struct mqd_descriptor {
      * verdict applies. PRODUCE: see REDIRECTED. REQUEST: low 31 bits of the receiving acceptor's
      * generation */
     int32_t error;
-    /* PRODUCE: leader epoch the sender expects or -1. PRODUCED: base_offset. REQUEST: listener id.
-     * RESPONSE: metadata version of a cacheable body */
+    /* PRODUCE: leader epoch that the sender expects, or -1. PRODUCED: base_offset. REQUEST:
+     * listener id. RESPONSE: metadata version of a cacheable body */
     int64_t a;
     /* PRODUCE: verification guard or 0. PRODUCED: log_append_time_ms or -1. REQUEST: connection id
      * (for logs) */
@@ -560,8 +560,8 @@ struct mqd_producer_view {
     int32_t producer_epoch;
     int32_t reserved;
 };
-/* Copies out up to `capacity` producers; returns the total number. Only while the caller owns the
- * partition (after closing by the reactor, or before it is opened there). */
+/* Copies out up to `capacity` producers; returns the total number. Call it only while the caller
+ * owns the partition: before the reactor has opened it, or after the reactor has closed it. */
 uint32_t mqd_partition_producers(struct mqd_partition *partition, struct mqd_producer_view *out, uint32_t capacity);
 
 /* A walk over the batches of one segment file, for dump, verify and recovery. */
