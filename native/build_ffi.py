@@ -38,11 +38,11 @@ FOLDERS = ("base", "shm", "io", "tls", "codec", "wire", "replica", "share", "log
 # GCC for a generic x86-64 zeroes and copies structs of more than 128 bytes with `rep stos` and `rep
 # movs`, which take some 15 ns to start, four times per request. Other compilers have no such
 # option and need none.
-UNROLLED = [f"-mmem{what}-strategy=unrolled_loop:512:noalign,libcall:-1:noalign" for what in ("set", "cpy")]
+UNROLLED = [f"-mmem{name}-strategy=unrolled_loop:512:noalign,libcall:-1:noalign" for name in ("set", "cpy")]
 
 
 def supported_options(options: list[str]) -> list[str]:
-    """The options if the C compiler knows them; otherwise none."""
+    """The options if the C compiler knows them all; otherwise none."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     command = [*compiler, *options, "-E", "-x", "c", os.devnull]
     try:

@@ -1,8 +1,8 @@
 /* Extents of a process's shared receive memory, reference counted. The bookkeeping is private to
  * the owner.
  *
- * A run is one or more neighbouring extents that were allocated together; any offset within it
- * identifies it.
+ * A run is one or more neighbouring extents that were allocated together; any offset inside a run
+ * identifies the run.
  *
  *   one extent   popped from a free list, last freed first: a reactor that repeatedly allocates and
  *                frees receive windows uses the same few hundred kilobytes, which stay in its L2
@@ -13,8 +13,8 @@
  * Invariants
  *   A1  an extent is in the free list exactly when its bit in `free_bits` is set and its reference
  *       count is 0.
- *   A2  a run's reference count and length are stored in its first extent; every extent of the run
- *       has the index of the first in `first`.
+ *   A2  a run's reference count and length are stored in its first extent; in every extent of the
+ *       run, `first` is the index of that first extent.
  * Concurrency: one thread.
  */
 #include <errno.h>
@@ -86,7 +86,7 @@ struct mqd_arena *mqd_arena_open(uint8_t *bytes, size_t size_bytes, uint32_t ext
     arena->extent_count = count;
     arena->free_bits = free_bits;
     arena->free_head = NO_EXTENT;
-    for (uint32_t index = count; index-- > 0;) /* the lowest on top */
+    for (uint32_t index = count; index-- > 0;) /* the lowest ends at the head of the list */
         free_list_push(arena, index);
     return arena;
 }
@@ -99,19 +99,19 @@ void mqd_arena_close(struct mqd_arena *arena)
     free(arena);
 }
 
-/* First extent of the highest run of `length` free ones, or NO_EXTENT. */
+/* Returns the first extent of the highest run of `length` free extents, or NO_EXTENT. */
 static uint32_t find_run(const struct mqd_arena *arena, uint32_t length)
 {
-    uint32_t found = 0;
+    uint32_t free_count = 0; /* consecutive free extents from `index` on */
     for (uint32_t index = arena->extent_count; index-- > 0;) {
         uint64_t word = arena->free_bits[index >> 6];
         if (word == 0) { /* no free extent among these 64 */
-            found = 0;
+            free_count = 0;
             index &= ~63u;
             continue;
         }
-        found = word >> (index & 63) & 1 ? found + 1 : 0;
-        if (found == length)
+        free_count = word >> (index & 63) & 1 ? free_count + 1 : 0;
+        if (free_count == length)
             return index;
     }
     return NO_EXTENT;
@@ -125,7 +125,7 @@ int64_t mqd_arena_allocate(struct mqd_arena *arena, uint64_t size_bytes)
     uint32_t length = needed ? (uint32_t)needed : 1;
     uint32_t first = length == 1 ? arena->free_head : find_run(arena, length);
     if (first == NO_EXTENT)
-        return mqd_error_set_static(MQD_E_FULL, "the arena has no free run of extents that long");
+        return mqd_error_set_static(MQD_E_FULL, "the arena has no free run of that many extents");
     for (uint32_t index = first; index < first + length; index++) {
         MQD_ASSERT(arena->extent[index].first == NO_EXTENT && arena->extent[index].references == 0,
                    "A1: extent %u is allocated twice", index);
@@ -138,7 +138,7 @@ int64_t mqd_arena_allocate(struct mqd_arena *arena, uint64_t size_bytes)
     return (int64_t)first * arena->extent_bytes;
 }
 
-/* The run's first extent, NULL when nothing is allocated there. */
+/* Returns the first extent of the run at `offset`, or NULL when nothing is allocated there. */
 static struct extent *run_at(struct mqd_arena *arena, uint64_t offset)
 {
     uint64_t index = offset / arena->extent_bytes;
@@ -162,7 +162,8 @@ void mqd_arena_hold(struct mqd_arena *arena, uint64_t offset)
     run->references++;
 }
 
-/* -1 MQD_E_INVALID when nothing is allocated at `offset` (a peer released it twice). */
+/* Returns 1 if this was the last reference, 0 if others remain, or -1 MQD_E_INVALID when nothing is
+ * allocated at `offset` (a peer released it twice). */
 int mqd_arena_release(struct mqd_arena *arena, uint64_t offset)
 {
     struct extent *run = run_at(arena, offset);
@@ -181,8 +182,8 @@ int mqd_arena_release(struct mqd_arena *arena, uint64_t offset)
     return 1;
 }
 
-/* Sorts the free extents, the lowest on top: otherwise, after many allocations and releases, single
- * extents would be taken from places that long runs need. */
+/* Sorts the free list, the lowest extent first: otherwise, after many allocations and releases,
+ * single extents would be taken from places that long runs need. */
 void mqd_arena_sort_free_extents(struct mqd_arena *arena)
 {
     arena->free_head = NO_EXTENT;

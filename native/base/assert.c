@@ -6,11 +6,11 @@
 
 #include "base/atomic.h"
 
-static _Thread_local uint8_t *failure_count;
+static _Thread_local uint8_t *failure_counter;
 
-void mqd_assert_count(uint8_t *count)
+void mqd_assert_set_counter(uint8_t *counter)
 {
-    failure_count = count;
+    failure_counter = counter;
 }
 
 _Noreturn void mqd_assert_failed(const char *file, int line, const char *condition, const char *format, ...)
@@ -23,7 +23,7 @@ _Noreturn void mqd_assert_failed(const char *file, int line, const char *conditi
     fprintf(stderr, "mqd: invariant broken: %s (%s:%d: %s); the process aborts and is restarted\n", text, file, line,
             condition);
     fflush(stderr);
-    if (failure_count && mqd_load_relaxed(failure_count) < UINT8_MAX)
-        mqd_store_release(failure_count, (uint8_t)(mqd_load_relaxed(failure_count) + 1));
+    if (failure_counter && mqd_load_relaxed(failure_counter) < UINT8_MAX)
+        mqd_store_release(failure_counter, (uint8_t)(mqd_load_relaxed(failure_counter) + 1));
     abort();
 }

@@ -18,8 +18,8 @@
 _Noreturn void mqd_assert_failed(const char *file, int line, const char *condition, const char *format, ...)
     __attribute__((cold, format(printf, 4, 5)));
 
-/* Unless `count` is NULL, an assertion that fails on this thread increments *count before the
- * process aborts. The counter is in memory that outlives the process; the successor reads it. */
-void mqd_assert_count(uint8_t *count);
+/* Sets the counter that a failing assertion on this thread increments before the process aborts;
+ * NULL: none. The counter is in memory that outlives the process; the successor reads it. */
+void mqd_assert_set_counter(uint8_t *counter);
 
 #endif

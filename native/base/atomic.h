@@ -35,8 +35,8 @@
  * instruction. */
 #define mqd_count(word, value) mqd_store_relaxed((word), mqd_load_relaxed(word) + (value))
 
-/* True: the word had the value *expected, and `desired` was stored. Otherwise sets *expected to the
- * word's value. seq_cst. */
+/* Stores `desired` if the word has the value *expected, and returns true. Otherwise sets *expected
+ * to the word's value, and returns false. seq_cst. */
 #define mqd_compare_exchange(word, expected, desired)                                                                  \
     __atomic_compare_exchange_n((word), (expected), (desired), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
 

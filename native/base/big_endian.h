@@ -1,5 +1,5 @@
-/* Big-endian numbers at any alignment, as in Kafka's formats and ours on disk. The put functions
- * return the address after the number. */
+/* Big-endian numbers at any alignment, as in Kafka's formats and in mqd's own files. The put
+ * functions return the address after the number. */
 #ifndef MQD_BIG_ENDIAN_H
 #define MQD_BIG_ENDIAN_H
 

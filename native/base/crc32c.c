@@ -7,10 +7,10 @@
  * a third of its throughput. Long input is cut into three equal parts whose checksums are computed
  * in parallel and then combined: shifting a checksum over n bytes is a multiplication by x^(8n)
  * modulo the polynomial. That takes one carry-less multiplication by x^(8n-33), reduced by a crc32
- * step (which multiplies by x^32; the reflected product brings one more x). The method is Gopal et
- * al., "Fast CRC computation for iSCSI polynomial using CRC32 instruction", Intel 2011. Up to
- * SHORT_BYTES_MAX combining costs more than it saves. ARM's instructions are the same except for
- * their names.
+ * step (which multiplies by x^32; the reflected product has one more factor x). The method is Gopal
+ * et al., "Fast CRC computation for iSCSI polynomial using CRC32 instruction", Intel 2011. Up to
+ * SHORT_BYTES_MAX bytes, combining costs more than it saves. ARM's instructions are the same except
+ * for their names.
  *
  * Tables and constants are computed when the library is loaded, before any thread can call it;
  * afterwards everything is read-only.

@@ -11,7 +11,7 @@
 
 #define MQD_ERROR_MESSAGE_BYTES 512
 
-/* Whether space, descriptors or memory were lacking: a later attempt may succeed. */
+/* Whether the cause is a lack of disk space, descriptors or memory: a later attempt may succeed. */
 bool mqd_error_is_transient(int code);
 
 /* code: errno or MQD_E_*. All return -1, so that `return mqd_error_set(...)` is possible.

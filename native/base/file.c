@@ -1,5 +1,5 @@
-/* The file layer; see base/file.h. Journal and faults are in base/file_watch.h and cost one
- * predictable branch here.
+/* The file layer; see base/file.h. The journal and the faults are in base/file_watch.h; here they
+ * cost one predictable branch.
  *
  * Every call that fails sets mqd_error; those used only from C (open, pwritev, sync, ...) also
  * leave errno as the system set it.

@@ -17,12 +17,13 @@
 #include "native.h"
 
 /* The largest single write to a segment. For larger writes ext4 uses folios of 128 KiB and more,
- * whose memory a virtual machine mostly touches for the first time: 1 to 3.7 CPU-us per KiB instead
+ * in memory that a virtual machine has mostly not touched before: 1 to 3.7 CPU-us per KiB instead
  * of 0.15 (measured on Linux 6.18). Compared with that, an additional system call per 64 KiB costs
  * nothing. */
 #define MQD_WRITE_BYTES_MAX ((size_t)64 << 10)
 
-/* On failure all return -1 with both errno and mqd_error set. */
+/* On failure all of these return -1 with both errno and mqd_error set. */
+
 /* adds O_CLOEXEC */
 int mqd_file_open(const char *path, int flags, mode_t mode);
 ssize_t mqd_file_pwritev(int fd, const struct iovec *iov, int count, int64_t offset);

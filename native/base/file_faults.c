@@ -1,5 +1,5 @@
 /* Deterministic fault injection for the file layer; the rule syntax is in base/file_watch.h.
- * Called with the watch mutex held. */
+ * All functions are called with the watch mutex held. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -25,8 +25,8 @@ struct rule {
 };
 
 static struct {
-    char control[4096]; /* the file after '@'; "" = rules are fixed */
-    struct stat seen;   /* of the control file when it was last read */
+    char control[4096];         /* the file after '@'; "" = rules are fixed */
+    struct stat control_status; /* when the control file was last read */
     struct rule rules[RULE_COUNT_MAX];
     int count;
 } faults;
@@ -77,8 +77,8 @@ static int parse_field(struct rule *rule, const char *text)
 
 static int parse_rule(char *text)
 {
-    char *state, whole[SPEC_BYTES_MAX];
-    snprintf(whole, sizeof whole, "%s", text);
+    char *state, rule_text[SPEC_BYTES_MAX];
+    snprintf(rule_text, sizeof rule_text, "%s", text);
     char *part = strtok_r(text, ":", &state);
     if (faults.count == RULE_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "more than %d file fault rules", RULE_COUNT_MAX);
@@ -88,10 +88,10 @@ static int parse_rule(char *text)
             rule.call = (enum mqd_file_call)calls[i].value;
     part = strtok_r(NULL, ":", &state);
     if ((int)rule.call < 0 || !part || parse_fault_kind(&rule, part) < 0)
-        return mqd_error_set(MQD_E_INVALID, "file fault rule '%s' is not op:fault[:path][:key=value]...", whole);
+        return mqd_error_set(MQD_E_INVALID, "file fault rule '%s' is not op:fault[:path][:key=value]...", rule_text);
     while ((part = strtok_r(NULL, ":", &state)))
         if (parse_field(&rule, part) < 0)
-            return mqd_error_set(MQD_E_INVALID, "file fault rule '%s': cannot read '%s'", whole, part);
+            return mqd_error_set(MQD_E_INVALID, "file fault rule '%s': cannot read '%s'", rule_text, part);
     faults.rules[faults.count++] = rule;
     return 0;
 }
@@ -112,22 +112,23 @@ static int parse_rules(const char *spec)
     return 0;
 }
 
-static bool same_file(const struct stat *a, const struct stat *b)
+static bool is_same_version(const struct stat *a, const struct stat *b)
 {
     return a->st_ino == b->st_ino && a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
            a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
-/* Parsing may fail, for example while the control file is being written: then a line is written to
- * stderr, and no faults are injected until the file changes again. */
-static void reread_control(void)
+/* Reads the control file again if it has changed. If it cannot be parsed, for example because it is
+ * being written, this writes a line to stderr, and no faults are injected until the file changes
+ * again. */
+static void update_rules(void)
 {
     struct stat now;
     if (stat(faults.control, &now) < 0)
         memset(&now, 0, sizeof now);
-    if (same_file(&now, &faults.seen))
+    if (is_same_version(&now, &faults.control_status))
         return;
-    faults.seen = now;
+    faults.control_status = now;
     faults.count = 0;
     char text[SPEC_BYTES_MAX];
     int fd = open(faults.control, O_RDONLY | O_CLOEXEC);
@@ -154,8 +155,8 @@ int mqd_file_faults_configure(const char *spec)
     return 0;
 }
 
-/* Whether the rule applies to this call. Counts the call. */
-static bool applies(struct rule *rule, uint64_t size_bytes, struct mqd_file_fault *fault)
+/* Counts the call, and returns whether the rule applies to it; if so, sets `fault`. */
+static bool apply_rule(struct rule *rule, uint64_t size_bytes, struct mqd_file_fault *fault)
 {
     if (rule->after > 0) {
         rule->after--;
@@ -186,7 +187,7 @@ static bool applies(struct rule *rule, uint64_t size_bytes, struct mqd_file_faul
 bool mqd_file_faults_may_delay(enum mqd_file_call call)
 {
     if (faults.control[0])
-        reread_control();
+        update_rules();
     for (int i = 0; i < faults.count; i++)
         if (faults.rules[i].fault_kind == FAULT_DELAY &&
             (faults.rules[i].call == call || faults.rules[i].call == MQD_CALL_ANY))
@@ -198,12 +199,12 @@ struct mqd_file_fault mqd_file_faults_apply(enum mqd_file_call call, const char 
 {
     struct mqd_file_fault fault = {.bytes_max = -1};
     if (faults.control[0])
-        reread_control();
+        update_rules();
     for (int i = 0; i < faults.count; i++) {
         struct rule *rule = &faults.rules[i];
         if ((rule->call != call && rule->call != MQD_CALL_ANY) || (rule->path[0] && !strstr(path, rule->path)))
             continue;
-        if (!applies(rule, size_bytes, &fault))
+        if (!apply_rule(rule, size_bytes, &fault))
             continue;
         if (rule->fault_kind != FAULT_DELAY)
             break;

@@ -89,7 +89,7 @@ __attribute__((constructor)) static void watch_from_environment(void)
 
 /* ---- names ---- */
 
-/* The file's current name, even if it was renamed since, or other code opened it. */
+/* The file's current path, even if it was renamed after it was opened, or other code opened it. */
 static void path_of(int fd, char out[PATH_MAX])
 {
     char link[64];
@@ -142,11 +142,11 @@ static void write_record(struct iovec *iov, int count)
     }
 }
 
-/* Mutex held. The record's data are the first record.data_bytes bytes of the `count` iovecs in
- * `data`. Returns the sequence number (0 without a journal). Preserves errno. */
+/* The mutex is held. The record's data are the first record.data_bytes bytes of the `count` iovecs
+ * in `data`. Returns the sequence number (0 without a journal). Preserves errno. */
 static uint64_t journal_add(struct record record, const char *path, const struct iovec *data, int count)
 {
-    int saved = errno;
+    int saved_errno = errno;
     if (!watch.journal[0])
         return 0;
     if (watch.pid != getpid() && journal_open() < 0)
@@ -158,21 +158,21 @@ static uint64_t journal_add(struct record record, const char *path, const struct
     record.time_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
     record.path_bytes = (uint16_t)strlen(path);
     struct iovec iov[IOV_MAX + 2] = {{&record, sizeof record}, {(void *)path, record.path_bytes}};
-    int used = 2;
-    size_t left = record.data_bytes;
-    for (int i = 0; i < count && left > 0; i++) {
-        iov[used] = data[i];
-        if (iov[used].iov_len > left)
-            iov[used].iov_len = left;
-        left -= iov[used++].iov_len;
+    int iov_count = 2;
+    size_t bytes_left = record.data_bytes;
+    for (int i = 0; i < count && bytes_left > 0; i++) {
+        iov[iov_count] = data[i];
+        if (iov[iov_count].iov_len > bytes_left)
+            iov[iov_count].iov_len = bytes_left;
+        bytes_left -= iov[iov_count++].iov_len;
     }
-    write_record(iov, used);
-    errno = saved;
+    write_record(iov, iov_count);
+    errno = saved_errno;
     return record.sequence;
 }
 
-/* Mutex held on entry and return; released while a DELAY sleeps. -1 with errno when the call is
- * refused. */
+/* The mutex is held on entry and return, and released while a DELAY sleeps. Returns -1 with errno
+ * when the call must fail. */
 static int apply_faults(enum mqd_file_call call, const char *path, uint64_t size_bytes, int64_t *bytes_max)
 {
     struct mqd_file_fault fault = mqd_file_faults_apply(call, path, size_bytes);
@@ -306,9 +306,9 @@ void mqd_watched_sync_begin(int fd)
     pthread_mutex_unlock(&watch.mutex);
 }
 
-/* Several flushes of one fd may be running: a completion is attributed to the oldest begin, so it
- * never covers more writes than the flush did. A completion without a recorded begin refers to 0
- * and covers nothing. */
+/* Several flushes of one fd may be running: a completion is attributed to the oldest SYNC_BEGIN,
+ * so it never covers more writes than the flush did. A completion without a recorded SYNC_BEGIN
+ * refers to 0 and covers nothing. */
 int mqd_watched_sync_end(int fd, int result)
 {
     char name[PATH_MAX];

@@ -9,25 +9,25 @@
  *    8  u64  sequence number, from 1, per process
  *   16  u64  CLOCK_MONOTONIC ns, to merge the journals of several processes. Taken after the
  *       effect; for SYNC_BEGIN before it
- *   24  i64  offset. WRITE, FALLOCATE: where. TRUNCATE: the new size
+ *   24  i64  offset. WRITE, FALLOCATE: where the range begins. TRUNCATE: the new size
  *   32  u64  length. WRITE: bytes written (fewer than requested after a short write). FALLOCATE:
- *       bytes
- *   40  u64  reference. SYNC_DONE: sequence number of its SYNC_BEGIN. CREATE: 1 = the directory
- *       entry was created, 0 = it existed
+ *       bytes of the range
+ *   40  u64  SYNC_DONE: sequence number of its SYNC_BEGIN. CREATE: 1 = the directory entry was
+ *       created, 0 = it existed
  *   48  i32  result. SYNC_DONE: 0, or -errno: the flush failed and covers nothing. Otherwise 0:
  *       failed calls are not recorded
  *   52  u32  data_bytes
  *   56  path (absolute, no NUL), then data: WRITE the bytes, RENAME the new path
  *
- * How to read it: a write is durable when a SYNC_DONE with result 0 of the same file refers to a
- * SYNC_BEGIN after the write (SYNCFS pairs: any file under `path`). A CREATE, RENAME, UNLINK or
- * MKDIR is durable when the same holds for the directory that contains the name. A torn last record
- * must be ignored: its change is not durable anyway. FALLOCATE never changes content or size
- * (FALLOC_FL_KEEP_SIZE).
+ * How to read the journal: a write is durable when a SYNC_DONE with result 0 of the same file
+ * refers to a SYNC_BEGIN after the write (SYNCFS pairs: any file under `path`). A CREATE, RENAME,
+ * UNLINK or MKDIR is durable when the same holds for the directory that contains the name. A torn
+ * last record must be ignored: its change is not durable anyway. FALLOCATE never changes content or
+ * size (FALLOC_FL_KEEP_SIZE).
  *
  * Faults: MQD_FILE_FAULTS = rules separated by ',' ';' or newline, or @FILE, which holds the rules
- * and is read again whenever it changes (its counters then restart; a missing or empty file means
- * no faults):
+ * and is read again whenever it changes (the rules' counts then restart; a missing or empty
+ * file means no faults):
  *
  *   op:fault[:path-substring][:key=value]...      '#' starts a comment
  *   op        open write sync syncfs truncate rename fallocate unlink mkdir any (pwritev and pwrite

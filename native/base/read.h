@@ -1,4 +1,4 @@
-/* Reading a part of a file in full. */
+/* Reads a range of a file in full. */
 #ifndef MQD_READ_H
 #define MQD_READ_H
 

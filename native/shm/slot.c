@@ -222,13 +222,13 @@ int mqd_slot_recovery_begin(void *control, uint32_t index)
     struct mqd_partition_slot *slot = mqd_control_partition(control, index);
     if (!slot)
         return mqd_error_set(MQD_E_INVALID, "there is no partition slot %u", index);
-    mqd_assert_count(&slot->recovery_aborts);
+    mqd_assert_set_counter(&slot->recovery_aborts);
     return mqd_load_acquire(&slot->recovery_aborts);
 }
 
 void mqd_slot_recovery_end(void)
 {
-    mqd_assert_count(NULL);
+    mqd_assert_set_counter(NULL);
 }
 
 int mqd_slot_traffic(void *control, uint32_t index, struct mqd_partition_traffic *out)
