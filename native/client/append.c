@@ -45,10 +45,10 @@ static inline uint64_t body_bytes(const struct record *record, uint64_t timestam
            (uint64_t)(record->headers ? record->header_bytes : MQD_RECORD_HEADERS_NONE);
 }
 
-static inline uint8_t *put_record(uint8_t *at, const struct record *record, uint64_t body, uint64_t timestamp_delta,
-                                  uint64_t offset_delta)
+static inline uint8_t *put_record(uint8_t *at, const struct record *record, uint64_t body_size,
+                                  uint64_t timestamp_delta, uint64_t offset_delta)
 {
-    at = mqd_put_unsigned_varint(at, mqd_zigzag((int64_t)body));
+    at = mqd_put_unsigned_varint(at, mqd_zigzag((int64_t)body_size));
     *at++ = 0;
     at = mqd_put_unsigned_varint(at, timestamp_delta);
     at = mqd_put_unsigned_varint(at, offset_delta);
@@ -100,9 +100,9 @@ static struct mqd_producer_batch *take_entry(struct mqd_producer *producer)
     struct mqd_node *node = mqd_list_pop(&producer->free);
     if (node)
         return MQD_CONTAINER(node, struct mqd_producer_batch, node);
-    if (producer->batches_begun == producer->batch_count)
+    if (producer->used_count == producer->batch_count)
         return NULL;
-    struct mqd_producer_batch *batch = &producer->batches[producer->batches_begun++];
+    struct mqd_producer_batch *batch = &producer->batches[producer->used_count++];
     mqd_list_init(&batch->node);
     mqd_list_init(&batch->outcome_node);
     mqd_list_init(&batch->lingering);
@@ -114,11 +114,12 @@ static void return_entry(struct mqd_producer *producer, struct mqd_producer_batc
     mqd_list_append(&producer->free, &batch->node);
 }
 
-/* Takes memory for a new batch: its expected size, but at most half of its partition's share of the
+/* Takes memory for a new batch: preferred_bytes, but at most half of its partition's share of the
  * memory, so that every active partition can have one batch open and one in flight. Fails if not
  * even half of that is free: many small batches would fill the memory, whereas full batches are
- * sent and soon answered. */
-static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, uint64_t preferred_bytes, uint32_t *got)
+ * sent and soon answered. Returns the first chunk and sets *chunk_count, or returns UINT32_MAX. */
+static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, uint64_t preferred_bytes,
+                         uint32_t *chunk_count)
 {
     struct mqd_client_memory *memory = &producer->memory;
     uint64_t allowed = producer->used_bytes_max > producer->used_bytes
@@ -133,8 +134,9 @@ static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, u
         needed = (preferred + 1) / 2;
     if (preferred > allowed)
         preferred = (uint32_t)allowed;
-    return needed > allowed ? UINT32_MAX
-                            : mqd_client_memory_take(memory, preferred > needed ? preferred : needed, needed, got);
+    return needed > allowed
+               ? UINT32_MAX
+               : mqd_client_memory_take(memory, preferred > needed ? preferred : needed, needed, chunk_count);
 }
 
 static uint64_t frame_bytes(const struct mqd_producer_topic *topic, uint64_t batch_bytes)
@@ -143,36 +145,37 @@ static uint64_t frame_bytes(const struct mqd_producer_topic *topic, uint64_t bat
 }
 
 /* Begins a batch with room for `needed_bytes` and, if there is memory, up to `preferred_bytes`.
- * NULL: there is no memory now. */
+ * Returns NULL if no memory is free now. */
 static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, struct mqd_producer_partition *partition,
                                               uint64_t needed_bytes, uint64_t preferred_bytes)
 {
     struct mqd_producer_topic *topic = partition->topic;
     struct mqd_producer_batch *batch = take_entry(producer);
-    uint32_t got,
-        first = batch ? take_run(producer, frame_bytes(topic, needed_bytes), frame_bytes(topic, preferred_bytes), &got)
-                      : UINT32_MAX;
-    if (first == UINT32_MAX) {
+    uint32_t chunk_count, first_chunk = UINT32_MAX;
+    if (batch)
+        first_chunk =
+            take_run(producer, frame_bytes(topic, needed_bytes), frame_bytes(topic, preferred_bytes), &chunk_count);
+    if (first_chunk == UINT32_MAX) {
         if (batch)
             return_entry(producer, batch);
         return NULL;
     }
-    uint64_t limit = (uint64_t)got * producer->memory.chunk_bytes - frame_bytes(topic, 0),
-             most = needed_bytes > preferred_bytes ? needed_bytes : preferred_bytes,
+    uint64_t limit = (uint64_t)chunk_count * producer->memory.chunk_bytes - frame_bytes(topic, 0),
+             wanted_bytes = needed_bytes > preferred_bytes ? needed_bytes : preferred_bytes,
              request_limit =
-                 producer->client->request_bytes_max - frame_bytes(topic, 0); /* not below 0: see fits_ever */
-    most = most < request_limit ? most : request_limit;
-    producer->used_bytes += (uint64_t)got * producer->memory.chunk_bytes;
+                 producer->client->request_bytes_max - frame_bytes(topic, 0); /* not below 0: see can_ever_fit */
+    wanted_bytes = wanted_bytes < request_limit ? wanted_bytes : request_limit;
+    producer->used_bytes += (uint64_t)chunk_count * producer->memory.chunk_bytes;
     producer->active_count += partition->batch_count++ == 0;
     producer->live_count++;
     batch->partition = partition;
     batch->number = ++producer->batch_serial << MQD_PRODUCER_BATCH_BITS | (uint64_t)(batch - producer->batches);
-    batch->first_chunk = first;
-    batch->chunk_count = got;
-    batch->header_position = producer->base + (uint64_t)first * producer->memory.chunk_bytes + topic->prefix_bytes +
-                             MQD_PRODUCER_HEAD_BYTES_MAX;
+    batch->first_chunk = first_chunk;
+    batch->chunk_count = chunk_count;
+    batch->header_position = producer->base + (uint64_t)first_chunk * producer->memory.chunk_bytes +
+                             topic->prefix_bytes + MQD_PRODUCER_HEAD_BYTES_MAX;
     batch->size_bytes = MQD_BATCH_HEADER_BYTES;
-    batch->limit_bytes = (uint32_t)(limit < most ? limit : most);
+    batch->limit_bytes = (uint32_t)(limit < wanted_bytes ? limit : wanted_bytes);
     batch->record_count = 0;
     batch->attributes = producer->options.transactional_id ? 1 << 4 : 0;
     batch->abandoned = batch->maybe_written = false;
@@ -192,7 +195,7 @@ static void batch_open(struct mqd_producer *producer, struct mqd_producer_batch 
 
 /* Called when no memory is free for a new batch. Handles the responses that have arrived. Open
  * batches are closed only when nothing else holds memory: otherwise they would be closed half empty
- * although the next response frees memory. True: memory was freed; try again. */
+ * although the next response frees memory. Returns true if memory was freed: then try again. */
 static bool make_room(struct mqd_producer *producer)
 {
     uint64_t before = producer->used_bytes;
@@ -220,12 +223,12 @@ static void send_full_batch(struct mqd_producer *producer, struct mqd_producer_b
 static int32_t choose_partition(struct mqd_producer *producer, struct mqd_producer_topic *topic, const uint8_t *key,
                                 int32_t key_bytes)
 {
-    bool anywhere =
+    bool any_partition =
         topic->partitioner == MQD_PARTITIONER_RANDOM ||
         (topic->partitioner == MQD_PARTITIONER_CONSISTENT_RANDOM && key_bytes <= 0) ||
         ((topic->partitioner == MQD_PARTITIONER_MURMUR2_RANDOM || topic->partitioner == MQD_PARTITIONER_FNV1A_RANDOM) &&
          key_bytes < 0);
-    if (!anywhere || topic->partition_count == 1)
+    if (!any_partition || topic->partition_count == 1)
         return mqd_partition_for(topic->partitioner, key, key_bytes, topic->partition_count, &producer->random_state);
     if (topic->sticky < 0 || !topic->partitions[topic->sticky]->open)
         topic->sticky =
@@ -233,10 +236,12 @@ static int32_t choose_partition(struct mqd_producer *producer, struct mqd_produc
     return topic->sticky;
 }
 
-enum put_result { PUT, PUT_FULL, PUT_WRONG };
+enum put_result { PUT, PUT_FULL, PUT_INVALID };
 
-/* False, with the error set: a batch of this size never fits, however much memory becomes free. */
-static bool fits_ever(const struct mqd_producer *producer, const struct mqd_producer_topic *topic, uint64_t batch_bytes)
+/* Returns false, with the error set, if a batch of this size never fits, however much memory
+ * becomes free. */
+static bool can_ever_fit(const struct mqd_producer *producer, const struct mqd_producer_topic *topic,
+                         uint64_t batch_bytes)
 {
     if (frame_bytes(topic, batch_bytes) > producer->client->request_bytes_max) {
         mqd_error_set(MQD_E_INVALID,
@@ -255,18 +260,19 @@ static bool fits_ever(const struct mqd_producer *producer, const struct mqd_prod
 }
 
 static inline bool has_room(const struct mqd_producer *producer, const struct mqd_producer_batch *batch,
-                            const struct record *record, uint64_t *body)
+                            const struct record *record, uint64_t *body_size)
 {
-    *body = body_bytes(record, mqd_zigzag(record->timestamp_ms - batch->base_timestamp_ms),
-                       mqd_zigzag(batch->record_count));
-    return batch->size_bytes + mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)*body)) + *body <= batch->limit_bytes &&
+    *body_size = body_bytes(record, mqd_zigzag(record->timestamp_ms - batch->base_timestamp_ms),
+                            mqd_zigzag(batch->record_count));
+    return batch->size_bytes + mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)*body_size)) + *body_size <=
+               batch->limit_bytes &&
            (uint32_t)batch->record_count < producer->options.batch_records_max;
 }
 
-/* Finds or begins an open batch with room for the record; also computes the record's size. */
-static enum put_result add_record(struct mqd_producer *producer, struct mqd_producer_topic *topic,
+/* Finds an open batch with room for the record, or begins one; also computes the record's size. */
+static enum put_result find_batch(struct mqd_producer *producer, struct mqd_producer_topic *topic,
                                   const struct record *record, int32_t requested_partition,
-                                  struct mqd_producer_batch **out, uint64_t *body)
+                                  struct mqd_producer_batch **out, uint64_t *body_size)
 {
     for (;;) {
         int32_t index = requested_partition != -1 ? requested_partition
@@ -274,21 +280,22 @@ static enum put_result add_record(struct mqd_producer *producer, struct mqd_prod
         if (index < 0 || index >= topic->partition_count) {
             mqd_error_set(MQD_E_INVALID, "partition %d of \"%s\", which has %d", index, topic->name,
                           topic->partition_count);
-            return PUT_WRONG;
+            return PUT_INVALID;
         }
         struct mqd_producer_batch *batch = topic->partitions[index]->open;
         if (batch) {
-            if (has_room(producer, batch, record, body)) {
+            if (has_room(producer, batch, record, body_size)) {
                 *out = batch;
                 return PUT;
             }
             send_full_batch(producer, batch);
             continue;
         }
-        *body = body_bytes(record, 0, 0);
-        uint64_t needed = MQD_BATCH_HEADER_BYTES + mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)*body)) + *body;
-        if (!fits_ever(producer, topic, needed))
-            return PUT_WRONG;
+        *body_size = body_bytes(record, 0, 0);
+        uint64_t needed =
+            MQD_BATCH_HEADER_BYTES + mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)*body_size)) + *body_size;
+        if (!can_ever_fit(producer, topic, needed))
+            return PUT_INVALID;
         batch = batch_begin(producer, topic->partitions[index], needed, producer->options.batch_bytes);
         if (batch) {
             batch_open(producer, batch, record->timestamp_ms);
@@ -301,10 +308,10 @@ static enum put_result add_record(struct mqd_producer *producer, struct mqd_prod
 }
 
 static inline void append_record(struct mqd_producer *producer, struct mqd_producer_batch *batch,
-                                 const struct record *record, uint64_t body)
+                                 const struct record *record, uint64_t body_size)
 {
     uint8_t *begin = mqd_producer_data(producer) + batch->header_position + batch->size_bytes;
-    uint8_t *end = put_record(begin, record, body, mqd_zigzag(record->timestamp_ms - batch->base_timestamp_ms),
+    uint8_t *end = put_record(begin, record, body_size, mqd_zigzag(record->timestamp_ms - batch->base_timestamp_ms),
                               mqd_zigzag(batch->record_count));
     batch->size_bytes += (uint32_t)(end - begin);
     batch->record_count++;
@@ -323,18 +330,19 @@ static int check_usable(const struct mqd_producer *producer, int32_t topic)
     if (mqd_client_check(producer->client))
         return -1;
     if (topic < 0 || topic >= producer->topic_count)
-        return mqd_error_set(MQD_E_INVALID, "topic %d: mqd_producer_topic has given %d numbers", topic,
+        return mqd_error_set(MQD_E_INVALID, "topic number %d is invalid: mqd_producer_topic has assigned %d", topic,
                              producer->topic_count);
     return 0;
 }
 
-static int wrong_size(const char *what, int32_t size_bytes)
+static int invalid_size(const char *what, int32_t size_bytes)
 {
     return mqd_error_set(MQD_E_INVALID, "invalid size of %s: %d bytes", what, size_bytes);
 }
 
-/* Completes `record`, the i-th: its pointers already point after the previous record's bytes. */
-static inline int column_record(const struct mqd_record_columns *columns, uint32_t i, struct record *record)
+/* Sets the sizes and the timestamp of `record`, the i-th; its pointers already point behind the
+ * previous record's bytes. */
+static inline int load_record(const struct mqd_record_columns *columns, uint32_t i, struct record *record)
 {
     record->value_bytes = columns->value_bytes ? columns->value_bytes[i] : columns->fixed_value_bytes;
     record->key_bytes = columns->key_bytes ? columns->key_bytes[i] : -1;
@@ -342,14 +350,14 @@ static inline int column_record(const struct mqd_record_columns *columns, uint32
     if (columns->header_bytes) {
         record->header_bytes = columns->header_bytes[i];
         if (__builtin_expect(record->header_bytes < 1, 0))
-            return wrong_size("a header section", record->header_bytes);
+            return invalid_size("a header section", record->header_bytes);
     }
     if (__builtin_expect(record->value_bytes < -1, 0))
-        return wrong_size("a value", record->value_bytes);
-    return __builtin_expect(record->key_bytes < -1, 0) ? wrong_size("a key", record->key_bytes) : 0;
+        return invalid_size("a value", record->value_bytes);
+    return __builtin_expect(record->key_bytes < -1, 0) ? invalid_size("a key", record->key_bytes) : 0;
 }
 
-static inline void column_step(const struct mqd_record_columns *columns, struct record *record)
+static inline void advance_record(const struct mqd_record_columns *columns, struct record *record)
 {
     if (record->value_bytes > 0)
         record->value += record->value_bytes;
@@ -366,28 +374,28 @@ static uint32_t append_uniform(struct mqd_producer *producer, struct mqd_produce
                                const struct record *first, uint32_t count)
 {
     uint64_t timestamp_delta = mqd_zigzag(first->timestamp_ms - batch->base_timestamp_ms),
-             offset_delta = mqd_zigzag(batch->record_count), body;
+             offset_delta = mqd_zigzag(batch->record_count), body_size;
     uint32_t delta_bytes = mqd_unsigned_varint_bytes(offset_delta),
-             most = producer->options.batch_records_max - (uint32_t)batch->record_count,
-             n = count < most ? count : most;
+             records_left = producer->options.batch_records_max - (uint32_t)batch->record_count,
+             n = count < records_left ? count : records_left;
     /* the number of records whose deltas have the same length */
-    uint64_t same_size = (1ull << (7 * delta_bytes - 1)) - (uint64_t)batch->record_count;
+    uint64_t same_length_count = (1ull << (7 * delta_bytes - 1)) - (uint64_t)batch->record_count;
     uint8_t head[32] = {0}, *at = mqd_producer_data(producer) + batch->header_position + batch->size_bytes;
-    body = body_bytes(first, timestamp_delta, offset_delta);
-    uint64_t size_bytes = mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)body)) + body,
-             fitting = (batch->limit_bytes - batch->size_bytes) / size_bytes;
-    n = n < same_size ? n : (uint32_t)same_size;
-    n = n < fitting ? n : (uint32_t)fitting;
+    body_size = body_bytes(first, timestamp_delta, offset_delta);
+    uint64_t size_bytes = mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)body_size)) + body_size,
+             fitting_count = (batch->limit_bytes - batch->size_bytes) / size_bytes;
+    n = n < same_length_count ? n : (uint32_t)same_length_count;
+    n = n < fitting_count ? n : (uint32_t)fitting_count;
     uint8_t *delta =
-        mqd_put_unsigned_varint(mqd_put_unsigned_varint(head, mqd_zigzag((int64_t)body)) + 1, timestamp_delta);
+        mqd_put_unsigned_varint(mqd_put_unsigned_varint(head, mqd_zigzag((int64_t)body_size)) + 1, timestamp_delta);
     size_t value_bytes = (size_t)first->value_bytes, delta_at = (size_t)(delta - head);
     delta[delta_bytes] = 1; /* no key */
     size_t head_bytes =
         (size_t)(mqd_put_unsigned_varint(delta + delta_bytes + 1, mqd_zigzag(first->value_bytes)) - head);
     const uint8_t *value = first->value;
-    bool quick = head_bytes <= 16 && head_bytes + value_bytes >= 16;
+    bool copies_16_bytes = head_bytes <= 16 && head_bytes + value_bytes >= 16;
     for (uint32_t i = 0; i < n; i++, value += value_bytes, offset_delta += 2) {
-        if (quick)
+        if (copies_16_bytes)
             memcpy(at, head, 16); /* the value overwrites the excess bytes */
         else
             memcpy(at, head, head_bytes);
@@ -404,7 +412,7 @@ static uint32_t append_uniform(struct mqd_producer *producer, struct mqd_produce
 }
 
 int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number,
-                            const struct mqd_record_columns *columns, uint64_t *batch_of)
+                            const struct mqd_record_columns *columns, uint64_t *batch_numbers)
 {
     if (check_usable(producer, topic_number))
         return -1;
@@ -418,28 +426,28 @@ int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number,
     uint32_t i = 0;
     while (i < columns->count) {
         struct mqd_producer_batch *batch = one_partition ? topic->partitions[columns->partition]->open : NULL;
-        uint64_t body;
+        uint64_t body_size;
         uint32_t n = 1;
-        result = column_record(columns, i, &record) ? PUT_WRONG : PUT;
-        if (result == PUT && !(batch && has_room(producer, batch, &record, &body)))
-            result = add_record(producer, topic, &record,
-                                columns->partitions ? columns->partitions[i] : columns->partition, &batch, &body);
+        result = load_record(columns, i, &record) ? PUT_INVALID : PUT;
+        if (result == PUT && !(batch && has_room(producer, batch, &record, &body_size)))
+            result = find_batch(producer, topic, &record,
+                                columns->partitions ? columns->partitions[i] : columns->partition, &batch, &body_size);
         if (result != PUT)
             break;
         if (uniform)
             n = append_uniform(producer, batch, &record, columns->count - i);
         else
-            append_record(producer, batch, &record, body);
-        for (uint32_t j = 0; batch_of && j < n; j++)
-            batch_of[i + j] = batch->number;
+            append_record(producer, batch, &record, body_size);
+        for (uint32_t j = 0; batch_numbers && j < n; j++)
+            batch_numbers[i + j] = batch->number;
         if (uniform)
             record.value += (uint64_t)n * (uint32_t)record.value_bytes;
         else
-            column_step(columns, &record);
+            advance_record(columns, &record);
         i += n;
     }
     mqd_client_flush(producer->client);
-    return result == PUT_WRONG && i == 0 ? -1 : (int64_t)i;
+    return result == PUT_INVALID && i == 0 ? -1 : (int64_t)i;
 }
 
 int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic_number, int32_t partition, const uint8_t *value,
@@ -449,9 +457,9 @@ int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic_number, in
     if (check_usable(producer, topic_number))
         return -1;
     if (value_bytes < -1 || key_bytes < -1 || header_bytes < 0)
-        return wrong_size("a value, key or header section", value_bytes < -1 ? value_bytes
-                                                            : key_bytes < -1 ? key_bytes
-                                                                             : header_bytes);
+        return invalid_size("a value, key or header section", value_bytes < -1 ? value_bytes
+                                                              : key_bytes < -1 ? key_bytes
+                                                                               : header_bytes);
     struct record record = {.value = value,
                             .key = key,
                             .headers = header_bytes ? headers : NULL,
@@ -460,10 +468,10 @@ int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic_number, in
                             .header_bytes = header_bytes,
                             .timestamp_ms = timestamp_ms};
     struct mqd_producer_batch *batch;
-    uint64_t body;
-    switch (add_record(producer, producer->topics[topic_number], &record, partition, &batch, &body)) {
+    uint64_t body_size;
+    switch (find_batch(producer, producer->topics[topic_number], &record, partition, &batch, &body_size)) {
     case PUT:
-        append_record(producer, batch, &record, body);
+        append_record(producer, batch, &record, body_size);
         return (int64_t)batch->number;
     case PUT_FULL:
         return 0;
@@ -496,7 +504,7 @@ int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic_numbe
     if (index < 0 || index >= topic->partition_count)
         return mqd_error_set(MQD_E_INVALID, "partition %d of \"%s\", which has %d", index, topic->name,
                              topic->partition_count);
-    if (!fits_ever(producer, topic, size_bytes))
+    if (!can_ever_fit(producer, topic, size_bytes))
         return -1;
     struct mqd_producer_partition *partition = topic->partitions[index];
     struct mqd_producer_batch *batch = batch_begin(producer, partition, size_bytes, size_bytes);
@@ -532,18 +540,19 @@ int64_t mqd_records_encode(const struct mqd_record_columns *columns, uint32_t re
     uint8_t *at = out + MQD_BATCH_HEADER_BYTES, *end = out + (out_bytes < INT32_MAX ? out_bytes : INT32_MAX);
     uint32_t i = 0, limit = records_max && records_max < columns->count ? records_max : columns->count;
     if (out_bytes < MQD_BATCH_HEADER_BYTES)
-        return mqd_error_set(MQD_E_INVALID, "%llu bytes do not hold a batch's header", (unsigned long long)out_bytes);
+        return mqd_error_set(MQD_E_INVALID, "%llu bytes have no room for a batch's header",
+                             (unsigned long long)out_bytes);
     for (; i < limit; i++) {
-        if (column_record(columns, i, &record))
+        if (load_record(columns, i, &record))
             return -1;
         uint64_t timestamp_delta = mqd_zigzag(record.timestamp_ms - base_timestamp_ms), offset_delta = mqd_zigzag(i);
-        uint64_t body = body_bytes(&record, timestamp_delta, offset_delta);
-        if ((uint64_t)(end - at) < mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)body)) + body)
+        uint64_t body_size = body_bytes(&record, timestamp_delta, offset_delta);
+        if ((uint64_t)(end - at) < mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)body_size)) + body_size)
             break;
-        at = put_record(at, &record, body, timestamp_delta, offset_delta);
+        at = put_record(at, &record, body_size, timestamp_delta, offset_delta);
         if (record.timestamp_ms > max_timestamp_ms)
             max_timestamp_ms = record.timestamp_ms;
-        column_step(columns, &record);
+        advance_record(columns, &record);
     }
     *taken = i;
     if (i == 0)

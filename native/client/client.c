@@ -2,8 +2,8 @@
  * shm/local_layout.h; invariants: client/internal.h.
  *
  * How a waiter and other threads avoid missed wake-ups:
- *   worker -> waiter   the waiter stores client_sleeping, full fence, checks again (replies, and
- *                      room if a thread waits for it), blocks in ppoll on to_client. A4.
+ *   worker -> waiter   the waiter stores client_sleeping, full fence, checks again (for replies, and
+ *                      for room if a thread waits for it), blocks in ppoll on to_client. A4.
  *   others -> waiter   a thread that begins to wait for room raises client_sleeping from REPLY to
  *                      ROOM after a full fence; the waiter reads needs_room after its own fence. At
  *                      least one side sees the other.
@@ -15,9 +15,9 @@
  *
  *   poll -> waiter     to_client, and wake_fd (written by mqd_client_wake), are drained only by
  *                      mqd_client_poll, never by a waiter, so they are level-triggered for all
- *                      waiters. But a poll in another thread can drain them, or take replies, before
- *                      a waiter has run: ppoll would find nothing readable and sleep on. So a poll
- *                      that has taken anything while threads wait wakes them itself.
+ *                      waiters. But a poll in another thread can drain them, or take replies,
+ *                      before a waiter has run: ppoll would find nothing readable and sleep on. So
+ *                      a poll that has taken anything while threads wait wakes them itself.
  */
 #include "client/internal.h"
 
@@ -103,7 +103,7 @@ static void wake_waiter(struct mqd_client *client)
 }
 
 /* Handles the submissions before submission_head: the worker has copied them (A3). */
-static int take_passed(struct mqd_client *client)
+static int handle_consumed(struct mqd_client *client)
 {
     uint64_t head = mqd_load_acquire(&client->header->submission_head);
     if (head == client->head)
@@ -117,7 +117,7 @@ static int take_passed(struct mqd_client *client)
         } else if (submitted.kind == MQD_SUBMITTED_BATCH_UNANSWERED) {
             client->unanswered--;
             if (client->producer)
-                mqd_producer_on_passed(client->producer, submitted.batch);
+                mqd_producer_on_consumed(client->producer, submitted.batch);
         }
     }
     wake_waiter(client);
@@ -143,7 +143,7 @@ bool mqd_client_push(struct mqd_client *client, uint64_t offset, uint32_t size_b
     if (client->tail - client->head >= client->submission_count) {
         mqd_client_flush(client);
         set_needs_room(client);
-        if (take_passed(client) || client->tail - client->head >= client->submission_count)
+        if (handle_consumed(client) || client->tail - client->head >= client->submission_count)
             return false;
     }
     uint64_t index = client->tail & (client->submission_count - 1);
@@ -176,12 +176,13 @@ int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t 
         return mqd_error_set(MQD_E_INVALID, "a request of %u bytes: this attachment allows 8 to %llu (request_bytes)",
                              size_bytes, (unsigned long long)client->request_bytes);
     if (mqd_get_be32(frame + 4) >= MQD_CLIENT_CORRELATION_PRODUCER)
-        return mqd_error_set(MQD_E_INVALID, "correlation id %u: the caller's are below 2^30", mqd_get_be32(frame + 4));
+        return mqd_error_set(MQD_E_INVALID, "correlation id %u: a caller's ids must be below 2^30",
+                             mqd_get_be32(frame + 4));
     uint32_t skipped;
     if (!find_room(client, size_bytes, &skipped)) {
         mqd_client_flush(client);
         set_needs_room(client);
-        if (take_passed(client))
+        if (handle_consumed(client))
             return -1;
         if (!find_room(client, size_bytes, &skipped))
             return mqd_error_set_static(MQD_E_FULL, "the attachment's memory for requests is full: wait, then retry");
@@ -240,18 +241,18 @@ static int begin_response(struct mqd_client *client, uint32_t size_bytes)
     return 0;
 }
 
-/* Handles a response to the producer in place, if all of it is there. 1 = handled, 0 = incomplete,
- * or another reply, -1 = error. */
-static int take_response(struct mqd_client *client, uint64_t there)
+/* Handles a response to the producer in place, if all of it has arrived. Returns 1 if it was
+ * handled, 0 if it is incomplete or not for the producer, -1 on error. */
+static int take_response(struct mqd_client *client, uint64_t available_bytes)
 {
     uint8_t word[4];
-    if (there < 2 * sizeof word)
+    if (available_bytes < 2 * sizeof word)
         return 0;
     copy_out(client, client->reply_head, word, sizeof word);
     uint32_t size_bytes = mqd_get_be32(word),
              at = (uint32_t)(client->reply_head + sizeof word) & (client->reply_bytes - 1);
     const uint8_t *bytes = client->replies + at;
-    if (size_bytes < 4 || size_bytes > there - sizeof word || size_bytes > client->reply_bytes - at ||
+    if (size_bytes < 4 || size_bytes > available_bytes - sizeof word || size_bytes > client->reply_bytes - at ||
         mqd_get_be32(bytes) < MQD_CLIENT_CORRELATION_PRODUCER)
         return 0;
     /* the worker writes here only after reply_head is published: see the end of take_replies */
@@ -260,11 +261,11 @@ static int take_response(struct mqd_client *client, uint64_t there)
 }
 
 /* Takes the available bytes of the length word, even if fewer than four, so that a non-empty ring
- * always means new data. 1 = complete. */
-static int take_length(struct mqd_client *client, uint64_t there)
+ * always means new data. Returns 1 when the word is complete. */
+static int take_length(struct mqd_client *client, uint64_t available_bytes)
 {
     uint32_t missing = (uint32_t)sizeof client->length - client->length_arrived,
-             piece = there < missing ? (uint32_t)there : missing;
+             piece = available_bytes < missing ? (uint32_t)available_bytes : missing;
     copy_out(client, client->reply_head, client->length + client->length_arrived, piece);
     client->reply_head += piece;
     client->length_arrived += piece;
@@ -277,16 +278,17 @@ static int take_length(struct mqd_client *client, uint64_t there)
     return begin_response(client, size_bytes) ? -1 : 1;
 }
 
-/* One step through the bytes between reply_head and `tail`. 1 = progress, 0 = no more, -1 = error */
+/* Takes one step through the bytes between reply_head and `tail`. Returns 1 on progress, 0 if there
+ * is nothing more to take, -1 on error. */
 static int take_reply(struct mqd_client *client, uint64_t tail)
 {
-    uint64_t there = tail - client->reply_head;
+    uint64_t available_bytes = tail - client->reply_head;
     if (!client->arriving) {
-        int response = client->length_arrived ? 0 : take_response(client, there);
-        return response ? response : there ? take_length(client, there) : 0;
+        int response = client->length_arrived ? 0 : take_response(client, available_bytes);
+        return response ? response : available_bytes ? take_length(client, available_bytes) : 0;
     }
     uint32_t missing = client->arriving->size_bytes - client->arrived,
-             piece = there < missing ? (uint32_t)there : missing;
+             piece = available_bytes < missing ? (uint32_t)available_bytes : missing;
     copy_out(client, client->reply_head, client->arriving->bytes + client->arrived, piece);
     client->reply_head += piece;
     client->arrived += piece;
@@ -301,9 +303,9 @@ static int take_replies(struct mqd_client *client)
     if (tail == before)
         return 0;
     if (tail - before > client->reply_bytes)
-        return mqd_client_fail(client, MQD_E_CORRUPT, "the broker's replies run over the end of their ring");
-    int more;
-    while ((more = take_reply(client, tail)) > 0)
+        return mqd_client_fail(client, MQD_E_CORRUPT, "the broker's replies overrun their ring");
+    int result;
+    while ((result = take_reply(client, tail)) > 0)
         ;
     if (client->reply_head != before) {
         wake_waiter(client);
@@ -312,15 +314,15 @@ static int take_replies(struct mqd_client *client)
         if (mqd_load_relaxed(&client->header->worker_needs_room))
             wake(client->to_worker_fd);
     }
-    return more;
+    return result;
 }
 
 int mqd_client_take_replies(struct mqd_client *client)
 {
-    return take_replies(client) || take_passed(client) ? -1 : 0;
+    return take_replies(client) || handle_consumed(client) ? -1 : 0;
 }
 
-static bool other_end_has_died(const struct mqd_client *client)
+static bool peer_has_exited(const struct mqd_client *client)
 {
     struct pollfd socket = {.fd = client->socket_fd, .events = POLLRDHUP};
     return poll(&socket, 1, 0) == 1 && (socket.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL));
@@ -338,14 +340,14 @@ static int check_peer_alive(struct mqd_client *client, bool found_data)
     bool dead = mqd_load_relaxed(&client->worker_slot->generation) != client->worker_generation;
     if (!dead && ++client->idle_polls >= IDLE_POLLS_MAX) {
         client->idle_polls = 0;
-        dead = other_end_has_died(client);
+        dead = peer_has_exited(client);
     }
     if (!dead || mqd_load_acquire(&client->header->reply_tail) != client->reply_head)
         return 0;
     return mqd_client_fail(client, EPIPE, NULL);
 }
 
-/* Whether there was anything to drain. */
+/* Returns whether there was anything to drain. */
 static bool drain(struct mqd_client *client)
 {
     char bytes[512]; /* the worker writes 8 bytes for each time we sleep */
@@ -358,7 +360,7 @@ static bool drain(struct mqd_client *client)
 }
 
 /* "poll -> waiter" above. */
-static void pass_on(struct mqd_client *client)
+static void wake_other_waiters(struct mqd_client *client)
 {
     mqd_fence_full();
     if (!mqd_load_relaxed(&client->waiting))
@@ -367,17 +369,17 @@ static void pass_on(struct mqd_client *client)
     wake(client->wake_fd);
 }
 
-static void free_taken(struct mqd_client *client)
+static void free_returned_response(struct mqd_client *client)
 {
-    free(client->taken);
-    client->taken = NULL;
+    free(client->returned_response);
+    client->returned_response = NULL;
 }
 
 int mqd_client_poll(struct mqd_client *client)
 {
     if (mqd_client_check(client))
         return -1;
-    free_taken(client);
+    free_returned_response(client);
     bool drained = drain(client);
     uint64_t reply_head = client->reply_head, head = client->head;
     client->polling = true;
@@ -387,7 +389,7 @@ int mqd_client_poll(struct mqd_client *client)
     client->polling = false;
     bool took = reply_head != client->reply_head || head != client->head;
     if (drained || took || result)
-        pass_on(client);
+        wake_other_waiters(client);
     if (result)
         return -1;
     mqd_client_flush(client);
@@ -396,14 +398,14 @@ int mqd_client_poll(struct mqd_client *client)
 
 uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes)
 {
-    free_taken(client);
+    free_returned_response(client);
     struct mqd_response *response = client->first_response;
     if (!response)
         return 0;
     client->first_response = response->next;
     if (!client->first_response)
         client->last_response = &client->first_response;
-    client->taken = response;
+    client->returned_response = response;
     *bytes = response->bytes;
     return response->size_bytes;
 }
@@ -439,7 +441,8 @@ static bool spin(struct mqd_client *client, int64_t until_ns)
     return false;
 }
 
-/* Announces that this thread will sleep, then checks again. True: it must not sleep. */
+/* Announces that this thread will sleep, then checks again. Returns true if there are changes, so
+ * that it must not sleep. */
 static bool announce_sleep(struct mqd_client *client)
 {
     uint32_t needs_room;

@@ -25,8 +25,8 @@
 struct mqd_client_options {
     const char *socket_path;
     const char *client_id;
-    /* name that the broker must serve, otherwise it refuses (mqd/shm/rendezvous.py); NULL or "" =
-     * any broker */
+    /* the name of a server (mqd/shm/rendezvous.py); a broker that does not serve it refuses the
+     * client. NULL or "" = any broker */
     const char *server;
     uint64_t data_bytes;       /* memory for requests, 64 KiB .. 1 GiB; 0 = 16 MiB */
     uint32_t reply_bytes;      /* 0 = 256 KiB */
@@ -48,16 +48,16 @@ void *mqd_client_control(struct mqd_client *client); /* the control segment, rea
 int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t size_bytes);
 /* makes submitted requests visible to the worker and wakes it if it sleeps */
 void mqd_client_flush(struct mqd_client *client);
-/* Handles replies that have arrived, including responses to the producer's requests. 0; -1 EPIPE or
- * MQD_E_CORRUPT (the broker broke the protocol). */
+/* Handles replies that have arrived, including responses to the producer's requests. Returns 0, or
+ * -1: EPIPE, or MQD_E_CORRUPT (the broker broke the protocol). */
 int mqd_client_poll(struct mqd_client *client);
 /* The next response to a request of mqd_client_submit, from the correlation id on; valid until the
  * next call of this function or mqd_client_poll. 0 = none. */
 uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes);
 /* Waits until something arrives, there is room again after MQD_E_FULL, the timeout expires (-1 =
  * none), or mqd_client_wake is called. 1 = call mqd_client_poll (until then the next wait returns
- * immediately), 0 = timeout, -1 EPIPE. It also ends when another thread's mqd_client_poll takes what
- * has arrived, but not for what was taken before the call. */
+ * immediately), 0 = timeout, -1 EPIPE. The wait also ends when another thread's mqd_client_poll
+ * takes what has arrived, but not if that was taken before the wait began. */
 int mqd_client_wait(struct mqd_client *client, int64_t timeout_us);
 void mqd_client_wake(struct mqd_client *client);
 /* free bytes of the producer's memory; without a producer, of the memory for requests */
@@ -70,8 +70,9 @@ struct mqd_client_topic {
     int32_t partition_count;
     int32_t error; /* Kafka's: 0, 3 no such topic, 5 being created (retry)... */
 };
-/* Looks up a topic and waits for the response; other responses stay queued. 0: check out->error.
- * -1: ETIMEDOUT, EPIPE... The caller chooses the correlation id, as for the calls below. */
+/* Looks up a topic and waits for the response; other responses stay queued. Returns 0: check
+ * out->error, or -1: ETIMEDOUT, EPIPE... The caller chooses the correlation id, as for the calls
+ * below. */
 int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t correlation_id, int64_t timeout_us,
                           struct mqd_client_topic *out);
 
@@ -121,7 +122,7 @@ enum mqd_partitioner {
 int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_bytes, int32_t partition_count,
                           uint64_t *random_state);
 /* The same for a column of keys, stored consecutively (key_bytes NULL: no record has one): fills in
- * the negative entries of `partitions`. without_key: the partition of records without key. -1:
+ * the negative entries of `partitions`. without_key: the partition of records without a key. -1:
  * MQD_E_INVALID, a partitioner other than MURMUR2_RANDOM and FNV1A_RANDOM, or a wrong size or
  * count. */
 int mqd_partitions_for(uint32_t partitioner, const uint8_t *keys, const int32_t *key_bytes, uint32_t count,
@@ -137,7 +138,7 @@ void mqd_producer_close(struct mqd_producer *producer); /* open and unanswered b
 int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int32_t partition_count,
                            uint32_t partitioner);
 
-/* `count` records. A NULL array means that all records have the value that its comment states */
+/* `count` records. A NULL array means that all records have the value that its comment states. */
 struct mqd_record_columns {
     uint32_t count;
     const uint8_t *values;      /* stored consecutively */
@@ -154,12 +155,13 @@ struct mqd_record_columns {
 };
 /* Appends records in order. Returns how many were taken: fewer than `count` when the buffer is full
  * (no record is taken partially) or at a record that is too large (MQD_E_INVALID when it is the
- * first). batch_of (NULL, or `count` numbers) receives the batch of each record. -1: error. */
-int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic, const struct mqd_record_columns *records,
-                            uint64_t *batch_of);
-/* Appends one record: value_bytes and key_bytes -1 = null, header_bytes 0 = no headers, partition
- * -1 = use the partitioner. Returns the number of its batch (above 0), 0 = the buffer is full, -1:
+ * first). batch_numbers (NULL, or room for `count`) receives the number of each record's batch. -1:
  * error. */
+int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic, const struct mqd_record_columns *records,
+                            uint64_t *batch_numbers);
+/* Appends one record: value_bytes and key_bytes -1 = null, header_bytes 0 = no headers, partition
+ * -1 = use the partitioner. Returns the number of its batch (above 0), 0 if the buffer is full, -1
+ * on error. */
 int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic, int32_t partition, const uint8_t *value,
                          int32_t value_bytes, const uint8_t *key, int32_t key_bytes, const uint8_t *headers,
                          int32_t header_bytes, int64_t timestamp_ms);
@@ -206,8 +208,8 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t batch);
  * and unanswered ones are sent again. The old client is closed. -1: nothing was changed;
  * MQD_E_FULL: the new attachment has less memory than the batches need. */
 int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to);
-/* Allowed only when every sent batch has been answered and no waiting or failed batch may already be
- * in the log. Sequences restart at 0, also for waiting batches. */
+/* Allowed only when every sent batch has been answered and no waiting or failed batch may already
+ * be in the log. Sequences restart at 0, also for waiting batches. */
 int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch);
 uint64_t mqd_producer_outstanding_records(const struct mqd_producer *producer);
 uint64_t mqd_producer_outstanding_bytes(const struct mqd_producer *producer);

@@ -167,8 +167,8 @@ static inline bool is_inside(const struct mqd_record_view *view, uint64_t positi
 
 static inline int64_t in_us(int64_t ms)
 {
-    const int64_t most = INT64_MAX / US_PER_MS;
-    return (ms > most ? most : ms < -most ? -most : ms) * US_PER_MS;
+    const int64_t limit = INT64_MAX / US_PER_MS;
+    return (ms > limit ? limit : ms < -limit ? -limit : ms) * US_PER_MS;
 }
 
 static int section_of(const struct mqd_record_view *view, uint32_t i, struct section *out)
@@ -185,7 +185,7 @@ static int section_of(const struct mqd_record_view *view, uint32_t i, struct sec
     return 0;
 }
 
-/* 1: appended; 0: a buffer is full; -1: error. */
+/* Returns 1 if the row was appended, 0 if a buffer is full, -1 on error. */
 static inline int row_append(struct mqd_arrow_rows *rows, const struct mqd_record_view *view, uint32_t i)
 {
     struct section section;

@@ -30,7 +30,7 @@ static void in_parent(void)
 static void in_child(void)
 {
     for (struct mqd_client *client = first; client; client = client->next) {
-        client->child = true;
+        client->in_fork_child = true;
         mqd_store_release(&client->failure, MQD_E_INVALID);
         close(client->socket_fd);
         close(client->to_worker_fd);

@@ -3,8 +3,8 @@
  *   C1  every word of the memfd that the worker writes is loaded once per use and checked against
  *       the ring before use: the worker is trusted, but it may have died at any point. An
  *       inconsistent value ends the attachment (MQD_E_CORRUPT), never the process.
- *   C2  geometry (offsets, sizes) is this struct's copy, made at the welcome; the header in the
- *       memfd is not read again.
+ *   C2  geometry (offsets, sizes) is this struct's copy, made when the welcome arrives; the header
+ *       in the memfd is not read again.
  *   C3  `data` has two parts: requests (frames of mqd_client_submit, a ring, freed in order as
  *       submission_head advances) and the producer's (client/memory.h). So a full producer cannot
  *       block the Metadata request that it waits for.
@@ -34,7 +34,7 @@ enum mqd_submitted_kind {
     MQD_SUBMITTED_NONE,
     MQD_SUBMITTED_REQUEST,
     MQD_SUBMITTED_BATCH,
-    MQD_SUBMITTED_BATCH_UNANSWERED /* acks=0: counts as answered once the worker has read it */
+    MQD_SUBMITTED_BATCH_UNANSWERED /* acks=0: treated as answered once the worker has read it */
 };
 /* the client's own record of a submission, at the submission's index */
 struct mqd_submitted {
@@ -53,7 +53,7 @@ struct mqd_client {
     struct mqd_client *next, **link; /* all clients of the process: client/fork.c */
     int failure; /* wait. 0; MQD_E_INVALID in a child, EPIPE, MQD_E_CORRUPT, ENOMEM: every call fails with it */
     const char *failure_message;
-    bool child; /* this is a fork's child */
+    bool in_fork_child; /* this process is a fork's child of the one that attached */
     uint32_t idle_polls;
     uint32_t worker, spin_us;
     int socket_fd, to_worker_fd, to_client_fd, wake_fd;
@@ -73,9 +73,9 @@ struct mqd_client {
 
     uint64_t tail; /* including unpublished submissions */
     uint64_t published;
-    uint64_t head; /* wait: value last handled */
+    uint64_t head; /* wait: the value of submission_head that was handled last */
     uint64_t reply_head;
-    uint32_t unanswered; /* submissions before `tail` without a response: they count as answered once read */
+    uint32_t unanswered; /* submissions before `tail` that get no response and have not been read yet */
     uint32_t needs_room; /* wait: a waiter must also return when submission_head moves */
     /* wait: to_client or wake_fd was written, or a call other than mqd_client_poll has taken
      * replies */
@@ -89,7 +89,8 @@ struct mqd_client {
     uint32_t length_arrived;
     struct mqd_response *arriving; /* partly received from the reply ring; `arrived` of its bytes are here */
     uint32_t arrived;
-    struct mqd_response *first_response, **last_response, *taken;
+    struct mqd_response *first_response, **last_response;
+    struct mqd_response *returned_response; /* the one that mqd_client_response has returned last */
 
     struct mqd_producer *producer; /* one at a time */
     uint32_t producer_serial;
@@ -104,11 +105,11 @@ struct mqd_client {
 int mqd_client_check(const struct mqd_client *client);
 /* Ends the attachment: EPIPE, or MQD_E_CORRUPT or ENOMEM with a message. Returns -1. */
 int mqd_client_fail(struct mqd_client *client, int code, const char *message);
-/* Handles the replies that have arrived and the submissions that the worker has passed. Frees no
+/* Handles the replies that have arrived and the submissions that the worker has consumed. Frees no
  * response that the caller may hold. */
 int mqd_client_take_replies(struct mqd_client *client);
-/* Queues one submission of bytes in `data`; false: the ring is full. Not visible before
- * mqd_client_flush. */
+/* Queues a submission of bytes in `data`; returns false if the ring is full. The worker does not
+ * see it before mqd_client_flush. */
 bool mqd_client_push(struct mqd_client *client, uint64_t offset, uint32_t size_bytes, struct mqd_submitted submitted);
 
 /* client/fork.c: the list of all clients of this process. */
@@ -116,9 +117,9 @@ void mqd_client_enlist(struct mqd_client *client);
 void mqd_client_delist(struct mqd_client *client);
 
 /* client/producer.c: called by the attachment */
-/* from the correlation id on; -1: not a valid response */
+/* `bytes` begin with the correlation id; returns -1 if they are not a valid response */
 int mqd_producer_on_response(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes);
-void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t batch); /* acks=0 */
+void mqd_producer_on_consumed(struct mqd_producer *producer, uint32_t batch); /* acks=0 */
 /* sends batches that waited for a response */
 void mqd_producer_pump(struct mqd_producer *producer);
 /* the attachment is closed: the producer has none until it is moved */

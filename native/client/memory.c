@@ -31,7 +31,7 @@ void mqd_client_memory_close(struct mqd_client_memory *memory)
 }
 
 /* The first used (find_used) or free chunk from `at` on; chunk_count when there is none. */
-static uint32_t next(const struct mqd_client_memory *memory, uint32_t at, bool find_used)
+static uint32_t next_chunk(const struct mqd_client_memory *memory, uint32_t at, bool find_used)
 {
     while (at < memory->chunk_count) {
         uint64_t word = memory->used[at / 64];
@@ -48,7 +48,7 @@ static uint32_t next(const struct mqd_client_memory *memory, uint32_t at, bool f
 /* The end of the run that begins at `at`; examines at most `limit` chunks. */
 static uint32_t run_end(const struct mqd_client_memory *memory, uint32_t at, uint32_t limit)
 {
-    uint32_t end = next(memory, at, true);
+    uint32_t end = next_chunk(memory, at, true);
     return end - at > limit ? at + limit : end;
 }
 
@@ -72,8 +72,8 @@ uint32_t mqd_client_memory_take(struct mqd_client_memory *memory, uint32_t prefe
     if (memory->free_count < needed || needed == 0)
         return UINT32_MAX;
     uint32_t best = UINT32_MAX, best_count = needed - 1;
-    uint32_t at = memory->lowest = next(memory, memory->lowest, false);
-    for (uint32_t end; at < memory->chunk_count && best_count < preferred; at = next(memory, end, false)) {
+    uint32_t at = memory->lowest = next_chunk(memory, memory->lowest, false);
+    for (uint32_t end; at < memory->chunk_count && best_count < preferred; at = next_chunk(memory, end, false)) {
         end = run_end(memory, at, preferred);
         if (end - at > best_count) {
             best = at;

@@ -36,8 +36,8 @@ struct mqd_client_memory {
 
 int mqd_client_memory_open(struct mqd_client_memory *memory, uint64_t size_bytes); /* -1 ENOMEM */
 void mqd_client_memory_close(struct mqd_client_memory *memory);
-/* The first run of `preferred` chunks, otherwise the longest with at least `needed`. *got: its
- * length. UINT32_MAX = none. */
+/* Takes the first run of `preferred` chunks, otherwise the longest with at least `needed`. Returns
+ * its first chunk and sets *got to its length, or returns UINT32_MAX if there is none. */
 uint32_t mqd_client_memory_take(struct mqd_client_memory *memory, uint32_t preferred, uint32_t needed, uint32_t *got);
 void mqd_client_memory_release(struct mqd_client_memory *memory, uint32_t first, uint32_t count);
 

@@ -55,7 +55,7 @@ static int connect_to(const char *path, uint32_t timeout_ms)
     int error;
     do
         error = connect(fd, (struct sockaddr *)&address, sizeof address) ? errno : 0;
-    while (error == EINTR); /* was waiting for room in the backlog: the connection has not been started */
+    while (error == EINTR); /* while it waited for room in the backlog: the connection has not been started */
     if (!error)
         return fd;
     close(fd);
@@ -64,8 +64,8 @@ static int connect_to(const char *path, uint32_t timeout_ms)
             error, "no broker listens at %s: is it running, and does local.socket.permissions let this user see it",
             path);
     if (error == EACCES || error == EPERM)
-        return mqd_error_system(
-            error, "%s may not be used by this user: see the broker's property local.socket.permissions", path);
+        return mqd_error_system(error, "this user may not use %s: see the broker's property local.socket.permissions",
+                                path);
     return mqd_error_system(error, "%s does not accept a connection", path);
 }
 
@@ -239,18 +239,18 @@ static int attach(struct mqd_client *client, const struct mqd_client_options *op
     return result;
 }
 
-static uint32_t power_of_two_from(uint32_t value)
+static uint32_t round_up_to_power_of_two(uint32_t value)
 {
     return value <= 1 ? 1 : 1u << (32 - __builtin_clz(value - 1));
 }
 
-static int complete_options(const struct mqd_client_options *given, struct mqd_client_options *out)
+static int complete_options(const struct mqd_client_options *requested, struct mqd_client_options *out)
 {
-    *out = *given;
-    out->data_bytes = given->data_bytes ? given->data_bytes : DATA_BYTES_DEFAULT;
-    out->reply_bytes = given->reply_bytes ? given->reply_bytes : REPLY_BYTES_DEFAULT;
-    out->submission_count = given->submission_count ? given->submission_count : SUBMISSION_COUNT_DEFAULT;
-    out->timeout_ms = given->timeout_ms ? given->timeout_ms : TIMEOUT_MS_DEFAULT;
+    *out = *requested;
+    out->data_bytes = requested->data_bytes ? requested->data_bytes : DATA_BYTES_DEFAULT;
+    out->reply_bytes = requested->reply_bytes ? requested->reply_bytes : REPLY_BYTES_DEFAULT;
+    out->submission_count = requested->submission_count ? requested->submission_count : SUBMISSION_COUNT_DEFAULT;
+    out->timeout_ms = requested->timeout_ms ? requested->timeout_ms : TIMEOUT_MS_DEFAULT;
     if (out->data_bytes < MQD_LOCAL_DATA_BYTES_MIN || out->data_bytes > MQD_LOCAL_DATA_BYTES_MAX)
         return mqd_error_set(MQD_E_INVALID, "data_bytes is %llu; it must be 64 KiB to 1 GiB",
                              (unsigned long long)out->data_bytes);
@@ -259,12 +259,13 @@ static int complete_options(const struct mqd_client_options *given, struct mqd_c
     if (out->submission_count > MQD_LOCAL_SUBMISSION_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "submission_count is %u; it must be at most %u", out->submission_count,
                              MQD_LOCAL_SUBMISSION_COUNT_MAX);
-    out->reply_bytes = power_of_two_from(out->reply_bytes);
-    out->submission_count = power_of_two_from(out->submission_count);
+    out->reply_bytes = round_up_to_power_of_two(out->reply_bytes);
+    out->submission_count = round_up_to_power_of_two(out->submission_count);
     return 0;
 }
 
-static uint64_t share_of_requests(uint64_t data_bytes, uint64_t requested)
+/* The part of data_bytes for the frames of mqd_client_submit. */
+static uint64_t request_share(uint64_t data_bytes, uint64_t requested)
 {
     uint64_t bytes = requested ? requested : data_bytes / 8;
     if (!requested && bytes > REQUEST_BYTES_MAX)
@@ -274,10 +275,10 @@ static uint64_t share_of_requests(uint64_t data_bytes, uint64_t requested)
     return bytes < data_bytes ? bytes / 64 * 64 : data_bytes;
 }
 
-struct mqd_client *mqd_client_open(const struct mqd_client_options *given)
+struct mqd_client *mqd_client_open(const struct mqd_client_options *requested)
 {
     struct mqd_client_options options;
-    if (complete_options(given, &options))
+    if (complete_options(requested, &options))
         return NULL;
     struct mqd_client *client = calloc(1, sizeof *client);
     if (!client) {
@@ -291,7 +292,7 @@ struct mqd_client *mqd_client_open(const struct mqd_client_options *given)
         strncpy(client->client_id, options.client_id, sizeof client->client_id - 1);
     mqd_client_enlist(client);
     if (attach(client, &options) == 0) {
-        client->request_bytes = share_of_requests(client->data_bytes, options.request_bytes);
+        client->request_bytes = request_share(client->data_bytes, options.request_bytes);
         client->submitted = calloc(client->submission_count, sizeof *client->submitted);
         if (client->submitted)
             return client;
@@ -310,7 +311,7 @@ void mqd_client_close(struct mqd_client *client)
         client->reader_state_close(client);
     if (client->producer)
         mqd_producer_on_close(client->producer);
-    if (client->memory && !client->child) /* in a fork's child another mapping may be there by now */
+    if (client->memory && !client->in_fork_child) /* in a fork's child another mapping may be there by now */
         munmap(client->memory, client->memory_bytes);
     if (client->control)
         munmap(client->control, client->control_bytes);
@@ -319,7 +320,7 @@ void mqd_client_close(struct mqd_client *client)
         if (fds[i] >= 0)
             close(fds[i]);
     free(client->arriving);
-    free(client->taken);
+    free(client->returned_response);
     for (struct mqd_response *response = client->first_response, *next; response; response = next) {
         next = response->next;
         free(response);

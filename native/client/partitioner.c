@@ -1,11 +1,11 @@
-/* The partition of a key, by librdkafka's partitioners; murmur2 is also the Java client's. A key
- * must go to the same partition as with other clients: the results must not change.
+/* The partition of a key, chosen as librdkafka's partitioners do; murmur2 is also the Java
+ * client's. A key must go to the same partition as with other clients: the results must not change.
  *
- *   consistent         CRC-32 (zlib's) of the key; no key counts as the empty key
+ *   consistent         CRC-32 (zlib's) of the key; no key is treated as the empty key
  *   consistent_random  the same; no key or an empty one: any partition
- *   murmur2            Java's murmur2, sign bit cleared; no key counts as the empty key
+ *   murmur2            Java's murmur2, sign bit cleared; no key is treated as the empty key
  *   murmur2_random     the same; no key: any partition
- *   fnv1a              Sarama's FNV-1a (absolute value); no key counts as the empty key
+ *   fnv1a              Sarama's FNV-1a (absolute value); no key is treated as the empty key
  *   fnv1a_random       the same; no key: any partition
  *
  * Source: librdkafka's CONFIGURATION.md (`partitioner`), Austin Appleby's MurmurHash2, RFC 1952

@@ -55,11 +55,11 @@ static uint32_t index_of(const struct mqd_producer *producer, const struct mqd_p
     return (uint32_t)(batch - producer->batches);
 }
 
-static struct mqd_producer_batch *batch_numbered(struct mqd_producer *producer, uint64_t number)
+static struct mqd_producer_batch *find_batch(struct mqd_producer *producer, uint64_t number)
 {
     uint64_t index = number & ((1u << MQD_PRODUCER_BATCH_BITS) - 1);
     struct mqd_producer_batch *batch = &producer->batches[index];
-    return index < producer->batches_begun && batch->number == number && batch->state != MQD_BATCH_FREE ? batch : NULL;
+    return index < producer->used_count && batch->number == number && batch->state != MQD_BATCH_FREE ? batch : NULL;
 }
 
 /* ---- the bytes ---- */
@@ -86,7 +86,7 @@ void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_produ
 static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batch, int32_t base_sequence)
 {
     uint8_t *header = mqd_producer_data(producer) + batch->header_position;
-    bool numbered = is_idempotent(producer);
+    bool idempotent = is_idempotent(producer);
     memset(header, 0, 8);
     mqd_put_be32(header + BATCH_LENGTH_AT, batch->size_bytes - 12);
     mqd_put_be32(header + 12, UINT32_MAX); /* leader epoch: set by the broker */
@@ -96,8 +96,8 @@ static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batc
     mqd_put_be64(header + BASE_TIMESTAMP_AT, (uint64_t)batch->base_timestamp_ms);
     mqd_put_be64(header + MAX_TIMESTAMP_AT, (uint64_t)batch->max_timestamp_ms);
     mqd_put_be64(header + PRODUCER_ID_AT, (uint64_t)producer->options.producer_id);
-    mqd_put_be16(header + PRODUCER_EPOCH_AT, (uint16_t)(numbered ? producer->options.producer_epoch : -1));
-    mqd_put_be32(header + BASE_SEQUENCE_AT, (uint32_t)(numbered ? base_sequence : -1));
+    mqd_put_be16(header + PRODUCER_EPOCH_AT, (uint16_t)(idempotent ? producer->options.producer_epoch : -1));
+    mqd_put_be32(header + BASE_SEQUENCE_AT, (uint32_t)(idempotent ? base_sequence : -1));
     mqd_put_be32(header + RECORD_COUNT_AT, (uint32_t)batch->record_count);
     mqd_put_be32(header + CRC_AT, mqd_crc32c(0, header + ATTRIBUTES_AT, batch->size_bytes - ATTRIBUTES_AT));
     batch->base_sequence = base_sequence;
@@ -147,8 +147,8 @@ void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer
 static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     struct mqd_producer_partition *partition = batch->partition;
-    bool fresh = batch->sequence_identity != producer->identity;
-    int32_t sequence = fresh ? partition->next_sequence : batch->base_sequence;
+    bool first_time = batch->sequence_identity != producer->identity;
+    int32_t sequence = first_time ? partition->next_sequence : batch->base_sequence;
     if (batch->stamped_identity != producer->identity || batch->base_sequence != sequence)
         stamp(producer, batch, sequence);
     uint32_t head = head_bytes(batch);
@@ -158,13 +158,13 @@ static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *b
     if (!mqd_client_push(producer->client, batch->header_position - head,
                          head + batch->size_bytes + MQD_PRODUCER_TAIL_BYTES, submitted))
         return false;
-    if (fresh) {
+    if (first_time) {
         batch->sequence_identity = producer->identity;
         partition->next_sequence = mqd_sequence_after(sequence, batch->record_count);
     }
     batch->state = MQD_BATCH_SENT;
     batch->sent_serial = ++producer->sent_serial;
-    batch->resent = !fresh;
+    batch->resent = !first_time;
     partition->inflight++;
     producer->sent_count++;
     return true;
@@ -311,7 +311,7 @@ static int parse_response(const uint8_t *bytes, uint32_t size_bytes, int32_t *in
                           int64_t *base_offset, int64_t *log_append_time_ms)
 {
     struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes, size_bytes);
-    int32_t correlation, count, throttle_ms, at;
+    int32_t correlation, count, throttle_ms, batch_index;
     int64_t log_start_offset;
     struct mqd_text text;
     if (mqd_take_i32(&cursor, "correlation id", &correlation) || mqd_skip_tags(&cursor, true) ||
@@ -325,8 +325,8 @@ static int parse_response(const uint8_t *bytes, uint32_t size_bytes, int32_t *in
         mqd_take_count(&cursor, true, "record errors", 6, &count))
         return -1;
     for (int32_t i = 0; i < count; i++)
-        if (mqd_take_i32(&cursor, "batch index", &at) || mqd_take_text(&cursor, true, true, "record error", &text) ||
-            mqd_skip_tags(&cursor, true))
+        if (mqd_take_i32(&cursor, "batch index", &batch_index) ||
+            mqd_take_text(&cursor, true, true, "record error", &text) || mqd_skip_tags(&cursor, true))
             return -1;
     return mqd_take_text(&cursor, true, true, "error message", &text) || mqd_skip_tags(&cursor, true) ||
                    mqd_skip_tags(&cursor, true) || mqd_take_i32(&cursor, "throttle time", &throttle_ms) ||
@@ -341,8 +341,7 @@ int mqd_producer_on_response(struct mqd_producer *producer, const uint8_t *bytes
     if ((id >> MQD_PRODUCER_BATCH_BITS & 0x3ff) != (producer->serial & 0x3ff))
         return 0; /* for an earlier producer, which was closed */
     struct mqd_producer_batch *batch = &producer->batches[number];
-    if (id >= 2 * MQD_CLIENT_CORRELATION_PRODUCER || number >= producer->batches_begun ||
-        batch->state != MQD_BATCH_SENT)
+    if (id >= 2 * MQD_CLIENT_CORRELATION_PRODUCER || number >= producer->used_count || batch->state != MQD_BATCH_SENT)
         return -1;
     int32_t index;
     int16_t error;
@@ -354,13 +353,13 @@ int mqd_producer_on_response(struct mqd_producer *producer, const uint8_t *bytes
     return 0;
 }
 
-void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t index)
+void mqd_producer_on_consumed(struct mqd_producer *producer, uint32_t index)
 {
-    if (index < producer->batches_begun && producer->batches[index].state == MQD_BATCH_SENT)
+    if (index < producer->used_count && producer->batches[index].state == MQD_BATCH_SENT)
         handle_outcome(producer, &producer->batches[index], 0, -1, -1);
 }
 
-/* ---- decisions of the caller ---- */
+/* ---- the caller's decisions ---- */
 
 uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_delivery *out, uint32_t capacity)
 {
@@ -385,7 +384,7 @@ uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_deliv
 
 int mqd_producer_retry(struct mqd_producer *producer, uint64_t number)
 {
-    struct mqd_producer_batch *batch = batch_numbered(producer, number);
+    struct mqd_producer_batch *batch = find_batch(producer, number);
     if (!batch || batch->state != MQD_BATCH_FAILED || mqd_list_linked(&batch->outcome_node))
         return mqd_error_set(MQD_E_INVALID, "batch %llu has not been reported as failed", (unsigned long long)number);
     batch->state = MQD_BATCH_QUEUED;
@@ -395,7 +394,7 @@ int mqd_producer_retry(struct mqd_producer *producer, uint64_t number)
 
 int mqd_producer_drop(struct mqd_producer *producer, uint64_t number)
 {
-    struct mqd_producer_batch *batch = batch_numbered(producer, number);
+    struct mqd_producer_batch *batch = find_batch(producer, number);
     if (!batch || batch->state == MQD_BATCH_DONE || batch->abandoned)
         return mqd_error_set(MQD_E_INVALID, "batch %llu is neither open nor waiting for its outcome",
                              (unsigned long long)number);
@@ -425,7 +424,7 @@ int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id
         return mqd_error_set(MQD_E_INVALID,
                              "%u batches await their responses: change the identity when none is in flight",
                              producer->sent_count);
-    for (uint32_t i = 0; i < producer->batches_begun && is_idempotent(producer) && !producer->transactional_id; i++) {
+    for (uint32_t i = 0; i < producer->used_count && is_idempotent(producer) && !producer->transactional_id; i++) {
         const struct mqd_producer_batch *batch = &producer->batches[i];
         if ((batch->state == MQD_BATCH_QUEUED || batch->state == MQD_BATCH_FAILED) && batch->maybe_written)
             return mqd_error_set_static(MQD_E_INVALID,

@@ -5,22 +5,23 @@
  *
  *   P1  a partition's batches are in one list in the order of their records; only the last may be
  *       OPEN. They are sent in that order. None is sent while an earlier one is QUEUED or FAILED,
- *       or while two SENT ones are out of order because the earlier of them was sent again. So a
+ *       or while two SENT batches are out of order because the earlier one was sent again. So a
  *       batch that is sent again keeps its place.
  *   P2  a SENT batch's bytes are not changed, because the worker may be copying them. Its
  *       header is stamped before it becomes SENT.
  *   P3  an idempotent batch gets its sequence when it is sent for the first time under an identity,
  *       and keeps it. So dropping a batch that was never sent leaves no gap. It is sent again
- *       alone: no other batch of its partition is in flight with it.
- *       The first batch of an identity is sent alone too: a leader takes any sequence from a producer
- *       that it does not know, so if the first batch is refused and the next one is not, the first is
- *       out of order forever. (A transaction is aborted then.)
+ *       alone: no other batch of its partition is in flight with it. The first batch of an identity
+ *       is sent alone too: a leader takes any sequence from a producer that it does not know, so if
+ *       the first batch is refused and the next one is not, the first is out of order forever. (A
+ *       transaction is aborted then.)
  *   P4  a response for a SENT batch that is not the first of its list means that an earlier one has
  *       failed. If the producer is idempotent, an error of this batch is a consequence, or will
  *       occur again: the batch goes back to QUEUED unreported.
  *   P5  a batch's memory is one run (client/memory.h): room for the frame's head, batch header,
  *       records, three closing bytes. The head's length is known only when the batch is closed (it
- *       ends with a varint of the batch's size). It is then written directly before the batch.
+ *       ends with a varint of the batch's size). The head is then written directly before the
+ *       batch.
  *
  *   P6  an idempotent batch that may be in the log keeps its identity and sequence until a broker
  *       has reported its outcome: under new ones no broker could recognize it, and it would be
@@ -98,7 +99,7 @@ struct mqd_producer_topic {
     int32_t number;
     int32_t partition_count;
     uint32_t partitioner;
-    int32_t sticky; /* partition of records without key until its batch is closed; -1 = none yet */
+    int32_t sticky; /* partition of records without a key until its batch is closed; -1 = none yet */
     struct mqd_producer_partition **partitions;
     uint8_t *prefix; /* the request from the api key up to the partition count */
     uint32_t prefix_bytes;
@@ -119,18 +120,18 @@ struct mqd_producer {
     uint64_t random_state;
     uint64_t batch_serial, sent_serial;
     struct mqd_producer_batch *batches;
-    uint32_t batch_count;   /* entries of `batches` */
-    uint32_t batches_begun; /* entries ever used; those beyond are untouched memory */
+    uint32_t batch_count; /* entries of `batches` */
+    uint32_t used_count;  /* entries that have ever been used; those beyond are untouched memory */
     uint32_t sent_count;
     uint32_t active_count;           /* partitions that have batches */
-    uint32_t open_count, live_count; /* batches that are OPEN; that have memory */
+    uint32_t open_count, live_count; /* batches that are OPEN; batches that have memory */
     struct mqd_node free, open, ready, outcomes;
     struct mqd_producer_topic **topics;
     int32_t topic_count, topic_capacity;
 };
 
 /* client/producer.c */
-/* sends the batches that may be sent; false: no submission is free */
+/* sends the batches that may be sent; returns false if no submission is free */
 bool mqd_producer_partition_send(struct mqd_producer *producer, struct mqd_producer_partition *partition);
 /* frees the batch's memory and, unless its outcome has yet to be reported, its entry */
 void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_batch *batch);

@@ -39,7 +39,7 @@ static int check_options(const struct mqd_producer_options *options)
 }
 
 /* Makes the upper part of the attachment's data the producer's memory. */
-static int take_over(struct mqd_producer *producer, struct mqd_client *client)
+static int take_memory(struct mqd_producer *producer, struct mqd_client *client)
 {
     if (client->producer)
         return mqd_error_set(MQD_E_INVALID, "the attachment already has a producer: close it first");
@@ -101,7 +101,7 @@ struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct m
     mqd_list_init(&producer->open);
     mqd_list_init(&producer->ready);
     mqd_list_init(&producer->outcomes);
-    if (take_over(producer, client)) {
+    if (take_memory(producer, client)) {
         free(producer->transactional_id);
         free(producer);
         return NULL;
@@ -282,9 +282,9 @@ static bool has_bytes(const struct mqd_producer_batch *batch)
 }
 
 static uint32_t chunks_needed(const struct mqd_producer *producer, const struct mqd_producer_batch *batch,
-                              const struct mqd_client_memory *there)
+                              const struct mqd_client_memory *new_memory)
 {
-    return mqd_client_memory_chunks(there, (uint64_t)batch->chunk_count * producer->memory.chunk_bytes);
+    return mqd_client_memory_chunks(new_memory, (uint64_t)batch->chunk_count * producer->memory.chunk_bytes);
 }
 
 /* Reserves a run in the new attachment for every batch; changes nothing else. In an empty area
@@ -297,14 +297,14 @@ static int plan_move(const struct mqd_producer *producer, const struct mqd_clien
         return mqd_error_set_static(ENOMEM, "no memory to move a producer");
     if (mqd_client_memory_open(&move->memory, to->data_bytes - to->request_bytes))
         return -1;
-    for (uint32_t i = 0; i < producer->batches_begun; i++) {
+    for (uint32_t i = 0; i < producer->used_count; i++) {
         const struct mqd_producer_batch *batch = &producer->batches[i];
         if (!has_bytes(batch))
             continue;
         uint32_t chunks = chunks_needed(producer, batch, &move->memory), got;
         move->first_chunks[i] = mqd_client_memory_take(&move->memory, chunks, chunks, &got);
         if (move->first_chunks[i] == UINT32_MAX)
-            return mqd_error_set(MQD_E_FULL, "the new attachment has %llu bytes for batches, and %llu are to be moved",
+            return mqd_error_set(MQD_E_FULL, "the new attachment has %llu bytes for batches, and %llu must be moved",
                                  (unsigned long long)(to->data_bytes - to->request_bytes),
                                  (unsigned long long)producer->used_bytes);
         move->used_bytes += (uint64_t)chunks * move->memory.chunk_bytes;
@@ -326,9 +326,9 @@ static void move_batch(struct mqd_producer *producer, struct mqd_producer_batch 
 }
 
 /* Queues the SENT batches again; frees the abandoned ones, whose responses will never come. */
-static void untrack_sent(struct mqd_producer *producer)
+static void requeue_sent(struct mqd_producer *producer)
 {
-    for (uint32_t i = 0; i < producer->batches_begun; i++) {
+    for (uint32_t i = 0; i < producer->used_count; i++) {
         struct mqd_producer_batch *batch = &producer->batches[i];
         if (batch->state != MQD_BATCH_SENT)
             continue;
@@ -370,17 +370,17 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
                                     "the producer's attachment was closed before it moved: its batches are lost");
     if (mqd_client_check(to) || check_client_id(producer, to))
         return -1;
-    if (old->child || to->producer_serial)
+    if (old->in_fork_child || to->producer_serial)
         return mqd_error_set_static(
             MQD_E_INVALID,
             "a producer can move only to an attachment that never had one, in the process that opened it");
-    mqd_client_take_replies(old); /* handles responses that arrived before the attachment ended */
+    mqd_client_take_replies(old); /* handles the responses that arrived before the attachment ended */
     if (plan_move(producer, to, &move)) {
         free(move.first_chunks);
         mqd_client_memory_close(&move.memory);
         return -1;
     }
-    for (uint32_t i = 0; i < producer->batches_begun; i++)
+    for (uint32_t i = 0; i < producer->used_count; i++)
         if (has_bytes(&producer->batches[i]))
             move_batch(producer, &producer->batches[i], to, &move, move.first_chunks[i]);
     mqd_client_memory_close(&producer->memory);
@@ -395,8 +395,8 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
     producer->serial = ++to->producer_serial;
     to->producer = producer;
     old->producer = NULL;
-    untrack_sent(producer);
-    for (uint32_t i = 0; i < producer->batches_begun; i++)
+    requeue_sent(producer);
+    for (uint32_t i = 0; i < producer->used_count; i++)
         if (has_bytes(&producer->batches[i]) && producer->batches[i].state != MQD_BATCH_OPEN)
             mqd_producer_batch_put_head(producer, &producer->batches[i]);
     mqd_client_close(old);

@@ -52,14 +52,14 @@ static void leave_mapping(struct mqd_segment_reader *reader)
 {
     mqd_mapping_release(reader->mapping);
     reader->mapping = NULL;
-    reader->inside = reader->sealed = false;
-    reader->checked_at = reader->decoded_at = MQD_NOWHERE;
+    reader->in_batch = reader->sealed = false;
+    reader->checked_at = reader->decoded_at = MQD_NO_POSITION;
 }
 
 static void leave_view(struct mqd_segment_reader *reader)
 {
-    mqd_mapping_release(reader->viewed);
-    reader->viewed = NULL;
+    mqd_mapping_release(reader->view_mapping);
+    reader->view_mapping = NULL;
 }
 
 void mqd_segment_reader_close(struct mqd_segment_reader *reader)
@@ -105,10 +105,10 @@ int64_t mqd_segment_reader_position(const struct mqd_segment_reader *reader)
 
 uint64_t mqd_segment_reader_hold(struct mqd_segment_reader *reader)
 {
-    if (!reader->viewed)
+    if (!reader->view_mapping)
         return 0;
-    mqd_mapping_hold(reader->viewed);
-    return (uint64_t)(uintptr_t)reader->viewed;
+    mqd_mapping_hold(reader->view_mapping);
+    return (uint64_t)(uintptr_t)reader->view_mapping;
 }
 
 void mqd_client_mapping_release(struct mqd_client *client, uint64_t mapping)
@@ -226,25 +226,25 @@ static uint32_t readable_bytes(const struct mqd_segment_reader *reader, const st
 
 /* ---- querying the segment of the position ---- */
 
-static int refuse_response(const char *what)
+static int set_response_error(const char *problem)
 {
-    return mqd_error_set(MQD_E_CORRUPT, "the broker's response about a segment is invalid: %s", what);
+    return mqd_error_set(MQD_E_CORRUPT, "the broker's response about a segment is invalid: %s", problem);
 }
 
 /* The base offset may be above the position: the records in between were compacted away. */
 static int check_response(const struct mqd_segment_reader *reader, const struct mqd_local_segment *response)
 {
     if (response->base_offset < 0)
-        return refuse_response("its base offset");
+        return set_response_error("its base offset");
     if (response->position > response->size_bytes || response->size_bytes > response->map_bytes ||
         response->map_bytes == 0 || response->map_bytes > SEGMENT_BYTES_MAX)
-        return refuse_response("its sizes");
+        return set_response_error("its sizes");
     if (response->next_base_offset != INT64_MAX && response->next_base_offset <= reader->position)
-        return refuse_response("the next segment begins before the offset");
+        return set_response_error("the next segment begins before the offset");
     return 0;
 }
 
-/* Returns 0, also if it sets state->stop; -1: the attachment's error. */
+/* Returns 0, also if it sets state->stop, or -1 with the attachment's error. */
 static int query_segment(struct mqd_segment_reader *reader, struct mqd_read_state *state)
 {
     struct mqd_local_query query = {.kind = MQD_LOCAL_QUERY_SEGMENT,
@@ -279,8 +279,8 @@ static int query_segment(struct mqd_segment_reader *reader, struct mqd_read_stat
     reader->size_bytes = response.size_bytes;
     reader->map_bytes = response.map_bytes;
     reader->at = response.position;
-    reader->inside = false;
-    reader->checked_at = reader->decoded_at = MQD_NOWHERE;
+    reader->in_batch = false;
+    reader->checked_at = reader->decoded_at = MQD_NO_POSITION;
     return 0;
 }
 
@@ -306,16 +306,16 @@ static uint32_t stop_corrupt(struct walk *walk, const char *reason)
     return MQD_READ_CORRUPT;
 }
 
-static void batch_end(struct mqd_segment_reader *reader)
+static void skip_batch(struct mqd_segment_reader *reader)
 {
     int64_t next = reader->batch.base_offset + reader->batch.last_offset_delta + 1;
     reader->at += (uint32_t)reader->batch.size_bytes;
     reader->position = next > reader->position ? next : reader->position;
-    reader->inside = false;
-    reader->checked_at = reader->decoded_at = MQD_NOWHERE;
+    reader->in_batch = false;
+    reader->checked_at = reader->decoded_at = MQD_NO_POSITION;
 }
 
-/* Decodes the header of the batch at `at`, and ensures that the whole batch may be read. Returns
+/* Decodes the header of the batch at `at`, and checks that the whole batch may be read. Returns
  * STOP_NONE or MQD_READ_CORRUPT. *failed: the file could not be read. */
 static uint32_t batch_decode(struct walk *walk, uint32_t limit, bool *failed)
 {
@@ -345,7 +345,7 @@ static uint32_t batch_decode(struct walk *walk, uint32_t limit, bool *failed)
 static uint32_t batch_done(struct walk *walk)
 {
     uint32_t size_bytes = (uint32_t)walk->reader->batch.size_bytes;
-    batch_end(walk->reader);
+    skip_batch(walk->reader);
     walk->bytes_left -= walk->bytes_left < size_bytes ? walk->bytes_left : size_bytes;
     return walk->bytes_left == 0 ? MQD_READ_FULL : STOP_NONE;
 }
@@ -366,7 +366,7 @@ static uint32_t batch_begin(struct walk *walk)
     const uint8_t *bytes = reader->mapping->bytes + reader->at;
     /* happens only after a query: the broker may return the position of an earlier batch */
     if (batch->base_offset + batch->last_offset_delta < reader->position) {
-        batch_end(reader);
+        skip_batch(reader);
         return STOP_NONE;
     }
     if (batch->base_offset >= walk->bounds.end_offset)
@@ -382,7 +382,7 @@ static uint32_t batch_begin(struct walk *walk)
         enum mqd_aborted_verdict verdict = mqd_aborted_classify(&reader->aborted, batch, bytes);
         if (verdict == MQD_BATCH_NEEDS_LIST)
             return MQD_READ_ABORTED;
-        if (verdict == MQD_BATCH_LEAVE_OUT)
+        if (verdict == MQD_BATCH_SKIP)
             return batch_done(walk);
     }
     if (batch->attributes & MQD_ATTRIBUTE_CONTROL)
@@ -401,7 +401,7 @@ static uint32_t batch_begin(struct walk *walk)
     out->timestamp_type = batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0;
     mqd_view_walk_begin(&reader->walk, batch, bytes + MQD_BATCH_HEADER_BYTES,
                         (uint32_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
-    reader->inside = true;
+    reader->in_batch = true;
     return STOP_NONE;
 }
 
@@ -428,7 +428,8 @@ static uint32_t batch_take(struct walk *walk)
     return out->count == out->capacity ? MQD_READ_FULL : stop;
 }
 
-/* Queries the segment of the position, unless this read should return first. -1: failed. */
+/* Queries the segment of the position, unless this read should return first. Returns -1 on
+ * failure. */
 static int continue_in_next_segment(struct walk *walk, uint32_t *stop)
 {
     *stop = MQD_READ_SEGMENT;
@@ -449,7 +450,7 @@ static int segment_end(struct walk *walk, bool rolled, uint32_t *stop)
     *stop = MQD_READ_END;
     if (!reader->source.control || (!rolled && (!reader->sealed || reader->at < reader->size_bytes)))
         return 0;
-    if (rolled) /* kept mapped: the response may name the same file, which then need not be mapped again */
+    if (rolled) /* stays mapped: the response may name the same file, which then need not be mapped again */
         return continue_in_next_segment(walk, stop);
     reader->position = reader->next_base_offset > reader->position ? reader->next_base_offset : reader->position;
     leave_mapping(reader);
@@ -471,12 +472,12 @@ static int map_newest(struct walk *walk, uint32_t *stop)
     return result;
 }
 
-/* Handles one batch, a part of it, or the step to the next segment. -1: failed. */
+/* Handles one batch, a part of it, or the step to the next segment. Returns -1 on failure. */
 static int step(struct walk *walk, uint32_t *stop)
 {
     struct mqd_segment_reader *reader = walk->reader;
     bool rolled, failed = false;
-    if (reader->inside) {
+    if (reader->in_batch) {
         *stop = walk->out->count == walk->out->capacity ? MQD_READ_FULL : batch_take(walk);
         return 0;
     }
@@ -503,15 +504,15 @@ static int run(struct walk *walk)
         walk->out->base = mapping ? mapping->bytes : NULL;
         walk->out->base_bytes = mapping ? mapping->map_bytes : 0;
         uint32_t count = walk->out->count;
-        if (mapping && mapping != reader->viewed) {
+        if (mapping && mapping != reader->view_mapping) {
             leave_view(reader);
             mqd_mapping_hold(mapping);
-            reader->viewed = mapping;
+            reader->view_mapping = mapping;
         }
         if (step(walk, &stop) < 0) {
             if (count == 0)
                 return -1;
-            stop = MQD_READ_SEGMENT; /* returns the records decoded so far; the next call meets the error again */
+            stop = MQD_READ_SEGMENT; /* returns the records decoded so far; the next call hits the error again */
         }
     }
     walk->state->stop = stop;
@@ -540,7 +541,7 @@ int mqd_segment_reader_skip(struct mqd_segment_reader *reader)
     if (!reader->mapping || reader->decoded_at != reader->at)
         return mqd_error_set(MQD_E_INVALID, "there is no batch with a valid header at offset %lld to skip",
                              (long long)reader->position);
-    batch_end(reader);
+    skip_batch(reader);
     return 0;
 }
 

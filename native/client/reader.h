@@ -2,7 +2,7 @@
  * the attachment (client/client.h), whose rules about errors and fork apply.
  *
  * A reader follows its partition without requests: the control segment has the end up to which it
- * may read. Only to find a segment it sends a query on the attachment's socket, once per segment.
+ * may read. It sends a query on the attachment's socket only to find a segment, once per segment.
  *
  * Lifetime: keys, values and headers are not copied; a view's positions count from `base`, the
  * mapping of a segment file. The mapping is valid until the reader's next call of
@@ -36,10 +36,10 @@ int mqd_segment_reader_move(struct mqd_segment_reader *reader, struct mqd_client
 void mqd_segment_reader_seek(struct mqd_segment_reader *reader, int64_t offset);
 void mqd_segment_reader_close(struct mqd_segment_reader *reader);
 int64_t mqd_segment_reader_position(const struct mqd_segment_reader *reader); /* the next offset */
-/* For read_committed: sets the aborted transactions below `until_offset` that overlap the records
- * to come, as (producer id, first offset). They replace the previous ones. After
+/* For read_committed: sets the aborted transactions below `until_offset` that overlap the next
+ * records, as (producer id, first offset). They replace those set before. After
  * MQD_READ_ABORTED, request them by a Fetch without records at the reader's position;
- * `until_offset` is its last_stable_offset. If the partition's files have changed since
+ * `until_offset` is the response's last_stable_offset. If the partition's files have changed since
  * MQD_READ_ABORTED, the list is not taken, and the next read returns MQD_READ_ABORTED again. */
 int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids,
                                    const int64_t *first_offsets, uint32_t count, int64_t until_offset);
@@ -90,8 +90,8 @@ struct mqd_read_state {
 };
 /* Fills `out` with the next records, from one mapping per call, in order. check_crc: batches are
  * verified (once each). bytes_max: no further batch is begun when that much of the segment has been
- * walked; at least one is begun. With a capacity of 0 it only reports what follows. Returns 0, or -1
- * (EPIPE, ETIMEDOUT, EIO...), with nothing read. */
+ * walked; at least one is begun. With a capacity of 0 it only reports what follows. Returns 0, or
+ * -1 (EPIPE, ETIMEDOUT, EIO...), with nothing read. */
 int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_max, int check_crc,
                             struct mqd_record_view *out, struct mqd_read_state *state);
 /* skips the compressed or corrupt batch at the reader's position */
@@ -106,8 +106,8 @@ int mqd_segment_records(const uint8_t *header, const uint8_t *records, uint64_t 
  * -1: not known (yet) */
 int64_t mqd_segment_reader_lag_end(struct mqd_segment_reader *reader);
 int64_t mqd_segment_reader_log_start(struct mqd_segment_reader *reader);
-/* Takes another reference on the mapping of the last view. Returns its handle, 0 = the last call
- * returned no view. On release `client` may be NULL, or already closed. */
+/* Takes another reference on the mapping of the last view. Returns the mapping's handle, or 0 if
+ * the last call returned no view. On release `client` may be NULL, or already closed. */
 uint64_t mqd_segment_reader_hold(struct mqd_segment_reader *reader);
 void mqd_client_mapping_release(struct mqd_client *client, uint64_t mapping);
 
@@ -117,13 +117,13 @@ void mqd_client_mapping_release(struct mqd_client *client, uint64_t mapping);
  * were checked when it was filled. */
 
 /* Copies the blobs consecutively into `out`; offsets[count + 1] (NULL = not wanted) receives the
- * start of each (for a null, that of the next). Returns the bytes, -1 MQD_E_FULL when there are
- * more than `capacity`: nothing is written beyond it. */
+ * start of each (for a null, that of the next). Returns the total size in bytes, or -1 MQD_E_FULL
+ * if it is more than `capacity`: nothing is written beyond that. */
 int64_t mqd_columns_gather(const uint8_t *base, const uint64_t *positions, const int32_t *sizes, uint32_t count,
                            uint8_t *out, uint64_t capacity, int64_t *offsets);
 /* Arrow's BinaryView: 16 bytes each in `views`, buffer 0 beginning at base + origin; `validity`
- * (NULL = not wanted) a bitmap, least significant bit first. Returns the number of nulls, -1
- * MQD_E_INVALID when a blob is not within 2^31 bytes of the origin. */
+ * (NULL = not wanted) a bitmap, least significant bit first. Returns the number of nulls, or
+ * -1 MQD_E_INVALID when a blob is not within 2^31 bytes of the origin. */
 int64_t mqd_columns_arrow(const uint8_t *base, uint64_t origin, const uint64_t *positions, const int32_t *sizes,
                           uint32_t count, uint8_t *views, uint8_t *validity);
 

@@ -59,8 +59,8 @@ enum mqd_aborted_verdict mqd_aborted_classify(struct mqd_aborted_filter *filter,
 {
     if (!(batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL))
         return MQD_BATCH_READ;
-    bool control = batch->attributes & MQD_ATTRIBUTE_CONTROL;
-    if (!control && batch->base_offset >= filter->until_offset)
+    bool is_control = batch->attributes & MQD_ATTRIBUTE_CONTROL;
+    if (!is_control && batch->base_offset >= filter->until_offset)
         return MQD_BATCH_NEEDS_LIST;
     for (; filter->next < filter->count &&
            filter->entries[filter->next].first_offset <= batch->base_offset + batch->last_offset_delta;
@@ -73,8 +73,8 @@ enum mqd_aborted_verdict mqd_aborted_classify(struct mqd_aborted_filter *filter,
     if (at == filter->open_count)
         return MQD_BATCH_READ;
     struct mqd_marker marker;
-    if (!control)
-        return MQD_BATCH_LEAVE_OUT;
+    if (!is_control)
+        return MQD_BATCH_SKIP;
     if (mqd_marker_parse(bytes, batch, &marker) == 0 && !marker.commit)
         filter->open[at] = filter->open[--filter->open_count];
     return MQD_BATCH_READ;

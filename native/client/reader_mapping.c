@@ -41,7 +41,7 @@ struct mqd_segment_mapping *mqd_mapping_of_fd(int fd, uint64_t map_bytes)
 {
     struct stat status;
     if (fstat(fd, &status) < 0 || !S_ISREG(status.st_mode)) {
-        mqd_error_set(MQD_E_CORRUPT, "a descriptor that is not of a regular file is not a segment file");
+        mqd_error_set(MQD_E_CORRUPT, "the descriptor is not of a regular file, so it cannot be a segment file");
         return NULL;
     }
     void *bytes = mmap(NULL, map_bytes, PROT_READ, MAP_SHARED, fd, 0);

@@ -4,8 +4,8 @@
  * client, until its last reader is closed.
  *   R1  a thread that reads the socket or the control segment has entered (read lock), and
  *       mqd_client_close takes the write lock: so neither is closed under a reader.
- *   R2  one query at a time, answered in order; a response with another number is late (its caller
- *       had stopped waiting) and is dropped with its descriptor.
+ *   R2  one query at a time, answered in order; a response with another number is late (the reader
+ *       that sent the query has stopped waiting) and is dropped with its descriptor.
  * Concurrency: any number of readers on any threads. The socket is read only here; other code may
  * poll it for POLLHUP.
  */
@@ -32,10 +32,10 @@ struct reader_state {
     pthread_rwlock_t entered;    /* R1 */
     pthread_mutex_t query_mutex; /* R2 */
     struct mqd_client *client;   /* under `entered`; NULL: the client was closed */
-    /* atomic: no thread may enter any more; otherwise a steady flow of readers could block closing
+    /* atomic: threads may no longer enter; otherwise a steady flow of readers could block closing
      * forever */
     uint32_t closing;
-    uint32_t number; /* under `query_mutex` */
+    uint32_t last_number; /* of a query; under `query_mutex` */
 };
 
 /* ---- the shared state ---- */
@@ -71,8 +71,8 @@ static void on_client_close(struct mqd_client *client)
 /* Takes a reference on the client's state, which the first reader creates. NULL: no memory. */
 static struct reader_state *state_of(struct mqd_client *client)
 {
-    static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&making);
+    static pthread_mutex_t creation_mutex = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&creation_mutex);
     struct reader_state *state = client->reader_state;
     if (!state && (state = calloc(1, sizeof *state))) {
         state->references = 1;
@@ -84,7 +84,7 @@ static struct reader_state *state_of(struct mqd_client *client)
     }
     if (state)
         mqd_fetch_add(&state->references, 1);
-    pthread_mutex_unlock(&making);
+    pthread_mutex_unlock(&creation_mutex);
     return state;
 }
 
@@ -124,7 +124,7 @@ static int64_t now_ms(void)
 }
 
 /* Receives one packet. *fd is the descriptor that came with it, or -1. Returns its size, 0 at the
- * end of the attachment, -1 errno. */
+ * end of the attachment, or -1 with errno. */
 static ssize_t receive(int socket_fd, struct mqd_local_segment *response, int *fd)
 {
     union {
@@ -140,12 +140,12 @@ static ssize_t receive(int socket_fd, struct mqd_local_segment *response, int *f
         if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
             continue;
         for (size_t i = 0; i < (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
-            int got;
-            memcpy(&got, CMSG_DATA(cmsg) + i * sizeof got, sizeof got);
+            int received_fd;
+            memcpy(&received_fd, CMSG_DATA(cmsg) + i * sizeof received_fd, sizeof received_fd);
             if (*fd < 0)
-                *fd = got;
+                *fd = received_fd;
             else
-                close(got);
+                close(received_fd);
         }
     }
     if (size >= 0 && *fd < 0 && (message.msg_flags & MSG_CTRUNC)) {
@@ -187,9 +187,9 @@ static int wait_for_response(int socket_fd, uint32_t number, struct mqd_local_se
     }
 }
 
-static int send_query(int socket_fd, const struct mqd_local_query *numbered)
+static int send_query(int socket_fd, const struct mqd_local_query *query)
 {
-    while (send(socket_fd, numbered, sizeof *numbered, MSG_NOSIGNAL) < 0) {
+    while (send(socket_fd, query, sizeof *query, MSG_NOSIGNAL) < 0) {
         if (errno == EINTR)
             continue;
         if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
@@ -217,7 +217,7 @@ static int take_response(const struct mqd_local_segment *response, int fd, struc
     return 0;
 }
 
-/* The caller must have entered. */
+/* The caller must have called source_enter. */
 static int client_locate(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
                          struct mqd_local_segment *response, struct mqd_segment_mapping **mapping)
 {
@@ -225,7 +225,7 @@ static int client_locate(void *context, const struct mqd_local_query *query, str
     struct mqd_local_query numbered = *query;
     int fd = -1;
     pthread_mutex_lock(&state->query_mutex);
-    numbered.number = ++state->number;
+    numbered.number = ++state->last_number;
     int result = send_query(state->client->socket_fd, &numbered);
     if (result == 0)
         result = wait_for_response(state->client->socket_fd, numbered.number, response, &fd);

@@ -60,12 +60,12 @@ void mqd_view_walk_begin(struct mqd_view_walk *walk, const struct mqd_batch *bat
                                .append_time = append_time};
 }
 
-struct taken_record {
+struct parsed_record {
     int64_t delta, timestamp_delta, key_bytes, value_bytes;
     const uint8_t *key, *value, *headers, *end;
 };
 
-static inline int take(struct mqd_view_walk *walk, struct taken_record *out)
+static inline int parse_record(struct mqd_view_walk *walk, struct parsed_record *out)
 {
     int64_t size_bytes;
     const uint8_t *at = read_number(walk->at, walk->end, &size_bytes);
@@ -100,8 +100,8 @@ int mqd_view_walk_fill(struct mqd_view_walk *walk, int64_t from_offset, struct m
     const uint8_t *base = out->base;
     int result = 0;
     while (walk->left > 0 && count < out->capacity) {
-        struct taken_record record;
-        if ((result = take(walk, &record)) < 0)
+        struct parsed_record record;
+        if ((result = parse_record(walk, &record)) < 0)
             break;
         walk->at = record.end;
         walk->left--;

@@ -7,9 +7,9 @@
  *       (MADV_POPULATE_READ) before they are read, so that a disk failure is an error here and not
  *       a SIGBUS. Only some megabytes of the walked part stay resident: a reader's memory does not
  *       grow with the segment.
- *   S2  `at` is the start of a batch; while `inside` is set, of the batch that `walk` is in.
+ *   S2  `at` is the start of a batch; while `in_batch` is set, of the batch that `walk` is in.
  *   S3  a mapping is unmapped with its last reference. The reader has one on `mapping` and one on
- *       `viewed`; each hold adds one.
+ *       `view_mapping`; each hold adds one.
  *   S4  everything in a segment is untrusted (a producer wrote the records, a disk stored them):
  *       every length is checked against the remaining bytes before use.
  *   S5  the data and the list of aborted transactions come from the same version of the files. A
@@ -34,7 +34,7 @@ struct mqd_segment_mapping {
      * them again from the page cache */
     uint64_t dropped_bytes;
     uint64_t device, inode;
-    bool mapped;   /* by mmap; otherwise malloc'd (tests), or borrowed */
+    bool mapped;   /* by mmap; otherwise allocated by malloc (tests), or borrowed */
     bool borrowed; /* memory of the caller, which must keep it as long as it is used */
 };
 
@@ -53,14 +53,14 @@ int mqd_mapping_populate(struct mqd_segment_mapping *mapping, uint64_t from, uin
 
 struct mqd_segment_source {
     void *context;
-    void *control; /* the control segment, read-only; NULL: every segment is complete and the only one */
+    void *control; /* the control segment, read-only; NULL: the source has one segment, which is complete */
     /* Finds the segment of the query's offset. Returns 0 when there is a response, which may have a
      * Kafka error code. If it has none, *mapping is a new reference, or `current` (without another
      * reference) when it is the same file. -1: EPIPE, ETIMEDOUT... */
     int (*locate)(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
                   struct mqd_local_segment *response, struct mqd_segment_mapping **mapping);
-    /* Between enter and leave the control segment stays mapped; -1: the attachment has ended. enter,
-     * leave and close may be NULL. */
+    /* Between enter and leave the control segment stays mapped; -1: the attachment has ended.
+     * enter, leave and close may be NULL. */
     int (*enter)(void *context);
     void (*leave)(void *context);
     void (*close)(void *context);
@@ -78,8 +78,8 @@ struct mqd_view_walk {
 };
 void mqd_view_walk_begin(struct mqd_view_walk *walk, const struct mqd_batch *batch, const uint8_t *records,
                          uint64_t size_bytes);
-/* Appends records from `from_offset` on to `out`, as many as fit. 0; -1: an invalid record follows,
- * walk->reason has the cause. Positions are counted from out->base. */
+/* Appends records from `from_offset` on to `out`, as many as fit. Returns 0, or -1 if an
+ * invalid record follows; walk->reason has the cause. Positions are counted from out->base. */
 int mqd_view_walk_fill(struct mqd_view_walk *walk, int64_t from_offset, struct mqd_record_view *out);
 
 /* ---- aborted transactions (client/reader_aborted.c) ---- */
@@ -97,7 +97,7 @@ struct mqd_aborted_filter {
 int mqd_aborted_set(struct mqd_aborted_filter *filter, const int64_t *producer_ids, const int64_t *first_offsets,
                     uint32_t count, int64_t until_offset);
 void mqd_aborted_free(struct mqd_aborted_filter *filter);
-enum mqd_aborted_verdict { MQD_BATCH_READ, MQD_BATCH_LEAVE_OUT, MQD_BATCH_NEEDS_LIST };
+enum mqd_aborted_verdict { MQD_BATCH_READ, MQD_BATCH_SKIP, MQD_BATCH_NEEDS_LIST };
 /* `bytes`: the whole batch. Batches must come in order. */
 enum mqd_aborted_verdict mqd_aborted_classify(struct mqd_aborted_filter *filter, const struct mqd_batch *batch,
                                               const uint8_t *bytes);
@@ -109,13 +109,13 @@ struct mqd_segment_reader {
     uint8_t topic_id[16];
     int32_t partition_index;
     int8_t isolation_level;
-    bool slot_known, inside, sealed;
+    bool slot_known, in_batch, sealed;
     uint32_t slot;
     uint32_t query_number;
-    int64_t position;                      /* the next offset to return */
-    struct mqd_segment_mapping *mapping;   /* NULL: the segment of `position` must be queried */
-    struct mqd_segment_mapping *viewed;    /* of the last view */
-    int64_t base_offset, next_base_offset; /* of the segment; next_base_offset only when it is sealed */
+    int64_t position;                         /* the next offset to return */
+    struct mqd_segment_mapping *mapping;      /* NULL: the segment of `position` must be queried */
+    struct mqd_segment_mapping *view_mapping; /* of the last view */
+    int64_t base_offset, next_base_offset;    /* of the segment; next_base_offset only when it is sealed */
     /* segments_generation (S5): of the mapped file; of the slot when it was last read; of the slot
      * at the last query for aborted transactions */
     uint64_t file_generation, slot_generation, aborted_generation;
@@ -129,7 +129,7 @@ struct mqd_segment_reader {
     struct mqd_aborted_filter aborted;
 };
 
-#define MQD_NOWHERE UINT32_MAX
+#define MQD_NO_POSITION UINT32_MAX
 
 /* Takes ownership of the source (closes it with the reader, and on failure). */
 struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_source *source, const uint8_t topic_id[16],

@@ -184,9 +184,9 @@ static uint8_t *put_partition(uint8_t *at, const struct mqd_client_position *pos
     return at;
 }
 
-/* How many positions, from the first on, have the same topic; they become one topic of the
+/* Returns how many positions, from the first on, have the same topic; they become one topic of the
  * request. */
-static uint32_t topic_run(const struct mqd_client_position *positions, uint32_t count)
+static uint32_t count_same_topic(const struct mqd_client_position *positions, uint32_t count)
 {
     uint32_t same = 1;
     while (same < count && memcmp(positions[same].topic_id, positions[0].topic_id, sizeof positions[0].topic_id) == 0)
@@ -200,7 +200,7 @@ int mqd_client_park(struct mqd_client *client, const struct mqd_client_position 
     uint32_t topics = 0;
     if (count == 0 || count > 100000)
         return mqd_error_set(MQD_E_INVALID, "cannot wait for %u partitions; 1 to 100000 are allowed", count);
-    for (uint32_t i = 0; i < count; i += topic_run(positions + i, count - i))
+    for (uint32_t i = 0; i < count; i += count_same_topic(positions + i, count - i))
         topics++;
     uint8_t *frame = malloc(HEAD_BYTES + 40 + (size_t)topics * 22 + (size_t)count * 33), *at = frame;
     if (!frame)
@@ -215,7 +215,7 @@ int mqd_client_park(struct mqd_client *client, const struct mqd_client_position 
     at = mqd_put_be32(at, UINT32_MAX);
     at = mqd_put_unsigned_varint(at, topics + 1);
     for (uint32_t i = 0; i < count;) {
-        uint32_t same = topic_run(positions + i, count - i);
+        uint32_t same = count_same_topic(positions + i, count - i);
         at = (uint8_t *)memcpy(at, positions[i].topic_id, 16) + 16;
         at = mqd_put_unsigned_varint(at, same + 1);
         for (uint32_t end = i + same; i < end; i++)
