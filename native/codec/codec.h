@@ -1,4 +1,4 @@
-/* Decompresses the records of a batch, by the system's libraries.
+/* Decompresses the records of a batch with the system's libraries.
  *
  * Concurrency: any thread. Each thread keeps its own contexts and buffer until it ends.
  * Source of the framings: Kafka's record format; RFC 1952 (gzip), xerial's stream (snappy), LZ4
@@ -14,7 +14,7 @@
 /* the codec numbers in a batch's attributes */
 enum mqd_codec { MQD_CODEC_NONE, MQD_CODEC_GZIP, MQD_CODEC_SNAPPY, MQD_CODEC_LZ4, MQD_CODEC_ZSTD };
 
-/* limit of the decompressed records of one batch, wherever it is decompressed */
+/* limit of the decompressed size of a batch's records, in every process */
 #define MQD_RECORDS_BYTES_MAX (128u << 20)
 
 enum mqd_codec_error {
@@ -27,9 +27,9 @@ enum mqd_codec_error {
 bool mqd_codec_available(uint8_t codec);
 const char *mqd_codec_library(uint8_t codec); /* the name of its file */
 
-/* Returns the decompressed size, at most `size_max`; *records points to the bytes, until this
- * thread's next call of any function here. Negative: enum mqd_codec_error; DAMAGED sets `reason`.
- * The codec must be available. */
+/* Returns the decompressed size, at most `size_max`; *records points to the bytes, which stay valid
+ * until this thread's next call of any function here. Negative: enum mqd_codec_error; DAMAGED sets
+ * `reason`. The codec must be available. */
 int64_t mqd_decompress(uint8_t codec, const uint8_t *data, size_t size_bytes, size_t size_max, const uint8_t **records,
                        const char **reason);
 /* Frees this thread's buffer if it is large. */

@@ -44,15 +44,15 @@ static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 
 static void workspace_free(void *argument)
 {
-    struct workspace *own = argument;
-    if (own->gzip_ready)
-        mqd_codec_functions.inflateEnd(&own->gzip);
-    if (own->lz4)
-        mqd_codec_functions.LZ4F_freeDecompressionContext(own->lz4);
-    if (own->zstd)
-        mqd_codec_functions.ZSTD_freeDCtx(own->zstd);
-    free(own->bytes);
-    free(own);
+    struct workspace *workspace = argument;
+    if (workspace->gzip_ready)
+        mqd_codec_functions.inflateEnd(&workspace->gzip);
+    if (workspace->lz4)
+        mqd_codec_functions.LZ4F_freeDecompressionContext(workspace->lz4);
+    if (workspace->zstd)
+        mqd_codec_functions.ZSTD_freeDCtx(workspace->zstd);
+    free(workspace->bytes);
+    free(workspace);
 }
 
 static void make_key(void)
@@ -63,43 +63,44 @@ static void make_key(void)
 static struct workspace *workspace_of_thread(bool create)
 {
     pthread_once(&key_once, make_key);
-    struct workspace *own = pthread_getspecific(key);
-    if (!own && create && (own = calloc(1, sizeof *own)) && pthread_setspecific(key, own)) {
-        free(own);
-        own = NULL;
+    struct workspace *workspace = pthread_getspecific(key);
+    if (!workspace && create && (workspace = calloc(1, sizeof *workspace)) && pthread_setspecific(key, workspace)) {
+        free(workspace);
+        workspace = NULL;
     }
-    return own;
+    return workspace;
 }
 
 /* Ensures at least one free byte: grows a full buffer. False: no memory. */
-static bool make_room(struct workspace *own, size_t start_bytes, size_t size_max)
+static bool make_room(struct workspace *workspace, size_t start_bytes, size_t size_max)
 {
-    if (own->length < own->capacity)
+    if (workspace->length < workspace->capacity)
         return true;
-    size_t new_capacity = own->capacity ? own->capacity * GROWTH : start_bytes;
+    size_t new_capacity = workspace->capacity ? workspace->capacity * GROWTH : start_bytes;
     if (new_capacity > size_max + 1)
         /* the extra byte distinguishes output of exactly the bound from output beyond it */
         new_capacity = size_max + 1;
-    if (new_capacity <= own->capacity)
-        new_capacity = own->capacity + 1;
-    uint8_t *bytes = realloc(own->bytes, new_capacity);
+    if (new_capacity <= workspace->capacity)
+        new_capacity = workspace->capacity + 1;
+    uint8_t *bytes = realloc(workspace->bytes, new_capacity);
     if (!bytes)
         return false;
-    own->bytes = bytes;
-    own->capacity = new_capacity;
+    workspace->bytes = bytes;
+    workspace->capacity = new_capacity;
     return true;
 }
 
-/* ---- the codecs: reset() before each member, the first included; false: no memory ---- */
+/* ---- the codecs: reset() runs before each member; it returns false if there is no memory ---- */
 
-static bool gzip_reset(struct workspace *own)
+static bool gzip_reset(struct workspace *workspace)
 {
-    if (own->gzip_ready)
-        return mqd_codec_functions.inflateReset(&own->gzip) == Z_OK;
-    own->gzip = (struct mqd_zlib_stream){0};
-    own->gzip_ready = mqd_codec_functions.inflateInit2_(&own->gzip, GZIP_WINDOW, mqd_codec_functions.zlibVersion(),
-                                                        (int)sizeof own->gzip) == Z_OK;
-    return own->gzip_ready;
+    if (workspace->gzip_ready)
+        return mqd_codec_functions.inflateReset(&workspace->gzip) == Z_OK;
+    workspace->gzip = (struct mqd_zlib_stream){0};
+    workspace->gzip_ready =
+        mqd_codec_functions.inflateInit2_(&workspace->gzip, GZIP_WINDOW, mqd_codec_functions.zlibVersion(),
+                                          (int)sizeof workspace->gzip) == Z_OK;
+    return workspace->gzip_ready;
 }
 
 static unsigned clamp_to_uint(size_t bytes)
@@ -107,9 +108,9 @@ static unsigned clamp_to_uint(size_t bytes)
     return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes;
 }
 
-static void gzip_step(struct workspace *own, struct step *step)
+static void gzip_step(struct workspace *workspace, struct step *step)
 {
-    struct mqd_zlib_stream *stream = &own->gzip;
+    struct mqd_zlib_stream *stream = &workspace->gzip;
     unsigned in = clamp_to_uint(step->in_bytes), out = clamp_to_uint(step->out_bytes);
     stream->next_in = step->in, stream->avail_in = in;
     stream->next_out = step->out, stream->avail_out = out;
@@ -121,39 +122,39 @@ static void gzip_step(struct workspace *own, struct step *step)
         step->problem = stream->msg ? stream->msg : "not gzip";
 }
 
-static bool lz4_reset(struct workspace *own)
+static bool lz4_reset(struct workspace *workspace)
 {
-    if (own->lz4)
-        mqd_codec_functions.LZ4F_resetDecompressionContext(own->lz4);
+    if (workspace->lz4)
+        mqd_codec_functions.LZ4F_resetDecompressionContext(workspace->lz4);
     else if (mqd_codec_functions.LZ4F_isError(
-                 mqd_codec_functions.LZ4F_createDecompressionContext(&own->lz4, LZ4F_VERSION)))
-        own->lz4 = NULL;
-    return own->lz4 != NULL;
+                 mqd_codec_functions.LZ4F_createDecompressionContext(&workspace->lz4, LZ4F_VERSION)))
+        workspace->lz4 = NULL;
+    return workspace->lz4 != NULL;
 }
 
-static void lz4_step(struct workspace *own, struct step *step)
+static void lz4_step(struct workspace *workspace, struct step *step)
 {
-    size_t left =
-        mqd_codec_functions.LZ4F_decompress(own->lz4, step->out, &step->out_bytes, step->in, &step->in_bytes, NULL);
+    size_t left = mqd_codec_functions.LZ4F_decompress(workspace->lz4, step->out, &step->out_bytes, step->in,
+                                                      &step->in_bytes, NULL);
     if (mqd_codec_functions.LZ4F_isError(left))
         step->problem = mqd_codec_functions.LZ4F_getErrorName(left);
     step->ended = left == 0;
 }
 
-static bool zstd_reset(struct workspace *own)
+static bool zstd_reset(struct workspace *workspace)
 {
-    if (!own->zstd)
-        own->zstd = mqd_codec_functions.ZSTD_createDCtx();
+    if (!workspace->zstd)
+        workspace->zstd = mqd_codec_functions.ZSTD_createDCtx();
     else
-        mqd_codec_functions.ZSTD_DCtx_reset(own->zstd, ZSTD_RESET_SESSION_ONLY);
-    return own->zstd != NULL;
+        mqd_codec_functions.ZSTD_DCtx_reset(workspace->zstd, ZSTD_RESET_SESSION_ONLY);
+    return workspace->zstd != NULL;
 }
 
-static void zstd_step(struct workspace *own, struct step *step)
+static void zstd_step(struct workspace *workspace, struct step *step)
 {
     struct mqd_zstd_in in = {step->in, step->in_bytes, 0};
     struct mqd_zstd_out out = {step->out, step->out_bytes, 0};
-    size_t left = mqd_codec_functions.ZSTD_decompressStream(own->zstd, &out, &in);
+    size_t left = mqd_codec_functions.ZSTD_decompressStream(workspace->zstd, &out, &in);
     step->in_bytes = in.position;
     step->out_bytes = out.position;
     if (mqd_codec_functions.ZSTD_isError(left))
@@ -162,33 +163,33 @@ static void zstd_step(struct workspace *own, struct step *step)
 }
 
 static const struct stream {
-    bool (*reset)(struct workspace *own);
-    void (*step)(struct workspace *own, struct step *step);
+    bool (*reset)(struct workspace *workspace);
+    void (*step)(struct workspace *workspace, struct step *step);
     bool single_member; /* bytes after the first member are damage */
 } streams[] = {[MQD_CODEC_GZIP] = {gzip_reset, gzip_step, false},
                [MQD_CODEC_LZ4] = {lz4_reset, lz4_step, true},
                [MQD_CODEC_ZSTD] = {zstd_reset, zstd_step, false}};
 
-static int decompress_stream(struct workspace *own, const struct stream *stream, const uint8_t *data, size_t size_bytes,
-                             size_t size_max, const char **reason)
+static int decompress_stream(struct workspace *workspace, const struct stream *stream, const uint8_t *data,
+                             size_t size_bytes, size_t size_max, const char **reason)
 {
     size_t start_bytes = size_bytes * GROWTH > START_BYTES ? size_bytes * GROWTH : START_BYTES;
-    if (!stream->reset(own))
+    if (!stream->reset(workspace))
         return MQD_CODEC_NO_MEMORY;
     for (;;) {
-        if (!make_room(own, start_bytes, size_max))
+        if (!make_room(workspace, start_bytes, size_max))
             return MQD_CODEC_NO_MEMORY;
-        size_t room = own->capacity - own->length;
-        struct step step = {data, size_bytes, own->bytes + own->length, room, false, NULL};
-        stream->step(own, &step);
+        size_t room = workspace->capacity - workspace->length;
+        struct step step = {data, size_bytes, workspace->bytes + workspace->length, room, false, NULL};
+        stream->step(workspace, &step);
         if (step.problem) {
             *reason = step.problem;
             return MQD_CODEC_DAMAGED;
         }
-        own->length += step.out_bytes;
+        workspace->length += step.out_bytes;
         data += step.in_bytes;
         size_bytes -= step.in_bytes;
-        if (own->length > size_max)
+        if (workspace->length > size_max)
             return MQD_CODEC_TOO_LARGE;
         if (step.ended && size_bytes == 0)
             return 0;
@@ -196,7 +197,7 @@ static int decompress_stream(struct workspace *own, const struct stream *stream,
             *reason = "bytes follow the frame";
             return MQD_CODEC_DAMAGED;
         }
-        if (step.ended && !stream->reset(own))
+        if (step.ended && !stream->reset(workspace))
             return MQD_CODEC_NO_MEMORY;
         *reason = "it is cut off";
         /* the output has room, but no more input can be consumed */
@@ -207,40 +208,40 @@ static int decompress_stream(struct workspace *own, const struct stream *stream,
 
 /* ---- snappy: blocks, not a stream ---- */
 
-static int decompress_block(struct workspace *own, const uint8_t *data, size_t size_bytes, size_t size_max,
+static int decompress_block(struct workspace *workspace, const uint8_t *data, size_t size_bytes, size_t size_max,
                             const char **reason)
 {
     size_t length;
     *reason = "not a snappy block";
     if (mqd_codec_functions.snappy_uncompressed_length((const char *)data, size_bytes, &length) != SNAPPY_OK)
         return MQD_CODEC_DAMAGED;
-    if (length > size_max - own->length)
+    if (length > size_max - workspace->length)
         return MQD_CODEC_TOO_LARGE;
     if (length > SNAPPY_RATIO_MAX * size_bytes + SNAPPY_RATIO_MAX) {
-        *reason = "a snappy block states a larger size than is possible";
+        *reason = "a snappy block states an impossibly large size";
         return MQD_CODEC_DAMAGED;
     }
-    while (own->capacity - own->length < length) {
-        size_t before = own->length;
-        own->length = own->capacity; /* as if full, so that make_room grows the buffer */
-        bool grown = make_room(own, length > START_BYTES ? length : START_BYTES, size_max);
-        own->length = before;
+    while (workspace->capacity - workspace->length < length) {
+        size_t before = workspace->length;
+        workspace->length = workspace->capacity; /* as if full, so that make_room grows the buffer */
+        bool grown = make_room(workspace, length > START_BYTES ? length : START_BYTES, size_max);
+        workspace->length = before;
         if (!grown)
             return MQD_CODEC_NO_MEMORY;
     }
-    if (mqd_codec_functions.snappy_uncompress((const char *)data, size_bytes, (char *)own->bytes + own->length,
-                                              &length) != SNAPPY_OK)
+    if (mqd_codec_functions.snappy_uncompress((const char *)data, size_bytes,
+                                              (char *)workspace->bytes + workspace->length, &length) != SNAPPY_OK)
         return MQD_CODEC_DAMAGED;
-    own->length += length;
+    workspace->length += length;
     return 0;
 }
 
-static int decompress_snappy(struct workspace *own, const uint8_t *data, size_t size_bytes, size_t size_max,
+static int decompress_snappy(struct workspace *workspace, const uint8_t *data, size_t size_bytes, size_t size_max,
                              const char **reason)
 {
     static const uint8_t magic[8] = "\x82SNAPPY";
     if (size_bytes < sizeof magic || memcmp(data, magic, sizeof magic) != 0)
-        return decompress_block(own, data, size_bytes, size_max, reason);
+        return decompress_block(workspace, data, size_bytes, size_max, reason);
     *reason = "a snappy stream's header is cut off";
     if (size_bytes < XERIAL_HEADER_BYTES)
         return MQD_CODEC_DAMAGED;
@@ -253,7 +254,7 @@ static int decompress_snappy(struct workspace *own, const uint8_t *data, size_t 
         at += 4;
         if (block_bytes == 0 || block_bytes > (size_t)(end - at))
             return MQD_CODEC_DAMAGED;
-        int error = decompress_block(own, at, block_bytes, size_max, reason);
+        int error = decompress_block(workspace, at, block_bytes, size_max, reason);
         if (error)
             return error;
         *reason = "a snappy block is cut off";
@@ -265,28 +266,29 @@ static int decompress_snappy(struct workspace *own, const uint8_t *data, size_t 
 int64_t mqd_decompress(uint8_t codec, const uint8_t *data, size_t size_bytes, size_t size_max, const uint8_t **records,
                        const char **reason)
 {
-    struct workspace *own = workspace_of_thread(true);
-    if (!own)
+    struct workspace *workspace = workspace_of_thread(true);
+    if (!workspace)
         return MQD_CODEC_NO_MEMORY;
-    own->length = 0;
+    workspace->length = 0;
     int error;
     if (codec == MQD_CODEC_LZ4 && size_bytes > LZ4_FLAGS_AT && !(data[LZ4_FLAGS_AT] & LZ4_FLAG_INDEPENDENT)) {
         *reason = "its blocks depend on each other, which Java's consumers do not read";
         error = MQD_CODEC_DAMAGED;
     } else {
-        error = codec == MQD_CODEC_SNAPPY ? decompress_snappy(own, data, size_bytes, size_max, reason)
-                                          : decompress_stream(own, &streams[codec], data, size_bytes, size_max, reason);
+        error = codec == MQD_CODEC_SNAPPY
+                    ? decompress_snappy(workspace, data, size_bytes, size_max, reason)
+                    : decompress_stream(workspace, &streams[codec], data, size_bytes, size_max, reason);
     }
-    *records = own->bytes;
-    return error ? error : (int64_t)own->length;
+    *records = workspace->bytes;
+    return error ? error : (int64_t)workspace->length;
 }
 
 void mqd_decompress_trim(void)
 {
-    struct workspace *own = workspace_of_thread(false);
-    if (!own || own->capacity <= KEPT_BYTES_MAX)
+    struct workspace *workspace = workspace_of_thread(false);
+    if (!workspace || workspace->capacity <= KEPT_BYTES_MAX)
         return;
-    free(own->bytes);
-    own->bytes = NULL;
-    own->capacity = own->length = 0;
+    free(workspace->bytes);
+    workspace->bytes = NULL;
+    workspace->capacity = workspace->length = 0;
 }

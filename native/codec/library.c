@@ -15,20 +15,20 @@ static bool available[MQD_CODEC_ZSTD + 1];
 static void open_all(void)
 {
     void *handle;
-    bool found;
+    bool complete;
 #define FIND(result, name, parameters)                                                                                 \
     {                                                                                                                  \
         void *function = dlsym(handle, #name);                                                                         \
         memcpy(&mqd_codec_functions.name, &function, sizeof function);                                                 \
-        found = found && function;                                                                                     \
+        complete = complete && function;                                                                               \
     }
 #define OPEN(codec, FUNCTIONS)                                                                                         \
     handle = dlopen(file_names[codec], RTLD_NOW | RTLD_LOCAL);                                                         \
-    found = handle != NULL;                                                                                            \
+    complete = handle != NULL;                                                                                         \
     if (handle) {                                                                                                      \
         FUNCTIONS(FIND)                                                                                                \
     }                                                                                                                  \
-    available[codec] = found;
+    available[codec] = complete;
     OPEN(MQD_CODEC_GZIP, MQD_ZLIB_FUNCTIONS)
     OPEN(MQD_CODEC_SNAPPY, MQD_SNAPPY_FUNCTIONS)
     OPEN(MQD_CODEC_LZ4, MQD_LZ4_FUNCTIONS)

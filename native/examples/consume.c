@@ -5,7 +5,7 @@
  *
  * With COUNT it ends after that many records. Order is kept within a partition. Compressed batches
  * are reported and skipped: a program can decompress them with a library of its choice (and parse
- * the records by mqd_segment_records).
+ * the records with mqd_segment_records).
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,9 +17,9 @@
 
 #define RECORDS 512
 
-static void fail(const char *what)
+static void fail(const char *message)
 {
-    fprintf(stderr, "%s: %s\n", what, mqd_error_message());
+    fprintf(stderr, "%s: %s\n", message, mqd_error_message());
     exit(1);
 }
 
@@ -35,7 +35,7 @@ static uint64_t drain(struct mqd_segment_reader *reader, struct mqd_record_view 
             printf("%.*s\n", view->value_bytes[i] > 0 ? view->value_bytes[i] : 0,
                    (const char *)view->base + view->value_positions[i]);
         if (state.stop == MQD_READ_COMPRESSED) {
-            fprintf(stderr, "a batch compressed by codec %u at offset %" PRId64 " is left out\n", state.codec,
+            fprintf(stderr, "a batch compressed with codec %u at offset %" PRId64 " is skipped\n", state.codec,
                     mqd_segment_reader_position(reader));
             if (mqd_segment_reader_skip(reader) < 0)
                 fail("cannot read");

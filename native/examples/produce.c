@@ -23,9 +23,9 @@ struct program {
     uint64_t written, lost, retries;
 };
 
-static void fail(const char *what)
+static void fail(const char *message)
 {
-    fprintf(stderr, "%s: %s\n", what, mqd_error_message());
+    fprintf(stderr, "%s: %s\n", message, mqd_error_message());
     exit(1);
 }
 
@@ -61,7 +61,7 @@ static void take_outcomes(struct program *p)
                 printf("partition %d: %u records from offset %" PRId64 "\n", d->partition, d->record_count,
                        d->base_offset);
             } else if (retriable(d->error) && p->retries++ < RETRIES_MAX) {
-                mqd_producer_retry(p->producer, d->batch); /* the batch keeps its place before all later ones */
+                mqd_producer_retry(p->producer, d->batch); /* the batch keeps its place ahead of all later ones */
             } else {
                 fprintf(stderr, "partition %d: %u records refused with error %d\n", d->partition, d->record_count,
                         d->error);
@@ -98,13 +98,13 @@ int main(int count, char **arguments)
     }
     struct program p = {0};
     struct mqd_client_options client_options = {.socket_path = arguments[1], .client_id = "example-produce"};
-    struct mqd_client_topic found;
+    struct mqd_client_topic topic;
     if (!(p.client = mqd_client_open(&client_options)))
         fail("cannot attach");
-    if (mqd_client_find_topic(p.client, arguments[2], 1, 5000000, &found) < 0)
+    if (mqd_client_find_topic(p.client, arguments[2], 1, 5000000, &topic) < 0)
         fail("cannot find the topic");
-    if (found.error) {
-        fprintf(stderr, "topic %s: error %d\n", arguments[2], found.error);
+    if (topic.error) {
+        fprintf(stderr, "topic %s: error %d\n", arguments[2], topic.error);
         return 1;
     }
     struct mqd_producer_options options = {.acks = -1,
@@ -117,7 +117,7 @@ int main(int count, char **arguments)
                                            .produce_version = 11};
     if (!(p.producer = mqd_producer_open(p.client, &options)))
         fail("cannot create the producer");
-    if ((p.topic = mqd_producer_topic(p.producer, arguments[2], found.partition_count,
+    if ((p.topic = mqd_producer_topic(p.producer, arguments[2], topic.partition_count,
                                       MQD_PARTITIONER_CONSISTENT_RANDOM)) < 0)
         fail("cannot produce to the topic");
     char *line = NULL;

@@ -1,13 +1,13 @@
-/* Waiting for sockets and doing slow file work, over io_uring or over epoll and a small thread
- * pool: one interface, two backends.
+/* Waits for sockets and does slow file work, with io_uring, or with epoll and a small thread pool:
+ * one interface, two backends.
  *
  * Sockets are edge-triggered: an event means "changed since you last drained it"; the caller keeps
  * its own list of ready sockets. File operations run off the calling thread (io_uring: async;
  * epoll: at most MQD_POOL_THREAD_COUNT_MAX threads) and complete as events. Preallocation, snapshot
  * writing and other arbitrary jobs run on the pool with both backends.
  *
- * Any thread may call mqd_poll_interrupt. All other calls belong to one thread: from the first wait
- * on, only the thread that made it may add, remove and wait. Another thread may create and add
+ * Any thread may call mqd_poll_interrupt. All other calls belong to one thread: once a thread
+ * has waited, only that thread may add, remove and wait. Another thread may create and add
  * before the first wait, and destroy after the waiting thread has ended.
  *
  * Invariants
@@ -52,8 +52,8 @@ int mqd_poll_read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t
 /* Runs work(argument) on the pool; its return value is the event's result. fd: any file on the
  * device that the job uses, needed only during this call; -1 = it uses none. */
 int mqd_poll_run(struct mqd_poll *poll, int fd, int (*work)(void *argument), void *argument, uint64_t token);
-/* Makes the current wait, or the next one, return immediately (with whatever events there are). Any
- * thread; async-signal-safe. */
+/* Makes the current wait, or the next one, return immediately (with the events that have occurred).
+ * Any thread; async-signal-safe. */
 void mqd_poll_interrupt(struct mqd_poll *poll);
 /* timeout_ns < 0: no limit; 0: do not block. Returns the number of events, 0 on timeout or
  * interrupt, -1 on error. Submits everything queued. */

@@ -74,7 +74,7 @@ static int wait_epoll(struct epoll_poll *epoll, struct epoll_event *events, int 
             int64_t seconds, nanoseconds;
         } timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
         int count = (int)syscall(SYS_epoll_pwait2, epoll->fd, events, count_max, &timeout, NULL, _NSIG / 8);
-        if (count >= 0 || (errno != ENOSYS && errno != EPERM)) /* some seccomp profiles answer EPERM */
+        if (count >= 0 || (errno != ENOSYS && errno != EPERM)) /* some seccomp profiles return EPERM */
             return count;
         epoll->no_pwait2 = true;
     }
@@ -102,12 +102,12 @@ static uint32_t flags_of(uint32_t events)
 static int wait_events(struct mqd_poll *poll, struct mqd_poll_event *out, int count_max, int64_t timeout_ns)
 {
     struct epoll_event events[EVENT_COUNT_MAX];
-    int got =
+    int event_count =
         wait_epoll(poll->backend_state, events, count_max < EVENT_COUNT_MAX ? count_max : EVENT_COUNT_MAX, timeout_ns);
-    if (got < 0)
+    if (event_count < 0)
         return errno == EINTR ? 0 : mqd_error_system(errno, "epoll_wait failed");
     int count = 0;
-    for (int i = 0; i < got; i++)
+    for (int i = 0; i < event_count; i++)
         if (events[i].data.u64 != WAKE_TOKEN)
             out[count++] = (struct mqd_poll_event){.token = events[i].data.u64, .flags = flags_of(events[i].events)};
     return count;

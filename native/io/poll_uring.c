@@ -2,15 +2,16 @@
  * submits, waits and collects.
  *
  * A multishot poll reports like EPOLLET: once when it is armed, then at each wake-up of the socket.
- * It ends when the kernel cannot post a completion (the completion queue has overflowed); it is then
- * armed again, which reports the current state, so nothing is lost. After an error it is not.
+ * It ends when the kernel cannot post a completion (the completion queue has overflowed); it is
+ * then armed again, which reports the current state, so nothing is lost. After an error it is not
+ * armed again.
  *
  * Each watched descriptor has an entry, indexed by the descriptor's number. user_data = kind (8
  * bits) | generation (24) | index (32); the generation distinguishes late completions of a removed
  * descriptor from those of the next one with the same number.
  *
- * When a poll cannot be armed because the submission queue is full, `arm_pending` is set, and arming
- * is retried at the next wait.
+ * When a poll cannot be armed because the submission queue is full, `arm_pending` is set, and
+ * arming is retried at the next wait.
  */
 #include <errno.h>
 #include <poll.h>
@@ -24,8 +25,8 @@
 #include "io/uring.h"
 
 #define OPERATION_COUNT_MAX 1024
-/* One operation reads up to this many steps into one scratch buffer: the data is discarded, only the
- * page cache is wanted. */
+/* One operation reads up to this many steps into one scratch buffer: the data is discarded, only
+ * the page cache matters. */
 #define READ_PIECE_COUNT 16
 #define GENERATION_MASK 0xffffffu
 #define NO_OPERATION UINT32_MAX
@@ -46,7 +47,7 @@ struct watched_fd {
 struct operation {
     uint64_t token;
     uint64_t offset;
-    uint32_t left_bytes;
+    uint32_t remaining_bytes;
     uint32_t done_bytes;
     uint32_t next; /* free list */
     int fd;
@@ -134,7 +135,7 @@ static int add(struct mqd_poll *poll, int fd, uint64_t token)
         return -1;
     struct watched_fd *watched = &uring->watched[index];
     if (watched->present)
-        return mqd_error_set(EEXIST, "file descriptor %d is watched already", fd);
+        return mqd_error_set(EEXIST, "file descriptor %d is already watched", fd);
     watched->present = true;
     watched->token = token;
     arm_watched(uring, index);
@@ -212,7 +213,7 @@ static struct operation *take_operation(struct uring_poll *uring, int fd, uint64
 {
     uint32_t index = uring->free_operation;
     if (index == NO_OPERATION) {
-        mqd_error_set_static(MQD_E_FULL, "too many file operations are under way");
+        mqd_error_set_static(MQD_E_FULL, "too many file operations are in progress");
         return NULL;
     }
     struct operation *operation = &uring->operation[index];
@@ -269,8 +270,8 @@ static bool queue_read(struct uring_poll *uring, struct operation *operation)
     struct mqd_uring_submission *submission = mqd_uring_next(&uring->ring);
     if (!submission)
         return false;
-    uint32_t pieces =
-        operation->left_bytes / MQD_READ_AHEAD_STEP_BYTES + (operation->left_bytes % MQD_READ_AHEAD_STEP_BYTES != 0);
+    uint32_t pieces = operation->remaining_bytes / MQD_READ_AHEAD_STEP_BYTES +
+                      (operation->remaining_bytes % MQD_READ_AHEAD_STEP_BYTES != 0);
     submission->opcode = MQD_URING_OP_READV;
     submission->flags = MQD_URING_SQE_ASYNC;
     submission->fd = operation->fd;
@@ -288,7 +289,7 @@ static int read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t s
     if (!operation)
         return -1;
     operation->offset = offset;
-    operation->left_bytes = size_bytes;
+    operation->remaining_bytes = size_bytes;
     if (!queue_read(uring, operation))
         return refuse_operation(uring, operation);
     uring->running_count++;
@@ -310,11 +311,11 @@ static int on_read(struct uring_poll *uring, struct operation *operation, int32_
     if (result == -EINTR || result == -EAGAIN)
         result = queue_read(uring, operation) ? INT32_MIN : result;
     else if (result > 0) {
-        uint32_t count = (uint32_t)result < operation->left_bytes ? (uint32_t)result : operation->left_bytes;
+        uint32_t count = (uint32_t)result < operation->remaining_bytes ? (uint32_t)result : operation->remaining_bytes;
         operation->done_bytes += count;
-        operation->left_bytes -= count;
+        operation->remaining_bytes -= count;
         operation->offset += count;
-        if (operation->left_bytes && queue_read(uring, operation))
+        if (operation->remaining_bytes && queue_read(uring, operation))
             result = INT32_MIN;
     }
     if (result == INT32_MIN)
@@ -371,10 +372,11 @@ static int wait_events(struct mqd_poll *poll, struct mqd_poll_event *events, int
     if (uring->arm_pending_count || uring->wake_arm_pending)
         arm_pending_fds(uring);
     int count = reap(uring, events, count_max, &woken);
-    bool block = count == 0 && !woken && timeout_ns != 0 && !uring->arm_pending_count && !uring->wake_arm_pending;
-    if (!block && !mqd_uring_has_work(&uring->ring))
+    bool should_block =
+        count == 0 && !woken && timeout_ns != 0 && !uring->arm_pending_count && !uring->wake_arm_pending;
+    if (!should_block && !mqd_uring_has_work(&uring->ring))
         return count;
-    int result = mqd_uring_enter(&uring->ring, block ? 1 : 0, timeout_ns);
+    int result = mqd_uring_enter(&uring->ring, should_block ? 1 : 0, timeout_ns);
     count += reap(uring, events + count, count_max - count, &woken);
     /* ETIME, EINTR: expected. EAGAIN, EBUSY: no memory, or completions must be taken first; all are
      * retried */

@@ -6,7 +6,7 @@
  * is collected (W2), so nothing can overflow.
  *
  * Fairness: jobs are grouped by the device of their file. The arbitrary jobs (mqd_poll_run) of a
- * device form a second group, and all jobs without a device one more. A group uses at most
+ * device form a second group, and all jobs without a device form one more. A group uses at most
  * MQD_POOL_THREADS_PER_GROUP_MAX threads, and the last idle thread is reserved for a group that has
  * none. So a stalled disk does not stop the flushes or the arbitrary jobs of another disk, even if
  * the jobs of both its groups hang and many more are queued. The jobs of a group start in the order
@@ -134,15 +134,16 @@ static int32_t perform(const struct mqd_pool_request *request)
 
 static bool may_start(const struct mqd_pool *pool, uint64_t group)
 {
-    uint32_t busy = 0, of_group = 0;
+    uint32_t busy_count = 0, group_count = 0;
     for (uint32_t i = 0; i < MQD_POOL_THREAD_COUNT_MAX; i++) {
-        busy += pool->running[i] != NO_GROUP;
-        of_group += pool->running[i] == group;
+        busy_count += pool->running[i] != NO_GROUP;
+        group_count += pool->running[i] == group;
     }
-    return of_group == 0 || (of_group < MQD_POOL_THREADS_PER_GROUP_MAX && busy + 1 < MQD_POOL_THREAD_COUNT_MAX);
+    return group_count == 0 ||
+           (group_count < MQD_POOL_THREADS_PER_GROUP_MAX && busy_count + 1 < MQD_POOL_THREAD_COUNT_MAX);
 }
 
-/* The first queued job whose group may use one more thread, or NO_JOB. */
+/* Takes the first queued job whose group may use one more thread; returns NO_JOB if there is none. */
 static uint32_t take_job(struct mqd_pool *pool)
 {
     uint32_t previous = NO_JOB;
@@ -158,10 +159,10 @@ static uint32_t take_job(struct mqd_pool *pool)
 static void finish(struct mqd_pool *pool, uint32_t index)
 {
     const uint64_t one = 1;
-    bool first = pool->done.first == NO_JOB;
+    bool was_empty = pool->done.first == NO_JOB;
     list_append(pool, &pool->done, index);
     mqd_store_release(&pool->done_count, pool->done_count + 1);
-    if (!first)
+    if (!was_empty)
         return;
     ssize_t written;
     do
@@ -169,14 +170,14 @@ static void finish(struct mqd_pool *pool, uint32_t index)
     while (written < 0 && errno == EINTR);
 }
 
-struct start {
+struct thread_start {
     struct mqd_pool *pool;
     uint32_t index;
 };
 
 static void *thread_main(void *argument)
 {
-    struct start start = *(struct start *)argument;
+    struct thread_start start = *(struct thread_start *)argument;
     free(argument);
     struct mqd_pool *pool = start.pool;
     /* the thread names itself: another thread could do so only through a file, which the sandbox
@@ -207,21 +208,21 @@ static void *thread_main(void *argument)
     return NULL;
 }
 
-/* Under the mutex. The main thread handles signals. */
+/* Called under the mutex. Blocks all signals in the new thread: the main thread handles them. */
 static int start_thread(struct mqd_pool *pool)
 {
-    struct start *start = malloc(sizeof *start);
+    struct thread_start *start = malloc(sizeof *start);
     if (!start)
         return ENOMEM;
-    *start = (struct start){pool, pool->thread_count};
+    *start = (struct thread_start){pool, pool->thread_count};
     pthread_attr_t attributes;
-    sigset_t all, before;
+    sigset_t all, previous;
     sigfillset(&all);
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_sigmask(SIG_SETMASK, &all, &previous);
     int error = pthread_create(&pool->thread[pool->thread_count], &attributes, thread_main, start);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_sigmask(SIG_SETMASK, &previous, NULL);
     pthread_attr_destroy(&attributes);
     if (error) {
         free(start);
@@ -286,7 +287,7 @@ int mqd_pool_submit(struct mqd_pool *pool, const struct mqd_pool_request *reques
 {
     uint32_t index = pool->free_first;
     if (index == NO_JOB)
-        return mqd_error_set_static(MQD_E_FULL, "too many file operations are under way");
+        return mqd_error_set_static(MQD_E_FULL, "too many file operations are in progress");
     struct job *job = &pool->job[index];
     pool->free_first = job->next;
     job->request = *request;

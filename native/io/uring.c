@@ -3,7 +3,7 @@
  * The ring is created disabled and enabled by the thread that enters first: SINGLE_ISSUER binds it
  * to that thread, not to the caller of mqd_uring_open. With DEFER_TASKRUN completions are
  * posted only while that thread waits, so the reactor is not interrupted. On older kernels
- * setup() does without these flags, step by step.
+ * setup() tries again with fewer flags.
  */
 #include "io/uring.h"
 
@@ -95,9 +95,9 @@ struct timespec_64 {
     int64_t seconds, nanoseconds;
 };
 
-#define WHAT_TO_DO                                                                                                     \
-    "; set io.backend=auto, or let io_uring be used (sysctl kernel.io_uring_disabled=0, a seccomp profile that "       \
-    "permits it, a kernel of 5.17 or newer)"
+#define REMEDY                                                                                                         \
+    "; set io.backend=auto, or allow io_uring (sysctl kernel.io_uring_disabled=0, a seccomp profile that "             \
+    "permits it, Linux 5.17 or newer)"
 
 static int setup(struct parameters *parameters, uint32_t submission_count, uint32_t completion_count)
 {
@@ -120,18 +120,18 @@ static int setup(struct parameters *parameters, uint32_t submission_count, uint3
 static const uint8_t operations_needed[] = {MQD_URING_OP_READV, MQD_URING_OP_FSYNC, MQD_URING_OP_POLL_ADD,
                                             MQD_URING_OP_ASYNC_CANCEL};
 
-static int check_offer(int fd, uint32_t features)
+static int check_support(int fd, uint32_t features)
 {
     if ((features & FEATURES_NEEDED) != FEATURES_NEEDED)
-        return mqd_error_set(ENOSYS, "this kernel's io_uring is too old (features %x of %x)" WHAT_TO_DO,
+        return mqd_error_set(ENOSYS, "this kernel's io_uring is too old (features %x of %x)" REMEDY,
                              features & FEATURES_NEEDED, FEATURES_NEEDED);
     struct probe probe;
     memset(&probe, 0, sizeof probe);
     if (syscall(SYS_io_uring_register, fd, REGISTER_PROBE, &probe, 64) != 0)
-        return mqd_error_system(errno, "the features of io_uring cannot be queried" WHAT_TO_DO);
+        return mqd_error_system(errno, "the features of io_uring cannot be queried" REMEDY);
     for (size_t i = 0; i < sizeof operations_needed; i++)
         if (operations_needed[i] > probe.last_op || !(probe.op[operations_needed[i]].flags & 1))
-            return mqd_error_set(ENOSYS, "this kernel's io_uring lacks operation %u" WHAT_TO_DO, operations_needed[i]);
+            return mqd_error_set(ENOSYS, "this kernel's io_uring lacks operation %u" REMEDY, operations_needed[i]);
     return 0;
 }
 
@@ -146,7 +146,7 @@ static int map_queues(struct mqd_uring *ring, const struct parameters *p)
     ring->submissions = mmap(NULL, ring->submissions_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring->fd,
                              OFFSET_SUBMISSIONS);
     if (ring->rings == MAP_FAILED || ring->submissions == MAP_FAILED)
-        return mqd_error_system(errno, "cannot map the queues of io_uring" WHAT_TO_DO);
+        return mqd_error_system(errno, "cannot map the queues of io_uring" REMEDY);
     uint8_t *base = ring->rings;
     ring->submission_head_word = (uint32_t *)(base + p->submission.head);
     ring->submission_tail_word = (uint32_t *)(base + p->submission.tail);
@@ -174,7 +174,7 @@ static int restrict_operations(int fd)
     for (size_t i = 0; i < sizeof operations_needed / sizeof operations_needed[0]; i++)
         allowed[i + 3] = (struct restriction){.kind = RESTRICT_OPERATION, .allowed = operations_needed[i]};
     if (syscall(SYS_io_uring_register, fd, REGISTER_RESTRICTIONS, allowed, sizeof allowed / sizeof allowed[0]) != 0)
-        return mqd_error_system(errno, "io_uring cannot be restricted to the operations used" WHAT_TO_DO);
+        return mqd_error_system(errno, "io_uring cannot be restricted to the operations used" REMEDY);
     return 0;
 }
 
@@ -186,11 +186,11 @@ int mqd_uring_open(struct mqd_uring *ring, uint32_t submission_count, uint32_t c
     ring->fd = setup(&parameters, submission_count, completion_count);
     if (ring->fd < 0) {
         const char *hint = errno == ENOMEM ? "; the limit of locked memory (ulimit -l) may be too low" : "";
-        return mqd_error_system(errno, "io_uring is not available%s" WHAT_TO_DO, hint);
+        return mqd_error_system(errno, "io_uring is not available%s" REMEDY, hint);
     }
     ring->features = parameters.features;
     ring->taskrun_flag = parameters.flags & SETUP_TASKRUN_FLAG;
-    if (check_offer(ring->fd, parameters.features) == 0 && map_queues(ring, &parameters) == 0 &&
+    if (check_support(ring->fd, parameters.features) == 0 && map_queues(ring, &parameters) == 0 &&
         restrict_operations(ring->fd) == 0)
         return 0;
     mqd_uring_close(ring);
@@ -296,6 +296,6 @@ int mqd_uring_probe(void)
     mqd_uring_close(&ring);
     return result == 0
                ? 0
-               : mqd_error_system(
-                     -result, "io_uring is available, but lacks multishot polls or waits with a time limit" WHAT_TO_DO);
+               : mqd_error_system(-result,
+                                  "io_uring is available, but lacks multishot polls or waits with a time limit" REMEDY);
 }

@@ -42,7 +42,7 @@ struct mqd_uring_completion {
     uint32_t flags;
 };
 _Static_assert(sizeof(struct mqd_uring_submission) == 64 && sizeof(struct mqd_uring_completion) == 16,
-               "as the kernel has them");
+               "must equal the sizes in the kernel");
 
 struct mqd_uring {
     int fd;
@@ -69,8 +69,8 @@ struct mqd_uring {
  * and the remedy. */
 int mqd_uring_open(struct mqd_uring *ring, uint32_t submission_count, uint32_t completion_count);
 void mqd_uring_close(struct mqd_uring *ring);
-/* Tests the required features once: a multishot poll, a wait with a time limit. Returns -1 if one is
- * missing; the error message gives the reason. */
+/* Tests the required features once: a multishot poll, a wait with a time limit. Returns -1 if one
+ * is missing; the error message gives the reason. */
 int mqd_uring_probe(void);
 
 /* Returns a zeroed entry to fill; NULL when the queue is full and the kernel takes no entry. */
