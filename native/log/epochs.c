@@ -69,12 +69,12 @@ bool mqd_epochs_cut(struct mqd_epochs *epochs, int64_t log_start_offset, int64_t
 }
 
 /* Parses a decimal number and the byte that must follow it. */
-static bool parse_number(const char **at, char after, int64_t max, int64_t *out)
+static bool parse_number(const char **at, char terminator, int64_t max, int64_t *out)
 {
     char *end;
     errno = 0;
     long long value = strtoll(*at, &end, 10);
-    if (end == *at || **at < '0' || **at > '9' || errno || value > max || *end != after)
+    if (end == *at || **at < '0' || **at > '9' || errno || value > max || *end != terminator)
         return false;
     *at = end + 1;
     *out = value;
@@ -106,13 +106,13 @@ static char *read_text(const char *path)
     if (fd < 0)
         return NULL;
     char *text = NULL;
-    ssize_t got = -1;
+    ssize_t size_bytes = -1;
     if (fstat(fd, &status) == 0 && status.st_size <= FILE_BYTES_MAX && (text = malloc((size_t)status.st_size + 1)))
-        got = read(fd, text, (size_t)status.st_size);
-    int error = got < 0 ? errno : 0;
+        size_bytes = read(fd, text, (size_t)status.st_size);
+    int error = size_bytes < 0 ? errno : 0;
     close(fd);
-    if (got >= 0) {
-        text[got] = 0;
+    if (size_bytes >= 0) {
+        text[size_bytes] = 0;
         return text;
     }
     free(text);

@@ -3,10 +3,10 @@
  *
  *     0\n                 version
  *     COUNT\n
- *     EPOCH START_OFFSET\n ...      both increase strictly
+ *     EPOCH START_OFFSET\n ...      both strictly increase
  *
  * The file is replaced by rename and flushed with the partition's next sync, before any record of
- * the new epoch counts as durable. A file that does not parse (after a power failure on a file
+ * the new epoch is treated as durable. A file that does not parse (after a power failure on a file
  * system without ordered rename) is not an error: recovery reads the epochs from the batches.
  * Concurrency: the partition's owner alone.
  */
@@ -24,11 +24,13 @@ struct mqd_epochs {
 }; /* zeroed = empty */
 
 void mqd_epochs_free(struct mqd_epochs *epochs);
-/* 1 read; 0 missing or malformed (then empty); -1 disk failure or no memory. */
+/* Returns 1 if the file was read, 0 if it is missing or malformed (then there are no entries), -1
+ * on a disk failure or without memory. */
 int mqd_epochs_load(struct mqd_epochs *epochs, const char *directory);
 int32_t mqd_epochs_last(const struct mqd_epochs *epochs); /* -1 = none */
 /* Records that `epoch` begins at start_offset and removes entries at or after that offset. Does
- * nothing unless the epoch is higher than the last. 1 changed, 0 not, -1 no memory. */
+ * nothing unless the epoch is higher than the last. Returns 1 if it changed the entries, 0 if not,
+ * -1 without memory. */
 int mqd_epochs_add(struct mqd_epochs *epochs, int32_t epoch, int64_t start_offset);
 /* Keeps only the entries for [log_start_offset, log_end_offset). Returns whether anything
  * changed. */

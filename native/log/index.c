@@ -76,7 +76,7 @@ bool mqd_index_full(const struct mqd_index *index, uint32_t more_count)
                MQD_INDEX_FILE_BYTES_MAX;
 }
 
-/* Opens one index file and truncates it to size_bytes: the whole entries that are known. */
+/* Opens one index file and truncates it to size_bytes: the entries that `index` counts. */
 static int open_file(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t size_bytes)
 {
     char path[PATH_MAX];
@@ -157,7 +157,7 @@ int mqd_index_flush(struct mqd_index *index, const char *directory, int64_t segm
     }
     if (pending_full(index))
         thin_out(index);
-    index->bytes_since_flush = 0; /* do not retry at the very next batch */
+    index->bytes_since_flush = 0; /* so that the very next batch does not retry */
     return -1;
 }
 
@@ -171,16 +171,16 @@ int mqd_index_seal(struct mqd_index *index, const char *directory, int64_t segme
 
 /* Calls `act` for both files if `sizes` is NULL, otherwise only for those whose size differs from
  * `sizes`. Does not open the rest, because there may be no descriptors left. */
-static int each_file(const char *directory, int64_t segment_base, int (*act)(int fd, int64_t size_bytes),
-                     const int64_t *sizes)
+static int for_each_file(const char *directory, int64_t segment_base, int (*act)(int fd, int64_t size_bytes),
+                         const int64_t *sizes)
 {
     for (int i = 0; i < 2; i++) {
         char path[PATH_MAX];
         struct stat status;
         if (mqd_segment_path(path, sizeof path, directory, segment_base, i ? MQD_FILE_TIME_INDEX : MQD_FILE_INDEX) < 0)
             return -1;
-        int known = stat(path, &status);
-        if ((known < 0 && errno == ENOENT) || (known == 0 && sizes && status.st_size == sizes[i]))
+        int result = stat(path, &status);
+        if ((result < 0 && errno == ENOENT) || (result == 0 && sizes && status.st_size == sizes[i]))
             continue;
         int fd = mqd_file_open(path, O_RDWR, 0);
         int error = fd < 0 || act(fd, sizes ? sizes[i] : 0) < 0 ? errno : 0;
@@ -201,7 +201,7 @@ int mqd_index_cut_files(struct mqd_index *index, const char *directory, int64_t 
     if ((index->fd >= 0 && mqd_file_truncate(index->fd, sizes[0]) < 0) ||
         (index->time_fd >= 0 && mqd_file_truncate(index->time_fd, sizes[1]) < 0))
         return -1;
-    return each_file(directory, segment_base, mqd_file_truncate, sizes);
+    return for_each_file(directory, segment_base, mqd_file_truncate, sizes);
 }
 
 static int sync_file(int fd, int64_t size_bytes)
@@ -211,7 +211,7 @@ static int sync_file(int fd, int64_t size_bytes)
 
 int mqd_index_sync(const char *directory, int64_t segment_base)
 {
-    return each_file(directory, segment_base, sync_file, NULL);
+    return for_each_file(directory, segment_base, sync_file, NULL);
 }
 
 void mqd_index_close_files(struct mqd_index *index)

@@ -12,13 +12,13 @@
  * more of batch headers after the last entry. The two files are opened on first use.
  *
  * Invariants
- *   I1  offsets and positions of .index increase strictly; timestamps of .timeindex increase
- *       strictly, offsets never decrease.
+ *   I1  offsets and positions of .index strictly increase; timestamps of .timeindex strictly
+ *       increase, and its offsets never decrease.
  *   I2  a record with a later timestamp than a .timeindex entry has a higher offset than the entry;
  *       the first batch of a segment (position 0) has no .index entry.
- *   I3  a file's size is a whole number of entries once a write has returned, also after a failed
- *       one.
- *   I4  a full disk loses entries (every second pending one), never correctness: a coarser index
+ *   I3  a file's size is a whole number of entries once a write has returned, even if it has
+ *       failed.
+ *   I4  a full disk costs entries (every second pending one), never correctness: a coarser index
  *       finds the same batches.
  * Concurrency: the partition's owner alone.
  */
@@ -75,8 +75,8 @@ int mqd_index_add(struct mqd_index *index, int64_t segment_base, int32_t interva
 bool mqd_index_full(const struct mqd_index *index, uint32_t more_count);
 /* Adds a time entry for the largest timestamp so far, unless it exists. */
 void mqd_index_add_time_entry(struct mqd_index *index, int64_t segment_base);
-/* Writes the pending entries. 0; or -1 with errno; after ENOSPC and EDQUOT the entries are kept for
- * a later flush (thinned out if there is no room for more). */
+/* Writes the pending entries. Returns 0, or -1 with errno; after ENOSPC and EDQUOT the entries are
+ * kept for a later flush (thinned out if there is no room for more). */
 int mqd_index_flush(struct mqd_index *index, const char *directory, int64_t segment_base);
 /* Adds the last entries (with the segment's largest timestamp), then flushes; the index stays
  * usable. */
@@ -99,11 +99,11 @@ int mqd_index_load(struct mqd_index *index, const char *directory, int64_t segme
                    int64_t offset_end, bool intact, struct mqd_index_entry *last);
 
 /* Called after a load and the following walk: adds the last entries like mqd_index_seal, but writes
- * the files only if they differ. 1 they were changed, 0 not, -1 with errno. */
+ * the files only if they differ. Returns 1 if they were changed, 0 if not, or -1 with errno. */
 int mqd_index_finish_load(struct mqd_index *index, const char *directory, int64_t segment_base);
 
 /* Lookups in the files only: the last entry with offset <= `offset`; the last with timestamp <=
- * `timestamp_ms`. 1 found, 0 none, -1 disk failure. */
+ * `timestamp_ms`. Return 1 if there is one, 0 if there is none, -1 on disk failure. */
 int mqd_index_lookup(const char *directory, int64_t segment_base, int64_t offset, struct mqd_index_entry *out);
 int mqd_time_index_lookup(const char *directory, int64_t segment_base, int64_t timestamp_ms,
                           struct mqd_time_index_entry *out);

@@ -35,8 +35,8 @@ static int read_entries(int fd, uint8_t *bytes, size_t size_bytes, int64_t posit
                                                                  : 0;
 }
 
-/* Opens one index file; *count = its whole entries, bounded. Returns the fd; -1 with *count = 0 if
- * it does not exist; -2 on disk failure. */
+/* Opens one index file, and sets *count to the number of whole entries up to the size limit.
+ * Returns the fd, -1 with *count = 0 if the file does not exist, or -2 on disk failure. */
 static int open_for_reading(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t entry_bytes,
                             uint32_t *count)
 {
@@ -126,7 +126,7 @@ static int load_times(struct mqd_index *index, const char *directory, int64_t se
     return 0;
 }
 
-static void load_nothing(struct mqd_index *index, struct mqd_index_entry *last)
+static void reset_load(struct mqd_index *index, struct mqd_index_entry *last)
 {
     mqd_index_init(index);
     *last = (struct mqd_index_entry){0, 0};
@@ -135,13 +135,13 @@ static void load_nothing(struct mqd_index *index, struct mqd_index_entry *last)
 int mqd_index_load(struct mqd_index *index, const char *directory, int64_t segment_base, int64_t log_bytes,
                    int64_t offset_end, bool intact, struct mqd_index_entry *last)
 {
-    load_nothing(index, last);
+    reset_load(index, last);
     if (load_offsets(index, directory, segment_base, log_bytes, offset_end, last) < 0 ||
         load_times(index, directory, segment_base, last) < 0)
         return -1;
     if (!intact && index->time_file_bytes > 0) {
         int64_t known_end = index->max_timestamp_offset + 1;
-        load_nothing(index, last);
+        reset_load(index, last);
         if (load_offsets(index, directory, segment_base, log_bytes, known_end < offset_end ? known_end : offset_end,
                          last) < 0 ||
             load_times(index, directory, segment_base, last) < 0)
@@ -151,7 +151,7 @@ int mqd_index_load(struct mqd_index *index, const char *directory, int64_t segme
      * there is none, the time index is lost, and only a walk over the whole segment finds the
      * largest timestamp. */
     if (index->file_bytes > (intact ? MQD_INDEX_ENTRY_BYTES : 0) && index->time_file_bytes == 0)
-        load_nothing(index, last);
+        reset_load(index, last);
     return 0;
 }
 
@@ -164,8 +164,8 @@ static int64_t file_size(const char *directory, int64_t segment_base, enum mqd_f
     return status.st_size;
 }
 
-/* Whether the files already have the entries that `index` would write (the load ignores some time
- * entries, and the walk creates them again). 1, 0, or -1 on disk failure. */
+/* Returns whether the files already have the entries that `index` would write (the load ignores
+ * some time entries, and the walk creates them again), or -1 on disk failure. */
 static int files_match(const struct mqd_index *index, const char *directory, int64_t segment_base)
 {
     int64_t time_bytes = index->time_file_bytes + index->time_pending_count * (int64_t)MQD_TIME_INDEX_ENTRY_BYTES;
@@ -195,12 +195,12 @@ static int files_match(const struct mqd_index *index, const char *directory, int
 int mqd_index_finish_load(struct mqd_index *index, const char *directory, int64_t segment_base)
 {
     mqd_index_add_time_entry(index, segment_base);
-    int same = files_match(index, directory, segment_base);
-    if (same < 0) {
+    int match = files_match(index, directory, segment_base);
+    if (match < 0) {
         errno = EIO;
         return -1;
     }
-    if (same) {
+    if (match) {
         index->time_file_bytes += index->time_pending_count * (uint32_t)MQD_TIME_INDEX_ENTRY_BYTES;
         index->time_pending_count = 0;
         index->bytes_since_flush = 0;
@@ -212,7 +212,7 @@ int mqd_index_finish_load(struct mqd_index *index, const char *directory, int64_
 }
 
 /* Finds the last of `count` entries whose key is not above `key`, by bisection with pread. Returns
- * its number; -1 none, -2 disk failure. */
+ * its number, -1 if there is none, or -2 on disk failure. */
 static int64_t bisect(int fd, uint32_t count, uint32_t entry_bytes, int64_t key, int64_t (*key_of)(const uint8_t *),
                       uint8_t *entry)
 {
@@ -248,26 +248,27 @@ static int lookup(const char *directory, int64_t segment_base, enum mqd_file_kin
     int fd = open_for_reading(directory, segment_base, kind, entry_bytes, &count);
     if (fd < 0)
         return fd == -1 ? 0 : -1;
-    int64_t found = bisect(fd, count, entry_bytes, key, key_of, entry);
+    int64_t number = bisect(fd, count, entry_bytes, key, key_of, entry);
     close(fd);
-    return found == -2 ? -1 : found >= 0;
+    return number == -2 ? -1 : number >= 0;
 }
 
 int mqd_index_lookup(const char *directory, int64_t segment_base, int64_t offset, struct mqd_index_entry *out)
 {
     uint8_t entry[MQD_INDEX_ENTRY_BYTES];
-    int found = lookup(directory, segment_base, MQD_FILE_INDEX, sizeof entry, offset - segment_base, offset_key, entry);
-    if (found == 1)
+    int result =
+        lookup(directory, segment_base, MQD_FILE_INDEX, sizeof entry, offset - segment_base, offset_key, entry);
+    if (result == 1)
         *out = decode_entry(entry);
-    return found;
+    return result;
 }
 
 int mqd_time_index_lookup(const char *directory, int64_t segment_base, int64_t timestamp_ms,
                           struct mqd_time_index_entry *out)
 {
     uint8_t entry[MQD_TIME_INDEX_ENTRY_BYTES];
-    int found = lookup(directory, segment_base, MQD_FILE_TIME_INDEX, sizeof entry, timestamp_ms, time_key, entry);
-    if (found == 1)
+    int result = lookup(directory, segment_base, MQD_FILE_TIME_INDEX, sizeof entry, timestamp_ms, time_key, entry);
+    if (result == 1)
         *out = decode_time_entry(entry);
-    return found;
+    return result;
 }

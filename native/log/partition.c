@@ -216,12 +216,12 @@ static int16_t stage_dedup(struct mqd_partition *partition, struct mqd_batch *ba
     result->message = taken.message;
     if (error)
         return error;
-    result->left_out_count = taken.left_out;
-    result->base_offset = taken.old_offset;
-    result->end_offset = taken.old_end;
-    result->duplicate = taken.left_out && !taken.bytes;
+    result->left_out_count = taken.duplicate_count;
+    result->base_offset = taken.first_original_offset;
+    result->end_offset = taken.original_end_offset;
+    result->duplicate = taken.duplicate_count && !taken.bytes;
     if (taken.bytes) {
-        batch->record_count -= (int32_t)taken.left_out;
+        batch->record_count -= (int32_t)taken.duplicate_count;
         batch->size_bytes = taken.size_bytes;
         *rewritten = taken.bytes;
     }

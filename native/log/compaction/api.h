@@ -3,14 +3,14 @@
  *
  *   1  open
  *   2  step until DONE: the keys of the dirty range are known; figures.mapped_end and
- *      figures.clean_count tell how far this run can compact the log
+ *      figures.clean_count say how far this run can compact the log
  *   3  for each group of neighbouring segments, in order: group_begin, step until DONE, group_end.
  *      If the group changed: swap_prepare, swap_install, mqd_reactor_segments_replaced,
  *      swap_finish, mqd_reactor_segments_replaced
  *   4  close
  *
- * A step may also return DECOMPRESS or COMPRESS: the caller must convert work->bytes with that
- * codec and pass the result to mqd_compact_resume before the next step.
+ * A step may also return DECOMPRESS or COMPRESS: the caller must decompress or compress work->bytes
+ * with work->codec and pass the result to mqd_compact_resume before the next step.
  */
 #ifndef MQD_COMPACT_API_H
 #define MQD_COMPACT_API_H

@@ -21,17 +21,17 @@ static void input_init(struct mqd_compact *compact, struct mqd_compact_input *in
 
 static int check_options(const int64_t *bases, const struct mqd_compact_options *options)
 {
-    bool sound = options->clean_count > 0 && options->clean_count <= options->segment_count &&
+    bool valid = options->clean_count > 0 && options->clean_count <= options->segment_count &&
                  options->map_load_percent > 0 && options->map_load_percent <= 100;
-    for (uint32_t i = 0; sound && i < options->segment_count; i++)
-        sound = bases[i] >= 0 && (i == 0 || bases[i] > bases[i - 1]);
-    return sound ? 0
+    for (uint32_t i = 0; valid && i < options->segment_count; i++)
+        valid = bases[i] >= 0 && (i == 0 || bases[i] > bases[i - 1]);
+    return valid ? 0
                  : mqd_error_set_static(MQD_E_INVALID, "a compaction needs ascending segments, at least one "
                                                        "to clean, and a load factor");
 }
 
-/* The number of the last segment to clean that begins at or below the offset; 0 if none does. */
-static uint32_t number_of(const struct mqd_compact *compact, int64_t offset)
+/* Returns the number of the last segment to clean that begins at or below the offset, or 0. */
+static uint32_t find_segment(const struct mqd_compact *compact, int64_t offset)
 {
     uint32_t number = 0;
     while (number + 1 < compact->options.clean_count && compact->bases[number + 1] <= offset)
@@ -43,8 +43,10 @@ static uint32_t number_of(const struct mqd_compact *compact, int64_t offset)
  * does not cover all batches from there on. */
 static int begin_map(struct mqd_compact *compact)
 {
-    bool clean_too = compact->producers_from >= 0 && compact->producers_from < compact->options.first_dirty_offset;
-    uint32_t number = clean_too ? number_of(compact, compact->producers_from) : compact->first_dirty_number;
+    bool begins_in_clean_segment =
+        compact->producers_from >= 0 && compact->producers_from < compact->options.first_dirty_offset;
+    uint32_t number =
+        begins_in_clean_segment ? find_segment(compact, compact->producers_from) : compact->first_dirty_number;
     return mqd_compact_input_begin(&compact->input, number, compact->options.clean_count);
 }
 
@@ -71,7 +73,7 @@ struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases
     input_init(compact, &compact->scan_input);
     compact->output.directory = compact->directory;
     compact->output.index_interval_bytes = options->index_interval_bytes;
-    compact->first_dirty_number = number_of(compact, options->first_dirty_offset);
+    compact->first_dirty_number = find_segment(compact, options->first_dirty_offset);
     compact->mapped_end = options->first_dirty_offset;
     compact->figures.clean_count = options->clean_count;
     if (mqd_key_map_open(&compact->map, options->map_bytes, options->map_load_percent, NULL) < 0 ||
@@ -91,7 +93,7 @@ void mqd_compact_close(struct mqd_compact *compact)
     mqd_compact_input_end(&compact->scan_input);
     mqd_key_map_close(&compact->map);
     mqd_id_map_free(&compact->ongoing);
-    mqd_id_map_free(&compact->seen);
+    mqd_id_map_free(&compact->producers_with_data);
     mqd_id_map_free(&compact->last_batch);
     mqd_id_map_free(&compact->last_epoch);
     free(compact->input.buffer);
@@ -127,7 +129,8 @@ int mqd_compact_scan_begin(struct mqd_compact *compact)
     return mqd_compact_input_begin(&compact->scan_input, compact->first_dirty_number, compact->options.segment_count);
 }
 
-/* Returns 0 abort, 1 commit, -1 another control record, -2 cannot be read (sets mqd_error). */
+/* Returns 0 for an abort, 1 for a commit, -1 for another control record, or -2 (with mqd_error set)
+ * if it cannot be read. */
 static int marker_type(struct mqd_compact_input *input, const struct mqd_batch *batch)
 {
     struct mqd_records records;
@@ -137,12 +140,12 @@ static int marker_type(struct mqd_compact_input *input, const struct mqd_batch *
         return -2;
     mqd_records_begin(&records, batch, bytes + MQD_BATCH_HEADER_BYTES,
                       (uint64_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
-    int got = batch->attributes & MQD_ATTRIBUTE_COMPRESSION ? 0 : mqd_records_next(&records, &record);
-    if (got < 0) {
+    int result = batch->attributes & MQD_ATTRIBUTE_COMPRESSION ? 0 : mqd_records_next(&records, &record);
+    if (result < 0) {
         mqd_compact_input_corrupt(input, batch, records.reason);
         return -2;
     }
-    if (got == 0 || record.key_bytes < 4 || record.key[2] != 0 || record.key[3] > 1)
+    if (result == 0 || record.key_bytes < 4 || record.key[2] != 0 || record.key[3] > 1)
         return -1;
     return record.key[3];
 }
@@ -218,8 +221,9 @@ bool mqd_compact_is_aborted(const struct mqd_compact *compact, const struct mqd_
         else
             high = middle;
     }
-    const struct mqd_aborted *found = low ? &compact->aborted.entries[low - 1] : NULL;
-    return found && found->producer_id == batch->producer_id && batch->base_offset < found->last_offset;
+    const struct mqd_aborted *transaction = low ? &compact->aborted.entries[low - 1] : NULL;
+    return transaction && transaction->producer_id == batch->producer_id &&
+           batch->base_offset < transaction->last_offset;
 }
 
 /* ---- map: the last offset of each key ---- */
@@ -335,8 +339,8 @@ static uint64_t moved_bytes(const struct mqd_compact *compact)
 static int report(struct mqd_compact *compact, int state, uint64_t before, struct mqd_compact_work *work)
 {
     *work = (struct mqd_compact_work){.done_bytes = moved_bytes(compact) - before};
-    compact->waiting = state == MQD_COMPACT_DECOMPRESS || state == MQD_COMPACT_COMPRESS ? state : 0;
-    if (compact->waiting) {
+    compact->pending_conversion = state == MQD_COMPACT_DECOMPRESS || state == MQD_COMPACT_COMPRESS ? state : 0;
+    if (compact->pending_conversion) {
         work->codec = (uint32_t)(compact->batch.attributes & MQD_ATTRIBUTE_COMPRESSION);
         work->bytes =
             state == MQD_COMPACT_DECOMPRESS ? compact->bytes + MQD_BATCH_HEADER_BYTES : compact->scratch.bytes;
@@ -351,8 +355,8 @@ int mqd_compact_step(struct mqd_compact *compact, uint64_t bytes_max, struct mqd
 {
     uint64_t before = moved_bytes(compact);
     int state = MQD_COMPACT_MORE;
-    if (compact->waiting)
-        return mqd_error_set_static(MQD_E_INVALID, "mqd_compact_resume must answer before the next step");
+    if (compact->pending_conversion)
+        return mqd_error_set_static(MQD_E_INVALID, "mqd_compact_resume must be called before the next step");
     while (state == MQD_COMPACT_MORE && moved_bytes(compact) - before < bytes_max)
         state = one_step(compact);
     return report(compact, state, before, work);
@@ -362,12 +366,12 @@ int mqd_compact_resume(struct mqd_compact *compact, const uint8_t *bytes, uint64
                        struct mqd_compact_work *work)
 {
     uint64_t before = moved_bytes(compact);
-    int waiting = compact->waiting, state;
-    if (!waiting)
+    int conversion = compact->pending_conversion, state;
+    if (!conversion)
         return mqd_error_set_static(MQD_E_INVALID, "no step waits for these bytes");
     if (compact->phase == MQD_PHASE_MAP)
         state = map_records(compact, bytes, size_bytes);
-    else if (waiting == MQD_COMPACT_DECOMPRESS)
+    else if (conversion == MQD_COMPACT_DECOMPRESS)
         state = mqd_compact_copy_records(compact, bytes, size_bytes);
     else
         state = mqd_compact_copy_compressed(compact, bytes, size_bytes);

@@ -51,12 +51,12 @@ struct mqd_compact_input {
     uint8_t *buffer;
     int64_t capacity, buffer_position, buffer_bytes;
     int64_t read_bytes;
-    bool uncached; /* the kernel supports reads that leave no pages in the cache */
+    bool reads_uncached; /* the kernel supports reads that leave no pages in the cache */
 };
 
 /* -1: mqd_error set. */
 int mqd_compact_input_begin(struct mqd_compact_input *input, uint32_t number, uint32_t end_number);
-/* 1: a batch with a valid header; 0: no more; -1: mqd_error set. */
+/* Returns 1 and a batch with a valid header, 0 at the end, or -1 with mqd_error set. */
 int mqd_compact_input_next(struct mqd_compact_input *input, struct mqd_batch *batch);
 /* All bytes of the batch that `next` returned, CRC checked; valid until the next call. NULL:
  * mqd_error set. */
@@ -92,7 +92,7 @@ int mqd_compact_output_finish(struct mqd_compact_output *output);
 /* Closes the files; deletes them with `discard`. */
 void mqd_compact_output_end(struct mqd_compact_output *output, bool discard);
 
-/* neighbouring records that are kept; `at`: in the bytes of the decompressed records */
+/* neighbouring records that are kept; `at`: position in the decompressed records */
 struct mqd_compact_run {
     uint32_t at, size_bytes;
 };
@@ -107,10 +107,11 @@ struct mqd_compact {
     int64_t *bases;
     struct mqd_compact_options options;
     enum mqd_compact_phase phase;
-    int waiting;              /* the enum mqd_compact_state that the next mqd_compact_resume responds to; 0 = none */
+    /* the enum mqd_compact_state that the next mqd_compact_resume responds to; 0 = none */
+    int pending_conversion;
     struct mqd_batch batch;   /* the current one */
     struct mqd_batch rebuilt; /* the rebuilt header of the current batch, while its records are compressed */
-    const uint8_t *bytes;
+    const uint8_t *bytes;     /* of `batch` */
     struct mqd_compact_input input, scan_input;
     struct mqd_key_map map;
     uint32_t first_dirty_number;
@@ -118,9 +119,9 @@ struct mqd_compact {
     bool map_full;
     /* transactions */
     bool scanned;
-    struct mqd_id_map ongoing;       /* scan: producer -> first offset */
-    struct mqd_aborted_list aborted; /* sorted by producer, then first offset */
-    struct mqd_id_map seen;          /* copy: producers with data since their last marker */
+    struct mqd_id_map ongoing;             /* scan: producer -> first offset */
+    struct mqd_aborted_list aborted;       /* sorted by producer, then first offset */
+    struct mqd_id_map producers_with_data; /* copy: data since their last marker */
     /* producer -> base offset of its last data batch, or MQD_COMPACT_ONLY_MARKERS; and that
      * batch's epoch */
     struct mqd_id_map last_batch, last_epoch;
@@ -147,7 +148,7 @@ int mqd_compact_copy_records(struct mqd_compact *compact, const uint8_t *records
 /* after COMPRESS */
 int mqd_compact_copy_compressed(struct mqd_compact *compact, const uint8_t *records, uint64_t size_bytes);
 /* Loads the newest batch of each producer from the snapshot at `offset`. An unreadable snapshot
- * counts as none. -1: no memory. */
+ * is treated as none. -1: no memory. */
 int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_offset);
 /* Adds a batch that the snapshot does not cover to last_batch. -1: no memory. */
 int mqd_compact_note_producer(struct mqd_compact *compact, const struct mqd_batch *batch);

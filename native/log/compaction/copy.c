@@ -59,7 +59,7 @@ static bool is_last_of_producer(const struct mqd_compact *compact, const struct 
 }
 
 /* The last batch of the cleaned segments: it determines where the log continues. */
-static bool is_last(const struct mqd_compact *compact)
+static bool is_last_cleaned_batch(const struct mqd_compact *compact)
 {
     return compact->input.number + 1 == compact->figures.clean_count &&
            compact->input.position >= compact->input.file_end;
@@ -69,11 +69,11 @@ static bool is_last(const struct mqd_compact *compact)
 static int drop_batch(struct mqd_compact *compact)
 {
     const struct mqd_batch *batch = &compact->batch;
-    bool stays = is_last_of_producer(compact, batch) || is_last(compact);
-    if (batch->record_count == 0 && stays)
+    bool keeps_header = is_last_of_producer(compact, batch) || is_last_cleaned_batch(compact);
+    if (batch->record_count == 0 && keeps_header)
         return copy_unchanged(compact);
     compact->group_changed = true;
-    if (!stays) {
+    if (!keeps_header) {
         compact->figures.batches_dropped++;
         return MQD_COMPACT_MORE;
     }
@@ -131,15 +131,15 @@ static int set_marker_horizon(struct mqd_compact *compact)
     return write_rebuilt(compact, &marker, compact->scratch.bytes, size_bytes);
 }
 
-/* K4. */
+/* Keeps the marker, sets its delete horizon, or removes it: K4. */
 static int copy_control(struct mqd_compact *compact)
 {
     const struct mqd_batch *marker = &compact->batch;
     if (marker->producer_id < 0)
         return copy_unchanged(compact);
-    bool has_batches = mqd_id_map_remove(&compact->seen, marker->producer_id);
+    bool has_batches = mqd_id_map_remove(&compact->producers_with_data, marker->producer_id);
     if (has_batches || mqd_batch_end_offset(marker) > compact->mapped_end || is_last_of_producer(compact, marker) ||
-        is_last(compact))
+        is_last_cleaned_batch(compact))
         return copy_unchanged(compact);
     if (!(marker->attributes & MQD_ATTRIBUTE_DELETE_HORIZON))
         return set_marker_horizon(compact);
@@ -219,9 +219,9 @@ static int rebase_runs(struct mqd_compact *compact, const uint8_t *bytes, int64_
     struct mqd_records records;
     struct mqd_record record;
     for (size_t i = 0; i < compact->run_count; i++) {
-        struct mqd_batch all = compact->batch;
-        all.record_count = INT32_MAX;
-        mqd_records_begin(&records, &all, bytes + compact->runs[i].at, compact->runs[i].size_bytes);
+        struct mqd_batch unlimited = compact->batch;
+        unlimited.record_count = INT32_MAX;
+        mqd_records_begin(&records, &unlimited, bytes + compact->runs[i].at, compact->runs[i].size_bytes);
         while (records.at < records.end && mqd_records_next(&records, &record) == 1) {
             if (mqd_compact_bytes_reserve(&compact->scratch, (size_t)record.size_bytes + MQD_RECORD_GROWTH_BYTES_MAX) <
                 0)
@@ -242,7 +242,8 @@ static int gather_runs(struct mqd_compact *compact, const uint8_t *bytes)
 }
 
 /* The new header, without size and CRC. */
-static struct mqd_batch header_of(const struct mqd_compact *compact, const struct kept_records *kept, bool sets_horizon)
+static struct mqd_batch new_header(const struct mqd_compact *compact, const struct kept_records *kept,
+                                   bool sets_horizon)
 {
     struct mqd_batch header = compact->batch;
     header.record_count = kept->count;
@@ -271,7 +272,7 @@ int mqd_compact_copy_records(struct mqd_compact *compact, const uint8_t *bytes, 
     if (kept.count == batch->record_count && !sets_horizon)
         return copy_unchanged(compact);
     compact->scratch.size_bytes = 0;
-    struct mqd_batch header = header_of(compact, &kept, sets_horizon);
+    struct mqd_batch header = new_header(compact, &kept, sets_horizon);
     if ((sets_horizon ? rebase_runs(compact, bytes, header.base_timestamp_ms) : gather_runs(compact, bytes)) < 0)
         return -1;
     if (!(batch->attributes & MQD_ATTRIBUTE_COMPRESSION))
@@ -303,7 +304,7 @@ int mqd_compact_copy_step(struct mqd_compact *compact)
     if (batch->attributes & MQD_ATTRIBUTE_CONTROL)
         return copy_control(compact);
     if ((batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) && batch->producer_id >= 0 &&
-        mqd_id_map_put(&compact->seen, batch->producer_id, 1) < 0)
+        mqd_id_map_put(&compact->producers_with_data, batch->producer_id, 1) < 0)
         return -1;
     if (mqd_batch_end_offset(batch) > compact->mapped_end)
         return copy_unchanged(compact);
@@ -358,7 +359,7 @@ int mqd_compact_group_begin(struct mqd_compact *compact, uint32_t first, uint32_
 int mqd_compact_group_end(struct mqd_compact *compact, struct mqd_compact_group *out)
 {
     if (compact->phase != MQD_PHASE_COPIED || compact->output.fd < 0)
-        return mqd_error_set_static(MQD_E_INVALID, "the group is not copied to its end");
+        return mqd_error_set_static(MQD_E_INVALID, "the group has not been copied to its end");
     *out = (struct mqd_compact_group){.size_bytes = compact->output.position, .changed = compact->group_changed};
     if (compact->group_changed &&
         (mqd_compact_transaction_index(compact) < 0 || mqd_compact_output_finish(&compact->output) < 0))

@@ -41,7 +41,7 @@ int mqd_compact_input_begin(struct mqd_compact_input *input, uint32_t number, ui
     input->number = number;
     input->end_number = end_number;
     input->next_offset = input->bases[number];
-    input->uncached = true;
+    input->reads_uncached = true;
     if (!input->buffer) {
         input->buffer = malloc(MQD_COMPACT_IO_BYTES);
         if (!input->buffer)
@@ -62,13 +62,13 @@ static ssize_t read_some(struct mqd_compact_input *input, uint8_t *target, size_
 {
     struct iovec iov = {target, size_bytes};
     for (;;) {
-        ssize_t got = input->uncached ? preadv2(input->fd, &iov, 1, position, RWF_DONTCACHE_FLAG)
-                                      : pread(input->fd, target, size_bytes, position);
+        ssize_t got = input->reads_uncached ? preadv2(input->fd, &iov, 1, position, RWF_DONTCACHE_FLAG)
+                                            : pread(input->fd, target, size_bytes, position);
         if (got < 0 && errno == EINTR)
             continue;
-        if (got >= 0 || !input->uncached || (errno != EOPNOTSUPP && errno != EINVAL))
+        if (got >= 0 || !input->reads_uncached || (errno != EOPNOTSUPP && errno != EINVAL))
             return got;
-        input->uncached = false;
+        input->reads_uncached = false;
     }
 }
 
@@ -138,8 +138,8 @@ int mqd_compact_input_next(struct mqd_compact_input *input, struct mqd_batch *ba
     if (batch->size_bytes > left)
         return mqd_compact_input_corrupt(input, NULL, "the file ends inside a batch");
     int64_t end_offset = mqd_batch_end_offset(batch);
-    bool followed = input->number + 1 < input->segment_count;
-    if (batch->base_offset < input->next_offset || (followed && end_offset > input->bases[input->number + 1]) ||
+    bool has_next_segment = input->number + 1 < input->segment_count;
+    if (batch->base_offset < input->next_offset || (has_next_segment && end_offset > input->bases[input->number + 1]) ||
         end_offset - 1 - base > INT32_MAX)
         return mqd_compact_input_corrupt(input, NULL, "a batch's offsets are out of order");
     input->position += batch->size_bytes;

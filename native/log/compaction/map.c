@@ -30,7 +30,7 @@ static inline void sip_rounds(struct sip *s, int count)
     }
 }
 
-static inline void sip_take(struct sip *s, uint64_t word)
+static inline void sip_absorb(struct sip *s, uint64_t word)
 {
     s->v3 ^= word;
     sip_rounds(s, 2);
@@ -45,11 +45,11 @@ void mqd_siphash(const uint64_t seed[2], const void *bytes, size_t size_bytes, u
     uint64_t word, last = (uint64_t)size_bytes << 56;
     for (size_t left = size_bytes; left >= 8; left -= 8, at += 8) {
         memcpy(&word, at, 8);
-        sip_take(&s, word);
+        sip_absorb(&s, word);
     }
     for (size_t i = 0; i < (size_bytes & 7); i++)
         last |= (uint64_t)at[i] << (8 * i);
-    sip_take(&s, last);
+    sip_absorb(&s, last);
     s.v2 ^= 0xee;
     sip_rounds(&s, 4);
     out[0] = s.v0 ^ s.v1 ^ s.v2 ^ s.v3;

@@ -38,9 +38,9 @@ void mqd_siphash(const uint64_t seed[2], const void *bytes, size_t size_bytes, u
  * memory (mqd_error set). */
 int mqd_key_map_open(struct mqd_key_map *map, uint64_t size_bytes, uint32_t load_percent, const uint64_t *seed);
 void mqd_key_map_close(struct mqd_key_map *map);
-/* false: no room (M1). */
+/* Returns false if there is no room (M1). */
 bool mqd_key_map_put(struct mqd_key_map *map, const uint8_t *key, uint32_t key_bytes, int64_t offset);
-/* -1 = not present. */
+/* Returns the offset, or -1 if the key is not present. */
 int64_t mqd_key_map_get(const struct mqd_key_map *map, const uint8_t *key, uint32_t key_bytes);
 
 struct mqd_id_entry {

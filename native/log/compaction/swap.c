@@ -50,7 +50,7 @@
 #define SWAP_MAGIC 0x4d514453u
 #define SWAP_HEAD_BYTES 32
 #define SWAP_COUNT_MAX (1u << 20)
-#define GAPS "compacted"
+#define GAPS_FILE "compacted"
 
 enum { KIND_LOG, KIND_INDEX, KIND_TIME_INDEX, KIND_TRANSACTIONS, KIND_TRANSACTION_SUM, KIND_COUNT };
 static const char *const suffixes[KIND_COUNT] = {".log", ".index", ".timeindex", ".txnindex", ".txnsum"};
@@ -96,7 +96,7 @@ static int write_swap(const char *directory, const struct swap *swap)
     return result;
 }
 
-/* 1 sound; 0 damaged; -1 no memory. */
+/* Returns 1 if the bytes are valid, 0 if they are damaged, -1 if there is no memory. */
 static int parse_swap(const uint8_t *bytes, size_t size_bytes, int64_t base_offset, struct swap *out)
 {
     if (size_bytes < SWAP_HEAD_BYTES || mqd_get_be32(bytes) != SWAP_MAGIC || mqd_get_be32(bytes + 4) != 1 ||
@@ -122,8 +122,9 @@ static int parse_swap(const uint8_t *bytes, size_t size_bytes, int64_t base_offs
     return 1;
 }
 
-/* 1 read; 0 no such file; -1 error. A damaged file is an error, because the swap may be half done.
- * (The file is written by replacement, so only the disk can damage it.) */
+/* Returns 1 if the file was read, 0 if there is none, -1 on error. A damaged file is an error,
+ * because the swap may be half done. (The file is written by replacement, so only the disk can
+ * damage it.) */
 static int read_swap(const char *directory, int64_t base_offset, struct swap *out)
 {
     char path[PATH_MAX];
@@ -141,17 +142,17 @@ static int read_swap(const char *directory, int64_t base_offset, struct swap *ou
     }
     int error = got < 0 ? errno : 0;
     close(fd);
-    int sound = error ? 0 : parse_swap(bytes, have, base_offset, out);
+    int parsed = error ? 0 : parse_swap(bytes, have, base_offset, out);
     free(bytes);
-    if (sound < 0)
+    if (parsed < 0)
         error = ENOMEM;
     if (error)
         return mqd_error_system(error, "cannot read %s", path);
-    return sound ? 1
-                 : mqd_error_set(MQD_E_CORRUPT,
-                                 "%s is damaged: it lists the segments that a compaction had replaced; restore it, or "
-                                 "delete it if the segments are intact",
-                                 path);
+    return parsed ? 1
+                  : mqd_error_set(MQD_E_CORRUPT,
+                                  "%s is damaged: it lists the segments that a compaction had replaced; restore it, or "
+                                  "delete it if the segments are intact",
+                                  path);
 }
 
 /* ---- the steps ---- */
@@ -161,7 +162,7 @@ int mqd_compact_note_gaps(const char *directory)
     char path[PATH_MAX];
     if (mqd_compact_has_gaps(directory))
         return 0;
-    if (snprintf(path, sizeof path, "%s/" GAPS, directory) >= (int)sizeof path)
+    if (snprintf(path, sizeof path, "%s/" GAPS_FILE, directory) >= (int)sizeof path)
         return mqd_error_set(ENAMETOOLONG, "path too long: %s", directory);
     return mqd_file_replace(path, (const uint8_t *)"1\n", 2);
 }
@@ -169,7 +170,7 @@ int mqd_compact_note_gaps(const char *directory)
 bool mqd_compact_has_gaps(const char *directory)
 {
     char path[PATH_MAX];
-    return snprintf(path, sizeof path, "%s/" GAPS, directory) < (int)sizeof path && exists(path);
+    return snprintf(path, sizeof path, "%s/" GAPS_FILE, directory) < (int)sizeof path && exists(path);
 }
 
 int mqd_compact_swap_prepare(const char *directory, int64_t base_offset, const int64_t *old_bases, uint32_t old_count,
@@ -186,7 +187,7 @@ int mqd_compact_swap_prepare(const char *directory, int64_t base_offset, const i
     return write_swap(directory, &swap);
 }
 
-static int unlink_if_there(const char *directory, int64_t offset, const char *suffix)
+static int unlink_if_exists(const char *directory, int64_t offset, const char *suffix)
 {
     char path[PATH_MAX];
     if (make_path(path, directory, offset, suffix, "") < 0)
@@ -210,14 +211,14 @@ static int install(const char *directory, const struct swap *swap)
     char log[PATH_MAX];
     if (make_path(log, directory, swap->base_offset, ".log", ".cleaned") < 0)
         return -1;
-    if (exists(log) && (unlink_if_there(directory, swap->base_offset, ".index") < 0 ||
-                        unlink_if_there(directory, swap->base_offset, ".timeindex") < 0))
+    if (exists(log) && (unlink_if_exists(directory, swap->base_offset, ".index") < 0 ||
+                        unlink_if_exists(directory, swap->base_offset, ".timeindex") < 0))
         return -1;
     for (int kind = 0; kind < KIND_COUNT; kind++)
         if ((swap->kinds >> kind & 1) && install_kind(directory, swap, kind) < 0)
             return -1;
     for (int kind = KIND_TRANSACTIONS; kind < KIND_COUNT; kind++)
-        if (!(swap->kinds >> kind & 1) && unlink_if_there(directory, swap->base_offset, suffixes[kind]) < 0)
+        if (!(swap->kinds >> kind & 1) && unlink_if_exists(directory, swap->base_offset, suffixes[kind]) < 0)
             return -1;
     return 0;
 }
@@ -228,9 +229,9 @@ static int finish(const char *directory, const struct swap *swap)
 {
     for (uint32_t i = 0; i < swap->count; i++)
         for (int kind = 0; kind < KIND_COUNT; kind++)
-            if (unlink_if_there(directory, swap->others[i], suffixes[kind]) < 0)
+            if (unlink_if_exists(directory, swap->others[i], suffixes[kind]) < 0)
                 return -1;
-    if (mqd_file_sync_directory(directory) < 0 || unlink_if_there(directory, swap->base_offset, ".swap") < 0)
+    if (mqd_file_sync_directory(directory) < 0 || unlink_if_exists(directory, swap->base_offset, ".swap") < 0)
         return -1;
     /* Durable, because a later compaction writes .cleaned files of the same name, to which this
      * list must not be applied. */
@@ -240,12 +241,12 @@ static int finish(const char *directory, const struct swap *swap)
 static int with_swap(const char *directory, int64_t base_offset, int (*step)(const char *, const struct swap *))
 {
     struct swap swap;
-    int found = read_swap(directory, base_offset, &swap);
-    if (found <= 0)
-        return found < 0 ? -1
-                         : mqd_error_set(MQD_E_INVALID, "%s: no swap of segment %lld was prepared", directory,
-                                         (long long)base_offset);
-    int result = step(directory, &swap);
+    int result = read_swap(directory, base_offset, &swap);
+    if (result <= 0)
+        return result < 0 ? -1
+                          : mqd_error_set(MQD_E_INVALID, "%s: no swap of segment %lld was prepared", directory,
+                                          (long long)base_offset);
+    result = step(directory, &swap);
     free(swap.others);
     return result;
 }
@@ -290,8 +291,8 @@ static int64_t swap_offset_of(const char *name)
     return strcmp(name + 20, ".swap") == 0 ? offset : -1;
 }
 
-/* Returns the BASE of the first .swap file found; -1 none; -2 sets mqd_error. There is at most one,
- * except in a directory assembled manually. */
+/* Returns the BASE of the first .swap file found, -1 if there is none, or -2 with mqd_error set.
+ * There is at most one, except in a directory assembled manually. */
 static int64_t find_swap(const char *directory)
 {
     DIR *stream = opendir(directory);
@@ -299,13 +300,13 @@ static int64_t find_swap(const char *directory)
         mqd_error_system(errno, "cannot list %s", directory);
         return -2;
     }
-    int64_t found = -1;
+    int64_t base_offset = -1;
     struct dirent *entry;
-    while (found < 0 && (entry = readdir(stream)))
+    while (base_offset < 0 && (entry = readdir(stream)))
         if (strlen(entry->d_name) > 20)
-            found = swap_offset_of(entry->d_name);
+            base_offset = swap_offset_of(entry->d_name);
     closedir(stream);
-    return found;
+    return base_offset;
 }
 
 int mqd_compact_recover(const char *directory)
@@ -334,8 +335,9 @@ int mqd_partition_count_replaceable(const struct mqd_partition *partition, int64
         i++;
     for (j = i; j < partition->segment_count && partition->segments[j] < last; j++)
         ;
-    bool there = j < partition->segment_count && partition->segments[i] == first && partition->segments[j] == last;
-    return there && may_be_replaced(partition, last)
+    bool same_segments =
+        j < partition->segment_count && partition->segments[i] == first && partition->segments[j] == last;
+    return same_segments && may_be_replaced(partition, last)
                ? (int)(j - i)
                : mqd_error_set_static(MQD_E_STALE, "the partition's segments are not those that were compacted");
 }

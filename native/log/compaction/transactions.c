@@ -16,7 +16,7 @@
 
 #define SNAPSHOT_BYTES_MAX (1ll << 30)
 
-/* Returns the whole file; on failure NULL with *size_bytes 0. */
+/* Returns the contents of the file, or NULL with *size_bytes 0 on failure. */
 static uint8_t *read_file(const char *path, size_t *size_bytes)
 {
     struct stat status;
@@ -55,23 +55,24 @@ int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_off
 {
     char path[PATH_MAX];
     size_t size_bytes;
-    int64_t inside = -1;
+    int64_t stored_offset = -1;
     struct mqd_producers producers = {0};
     if (snapshot_offset < 0 ||
         mqd_segment_path(path, sizeof path, compact->directory, snapshot_offset, MQD_FILE_SNAPSHOT) < 0)
         return 0;
     uint8_t *bytes = read_file(path, &size_bytes);
     int result = 0;
-    if (bytes && mqd_producers_decode(&producers, bytes, size_bytes, &inside) == 0 && inside == snapshot_offset) {
+    if (bytes && mqd_producers_decode(&producers, bytes, size_bytes, &stored_offset) == 0 &&
+        stored_offset == snapshot_offset) {
         compact->producers_from = snapshot_offset;
         for (uint32_t link = producers.newest; link && result == 0; link = producers.entries[link - 1].older)
             result = load_producer(compact, &producers.entries[link - 1]);
         for (uint32_t link = producers.transactions.oldest; link && result == 0;
              link = producers.transactions.entries[link - 1].newer) {
             /* the list walked above does not contain producers with an ongoing transaction */
-            uint32_t found = mqd_producers_find(&producers, producers.transactions.entries[link - 1].producer_id);
-            if (found != MQD_PRODUCER_NONE)
-                result = load_producer(compact, &producers.entries[found]);
+            uint32_t index = mqd_producers_find(&producers, producers.transactions.entries[link - 1].producer_id);
+            if (index != MQD_PRODUCER_NONE)
+                result = load_producer(compact, &producers.entries[index]);
         }
     }
     mqd_producers_free(&producers);
@@ -90,7 +91,7 @@ int mqd_compact_note_producer(struct mqd_compact *compact, const struct mqd_batc
         return set_last(compact, batch->producer_id, batch->producer_epoch, batch->base_offset);
     bool known = mqd_id_map_get(&compact->last_batch, batch->producer_id, &last);
     if (!known && compact->producers_from < 0)
-        return 0; /* its last data batch may be in a segment that is not read: all stay */
+        return 0; /* its last data batch may be in a segment that is not read: all batches stay */
     if (known && mqd_id_map_get(&compact->last_epoch, batch->producer_id, &epoch) && epoch == batch->producer_epoch)
         return 0;
     return set_last(compact, batch->producer_id, batch->producer_epoch,
@@ -120,13 +121,13 @@ int mqd_compact_transaction_index(struct mqd_compact *compact)
     for (uint32_t i = compact->group_first; i < compact->group_end && result == 0; i++) {
         struct mqd_aborted_list list = {0};
         int64_t end_offset = i + 1 < compact->options.segment_count ? compact->bases[i + 1] : INT64_MAX;
-        int proven = mqd_txn_index_verify(compact->directory, compact->bases[i], INT64_MAX);
-        if (proven == 0)
+        int verified = mqd_txn_index_verify(compact->directory, compact->bases[i], INT64_MAX);
+        if (verified == 0)
             result = mqd_error_set(MQD_E_CORRUPT,
                                    "%s: the .txnindex of segment %lld is damaged or lost; restart the broker, which "
                                    "rebuilds it from the log",
                                    compact->directory, (long long)compact->bases[i]);
-        else if (proven < 0 || mqd_txn_index_load(compact->directory, compact->bases[i], end_offset, &list) < 0)
+        else if (verified < 0 || mqd_txn_index_load(compact->directory, compact->bases[i], end_offset, &list) < 0)
             result = mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld",
                                       compact->directory, (long long)compact->bases[i]);
         for (uint32_t k = 0; k < list.count && result == 0; k++) {

@@ -50,7 +50,7 @@ static int64_t producer_of(const struct mqd_batch *batch)
     return batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL ? batch->producer_id : -1;
 }
 
-static void begin(const struct mqd_batch *batch, const uint8_t *bytes, struct mqd_records *records)
+static void begin_records(const struct mqd_batch *batch, const uint8_t *bytes, struct mqd_records *records)
 {
     mqd_records_begin(records, batch, bytes + MQD_BATCH_HEADER_BYTES,
                       (uint64_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
@@ -88,12 +88,12 @@ static int16_t refuse(struct mqd_dedup *dedup, int64_t base_offset, struct mqd_d
     return error;
 }
 
-static void note_old(struct mqd_dedup_taken *taken, int64_t offset)
+static void note_duplicate(struct mqd_dedup_taken *taken, int64_t offset)
 {
-    if (!taken->left_out++)
-        taken->old_offset = offset;
-    if (offset >= taken->old_end)
-        taken->old_end = offset + 1;
+    if (!taken->duplicate_count++)
+        taken->first_original_offset = offset;
+    if (offset >= taken->original_end_offset)
+        taken->original_end_offset = offset + 1;
 }
 
 static int16_t take_record(struct mqd_dedup *dedup, const struct mqd_record *record, int64_t base_offset,
@@ -107,7 +107,7 @@ static int16_t take_record(struct mqd_dedup *dedup, const struct mqd_record *rec
                       "null");
     switch (mqd_ids_find(&dedup->ids, &hash, producer_id, &offset)) {
     case MQD_ID_USED:
-        note_old(taken, offset);
+        note_duplicate(taken, offset);
         return 0;
     case MQD_ID_UNDECIDED:
         if (PLANTED_DEDUP_BUG(UNDECIDED_FREE))
@@ -124,8 +124,8 @@ static int16_t take_record(struct mqd_dedup *dedup, const struct mqd_record *rec
 }
 
 /* Second pass: keeps a record if its id is stored with the record's own offset. */
-static int write_rest(const struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes,
-                      int64_t base_offset, struct mqd_dedup_taken *taken)
+static int write_without_duplicates(const struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes,
+                                    int64_t base_offset, struct mqd_dedup_taken *taken)
 {
     struct mqd_records records;
     struct mqd_record record;
@@ -136,7 +136,7 @@ static int write_rest(const struct mqd_dedup *dedup, const struct mqd_batch *bat
         return -1;
     size_t at = MQD_BATCH_HEADER_BYTES;
     memcpy(out, bytes, MQD_BATCH_HEADER_BYTES);
-    begin(batch, bytes, &records);
+    begin_records(batch, bytes, &records);
     while (mqd_records_next(&records, &record) == 1) {
         if (!id_of(dedup, &record, &hash) ||
             mqd_ids_find(&dedup->ids, &hash, producer_of(batch), &offset) != MQD_ID_USED ||
@@ -146,7 +146,7 @@ static int write_rest(const struct mqd_dedup *dedup, const struct mqd_batch *bat
         at += record.size_bytes;
     }
     mqd_put_be32(out + AT_LENGTH, (uint32_t)(at - LENGTH_END));
-    mqd_put_be32(out + AT_RECORD_COUNT, (uint32_t)batch->record_count - taken->left_out);
+    mqd_put_be32(out + AT_RECORD_COUNT, (uint32_t)batch->record_count - taken->duplicate_count);
     taken->bytes = out;
     taken->size_bytes = (int32_t)at;
     return 0;
@@ -158,13 +158,13 @@ int16_t mqd_dedup_take(struct mqd_dedup *dedup, const struct mqd_batch *batch, c
     struct mqd_records records;
     struct mqd_record record;
     int more;
-    *taken = (struct mqd_dedup_taken){.old_offset = -1, .old_end = -1};
+    *taken = (struct mqd_dedup_taken){.first_original_offset = -1, .original_end_offset = -1};
     if (batch->attributes & MQD_ATTRIBUTE_COMPRESSION) {
         taken->message = "a topic with dedup.window.ms accepts only uncompressed batches";
         return MQD_KAFKA_INVALID_RECORD;
     }
     advance(dedup, now_ms);
-    begin(batch, bytes, &records);
+    begin_records(batch, bytes, &records);
     while ((more = mqd_records_next(&records, &record)) == 1) {
         int16_t error = take_record(dedup, &record, base_offset, producer_of(batch), taken);
         if (error)
@@ -174,9 +174,9 @@ int16_t mqd_dedup_take(struct mqd_dedup *dedup, const struct mqd_batch *batch, c
         return refuse(dedup, base_offset, taken, MQD_KAFKA_INVALID_RECORD, records.reason);
     /* nothing was left out, so the batch is written as it is; or all of it was left out and there
      * are no sequence numbers that the log must keep, so nothing is written */
-    if (!taken->left_out || (taken->left_out == (uint32_t)batch->record_count && batch->producer_id < 0))
+    if (!taken->duplicate_count || (taken->duplicate_count == (uint32_t)batch->record_count && batch->producer_id < 0))
         return 0;
-    if (write_rest(dedup, batch, bytes, base_offset, taken) < 0)
+    if (write_without_duplicates(dedup, batch, bytes, base_offset, taken) < 0)
         return refuse(dedup, base_offset, taken, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
                       "no memory for a batch without its duplicates; the client may retry");
     return 0;
@@ -199,7 +199,7 @@ void mqd_dedup_learn(struct mqd_dedup *dedup, const struct mqd_batch *batch, con
         !(batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME) || PLANTED_DEDUP_BUG(LEARN_NOTHING))
         return;
     advance(dedup, batch->max_timestamp_ms);
-    begin(batch, bytes, &records);
+    begin_records(batch, bytes, &records);
     while (mqd_records_next(&records, &record) == 1) {
         if (!id_of(dedup, &record, &hash) || (PLANTED_DEDUP_BUG(LEARN_FIRST) && is_known(dedup, &hash)))
             continue;

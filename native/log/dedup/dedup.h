@@ -12,8 +12,8 @@
  *   D2  a record is left out only if a committed record, or an earlier one of its own transaction,
  *       has its id. If a record of another, undecided transaction has the id, the batch is refused
  *       with a retriable error.
- *   D3  a batch keeps its offsets and sequence numbers, whatever is left out of it: offsets of
- *       records that were left out are missing, as after compaction.
+ *   D3  a batch keeps its offsets and sequence numbers, whatever records are left out: their
+ *       offsets are missing, as after compaction.
  */
 #ifndef MQD_DEDUP_H
 #define MQD_DEDUP_H
@@ -31,9 +31,9 @@ struct mqd_dedup {
 };
 
 struct mqd_dedup_taken {
-    uint32_t left_out;  /* records whose ids are known */
-    int64_t old_offset; /* offset of the record that the first left-out record duplicates */
-    int64_t old_end;    /* highest offset that a left-out record duplicates, plus 1 */
+    uint32_t duplicate_count;      /* records whose ids are known; they are left out */
+    int64_t first_original_offset; /* offset of the record that the first duplicate repeats */
+    int64_t original_end_offset;   /* highest offset of a record that a duplicate repeats, plus 1 */
     /* the batch without those records (malloc'd; the caller frees); NULL: the batch is unchanged */
     uint8_t *bytes;
     int32_t size_bytes;  /* of `bytes` */
@@ -47,7 +47,7 @@ void mqd_dedup_free(struct mqd_dedup *dedup);
 bool mqd_dedup_is_for(const struct mqd_dedup *dedup, const struct mqd_log_options *options);
 
 /* Takes a client's batch that would begin at base_offset: adds the ids of its records and finds
- * those that are known. 0; 19 NOT_ENOUGH_REPLICAS (retriable: an id belongs to an undecided
+ * those that are known. Returns 0; 19 NOT_ENOUGH_REPLICAS (retriable: an id belongs to an undecided
  * transaction, there are too many ids in the window, or no memory); 87 INVALID_RECORD (a record has
  * no id). With an error nothing is added. */
 int16_t mqd_dedup_take(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes,

@@ -61,21 +61,21 @@ void mqd_ids_close(struct mqd_ids *ids)
 
 void mqd_ids_hash(const struct mqd_ids *ids, const uint8_t *id, uint32_t id_bytes, struct mqd_id_hash *hash)
 {
-    uint64_t both[2];
-    mqd_siphash(ids->seed, id, id_bytes, both);
-    *hash = (struct mqd_id_hash){.low = both[0] == FREE ? 1 : both[0], .high = (uint16_t)both[1]};
+    uint64_t words[2];
+    mqd_siphash(ids->seed, id, id_bytes, words);
+    *hash = (struct mqd_id_hash){.low = words[0] == FREE ? 1 : words[0], .high = (uint16_t)words[1]};
 }
 
 static bool reserve(void **array, uint32_t *capacity, uint32_t count, size_t entry_bytes)
 {
     if (count < *capacity)
         return true;
-    uint32_t wanted = *capacity ? *capacity * 2 : 4;
-    void *grown = realloc(*array, wanted * entry_bytes);
+    uint32_t new_capacity = *capacity ? *capacity * 2 : 4;
+    void *grown = realloc(*array, new_capacity * entry_bytes);
     if (!grown)
         return false;
     *array = grown;
-    *capacity = wanted;
+    *capacity = new_capacity;
     return true;
 }
 
@@ -122,19 +122,19 @@ static bool reserve_entry(struct mqd_ids *ids, int64_t offset)
 /* The chunk at the tail is kept while it has room. */
 static void release_chunks(struct mqd_ids *ids)
 {
-    uint32_t drop = 0;
-    while (drop < ids->chunk_count && ids->chunks_from + (uint64_t)(drop + 1) * CHUNK_ENTRIES <= ids->head)
-        free(ids->chunks[drop++]);
-    if (!drop)
+    uint32_t drop_count = 0;
+    while (drop_count < ids->chunk_count && ids->chunks_from + (uint64_t)(drop_count + 1) * CHUNK_ENTRIES <= ids->head)
+        free(ids->chunks[drop_count++]);
+    if (!drop_count)
         return;
-    ids->chunk_count -= drop;
-    ids->chunks_from += (uint64_t)drop * CHUNK_ENTRIES;
-    memmove(ids->chunks, ids->chunks + drop, ids->chunk_count * sizeof *ids->chunks);
+    ids->chunk_count -= drop_count;
+    ids->chunks_from += (uint64_t)drop_count * CHUNK_ENTRIES;
+    memmove(ids->chunks, ids->chunks + drop_count, ids->chunk_count * sizeof *ids->chunks);
 }
 
 /* ---- the table: a used slot has its entry's number modulo 2^31, plus one ---- */
 
-static uint64_t entry_in(const struct mqd_ids *ids, uint32_t i)
+static uint64_t entry_in_slot(const struct mqd_ids *ids, uint32_t i)
 {
     return ids->head + ((ids->slots[i] - 1 - ids->head) & PLACE_MASK);
 }
@@ -150,12 +150,12 @@ static void set_slot(struct mqd_ids *ids, uint64_t low, uint64_t entry)
     while (ids->slots[i])
         i = (i + 1) & (ids->slot_count - 1);
     ids->slots[i] = (uint32_t)(entry & PLACE_MASK) + 1;
-    ids->used++;
+    ids->used_slot_count++;
 }
 
 static bool reserve_slot(struct mqd_ids *ids)
 {
-    if (ids->slot_count && ids->used < ids->slot_count / 4 * 3)
+    if (ids->slot_count && ids->used_slot_count < ids->slot_count / 4 * 3)
         return true;
     uint32_t count = ids->slot_count ? ids->slot_count * 2 : SLOT_COUNT_MIN;
     uint32_t *slots = calloc(count, sizeof *slots);
@@ -164,7 +164,7 @@ static bool reserve_slot(struct mqd_ids *ids)
     free(ids->slots);
     ids->slots = slots;
     ids->slot_count = count;
-    ids->used = 0;
+    ids->used_slot_count = 0;
     for (uint64_t entry = ids->head; entry < ids->tail; entry++)
         if (*low_of(ids, entry) != FREE)
             set_slot(ids, *low_of(ids, entry), entry);
@@ -177,14 +177,14 @@ static void clear_slot(struct mqd_ids *ids, uint32_t i)
 {
     uint32_t mask = ids->slot_count - 1;
     for (uint32_t j = (i + 1) & mask; ids->slots[j] && !PLANTED_DEDUP_BUG(HOLES); j = (j + 1) & mask) {
-        uint32_t wanted = home(ids, *low_of(ids, entry_in(ids, j)));
-        if (((j - wanted) & mask) >= ((j - i) & mask)) {
+        uint32_t home_slot = home(ids, *low_of(ids, entry_in_slot(ids, j)));
+        if (((j - home_slot) & mask) >= ((j - i) & mask)) {
             ids->slots[i] = ids->slots[j];
             i = j;
         }
     }
     ids->slots[i] = 0;
-    ids->used--;
+    ids->used_slot_count--;
 }
 
 static void forget(struct mqd_ids *ids, uint64_t entry)
@@ -193,7 +193,7 @@ static void forget(struct mqd_ids *ids, uint64_t entry)
     if (low == FREE)
         return;
     uint32_t i = home(ids, low);
-    while (entry_in(ids, i) != entry)
+    while (entry_in_slot(ids, i) != entry)
         i = (i + 1) & (ids->slot_count - 1);
     clear_slot(ids, i);
     *low_of(ids, entry) = FREE;
@@ -201,10 +201,10 @@ static void forget(struct mqd_ids *ids, uint64_t entry)
 
 static bool look_up(const struct mqd_ids *ids, const struct mqd_id_hash *hash, uint64_t *entry)
 {
-    if (!ids->used)
+    if (!ids->used_slot_count)
         return false;
     for (uint32_t i = home(ids, hash->low); ids->slots[i]; i = (i + 1) & (ids->slot_count - 1)) {
-        *entry = entry_in(ids, i);
+        *entry = entry_in_slot(ids, i);
         if (*low_of(ids, *entry) == hash->low && chunk_of(ids, *entry)->high[*entry % CHUNK_ENTRIES] == hash->high)
             return true;
     }
@@ -226,7 +226,7 @@ static bool contains(const struct mqd_ids_transaction *transaction, uint64_t ent
     return low < transaction->count && transaction->entries[low] == entry;
 }
 
-static struct mqd_ids_transaction *open_of(const struct mqd_ids *ids, int64_t producer_id)
+static struct mqd_ids_transaction *find_open_transaction(const struct mqd_ids *ids, int64_t producer_id)
 {
     for (uint32_t i = 0; i < ids->transaction_count; i++)
         if (ids->transactions[i].producer_id == producer_id && ids->transactions[i].marker_offset < 0)
@@ -237,7 +237,7 @@ static struct mqd_ids_transaction *open_of(const struct mqd_ids *ids, int64_t pr
 /* NULL: no memory. */
 static struct mqd_ids_transaction *reserve_transaction(struct mqd_ids *ids, int64_t producer_id)
 {
-    struct mqd_ids_transaction *transaction = open_of(ids, producer_id);
+    struct mqd_ids_transaction *transaction = find_open_transaction(ids, producer_id);
     if (!transaction) {
         if (!reserve((void **)&ids->transactions, &ids->transaction_capacity, ids->transaction_count,
                      sizeof *ids->transactions))
@@ -259,7 +259,7 @@ static void remove_transaction(struct mqd_ids *ids, uint32_t i)
 
 void mqd_ids_end(struct mqd_ids *ids, int64_t producer_id, bool commit, int64_t offset)
 {
-    struct mqd_ids_transaction *transaction = open_of(ids, producer_id);
+    struct mqd_ids_transaction *transaction = find_open_transaction(ids, producer_id);
     if (!transaction)
         return;
     transaction->marker_offset = offset;
@@ -413,12 +413,12 @@ const char *mqd_ids_check(const struct mqd_ids *ids)
     uint32_t used = 0;
     int64_t last_offset = -1;
     for (uint64_t entry = ids->head; entry < ids->tail; entry++) {
-        uint64_t found;
+        uint64_t same_id_entry;
         if (*low_of(ids, entry) == FREE)
             continue;
         struct mqd_id_hash hash = {*low_of(ids, entry), chunk_of(ids, entry)->high[entry % CHUNK_ENTRIES]};
-        if (!look_up(ids, &hash, &found) || found != entry)
-            return "I2: an entry is not found by its hash, or is there twice";
+        if (!look_up(ids, &hash, &same_id_entry) || same_id_entry != entry)
+            return "I2: an entry is not found by its hash, or exists twice";
         if (offset_of(ids, entry) <= last_offset)
             return "I1: offsets do not increase";
         last_offset = offset_of(ids, entry);

@@ -1,8 +1,8 @@
-/* The ids of a partition's latest records, for topics with dedup.window.ms: which offset has an id.
+/* The ids of a partition's latest records, for topics with dedup.window.ms: the offset of each id.
  *
  * Two structures: a queue of (hash, offset) in the order of the log, whose head expires, and a
- * table from hash to place in the queue (open addressing, linear probing). The hash is SipHash
- * under a random key, cut to 80 bits: among three million ids, one lookup in 4 * 10^17 mistakes a
+ * table from hash to place in the queue (open addressing, linear probing). The hash is SipHash with
+ * a random key, truncated to 80 bits: among three million ids, one lookup in 4 * 10^17 mistakes a
  * new id for one of them.
  *
  * Transactions: the ids of a transaction are undecided while it is open, and then until its marker
@@ -43,7 +43,7 @@ struct mqd_ids {
     uint64_t chunks_from; /* sequence number of the first entry of chunks[0] */
     uint32_t *slots;      /* 0 = unused */
     uint32_t slot_count;  /* a power of two */
-    uint32_t used;        /* slots in use */
+    uint32_t used_slot_count;
     struct mqd_ids_mark *marks;
     uint32_t mark_count, mark_capacity, mark_head;
     struct mqd_ids_transaction *transactions;
@@ -57,7 +57,7 @@ enum mqd_id_state {
     MQD_ID_UNDECIDED
 };
 
-/* 0; -1: no random bytes (mqd_error set). */
+/* Returns 0, or -1 if there are no random bytes (mqd_error set). */
 int mqd_ids_open(struct mqd_ids *ids, uint32_t count_max);
 void mqd_ids_close(struct mqd_ids *ids);
 
@@ -67,7 +67,7 @@ void mqd_ids_hash(const struct mqd_ids *ids, const uint8_t *id, uint32_t id_byte
 enum mqd_id_state mqd_ids_find(const struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t producer_id,
                                int64_t *offset);
 /* Adds an id; an older entry with this id becomes free. Offsets must increase. producer_id: as for
- * mqd_ids_find. 0; -1: full, or no memory (nothing changes). */
+ * mqd_ids_find. Returns 0, or -1 if it is full or there is no memory (nothing changes). */
 int mqd_ids_put(struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t offset, int64_t producer_id);
 /* Ids added from now on have this time. Times are kept to a thousandth of the window: an id never
  * expires too early, and at most that much too late (or later, if there is no memory). */

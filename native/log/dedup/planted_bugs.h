@@ -8,8 +8,8 @@
 enum mqd_dedup_planted {
     MQD_PLANTED_ABORTED_USED = 1,    /* D2: ids of an aborted transaction stay */
     MQD_PLANTED_DECIDE_EARLY = 2,    /* D2: a marker decides before it is below the high watermark */
-    MQD_PLANTED_UNDECIDED_USED = 4,  /* D2: undecided ids count as known */
-    MQD_PLANTED_UNDECIDED_FREE = 8,  /* D1: undecided ids count as new */
+    MQD_PLANTED_UNDECIDED_USED = 4,  /* D2: undecided ids are treated as known */
+    MQD_PLANTED_UNDECIDED_FREE = 8,  /* D1: undecided ids are treated as new */
     MQD_PLANTED_CUT_NOTHING = 16,    /* I3: ids of a failed write stay */
     MQD_PLANTED_CUT_ENTRIES = 32,    /* I3: a failed write's marker still ends its transaction */
     MQD_PLANTED_EARLY = 64,          /* D1: ids expire 100 ms early */
