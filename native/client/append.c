@@ -278,7 +278,7 @@ static enum put_result find_batch(struct mqd_producer *producer, struct mqd_prod
         int32_t index = requested_partition != -1 ? requested_partition
                                                   : choose_partition(producer, topic, record->key, record->key_bytes);
         if (index < 0 || index >= topic->partition_count) {
-            mqd_error_set(MQD_E_INVALID, "partition %d of \"%s\", which has %d", index, topic->name,
+            mqd_error_set(MQD_E_INVALID, "there is no partition %d: \"%s\" has %d partitions", index, topic->name,
                           topic->partition_count);
             return PUT_INVALID;
         }
@@ -502,7 +502,7 @@ int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic_numbe
         return -1;
     struct mqd_producer_topic *topic = producer->topics[topic_number];
     if (index < 0 || index >= topic->partition_count)
-        return mqd_error_set(MQD_E_INVALID, "partition %d of \"%s\", which has %d", index, topic->name,
+        return mqd_error_set(MQD_E_INVALID, "there is no partition %d: \"%s\" has %d partitions", index, topic->name,
                              topic->partition_count);
     if (!can_ever_fit(producer, topic, size_bytes))
         return -1;

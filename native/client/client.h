@@ -68,7 +68,7 @@ uint64_t mqd_client_free_bytes(const struct mqd_client *client);
 struct mqd_client_topic {
     uint8_t topic_id[16];
     int32_t partition_count;
-    int32_t error; /* Kafka's: 0, 3 no such topic, 5 being created (retry)... */
+    int32_t error; /* Kafka's error code: 0, 3 no such topic, 5 being created (retry)... */
 };
 /* Looks up a topic and waits for the response; other responses stay queued. Returns 0: check
  * out->error, or -1: ETIMEDOUT, EPIPE... The caller chooses the correlation id, as for the calls
@@ -188,7 +188,7 @@ struct mqd_delivery {
     int64_t base_offset;  /* -1 = unknown (acks=0, duplicate of unknown offset) */
     int64_t timestamp_ms; /* log append time, or -1 */
     uint32_t record_count;
-    int16_t error; /* Kafka's, 0 = written */
+    int16_t error; /* Kafka's error code; 0 = written */
     int16_t reserved;
 };
 /* Outcomes, oldest first. A batch with an error stays with the producer until mqd_producer_retry or

@@ -15,7 +15,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static struct mqd_client *first;
+static struct mqd_client *first_client;
 
 static void before_fork(void)
 {
@@ -29,7 +29,7 @@ static void in_parent(void)
 
 static void in_child(void)
 {
-    for (struct mqd_client *client = first; client; client = client->next) {
+    for (struct mqd_client *client = first_client; client; client = client->next) {
         client->in_fork_child = true;
         mqd_store_release(&client->failure, MQD_E_INVALID);
         close(client->socket_fd);
@@ -50,11 +50,11 @@ void mqd_client_enlist(struct mqd_client *client)
 {
     pthread_once(&once, watch_forks);
     pthread_mutex_lock(&lock);
-    client->next = first;
-    client->link = &first;
-    if (first)
-        first->link = &client->next;
-    first = client;
+    client->next = first_client;
+    client->link = &first_client;
+    if (first_client)
+        first_client->link = &client->next;
+    first_client = client;
     pthread_mutex_unlock(&lock);
 }
 

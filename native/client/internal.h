@@ -85,9 +85,9 @@ struct mqd_client {
     struct mqd_submitted *submitted;     /* submission_count of them */
     uint64_t request_tail, request_head; /* byte counters of the ring of requests; both 0 again when it is empty */
 
-    uint8_t length[4]; /* the length word of the next response; `length_arrived` of its bytes are here */
+    uint8_t length[4]; /* the length word of the next response; `length_arrived` of its bytes have arrived */
     uint32_t length_arrived;
-    struct mqd_response *arriving; /* partly received from the reply ring; `arrived` of its bytes are here */
+    struct mqd_response *arriving; /* partly received from the reply ring: `arrived` of its bytes */
     uint32_t arrived;
     struct mqd_response *first_response, **last_response;
     struct mqd_response *returned_response; /* the one that mqd_client_response has returned last */

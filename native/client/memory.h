@@ -12,9 +12,9 @@
  * is. So a caller that finds no run of the required length only has to stop allocating: every open
  * batch is closed by its linger time (or immediately, when all batches are open); every sent batch
  * is answered or its attachment ends; every failed batch is retried or dropped by its caller. When
- * all have ended, the whole area is one free run, and no batch may be larger than that. A large
- * record waits longer than small ones, but not forever, unless its caller keeps inserting small
- * records before it. Measures against fragmentation: a batch requests at most half of its
+ * all batches have ended, the whole area is one free run, and no batch may be larger than that. A
+ * large record waits longer than small ones, but not forever, unless its caller keeps inserting
+ * small records before it. Measures against fragmentation: a batch requests at most half of its
  * partition's share, so many partitions fit in a small area; it takes at least half of what it
  * requests, so a full area is not filled with small batches; low chunks are reused first, so a fast
  * worker's batches stay in the caches.

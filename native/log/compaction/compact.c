@@ -39,8 +39,8 @@ static uint32_t find_segment(const struct mqd_compact *compact, int64_t offset)
     return number;
 }
 
-/* Begins reading in the first dirty segment; or in an earlier, clean one, if the producer snapshot
- * does not cover all batches from there on. */
+/* Begins reading in the first dirty segment, or in an earlier, clean segment if the producer
+ * snapshot does not cover all batches from there on. */
 static int begin_map(struct mqd_compact *compact)
 {
     bool begins_in_clean_segment =

@@ -43,7 +43,7 @@
 struct mqd_compact_input {
     const char *directory;
     const int64_t *bases;
-    uint32_t number, end_number; /* the segment being read; the first one not to read */
+    uint32_t number, end_number; /* the segment being read; the first segment not to read */
     uint32_t segment_count;
     int64_t end_position; /* where to stop in the last segment; -1 = at the end of its file */
     int fd;
