@@ -32,7 +32,7 @@ class PlannedPartition(NamedTuple):
     total_bytes: int | None = None
 
     @property
-    def share(self) -> str:
+    def copied_percent(self) -> str:
         return (
             f"{100 * self.copied_bytes // self.total_bytes}%"
             if self.copied_bytes is not None and self.total_bytes

@@ -24,7 +24,7 @@ class VoterStatus(NamedTuple):
     # these respond, but lack records committed long ago, as with a full disk: they do not help to
     # commit anything
     behind: list[int]
-    may_be_lost: int
+    losses_allowed: int
 
     @property
     def missing(self) -> list[int]:
@@ -37,7 +37,7 @@ class VoterStatus(NamedTuple):
             if nodes
         ]
         voters = "the others" if self.missing else "them"
-        return f"{''.join(parts)}; the quorum can lose {self.may_be_lost or 'none'} of {voters}"
+        return f"{''.join(parts)}; the quorum can lose {self.losses_allowed or 'none'} of {voters}"
 
 
 def voter_status(quorum: DescribeQuorumResponse.PartitionData) -> VoterStatus:

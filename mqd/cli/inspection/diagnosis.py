@@ -132,7 +132,7 @@ def cluster_findings(
             Finding(
                 Harm.NO_RESERVE,
                 f"voters {', '.join(map(str, state.voter_status.missing))} of the metadata are silent or behind;"
-                f" the quorum can lose {state.voter_status.may_be_lost or 'no'} more",
+                f" the quorum can lose {state.voter_status.losses_allowed or 'no'} more",
                 "start their hosts; mqd cluster status shows each voter",
             )
         )

@@ -112,7 +112,7 @@ def status(settings: Settings, wait_s: float | None) -> None:
                 "fenced": fenced,
                 "voters_not_heard_of": voter_status.silent,
                 "voters_behind": voter_status.behind,
-                "voters_that_may_be_lost": voter_status.may_be_lost,
+                "voters_that_may_be_lost": voter_status.losses_allowed,
                 "partitions": partitions.count,
                 "partitions_without_leader": partitions.without_leader,
                 "partitions_not_in_sync": partitions.not_in_sync,

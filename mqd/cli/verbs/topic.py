@@ -551,7 +551,7 @@ def _show_plan(settings: Settings, name: str, partitions: list[Any]) -> int:
                 partition.partition[1],
                 partition.state,
                 *(",".join(map(str, nodes)) or "-" for nodes in (partition.planned, partition.replicas)),
-                partition.share,
+                partition.copied_percent,
             )
             for partition in sorted(partitions)
         ]

@@ -45,7 +45,7 @@ def quorum(
 
 def seen(partition: DescribeQuorumResponse.PartitionData) -> tuple[list[int], list[int], int]:
     found = voters.voter_status(partition)
-    return found.silent, found.behind, found.may_be_lost
+    return found.silent, found.behind, found.losses_allowed
 
 
 def test_a_silent_voter_does_not_count() -> None:
