@@ -165,7 +165,7 @@ class AsyncConsumer:
         async with self._lock:
             await self._interrupt()
             self._give_back_unreturned()
-            pending_wait = self._begin(self._implementation.gather, num_messages)
+            pending_wait = self._start_wait(self._implementation.gather, num_messages)
             try:
                 await asyncio.wait({pending_wait}, timeout=timeout if timeout >= 0 else None)
             finally:
@@ -195,7 +195,7 @@ class AsyncConsumer:
             pending_wait = (
                 self._pending_wait
                 if self._pending_wait is not None
-                else self._begin(self._implementation.take, count, None)
+                else self._start_wait(self._implementation.take, count, None)
             )
             done, _ = await asyncio.wait({pending_wait}, timeout=timeout if timeout >= 0 else None)
             if not done:
@@ -206,7 +206,7 @@ class AsyncConsumer:
             messages, self._unreturned = self._unreturned[:count], self._unreturned[count:]
             return messages
 
-    def _begin(self, wait: Callable[..., list[Message]], *arguments: Any) -> asyncio.Future[list[Message]]:
+    def _start_wait(self, wait: Callable[..., list[Message]], *arguments: Any) -> asyncio.Future[list[Message]]:
         """Starts a wait. The caller has already ended any other wait."""
         self._implementation.uninterrupt()
         pending_wait = self._pending_wait = self._calls.call(self._carry_out, wait, *arguments)

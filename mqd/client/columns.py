@@ -51,7 +51,7 @@ class Column:
             self._ends = np.cumsum(sizes, dtype=np.int64)
         return int(self._ends[index - 1])
 
-    def largest(self) -> int:
+    def largest_bytes(self) -> int:
         if self.sizes is None:
             return self.fixed_bytes if self.count else 0
         return int(self.sizes.max()) if self.count else 0
@@ -272,7 +272,7 @@ def largest_record_bytes(values: Column, keys: Column | None) -> int:
     if not values.count:
         return 0
     if keys is None:
-        return values.largest()
+        return values.largest_bytes()
     sizes = [
         (
             np.full(values.count, column.fixed_bytes, np.int64)

@@ -48,7 +48,7 @@ class Consumer:
         settings = configuration.read(
             config, {name.replace("_", "."): value for name, value in more.items()} if config is None else more
         )
-        self._implementation = _make(self, settings)
+        self._implementation = _create_implementation(self, settings)
         self.transport_reason: str = self._implementation.reason
         own_class = type(self)
         for name in ("poll", "consume"):  # one call fewer per record
@@ -246,7 +246,7 @@ def _raise_exclusive() -> NoReturn:
     raise ValueError("message and offsets are mutually exclusive")
 
 
-def _make(owner: Consumer, settings: configuration.Settings) -> Any:
+def _create_implementation(owner: Consumer, settings: configuration.Settings) -> Any:
     if settings.rdkafka.get("group.id", "-") == "":  # otherwise an assertion in confluent_kafka would abort the process
         raise ValueError("Failed to create consumer: group.id must be set")
     choice = configuration.choose_transport(settings)

@@ -285,14 +285,14 @@ def local_error(
     return KafkaError(code, reason, fatal, retriable, abort)
 
 
-def broker_error(code: int, doing: str = "", **flags: bool) -> KafkaError:
+def broker_error(code: int, activity: str = "", **flags: bool) -> KafkaError:
     """A KafkaError for an error code in a response; by default retriable if the protocol's table of
     errors says so.
     """
     row = ERRORS.get(code)
     flags.setdefault("retriable", row is not None and row.retriable)
     text = f"Broker: {row.message if row else f'error {code}'}"
-    return local_error(code, f"{doing}: {text}" if doing else text, **flags)
+    return local_error(code, f"{activity}: {text}" if activity else text, **flags)
 
 
 def failure(code: int, reason: str | None = None, **flags: bool) -> KafkaException:

@@ -22,7 +22,7 @@ from mqd.protocol.messages import (
     OffsetFetchRequest,
 )
 
-COMMIT_BY_NAME_VERSION_MAX = FETCH_VERSION_MAX = 9
+COMMIT_BY_NAME_VERSION_MAX = OFFSET_FETCH_VERSION_MAX = 9
 COMMIT_BY_ID_VERSION = 10
 EARLIEST_TIMESTAMP, LATEST_TIMESTAMP = -2, -1
 # Errors after which a commit is retried. STALE: a retry succeeds when the membership is valid again
@@ -229,7 +229,7 @@ class PartitionResult(TopicPartition):
     __str__ = __repr__
 
 
-def with_outcome(
+def partition_result(
     topic: str, index: int, offset: int, code: int, metadata: str | None = None, leader_epoch: int = -1
 ) -> PartitionResult:
     """`code`: Kafka's error code, 0 = none."""

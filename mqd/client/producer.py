@@ -45,7 +45,7 @@ class Producer:
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         settings = configuration.read(config, more)
-        self._implementation = _make(settings)
+        self._implementation = _create_implementation(settings)
         self.transport_reason: str = self._implementation.reason
         own_class = type(self)
         for name in ("produce", "poll"):  # one call fewer per record
@@ -280,7 +280,7 @@ class Producer:
             implementation.abandon()
 
 
-def _make(settings: configuration.Settings) -> Any:
+def _create_implementation(settings: configuration.Settings) -> Any:
     choice = configuration.choose_transport(settings)
     if choice.transport == "shm":
         configuration.check(settings, confluent_kafka.Producer)

@@ -61,7 +61,7 @@ class ApiTable(msgspec.Struct, frozen=True):
         return version
 
     @property
-    def transactions_v2(self) -> bool:
+    def supports_transactions_v2(self) -> bool:
         """Whether the broker supports transactions of version 2 (KIP-890): writing to a partition adds it
         to the transaction, and every transaction has a new epoch.
         """

@@ -100,7 +100,7 @@ class ShareConsumer:
             if self._taken:  # Ctrl-C or an exception of the callback ended the call that took them
                 messages, self._taken = self._taken[:count], self._taken[count:]
                 return Messages._from_list(messages)
-            if self._config.is_explicit and core.is_holding:
+            if self._config.is_explicit and core.holds_records:
                 raise IllegalStateException("not all records of the previous poll have been acknowledged")
             with self._runner.lock:
                 core.acknowledge_all(ACCEPT)
@@ -227,11 +227,11 @@ class ShareConsumer:
     def _commit(self, timeout: float) -> Committed:
         core = self._core
         deadline = _deadline(timeout)
-        partitions = self._runner.call(lambda _: core.unconfirmed())
+        partitions = self._runner.call(lambda _: core.unconfirmed_partitions())
         self._runner.call(core.flush)
-        self._runner.wait_for(lambda: core.fatal or partitions.isdisjoint(core.unconfirmed()), deadline)
+        self._runner.wait_for(lambda: core.fatal or partitions.isdisjoint(core.unconfirmed_partitions()), deadline)
         with self._runner.lock:
-            late = partitions & core.unconfirmed()
+            late = partitions & core.unconfirmed_partitions()
             self._raise_fatal()
         results: Committed = {
             TopicPartition(*topic_partition): KafkaException(local_error(KafkaError._TIMED_OUT))

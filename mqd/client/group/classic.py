@@ -109,7 +109,7 @@ class ClassicCore:
         self.target: set[TopicPartition] | None = None
         self.subscription: Subscribe | None = None
         self.counts: dict[str, int] = {}
-        self.under_way: int | None = None
+        self.request_under_way: int | None = None
         self.callback: tuple[type, set[TopicPartition]] | None = None
         self.next_ms: int | None = None
         self._request_number = 0
@@ -142,7 +142,7 @@ class ClassicCore:
         )
 
     @property
-    def has_lost(self) -> bool:
+    def has_lost_partitions(self) -> bool:
         return self.state in (State.LOST, State.STALE, State.FATAL)
 
     @property
@@ -161,12 +161,12 @@ class ClassicCore:
         actions: list[Action] = []
         match event:
             case ResponseReceived(number, message):
-                if number == self.under_way:
-                    self.under_way = None
+                if number == self.request_under_way:
+                    self.request_under_way = None
                     self._on_response(message, now_ms, actions)
             case ResponseMissing(number):
-                if number == self.under_way:
-                    self.under_way = None
+                if number == self.request_under_way:
+                    self.request_under_way = None
                     if self.state in (State.LEADING, State.SYNCING):
                         self._rejoin(now_ms)
                     self._retry_later(now_ms)
@@ -199,7 +199,7 @@ class ClassicCore:
             self._rejoin(now_ms)
 
     def _begin(self, now_ms: int) -> None:
-        self.state, self.epoch, self.target, self.under_way = State.JOINING, -1, None, None
+        self.state, self.epoch, self.target, self.request_under_way = State.JOINING, -1, None, None
         self._must_join, self._due_ms, self._failures = True, now_ms, 0
 
     def _rejoin(self, now_ms: int) -> None:
@@ -214,7 +214,7 @@ class ClassicCore:
         elif self.state is State.FATAL:
             self._must_report_left = True
         elif self.state is not State.LEAVING:
-            self.state, self.target, self.under_way, self._failures = State.LEAVING, set(), None, 0
+            self.state, self.target, self.request_under_way, self._failures = State.LEAVING, set(), None, 0
 
     def _on_polled(self, now_ms: int) -> None:
         self._polled_ms = now_ms
@@ -235,7 +235,7 @@ class ClassicCore:
             actions.append(Problem(MAX_POLL_EXCEEDED, text))
             if self.member_id and self.settings.instance_id is None:
                 self._send(LEAVE, self._leave_request(), actions)
-            self.state, self.under_way, self.member_id = State.STALE, None, ""
+            self.state, self.request_under_way, self.member_id = State.STALE, None, ""
         if self._refresh_due_ms is not None and now_ms >= self._refresh_due_ms and self.subscription is not None:
             self._refresh_due_ms = now_ms + self.settings.metadata_interval_ms
             actions.append(Resolve((), None if self.subscription.regex is not None else self.subscription.topics))
@@ -415,7 +415,7 @@ class ClassicCore:
     def _advance(self, now_ms: int, actions: list[Action]) -> None:
         if self.callback is None:
             self._reconcile(now_ms, actions)
-        if self.under_way is not None:
+        if self.request_under_way is not None:
             return
         if self._sends_heartbeats:
             if now_ms >= self._heartbeat_due_ms:
@@ -461,7 +461,7 @@ class ClassicCore:
         return self.state is State.STABLE or (self.state is State.JOINING and self.callback is not None)
 
     def _reconcile(self, now_ms: int, actions: list[Action]) -> None:
-        if self.has_lost:
+        if self.has_lost_partitions:
             if self.owned:
                 self._start_callback(Lost, set(self.owned), actions)
             elif self.state is State.FATAL and self._must_report_left:
@@ -479,7 +479,7 @@ class ClassicCore:
                 self._start_callback(Assign, added, actions)
             elif self._must_join and self.state is State.STABLE:
                 self._rejoin(now_ms)
-                self.under_way = None
+                self.request_under_way = None
 
     def _start_callback(
         self, kind: type[Assign | Revoke | Lost], partitions: set[TopicPartition], actions: list[Action]
@@ -494,7 +494,7 @@ class ClassicCore:
 
     def _send(self, api_key: int, message: Any, actions: list[Action]) -> None:
         self._request_number += 1
-        self.under_way, self._sent_type = self._request_number, type(message)
+        self.request_under_way, self._sent_type = self._request_number, type(message)
         actions.append(Send(self._request_number, api_key, message, JOIN_VERSION_MAX))
 
     def _join_request(self) -> JoinGroupRequest:
@@ -523,7 +523,7 @@ class ClassicCore:
         times = [self._refresh_due_ms] if self._refresh_due_ms is not None else []
         if self.state in (State.JOINING, State.LEADING, State.SYNCING, State.STABLE):
             times.append(self._polled_ms + self.settings.max_poll_interval_ms)
-        if self.under_way is None:
+        if self.request_under_way is None:
             if self._sends_heartbeats:
                 times.append(self._heartbeat_due_ms)
             elif self.callback is None and (
@@ -535,11 +535,11 @@ class ClassicCore:
     def check(self) -> None:
         if self.callback is not None:
             assert self.callback[1] <= self.owned, "C1"
-        if self._sent_type is JoinGroupRequest and self.under_way is not None and not self.is_cooperative:
+        if self._sent_type is JoinGroupRequest and self.request_under_way is not None and not self.is_cooperative:
             assert not self.owned, "C3"
         if self.state is State.IDLE:
             assert not self.owned and self.callback is None, "C2"
         if self._sends_heartbeats:
             assert self.epoch >= 0 and self.member_id, "C5"
-            if self.under_way is None:
+            if self.request_under_way is None:
                 assert self.next_ms is not None and self.next_ms <= self._heartbeat_due_ms, "C4"

@@ -89,14 +89,14 @@ class Commits:
             identity,
             on_committed,
         )
-        self._waiting: deque[Commit] = deque()
-        self._under_way: Commit | None = None
+        self._queue: deque[Commit] = deque()
+        self._commit_under_way: Commit | None = None
         self._retry_at = 0.0
         self.finished: deque[Commit] = deque()  # ended, with their callbacks still to be called
 
     @property
     def is_busy(self) -> bool:
-        return self._under_way is not None or bool(self._waiting)
+        return self._commit_under_way is not None or bool(self._queue)
 
     @property
     def supports_topic_ids(self) -> bool:
@@ -106,27 +106,27 @@ class Commits:
     @property
     def due(self) -> float:
         """The time of the next advance(); infinity: not before a response."""
-        return self._retry_at if self._waiting and self._under_way is None else float("inf")
+        return self._retry_at if self._queue and self._commit_under_way is None else float("inf")
 
     def add(self, offsets: dict[Key, Committed], on_commit: OnCommit | None, timeout_s: float) -> Commit:
         """Queues a commit. Raises KafkaException (_QUEUE_FULL)."""
-        if len(self._waiting) >= QUEUE_MAX:
+        if len(self._queue) >= QUEUE_MAX:
             raise KafkaException(local_error(KafkaError._QUEUE_FULL, f"{QUEUE_MAX} commits wait for the coordinator"))
         commit = Commit(offsets, on_commit, time.monotonic() + timeout_s)
-        self._waiting.append(commit)
+        self._queue.append(commit)
         self.advance()
         return commit
 
     def advance(self) -> None:
-        while self._under_way is None and self._waiting and time.monotonic() >= self._retry_at:
-            commit = self._waiting.popleft()
+        while self._commit_under_way is None and self._queue and time.monotonic() >= self._retry_at:
+            commit = self._queue.popleft()
             if offsets := commit.remaining():
                 self._send(commit, offsets)
             else:
                 self._end(commit, broker_error(_DROPPED_CODE, "commit"))
 
     def _send(self, commit: Commit, offsets: dict[Key, Committed]) -> None:
-        self._under_way = commit
+        self._commit_under_way = commit
         member_id, generation = self._identity()
         message = commit_request(self._group_id, member_id, generation, self._instance_id, offsets)
         try:
@@ -150,10 +150,10 @@ class Commits:
         return any(not keys.isdisjoint(commit.remaining()) for commit in self._pending())
 
     def _pending(self) -> list[Commit]:
-        return [*self._waiting, *([self._under_way] if self._under_way is not None else ())]
+        return [*self._queue, *([self._commit_under_way] if self._commit_under_way is not None else ())]
 
     def _on_response(self, commit: Commit, response: Any, error: KafkaError | None) -> None:
-        if commit is self._under_way:
+        if commit is self._commit_under_way:
             self._handle_result(commit, response, error)
             self.advance()
 
@@ -193,12 +193,12 @@ class Commits:
         if not is_retriable or time.monotonic() >= commit.deadline:
             self._end(commit, error)
             return
-        self._under_way = None
-        self._waiting.appendleft(commit)
+        self._commit_under_way = None
+        self._queue.appendleft(commit)
         self._retry_at = time.monotonic() + RETRY_S
 
     def _end(self, commit: Commit, error: KafkaError | None) -> None:
-        self._under_way = None
+        self._commit_under_way = None
         self.finish(commit, error, _results(commit, error))
 
     def finish(self, commit: Commit, error: KafkaError | None, results: list[PartitionResult] | None = None) -> None:
@@ -210,8 +210,8 @@ class Commits:
 
     def give_up(self, error: KafkaError) -> None:
         """Ends all commits with this error, without sending them."""
-        while self._under_way is not None or self._waiting:
-            self._end(self._under_way or self._waiting.popleft(), error)
+        while self._commit_under_way is not None or self._queue:
+            self._end(self._commit_under_way or self._queue.popleft(), error)
 
 
 def _results(commit: Commit, error: KafkaError | None) -> list[PartitionResult]:

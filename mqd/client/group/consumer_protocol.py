@@ -110,7 +110,7 @@ class GroupCore:
         self.target: PartitionSet | None = None
         self.subscription: Subscribe | None = None
         self.names: dict[bytes, str] = {}
-        self.under_way: int | None = None  # the number of the request
+        self.request_under_way: int | None = None  # the number of the request
         self.callback: tuple[type, PartitionSet] | None = None
         self.next_ms: int | None = None
         self._request_number = 0
@@ -128,7 +128,7 @@ class GroupCore:
         self._unreleased_since_ms: int | None = None
         self._was_member = False
         self._must_report_left = False
-        self._leaving_number = 0
+        self._leave_request_number = 0
         self._leave_epoch = LEAVE_EPOCH if settings.instance_id is None else LEAVE_STATIC_EPOCH
 
     # -- state -------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class GroupCore:
         return self.epoch if is_valid and self.epoch > 0 else -1
 
     @property
-    def has_lost(self) -> bool:
+    def has_lost_partitions(self) -> bool:
         """Whether this member's partitions may have other owners by now, so that no offsets can be committed."""
         return self.state in (State.LOST, State.STALE, State.FATAL)
 
@@ -206,7 +206,7 @@ class GroupCore:
             now_ms,
             0,
         )
-        self.under_way = None
+        self.request_under_way = None
 
     def _on_leave(self, actions: list[Action]) -> None:
         self.subscription = None
@@ -239,7 +239,7 @@ class GroupCore:
             )
             actions.append(Problem(MAX_POLL_EXCEEDED, text))
             self.state = State.STALE
-            self.under_way = None
+            self.request_under_way = None
             self._send(
                 ConsumerGroupHeartbeatRequest(
                     group_id=self.settings.group_id,
@@ -269,8 +269,8 @@ class GroupCore:
     # -- responses ---------------------------------------------------------------------------------
 
     def _on_response_missing(self, number: int, now_ms: int) -> None:
-        if number == self.under_way:
-            self.under_way = None
+        if number == self.request_under_way:
+            self.request_under_way = None
             self._retry_later(now_ms)
 
     def _retry_later(self, now_ms: int) -> None:
@@ -282,10 +282,10 @@ class GroupCore:
     def _on_response(
         self, number: int, message: ConsumerGroupHeartbeatResponse, now_ms: int, actions: list[Action]
     ) -> None:
-        if number != self.under_way:
+        if number != self.request_under_way:
             return
-        self.under_way = None
-        if self.state is State.LEAVING and number != self._leaving_number:
+        self.request_under_way = None
+        if self.state is State.LEAVING and number != self._leave_request_number:
             self._on_heartbeat_while_leaving(message, now_ms)
         elif self.state is State.LEAVING:
             if message.error_code in _RETRIED:
@@ -335,7 +335,7 @@ class GroupCore:
         if code in _RETRIED:
             self._retry_later(now_ms)
         elif code in _FENCED:
-            self._lose(now_ms)
+            self._lose_membership(now_ms)
         elif code == ErrorCode.UNRELEASED_INSTANCE_ID and self._may_wait_for_release(now_ms):
             self._retry_later(now_ms)
         elif code == ErrorCode.INVALID_REGULAR_EXPRESSION:
@@ -357,7 +357,7 @@ class GroupCore:
             self._unreleased_since_ms = now_ms
         return now_ms < self._unreleased_since_ms + RELEASE_WAIT_MS
 
-    def _lose(self, now_ms: int) -> None:
+    def _lose_membership(self, now_ms: int) -> None:
         self.epoch, self.target = 0, None
         if self.owned or self.callback is not None:
             self.state = State.LOST
@@ -421,15 +421,15 @@ class GroupCore:
                 and not self._has_sent_leave
                 and now_ms >= (self._due_ms if self._failures else 0)
             ):
-                self.under_way = None
+                self.request_under_way = None
                 message = ConsumerGroupHeartbeatRequest(
                     group_id=self.settings.group_id,
                     member_id=self.member_id,
                     member_epoch=self._leave_epoch,
                     instance_id=self.settings.instance_id,
                 )
-                self._leaving_number = self._send(message, actions)
-            elif self._stays_until_released and self.under_way is None and now_ms >= self._due_ms:
+                self._leave_request_number = self._send(message, actions)
+            elif self._stays_until_released and self.request_under_way is None and now_ms >= self._due_ms:
                 self._send(
                     ConsumerGroupHeartbeatRequest(
                         group_id=self.settings.group_id,
@@ -441,7 +441,7 @@ class GroupCore:
                 )
                 self._due_ms = now_ms + self._interval_ms
             return
-        if self.under_way is not None or self.state not in (State.JOINING, State.MEMBER):
+        if self.request_under_way is not None or self.state not in (State.JOINING, State.MEMBER):
             return
         is_stable = self.callback is None  # `owned` does not change meanwhile
         is_urgent = not self._failures and (
@@ -455,7 +455,7 @@ class GroupCore:
 
     @property
     def _has_sent_leave(self) -> bool:
-        return self.under_way is not None and self.under_way == self._leaving_number
+        return self.request_under_way is not None and self.request_under_way == self._leave_request_number
 
     @property
     def _stays_until_released(self) -> bool:
@@ -470,7 +470,7 @@ class GroupCore:
 
     def _send(self, message: ConsumerGroupHeartbeatRequest, actions: list[Action]) -> int:
         self._request_number += 1
-        self.under_way = self._request_number
+        self.request_under_way = self._request_number
         actions.append(Send(self._request_number, API_KEY, message))
         return self._request_number
 
@@ -511,9 +511,9 @@ class GroupCore:
         must_leave = self.state is State.LEAVING and self.callback is None and not self._has_sent_leave
         if self.state in (State.JOINING, State.MEMBER):
             times.append(self._polled_ms + self.settings.max_poll_interval_ms)
-            if self.under_way is None:
+            if self.request_under_way is None:
                 times.append(self._due_ms)
-        elif must_leave or (self._stays_until_released and self.under_way is None):
+        elif must_leave or (self._stays_until_released and self.request_under_way is None):
             times.append(self._due_ms)
         self.next_ms = min(times) if times else None
 
@@ -527,7 +527,7 @@ class GroupCore:
             assert not self.owned and self.callback is None, "M4"
         if self.state in (State.LOST, State.FATAL, State.STALE):
             assert not self.owned or self.callback is not None, "M4"
-        if self.state in (State.JOINING, State.MEMBER) and self.under_way is None:
+        if self.state in (State.JOINING, State.MEMBER) and self.request_under_way is None:
             assert self.next_ms is not None, "M6"
-        if self._stays_until_released and self.under_way is None:
+        if self._stays_until_released and self.request_under_way is None:
             assert self.next_ms is not None and self.next_ms <= self._due_ms, "M7"

@@ -26,7 +26,7 @@ class Coordinator:
     def __init__(self, attachment: Any, group_id: str) -> None:
         self._attachment, self._group_id = attachment, group_id
         self._is_known = self._is_under_way = False
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting_callbacks: list[Callable[[], None]] = []
         self._retry_at: float | None = None
         self._give_up_at = time.monotonic() + WAIT_MAX_S
         attachment.subscribe(self)
@@ -45,7 +45,7 @@ class Coordinator:
             if self._is_known:
                 callback()
             else:
-                self._waiting.append(callback)
+                self._waiting_callbacks.append(callback)
                 self._attachment.wake_by(self._give_up_at)
 
     def _send(self) -> None:
@@ -78,19 +78,19 @@ class Coordinator:
 
     def _run_waiting(self) -> None:
         self._is_known = True
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting_callbacks = self._waiting_callbacks, []
         for callback in waiting:
             callback()
 
     def on_turn(self, now: float) -> float | None:
-        if self._waiting and now >= self._give_up_at:
+        if self._waiting_callbacks and now >= self._give_up_at:
             self._run_waiting()
         if self._retry_at is not None and now >= self._retry_at and not self._is_under_way:
             self._send()
         # While the broker is gone no retry is due, because a time that has passed would cause turns
         # without a pause. The first turn after reattaching sends the request.
         due = self._retry_at if self._attachment.attached else None
-        if not self._waiting:
+        if not self._waiting_callbacks:
             return due
         return self._give_up_at if due is None else min(due, self._give_up_at)
 

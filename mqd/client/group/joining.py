@@ -10,12 +10,12 @@ from mqd.client.group.consumer_protocol import GroupCore, Settings
 from mqd.client.shm.consumer_config import ConsumerConfig
 
 
-def consumer_protocol_core(config: ConsumerConfig, own_id: str) -> GroupCore:
+def consumer_protocol_core(config: ConsumerConfig, member_id: str) -> GroupCore:
     """A core for the consumer protocol (KIP-848)."""
     return GroupCore(
         Settings(
             config["group.id"],
-            own_id,
+            member_id,
             config["group.instance.id"],
             config["client.rack"] or None,
             config["group.remote.assignor"],

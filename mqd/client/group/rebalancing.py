@@ -66,7 +66,7 @@ class Rebalancer:
                 self._has_left = True
             case Assign(partitions):
                 self._run(lambda: self._assign(partitions))
-            case Revoke(partitions) if not self._consumer._runner.core.has_lost:
+            case Revoke(partitions) if not self._consumer._runner.core.has_lost_partitions:
                 self._run(lambda: self._revoke(partitions, self._on_revoke))
             case Revoke(partitions) | Lost(partitions):
                 self.is_lost = True

@@ -72,7 +72,7 @@ class GroupRunner:
         self._events: deque[Event] = deque()
         self._unsent: deque[Send] = deque()
         self._polled_at = 0.0
-        self._resolving: Resolve | None = None
+        self._pending_resolve: Resolve | None = None
         self._resolve_version = self._known_version = -1
         self._coordinator = coordinator
         self._may_send = False
@@ -95,7 +95,7 @@ class GroupRunner:
     def done(self) -> None:
         self._pass_to_core(Done())
 
-    def polled(self) -> None:
+    def note_poll(self) -> None:
         """Called by every poll(), except when it only returns buffered records."""
         now = time.monotonic()
         if now - self._polled_at >= POLLED_EVERY_S or self.core.wants_poll:
@@ -114,7 +114,7 @@ class GroupRunner:
         with self.lock:
             self._handle(events)
             due = self._due()
-        if self._unsent or self._resolving is not None:
+        if self._unsent or self._pending_resolve is not None:
             with self._attachment.lock:
                 if not self._attachment.is_closed:
                     self._flush()
@@ -126,7 +126,7 @@ class GroupRunner:
                 if isinstance(action, Send):
                     self._unsent.append(action)
                 elif isinstance(action, Resolve):
-                    self._resolving, self._resolve_version = action, -1
+                    self._pending_resolve, self._resolve_version = action, -1
                 else:
                     self._notify(action)
 
@@ -152,10 +152,10 @@ class GroupRunner:
                 lambda response, error, number=send.number: self._on_response(number, response, error),
                 self.core.timeout_s(send),
             )
-        if self._resolving is not None and self._resolve_version < 0:
+        if self._pending_resolve is not None and self._resolve_version < 0:
             self._resolve_version = attachment.metadata.version
-            topics = self._resolving.topics
-            attachment.metadata.refresh(None if self._resolving.topic_ids or topics is None else topics)
+            topics = self._pending_resolve.topics
+            attachment.metadata.refresh(None if self._pending_resolve.topic_ids or topics is None else topics)
 
     def _on_response(self, number: int, response: Any, error: KafkaError | None) -> None:
         if error is None and response.error_code in COORDINATOR_UNAVAILABLE:
@@ -171,7 +171,7 @@ class GroupRunner:
             }
             self._events.append(TopicsKnown(dict(attachment.metadata.names), counts))
             if 0 <= self._resolve_version != attachment.metadata.version:
-                self._resolving = None
+                self._pending_resolve = None
         self._known_version = attachment.metadata.version
         with self.lock:
             events, self._events = tuple(self._events), deque()

@@ -203,14 +203,14 @@ class ShareCore:
             session.acknowledge(key, acknowledged)
 
     @property
-    def is_holding(self) -> bool:
+    def holds_records(self) -> bool:
         return any(self.held.values())
 
-    def unconfirmed(self) -> set[TopicPartitionKey]:
+    def unconfirmed_partitions(self) -> set[TopicPartitionKey]:
         """The partitions with acknowledgements that the broker has not confirmed."""
         partitions: set[TopicPartitionKey] = set()
         for session in self.sessions.values():
-            under_way = session.under_way.acknowledgements if session.under_way is not None else {}
+            under_way = session.request_under_way.acknowledgements if session.request_under_way is not None else {}
             for acknowledgements in (session.acknowledgements, session.renewals, under_way):
                 partitions.update(
                     self._topic_partition(key) for key, ranges in acknowledgements.items() if _without_gaps(ranges)
@@ -230,7 +230,7 @@ class ShareCore:
         return (
             self.is_closing
             and self.membership.is_out
-            and not any(session.is_open or session.under_way for session in self.sessions.values())
+            and not any(session.is_open or session.request_under_way for session in self.sessions.values())
         )
 
     # -- requests ----------------------------------------------------------------------------------
@@ -311,9 +311,9 @@ class ShareCore:
         for node_id in chosen:
             self._fetch(node_id, leaders[node_id], len(leaders), now_ms)
         for session in self.sessions.values():
-            if session.under_way is not None or not session.is_open:
+            if session.request_under_way is not None or not session.is_open:
                 continue
-            if self.is_closing or not (self.subscription or self.is_holding):
+            if self.is_closing or not (self.subscription or self.holds_records):
                 self._send_acknowledgements(session, is_final=True)
             elif self._is_flushing and not session.is_flushed:
                 self._send_acknowledgements(session)
@@ -326,14 +326,14 @@ class ShareCore:
         assert self.limits is not None
         if not self.limits.is_strict or not free:
             return free
-        if any(session.under_way is not None for session in self.sessions.values()):
+        if any(session.request_under_way is not None for session in self.sessions.values()):
             return []  # C4
         self._leader_turn += 1
         return [free[self._leader_turn % len(free)]]
 
     def _is_free(self, node_id: int, now_ms: int) -> bool:
         session = self.sessions.get(node_id)
-        return (session is None or session.under_way is None) and self._may_send(node_id, now_ms)
+        return (session is None or session.request_under_way is None) and self._may_send(node_id, now_ms)
 
     def _fetch(self, node_id: int, wanted: frozenset[TopicIdPartition], leader_count: int, now_ms: int) -> None:
         session = self.sessions.get(node_id)
@@ -431,7 +431,7 @@ class ShareCore:
             self._request_metadata(now_ms)
 
     def _on_share(self, session: Session, response: Any, error: KafkaError | None, now_ms: int) -> None:
-        request, node_id = session.under_way, session.node_id
+        request, node_id = session.request_under_way, session.node_id
         assert request is not None
         if error is not None:
             self._add_outcomes(session.on_no_response())

@@ -7,7 +7,7 @@ responses to fetches. While the application waits in a call, the application's t
     R1  the core is used with `lock` held; requests and callbacks are made without it
     R2  each of the core's requests ends with one on_response(), even if a channel cannot send it
 Concurrency: channels call _on_response() in their threads, with their locks held, so it only queues
-the response (`_arrived`) and wakes a thread.
+the response (`_responses`) and wakes a thread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ShareRunner:
         self._open_channel = open_channel
         self._opened_channels = channels
         self._channels: dict[Target, Channel] = {}
-        self._arrived: deque[tuple[int, Any, KafkaError | None]] = deque()
+        self._responses: deque[tuple[int, Any, KafkaError | None]] = deque()
         self._application = threading.Condition(self.lock)
         self._background = threading.Condition(self.lock)
         self._waiting_count = 0  # threads of the application in wait_for()
@@ -97,8 +97,8 @@ class ShareRunner:
     def _advance_core(self) -> list[Send]:
         """Passes responses to the core and returns the requests that are due. With the lock held."""
         now = now_ms()
-        while self._arrived:
-            number, response, error = self._arrived.popleft()
+        while self._responses:
+            number, response, error = self._responses.popleft()
             self.core.on_response(number, response, error, now)
         self.core.advance(now)
         return self.core.take_sends()
@@ -127,7 +127,7 @@ class ShareRunner:
         with self.lock:
             if error is not None:
                 _log.debug("share consumer: %s", error.str())
-            self._arrived.append((number, response, error))
+            self._responses.append((number, response, error))
             if self._waiting_count:
                 self._application.notify()
             else:

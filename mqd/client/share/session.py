@@ -36,7 +36,7 @@ Acknowledgements = dict[TopicIdPartition, list[Range]]
 Results = list[tuple[TopicIdPartition, list[Range], int]]
 
 
-class UnderWay(NamedTuple):
+class RequestUnderWay(NamedTuple):
     api_key: int
     acknowledgements: Mapping[TopicIdPartition, list[Range]]
     partitions: frozenset[TopicIdPartition]  # of a fetch: those in the session once it is answered
@@ -53,7 +53,7 @@ class Session:
         self.partitions: frozenset[TopicIdPartition] = frozenset()
         self.acknowledgements: Acknowledgements = {}
         self.renewals: Acknowledgements = {}
-        self.under_way: UnderWay | None = None
+        self.request_under_way: RequestUnderWay | None = None
         self._group_id, self._member_id = group_id, member_id
 
     @property
@@ -66,7 +66,7 @@ class Session:
         return (
             not self.acknowledgements
             and not self.renewals
-            and (self.under_way is None or not self.under_way.acknowledgements)
+            and (self.request_under_way is None or not self.request_under_way.acknowledgements)
         )
 
     def acknowledge(self, key: TopicIdPartition, added: Range) -> None:
@@ -89,7 +89,7 @@ class Session:
             (self.acknowledgements, {}) if self.epoch else ({}, self.acknowledgements)
         )
         forgotten = self.partitions - wanted
-        self.under_way = UnderWay(SHARE_FETCH, acknowledgements, wanted)
+        self.request_under_way = RequestUnderWay(SHARE_FETCH, acknowledgements, wanted)
         return ShareFetchRequest(
             group_id=self._group_id,
             member_id=self._member_id,
@@ -133,7 +133,7 @@ class Session:
             acknowledgements, self.renewals = self.renewals, {}
         else:
             acknowledgements, self.acknowledgements = self.acknowledgements, {}
-        self.under_way = UnderWay(SHARE_ACKNOWLEDGE, acknowledgements, self.partitions, is_final)
+        self.request_under_way = RequestUnderWay(SHARE_ACKNOWLEDGE, acknowledgements, self.partitions, is_final)
         return ShareAcknowledgeRequest(
             group_id=self._group_id,
             member_id=self._member_id,
@@ -165,7 +165,7 @@ class Session:
         """Returns the results of the acknowledgements in the request under way. An error of the whole
         request ends the session.
         """
-        request, self.under_way = self.under_way, None
+        request, self.request_under_way = self.request_under_way, None
         assert request is not None  # H1
         if response.error_code:
             return [*_with_code(request.acknowledgements, response.error_code), *self.end(LOST)]
@@ -183,7 +183,7 @@ class Session:
 
     def on_no_response(self) -> Results:
         """Ends the session, because the connection has ended or the response is late."""
-        request, self.under_way = self.under_way, None
+        request, self.request_under_way = self.request_under_way, None
         unknown = _with_code(request.acknowledgements, UNKNOWN) if request is not None else []
         return [*unknown, *self.end(LOST)]
 
@@ -194,7 +194,7 @@ class Session:
         return [entry for acknowledgements in waiting for entry in _with_code(acknowledgements, code)]
 
     def check(self) -> None:
-        assert self.epoch or not (self.under_way and self.under_way.acknowledgements), "H2"
+        assert self.epoch or not (self.request_under_way and self.request_under_way.acknowledgements), "H2"
         assert not self.is_dead or (not self.acknowledgements and not self.renewals), "H3"
 
 

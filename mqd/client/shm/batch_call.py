@@ -12,20 +12,20 @@ from mqd.client.shm.staging import Chunk, Refused, Stage, TakenCount
 
 
 class BatchCall:
-    """A call of produce_batch under way. `taken`: how many of its records were accepted so far;
+    """A call of produce_batch under way. `accepted_count`: how many of its records were accepted so far;
     `error`: why it cannot continue, or None.
     """
 
     def __init__(self, producer: ProducerDriver, stage: Stage, records: Chunk, report: CallReport | None) -> None:
         self._producer, self._stage, self._records, self._report = producer, stage, records, report
         self._began = time.monotonic()
-        self.taken = 0
+        self.accepted_count = 0
         self.count = records.values.count
         self.error: KafkaError | None = None
 
     @property
     def finished(self) -> bool:
-        return self.error is not None or self.taken == self.count
+        return self.error is not None or self.accepted_count == self.count
 
     def step(self) -> bool:
         """Continues as far as there is room; returns True when the call has finished. First hands over
@@ -37,25 +37,27 @@ class BatchCall:
         producer.hand_over(stage)
         while (
             not stage.entries
-            and self.taken < self.count
+            and self.accepted_count < self.count
             and producer.hold_reason is None
             and producer.transactions.may_write(stage)
         ):
             room = producer.messages_max - producer.outstanding()
-            end = min(self.taken + min(room, PART_MAX), self.count)
-            if end <= self.taken:
+            end = min(self.accepted_count + min(room, PART_MAX), self.count)
+            if end <= self.accepted_count:
                 producer.close_open_batches()  # a caller waits for the room that lingering batches take
                 break
             taken = TakenCount()
             try:
-                producer.appender.append(stage, self._records.part(self.taken, end), self._report, taken, self.taken)
+                producer.appender.append(
+                    stage, self._records.part(self.accepted_count, end), self._report, taken, self.accepted_count
+                )
             except Refused as refused:
                 self.error = refused.error
                 break
             except BaseException:
-                self.taken += taken.count
+                self.accepted_count += taken.count
                 raise
-            self.taken += taken.count
+            self.accepted_count += taken.count
             if not taken.count:
                 break
         producer.send_due()

@@ -408,7 +408,7 @@ class ShmConsumer:
         self._inbox.attention = False
         self._advance_past_returned()
         if self._runner is not None:
-            self._runner.polled()
+            self._runner.note_poll()
         self._handle_responses()
         if time.monotonic() >= self._offsets.due:
             self._offsets.commit_automatically(more_follow=self._chunk is not None)

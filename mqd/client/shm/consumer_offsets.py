@@ -26,7 +26,7 @@ from mqd.client.messages import (
     next_offset,
     partition_of,
 )
-from mqd.client.offsets import Committed, Key, PartitionResult, with_outcome
+from mqd.client.offsets import Committed, Key, PartitionResult, partition_result
 from mqd.client.shm.partitions import Part
 from mqd.protocol.errors import ErrorCode
 
@@ -125,7 +125,7 @@ class ConsumerOffsets:
         if not is_lost:
             core = self._consumer._runner.core
             self._consumer.wait_until(
-                lambda: core.has_lost or not self.commits.has_pending(keys),
+                lambda: core.has_lost_partitions or not self.commits.has_pending(keys),
                 time.monotonic() + min(CLOSE_S, self._timeout_s),
             )
         self.commits.drop(keys)
@@ -265,7 +265,7 @@ class ConsumerOffsets:
         )
         while True:
             outcomes = offsets.read_committed(
-                self.request(requests.OFFSET_FETCH, offsets.FETCH_VERSION_MAX, message, deadline)
+                self.request(requests.OFFSET_FETCH, offsets.OFFSET_FETCH_VERSION_MAX, message, deadline)
             )
             codes = {code for code, _ in outcomes.values()}
             if codes & offsets.COORDINATOR_UNAVAILABLE:
@@ -278,7 +278,7 @@ class ConsumerOffsets:
         for topic, index in keys:
             code, committed = outcomes.get((topic, index), unknown_partition)
             results.append(
-                with_outcome(
+                partition_result(
                     topic,
                     index,
                     committed.offset if committed.offset >= 0 and not code else OFFSET_INVALID,

@@ -270,7 +270,7 @@ class Fetcher:
         requested = [(part, part.serial) for part in parts]
         for part in parts:
             part.phase = Phase.REQUESTING
-        version = self._control.api.pick(requests.OFFSET_FETCH, offsets.FETCH_VERSION_MAX)
+        version = self._control.api.pick(requests.OFFSET_FETCH, offsets.OFFSET_FETCH_VERSION_MAX)
         self._coordinator.when_known(
             lambda: self._control.send(
                 requests.OFFSET_FETCH,

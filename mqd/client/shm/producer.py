@@ -222,9 +222,9 @@ class ShmProducer(ProducerDriver):
             self._carry_out(call, deadline)
         # also for exceptions of a callback and Ctrl-C: the caller must not pass accepted records again
         except BaseException as problem:
-            problem.accepted = call.taken  # type: ignore[attr-defined]  # read by the caller
+            problem.accepted = call.accepted_count  # type: ignore[attr-defined]  # read by the caller
             raise
-        return call.taken
+        return call.accepted_count
 
     def _carry_out(self, call: BatchCall, deadline: float) -> None:
         while not call.finished:

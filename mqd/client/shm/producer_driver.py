@@ -83,7 +83,7 @@ class ProducerDriver:
 
     def _open_native(self) -> NativeProducer:
         config, api = self.config, self.attachment.api
-        version = api.pick(PRODUCE, _PRODUCE_VERSION_MAX if api.transactions_v2 else _PRODUCE_VERSION_MAX - 1)
+        version = api.pick(PRODUCE, _PRODUCE_VERSION_MAX if api.supports_transactions_v2 else _PRODUCE_VERSION_MAX - 1)
         options = ProducerOptions(
             acks=max(min(config["acks"], 1), -1),
             request_timeout_ms=config["request.timeout.ms"],

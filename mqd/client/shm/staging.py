@@ -169,7 +169,7 @@ def chunk_of_arguments(values: Any, keys: Any, headers: Any, partition: Any, tim
     packed = columns.pack(values, "values")
     count = packed.count
     packed_keys = None if keys is None else columns.pack_keys(keys, count)
-    largest = packed.largest() + (packed_keys.largest() if packed_keys is not None else 0)
+    largest = packed.largest_bytes() + (packed_keys.largest_bytes() if packed_keys is not None else 0)
     if largest > bytes_max and columns.largest_record_bytes(packed, packed_keys) > bytes_max:
         raise failure(KafkaError.MSG_SIZE_TOO_LARGE, "Unable to produce message: Broker: Message size too large")
     single_partition, partitions = columns.pack_partitions(partition, count)

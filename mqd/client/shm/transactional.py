@@ -124,7 +124,7 @@ class Transactions:
         self.state = State.UNINITIALIZED
         self._current = _TransactionState()
         self._producer_id, self._producer_epoch = -1, -1
-        self._uses_version_2 = producer.attachment.api.transactions_v2
+        self._uses_version_2 = producer.attachment.api.supports_transactions_v2
         self._ending_calls: set[object] = set()  # calls that are ending a transaction
         if self.enabled:
             producer.hold_reason = State.UNINITIALIZED.value

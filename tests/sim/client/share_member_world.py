@@ -115,7 +115,9 @@ class World:
             if send.api_key == SHARE_FETCH:
                 assert self.is_waiting, "C3: a fetch while the application does not wait"
                 fetching = [
-                    one for one in self.core.sessions.values() if one.under_way and one.under_way.api_key == SHARE_FETCH
+                    one
+                    for one in self.core.sessions.values()
+                    if one.request_under_way and one.request_under_way.api_key == SHARE_FETCH
                 ]
                 assert not send.message.share_acquire_mode or len(fetching) == 1, "C4"
             self.wire.setdefault(send.target, collections.deque()).append(send)

@@ -216,7 +216,7 @@ class Member(Consumer):
         self.give(Polled())
         action = self.callback[1] if self.callback is not None else None
         going = places(action.partitions) if action is not None and not isinstance(action, Assign) else set()
-        if going and (not isinstance(action, Revoke) or self.core.has_lost):
+        if going and (not isinstance(action, Revoke) or self.core.has_lost_partitions):
             self._forget(going)
         for place in self.positions:
             if place not in going:
@@ -261,7 +261,7 @@ class Member(Consumer):
             self._committing is not None
             or self.group.now_ms < self._again_ms
             or not offsets
-            or core.has_lost
+            or core.has_lost_partitions
             or core.generation < 0
             or self.group.groups.is_over
         ):
@@ -293,7 +293,7 @@ class Member(Consumer):
 
     def _request_positions(self) -> None:
         expected = sorted(place for place in self.works_on if place not in self.positions and place not in self._asking)
-        if not expected or self.group.now_ms < self._again_ms or self.core.has_lost:
+        if not expected or self.group.now_ms < self._again_ms or self.core.has_lost_partitions:
             return
         by_topic: dict[str, list[int]] = {}
         for place in expected:

@@ -141,7 +141,7 @@ class MemberGroup:
         known = ledger.member_ids()
         for member in self.members:
             core = member.core
-            if core.has_lost or core.epoch != ledger.generation or core.member_id not in known:
+            if core.has_lost_partitions or core.epoch != ledger.generation or core.member_id not in known:
                 continue
             for place in member.works_on:
                 if owners.setdefault(place, core.member_id) != core.member_id:

@@ -59,7 +59,8 @@ def test_a_request_has_its_response(attachment: Attachment, broker: FakeBroker) 
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=7, producer_epoch=1)
     assert _request_id(attachment).producer_id == 7
     assert (
-        attachment.api.transactions_v2 and attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN, True) == 3
+        attachment.api.supports_transactions_v2
+        and attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN, True) == 3
     )
 
 

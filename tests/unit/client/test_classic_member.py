@@ -60,7 +60,7 @@ class Member(CoreMember):
         self.joined()
         assert self.synced(*partitions) == [Assign(partitions)]
         self.give(Done())
-        assert self.core.state is State.STABLE and self.core.under_way is None
+        assert self.core.state is State.STABLE and self.core.request_under_way is None
 
     def heartbeat(self, code: int = 0) -> list:
         """Sends the next one; returns what follows from its response."""
@@ -105,7 +105,7 @@ def test_a_member_that_is_removed_while_it_releases_partitions_loses_them() -> N
     member.with_assignment(T0)
     member.heartbeat(ErrorCode.REBALANCE_IN_PROGRESS)
     member.heartbeat(ErrorCode.UNKNOWN_MEMBER_ID)
-    assert member.core.has_lost
+    assert member.core.has_lost_partitions
     assert sent(member.give(Done())) == [JoinGroupRequest]
 
 

@@ -41,8 +41,8 @@ def test_packed_and_unpacked(values) -> None:
         for end in range(start, len(plain) + 1):
             assert column.part(start, end).items() == plain[start:end]
     assert (
-        column.largest() == max([len(value) if value is not None else -1 for value in plain], default=0)
-        or column.largest() == 0
+        column.largest_bytes() == max([len(value) if value is not None else -1 for value in plain], default=0)
+        or column.largest_bytes() == 0
     )
 
 

@@ -207,7 +207,7 @@ class FakeConsumer:
         self._owner, self._subscription = self, ["t"]
         self.parts: list = []
         self.done_count = 0
-        self._runner = SimpleNamespace(done=self._done, core=SimpleNamespace(has_lost=False))
+        self._runner = SimpleNamespace(done=self._done, core=SimpleNamespace(has_lost_partitions=False))
         self.gone: list = []  # and whether it was lost
         self._offsets = SimpleNamespace(release=lambda keys, is_lost: self.gone.append((keys, is_lost)))
         self.rebalancer = Rebalancer(self)
@@ -272,7 +272,7 @@ def test_the_incremental_view_and_a_callback_that_raises() -> None:
     carry(Assign(some(0, 1)))
     carry(Revoke(some(0)))
     assert consumer.log == [("assign", [0, 1]), ("revoke", [0])] and consumer.has() == [1]
-    consumer._runner.core.has_lost = True
+    consumer._runner.core.has_lost_partitions = True
     carry(Revoke(some(1)))  # too late: it belongs to another member already
     assert consumer.log[2:] == [("lost", [1])] and consumer.has() == []
 

@@ -225,7 +225,7 @@ def run(
     """body(consumer, waits): `waits` makes a task of a coroutine, and returns it when it has read
     everything and waits for more.
     """
-    monkeypatch.setattr(client_consumer, "_make", lambda _owner, _settings: world.consumer)
+    monkeypatch.setattr(client_consumer, "_create_implementation", lambda _owner, _settings: world.consumer)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

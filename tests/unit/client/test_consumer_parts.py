@@ -82,7 +82,7 @@ class Member(CoreMember):
         self.give(TopicsKnown({T: "t"}))
         self.give(Done())
         self.answered(answer(1))
-        assert self.core.owned == {(T, index) for index in partitions} and self.core.under_way is None
+        assert self.core.owned == {(T, index) for index in partitions} and self.core.request_under_way is None
 
 
 def test_joining_sends_everything_and_reports_the_assignment() -> None:
@@ -147,7 +147,7 @@ def test_a_fenced_member_loses_its_partitions_and_joins_again(error: int) -> Non
     member.now_ms = 1000
     member.give(Tick())
     assert member.answered(answer(0, error=int(error))) == [Lost((Partition("t", 0, T),))]
-    assert member.core.has_lost and member.core.generation == -1
+    assert member.core.has_lost_partitions and member.core.generation == -1
     message = member.sent(member.give(Done()))
     assert message.member_epoch == 0 and message.topic_partitions == []
 

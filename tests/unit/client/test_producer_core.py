@@ -556,7 +556,7 @@ def test_a_batch_of_dicts_cut_short_reports_how_much_was_accepted(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     implementation, native = make()
-    monkeypatch.setattr("mqd.client.producer._make", lambda settings: implementation)
+    monkeypatch.setattr("mqd.client.producer._create_implementation", lambda settings: implementation)
     producer = Producer({"bootstrap.servers": "x"})
     with pytest.raises(TypeError) as raised:
         producer.produce_batch(

@@ -140,7 +140,7 @@ def test_a_producer_of_version_1_stays_with_it_when_the_broker_speaks_version_2(
         if not number:
             broker.transaction_version = 2
             broker.kill()
-            assert producer.attachment.wait_for(lambda: producer.attachment.api.transactions_v2, 10)
+            assert producer.attachment.wait_for(lambda: producer.attachment.api.supports_transactions_v2, 10)
     assert native.written[0] == [b"0", b"1", b"2"] and max(versions) == 4
 
 

@@ -254,11 +254,11 @@ def test_a_rebalance_before_the_consumer_knows_commits_nothing_of_the_old_topic(
     if not knows_ids:
         by_name_only(world)
     consumer.unassign()
-    core = SimpleNamespace(has_lost=False)
+    core = SimpleNamespace(has_lost_partitions=False)
     consumer._runner = SimpleNamespace(
         done=lambda: None,
         core=core,
-        polled=lambda: None,
+        note_poll=lambda: None,
         identity=lambda: ("m", 1),
         leave=lambda: None,
         close=lambda: None,

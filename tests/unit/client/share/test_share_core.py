@@ -80,7 +80,7 @@ def test_records_whose_locks_have_ended_are_not_handed_out() -> None:
     while not scene.core.ready:
         for send in scene.sent(SHARE_FETCH):
             scene.respond(send)
-    assert scene.core.take(4, 10_000) == [] and not scene.core.is_holding
+    assert scene.core.take(4, 10_000) == [] and not scene.core.holds_records
 
 
 @pytest.mark.parametrize("code", [KafkaError._UNSUPPORTED_FEATURE, KafkaError._AUTHENTICATION])
