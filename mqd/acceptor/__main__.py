@@ -83,7 +83,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
         if first_image.is_set() and metadata.features != features:
             api_versions.publish(client.control, metadata)
         first_image.set()
-        for topic, partition in metadata.take_unclean():
+        for topic, partition in metadata.take_unclean_elections():
             log.error(
                 "a leader was elected from outside the in-sync set; records that it lacks are lost, even"
                 " acknowledged ones",

@@ -121,7 +121,7 @@ class InternalPartitions:
             image.log_dir, partial(load.load, path, end_offset, cores, f"{self._topic.name}-{partition}")
         )
 
-    def is_elsewhere(self, partition: int) -> bool:
+    def is_led_elsewhere(self, partition: int) -> bool:
         image = self._broker.partition_of(self._topic.name, partition)
         return image is not None and image.leader not in (-1, self._broker.node_id)
 
@@ -275,7 +275,9 @@ class Coordinators:
             return
         event = PartitionsGone(self._gone_topics)
         self._gone_topics = {}
-        self.groups.post_all(event, lambda core: isinstance(core, Group) and core.names_any(event.left.keys()))
+        self.groups.post_all(
+            event, lambda core: isinstance(core, Group) and core.has_state_of_any(event.remaining_counts.keys())
+        )
         self.share.post_all(Forget(), self._is_gone)
 
     def _is_gone(self, core: Core) -> bool:

@@ -47,9 +47,9 @@ class BrokerCluster:
         self._names_version: object = None
 
     @property
-    def is_enabled(self) -> bool:
-        """Whether the feature group.version is enabled; without it the consumer protocol is
-        refused.
+    def has_consumer_groups(self) -> bool:
+        """Whether the cluster's feature levels include consumer groups (group.version); if not, the
+        consumer protocol is refused.
         """
         return self._feature_levels()["group.version"] >= 1
 

@@ -60,7 +60,7 @@ class Metadata:
         self._elsewhere: dict[tuple[str, int], int] = {}
         self.election_count = 0  # elections of partition leaders in the cluster, since this process started
         self.unclean_count = 0  # how many of them were unclean
-        self._unclean: list[tuple[str, messages.PartitionImage]] = []  # the result of the next take_unclean()
+        self._unclean: list[tuple[str, messages.PartitionImage]] = []  # the result of the next take_unclean_elections()
         # the result of the next take_gone()
         self._gone: dict[str, int] = {}
         self._sorted: list[str] | None = None
@@ -141,7 +141,7 @@ class Metadata:
         elsewhere, self._elsewhere = self._elsewhere, {}
         return elsewhere
 
-    def take_unclean(self) -> list[tuple[str, messages.PartitionImage]]:
+    def take_unclean_elections(self) -> list[tuple[str, messages.PartitionImage]]:
         """Topic and partition of each leader elected from outside the in-sync set since the last
         call. The records that such a leader lacks are lost.
         """
@@ -315,7 +315,7 @@ class Metadata:
         return broker is not None and not broker.fenced
 
     @property
-    def is_alone(self) -> bool:
+    def is_single_host(self) -> bool:
         """Whether no other host has ever joined this one, or all of them have left."""
         return len(self.brokers) <= 1
 

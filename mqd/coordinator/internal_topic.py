@@ -50,7 +50,7 @@ class Partitions(Protocol):
     async def create(self) -> bool:
         """Creates the topic. False: not possible now."""
 
-    def is_elsewhere(self, partition: int) -> bool:
+    def is_led_elsewhere(self, partition: int) -> bool:
         """Whether another host leads the partition and runs its coordinator."""
 
     def may_lead(self) -> bool:

@@ -248,7 +248,8 @@ class Coordinator:
         is not loaded, that is while items() is incomplete.
         """
         if len(self.partition_states) < self._partitions.count() or any(
-            state.shard is None and not self._partitions.is_elsewhere(state.index) for state in self.partition_states
+            state.shard is None and not self._partitions.is_led_elsewhere(state.index)
+            for state in self.partition_states
         ):
             raise CoordinatorError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
@@ -319,7 +320,7 @@ class Coordinator:
         return state, state.shard
 
     def _absent_error(self, state: PartitionState) -> int:
-        if self._partitions.is_elsewhere(state.index) or not self._partitions.may_lead():
+        if self._partitions.is_led_elsewhere(state.index) or not self._partitions.may_lead():
             return int(ErrorCode.NOT_COORDINATOR)
         return int(
             ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -482,7 +483,7 @@ class Coordinator:
         waiting = False
         for partition, state in enumerate(self.partition_states):
             self._check_partition(partition, state)
-            waiting = waiting or (state.shard is None and not self._partitions.is_elsewhere(partition))
+            waiting = waiting or (state.shard is None and not self._partitions.is_led_elsewhere(partition))
         self._next_check = self._loop.call_later(self._poll_s if waiting else POLL_IDLE_S, self._check_partitions)
         # polls less and less often: a failed directory rarely recovers
         self._poll_s = min(1.1 * self._poll_s, POLL_SLOW_S) if waiting else POLL_S
@@ -503,7 +504,7 @@ class Coordinator:
             return
         if source is None:
             state.source = None
-            if self._partitions.is_elsewhere(partition):
+            if self._partitions.is_led_elsewhere(partition):
                 state.forget_missed()
             return
         if self._loop.time() < state.not_before or (state.writing is not None and not state.writing.done()):  # R6

@@ -19,7 +19,7 @@ def partition_counts(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
     service.
     """
     without_leader = under_replicated = under_min = 0
-    if metadata.is_alone:
+    if metadata.is_single_host:
         return 0, 0, 0
     for topic in metadata.topics_with_logs():
         configured = configured_min_in_sync(topic.config, metadata.broker_default_config)

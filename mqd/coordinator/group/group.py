@@ -242,7 +242,7 @@ class Group:
             had_offsets = not self.offsets.is_empty
             actions = self.offsets.handle(event, self, now_ms)
             if self.share is not None and isinstance(event, PartitionsGone):
-                actions += self.share.forget_topics(frozenset(event.left))
+                actions += self.share.forget_topics(frozenset(event.remaining_counts))
             self._lingers |= had_offsets and self.offsets.is_empty
             return actions + self._arm_removal(now_ms)
         if isinstance(event, DeleteGroup):
@@ -512,11 +512,11 @@ class Group:
 
     # -- offsets.Membership ------------------------------------------------------------------------
 
-    def names_any(self, topics: Collection[str]) -> bool:
+    def has_state_of_any(self, topics: Collection[str]) -> bool:
         """Whether the group has state for one of these topics (deleted, or lost partitions)."""
         if self.share is not None:
             return any(name in topics for name in self.share.states.names.values())
-        return self.offsets.names_any(topics)
+        return self.offsets.has_offsets_of_any(topics)
 
     def commit_error(self, event: CommitOffsets) -> int:
         if self.consumer is not None:

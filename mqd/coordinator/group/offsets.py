@@ -139,7 +139,7 @@ class OffsetsDeleted(msgspec.Struct, frozen=True, gc=False):
 class PartitionsGone(msgspec.Struct, frozen=True):
     """These partitions were deleted, and their committed offsets with them. No reply."""
 
-    left: dict[str, int]  # topic -> number of partitions that remain; 0: the topic is deleted
+    remaining_counts: dict[str, int]  # topic -> number of partitions that remain; 0: the topic is deleted
 
 
 OFFSET_EVENTS = (CommitOffsets, FetchOffsets, DeleteOffsets, PartitionsGone, TransactionEnded)
@@ -195,7 +195,7 @@ class Offsets:
     def partitions(self, topic: str) -> tuple[int, ...]:
         return tuple(self._committed.get(topic, ()))
 
-    def names_any(self, topics: Collection[str]) -> bool:
+    def has_offsets_of_any(self, topics: Collection[str]) -> bool:
         """Whether an offset is committed or pending for one of these topics."""
         return any(topic in self._committed for topic in topics) or any(
             topic in topics for pending in self._pending.values() for topic, _ in pending
@@ -371,15 +371,15 @@ class Offsets:
     def _on_partitions_gone(self, event: PartitionsGone) -> list[Action]:
         gone = [
             (topic, partition)
-            for topic, left in event.left.items()
+            for topic, remaining_count in event.remaining_counts.items()
             for partition in self._committed.get(topic, ())
-            if partition >= left
+            if partition >= remaining_count
         ]
         gone += [
             (topic, partition)
             for pending in self._pending.values()
             for topic, partition in pending
-            if partition >= event.left.get(topic, partition + 1)
+            if partition >= event.remaining_counts.get(topic, partition + 1)
         ]
         return list(as_persists(self._delete(dict.fromkeys(gone))))
 

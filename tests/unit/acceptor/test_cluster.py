@@ -178,7 +178,7 @@ def test_updates_of_single_partitions_and_several_at_once() -> None:
         ],
     )
     broker.metadata.apply(news)
-    assert (broker.metadata.controller_id, broker.metadata.version, broker.metadata.is_alone) == (2, 3, True)
+    assert (broker.metadata.controller_id, broker.metadata.version, broker.metadata.is_single_host) == (2, 3, True)
     assert broker.metadata.topics["t"].partitions[0].leader == 2
     broker.metadata.apply(messages.PartitionsPut(4, b"x" * 16, [partition(0, (1,))]))  # of a deleted topic
 
@@ -262,7 +262,7 @@ def test_coordinators_run_at_the_leaders_of_their_partitions() -> None:
         topic(partition(0, (2, 3)), partition(1, (1, 2)), partition(2, (3, 1), leader=-1), name="__consumer_offsets")
     )
     partitions = InternalPartitions(broker, CONSUMER_OFFSETS)
-    assert [partitions.is_elsewhere(index) for index in range(4)] == [False, True, False, False]
+    assert [partitions.is_led_elsewhere(index) for index in range(4)] == [False, True, False, False]
     assert [partitions.source(index) is not None for index in range(3)] == [True, False, False]
     appends = BrokerPartitions(broker)
     assert appends.served("__consumer_offsets", 0).slot == 0

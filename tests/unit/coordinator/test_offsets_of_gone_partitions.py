@@ -197,7 +197,7 @@ def test_offsets_that_another_host_coordinated_meanwhile_are_kept(
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]
         await not_served(broker, monkeypatch)
-        monkeypatch.setattr(InternalPartitions, "is_elsewhere", lambda *_: True)
+        monkeypatch.setattr(InternalPartitions, "is_led_elsewhere", lambda *_: True)
         broker.broker.coordinators.groups.check_partitions()
         await recreated(broker)
         await served_again(broker, monkeypatch)

@@ -31,7 +31,7 @@ async def handle(
     if not request.topics:
         # as in Kafka, without the request's allow_replication_factor_change
         return AlterPartitionReassignmentsResponse()
-    if not context.broker.metadata.is_alone:
+    if not context.broker.metadata.is_single_host:
         return await _request_controller(context.broker, header.api_version, request)
     return AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,

@@ -23,7 +23,7 @@ async def handle(context: Context, header: RequestHeader, request: DescribeQuoru
     requested = [(topic.topic_name, one.partition_index) for topic in request.topics for one in topic.partitions]
     if requested != [(METADATA_TOPIC, 0)] or len(request.topics) > 1:
         return _unknown(request)
-    if not broker.metadata.is_alone:
+    if not broker.metadata.is_single_host:
         return await _request_controller(broker)
     host, port = broker.advertised_address(context.address)
     listener = DescribeQuorumResponse.Listener(name="CONTROLLER", host=host, port=port)

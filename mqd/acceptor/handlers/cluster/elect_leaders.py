@@ -20,7 +20,7 @@ async def handle(context: Context, header: RequestHeader, request: ElectLeadersR
         return ElectLeadersResponse()  # as in Kafka, whatever the type
     if request.election_type not in (PREFERRED, UNCLEAN):
         return ElectLeadersResponse(error_code=int(ErrorCode.INVALID_REQUEST))
-    if not context.broker.metadata.is_alone:
+    if not context.broker.metadata.is_single_host:
         return await _request_controller(context.broker, header.api_version, request)
     if request.topic_partitions is None:
         return ElectLeadersResponse()

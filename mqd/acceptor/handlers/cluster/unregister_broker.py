@@ -23,7 +23,7 @@ async def handle(context: Context, header: RequestHeader, request: UnregisterBro
             messages.DrainBroker(request.broker_id, request.drain == UNDRAIN), TIMEOUT_MS
         )
         return UnregisterBrokerResponse(error_code=response.error, error_message=response.message)
-    if not broker.metadata.is_alone:
+    if not broker.metadata.is_single_host:
         response = await broker.controller.request(messages.UnregisterBroker(request.broker_id), TIMEOUT_MS)
         return UnregisterBrokerResponse(error_code=response.error, error_message=response.message)
     if request.broker_id == broker.node_id or request.broker_id in broker.metadata.brokers:

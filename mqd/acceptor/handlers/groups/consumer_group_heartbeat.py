@@ -21,7 +21,7 @@ async def handle(
 ) -> ConsumerGroupHeartbeatResponse:
     broker = context.broker
     if broker.coordinators is not None:
-        if not broker.coordinators.cluster.is_enabled:
+        if not broker.coordinators.cluster.has_consumer_groups:
             return ConsumerGroupHeartbeatResponse(error_code=int(ErrorCode.UNSUPPORTED_VERSION), error_message=DISABLED)
         problem = problem_of(
             request, header.api_version, broker.coordinators.cluster.settings(request.group_id).assignors

@@ -35,7 +35,7 @@ def coordinator(broker: Broker) -> Coordinator:
 
 def has_consumer_groups(broker: Broker) -> bool:
     """Also true without coordinators: every request then gets COORDINATOR_NOT_AVAILABLE."""
-    return broker.coordinators is None or broker.coordinators.cluster.is_enabled
+    return broker.coordinators is None or broker.coordinators.cluster.has_consumer_groups
 
 
 def has_share_groups(broker: Broker) -> bool:

@@ -139,7 +139,7 @@ async def _errors(broker: Broker, marker: Marker, transactional_id: str | None) 
             return dict.fromkeys(requested, error)
         remote_transaction = (
             RemoteTransaction(0)
-            if service.peers is None or broker.metadata.is_alone
+            if service.peers is None or broker.metadata.is_single_host
             else await find_remote_transaction(broker, service.peers, _original_producer_id(marker))
         )
         if remote_transaction.node_id >= 0 and service.peers is not None:
