@@ -99,7 +99,7 @@ if not TYPE_CHECKING:
         """The client's names, imported on first use: processes of the broker do not pay for them."""
         if name == "__all__":
             return sorted({*_CLIENT, *_confluent.names()})
-        # one of our own modules: `from mqd import native` calls this first, and then imports it
+        # one of mqd's own modules: `from mqd import native` calls this first, and then imports it
         if name.startswith("__") or name in _confluent.OWN_MODULES:
             raise AttributeError(f"module 'mqd' has no attribute {name!r}")
         if name in _CLIENT:

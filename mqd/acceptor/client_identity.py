@@ -3,7 +3,7 @@ of each request, and the acceptor tells the worker which principal a client has 
 
 A worker puts a block before the frame of a request (struct mqd_request_principal), so a restarted
 acceptor knows every connection's principal without a query. The response that ends an exchange begins
-with a block of its own (struct mqd_authenticated).
+with another block (struct mqd_authenticated).
 
 A client that sent SaslHandshake 0 continues with raw SASL tokens, which have no request header. Each
 token is converted to a SaslAuthenticate, and the response is converted back to a raw token, so that

@@ -117,7 +117,7 @@ class Outcome(NamedTuple):
 
 class RequestMalformed(Exception):
     """The frame is not a valid request of its API and version. Distinct from ProtocolError, which
-    encoding our own response may raise too.
+    encoding the response may raise too.
     """
 
 

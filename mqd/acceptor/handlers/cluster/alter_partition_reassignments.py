@@ -65,11 +65,14 @@ async def _request_controller(
 
 def _response(response: messages.Response, allow_factor_change: bool) -> AlterPartitionReassignmentsResponse:
     results: dict[str, list[AlterPartitionReassignmentsResponse.ReassignablePartitionResponse]] = {}
-    for one in response.results:
-        result = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
-            partition_index=one.partition, error_code=one.error, error_message=one.message, target=one.replicas
+    for result in response.results:
+        partition_response = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
+            partition_index=result.partition,
+            error_code=result.error,
+            error_message=result.message,
+            target=result.replicas,
         )
-        results.setdefault(one.name, []).append(result)
+        results.setdefault(result.name, []).append(partition_response)
     return AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=allow_factor_change,
         error_code=response.error,
@@ -109,6 +112,6 @@ def _check_assignment(broker: Broker, topic: str, index: int, replicas: list[int
     if replicas != partition.replicas:
         return (
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"Broker {broker.node_id} is the only one; no other broker can have a replica.",
+            f"Broker {broker.node_id} is the only broker; no other broker can have a replica.",
         )
     return ErrorCode.NONE, None

@@ -25,12 +25,14 @@ async def handle(context: Context, header: RequestHeader, request: DescribeClust
         for node_id, host, port, rack in broker.brokers(context.address)
     ]
     if request.include_fenced_brokers:
-        fenced = [one for one in broker.metadata.brokers.values() if one.fenced and one.node_id != broker.node_id]
+        fenced = [
+            other for other in broker.metadata.brokers.values() if other.fenced and other.node_id != broker.node_id
+        ]
         brokers += [
             DescribeClusterResponse.Broker(
-                broker_id=one.node_id, host=one.host, port=one.port, rack=one.rack, is_fenced=True
+                broker_id=other.node_id, host=other.host, port=other.port, rack=other.rack, is_fenced=True
             )
-            for one in fenced
+            for other in fenced
         ]
     response = DescribeClusterResponse(
         cluster_id=broker.metadata.cluster_id, controller_id=broker.node_id, brokers=brokers

@@ -42,14 +42,14 @@ async def handle(context: Context, header: RequestHeader, request: DescribeLogDi
         for name, partitions in requested.items()
         for partition in partitions
     ]
-    ends = {
+    end_offsets = {
         (name, partition.index): view.log_end_offset
         for name, _, partition in partitions_with_id
         if (view := broker.replica_view(partition)) is not None
     }
     results = await asyncio.gather(
         *(
-            _result(broker, path, requested, partitions_with_id, ends)
+            _result(broker, path, requested, partitions_with_id, end_offsets)
             for path, requested in zip(broker.log_dirs, by_directory)
         )
     )
@@ -61,14 +61,14 @@ async def _result(
     directory: Path,
     requested: Requested,
     partitions_with_id: list[PartitionWithId],
-    ends: dict[tuple[str, int], int],
+    end_offsets: dict[tuple[str, int], int],
 ) -> DescribeLogDirsResponse.Result:
     """Measures in a separate thread: a hanging disk would otherwise block the threads that read for
     other requests.
     """
     try:
         return await broker.directory_queries.run(
-            directory, partial(_measure, broker, directory, requested, partitions_with_id, ends), RESPONSE_S
+            directory, partial(_measure, broker, directory, requested, partitions_with_id, end_offsets), RESPONSE_S
         )
     except TimeoutError:
         return _failed(directory)
@@ -96,7 +96,7 @@ def _measure(
     directory: Path,
     requested: Requested,
     partitions_with_id: list[PartitionWithId],
-    ends: dict[tuple[str, int], int],
+    end_offsets: dict[tuple[str, int], int],
     on_progress: Callable[[], None],
 ) -> DescribeLogDirsResponse.Result:
     """Reads directories; runs in a thread. Calls `on_progress` on progress."""
@@ -113,15 +113,19 @@ def _measure(
             raise OSError(errno.EROFS, "it was not used at the start, or cannot be written to")
         topics = [
             DescribeLogDirsResponse.Topic(
-                name=name, partitions=[measure_partition(one.index, broker.path_of(name, one)) for one in partitions]
+                name=name,
+                partitions=[
+                    measure_partition(partition.index, broker.path_of(name, partition)) for partition in partitions
+                ],
             )
             for name, partitions in requested.items()
         ]
         topics += [
             DescribeLogDirsResponse.Topic(
-                name=name, partitions=[_future_replica(path, one.index, ends.get((name, one.index), 0))]
+                name=name,
+                partitions=[_future_replica(path, partition.index, end_offsets.get((name, partition.index), 0))],
             )
-            for name, one, path in _future_replicas(directory, partitions_with_id, on_progress)
+            for name, partition, path in _future_replicas(directory, partitions_with_id, on_progress)
         ]
     except OSError:
         return _failed(directory)

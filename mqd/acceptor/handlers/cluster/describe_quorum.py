@@ -20,7 +20,7 @@ TIMEOUT_MS = 10_000  # the request has no field for it
 
 async def handle(context: Context, header: RequestHeader, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
     broker = context.broker
-    requested = [(topic.topic_name, one.partition_index) for topic in request.topics for one in topic.partitions]
+    requested = [(topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions]
     if requested != [(METADATA_TOPIC, 0)] or len(request.topics) > 1:
         return _unknown(request)
     if not broker.metadata.is_single_host:
@@ -46,11 +46,11 @@ async def _request_controller(broker: Broker) -> DescribeQuorumResponse:
         )
     nodes = [
         DescribeQuorumResponse.Node(
-            node_id=one.node_id,
-            listeners=[DescribeQuorumResponse.Listener(name="CONTROLLER", host=one.host, port=one.port)],
+            node_id=replica.node_id,
+            listeners=[DescribeQuorumResponse.Listener(name="CONTROLLER", host=replica.host, port=replica.port)],
         )
-        for one in [*quorum.voters, *quorum.observers]
-        if one.host
+        for replica in [*quorum.voters, *quorum.observers]
+        if replica.host
     ]
     return _response(_quorum_partition(quorum), nodes)
 
@@ -60,19 +60,19 @@ def _quorum_partition(quorum: messages.QuorumImage) -> DescribeQuorumResponse.Pa
         leader_id=quorum.leader_id,
         leader_epoch=quorum.leader_epoch,
         high_watermark=quorum.high_watermark,
-        current_voters=[_replica(one) for one in quorum.voters],
-        observers=[_replica(one) for one in quorum.observers],
+        current_voters=[_replica(replica) for replica in quorum.voters],
+        observers=[_replica(replica) for replica in quorum.observers],
         fetch_timeout_ms=quorum.fetch_timeout_ms,
     )
 
 
-def _replica(one: messages.QuorumReplica) -> DescribeQuorumResponse.ReplicaState:
+def _replica(replica: messages.QuorumReplica) -> DescribeQuorumResponse.ReplicaState:
     return DescribeQuorumResponse.ReplicaState(
-        replica_id=one.node_id,
-        replica_directory_id=one.directory_id if len(one.directory_id) == len(NO_ID) else NO_ID,
-        log_end_offset=one.log_end_offset,
-        last_fetch_timestamp=one.last_fetch_ms,
-        last_caught_up_timestamp=one.last_caught_up_ms,
+        replica_id=replica.node_id,
+        replica_directory_id=replica.directory_id if len(replica.directory_id) == len(NO_ID) else NO_ID,
+        log_end_offset=replica.log_end_offset,
+        last_fetch_timestamp=replica.last_fetch_ms,
+        last_caught_up_timestamp=replica.last_caught_up_ms,
     )
 
 
@@ -85,11 +85,11 @@ def _unknown(request: DescribeQuorumRequest) -> DescribeQuorumResponse:
                 topic_name=topic.topic_name,
                 partitions=[
                     DescribeQuorumResponse.PartitionData(
-                        partition_index=one.partition_index,
+                        partition_index=part.partition_index,
                         error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
                         error_message=f"Only {METADATA_TOPIC}-0 has a quorum; it must be the only partition named.",
                     )
-                    for one in topic.partitions
+                    for part in topic.partitions
                 ],
             )
             for topic in request.topics

@@ -46,10 +46,10 @@ async def _request_controller(broker: Broker, version: int, request: ElectLeader
     )
     response = await broker.controller.request(messages.ElectLeaders(election_type, requested), request.timeout_ms)
     results: dict[str, list[ElectLeadersResponse.PartitionResult]] = {}
-    for one in response.results:
-        results.setdefault(one.name, []).append(
+    for result in response.results:
+        results.setdefault(result.name, []).append(
             ElectLeadersResponse.PartitionResult(
-                partition_id=one.partition, error_code=one.error, error_message=one.message
+                partition_id=result.partition, error_code=result.error, error_message=result.message
             )
         )
     return ElectLeadersResponse(

@@ -64,9 +64,9 @@ def _dead_letter_topic_problem(context: Context, resource: Resource) -> str:
     describe is treated as missing; it still gets no dead letters unless it accepts them.
     """
     names = [
-        one.value
-        for one in resource.operations
-        if one.name == dead_letters.TOPIC and one.value and one.operation != "delete"
+        operation.value
+        for operation in resource.operations
+        if operation.name == dead_letters.TOPIC and operation.value and operation.operation != "delete"
     ]
     image = context.broker.metadata.topics.get(names[0]) if resource.type == RESOURCE_GROUP and names else None
     if image is None or topic_effective(context.broker.effective(), image.config)[dead_letters.ENABLED] == "true":

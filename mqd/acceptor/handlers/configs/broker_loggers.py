@@ -45,11 +45,13 @@ def describe(broker: Broker, name: str, names: set[str] | None) -> list[Entry]:
 def alter(broker: Broker, name: str, operations: list[ConfigOperation], validate_only: bool) -> None:
     """All or nothing. Raises Refusal."""
     check_name(broker, name)
-    if nulls := [one.name for one in operations if one.value is None and one.operation != "delete"]:
+    if nulls := [
+        operation.name for operation in operations if operation.value is None and operation.operation != "delete"
+    ]:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"Null value not supported for: {', '.join(nulls)}")
-    known = _levels(broker)
+    levels = _levels(broker)
     for operation in operations:
-        _check(operation, known)
+        _check(operation, levels)
     for operation in () if validate_only else operations:
         _set(broker, operation)
 
@@ -63,13 +65,13 @@ def _levels(broker: Broker) -> dict[str, str]:
     return kafka_levels
 
 
-def _check(operation: ConfigOperation, known: dict[str, str]) -> None:
+def _check(operation: ConfigOperation, levels: dict[str, str]) -> None:
     name, verb = operation.name, operation.operation
     if verb not in ("set", "delete"):
         raise Refusal(
             ErrorCode.INVALID_REQUEST, f"{verb.upper()} operation is not allowed for the BROKER_LOGGER resource"
         )
-    if name not in known:
+    if name not in levels:
         raise Refusal(ErrorCode.INVALID_CONFIG, f"Logger {name} does not exist!")
     if verb == "delete" and name == ROOT:
         raise Refusal(

@@ -65,7 +65,7 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
         return config_entries.of_topic(
             broker,
             topic.config,
-            min((len(one.replicas) - len(one.adding) for one in topic.partitions), default=1),
+            min((len(partition.replicas) - len(partition.adding) for partition in topic.partitions), default=1),
             names,
         )
     if resource.resource_type == RESOURCE_BROKER:

@@ -12,9 +12,9 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import JoinGroupRequest, JoinGroupResponse
 
-INSTANCE_ID_MAX = 249  # a constant of Kafka's clients
-NAME_MAX = 8_000
-CLIENT_ID_IN_MEMBER_ID_MAX = 200
+INSTANCE_ID_CHARS_MAX = 249  # a constant of Kafka's clients
+NAME_CHARS_MAX = 8_000
+CLIENT_ID_CHARS_IN_MEMBER_ID = 200
 _VERSION_NULL_PROTOCOL = 7
 
 
@@ -30,9 +30,12 @@ async def handle(context: Context, header: RequestHeader, request: JoinGroupRequ
 
 async def _join(context: Context, header: RequestHeader, request: JoinGroupRequest) -> JoinGroupResponse:
     instance_id = request.group_instance_id
-    if any(len(name) > NAME_MAX for name in (request.protocol_type, *(one.name for one in request.protocols))):
+    if any(
+        len(name) > NAME_CHARS_MAX
+        for name in (request.protocol_type, *(protocol.name for protocol in request.protocols))
+    ):
         raise CoordinatorError(ErrorCode.INVALID_REQUEST)
-    if instance_id is not None and len(instance_id) > INSTANCE_ID_MAX:
+    if instance_id is not None and len(instance_id) > INSTANCE_ID_CHARS_MAX:
         raise CoordinatorError(ErrorCode.INVALID_REQUEST)
     coordinators = context.broker.coordinators
     if coordinators is not None and request.group_id:
@@ -40,7 +43,7 @@ async def _join(context: Context, header: RequestHeader, request: JoinGroupReque
         if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
             raise CoordinatorError(ErrorCode.INVALID_SESSION_TIMEOUT)
     client_id = header.client_id or ""
-    prefix = (client_id[:CLIENT_ID_IN_MEMBER_ID_MAX] or "consumer") if instance_id is None else instance_id
+    prefix = (client_id[:CLIENT_ID_CHARS_IN_MEMBER_ID] or "consumer") if instance_id is None else instance_id
     new_member_id = f"{prefix}-{uuid4()}"
     host = f"/{context.address.described_ip}"
     return await request_group(

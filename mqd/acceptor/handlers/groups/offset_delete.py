@@ -22,13 +22,14 @@ async def handle(context: Context, header: RequestHeader, request: OffsetDeleteR
     for topic in request.topics:
         partitions = [
             OffsetDeleteResponse.PartitionResponse(
-                partition_index=one.partition_index, error_code=partition_error(broker, topic.name, one.partition_index)
+                partition_index=part.partition_index,
+                error_code=partition_error(broker, topic.name, part.partition_index),
             )
-            for one in topic.partitions
+            for part in topic.partitions
         ]
-        known = [one for one in partitions if not one.error_code]
-        requested.append((topic.name, tuple(one.partition_index for one in known)))
-        accepted.append(known)
+        valid = [response for response in partitions if not response.error_code]
+        requested.append((topic.name, tuple(response.partition_index for response in valid)))
+        accepted.append(valid)
         topics.append(OffsetDeleteResponse.TopicResponse(name=topic.name, partitions=partitions))
     if broker.coordinators is None:
         return OffsetDeleteResponse(error_code=int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
@@ -40,7 +41,7 @@ async def handle(context: Context, header: RequestHeader, request: OffsetDeleteR
         deleted = OffsetsDeleted(error.error_code)
     if deleted.error:
         return OffsetDeleteResponse(error_code=deleted.error)
-    for known, (_, errors) in zip(accepted, deleted.errors, strict=True):
-        for response, code in zip(known, errors, strict=True):
+    for valid, (_, errors) in zip(accepted, deleted.errors, strict=True):
+        for response, code in zip(valid, errors, strict=True):
             response.error_code = code
     return OffsetDeleteResponse(topics=topics)

@@ -86,7 +86,9 @@ async def _create(context: Context, request: CreateDelegationTokenRequest) -> Cr
     if request.max_lifetime_ms > 0:
         lifetime_ms = min(lifetime_ms, request.max_lifetime_ms)
     max_ms = min(now_ms + lifetime_ms, INT64_MAX)
-    renewers = tuple(dict.fromkeys(f"{one.principal_type}:{one.principal_name}" for one in request.renewers))
+    renewers = tuple(
+        dict.fromkeys(f"{renewer.principal_type}:{renewer.principal_name}" for renewer in request.renewers)
+    )
     expires_ms = min(max_ms, now_ms + service.lifetime_ms)
     token = DelegationToken(tokens.new_id(), owner, requester, renewers, now_ms, max_ms, expires_ms)
     decision = await context.change(messages.CreateDelegationToken(token), TIMEOUT_MS)
@@ -111,7 +113,7 @@ def _validity_error(context: Context, request: CreateDelegationTokenRequest, own
     if not context.broker.tokens.are_enabled:
         return int(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
     owner_type, _, owner_name = owner.partition(":")
-    if owner_type != principal.USER or any(one.principal_type != principal.USER for one in request.renewers):
+    if owner_type != principal.USER or any(renewer.principal_type != principal.USER for renewer in request.renewers):
         return int(ErrorCode.INVALID_PRINCIPAL_TYPE)
     try:
         principal.user(owner_name)
@@ -152,7 +154,9 @@ def _describe(context: Context, request: DescribeDelegationTokenRequest) -> Desc
     if not context.broker.tokens.are_enabled:
         return DescribeDelegationTokenResponse(error_code=int(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED))
     owners = (
-        None if request.owners is None else {f"{one.principal_type}:{one.principal_name}" for one in request.owners}
+        None
+        if request.owners is None
+        else {f"{owner.principal_type}:{owner.principal_name}" for owner in request.owners}
     )
     descriptions = [
         _description(context, token)

@@ -67,15 +67,17 @@ def _describe(context: Context, request: DescribeUserScramCredentialsRequest) ->
 
 
 async def _alter(context: Context, request: AlterUserScramCredentialsRequest) -> AlterUserScramCredentialsResponse:
-    users = dict.fromkeys([one.name for one in request.deletions] + [one.name for one in request.upsertions])
+    users = dict.fromkeys(
+        [deletion.name for deletion in request.deletions] + [upsertion.name for upsertion in request.upsertions]
+    )
     if not context.authorize(Operation.ALTER, ResourceType.CLUSTER):
         denied = DENIED[ResourceType.CLUSTER]
         return AlterUserScramCredentialsResponse(
             results=[Result(user=user, error_code=denied, error_message=error_message(denied)) for user in users]
         )
     change = messages.AlterScramCredentials(
-        [(one.name, one.mechanism) for one in request.deletions],
-        [_credential(one) for one in request.upsertions],
+        [(deletion.name, deletion.mechanism) for deletion in request.deletions],
+        [_credential(upsertion) for upsertion in request.upsertions],
         new_decoy_secret(),  # for the salts of unknown users, if the cluster has no such secret yet
     )
     response = await context.change(change, TIMEOUT_MS)
