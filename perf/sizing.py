@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mqd.cli.sizing import SHIPPED, Figures, figures_from
+from mqd.cli.sizing import SHIPPED_FIGURES, Figures, figures_from
 from perf import scaling, usl
 from perf.report import rounded
 
@@ -67,7 +67,7 @@ def to_text(found: Figures) -> str:
     )
 
 
-def write(run: dict, scaled: Path, target: Path = SHIPPED) -> None:
+def write(run: dict, scaled: Path, target: Path = SHIPPED_FIGURES) -> None:
     """Raises ValueError if nothing has been measured yet."""
     if not scaled.exists():
         raise ValueError(f"{scaled} does not exist: run `python -m perf scaling` first")

@@ -23,14 +23,14 @@ from typing import Any
 
 import msgspec
 
-SHIPPED = Path(__file__).with_name("sizing.json")
+SHIPPED_FIGURES = Path(__file__).with_name("sizing.json")
 BATCH_HEADER_BYTES = 61
 RECORD_FRAMING_BYTES = 10  # lengths, deltas and counts around key and value, as varints
 INDEX_ENTRY_BYTES = 20  # 8 by offset, 12 by time
 INDEX_INTERVAL_BYTES = 4096  # index.interval.bytes
-SEGMENT_SECONDS = 7 * 86400  # segment.ms
+SEGMENT_S = 7 * 86400  # segment.ms
 WIRE_FACTOR = 1.05  # Ethernet, IP and TCP around 1448 bytes
-DAY = 86400
+DAY_S = 86400
 ROUNDING = 1e-9  # by how much a sum of floats may exceed a whole number
 
 
@@ -113,7 +113,7 @@ def _value_of(lines: list[Line], name: str) -> float:
 
 
 def shipped_figures() -> Figures:
-    return figures_from(SHIPPED.read_bytes())
+    return figures_from(SHIPPED_FIGURES.read_bytes())
 
 
 def figures_from(data: bytes) -> Figures:
@@ -145,7 +145,7 @@ def speedup(figures: Figures, workers: int) -> float:
 
 
 def best_workers(figures: Figures, needed_speedup: float, cores: int) -> int | None:
-    """The fewest workers with a speedup of `needed`; None: the cores do not suffice."""
+    """The fewest workers with a speedup of `needed_speedup`; None: the cores do not suffice."""
     return next((count for count in range(1, cores + 1) if speedup(figures, count) >= needed_speedup - ROUNDING), None)
 
 
@@ -200,11 +200,11 @@ def _add_bytes(sheet: _Sheet, load: Load) -> None:
     put("produced", load.rate * load.record_bytes, "B/s", "rate × record size")
     day = put(
         "stored_per_day",
-        load.rate * load.record_bytes * load.compression * DAY,
+        load.rate * load.record_bytes * load.compression * DAY_S,
         "B",
         "rate × record size × compression × 86,400 s",
     )
-    stored = put("stored", day * load.retention_s / DAY, "B", "stored per day × retention in days")
+    stored = put("stored", day * load.retention_s / DAY_S, "B", "stored per day × retention in days")
     put("stored_replicated", stored * copies, "B", "stored × replication")
     count = put(
         "records_per_batch", max(1, load.batch_bytes // load.record_bytes), "", "max(1, batch size ÷ record size)"
@@ -231,7 +231,7 @@ def _add_bytes(sheet: _Sheet, load: Load) -> None:
     )
     expiring = put(
         "expiring_segments",
-        load.partitions * min(load.segment_bytes, log * SEGMENT_SECONDS / load.partitions),
+        load.partitions * min(load.segment_bytes, log * SEGMENT_S / load.partitions),
         "B",
         "partitions × min(segment.bytes, log × 7 days ÷ partitions): whole segments expire, so one of each partition is"
         " kept longer",

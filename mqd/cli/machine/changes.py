@@ -20,7 +20,7 @@ from mqd.cli.machine.storage import read_text
 
 JOURNAL = Path("/var/lib/mqd-tune/journal.json")
 BYTES_MAX = 1 << 20
-_ALLOWED = ("/sys/", "/proc/sys/", "/proc/irq/")
+_ALLOWED_PREFIXES = ("/sys/", "/proc/sys/", "/proc/irq/")
 
 
 class Entry(NamedTuple):
@@ -91,7 +91,7 @@ class Journal:
 
 def _resolve(root: Path, path: str) -> Path:
     """Returns the file below `root`. Raises CliError if it is not a kernel setting (C4)."""
-    if not path.startswith(_ALLOWED) or ".." in Path(path).parts:
+    if not path.startswith(_ALLOWED_PREFIXES) or ".." in Path(path).parts:
         raise CliError(f"the journal names {path}, which is not a setting of the kernel: it is left alone")
     return root / path.lstrip("/")
 

@@ -19,7 +19,7 @@ RECORD_BYTES = 4096  # one small batch
 COMMIT_BYTES = 256 * 1024  # bytes that many producers sent during one flush
 FREE_SHARE_MIN = 0.05  # share of the file system that must stay free
 PATIENCE_S = 30.0  # by how much the measurement may exceed the given time before the disk is considered hung
-MEMORY = ("tmpfs", "ramfs")
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
 class Flushes(NamedTuple):
@@ -187,7 +187,7 @@ def _ms(value: float) -> str:
 
 def advice(figures: Figures, file_system: str) -> list[str]:
     single = figures.single
-    if file_system in MEMORY:
+    if file_system in MEMORY_FILE_SYSTEMS:
         return [f"this is {file_system}, memory: nothing in it survives a restart of the machine"]
     lines = [f"the median flush takes {_ms(single.p50_ms)}: {kind(single.p50_ms)}"]
     lines.append(

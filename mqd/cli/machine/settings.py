@@ -18,12 +18,12 @@ LOCKED_BYTES_MIN = 64 << 20
 INOTIFY_MIN = 512
 READ_AHEAD_KB = {"ssd": 256, "disk": 2048}
 STRIPE_CACHE_MIN = 4096
-STRIPED = ("raid0", "raid4", "raid5", "raid6", "raid10")
-WITH_PARITY = {"raid4": 1, "raid5": 1, "raid6": 2}
-TESTED = ("ext4", "xfs")
-COPY_ON_WRITE = ("btrfs", "zfs", "bcachefs")
-NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "9p", "fuse.sshfs")
-MEMORY = ("tmpfs", "ramfs")
+STRIPED_LEVELS = ("raid0", "raid4", "raid5", "raid6", "raid10")
+PARITY_DISKS = {"raid4": 1, "raid5": 1, "raid6": 2}
+TESTED_FILE_SYSTEMS = ("ext4", "xfs")
+COPY_ON_WRITE_FILE_SYSTEMS = ("btrfs", "zfs", "bcachefs")
+NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "9p", "fuse.sshfs")
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
 class Setting(NamedTuple):
@@ -83,23 +83,23 @@ def _storage(root: Path, directories: Iterable[Path]) -> Iterator[Setting]:
 def _file_system(file_system: FileSystem, directory: Path) -> Iterator[Setting]:
     place, kind = file_system.mount_point, file_system.kind
     measure = f"mqd bench disk {directory} measures how fast it is"
-    if kind in TESTED:
+    if kind in TESTED_FILE_SYSTEMS:
         yield Setting(f"{place}: file system", kind, "ext4 or xfs", True, "mqd is tested on these two")
-    elif kind in MEMORY:
+    elif kind in MEMORY_FILE_SYSTEMS:
         why = "this is memory: all records are lost when the machine restarts"
         yield Setting(
             f"{place}: file system", kind, "ext4 or xfs", False, why, how="move the data directory", is_risk=True
         )
-    elif kind in COPY_ON_WRITE:
+    elif kind in COPY_ON_WRITE_FILE_SYSTEMS:
         why = "it copies on write: a flush writes more than the records, and files become fragmented"
         yield Setting(f"{place}: file system", kind, "ext4 or xfs", False, why, how=measure)
-    elif kind in NETWORK:
+    elif kind in NETWORK_FILE_SYSTEMS:
         why = "the disk is across a network: flushes wait for it, and a lost connection stops the broker"
         yield Setting(f"{place}: file system", kind, "ext4 or xfs", False, why, how=measure)
     else:
         why = f"mqd has not been tested on {kind}: whether a flush reaches the disk there is not known"
         yield Setting(f"{place}: file system", kind, "ext4 or xfs", False, why, how=measure)
-    if kind not in TESTED:
+    if kind not in TESTED_FILE_SYSTEMS:
         return
     barrier = "nobarrier" if "nobarrier" in file_system.options or file_system.options.get("barrier") == "0" else "on"
     yield Setting(
@@ -188,11 +188,11 @@ def _array(device: Device) -> Array | None:
     if level is None:
         return None
     disks = read_number(device.directory / "md/raid_disks") or 0
-    chunk = (read_number(device.directory / "md/chunk_size") or 0) // 1024
-    if level not in STRIPED:
+    chunk_kb = (read_number(device.directory / "md/chunk_size") or 0) // 1024
+    if level not in STRIPED_LEVELS:
         return Array(level, 0)
-    data_disks = disks // 2 if level == "raid10" else disks - WITH_PARITY.get(level, 0)
-    return Array(level, chunk * max(data_disks, 1))
+    data_disks = disks // 2 if level == "raid10" else disks - PARITY_DISKS.get(level, 0)
+    return Array(level, chunk_kb * max(data_disks, 1))
 
 
 def _raid(device: Device, array: Array) -> Iterator[Setting]:
@@ -209,7 +209,7 @@ def _raid(device: Device, array: Array) -> Iterator[Setting]:
         )
     cache = device.directory / "md/stripe_cache_size"
     entries = read_number(cache)
-    if entries is not None and array.level in WITH_PARITY:
+    if entries is not None and array.level in PARITY_DISKS:
         yield Setting(
             f"{device.name}: stripe cache",
             str(entries),
@@ -223,7 +223,7 @@ def _raid(device: Device, array: Array) -> Iterator[Setting]:
 
 def _stripes(file_system: FileSystem, devices: Sequence[Device]) -> Iterator[Setting]:
     array = next((array for array in map(_array, devices) if array is not None and array.stripe_kb), None)
-    if array is None or file_system.kind not in TESTED:
+    if array is None or file_system.kind not in TESTED_FILE_SYSTEMS:
         return
     # xfs counts in sectors of 512 bytes, ext4 in blocks of 4 KiB
     width = file_system.options.get("swidth") or file_system.options.get("stripe") or "0"

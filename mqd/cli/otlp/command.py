@@ -20,7 +20,7 @@ from mqd.cli.verbs.status import broker_status
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
-PATH = "/v1/metrics"
+METRICS_PATH = "/v1/metrics"
 POINTS_MAX = 10_000  # in one request: a page with many partitions exceeds what collectors accept at once
 
 
@@ -29,7 +29,7 @@ def address(endpoint: str) -> str:
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise CliError(f"--endpoint {endpoint}: it must begin with http:// or https://, as in http://localhost:4318")
-    return f"{endpoint.rstrip('/').removesuffix(PATH)}{PATH}"
+    return f"{endpoint.rstrip('/').removesuffix(METRICS_PATH)}{METRICS_PATH}"
 
 
 class Export:

@@ -48,11 +48,11 @@ class Conversion:
     def _metric(self, family: Family, now_ns: int) -> Metric:
         data: Any
         if family.type == "histogram":
-            data = Histogram(self._histograms(family, now_ns), AggregationTemporality.CUMULATIVE)
+            data = Histogram(self._histogram_points(family, now_ns), AggregationTemporality.CUMULATIVE)
         elif family.type == "counter":
-            data = Sum(self._numbers(family, now_ns, is_counter=True), AggregationTemporality.CUMULATIVE, True)
+            data = Sum(self._number_points(family, now_ns, is_counter=True), AggregationTemporality.CUMULATIVE, True)
         else:
-            data = Gauge(self._numbers(family, now_ns, is_counter=False))
+            data = Gauge(self._number_points(family, now_ns, is_counter=False))
         unit = next((unit for end, unit in _UNITS.items() if family.name.endswith(end)), "")
         # the parser strips _total from the name of a counter
         name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -66,7 +66,7 @@ class Conversion:
         self._new_counts[key] = (since_ns, value)
         return since_ns
 
-    def _numbers(self, family: Family, now_ns: int, is_counter: bool) -> list[NumberDataPoint]:
+    def _number_points(self, family: Family, now_ns: int, is_counter: bool) -> list[NumberDataPoint]:
         return [
             NumberDataPoint(
                 sample.labels,
@@ -77,7 +77,7 @@ class Conversion:
             for sample in family.samples
         ]
 
-    def _histograms(self, family: Family, now_ns: int) -> list[HistogramDataPoint]:
+    def _histogram_points(self, family: Family, now_ns: int) -> list[HistogramDataPoint]:
         series: dict[frozenset[tuple[str, str]], dict[str, Any]] = {}
         for sample in family.samples:
             labels = {name: value for name, value in sample.labels.items() if name != "le"}
@@ -88,10 +88,12 @@ class Conversion:
             else:
                 histogram[kind] = sample.value
         return [
-            self._histogram(family.name, now_ns, histogram) for histogram in series.values() if histogram["buckets"]
+            self._histogram_point(family.name, now_ns, histogram)
+            for histogram in series.values()
+            if histogram["buckets"]
         ]
 
-    def _histogram(self, name: str, now_ns: int, histogram: Mapping[str, Any]) -> HistogramDataPoint:
+    def _histogram_point(self, name: str, now_ns: int, histogram: Mapping[str, Any]) -> HistogramDataPoint:
         """Prometheus' bucket counts are cumulative; OpenTelemetry's are not."""
         buckets = sorted(histogram["buckets"])
         counts = [0.0, *(count for _, count in buckets)]

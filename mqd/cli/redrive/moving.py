@@ -26,14 +26,13 @@ from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, base_config, exp
 from mqd.cli.redrive import plan
 from mqd.cli.redrive.plan import EarlierRedrive, Filter, NewRecord, Origin, StoredRecord
 
-BATCH = 500  # records per transaction
-ATTEMPTS = 3  # of a transaction; it is not repeated if a record was refused
+BATCH_RECORDS_MAX = 500  # records per transaction
+ATTEMPTS_MAX = 3  # per transaction; a transaction is not repeated if a record was refused
 TRANSACTION_TIMEOUT_MS = 30_000  # how long a killed redrive can delay readers with read_committed
 PATIENCE_S = 60.0
 COORDINATOR_LOOKUP_TIMEOUT_S = 15.0
-READ_FORWARD_OFFSETS_MAX = (
-    1000  # the consumer reads forward to a source record within this distance, and seeks to others
-)
+# the consumer reads forward to a source record within this distance, and seeks to others
+READ_FORWARD_OFFSETS_MAX = 1000
 _DENIED = "AUTHORIZATION_FAILED"
 _TRANSIENT = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 
@@ -116,7 +115,9 @@ class Redrive:
         self._resume(partitions)
         count, started_s = 0, time.monotonic()
         while (self._ends or self._pending_messages) and self._problem is None and (limit is None or count < limit):
-            room = min(BATCH, rate or BATCH, BATCH if limit is None else limit - count)
+            room = min(
+                BATCH_RECORDS_MAX, rate or BATCH_RECORDS_MAX, BATCH_RECORDS_MAX if limit is None else limit - count
+            )
             records = self._build_records(self._take_letters(room))
             if records:
                 self._commit(records)
@@ -174,7 +175,7 @@ class Redrive:
         """Waits until there are pending messages, or all partitions have been read to their ends."""
         deadline = time.monotonic() + PATIENCE_S
         while self._ends and not self._pending_messages:
-            messages: list[Any] = self._consumer.consume(BATCH, 0.5)
+            messages: list[Any] = self._consumer.consume(BATCH_RECORDS_MAX, 0.5)
             for message in messages:
                 error, index = message.error(), message.partition()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
@@ -264,7 +265,7 @@ class Writer:
     def commit(self, records: Iterable[NewRecord], positions: dict[int, int]) -> None:
         records = list(records)
         offsets = [TopicPartition(self._topic, index, offset) for index, offset in sorted(positions.items())]
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 self._write_transaction(records, offsets)
                 return
@@ -274,7 +275,7 @@ class Writer:
                     raise CliError(self._explain(problem)) from None
                 self._call_with_retries(self._producer.abort_transaction)
                 self._is_open = False
-                if self._failure is not None or attempt == ATTEMPTS:
+                if self._failure is not None or attempt == ATTEMPTS_MAX:
                     raise CliError(self._explain(problem)) from None
 
     def _write_transaction(self, records: list[NewRecord], offsets: list[TopicPartition]) -> None:
@@ -345,7 +346,7 @@ class SourceReader:
     """
 
     def __init__(self, bootstrap: str, group: str) -> None:
-        # the redrive's group, because librdkafka looks up the group's coordinator: another group would need its own ACL
+        # the redrive's group: librdkafka looks up the group's coordinator, and another group would need its own ACL
         self._consumer = _consumer(bootstrap, group, "read_uncommitted")
         self._admin: AdminClient = admin_client(bootstrap)
         self._topics: dict[str, Source | None] = {}

@@ -8,7 +8,7 @@ import click
 from mqd.cli.common import Settings, complete_topic, error_line, options, pairs
 from mqd.cli.records import Start, compile_format, envelope, parse_start, parse_time
 
-SILENT_COUNT = 4  # consecutive polls without a record: two seconds
+SILENT_POLLS_MAX = 4  # consecutive polls without a record: two seconds
 
 
 @click.command(
@@ -71,7 +71,7 @@ def command(
         reader.assign(reader.partitions(list(partitions)), start, stop)
         for batch in reader.batches(count, exit_at_end):
             silent_count = 0 if batch else silent_count + 1
-            if silent_count == SILENT_COUNT and not notified:
+            if silent_count == SILENT_POLLS_MAX and not notified:
                 notified = True
                 error_line("waiting for more records; Ctrl-C stops, and -e stops at the end of the partitions")
             if batch:

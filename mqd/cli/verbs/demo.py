@@ -51,11 +51,11 @@ def flights_file() -> Path:
     raise CliError("the demo's data is missing; install it with: pip install 'mqd[demo]'")
 
 
-def _number(text: str) -> int | None:
+def _int_or_none(text: str) -> int | None:
     return int(text) if text and text != "NA" else None
 
 
-def _text(text: str) -> str | None:
+def _text_or_none(text: str) -> str | None:
     return text if text and text != "NA" else None
 
 
@@ -80,7 +80,7 @@ def read_flights(file: Path, limit: int | None = None) -> Iterator[dict[str, Any
             rows = csv.reader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
             columns = next(rows)
             converters: list[Callable[[str], Any]] = [
-                _text if column in _TEXT_COLUMNS else _number for column in columns
+                _text_or_none if column in _TEXT_COLUMNS else _int_or_none for column in columns
             ]
             for number, row in enumerate(rows):
                 if limit is not None and number >= limit:

@@ -21,7 +21,7 @@ from mqd.cli.inspection import diagnosis, metrics_page
 from mqd.cli.inspection.diagnosis import TITLES, Finding, Harm
 from mqd.cli.machine.settings import has_swap
 
-LAST_ERRORS = 3
+LAST_ERRORS_MAX = 3
 LOG_BYTES_MAX = 1 << 20
 NOTHING_WRONG_IN_CLUSTER = (
     "nothing is wrong that clients can see; mqd doctor --data-dir DIRECTORY on each broker's host also examines its"
@@ -79,7 +79,7 @@ def _last_errors(logs: Path) -> list[Finding]:
         lines += [f"{path.name}: {line}" for line in text.splitlines() if " ERROR " in line or '"error"' in line]
     return [
         Finding(Harm.OUTAGE, f"the broker logged: {line[:300]}", f"see the lines around it in {logs}")
-        for line in lines[-LAST_ERRORS:]
+        for line in lines[-LAST_ERRORS_MAX:]
     ]
 
 

@@ -83,7 +83,7 @@ def _required_entity(**entity_options: Any) -> Entity:
     return entity
 
 
-def _require_fitting(entity: Entity, keys: Collection[str]) -> None:
+def _check_limits_apply(entity: Entity, keys: Collection[str]) -> None:
     """Raises click.UsageError for a limit that does not apply to this kind of entity."""
     from mqd.cli import access
 
@@ -168,7 +168,7 @@ def set_(
     requested: dict[str, float | None] = {key: float(value) for key, value in limits.items() if value is not None}
     if not requested:
         raise click.UsageError("nothing to set; give --produce, --fetch, --requests, --changes or --connections")
-    _require_fitting(entity, requested)
+    _check_limits_apply(entity, requested)
     access.set_quotas(settings, entity, requested, dry_run)
     if settings.json:
         emit_json({"entity": entity, "set": requested, "changed": not dry_run})

@@ -46,7 +46,7 @@ class _Quantity(click.ParamType):
 
 
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"
-COUNT = _Quantity(
+RATE = _Quantity(
     "RATE",
     _NUMBER + r"([kmg])?(?:/s)?",
     lambda m: float(m[1]) * _POWERS[(m[2] or "").lower()],
@@ -153,7 +153,7 @@ def _formulas(plan: Plan) -> None:
 
 
 @click.command(help="Disk, network, cores, memory and hosts that a load needs. Sizes: 1KB = 1000, 1KiB = 1024.")
-@click.option("--rate", type=COUNT, required=True, help="Records per second, at the peak.")
+@click.option("--rate", type=RATE, required=True, help="Records per second, at the peak.")
 @click.option("--record-size", type=BYTES, required=True, help="Key, value and headers of a record.")
 @click.option("--retention", type=TIME, required=True, help="How long records are kept.")
 @click.option("--replication", type=click.IntRange(1, 16), default=1, show_default=True, help="Copies of each record.")

@@ -201,9 +201,9 @@ def test_consume_reports_once_that_it_waits(
             pass
 
         def batches(self, *_: object) -> Iterator[list[Any]]:
-            yield from [[] for _ in range(consume.SILENT_COUNT - 1)]
+            yield from [[] for _ in range(consume.SILENT_POLLS_MAX - 1)]
             yield [SimpleNamespace()]  # from here on the silence counts again
-            yield from [[] for _ in range(consume.SILENT_COUNT - 1)]
+            yield from [[] for _ in range(consume.SILENT_POLLS_MAX - 1)]
             assert capsys.readouterr().err == ""
             yield from [[] for _ in range(20)]
             raise KeyboardInterrupt

@@ -183,9 +183,9 @@ def test_workers_follow_the_scalability_law():
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [
-        (size.COUNT, "100k", 1e5),
-        (size.COUNT, "1.5M/s", 1.5e6),
-        (size.COUNT, "100,000", 1e5),
+        (size.RATE, "100k", 1e5),
+        (size.RATE, "1.5M/s", 1.5e6),
+        (size.RATE, "100,000", 1e5),
         (size.BYTES, "1KB", 1000),
         (size.BYTES, "1KiB", 1024),
         (size.BYTES, "20 TB", 20e12),
@@ -214,7 +214,7 @@ def test_units(kind, text, value):
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (size.COUNT, "fast"),
+        (size.RATE, "fast"),
         (size.BYTES, "1 XB"),
         (size.BYTES, "-1KB"),
         (size.TIME, "7"),
@@ -259,10 +259,10 @@ def test_formulas_and_figures_can_be_seen_and_replaced(capsys, tmp_path):
     text = capsys.readouterr().out
     assert "batches × 50 µs × replication" in text and "rate × record size × compression × 86,400 s" in text
     other = tmp_path / "figures.json"
-    other.write_text(sizing.SHIPPED.read_text().replace('"contention"', '"contended"'))
+    other.write_text(sizing.SHIPPED_FIGURES.read_text().replace('"contention"', '"contended"'))
     assert main_module._run([*words, "--figures", str(other)]) == EXIT_FAILED
     assert "contended" in capsys.readouterr().err
-    other.write_text(sizing.SHIPPED.read_text())
+    other.write_text(sizing.SHIPPED_FIGURES.read_text())
     assert main_module._run([*words, "--figures", str(other)]) == 0
 
 

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from mqd.cli.sizing import SHIPPED, shipped_figures
+from mqd.cli.sizing import SHIPPED_FIGURES, shipped_figures
 from perf import scaling, sizing, usl
 from perf.__main__ import HISTORY
 
@@ -89,7 +89,7 @@ def test_the_shipped_costs_are_those_of_a_recorded_run():
         run for run in reversed(history()) if run["commit"][:10] in shipped.source and run["date"][:10] == shipped.date
     )
     made = sizing.figures(run, json.loads(scaling.RESULT.read_text()))
-    assert SHIPPED.read_text() == sizing.to_text(made), "python -m perf --figures writes it again"
+    assert SHIPPED_FIGURES.read_text() == sizing.to_text(made), "python -m perf --figures writes it again"
 
 
 def test_differences_made_negative_by_noise_do_not_count():
