@@ -175,7 +175,7 @@ async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[s
     return {name: value.replace("\r\n", "\n") for name, value in pairs}
 
 
-def _verify(console: Console, security: ClientSecurity) -> None:
+def _verify_login(console: Console, security: ClientSecurity) -> None:
     """Raises CliError if the cluster refuses this user and password, or cannot be reached."""
     with client_security.acting_as(security), Broker(console.options.bootstrap):
         pass
@@ -198,7 +198,7 @@ async def _login(console: Console, request: Request) -> Response:
         else:
             user, password = form.get("user", ""), form.get("password", "")
             security = user_security(console.options.security, user, password)
-            reason = await _log_in(console, security)
+            reason = await _login_refusal(console, security)
             if not reason:
                 response = Response(status_code=303, headers={"location": to})
                 console.set_cookie(response, console.sessions.begin(user, security))
@@ -209,7 +209,7 @@ async def _login(console: Console, request: Request) -> Response:
     return response
 
 
-async def _log_in(console: Console, security: ClientSecurity) -> str:
+async def _login_refusal(console: Console, security: ClientSecurity) -> str:
     """Returns the reason for a refusal, or "" if the login succeeded. A failed login is answered
     after a delay, so that passwords cannot be guessed quickly. Logins occupy at most a few threads.
     """
@@ -218,7 +218,7 @@ async def _log_in(console: Console, security: ClientSecurity) -> str:
         return "enter a user name and password"
     async with console.logins:
         try:
-            await run_in_threadpool(_verify, console, security)
+            await run_in_threadpool(_verify_login, console, security)
         except (CliError, ConfigError) as error:
             await asyncio.sleep(LOGIN_FAILURE_DELAY_S)
             return str(error)
