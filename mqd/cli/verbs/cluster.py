@@ -496,7 +496,7 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
             os.close(fd)
     click.echo(
         f"node {identity.node_id} is now the only voter, in generation {result.generation}, with the metadata up to"
-        f" offset {result.offset} (known to be committed: {result.known_committed}); voters were"
+        f" offset {result.offset} (known to be committed: {result.known_committed_offset}); voters were"
         f" {_nodes_text(list(result.voters_before))}. Start it; empty the data directories of the others before they"
         " come back."
     )

@@ -44,8 +44,8 @@ def load_or_create_key(directory: Path, node_id: int, new_id: bytes) -> ReplicaK
     except FileNotFoundError:
         if (directory / TOPIC_DIRECTORY / "vote").exists():
             raise MetadataCorrupt(
-                f"{path} is missing, but this replica has voted: restore it from a copy; or empty {directory}, then"
-                " this host joins its cluster as a new host"
+                f"{path} is missing, but this replica has voted: restore it from a copy; or empty {directory}, and"
+                " this host will join its cluster as a new host"
             ) from None
         directory.mkdir(parents=True, exist_ok=True)
         native.file_replace(path, f"version=1\nnode.id={node_id}\ndirectory.id={directory_text(new_id)}\n".encode())

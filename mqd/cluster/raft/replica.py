@@ -289,8 +289,8 @@ class QuorumReplica:
 
 
 class QuorumTransitions(QuorumReplica, abc.ABC):
-    """The transitions that a role can request; QuorumCore implements them. From `leading` and `election` a
-    role can see whether it is still the current one.
+    """The transitions that a role can request; QuorumCore implements them. A role can see from
+    `leading` and `election` whether it is still the current role.
     """
 
     leading: object

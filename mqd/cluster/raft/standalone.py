@@ -19,7 +19,7 @@ from mqd.cluster.raft.store import QuorumStore, encode_state
 class Standalone(NamedTuple):
     generation: int
     offset: int
-    known_committed: int  # changes from here to `offset` may not have been committed
+    known_committed_offset: int  # changes from here to `offset` may not have been committed
     voters_before: tuple[int, ...]
 
 

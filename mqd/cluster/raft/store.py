@@ -198,7 +198,7 @@ class QuorumStore:
             reason = f"is damaged ({error})"
         raise MetadataCorrupt(
             f"{self._vote_path} {reason}, so this replica could vote twice: restore it from a copy; or empty"
-            f" {self.directory.parent}, then this host joins its cluster as a new host"
+            f" {self.directory.parent}, and this host will join its cluster as a new host"
         )
 
     def _read_mark(self) -> Mark:
