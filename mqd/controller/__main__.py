@@ -318,7 +318,7 @@ class Process:
         if shell.failed.done():
             return await self._finish()
         state = shell.core.committed
-        lacking = features.unsupported(state.features, features.supported())
+        lacking = features.describe_unsupported(state.features, features.supported())
         if lacking:
             raise Refused(
                 f"the cluster no longer supports this version of mqd: {lacking}. Install the version that the"

@@ -180,7 +180,9 @@ class Membership:
         if conflict := self._node_id_conflict(theirs):
             return Refusal(handshake.REFUSED_IDENTITY, conflict)
         lacking = (
-            features.unsupported(self._shell.core.committed.features, features.supported_levels(theirs.features))
+            features.describe_unsupported(
+                self._shell.core.committed.features, features.supported_levels(theirs.features)
+            )
             if self._shell is not None and own.cluster_id
             else ""
         )

@@ -191,7 +191,7 @@ def in_force(finalized: Mapping[str, int]) -> dict[str, int]:
     return {name: feature.unset for name, feature in FEATURES.items()} | dict(finalized)
 
 
-def unsupported(finalized: Mapping[str, int], ranges: Ranges) -> str:
+def describe_unsupported(finalized: Mapping[str, int], ranges: Ranges) -> str:
     """Describes the current levels that a host with these ranges does not support; "" = none."""
     problems = []
     for name, level in sorted(in_force(finalized).items()):

@@ -193,28 +193,29 @@ def test_unknown_fields_of_records_are_skipped_and_unknown_records_refused() -> 
 
 
 def test_unsupported_feature_levels_are_named() -> None:
-    assert features.unsupported({}, {}) == "; ".join(
+    assert features.describe_unsupported({}, {}) == "; ".join(
         f"the level of {one.name} is {one.unset}, and the host supports 0 to 0"
         for one in sorted(FEATURES.values())
         if one.unset
     )
-    assert features.unsupported({MQD_VERSION: 1}, NEW) == "" and features.unsupported({}, OLD) == ""
-    assert features.unsupported({}, features.supported_levels({})) == "", (
+    assert features.describe_unsupported({MQD_VERSION: 1}, NEW) == "" and features.describe_unsupported({}, OLD) == ""
+    assert features.describe_unsupported({}, features.supported_levels({})) == "", (
         "a peer of the first version says nothing of levels"
     )
     assert (
-        features.unsupported({MQD_VERSION: 1}, features.supported_levels({}))
+        features.describe_unsupported({MQD_VERSION: 1}, features.supported_levels({}))
         == "the level of mqd.version is 1, and the host supports 0 to 0"
         and features.supported_levels(OLD) == OLD
     )
     assert (
-        features.unsupported({MQD_VERSION: 11}, NEW) == "the level of mqd.version is 11, and the host supports 0 to 10"
+        features.describe_unsupported({MQD_VERSION: 11}, NEW)
+        == "the level of mqd.version is 11, and the host supports 0 to 10"
     )
     assert (
-        features.unsupported({"of.a.newer.version": 1}, NEW)
+        features.describe_unsupported({"of.a.newer.version": 1}, NEW)
         == "the level of of.a.newer.version is 1, and the host supports 0 to 0"
     )
-    assert features.unsupported({"of.a.newer.version": 0}, NEW) == ""
+    assert features.describe_unsupported({"of.a.newer.version": 0}, NEW) == ""
 
 
 def test_the_cap_for_tests() -> None:

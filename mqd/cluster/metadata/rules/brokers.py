@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from mqd.cluster.broker.messages import RegisterBroker
-from mqd.cluster.metadata.features import unsupported
+from mqd.cluster.metadata.features import describe_unsupported
 from mqd.cluster.metadata.records import (
     BrokerChanged,
     BrokerRegistered,
@@ -180,7 +180,7 @@ def _make_broker(message: RegisterBroker, epoch: int, old: BrokerState | None) -
 
 
 def _check_features(state: MetadataState, message: RegisterBroker) -> None:
-    unsupported_text = unsupported(state.features, message.features)
+    unsupported_text = describe_unsupported(state.features, message.features)
     if message.features and unsupported_text:
         raise Refusal(
             ErrorCode.UNSUPPORTED_VERSION,
