@@ -87,8 +87,8 @@ class ActiveController(Maintenance):
             records = broker_rules.register(state, message, self._cannot_serve_predicate(state))
         except Refusal as refusal:
             return [], respond(refusal.error, refusal.message)
-        first = records[0] if records else None
-        broker = first.broker if isinstance(first, BrokerRegistered) else state.brokers[message.node_id]
+        first_record = records[0] if records else None
+        broker = first_record.broker if isinstance(first_record, BrokerRegistered) else state.brokers[message.node_id]
         self.note_directories(message.node_id, message.directories)
         self._last_heartbeat_ms[message.node_id] = now_ms
         old = state.brokers.get(message.node_id)
@@ -114,7 +114,7 @@ class ActiveController(Maintenance):
             self._end_session(node, now_ms)
             self._fencing_offsets[node] = state.version
         if self._phases:
-            # a retired partition must be led by the same host as its redirect target: check that now
+            # a retired partition must be led by the same host as its redirect target: check this now
             self._next_upkeep_ms = now_ms
         return broker_rules.fence(state, nodes, self._cannot_serve_predicate(state))
 

@@ -39,7 +39,7 @@ def decide(
     state: MetadataState,
     active: ActiveController,
     request: messages.Request,
-    place: rules.Placement,
+    context: rules.PlacementContext,
     config_rules: ConfigRules,
     new_id: Callable[[], bytes],
 ) -> Decision:
@@ -51,13 +51,13 @@ def decide(
 
     match change:
         case messages.CreateTopic():
-            return done(rules.create_topic(state, change, place, config_rules, new_id), change.name)
+            return done(rules.create_topic(state, change, context, config_rules, new_id), change.name)
         case messages.AddPartitions():
-            return done(rules.add_partitions(state, change, place), change.name)
+            return done(rules.add_partitions(state, change, context), change.name)
         case messages.DeleteTopic():
-            return done(rules.delete_topic(state, change, place, config_rules))
+            return done(rules.delete_topic(state, change, context, config_rules))
         case messages.AlterConfig():
-            return done(rules.alter_config(state, change, place, config_rules))
+            return done(rules.alter_config(state, change, context, config_rules))
         case messages.AlterClientQuota():
             return done(settings_rules.alter_client_quota(state, change))
         case messages.UpdateFeatures():
@@ -76,23 +76,23 @@ def decide(
             response = messages.Response(request_id, 0, offset=state.next_producer_id, count=change.count)
             return Decision(response, None, rules.allocate_producer_ids(state, change))
         case messages.AlterReassignments():
-            return _alter_reassignments(place, change, request_id)
+            return _alter_reassignments(context, change, request_id)
         case messages.ElectLeaders():
-            return _elect_leaders(place, change, request_id)
+            return _elect_leaders(context, change, request_id)
         case messages.BalanceReplicas():
-            return _balance(state, active, place, change, request)
+            return _balance(state, active, context, change, request)
         case messages.UnregisterBroker():
             return done(broker_rules.unregister(state, change.node_id))
         case messages.DrainBroker():
             return done(_drain(state, change))
         case messages.RetirePartitions():
-            policy = config_rules.default(RESOURCE_TOPIC, "cleanup.policy", state.broker_config(place.node_id)) or ""
+            policy = config_rules.default(RESOURCE_TOPIC, "cleanup.policy", state.broker_config(context.node_id)) or ""
             return done(
-                retire_rules.retire(place.view, change.name, change.partition_count, change.allow_moved_keys, policy),
+                retire_rules.retire(context.view, change.name, change.partition_count, change.allow_moved_keys, policy),
                 change.name,
             )
         case messages.ReleaseRetired():
-            return done(retire_rules.release(place.view, rules.existing_topic(state, change.name)), change.name)
+            return done(retire_rules.release(context.view, rules.existing_topic(state, change.name)), change.name)
         case _:
             raise Refusal(ErrorCode.INVALID_REQUEST, f"{type(change).__name__} is not a metadata change.")
 
@@ -132,24 +132,26 @@ def _change_each(
     return Decision(messages.Response(request_id, 0, results=results), None, group_changes(changes))
 
 
-def _alter_reassignments(place: rules.Placement, change: messages.AlterReassignments, request_id: int) -> Decision:
+def _alter_reassignments(
+    context: rules.PlacementContext, change: messages.AlterReassignments, request_id: int
+) -> Decision:
     if len(change.partitions) > RESULTS_MAX:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"At most {RESULTS_MAX} partitions in one request.")
 
     def make_change(position: int, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
         target = change.partitions[position].replicas
         if target is None:
-            return reassign_rules.cancel(place.view, topic, partition)
-        reassign_rules.check_target(place.view, partition, target, change.allow_replication_factor_change)
-        return reassign_rules.reassign(place.view, topic, partition, tuple(target), place.directories)
+            return reassign_rules.cancel(context.view, topic, partition)
+        reassign_rules.check_target(context.view, partition, target, change.allow_replication_factor_change)
+        return reassign_rules.reassign(context.view, topic, partition, tuple(target), context.directories)
 
     return _change_each(
-        ((entry.name, entry.partition) for entry in change.partitions), request_id, place.view.state, make_change
+        ((entry.name, entry.partition) for entry in change.partitions), request_id, context.view.state, make_change
     )
 
 
-def _elect_leaders(place: rules.Placement, change: messages.ElectLeaders, request_id: int) -> Decision:
-    view, election_type, requested = place.view, change.election_type, change.partitions
+def _elect_leaders(context: rules.PlacementContext, change: messages.ElectLeaders, request_id: int) -> Decision:
+    view, election_type, requested = context.view, change.election_type, change.partitions
     if requested is None:
         requested = [
             (topic.name, partition.index)
@@ -168,7 +170,7 @@ def _elect_leaders(place: rules.Placement, change: messages.ElectLeaders, reques
 def _balance(
     state: MetadataState,
     active: ActiveController,
-    place: rules.Placement,
+    context: rules.PlacementContext,
     change: messages.BalanceReplicas,
     request: messages.Request,
 ) -> Decision:
@@ -178,12 +180,12 @@ def _balance(
     names = None if change.topics is None else frozenset(change.topics)
     for name in sorted(names or ()):
         rules.existing_topic(state, name)
-    nodes = place.view.nodes()
-    moves = placement.balance(
-        state, nodes, lambda name: names is None or name in names, full=place.directories.full_hosts(nodes)
+    nodes = context.view.nodes()
+    moves = placement.plan_balance(
+        state, nodes, lambda name: names is None or name in names, full=context.directories.full_hosts(nodes)
     )
     if not request.validate_only:
-        active.balance(moves, names)
+        active.start_balancing(moves, names)
     results = [messages.PartitionResult(move.name, move.index, replicas=list(move.replicas)) for move in moves]
     return Decision(messages.Response(request.request_id, 0, results=results), None, [])
 

@@ -182,11 +182,11 @@ class MetadataCore(LogTail):
         self, active: ActiveController, request: messages.Request
     ) -> tuple[messages.Response, str | None, list[Record]]:
         """Returns the response, the topic to return with it, and the records on which it depends."""
-        place = rules.Placement(
+        context = rules.PlacementContext(
             self.node_id, active.view(self.tail), active.directories(self.tail), self._partition_count_max
         )
         try:
-            decision = changes.decide(self.tail, active, request, place, self._config_rules, self._new_id)
+            decision = changes.decide(self.tail, active, request, context, self._config_rules, self._new_id)
         except rules.Refusal as refusal:
             return messages.Response(request.request_id, refusal.error, refusal.message), None, []
         required_level = max(map(features.needed_level, decision.records), default=0)

@@ -38,15 +38,16 @@ def image_bytes(state: MetadataState) -> int:
     )
 
 
-def check_image(state: MetadataState, partitions: int, replicas: int) -> None:
-    """Checks the image's size with `partitions` more partitions that have `replicas` replicas in total.
-    Raises Refusal(INVALID_PARTITIONS).
+def check_image(state: MetadataState, new_partition_count: int, new_replica_count: int) -> None:
+    """Checks the image's size with `new_partition_count` more partitions and `new_replica_count` more
+    replicas in total. Raises Refusal(INVALID_PARTITIONS).
     """
-    needed = image_bytes(state) + PARTITION_BYTES * partitions + REPLICA_BYTES * replicas
+    needed = image_bytes(state) + PARTITION_BYTES * new_partition_count + REPLICA_BYTES * new_replica_count
     if needed > IMAGE_BYTES_MAX:
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
-            f"The cluster has {state.partition_count} partitions; with {partitions} more ({replicas} replicas) its"
+            f"The cluster has {state.partition_count} partitions; with {new_partition_count} more"
+            f" ({new_replica_count} replicas) its"
             f" metadata would take {needed >> 20} MiB in every process, the limit is {IMAGE_BYTES_MAX >> 20} MiB."
             " Delete topics first, or use another cluster.",
         )

@@ -169,7 +169,7 @@ class LogTail:
         quotas_changed = features_changed = False
         # only the state after the batch matters: a batch of several requests can remove what it created
         acl_ids: dict[bytes, None] = {}
-        users: dict[tuple[str, int], None] = {}
+        credential_keys: dict[tuple[str, int], None] = {}
         token_ids: dict[str, None] = {}
         acls, credentials = self.committed.acls, self.committed.scram_credentials
         tokens = self.committed.delegation_tokens
@@ -203,9 +203,9 @@ class LogTail:
                 case AclCreated() | AclRemoved():
                     acl_ids[record.acl_id] = None
                 case ScramCredentialSet():
-                    users[record.credential.user, record.credential.mechanism] = None
+                    credential_keys[record.credential.user, record.credential.mechanism] = None
                 case ScramCredentialRemoved():
-                    users[record.user, record.mechanism] = None
+                    credential_keys[record.user, record.mechanism] = None
                 case DelegationTokenSet():
                     token_ids[record.token.token_id] = None
                 case DelegationTokenRemoved():
@@ -235,8 +235,8 @@ class LogTail:
             vanishing,
             tuple(AclCreated(acl_id, acls[acl_id]) for acl_id in acl_ids if acl_id in acls),
             tuple(acl_id for acl_id in acl_ids if acl_id not in acls),
-            tuple(credentials[key] for key in users if key in credentials),
-            tuple(key for key in users if key not in credentials),
+            tuple(credentials[key] for key in credential_keys if key in credentials),
+            tuple(key for key in credential_keys if key not in credentials),
             tuple(subscriptions),
             tuple(tokens[token_id] for token_id in token_ids if token_id in tokens),
             tuple(token_id for token_id in token_ids if token_id not in tokens),

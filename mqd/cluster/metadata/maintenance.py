@@ -198,7 +198,7 @@ class Maintenance:
 
     # -- maintenance -------------------------------------------------------------------------------
 
-    def balance(self, moves: list[Move], topics: frozenset[str] | None) -> None:
+    def start_balancing(self, moves: list[Move], topics: frozenset[str] | None) -> None:
         """Begins these moves, a few at a time; when all are done, plans further moves until all replicas
         are balanced. A new controller does not continue them; the operator must request a balance
         again.
@@ -297,8 +297,8 @@ class Maintenance:
         if not self._moves and not moving_count:
             topics = self._balanced_topics
             nodes = self.view(state).nodes()
-            self.balance(
-                placement.balance(
+            self.start_balancing(
+                placement.plan_balance(
                     state,
                     nodes,
                     lambda name: topics is None or name in topics,

@@ -20,9 +20,9 @@ from mqd.cluster.metadata.rules.placement import (
     Directories,
     Directory,
     Loads,
-    balance,
     choose_additional_host,
     choose_replicas,
+    plan_balance,
 )
 from mqd.cluster.metadata.rules.reassignments import GROW_ELSEWHERE_MS
 from mqd.cluster.metadata.state import MetadataState
@@ -130,7 +130,7 @@ def test_new_replicas_go_where_there_is_space_then_to_other_racks() -> None:
 
 def test_a_balance_only_takes_from_full_hosts() -> None:
     state = topic(cluster(4), replicas=(1, 2), count=12)
-    moves = balance(state, [1, 2, 3, 4], lambda _: True, full={4})
+    moves = plan_balance(state, [1, 2, 3, 4], lambda _: True, full={4})
     assert moves and not any(4 in move.replicas for move in moves)
     topic(state, replicas=(4, 1), count=24, name="u", topic_id=b"u" * 16)
     held = {
@@ -138,10 +138,12 @@ def test_a_balance_only_takes_from_full_hosts() -> None:
         for entry in state.topics.values()
         for partition in entry.partitions
     }
-    held |= {(move.name, move.index): move.replicas for move in balance(state, [1, 2, 3, 4], lambda _: True, full={4})}
+    held |= {
+        (move.name, move.index): move.replicas for move in plan_balance(state, [1, 2, 3, 4], lambda _: True, full={4})
+    }
     counts = Counter(node for replicas in held.values() for node in replicas)
     assert counts[4] < 24 and max(counts[node] for node in (1, 2, 3)) - min(counts[node] for node in (1, 2, 3)) <= 1
-    assert balance(state, [1, 2, 3, 4], lambda _: True, full={1, 2, 3, 4}) is not None
+    assert plan_balance(state, [1, 2, 3, 4], lambda _: True, full={1, 2, 3, 4}) is not None
 
 
 def test_balancing_skips_topics_that_are_being_retired() -> None:
@@ -153,7 +155,7 @@ def test_balancing_skips_topics_that_are_being_retired() -> None:
     )
     for record in retire_rules.retire(View(state), "t", 4, False):
         state.apply(record)
-    moves = balance(state, View(state).nodes(), lambda _: True)
+    moves = plan_balance(state, View(state).nodes(), lambda _: True)
     assert moves and {move.name for move in moves} == {"u"}
 
 

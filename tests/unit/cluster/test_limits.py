@@ -11,7 +11,7 @@ from mqd.cluster.metadata.maintenance import UNSERVED_MS
 from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules import reassignments as reassign_rules
-from mqd.cluster.metadata.rules.assignments import Placement
+from mqd.cluster.metadata.rules.assignments import PlacementContext
 from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.rules.placement import PARTITIONS_MAX, Directories
 from mqd.cluster.metadata.rules.topics import add_partitions, create_topic
@@ -24,8 +24,8 @@ NONE: frozenset[str] = frozenset()
 HOSTS = 20
 
 
-def place(state: MetadataState) -> Placement:
-    return Placement(1, View(state, NONE), Directories(state, {}), 1_000_000)
+def place(state: MetadataState) -> PlacementContext:
+    return PlacementContext(1, View(state, NONE), Directories(state, {}), 1_000_000)
 
 
 def creation(count: int = -1, factor: int = -1, assignments: dict[int, list[int]] | None = None) -> CreateTopic:
@@ -135,13 +135,13 @@ def test_leadership_does_not_alternate_between_two_failed_replicas() -> None:
     assert fails(2, UNSERVED_MS + 5_000) == 1, "an old report may be outdated"
 
 
-def host_with(count: int) -> tuple[MetadataState, Placement]:
+def host_with(count: int) -> tuple[MetadataState, PlacementContext]:
     """One host with this many partitions of users' topics."""
     state = topic(cluster(1), (1,), count=count)
-    return state, Placement(1, View(state, NONE), Directories(state, {}), PARTITIONS_MAX)
+    return state, PlacementContext(1, View(state, NONE), Directories(state, {}), PARTITIONS_MAX)
 
 
-def send_request(state: MetadataState, where: Placement, name: str, count: int, assigned: bool = False):
+def send_request(state: MetadataState, where: PlacementContext, name: str, count: int, assigned: bool = False):
     change = (
         CreateTopic(name, -1, -1, {index: [1] for index in range(count)}, {})
         if assigned

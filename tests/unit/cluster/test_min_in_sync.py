@@ -20,7 +20,7 @@ from tests.unit.controller.controller_world import World
 def test_a_smaller_minimum_keeps_eligible_replicas() -> None:
     state = topic(cluster(), in_sync_replicas=(1,), eligible_leader_replicas=(2,))
     rules = ConfigRules(load_broker(None, {}, {"cluster.seeds": "127.0.0.1:9094"}))
-    place = metadata_rules.Placement(1, View(state), Directories(state, {}), 100)
+    place = metadata_rules.PlacementContext(1, View(state), Directories(state, {}), 100)
 
     def alter(resource: int, name: str, value: str):
         return metadata_rules.alter_config(

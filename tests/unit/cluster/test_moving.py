@@ -269,7 +269,7 @@ def test_a_previous_target_does_not_count_and_may_be_the_target_again() -> None:
             assert refusal.error == error
         else:
             assert not error
-    place = metadata_rules.Placement(1, View(state), Directories(state, {}), 100)
+    place = metadata_rules.PlacementContext(1, View(state), Directories(state, {}), 100)
     (added,) = metadata_rules.add_partitions(state, messages.AddPartitions("t", 2, None), place)
     assert len(added.partitions[0].replicas) == 3
     partition = move(state, 1, 4, 5)

@@ -22,7 +22,7 @@ from mqd.cluster.metadata.rules import brokers as broker_rules
 from mqd.cluster.metadata.rules import placement
 from mqd.cluster.metadata.rules import reassignments as reassign_rules
 from mqd.cluster.metadata.rules import settings as settings_rules
-from mqd.cluster.metadata.rules.placement import Directories, Directory, Loads, balance, choose_replicas
+from mqd.cluster.metadata.rules.placement import Directories, Directory, Loads, choose_replicas, plan_balance
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode as E
@@ -74,7 +74,7 @@ def test_balancing_ends_even_and_keeps_racks_spread(seed: int) -> None:
         for entry in state.topics.values()
         for partition in entry.partitions
     }
-    moves = balance(state, View(state).nodes(), lambda _: True)
+    moves = plan_balance(state, View(state).nodes(), lambda _: True)
     loads = Loads(state, View(state).nodes())
     for name, index, replicas in moves:
         old = before[(name, index)]
@@ -101,11 +101,11 @@ def test_directories_with_the_fewest_replicas_first() -> None:
             )
         },
     )
-    assert [directories.place(1) for _ in range(5)] == ["b", "a", "b", "a", "b"], (
+    assert [directories.choose(1) for _ in range(5)] == ["b", "a", "b", "a", "b"], (
         "c is nearly full, d cannot be written to"
     )
-    assert Directories(state, {1: (Directory("d", "/d", 1, False),)}).place(1) is None
-    assert Directories(state, {}).place(1) == "d1" and Directories(state, {}).place(7) == ""
+    assert Directories(state, {1: (Directory("d", "/d", 1, False),)}).choose(1) is None
+    assert Directories(state, {}).choose(1) == "d1" and Directories(state, {}).choose(7) == ""
 
 
 # -- disks -----------------------------------------------------------------------------------------

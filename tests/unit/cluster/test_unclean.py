@@ -14,7 +14,7 @@ from mqd.cluster.metadata.maintenance import UNSERVED_HEARTBEATS, UPKEEP_MS
 from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.records import BrokerChanged, PartitionChange, PartitionState, TopicState
 from mqd.cluster.metadata.refusal import Refusal
-from mqd.cluster.metadata.rules.assignments import Placement
+from mqd.cluster.metadata.rules.assignments import PlacementContext
 from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_TOPIC, ConfigRules
 from mqd.cluster.metadata.rules.elections import ELECT_PREFERRED, ELECT_UNCLEAN, restore_leaders
 from mqd.cluster.metadata.rules.partitions import Target
@@ -80,7 +80,7 @@ class Controller:
     def elect(self, partitions: list[tuple[str, int]] | None = [("t", 0)], kind: int = ELECT_UNCLEAN) -> list[int]:
         """The error code of each partition."""
         request = messages.Request(1, messages.ElectLeaders(kind, partitions))
-        place = Placement(1, self.active.view(self.state), self.active.directories(self.state), 1_000_000)
+        place = PlacementContext(1, self.active.view(self.state), self.active.directories(self.state), 1_000_000)
         decision = changes.decide(self.state, self.active, request, place, ConfigRules({}), lambda: b"n" * 16)
         self.apply(decision.records)
         return [result.error for result in decision.response.results]
@@ -291,7 +291,7 @@ def test_the_default_replication_factor_counts_only_hosts_with_usable_directorie
     for node in (1, 2):
         one.reports(node, **{f"d{node}": True})
     one.reports(3, d3=False)
-    place = Placement(1, one.active.view(one.state), one.active.directories(one.state), 1_000_000)
+    place = PlacementContext(1, one.active.view(one.state), one.active.directories(one.state), 1_000_000)
     decision = changes.decide(
         one.state,
         one.active,
@@ -315,7 +315,7 @@ def altered(one: Controller, resource: int, name: str, config: dict[str, str]) -
     """The error code."""
     operations = [messages.ConfigOperation(key, "set", value) for key, value in config.items()]
     request = messages.Request(1, messages.AlterConfig(resource, name, operations, False))
-    place = Placement(1, one.active.view(one.state), one.active.directories(one.state), 1_000_000)
+    place = PlacementContext(1, one.active.view(one.state), one.active.directories(one.state), 1_000_000)
     rules = ConfigRules(load_broker(None, {}, {}))
     try:
         decision = changes.decide(one.state, one.active, request, place, rules, lambda: b"n" * 16)

@@ -26,7 +26,7 @@ def made() -> MetadataState:
 
 def alter(state: MetadataState, name: str, **config: str) -> list[object]:
     rules = ConfigRules(load_broker(None, {}, {"cluster.seeds": "127.0.0.1:9094"}))
-    place = metadata_rules.Placement(1, View(state), Directories(state, {}), 100)
+    place = metadata_rules.PlacementContext(1, View(state), Directories(state, {}), 100)
     operations = [messages.ConfigOperation(key.replace("_", "."), "set", value) for key, value in config.items()]
     return metadata_rules.alter_config(state, messages.AlterConfig(2, name, operations, False), place, rules)
 

@@ -17,7 +17,7 @@ from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
 
-class Placement(NamedTuple):
+class PlacementContext(NamedTuple):
     """The context for placing new partitions."""
 
     node_id: int  # the controller's host, whose configuration file has the defaults
@@ -82,9 +82,9 @@ def _first_repeated(replicas: Sequence[int]) -> int:
 
 
 def automatic_assignments(
-    state: MetadataState, change: messages.CreateTopic, place: Placement, rules: ConfigRules
+    state: MetadataState, change: messages.CreateTopic, context: PlacementContext, rules: ConfigRules
 ) -> list[tuple[int, ...]]:
-    config = state.broker_config(place.node_id)
+    config = state.broker_config(context.node_id)
     count, factor = change.partition_count, change.replication_factor
     if factor == 0 or factor < -1:
         raise Refusal(
@@ -98,16 +98,18 @@ def automatic_assignments(
     if factor == -1:
         factor = rules.broker_number("default.replication.factor", config)
     if factor == DEFAULT:
-        factor = default_replication_factor(place.directories.usable_host_count(place.view.nodes()))
+        factor = default_replication_factor(context.directories.usable_host_count(context.view.nodes()))
     check_replicas(factor)
-    return spread(state, count, factor, place, change.name in INTERNAL_TOPICS)
+    return spread(state, count, factor, context, change.name in INTERNAL_TOPICS)
 
 
-def spread(state: MetadataState, count: int, factor: int, place: Placement, internal: bool) -> list[tuple[int, ...]]:
+def spread(
+    state: MetadataState, count: int, factor: int, context: PlacementContext, internal: bool
+) -> list[tuple[int, ...]]:
     """Chooses the replicas of new partitions. As in Kafka, fenced brokers count, unless they are being
     drained: a fenced broker gets a replica if there are too few live ones, but does not lead.
     """
-    live = place.view.nodes()
+    live = context.view.nodes()
     not_live = [node for node in sorted(state.brokers) if node not in live and not state.brokers[node].draining]
     if factor > len(live) + len(not_live):
         draining = sum(broker.draining for broker in state.brokers.values())
@@ -123,9 +125,9 @@ def spread(state: MetadataState, count: int, factor: int, place: Placement, inte
             f"Unable to replicate the partition {factor} time(s): All brokers are currently fenced.",
         )
     nodes = live if factor <= len(live) else live + not_live
-    _check_room(state, count * factor, nodes, place, internal)
+    _check_room(state, count * factor, nodes, context, internal)
     check_image(state, count, count * factor)
-    loads = Loads(state, nodes, place.directories.full_hosts(nodes), internal, not_live)
+    loads = Loads(state, nodes, context.directories.full_hosts(nodes), internal, not_live)
     chosen = [replicas for _ in range(count) if (replicas := choose_replicas(loads, factor)) is not None]
     if len(chosen) < count:
         raise Refusal(
@@ -135,15 +137,20 @@ def spread(state: MetadataState, count: int, factor: int, place: Placement, inte
     return chosen
 
 
-def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: Placement, internal: bool) -> None:
+def _check_room(
+    state: MetadataState, count: int, nodes: Sequence[int], context: PlacementContext, internal: bool
+) -> None:
     """Checks that the hosts have room, before a list of the requested length is made."""
-    limit_of = replica_limits(state, nodes, internal, place.partition_count_max)
+    limit_of = replica_limits(state, nodes, internal, context.partition_count_max)
     room = sum(max(0, limit_of[node] - replica_count) for node, replica_count in _replica_counts(state, nodes).items())
     if count > room:
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
             _no_room_text(
-                "This host has" if len(state.brokers) == 1 else "The hosts have", room, place.partition_count_max, count
+                "This host has" if len(state.brokers) == 1 else "The hosts have",
+                room,
+                context.partition_count_max,
+                count,
             ),
         )
 
@@ -164,7 +171,7 @@ def place_partitions(
     state: MetadataState,
     assignments: Sequence[tuple[int, ...]],
     first_index: int,
-    place: Placement,
+    context: PlacementContext,
     leader_epoch: int,
     internal: bool = False,
 ) -> tuple[PartitionState, ...]:
@@ -176,19 +183,19 @@ def place_partitions(
     for replicas in assignments:
         for node in replicas:
             added_counts[node] = added_counts.get(node, 0) + 1
-    limit_of = replica_limits(state, list(added_counts), internal, place.partition_count_max)
+    limit_of = replica_limits(state, list(added_counts), internal, context.partition_count_max)
     for node, replica_count in _replica_counts(state, list(added_counts)).items():
         if replica_count + added_counts[node] > limit_of[node]:
-            who = "This host has" if node == place.node_id else f"Broker {node} has"
+            who = "This host has" if node == context.node_id else f"Broker {node} has"
             raise Refusal(
                 ErrorCode.INVALID_PARTITIONS,
                 _no_room_text(
-                    who, max(0, limit_of[node] - replica_count), place.partition_count_max, added_counts[node]
+                    who, max(0, limit_of[node] - replica_count), context.partition_count_max, added_counts[node]
                 ),
             )
     partitions = []
     for position, replicas in enumerate(assignments):
-        in_sync = tuple(node for node in replicas if place.view.may_lead(node))
+        in_sync = tuple(node for node in replicas if context.view.may_lead(node))
         if not in_sync:
             raise Refusal(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -197,9 +204,9 @@ def place_partitions(
             )
         directories = []
         for node in replicas:
-            directory = place.directories.place(node)
+            directory = context.directories.choose(node)
             if directory is None:
-                host_text = "this host" if node == place.node_id else f"broker {node}"
+                host_text = "this host" if node == context.node_id else f"broker {node}"
                 raise Refusal(
                     ErrorCode.KAFKA_STORAGE_ERROR,
                     f"No log directory of {host_text} can be written to; see the broker's log for the reason.",

@@ -206,7 +206,7 @@ class Directories:
             else [Directory(directory_id, path, 0, True) for directory_id, path in sorted(broker.directories.items())]
         )
 
-    def place(self, node: int) -> str | None:
+    def choose(self, node: int) -> str | None:
         """Returns a directory for one new replica on the host. "" = the host has reported none and will
         choose. None = none is writable.
         """
@@ -240,7 +240,7 @@ def _has_retired_partitions(topic: TopicState) -> bool:
     return any(partition.redirect >= 0 for partition in topic.partitions)
 
 
-def balance(
+def plan_balance(
     state: MetadataState,
     nodes: Sequence[int],
     is_included: Callable[[str], bool],

@@ -122,7 +122,7 @@ def _directories(partition: PartitionState, replicas: Sequence[int], directories
     for node in replicas:
         directory = existing.get(node)
         if directory is None:
-            directory = directories.place(node)
+            directory = directories.choose(node)
             if directory is None:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"No log directory of broker {node} can be written to.")
         result.append(directory)
@@ -196,7 +196,7 @@ def _has_failed_directory(partition: PartitionState, directories: Directories) -
 
 
 def _replica_to_replace(
-    topic: TopicState, partition: PartitionState, leaving: set[int], failed: bool
+    topic: TopicState, partition: PartitionState, leaving: set[int], directory_failed: bool
 ) -> tuple[int, tuple[int, ...]] | None:
     """Returns (node to replace, replicas before); None: no move is needed. If mqd itself
     started a move to a leaving host or a failed directory, the move gets another target; a move that
@@ -209,7 +209,7 @@ def _replica_to_replace(
     base = replicas_before(partition)
     if in_progress(partition):
         to_leaving_host = not leaving.isdisjoint(partition.adding_replicas)
-        if (to_leaving_host or failed) and partition.replacing in base:
+        if (to_leaving_host or directory_failed) and partition.replacing in base:
             return partition.replacing, base
         if to_leaving_host and topic.name in INTERNAL_TOPICS and not partition.removing_replicas:
             return -1, base

@@ -26,7 +26,7 @@ from mqd.cluster.metadata.records import (
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules import client_metrics, deduplication, fifo, schedules, spares, views
 from mqd.cluster.metadata.rules.assignments import (
-    Placement,
+    PlacementContext,
     automatic_assignments,
     check_assignments,
     manual_assignments,
@@ -104,7 +104,7 @@ def _check_not_internal(name: str, verb: str) -> None:
 def create_topic(
     state: MetadataState,
     change: messages.CreateTopic,
-    place: Placement,
+    context: PlacementContext,
     rules: ConfigRules,
     new_id: Callable[[], bytes],
 ) -> list[Record]:
@@ -122,14 +122,14 @@ def create_topic(
     if config.get(VIEW_OF):
         return views.create(state, change, config, new_id)
     deduplication.check(state, config)
-    schedules.check(state, change.name, config, {}, rules, state.broker_config(place.node_id))
+    schedules.check(state, change.name, config, {}, rules, state.broker_config(context.node_id))
     if change.assignments:
         assignments = manual_assignments(state, change)
     else:
-        assignments = automatic_assignments(state, change, place, rules)
+        assignments = automatic_assignments(state, change, context, rules)
     _store_min_in_sync(state, change.name, config, len(assignments[0]), rules)
     partitions = spares.limit_in_sync(
-        state, config, place_partitions(state, assignments, 0, place, 0, change.name in INTERNAL_TOPICS)
+        state, config, place_partitions(state, assignments, 0, context, 0, change.name in INTERNAL_TOPICS)
     )
     return [TopicCreated(TopicState(name=change.name, topic_id=new_id(), partitions=partitions, config=config))]
 
@@ -162,7 +162,7 @@ def _store_min_in_sync(
         config[MIN_IN_SYNC] = "1"
 
 
-def add_partitions(state: MetadataState, change: messages.AddPartitions, place: Placement) -> list[Record]:
+def add_partitions(state: MetadataState, change: messages.AddPartitions, context: PlacementContext) -> list[Record]:
     topic = existing_topic(state, change.name)
     _check_not_internal(topic.name, "extended")
     views.check_not_view(topic, "extended")
@@ -189,7 +189,7 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
     added = change.partition_count - current
     factor = len(replicas_before(topic.partitions[0]))
     if change.assignments is None:
-        assignments = spread(state, added, factor, place, internal=False)
+        assignments = spread(state, added, factor, context, internal=False)
     else:
         if len(change.assignments) != added:
             raise Refusal(
@@ -199,14 +199,16 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
             )
         assignments = check_assignments(state, change.assignments, factor)
     return [
-        PartitionsAdded(topic.topic_id, place_partitions(state, assignments, current, place, topic.first_leader_epoch))
+        PartitionsAdded(
+            topic.topic_id, place_partitions(state, assignments, current, context, topic.first_leader_epoch)
+        )
     ]
 
 
 def delete_topic(
-    state: MetadataState, change: messages.DeleteTopic, place: Placement, rules: ConfigRules
+    state: MetadataState, change: messages.DeleteTopic, context: PlacementContext, rules: ConfigRules
 ) -> list[Record]:
-    if not rules.broker_value("delete.topic.enable", state.broker_config(place.node_id)):
+    if not rules.broker_value("delete.topic.enable", state.broker_config(context.node_id)):
         raise Refusal(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled (delete.topic.enable=false).")
     topic_id = existing_topic(state, change.name).topic_id if change.name is not None else change.topic_id
     if topic_id is None or topic_id not in state.topics_by_id:
@@ -248,7 +250,7 @@ def _check_config(rules: ConfigRules, resource_type: int, config: Mapping[str, s
 
 
 def alter_config(
-    state: MetadataState, change: messages.AlterConfig, place: Placement, rules: ConfigRules
+    state: MetadataState, change: messages.AlterConfig, context: PlacementContext, rules: ConfigRules
 ) -> list[Record]:
     names = [operation.name for operation in change.operations]
     if duplicates := sorted(repeated(names)):
@@ -260,7 +262,7 @@ def alter_config(
         operation.name for operation in change.operations if operation.value is None and operation.operation != "delete"
     ]:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"Null value not supported for: {', '.join(nulls)}")
-    broker_config = state.broker_config(place.node_id)
+    broker_config = state.broker_config(context.node_id)
     if change.resource_type == RESOURCE_TOPIC:
         # Kafka's order of checks: the operations, the name, the values, and only then whether the
         # topic exists.
