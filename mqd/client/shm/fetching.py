@@ -1,5 +1,5 @@
-"""A consumer's fetching: finds the start of each partition, chooses the next one to read, and sleeps
-while there is nothing to read.
+"""Fetches records for a consumer: finds the start of each partition, chooses the partition to read
+next, and sleeps while there is nothing to read.
 
 Records are read from mapped segments by readers (reading.py) without a request. When everything is
 read, one Fetch asks the broker for positions only, of all partitions that are read to their end
@@ -9,8 +9,9 @@ and responses keep their order, so it has its own connection (`data`).
     F1  at most one Fetch for positions is in flight. `_covered` lists its partitions; a caller that
         also waits for other partitions waits for at most UNCOVERED_WAIT_S
     F2  a partition's start is looked up in the background: the group's committed offset, else
-        auto.offset.reset; a response is ignored if the partition's `serial` has changed since
-    F3  an error of a partition is reported once until it changes, and retried
+        auto.offset.reset; a response is ignored if the partition's `serial` has changed since the
+        request
+    F3  an error of a partition is reported once, until it changes, and the operation is retried
     F4  when no record can be read after the response to a Fetch, a pause follows
         (PAUSE_MIN_S..PAUSE_MAX_S), so that errors cannot cause a busy loop
     F5  a partition without a usable replica on this host is read from its leader

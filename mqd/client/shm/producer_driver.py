@@ -1,5 +1,5 @@
-"""The driver of a producer over shared memory: its state, passing records from stages to the C core,
-and the driver's turns.
+"""The driver of a producer over shared memory: holds the producer's state, passes records from stages
+to the C core, and takes the driver's turns.
 """
 
 from __future__ import annotations

@@ -33,8 +33,9 @@ STAGE_MAX = 1024  # records passed on in one call: more would not fit the CPU's 
 
 
 class Entry(NamedTuple):
-    """A record with more than a value, key and partition. `headers` are encoded; `began` is
-    time.monotonic() at produce(), for the latency in a delivery report.
+    """A record with more than a value, key and partition. `headers` are encoded, `original_headers`
+    are as passed to produce(); `began` is time.monotonic() at produce(), for the latency in a delivery
+    report.
     """
 
     value: bytes | None
@@ -44,7 +45,7 @@ class Entry(NamedTuple):
     headers: bytes | None
     on_delivery: Any
     began: float
-    given_headers: Any
+    original_headers: Any
 
 
 class Refused(Exception):

@@ -9,7 +9,7 @@ which shows whether it is a seed, until one of these cases applies:
     a seed belongs to a cluster
         join that cluster: as a voter if it was founded with this host, else as an observer
     every seed is empty, has the same list of seeds, and has seen exactly the same set of hosts
-        found: the voters are the seeds, the cluster's id is derived from their identities
+        found a cluster: its voters are the seeds, its id is derived from their identities
     otherwise
         wait, and report the missing seeds; when a seed has not responded for ADVISE_MS, once also
         report the possible causes
@@ -19,13 +19,13 @@ A host that is not a seed never founds a cluster.
 Invariants
     F1  an identity is (node id, directory id); a wiped host has a new directory id, so it is not
         a voter of any cluster
-    F2  a host founds only when the newest response of each seed, to a request of this process, says:
-        empty, the same seeds, and `sees` = the set that this host sees. Two different sets can
-        therefore never both have a majority: a host that sent "I see S" had not founded at that
-        time, sees only later sets, and never returns to an earlier one
+    F2  a host founds a cluster only when the newest response of each seed, to a request of this
+        process, says: empty, the same seeds, and `sees` = the set that this host sees. Two
+        different sets can therefore never both have a majority: a host that sent "I see S" had not
+        founded a cluster at that time, sees only later sets, and never returns to an earlier one
     F3  all founders of a set compute the same cluster id and the same voters, in any order of queries
     F4  a host with a new metadata directory that once belonged to a cluster (`lost_cluster_id`)
-        neither founds nor counts as empty; it joins that cluster and no other
+        neither founds a cluster nor counts as empty; it joins that cluster and no other
     F5  the identity is on disk (fsynced) before the first response is sent (mqd/controller ensures it)
 
 Bounds: SEED_COUNT_MAX seeds; one query in flight per seed; a query counts as unanswered after

@@ -83,8 +83,8 @@ Address = tuple[str, int]
 
 
 class GossipCore:
-    """`seal` authenticates datagrams. `life`: how often this host has started with this directory,
-    already on disk. `seeds`: addresses of controller listeners, which may include this host's. `rng`
+    """`seal` authenticates datagrams. `life`: how often this host has started with this directory;
+    the number is already on disk. `seeds`: addresses of controller listeners, which may include this host's. `rng`
     chooses targets and probe ids, so other hosts must not be able to predict it (a broker has a
     random.Random seeded by the system).
     """
