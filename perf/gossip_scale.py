@@ -82,7 +82,7 @@ class Model:
             host = Host(core, 1 + self.rng.uniform(-DRIFT, DRIFT))
             self.hosts[number] = self.host_by_name[profile.host] = host
         every_process = State(
-            -1, -1, [Entry(host.core.membership.own(), "alive", REFUTATIONS) for host in self.hosts.values()]
+            -1, -1, [Entry(host.core.membership.own_alive(), "alive", REFUTATIONS) for host in self.hosts.values()]
         )
         self._state_bytes = len(encode(every_process))
         for number, host in self.hosts.items():
