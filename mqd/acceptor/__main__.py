@@ -184,8 +184,8 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
     client.watch(loop, on_death, end, end)
     receiving = loop.create_task(controller.run())
     image_wait = loop.create_task(first_image.wait())
-    before_serving: set[asyncio.Future[Any]] = {image_wait, receiving, ended}
-    await asyncio.wait(before_serving, return_when=asyncio.FIRST_COMPLETED)
+    startup_waits: set[asyncio.Future[Any]] = {image_wait, receiving, ended}
+    await asyncio.wait(startup_waits, return_when=asyncio.FIRST_COMPLETED)
     image_wait.cancel()
     if metadata.version >= 0 and not ended.done():
         api_versions.publish(control, metadata)
@@ -206,8 +206,8 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
             listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners),
             metrics_port=port,
         )
-        while_serving: set[asyncio.Future[Any]] = {receiving, ended}
-        await asyncio.wait(while_serving, return_when=asyncio.FIRST_COMPLETED)
+        serving_waits: set[asyncio.Future[Any]] = {receiving, ended}
+        await asyncio.wait(serving_waits, return_when=asyncio.FIRST_COMPLETED)
     acceptor.stop()
     if (
         interbroker_server is not None

@@ -36,7 +36,7 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # The client left before it was served, or the new connection has a network error: see accept(2).
 # EOPNOTSUPP is listed there too, but pauses accepting: it can also mean that the listener
 # cannot accept connections at all.
-_GONE = (
+_CONNECTION_GONE = (
     *(errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET),
     *(errno.ENETDOWN, errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.ENONET, errno.EHOSTUNREACH, errno.ENETUNREACH),
 )
@@ -130,7 +130,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                if error.errno in _GONE:
+                if error.errno in _CONNECTION_GONE:
                     continue
                 self._pause_after_error(error)
                 return

@@ -36,8 +36,8 @@ from mqd.security.scram import CredentialParameters, ScramExchange, Verifier
 
 EXCHANGES_MAX = 4096
 EXCHANGE_S_MAX = 60.0
-WAITING_MAX = 1024  # waiting checks: some seconds of CPU time
-WAITING_BYTES_MAX = 32 << 20  # total size of their tokens
+WAITING_MAX = 1024  # checks that wait for a thread: together a few seconds of CPU time
+WAITING_BYTES_MAX = 32 << 20  # total size of the tokens of these checks
 THREADS = 2
 FAILURES_MAX = 4096
 FAILURE_DELAY_S_MAX = 5.0
@@ -222,7 +222,7 @@ class Authentication:
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
         # a separate pool, because these checks may wait for an issuer's server
         self._issuer_threads = ThreadPoolExecutor(1, "tokens")
-        self._waiting = self._waiting_bytes = 0
+        self._waiting_count = self._waiting_bytes = 0
         self.succeeded_count = self.failed_count = 0
 
     def _seed(self) -> bytes:
@@ -378,13 +378,13 @@ class Authentication:
         """Runs `work` in a thread. Raises AuthenticationFailed if WAITING_MAX checks are already
         waiting or running.
         """
-        if self._waiting >= WAITING_MAX:
+        if self._waiting_count >= WAITING_MAX:
             raise AuthenticationFailed("too many clients are authenticating; retry later")
-        self._waiting += 1
+        self._waiting_count += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(threads, work)
         finally:
-            self._waiting -= 1
+            self._waiting_count -= 1
 
 
 def _seed_of(secret: bytes) -> bytes:

@@ -37,7 +37,7 @@ class Rate:
     def __init__(self, per_s: float, burst_ns: int) -> None:
         self._cost_ns = SECOND_NS / per_s
         self._burst_ns = burst_ns
-        self._arrival_ns = -math.inf
+        self._arrival_ns = -math.inf  # theoretical arrival time of the next connection (GCRA)
 
     def wait_s(self, now_ns: int) -> float:
         """How long to wait until the next connection may be accepted; 0: it may be accepted now."""

@@ -79,9 +79,9 @@ from mqd.protocol.messages import (
 
 PROGRESS_GROUP = "__dlq."  # followed by the share group's id
 TRANSACTION_TIMEOUT_MS = 60_000
-STEP_S = 45.0
-RETRY_S, RETRY_S_MAX, RETRIES_S = 0.01, 0.3, 15.0
-PRODUCE, PRODUCE_VERSION, PRODUCE_S = 0, 9, 10.0  # between hosts
+STEP_TIMEOUT_S = 45.0
+RETRY_S, RETRY_S_MAX, RETRY_FOR_S = 0.01, 0.3, 15.0
+PRODUCE, PRODUCE_VERSION, PRODUCE_TIMEOUT_S = 0, 9, 10.0  # between hosts
 IN_FLIGHT_MAX = 8
 CHUNK_BYTES = 4 << 20
 IDLE_MAX = 10_000
@@ -275,7 +275,7 @@ class DeadLetters:
 
     async def _carry_out(self, writer: _Writer, step: Step) -> None:
         try:
-            async with asyncio.timeout(STEP_S):
+            async with asyncio.timeout(STEP_TIMEOUT_S):
                 if step.kind == LOADING:
                     await self._load(writer, step)
                     return
@@ -284,14 +284,14 @@ class DeadLetters:
                     writer.problem = ""
         except (Failed, CoordinatorError, AppendError, PeerError, ProtocolError, OSError) as error:
             outcome = Outcome(step.token, is_done=False)
-            self._report(writer, step, str(error) or "timeout")  # TimeoutError, an OSError, has no text
+            self._log_problem(writer, step, str(error) or "timeout")  # TimeoutError, an OSError, has no text
         except Exception:
             log.exception("dead letters cannot be written; retrying", group=writer.group_id, step=step.kind)
             outcome = Outcome(step.token, is_done=False)
         if self._writers.get(writer.name) is writer:
             self._handle(writer, outcome)
 
-    def _report(self, writer: _Writer, step: Step, problem: str) -> None:
+    def _log_problem(self, writer: _Writer, step: Step, problem: str) -> None:
         if problem != writer.problem:
             writer.problem = problem
             log.warning(
@@ -518,10 +518,10 @@ class DeadLetters:
         part = ProduceRequest.PartitionData(index=index, records=batch)
         request = ProduceRequest(
             acks=-1,
-            timeout_ms=int(PRODUCE_S * 1000),
+            timeout_ms=int(PRODUCE_TIMEOUT_S * 1000),
             topic_data=[ProduceRequest.TopicData(name=topic, partition_data=[part])],
         )
-        response = await self.peers.request(node_id, request, PRODUCE_VERSION, PRODUCE_S)
+        response = await self.peers.request(node_id, request, PRODUCE_VERSION, PRODUCE_TIMEOUT_S)
         error = response.responses[0].partition_responses[0].error_code
         if error:
             raise AppendError(error, unknown=True)
@@ -550,7 +550,7 @@ class DeadLetters:
         """Returns the response if it has no error. Raises Failed."""
         api_key, delay_s = codec.message_of(type(request))[0].api_key, RETRY_S
         frame = encode_request(request, version, 1, "mqd-dead-letters")
-        deadline_s = time.monotonic() + RETRIES_S
+        deadline_s = time.monotonic() + RETRY_FOR_S
         while True:
             body = await self._respond(self._address, frame)
             if body is None:

@@ -102,14 +102,14 @@ _loaded: dict[int, Handler] = {}
 
 
 class Outcome(NamedTuple):
-    """`body` None: the request is done and has no response. `close`: why the connection must be closed
-    instead. `authenticated`: Context.authenticated. `disconnect`: the connection ends after the
-    response. `delay_s`: the response is sent after this delay.
+    """`body` None: the request is done and has no response. `close_reason`: why the connection must be
+    closed instead. `authenticated`: Context.authenticated. `disconnect`: the connection ends after
+    the response. `delay_s`: the response is sent after this delay.
     """
 
     body: bytes | None
     cacheable: bool = False
-    close: str | None = None
+    close_reason: str | None = None
     authenticated: tuple[str, int, PrincipalKind] | None = None
     disconnect: bool = False
     delay_s: float = 0.0
@@ -202,7 +202,7 @@ async def _call_handler(
 def _failure_outcome(header: RequestHeader | None, request: object) -> Outcome:
     """`header` None: the request could not be read at all."""
     if header is None:
-        return Outcome(None, close="the request could not be read because of an internal error")
+        return Outcome(None, close_reason="the request could not be read because of an internal error")
     api = SUPPORTED[header.api_key].name
     try:
         response = failures.failed_response(header, request)
@@ -210,7 +210,7 @@ def _failure_outcome(header: RequestHeader | None, request: object) -> Outcome:
             return Outcome(encode_response(header, response))
     except Exception:
         log.exception("an error cannot be returned; the connection is closed", api=api)
-    return Outcome(None, close=f"{api} failed, and its response has no field for an error")
+    return Outcome(None, close_reason=f"{api} failed, and its response has no field for an error")
 
 
 def _decode(frame: bytes) -> tuple[RequestHeader, object]:
@@ -271,4 +271,4 @@ def _close(connection: int, reason: str, header: RequestHeader | None, api: str 
     if header is not None:
         fields.update(api_key=header.api_key, api_version=header.api_version, client=header.client_id)
     log.warning("request cannot be answered; the connection is closed", **fields)
-    return Outcome(None, close=reason)
+    return Outcome(None, close_reason=reason)

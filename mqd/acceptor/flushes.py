@@ -26,7 +26,7 @@ class Slots(Protocol):
     def await_flush(self, slot: int) -> None: ...
 
 
-def unflushed(view: SlotView, end_offset: int) -> bool:
+def is_unflushed(view: SlotView, end_offset: int) -> bool:
     """Whether the flush of records below `end_offset` must be awaited."""
     needs_flush = view.state == SlotState.ONLINE and view.role == SlotRole.LEADS and view.flush_on_ack
     return bool(needs_flush) and view.durable_offset < min(end_offset, view.log_end_offset)
@@ -55,7 +55,7 @@ class Flushes:
         awaited = [
             (slot, view.log_end_offset)
             for slot in slots
-            if (view := self._view(slot)) is not None and unflushed(view, view.log_end_offset)
+            if (view := self._view(slot)) is not None and is_unflushed(view, view.log_end_offset)
         ]
         if not awaited:
             return
@@ -83,7 +83,7 @@ class Flushes:
 
     def _is_unflushed(self, slot: int, end_offset: int) -> bool:
         view = self._view(slot)
-        return view is not None and unflushed(view, end_offset)
+        return view is not None and is_unflushed(view, end_offset)
 
     def _view(self, slot: int) -> SlotView | None:
         try:

@@ -343,7 +343,7 @@ class Link:
         if descriptor.generation != self._control.endpoint_generation(worker):
             return  # K3
         token = descriptor.token
-        if outcome.close is not None:
+        if outcome.close_reason is not None:
             self._put(worker, _Piece(token, b"", DescriptorKind.CLOSE, 0, 0))
         else:
             flags = native.RESPONSE_DISCONNECT if outcome.disconnect else 0

@@ -26,7 +26,7 @@ from mqd.coordinator.share.core import Snapshot
 
 IN_FLIGHT_MAX = 100
 RECORDS_MIN = 1_000  # fewer are not worth a prune
-SNAPSHOT_S, DELETE_MS = 10.0, 30_000
+SNAPSHOT_S, DELETE_TIMEOUT_MS = 10.0, 30_000
 
 log = logging.get("acceptor.share")
 
@@ -66,7 +66,7 @@ class SharePruning:
         if state.shard is None or state.shard.leader_epoch != leader_epoch:  # U2
             return -1
         change = messages.DeleteRecords(self._coordinator.topic, state.index, end_offset)
-        response = await self._broker.controller.request(change, DELETE_MS)
+        response = await self._broker.controller.request(change, DELETE_TIMEOUT_MS)
         if response.error:
             log.warning(
                 "states of share groups cannot be pruned",

@@ -105,7 +105,7 @@ class Peers:
         self._credentials = credentials
         self._connections: dict[int, _Connection] = {}
         self._connecting: dict[int, asyncio.Task[_Connection]] = {}
-        self._not_before: dict[int, float] = {}
+        self._retry_at_s: dict[int, float] = {}
         self._correlation_id = 0
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class Peers:
             self._drop(existing)
         task = self._connecting.get(node_id)
         if task is None:
-            if asyncio.get_running_loop().time() < self._not_before.get(node_id, 0.0):
+            if asyncio.get_running_loop().time() < self._retry_at_s.get(node_id, 0.0):
                 raise PeerError(f"host {node_id} could not be reached a moment ago")
             task = self._connecting[node_id] = asyncio.get_running_loop().create_task(self._connect(broker))
             task.add_done_callback(lambda done: self._on_connected(node_id, done))
@@ -184,7 +184,7 @@ class Peers:
             return
         error = task.exception()
         if error is not None:
-            self._not_before[node_id] = asyncio.get_running_loop().time() + RETRY_S
+            self._retry_at_s[node_id] = asyncio.get_running_loop().time() + RETRY_S
             log.info("another host cannot be reached", node=node_id, reason=str(error))
 
     async def _connect(self, broker: BrokerImage) -> _Connection:

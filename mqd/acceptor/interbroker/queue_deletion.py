@@ -29,7 +29,7 @@ from mqd.protocol.headers import KNOWN
 from mqd.protocol.messages import ShareStartsRequest, ShareStartsResponse
 
 SHARE_STARTS, VERSION = 20_000, 0
-TIMEOUT_S, DELETE_MS = 5.0, 30_000
+TIMEOUT_S, DELETE_TIMEOUT_MS = 5.0, 30_000
 IN_FLIGHT_MAX = 100
 PROPERTY = "queue.delete.on.ack"
 FAILURE = "records that every share group is done with cannot be deleted"
@@ -77,7 +77,7 @@ class QueueDeletion:
             if view is None or not view.log_start_offset < offset <= view.high_watermark:
                 return
             change = messages.DeleteRecords(topic, index, offset)
-            response = await self._broker.controller.request(change, DELETE_MS)
+            response = await self._broker.controller.request(change, DELETE_TIMEOUT_MS)
         if response.error:
             log.warning(FAILURE, topic=topic, partition=index, offset=offset, reason=response.message)
 

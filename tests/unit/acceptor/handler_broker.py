@@ -260,7 +260,7 @@ class HandlerBroker:
     async def send_request(self, request: object, version: int, address: Address = ADDRESS):
         """The decoded response; request and response are encoded on the way."""
         outcome = await self.frame(encode_request(request, version, 4711), address)
-        assert outcome.close is None and outcome.body is not None, outcome
+        assert outcome.close_reason is None and outcome.body is not None, outcome
         correlation_id, response = decode_response(outcome.body, message_of(type(request))[0].api_key, version)
         assert correlation_id == 4711
         return response

@@ -107,9 +107,12 @@ def test_every_api_has_an_error_response_for_our_bugs(
                 request = _filled(request_class, message_of(request_class)[1], version)
                 outcome = await broker.frame(encode_request(request, version, 5))
                 if version <= NO_ROOM.get(key, -1):
-                    assert outcome.body is None and outcome.close
+                    assert outcome.body is None and outcome.close_reason
                     continue
-                assert outcome.close is None and outcome.body is not None and not outcome.cacheable, (api.name, version)
+                assert outcome.close_reason is None and outcome.body is not None and not outcome.cacheable, (
+                    api.name,
+                    version,
+                )
                 correlation_id, response = decode_response(outcome.body, key, version)
                 found = [
                     one
@@ -174,7 +177,7 @@ def test_malformed_and_refused_requests_end_the_connection(tmp_path: Path, monke
             assert whole.body and not whole.close, "what follows a whole message is ignored"
             for damaged in (frame[:-2], frame[:3], b"", frame[:12] + b"\xff" * 8):
                 outcome = await broker.frame(damaged)
-                assert outcome.body is None and outcome.close
+                assert outcome.body is None and outcome.close_reason
             _failing(monkeypatch, CloseConnection("not here"))
             assert (await broker.frame(frame)).close == "not here"
 

@@ -250,7 +250,7 @@ def test_trailing_bytes_are_ignored(tmp_path: Path) -> None:
         async with HandlerBroker(tmp_path) as broker:
             await create(broker, "orders")
             outcome = await broker.frame(bytes.fromhex("0003000d0000000e000772646b61666b610000000000010000"))
-            assert outcome.close is None
+            assert outcome.close_reason is None
             correlation_id, response = decode_response(outcome.body, 3, 13)
             assert correlation_id == 14 and [topic.name for topic in response.topics] == ["orders"]
 
@@ -273,7 +273,7 @@ def test_hostile_frames_close_only_their_connection(tmp_path: Path, frame: bytes
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             outcome = await broker.frame(frame)
-            assert outcome.close and outcome.body is None
+            assert outcome.close_reason and outcome.body is None
 
     asyncio.run(run())
 

@@ -124,7 +124,7 @@ async def test_an_invalid_rule_is_refused_and_the_others_are_created(
 async def test_an_unknown_mechanism_ends_the_connection(tmp_path: Path, request_: object) -> None:
     async with HandlerBroker(tmp_path, CONFIG) as broker:
         outcome = await broker.frame(encode_request(request_, 3, 1), ADMIN)
-        assert outcome.close is not None and "not known" in outcome.close
+        assert outcome.close_reason is not None and "not known" in outcome.close_reason
 
 
 @run

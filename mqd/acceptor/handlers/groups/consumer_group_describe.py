@@ -6,7 +6,7 @@ import contextlib
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.groups.describing import describe, topics_of_members
-from mqd.acceptor.handlers.groups.group_requests import coordinator, has_consumer_groups, rebalance_of
+from mqd.acceptor.handlers.groups.group_requests import group_coordinator, has_consumer_groups, rebalance_of
 from mqd.coordinator.group.consumer.events import ConsumerDescribe
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.headers import RequestHeader
@@ -34,4 +34,6 @@ async def handle(
 
 def _add_rebalance(broker: Broker, group: ConsumerGroupDescribeResponse.Group) -> None:
     with contextlib.suppress(CoordinatorError):
-        group.rebalance = rebalance_of(broker, coordinator(broker).core(group.group_id), ConsumerGroupDescribeResponse)
+        group.rebalance = rebalance_of(
+            broker, group_coordinator(broker).core(group.group_id), ConsumerGroupDescribeResponse
+        )

@@ -3,7 +3,7 @@
 import asyncio
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers.groups.group_requests import NAME_BYTES_MAX, coordinator
+from mqd.acceptor.handlers.groups.group_requests import NAME_BYTES_MAX, group_coordinator
 from mqd.coordinator.group.group import DeleteGroup
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
@@ -20,7 +20,7 @@ async def _delete(broker: Broker, group_id: str) -> DeleteGroupsResponse.Result:
     error = int(ErrorCode.INVALID_GROUP_ID)
     if len(group_id) <= NAME_BYTES_MAX:
         try:
-            error = await coordinator(broker).request(group_id, DeleteGroup)
+            error = await group_coordinator(broker).request(group_id, DeleteGroup)
         except CoordinatorError as failed:
             error = failed.error_code
     return DeleteGroupsResponse.Result(group_id=group_id, error_code=error)

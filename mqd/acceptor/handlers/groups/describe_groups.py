@@ -3,7 +3,7 @@ are described as Dead; from version 6 on they also have the error GROUP_ID_NOT_F
 """
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers.groups.group_requests import NAME_BYTES_MAX, coordinator, rebalance_of
+from mqd.acceptor.handlers.groups.group_requests import NAME_BYTES_MAX, group_coordinator, rebalance_of
 from mqd.acceptor.handlers.security.authorized import GROUP_OPERATIONS
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.internal_topic import CoordinatorError
@@ -31,7 +31,7 @@ def _describe(broker: Broker, group_id: str, version: int, with_rebalance: bool)
     if len(group_id) > NAME_BYTES_MAX:
         return DescribeGroupsResponse.Group(group_id=group_id, error_code=int(ErrorCode.INVALID_GROUP_ID))
     try:
-        core = coordinator(broker).core(group_id)
+        core = group_coordinator(broker).core(group_id)
     except CoordinatorError as error:
         return DescribeGroupsResponse.Group(group_id=group_id, error_code=error.error_code)
     description = core.describe() if isinstance(core, Group) else None

@@ -26,7 +26,7 @@ def is_group_id(name: str) -> bool:
     )
 
 
-def coordinator(broker: Broker) -> Coordinator:
+def group_coordinator(broker: Broker) -> Coordinator:
     """Raises CoordinatorError."""
     if broker.coordinators is None:
         raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -52,7 +52,7 @@ async def request_group(broker: Broker, group_id: str, make_event: Callable[[int
     """
     if not is_group_id(group_id):
         raise CoordinatorError(ErrorCode.INVALID_GROUP_ID)
-    return await coordinator(broker).request(group_id, make_event)
+    return await group_coordinator(broker).request(group_id, make_event)
 
 
 def rebalance_of(

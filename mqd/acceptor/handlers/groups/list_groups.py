@@ -3,7 +3,7 @@ state and type on request.
 """
 
 from mqd.acceptor.broker import Context
-from mqd.acceptor.handlers.groups.group_requests import coordinator
+from mqd.acceptor.handlers.groups.group_requests import group_coordinator
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.headers import RequestHeader
@@ -15,7 +15,7 @@ async def handle(context: Context, header: RequestHeader, request: ListGroupsReq
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
     try:
-        groups = coordinator(context.broker)
+        groups = group_coordinator(context.broker)
         groups.check_loaded()
         listings = [core.listing() for _, core in groups.items() if isinstance(core, Group) and core.is_shown]
     except CoordinatorError as error:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.broker_state import Address
 from mqd.acceptor.coordinators import Coordinators
-from mqd.acceptor.handlers.groups.group_requests import coordinator, has_share_groups, request_group
+from mqd.acceptor.handlers.groups.group_requests import group_coordinator, has_share_groups, request_group
 from mqd.acceptor.handlers.records import list_offsets
 from mqd.acceptor.interbroker.client import PeerError
 from mqd.acceptor.interbroker.transactions import remote_leader_id
@@ -38,10 +38,10 @@ from mqd.security.acl import Operation, ResourceType
 LIST_OFFSETS = RequestHeader(2, 10, 0)
 TIMEOUT_S = 5.0
 UNINITIALIZED = -1  # as a start offset, or as a count of completed deliveries
-_Described = DescribeShareGroupOffsetsResponse
-_Summary = ReadShareGroupStateSummaryRequest
-_Altered = AlterShareGroupOffsetsResponse
-_Deleted = DeleteShareGroupOffsetsResponse
+_DescribeResponse = DescribeShareGroupOffsetsResponse
+_SummaryRequest = ReadShareGroupStateSummaryRequest
+_AlterResponse = AlterShareGroupOffsetsResponse
+_DeleteResponse = DeleteShareGroupOffsetsResponse
 
 
 class EndOffset(NamedTuple):
@@ -66,18 +66,18 @@ async def handle(context: Context, header: RequestHeader, request: object) -> ob
 
 async def _describe(
     context: Context, requested: DescribeShareGroupOffsetsRequest.Group, includes_deliveries: bool
-) -> _Described.Group:
+) -> _DescribeResponse.Group:
     broker, group_id = context.broker, requested.group_id
     coordinators = broker.coordinators
     if not has_share_groups(broker):
-        return _Described.Group(group_id=group_id, error_code=int(ErrorCode.UNSUPPORTED_VERSION))
+        return _DescribeResponse.Group(group_id=group_id, error_code=int(ErrorCode.UNSUPPORTED_VERSION))
     if coordinators is None:
         return _failed_group(group_id, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    denied: list[_Described.Topic] = []
+    denied: list[_DescribeResponse.Topic] = []
     indexes_by_topic: dict[str, list[int]] = {}
     if requested.topics is None:
         try:
-            core = coordinator(broker).core(group_id)
+            core = group_coordinator(broker).core(group_id)
         except CoordinatorError as error:
             return _failed_group(group_id, error.error_code)
         if isinstance(core, Group) and core.share is not None:
@@ -92,24 +92,24 @@ async def _describe(
             else:
                 denied.append(_denied(topic.topic_name, topic.partitions))
     topics = await _topics(broker, coordinators, group_id, indexes_by_topic, includes_deliveries)
-    return _Described.Group(group_id=group_id, topics=topics + denied)
+    return _DescribeResponse.Group(group_id=group_id, topics=topics + denied)
 
 
 def _may_describe(context: Context, name: str, named_in_request: bool = True) -> bool:
     return context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, named_in_request=named_in_request)
 
 
-def _failed_group(group_id: str, error: int) -> _Described.Group:
-    return _Described.Group(group_id=group_id, error_code=int(error), error_message=error_message(error))
+def _failed_group(group_id: str, error: int) -> _DescribeResponse.Group:
+    return _DescribeResponse.Group(group_id=group_id, error_code=int(error), error_message=error_message(error))
 
 
-def _denied(name: str, indexes: list[int]) -> _Described.Topic:
+def _denied(name: str, indexes: list[int]) -> _DescribeResponse.Topic:
     error = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     partitions = [
-        _Described.Partition(partition_index=index, error_code=error, error_message=error_message(error))
+        _DescribeResponse.Partition(partition_index=index, error_code=error, error_message=error_message(error))
         for index in indexes
     ]
-    return _Described.Topic(topic_name=name, partitions=partitions)
+    return _DescribeResponse.Topic(topic_name=name, partitions=partitions)
 
 
 async def _topics(
@@ -118,27 +118,29 @@ async def _topics(
     group_id: str,
     indexes_by_topic: dict[str, list[int]],
     includes_deliveries: bool,
-) -> list[_Described.Topic]:
+) -> list[_DescribeResponse.Topic]:
     topic_ids = {
         name: image.topic_id for name in indexes_by_topic if (image := broker.metadata.topics.get(name)) is not None
     }
     unknown_topics = [
-        _Described.Topic(
+        _DescribeResponse.Topic(
             topic_name=name,
-            partitions=[_Described.Partition(partition_index=index, start_offset=UNINITIALIZED) for index in indexes],
+            partitions=[
+                _DescribeResponse.Partition(partition_index=index, start_offset=UNINITIALIZED) for index in indexes
+            ],
         )
         for name, indexes in indexes_by_topic.items()
         if name not in topic_ids
     ]
     if not topic_ids:
         return unknown_topics
-    request = _Summary(
+    request = _SummaryRequest(
         group_id=group_id,
         topics=[
-            _Summary.Topic(
+            _SummaryRequest.Topic(
                 topic_id=topic_id,
                 partitions=[
-                    _Summary.Partition(partition=index, include_deliveries=includes_deliveries)
+                    _SummaryRequest.Partition(partition=index, include_deliveries=includes_deliveries)
                     for index in indexes_by_topic[name]
                 ],
             )
@@ -154,7 +156,7 @@ async def _topics(
     }
     end_offsets = await _end_offsets(broker, coordinators, list(initialized))
     return [
-        _Described.Topic(
+        _DescribeResponse.Topic(
             topic_name=name,
             topic_id=topic.topic_id,
             partitions=[
@@ -165,22 +167,23 @@ async def _topics(
     ] + unknown_topics
 
 
-def _partition(summary: Any, end: EndOffset | None) -> _Described.Partition:
+def _partition(summary: Any, end: EndOffset | None) -> _DescribeResponse.Partition:
     """`summary`: the share-partition's state. `end` None: the lag is unknown (-1)."""
     if end is not None and end.error:
-        return _Described.Partition(
+        return _DescribeResponse.Partition(
             partition_index=summary.partition, error_code=end.error, error_message=error_message(end.error)
         )
     if summary.error_code:
-        return _Described.Partition(partition_index=summary.partition, start_offset=UNINITIALIZED)
+        return _DescribeResponse.Partition(partition_index=summary.partition, start_offset=UNINITIALIZED)
     lag = end.offset - summary.start_offset - summary.delivery_complete_count if end is not None else -1
-    return _Described.Partition(
+    return _DescribeResponse.Partition(
         partition_index=summary.partition,
         start_offset=summary.start_offset,
         leader_epoch=summary.leader_epoch,
         lag=lag,
         deliveries=[
-            _Described.Delivered(deliveries.delivery_count, deliveries.records) for deliveries in summary.deliveries
+            _DescribeResponse.Delivered(deliveries.delivery_count, deliveries.records)
+            for deliveries in summary.deliveries
         ],
     )
 
@@ -240,7 +243,7 @@ async def _end_offsets_at(
 # -- AlterShareGroupOffsets, DeleteShareGroupOffsets -----------------------------------------------
 
 
-async def _alter(broker: Broker, request: AlterShareGroupOffsetsRequest) -> _Altered:
+async def _alter(broker: Broker, request: AlterShareGroupOffsetsRequest) -> _AlterResponse:
     if not has_share_groups(broker):
         return _failed_alteration(ErrorCode.UNSUPPORTED_VERSION)
     offsets: dict[str, dict[int, int]] = {}
@@ -262,19 +265,19 @@ async def _alter(broker: Broker, request: AlterShareGroupOffsetsRequest) -> _Alt
     return response
 
 
-def _failed_alteration(error: int) -> _Altered:
-    return _Altered(error_code=int(error), error_message=error_message(error))
+def _failed_alteration(error: int) -> _AlterResponse:
+    return _AlterResponse(error_code=int(error), error_message=error_message(error))
 
 
-def _refuse_negative(index: int) -> _Altered.Partition:
-    return _Altered.Partition(
+def _refuse_negative(index: int) -> _AlterResponse.Partition:
+    return _AlterResponse.Partition(
         partition_index=index,
         error_code=int(ErrorCode.INVALID_REQUEST),
         error_message="A start offset cannot be negative.",
     )
 
 
-async def _delete(broker: Broker, request: DeleteShareGroupOffsetsRequest) -> _Deleted:
+async def _delete(broker: Broker, request: DeleteShareGroupOffsetsRequest) -> _DeleteResponse:
     if not has_share_groups(broker):
         return _failed_deletion(ErrorCode.UNSUPPORTED_VERSION)
     names = tuple(dict.fromkeys(topic.topic_name for topic in request.topics))
@@ -284,5 +287,5 @@ async def _delete(broker: Broker, request: DeleteShareGroupOffsetsRequest) -> _D
         return _failed_deletion(error.error_code)
 
 
-def _failed_deletion(error: int) -> _Deleted:
-    return _Deleted(error_code=int(error), error_message=error_message(error))
+def _failed_deletion(error: int) -> _DeleteResponse:
+    return _DeleteResponse(error_code=int(error), error_message=error_message(error))
