@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mqd.protocol.messages import DescribeQuorumResponse
 
-SILENT_MS_MIN = 5_000  # so that a busy host whose disk takes seconds for a flush does not count as silent
+SILENT_MS_MIN = 5_000  # so that a busy host whose disk takes seconds for a flush is not reported as silent
 # a voter is silent after this many controller.quorum.fetch.timeout.ms without a fetch; usually it
 # fetches again within three eighths of one such timeout
 SILENT_FETCH_TIMEOUTS = 2

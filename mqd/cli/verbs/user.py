@@ -43,7 +43,9 @@ def _password(read_stdin: bool) -> tuple[str, bool]:
 @click.argument("name")
 @click.option("--password-stdin", is_flag=True, help="Read the password from stdin; otherwise one is generated.")
 @click.option(
-    "--replace", is_flag=True, help="Set a new password if the user exists; the old one ends. Implied by --data-dir."
+    "--replace",
+    is_flag=True,
+    help="Set a new password if the user exists; the old one stops working. Implied by --data-dir.",
 )
 @_DATA_DIR
 def create(settings: Settings, name: str, password_stdin: bool, replace: bool, data_dir: Path | None) -> None:
@@ -56,7 +58,7 @@ def create(settings: Settings, name: str, password_stdin: bool, replace: bool, d
     except ValueError as error:
         raise CliError(str(error), 2) from None
     if not replace and data_dir is None and name in access.users(settings):
-        raise CliError(f"the user {name} exists; --replace gives it a new password, and the old one ends")
+        raise CliError(f"the user {name} exists; --replace gives it a new password, and the old one stops working")
     password, generated = _password(password_stdin)
     salted = access.SaltedPassword(password, generated)
     if data_dir is not None:
