@@ -104,10 +104,10 @@ def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Sett
         raise TypeError("expected configuration dict")
     if config is not None and not isinstance(config, Mapping):
         raise TypeError(f"expected configuration dict, not {type(config).__name__}")
-    given = {**(config or {}), **more}
-    logger = given.pop("logger", None)
-    own = {key: given.pop(key, default) for key, default in _OWN.items()}
-    for key in given:
+    remaining = {**(config or {}), **more}
+    logger = remaining.pop("logger", None)
+    own = {key: remaining.pop(key, default) for key, default in _OWN.items()}
+    for key in remaining:
         if isinstance(key, str) and key.startswith("mqd."):
             raise failure(KafkaError._INVALID_ARG, f'No such configuration property: "{key}"')
     if own["transport"] not in TRANSPORTS:
@@ -117,24 +117,24 @@ def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Sett
         )
     for key in ("mqd.buffer.bytes", "mqd.spin.us"):
         own[key] = _number(key, own[key], int)
-    partitioner = given.pop("partitioner") if callable(given.get("partitioner")) else None
+    partitioner = remaining.pop("partitioner") if callable(remaining.get("partitioner")) else None
     try:
-        encryption = encryption_settings.take(given)
+        encryption = encryption_settings.take(remaining)
     except ConfigError as error:
         raise failure(KafkaError._INVALID_ARG, str(error)) from error
-    return Settings(own, given, logger, partitioner, encryption)
+    return Settings(own, remaining, logger, partitioner, encryption)
 
 
 def check(settings: Settings, client_class: ClientClass) -> None:
     """Raises what confluent_kafka raises for this configuration. Takes about 2 ms, because librdkafka
     creates a client (which does not connect).
     """
-    given = {
+    properties = {
         key: value
         for key, value in settings.rdkafka.items()
         if key not in ("bootstrap.servers", "metadata.broker.list")
     }
-    probe = client_class({**given, "log_level": 0})
+    probe = client_class({**properties, "log_level": 0})
     del probe
 
 
@@ -144,11 +144,13 @@ class ProducerConfig:
     """
 
     def __init__(self, settings: Settings) -> None:
-        given: dict[str, Any] = {}
+        configured: dict[str, Any] = {}
         topic_config = settings.rdkafka.get("default.topic.config") or {}
         for key, value in {**topic_config, **settings.rdkafka}.items():
-            given[_ALIASES.get(key, key)] = value
-        self.values = {key: convert_value(key, given.get(key), default) for key, default in _PRODUCER_DEFAULTS.items()}
+            configured[_ALIASES.get(key, key)] = value
+        self.values = {
+            key: convert_value(key, configured.get(key), default) for key, default in _PRODUCER_DEFAULTS.items()
+        }
         self.partitioner = settings.partitioner
         values = self.values
         if values["transactional.id"]:
@@ -158,7 +160,7 @@ class ProducerConfig:
             values["max.in.flight.requests.per.connection"] = min(
                 values["max.in.flight.requests.per.connection"], IDEMPOTENT_IN_FLIGHT_MAX
             )
-        if values["transactional.id"] and "delivery.timeout.ms" not in given:
+        if values["transactional.id"] and "delivery.timeout.ms" not in configured:
             values["delivery.timeout.ms"] = min(values["delivery.timeout.ms"], values["transaction.timeout.ms"])
 
     def __getitem__(self, key: str) -> Any:
@@ -188,9 +190,9 @@ def _boolean(key: str, value: Any) -> bool:
     raise failure(KafkaError._INVALID_ARG, f'Expected bool value for "{key}": true or false')
 
 
-def _number(key: str, value: Any, kind: type) -> Any:
+def _number(key: str, value: Any, number_type: type) -> Any:
     try:
-        return kind(float(value)) if kind is float or not isinstance(value, (int, str)) else int(value)
+        return number_type(float(value)) if number_type is float or not isinstance(value, (int, str)) else int(value)
     except (TypeError, ValueError):
         raise failure(KafkaError._INVALID_ARG, f'Invalid value for configuration property "{key}"') from None
 

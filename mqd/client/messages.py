@@ -255,11 +255,11 @@ class GroupMetadata(NamedTuple):
         )
 
     @classmethod
-    def read(cls, given: object) -> GroupMetadata:
+    def read(cls, metadata: object) -> GroupMetadata:
         """Reads a GroupMetadata or its serialized form. Raises KafkaException (_INVALID_ARG)."""
-        if isinstance(given, GroupMetadata):
-            return given
-        data = given if isinstance(given, bytes) else b""
+        if isinstance(metadata, GroupMetadata):
+            return metadata
+        data = metadata if isinstance(metadata, bytes) else b""
         try:
             if not data.startswith(_GROUP_METADATA_MAGIC):
                 raise ValueError("no group metadata")

@@ -60,7 +60,7 @@ class MetadataCache:
         self._attachment.changed.notify_all()
 
     def expire(self) -> None:
-        """Requests the metadata again, because it may be outdated; uses it until the response."""
+        """Requests the metadata again, because it may be outdated; it is used until the response arrives."""
         if self.topics:
             self.refresh()
 

@@ -72,7 +72,7 @@ class Producer:
     ) -> None:
         """Accepts one record; does not wait for the broker.
 
-        partition: -1 = by the partitioner. timestamp: milliseconds since the epoch, 0 = now.
+        partition: -1 = chosen by the partitioner. timestamp: milliseconds since the epoch, 0 = now.
         headers: a dict or a list of (str, bytes | str | None). on_delivery (or callback): called as
         on_delivery(error: KafkaError | None, message: Message) from poll() or flush() when the
         record's outcome is known.

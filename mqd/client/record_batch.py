@@ -13,10 +13,10 @@
 
 Lifetime. On shared memory keys and values are not copied: they are views into the mapped segment
 file. Views, arrays and Arrow arrays are valid for as long as they are referenced, even after the
-segment has been deleted or compacted, or the broker has stopped; until then the file uses space on the
-disk. release(), or the end of the `with` block, releases the batch's own references: after that its
-methods raise ValueError, while views taken before remain valid. Bytes from to_list() or indexing
-are copies.
+segment has been deleted or compacted, or the broker has stopped; the file uses space on the disk
+for as long, too. release(), or the end of the `with` block, releases the batch's own references:
+after that its methods raise ValueError, while views taken before remain valid. Bytes from to_list()
+or indexing are copies.
 
 A batch whose records came over TCP has the same interface; its bytes were copied by librdkafka.
 Concurrency: a batch is used by one thread at a time; its views by any.
@@ -169,7 +169,7 @@ class Blobs(Sequence):
 
     def to_numpy(self, dtype: Any = None) -> np.ndarray:
         """With a dtype of a fixed size ("<i8", "S16", a record type...): every blob is copied to one
-        element; ValueError when a blob has another size (for "S": a larger one) or is null. Without a
+        element; raises ValueError if a blob is null or has another size (for "S": a larger one). Without a
         dtype: uint8[count, width] when all blobs have the same size, else an array of bytes objects
         and None.
         """

@@ -153,22 +153,22 @@ class ShareConsumer:
         self, topic: str, partition: int, offset: int, ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT
     ) -> None:
         """Like acknowledge(), by topic, partition and offset."""
-        kind = _checked_ack_type(ack_type)
+        checked_type = _checked_ack_type(ack_type)
         topic_partition, offset = _checked_record_id(topic, partition, offset)
         with self._call():
             self._require_explicit()
             with self._runner.lock:
-                self._acknowledge_held([(topic_partition, offset)], kind)
+                self._acknowledge_held([(topic_partition, offset)], checked_type)
 
     def acknowledge_batch(
         self, messages: Iterable[confluent_kafka.Message], ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT
     ) -> None:
         """Acknowledges all of the messages, or none if one of them is not held."""
-        kind, record_ids = _checked_ack_type(ack_type), _checked_record_ids(messages)
+        checked_type, record_ids = _checked_ack_type(ack_type), _checked_record_ids(messages)
         with self._call():
             self._require_explicit()
             with self._runner.lock:
-                self._acknowledge_held(record_ids, kind)
+                self._acknowledge_held(record_ids, checked_type)
 
     def _require_explicit(self) -> None:
         if not self._config.is_explicit:
@@ -176,7 +176,7 @@ class ShareConsumer:
                 "share.acknowledgement.mode is implicit: records are accepted by the next poll()"
             )
 
-    def _acknowledge_held(self, record_ids: list[tuple[TopicPartitionKey, int]], kind: int) -> None:
+    def _acknowledge_held(self, record_ids: list[tuple[TopicPartitionKey, int]], ack_type: int) -> None:
         held = self._core.held
         if len(set(record_ids)) < len(record_ids):
             raise ValueError("a record is listed twice")
@@ -186,7 +186,7 @@ class ShareConsumer:
                     f"{topic_partition[0]} [{topic_partition[1]}] at offset {offset} is not held by this consumer"
                 )
         for topic_partition, offset in record_ids:
-            self._core.acknowledge(topic_partition, offset, kind)
+            self._core.acknowledge(topic_partition, offset, ack_type)
 
     def commit_sync(self, timeout: float = COMMIT_S) -> Committed:
         """Sends the acknowledgements (implicit mode: accepts what the previous poll() returned) and

@@ -145,14 +145,14 @@ def provider(option: object) -> KeyProvider:
     """The provider of encryption.key.provider. Raises ConfigError."""
     if not isinstance(option, str):
         return _check_provider(option)
-    kind, _, name = option.partition(":")
-    if kind == "file" and name:
+    source, _, name = option.partition(":")
+    if source == "file" and name:
         return KeyFile(Path(name))
-    if kind == "env" and name:
+    if source == "env" and name:
         text = os.environ.get(name, "").replace(",", "\n")
         return Keys(parse(text, f"the environment variable {name}"), f"the environment variable {name}")
     try:
-        custom = getattr(importlib.import_module(kind), name)()
+        custom = getattr(importlib.import_module(source), name)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{PROVIDER}={option} is not file:PATH, env:NAME, or PACKAGE.MODULE:NAME of a function that makes a"

@@ -49,7 +49,7 @@ def opener_of(settings: Encryption) -> Opener:
     return Opener(settings, keys.provider(settings.provider))
 
 
-# for processes that run many short tasks
+# cached, for processes that run many short tasks
 shared_sealer, shared_opener = lru_cache(16)(sealer_of), lru_cache(16)(opener_of)
 
 

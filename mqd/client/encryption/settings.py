@@ -36,12 +36,12 @@ class Encryption(msgspec.Struct, frozen=True):
         """The topic name that values are bound to; None: the topic is not encrypted."""
         if topic.startswith("__") or not any(fnmatchcase(topic, pattern) for pattern in self.topics):
             return None
-        for copied, name in self.names:
-            before, star, after = copied.partition("*")
-            if topic == copied:
+        for pattern, name in self.names:
+            head, star, tail = pattern.partition("*")
+            if topic == pattern:
                 return name.encode()
-            if star and len(topic) >= len(before + after) and topic.startswith(before) and topic.endswith(after):
-                return name.replace("*", topic[len(before) : len(topic) - len(after)]).encode()
+            if star and len(topic) >= len(head + tail) and topic.startswith(head) and topic.endswith(tail):
+                return name.replace("*", topic[len(head) : len(topic) - len(tail)]).encode()
         return topic.encode()
 
 

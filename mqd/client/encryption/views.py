@@ -31,7 +31,7 @@ def open_view(opener: Opener, view: RecordBatchView) -> tuple[RecordBatchView, P
 
 
 def _in_one_buffer(columns: list[Blobs]) -> list[Blobs]:
-    """The same columns, copied into one buffer: native code that reads a view supports only one."""
+    """The same columns, copied into one buffer: native code that reads a view supports only one buffer."""
     base = b"".join([gather(blobs.buffer, blobs.positions, blobs.sizes)[0].tobytes() for blobs in columns])
     sizes = np.maximum(np.concatenate([blobs.sizes for blobs in columns]), 0)
     starts = np.cumsum(sizes, dtype=np.int64) - sizes

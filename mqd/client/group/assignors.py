@@ -104,6 +104,7 @@ def assign_sticky(members: Members, counts: PartitionCounts) -> Assignment:
 
 
 def assign_cooperative(members: Members, counts: PartitionCounts) -> Assignment:
+    """Returns the result of assign_sticky() without the partitions that another member still has (A3)."""
     target = assign_sticky(members, counts)
     claimants: dict[TopicPartition, set[str]] = {}
     for member_id, subscription in members.items():

@@ -243,11 +243,11 @@ class ClassicCore:
     def _on_done(self, now_ms: int) -> None:
         if self.callback is None:
             return
-        kind, partitions = self.callback
+        action_type, partitions = self.callback
         self.callback = None
-        if kind is not Assign:
+        if action_type is not Assign:
             self.owned -= partitions
-        if self.is_cooperative and kind is Revoke and self.state is State.STABLE:
+        if self.is_cooperative and action_type is Revoke and self.state is State.STABLE:
             self._must_join = True  # other members get the released partitions in the next generation
         if self.state in (State.LOST, State.STALE) and not self.owned:
             if self.subscription is None:
@@ -482,10 +482,10 @@ class ClassicCore:
                 self.request_under_way = None
 
     def _start_callback(
-        self, kind: type[Assign | Revoke | Lost], partitions: set[TopicPartition], actions: list[Action]
+        self, action_type: type[Assign | Revoke | Lost], partitions: set[TopicPartition], actions: list[Action]
     ) -> None:
-        self.callback = kind, partitions
-        actions.append(kind(self._to_partitions(partitions)))
+        self.callback = action_type, partitions
+        actions.append(action_type(self._to_partitions(partitions)))
 
     def _to_partitions(self, partitions: set[TopicPartition]) -> Partitions:
         return tuple(sorted(Partition(topic, index) for topic, index in partitions))

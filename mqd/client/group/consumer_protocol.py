@@ -253,9 +253,9 @@ class GroupCore:
     def _on_done(self, now_ms: int) -> None:
         if self.callback is None:
             return
-        kind, partitions = self.callback
+        action_type, partitions = self.callback
         self.callback = None
-        if kind is not Assign:
+        if action_type is not Assign:
             self.owned -= partitions
         self._must_report_owned = True
         if self.state is State.LOST and not self.owned:
@@ -403,10 +403,10 @@ class GroupCore:
             actions.append(Left())
 
     def _start_callback(
-        self, kind: type[Assign | Revoke | Lost], partitions: PartitionSet, actions: list[Action]
+        self, action_type: type[Assign | Revoke | Lost], partitions: PartitionSet, actions: list[Action]
     ) -> None:
-        self.callback = kind, partitions
-        actions.append(kind(self._with_names(partitions)))
+        self.callback = action_type, partitions
+        actions.append(action_type(self._with_names(partitions)))
 
     def _with_names(self, partitions: PartitionSet) -> Partitions:
         return tuple(sorted(Partition(self.names[topic_id], index, topic_id) for topic_id, index in partitions))
@@ -519,7 +519,7 @@ class GroupCore:
 
     def check(self) -> None:
         if self.callback is not None:
-            kind, partitions = self.callback
+            action_type, partitions = self.callback
             assert partitions <= self.owned, "M1"
         if self.state is State.JOINING:
             assert self.epoch == 0 and not self.owned and self.callback is None, "M3"

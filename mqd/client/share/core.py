@@ -5,9 +5,9 @@ the requests to send, on_response() takes their responses.
 Invariants
     C1  a record that the application received is in `held` until it is acknowledged, exactly once
     C2  each acknowledgement has one Outcome, or is lost with the process
-    C3  records are fetched only while the application waits for them, so that it has the whole time of
-        their locks. Records that arrive after it has stopped waiting are kept, and dropped when their
-        locks expire
+    C3  records are fetched only while the application waits for them, so that it has the full
+        duration of their locks. Records that arrive after it has stopped waiting are kept, and
+        dropped when their locks expire
     C4  with strict limits a fetch is sent to one leader at a time
     C5  next_ms is never later than the time when the core has something to do
 Bounds: `ready` has at most one response per leader; only the oldest PROBLEMS_MAX problems are kept.
@@ -124,7 +124,7 @@ class ShareCore:
         self.is_closing = False
         self.has_metadata = False  # metadata has arrived: the nodes are known
         self._sends: list[Send] = []
-        self._number = 0
+        self._request_number = 0
         self._requests_under_way: dict[int, tuple[str, Any]] = {}
         self._retry_ms: dict[str | int, int] = {}  # "metadata", "coordinator" or a leader's id -> next attempt
         self._failures: dict[str | int, int] = {}
@@ -249,9 +249,9 @@ class ShareCore:
         self._maybe_send_share_requests(now_ms)
 
     def _send(self, target: Target, api_key: int, message: Any, kind: str, context: Any, **more: int) -> None:
-        self._number += 1
-        self._requests_under_way[self._number] = kind, context
-        self._sends.append(Send(self._number, target, api_key, message, **more))
+        self._request_number += 1
+        self._requests_under_way[self._request_number] = kind, context
+        self._sends.append(Send(self._request_number, target, api_key, message, **more))
 
     def _may_send(self, retry_key: str | int, now_ms: int) -> bool:
         return now_ms >= self._retry_ms.get(retry_key, 0)
@@ -396,8 +396,8 @@ class ShareCore:
             self._metadata_due_ms = now_ms + self.settings.metadata_max_age_ms
 
     def _lacks_leaders(self) -> bool:
-        known = sum(len(keys) for keys in self._partitions_by_leader().values())
-        return known < len(self.membership.assigned) or any(
+        led_count = sum(len(keys) for keys in self._partitions_by_leader().values())
+        return led_count < len(self.membership.assigned) or any(
             name not in self.topics or self.topics[name].error not in (0, *_LASTING) for name in self.subscription
         )
 
@@ -499,8 +499,8 @@ class ShareCore:
 
     def _add_outcomes(self, reported: Results) -> None:
         for key, ranges, code in reported:
-            if kept := _without_gaps(ranges):
-                self.outcomes.append(Outcome(self._topic_partition(key), kept, code))
+            if reportable := _without_gaps(ranges):
+                self.outcomes.append(Outcome(self._topic_partition(key), reportable, code))
 
     def _topic_partition(self, key: TopicIdPartition) -> TopicPartitionKey:
         return self.names.get(key[0], ""), key[1]

@@ -22,7 +22,7 @@ class Target(NamedTuple):
     """The connection for a request. A connection keeps the order of its requests, and a share session
     belongs to one connection.
 
-    kind: "control" any broker; "group" the coordinator; "share" a leader
+    kind: "control" = any broker; "group" = the coordinator; "share" = a leader
     """
 
     kind: str

@@ -115,10 +115,10 @@ def _check_runs(acquired: Iterable[Acquired]) -> list[Acquired]:
     return runs
 
 
-def _within(runs: list[Acquired], first: int, last: int, kind: int) -> list[Range]:
+def _within(runs: list[Acquired], first: int, last: int, ack_type: int) -> list[Range]:
     """The acquired offsets from `first` to `last`."""
     return [
-        Range(max(run.first_offset, first), min(run.last_offset, last), kind)
+        Range(max(run.first_offset, first), min(run.last_offset, last), ack_type)
         for run in runs
         if run.first_offset <= last and run.last_offset >= first and first <= last
     ]

@@ -30,7 +30,7 @@ MODES = ("implicit", "explicit")
 
 
 class ShareConfig:
-    """`config["max.poll.interval.ms"]`. Raises what confluent_kafka raises for this configuration."""
+    """Values by key: `config["max.poll.interval.ms"]`. Raises what confluent_kafka raises for this configuration."""
 
     def __init__(self, settings: Settings) -> None:
         if settings.encryption is not None:
@@ -52,7 +52,7 @@ class ShareConfig:
         return self.values[key]
 
 
-def _check(given: dict[str, Any]) -> None:
+def _check(properties: dict[str, Any]) -> None:
     """Lets librdkafka check its own keys, with a client that does not connect."""
-    probe = confluent_kafka.ShareConsumer({**given, "log_level": 0})
+    probe = confluent_kafka.ShareConsumer({**properties, "log_level": 0})
     probe.close()
