@@ -174,12 +174,12 @@ def test_malformed_and_refused_requests_end_the_connection(tmp_path: Path, monke
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             whole = await broker.frame(frame + b"\0\0\0")
-            assert whole.body and not whole.close, "what follows a whole message is ignored"
+            assert whole.body and not whole.close_reason, "what follows a whole message is ignored"
             for damaged in (frame[:-2], frame[:3], b"", frame[:12] + b"\xff" * 8):
                 outcome = await broker.frame(damaged)
                 assert outcome.body is None and outcome.close_reason
             _failing(monkeypatch, CloseConnection("not here"))
-            assert (await broker.frame(frame)).close == "not here"
+            assert (await broker.frame(frame)).close_reason == "not here"
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert not logged

@@ -479,6 +479,6 @@ def test_old_produce_is_refused_by_partition(tmp_path: Path) -> None:
                     ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
                     -1,
                 )
-            assert (await broker.frame(encode_request(ProduceRequest(acks=0, topic_data=data), 1, 1))).close
+            assert (await broker.frame(encode_request(ProduceRequest(acks=0, topic_data=data), 1, 1))).close_reason
 
     asyncio.run(run())
