@@ -137,7 +137,9 @@ class LocalCluster:
         self.stop()
 
     def wait_ready(self) -> None:
-        """Waits until all brokers are ready: the cluster forms once all seeds have found each other."""
+        """Waits until all brokers are ready: the cluster forms once all seeds have found each
+        other.
+        """
         deadline = time.monotonic() + START_TIMEOUT_S
         while pending := [member for member in self.brokers if not member.ready_line]:
             events = self._selector.select(max(0.0, deadline - time.monotonic()))
@@ -165,8 +167,8 @@ class LocalCluster:
         return None
 
     def stop(self) -> None:
-        """Stops all brokers at the same time. Each transfers its leaderships to brokers that are still
-        running, if there are any.
+        """Stops all brokers at the same time. Each transfers its leaderships to brokers that are
+        still running, if there are any.
         """
         running = [member for member in self.brokers if member.process is not None and member.process.poll() is None]
         for member in running:

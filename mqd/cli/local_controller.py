@@ -18,8 +18,8 @@ _decode = msgspec.msgpack.Decoder(messages.FromController).decode
 
 
 def change(path: Path, requested: messages.Change, timeout_s: float) -> messages.Response:
-    """Sends the requested change and waits for the response. `path`: Layout.controller_socket. Raises
-    CliError if the controller cannot be reached, or does not respond in time.
+    """Sends the requested change and waits for the response. `path`: Layout.controller_socket.
+    Raises CliError if the controller cannot be reached, or does not respond in time.
     """
     deadline = time.monotonic() + timeout_s
     try:

@@ -1,5 +1,5 @@
-"""Moves of replicas between brokers: plans, ongoing moves, and waiting for them with a progress bar.
-For `mqd topic reassign`, `mqd cluster drain` and `mqd cluster balance`.
+"""Moves of replicas between brokers: plans, ongoing moves, and waiting for them with a progress
+bar. For `mqd topic reassign`, `mqd cluster drain` and `mqd cluster balance`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def summarize(current: Mapping[Partition, Sequence[int]], plan: Mapping[Partitio
 
 
 def racks_of(broker: Broker) -> dict[int, str | None]:
-    """Node id -> rack, including hosts that are down. Raises CliError."""
+    """The rack of each node, including nodes that are down. Raises CliError."""
     response = broker.request(DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
     check("the cluster", response.error_code, response.error_message)
     return {broker.broker_id: broker.rack for broker in response.brokers}
@@ -106,10 +106,10 @@ def spread(
     replication_factor: int | None,
     racks: Mapping[int, str | None],
 ) -> Plan:
-    """Places each partition on `brokers` only, with its current number of replicas (or the given number).
-    Replicas are first spread over the brokers' racks, like those of new topics
-    (mqd.cluster.metadata.rules.placement). Replicas that can stay do so; the others go to the brokers
-    with the fewest replicas. Raises CliError.
+    """Places each partition on `brokers` only, with its current number of replicas (or the given
+    number). Replicas are first spread over the brokers' racks, like those of new topics
+    (mqd.cluster.metadata.rules.placement). Replicas that can stay do so; the others go to the
+    brokers with the fewest replicas. Raises CliError.
     """
     factor_max = max((replication_factor or len(replicas) for replicas in current.values()), default=0)
     if factor_max > len(set(brokers)):
@@ -139,8 +139,8 @@ def _choose_brokers(
     racks: Mapping[int, str | None],
     counts: Mapping[int, int],
 ) -> list[int]:
-    """Adds brokers to `kept` up to `factor`. Prefers brokers in the rack with the fewest replicas, then
-    those that already have the partition, then those with the fewest replicas.
+    """Adds brokers to `kept` up to `factor`. Prefers brokers in the rack with the fewest replicas,
+    then those that already have the partition, then those with the fewest replicas.
     """
     chosen = list(kept)
     while len(chosen) < factor:
@@ -249,8 +249,8 @@ def ongoing_moves(broker: Broker, topic: str | None = None) -> dict[Partition, M
 
 
 def balance(broker: Broker, topics: Sequence[str], dry_run: bool) -> Plan:
-    """Balances all topics, or the given ones. Returns the moves that the active controller begins, or
-    with `dry_run` would begin. Raises CliError.
+    """Balances all topics, or the given ones. Returns the moves that the active controller begins,
+    or with `dry_run` would begin. Raises CliError.
     """
     _require_mqd(broker, "spreads replicas by itself", "use mqd topic reassign")
     requested = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name) for name in topics]
@@ -352,8 +352,8 @@ class _Stall:
 def _watch(
     doing: str, list_remaining: Callable[[], set[Partition]], stall: _Stall, show_progress: bool, planned: int = 0
 ) -> None:
-    """Waits until no partition remains. Shows a progress bar on a terminal, otherwise occasional lines.
-    `planned`: the total, including moves that are done already.
+    """Waits until no partition remains. Shows a progress bar on a terminal, otherwise occasional
+    lines. `planned`: the total, including moves that are done already.
     """
     remaining = with_retries(list_remaining)
     if not remaining:

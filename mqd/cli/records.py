@@ -144,8 +144,8 @@ def envelope(message: Any) -> bytes:
 
 
 def split(stream: BinaryIO, delimiter: bytes) -> Iterator[bytes]:
-    """Yields the pieces between delimiters as they arrive; the end of the stream ends the last piece.
-    Empty pieces are skipped, as in kcat.
+    """Yields the pieces between delimiters as they arrive; the end of the stream ends the last
+    piece. Empty pieces are skipped, as in kcat.
     """
     read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
     rest = b""
@@ -177,7 +177,9 @@ def parse_header(text: str) -> tuple[str, bytes | None]:
 
 
 class Start(msgspec.Struct, frozen=True):
-    """`kind`: beginning | end | offset | tail (`value` offsets before the end) | time (ms since the epoch)."""
+    """`kind`: beginning | end | offset | tail (`value` offsets before the end) | time (ms since the
+    epoch).
+    """
 
     kind: str
     value: int = 0

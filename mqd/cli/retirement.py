@@ -40,7 +40,7 @@ STEP_DESCRIPTIONS = (
 )
 POLL_S = 0.25
 TIMEOUT_MS = 30_000
-FETCH_VERSION_MAX = 12  # the newest that names topics by name
+FETCH_VERSION_MAX = 12  # the newest version that identifies topics by name
 FETCH_BYTES = 1 << 20
 UNREADABLE_MAX = 1_000  # a group that is further behind is assumed to have readable records left
 READ_COMMITTED = 1
@@ -110,11 +110,11 @@ def request(broker: Broker, topic: str, total: int, action: int) -> State:
 
 
 def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Readers], None]) -> tuple[State, Readers]:
-    """Waits until the given step, such as REDIRECTED, is complete, or no partition is being retired.
-    Releases the producers as soon as every group has read to the end. If a group's coordinator cannot
-    be reached, the controller releases the producers after its own timeout. Returns the final state,
-    and the groups that were behind when the producers were released. An interrupt ends only the
-    waiting. Raises CliError.
+    """Waits until the given step, such as REDIRECTED, is complete, or no partition is being
+    retired. Releases the producers as soon as every group has read to the end. If a group's
+    coordinator cannot be reached, the controller releases the producers after its own timeout.
+    Returns the final state, and the groups that were behind when the producers were released. An
+    interrupt ends only the waiting. Raises CliError.
     """
     readers = Readers()
     while True:
@@ -131,8 +131,8 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
 
 
 def is_sealed(cluster: Cluster, state: State) -> bool:
-    """Whether the leaders themselves refuse new records; before that, more records may follow those
-    that groups have read. False if a leader is unreachable.
+    """Whether the leaders themselves refuse new records; until they do, more records may follow
+    those that groups have read. False if a leader is unreachable.
     """
     if -1 in state.leaders:
         return False
@@ -145,8 +145,8 @@ def is_sealed(cluster: Cluster, state: State) -> bool:
 
 
 def groups_behind(cluster: Cluster, state: State) -> Readers:
-    """The groups with records left to read, among the groups that read the partitions or have committed
-    offsets in them. Groups whose coordinator is unreachable are unknown.
+    """The groups with records left to read, among the groups that read the partitions or have
+    committed offsets in them. Groups whose coordinator is unreachable are unknown.
     """
     retired = set(state.partitions)
     readers = Readers()
@@ -163,12 +163,13 @@ def groups_behind(cluster: Cluster, state: State) -> Readers:
 
 
 def _unread_records(cluster: Cluster, row: groups.Progress) -> int:
-    """Records that the group has not read. Offsets after the last record that an application receives
-    do not count: they are transaction markers and records of aborted transactions. A group cannot
-    commit beyond them until another record follows, and none follows while the partition is sealed.
+    """Records that the group has not read. Offsets after the last record that an application
+    receives do not count: they are transaction markers and records of aborted transactions. A group
+    cannot commit beyond them until another record follows, and none follows while the partition is
+    sealed.
     """
     if row.log_end_offset is None:
-        return 1  # not served: unknown
+        return 1  # the partition is not served, so the number is unknown
     next_offset = max(row.committed_offset if row.committed_offset is not None else 0, row.log_start_offset or 0)
     unread = row.log_end_offset - next_offset
     return (

@@ -2,7 +2,7 @@
 and kept in DATA_DIR/secure.
 
     ca.pem, ca.key     the cluster's certificate authority, the same on all of its hosts
-    broker.pem         this broker's key and certificates, renewed at a start if they expire soon
+    broker.pem         this broker's key and certificates, renewed at a start if they are about to expire
     host.pem           the same for connections between the hosts of its cluster
     hosts.allowed      exists if a broker has run here without host.pem: other hosts may have none yet
     admin.properties   the client settings of the user `admin`, with its password
@@ -91,8 +91,8 @@ def _tls_between_hosts(paths: Files) -> str:
 
 
 def _has_been_used(paths: Files) -> bool:
-    """Whether a broker has run in this directory. If it ran without a host certificate, other hosts of
-    its cluster may have none either.
+    """Whether a broker has run in this directory. If it ran without a host certificate, other hosts
+    of its cluster may have none either.
     """
     return paths.broker.exists() or layout(paths.directory.parent).meta_properties.exists()
 
@@ -174,8 +174,8 @@ def _prepare(paths: Files, node_id: int, hosts: list[str], now: datetime.datetim
 
 
 def renew(paths: Files, now: datetime.datetime) -> list[Path]:
-    """Issues new certificates for the broker and its host, with the same names. Returns their files.
-    Raises CliError.
+    """Issues new certificates for the broker and its host, with the same names. Returns their
+    files. Raises CliError.
     """
     from mqd.security import pki
 
@@ -244,7 +244,9 @@ def _admin_settings(paths: Files) -> str:
 
 
 def share(source: Path, data_dir: Path) -> None:
-    """Copies the files that the brokers of a cluster share, from the first one to another. Raises CliError."""
+    """Copies the files that the brokers of a cluster share, from the first one to another. Raises
+    CliError.
+    """
     source_files, target_files = files(source), files(data_dir)
     try:
         target_files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -81,8 +81,8 @@ def plan(
     shift: int,
     is_share: bool = False,
 ) -> list[Move]:
-    """Computes the new offsets: at `start`, or without it `shift` after the committed offset. Offsets
-    outside the log are clamped, with a note. Raises CliError when nothing can move.
+    """Computes the new offsets: at `start`, or without it `shift` after the committed offset.
+    Offsets outside the log are clamped, with a note. Raises CliError when nothing can move.
     """
     committed = positions(cluster, group, is_share)
     offsets = {partition: position.offset for partition, position in committed.items()}

@@ -102,8 +102,8 @@ def alter(cluster: Cluster, name: str, targets: dict[Partition, int]) -> dict[Pa
 
 
 def delete_offsets(cluster: Cluster, name: str, topics: Iterable[str]) -> dict[str, int]:
-    """Deletes the start offsets in topics. Returns topic -> error code, 0 if they were deleted. Raises
-    CliError.
+    """Deletes the start offsets in topics. Returns topic -> error code, 0 if they were deleted.
+    Raises CliError.
     """
     request_class = DeleteShareGroupOffsetsRequest
     request = request_class(group_id=name, topics=[request_class.Topic(topic_name=topic) for topic in topics])

@@ -39,8 +39,8 @@ class Unsizable(ValueError):
 
 
 class Figures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """sizing.json: the costs on one core of the named machine: size of the batch or response in bytes
-    -> CPU-µs.
+    """sizing.json: the costs on one core of the named machine: size of the batch or response in
+    bytes -> CPU-µs.
     """
 
     source: str
@@ -296,7 +296,9 @@ def _add_cores(sheet: _Sheet, load: Load, figures: Figures) -> None:
 
 
 def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[str, int]:
-    """Returns the hosts that each resource requires. Adds the number of hosts and the load of each host."""
+    """Returns the hosts that each resource requires. Adds the number of hosts and the load of each
+    host.
+    """
     put, free = sheet.put, 1 - load.headroom
     copies, log = load.replication, sheet["log"]
     speedup_max = max(speedup(figures, count) for count in range(1, host.cores + 1))

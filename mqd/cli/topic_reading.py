@@ -67,8 +67,8 @@ class Reader:
             self._down_since = time.monotonic()
 
     def _check_connection(self, exit_at_end: bool) -> None:
-        """Handles an outage. Raises CliError if the reader waits for the end of the partitions, because it
-        would wait forever; otherwise reports the outage once.
+        """Handles an outage. Raises CliError if the reader waits for the end of the partitions,
+        because it would wait forever; otherwise reports the outage once.
         """
         now = time.monotonic()
         if self._down_since is not None:
@@ -147,8 +147,8 @@ class Reader:
         self.consumer.assign([TopicPartition(self.topic, index, offset) for index, offset in offsets.items()])
 
     def _find_stops(self) -> None:
-        """Finds where each partition ends, once the time of `stop` has passed: records that are written
-        later have later timestamps.
+        """Finds where each partition ends, once the time of `stop` has passed: records that are
+        written later have later timestamps.
         """
         if self._until_ms is None or self._has_all_stops or not self._open_partitions or now_ms() < self._until_ms:
             return
@@ -199,12 +199,16 @@ class Reader:
             self._find_stops()
 
     def _end_partition(self, partition: int) -> None:
-        """Stops reading the partition: its later messages would hide that another partition is silent."""
+        """Stops reading the partition: its later messages would hide that another partition is
+        silent.
+        """
         self._open_partitions.discard(partition)
         self.consumer.pause([TopicPartition(self.topic, partition)])
 
     def _handle(self, message: Any, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None) -> bool:
-        """Returns whether batches() yields the message: not a record after a stop, and not an event."""
+        """Returns whether batches() yields the message: not a record after a stop, and not an
+        event.
+        """
         error, partition = message.error(), message.partition()
         if error is None:
             self._next_offsets[partition] = message.offset() + 1

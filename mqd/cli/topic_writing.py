@@ -1,4 +1,6 @@
-"""Writes to a topic: one librdkafka producer, counted outcomes, memory bounded by its queue."""
+"""Writes to a topic with one librdkafka producer: counts outcomes; the producer's queue bounds
+memory.
+"""
 
 import time
 from typing import Any
@@ -11,7 +13,7 @@ from mqd.cli.librdkafka import base_config, explain_kafka
 
 _QUEUE_FULL_WAIT_S = 0.1
 _FLUSH_STEP_S = 0.2  # flush() cannot be interrupted, so it is called for at most this long at a time
-_INTERRUPTED_S = 1.0  # how long queued records may still take after an interruption
+_INTERRUPTED_S = 1.0  # how long to wait for queued records after an interruption
 
 
 class Writer:
@@ -78,8 +80,8 @@ class Writer:
         headers: list[tuple[str, bytes | None]],
         partition: int,
     ) -> None:
-        """Queues one record; waits while the queue is full. A record that librdkafka refuses because it
-        is too large is counted as failed. Raises KafkaException.
+        """Queues one record; waits while the queue is full. A record that librdkafka refuses
+        because it is too large is counted as failed. Raises KafkaException.
         """
         options: dict[str, Any] = {"partition": partition} if partition >= 0 else {}
         if headers:

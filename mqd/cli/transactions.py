@@ -93,7 +93,7 @@ def _list(broker: Broker, request: ListTransactionsRequest) -> list[Any]:
 
 
 def _describe_all(broker: Broker, names: list[str], unavailable: dict[str, int]) -> list[Any]:
-    """Describes the transactions that exist. Those with a coordinator that has just changed are added to
+    """Describes the transactions that exist. Ids whose coordinator has just changed are added to
     `unavailable`, with the error.
     """
     descriptions = []
@@ -114,9 +114,9 @@ def _describe_all(broker: Broker, names: list[str], unavailable: dict[str, int])
 def all_transactions(
     cluster: Cluster, states: Iterable[str], longer_than_ms: int
 ) -> tuple[list[Transaction], list[str]]:
-    """Returns the transactions, those that have been open longest first, then by name. `longer_than_ms`
-    -1: all, including those that are not open. Also returns the ids that no coordinator described,
-    because their coordinators were changing.
+    """Returns the transactions, those that have been open longest first, then by name.
+    `longer_than_ms` -1: all, including those that are not open. Also returns the ids that no
+    coordinator described, because their coordinators were changing.
     """
     transactions, unavailable, now = [], dict[str, int](), now_ms()
     for broker in cluster.nodes():
@@ -174,11 +174,10 @@ def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[Op
 
 
 def by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
-    """Producer id -> its transaction, if a coordinator knows one. A producer id in records that were
-    redirected from a retired partition (mqd.protocol.redirected) is mapped back to the id of the
-    producer that sent them.
-    Raises CliError when a coordinator cannot be reached: it may know a transaction that the others
-    do not, and have decided to commit it.
+    """Producer id -> its transaction, if a coordinator knows one. A producer id in records that
+    were redirected from a retired partition (mqd.protocol.redirected) is mapped back to the id of
+    the producer that sent them. Raises CliError when a coordinator cannot be reached: it may know a
+    transaction that the others do not, and have decided to commit it.
     """
     origins = {producer_id: origin_of(producer_id)[0] for producer_id in producer_ids}
     origin_ids = sorted(set(origins.values()))
@@ -246,8 +245,9 @@ def check_open(transaction: Transaction) -> None:
 def find_open_transaction(
     cluster: Cluster, topic: str, index: int, start_offset: int | None, producer_id: int | None
 ) -> tuple[OpenProducer, Transaction | None]:
-    """The transaction that begins at this offset, or belongs to this producer, and the coordinator's
-    view of the producer. Raises CliError if there is none, or if its outcome is decided.
+    """The transaction that begins at this offset, or belongs to this producer, and the
+    coordinator's view of the producer. Raises CliError if there is none, or if its outcome is
+    decided.
     """
     if index not in cluster.topics([topic]).get(topic, {}):
         raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")

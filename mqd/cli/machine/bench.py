@@ -34,8 +34,8 @@ def command() -> None:
 def disk_(directory: Path | None, size_mib: int, seconds: float, output_format: str) -> None:
     """Measure how fast the disk of DIRECTORY flushes, writes and reads: acks=all depends on it.
 
-    DIRECTORY is by default the data directory of `mqd up`, or where it would be. Nothing is left
-    there.
+    DIRECTORY defaults to the data directory of `mqd up`, or to its nearest existing parent. No file
+    is left there.
     """
     target = directory or default_data_dir()
     while directory is None and not target.exists():

@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 class Journal:
-    """Entries in the order of the changes. Raises CliError where the file is not a journal."""
+    """Entries in the order of the changes. Raises CliError if the file is not a journal."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +63,7 @@ class Journal:
         return entries
 
     def write(self) -> None:
-        """The file is on disk when this returns."""
+        """Writes the journal, which is on disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.entries:
             self.path.unlink(missing_ok=True)
@@ -97,7 +97,7 @@ def _resolve(root: Path, path: str) -> Path:
 
 
 def _write(path: Path, value: str) -> str:
-    """Returns "", or why it failed: the kernel may refuse a value, or set another one."""
+    """Returns "", or the reason for a failure: the kernel may refuse a value, or set another one."""
     try:
         with open(path, "w") as file:
             file.write(value)
@@ -124,8 +124,8 @@ def apply(root: Path, journal: Journal, settings: Iterable[Setting]) -> list[Out
 
 
 def undo(root: Path, journal: Journal) -> list[Outcome]:
-    """Restores the settings. Settings that could not be restored stay in the journal; those that another
-    program has changed do not.
+    """Restores the settings. Settings that could not be restored stay in the journal; those that
+    another program has changed do not.
     """
     outcomes, kept = [], []
     for entry in reversed(journal.entries):

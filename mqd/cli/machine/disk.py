@@ -44,8 +44,8 @@ class Figures(NamedTuple):
 
 
 def percentile(ordered: list[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed. `ordered` ascends and
-    is not empty.
+    """The smallest value that at least this share of the values does not exceed. `ordered` ascends
+    and is not empty.
     """
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
@@ -73,7 +73,9 @@ class _Bench:
         os.close(self._read_fd)
 
     def run(self) -> Figures:
-        os.posix_fallocate(self._fd, 0, self._size_bytes)  # like a segment, so that a flush writes no new length
+        os.posix_fallocate(
+            self._fd, 0, self._size_bytes
+        )  # like a segment, so that a flush need not write a new file length
         os.fsync(self._fd)
         write_bytes_s = self._write()
         single, commit = self._flushes(RECORD_BYTES), self._flushes(COMMIT_BYTES)
@@ -136,7 +138,9 @@ def check_space(directory: Path, size_bytes: int) -> None:
 
 
 def measure(directory: Path, size_bytes: int, seconds: float, patience_s: float = PATIENCE_S) -> Figures:
-    """Takes about `seconds`, and uses `size_bytes` of space. Raises CliError, also if the disk hangs."""
+    """Takes about `seconds`, and uses `size_bytes` of space. Raises CliError, also if the disk
+    hangs.
+    """
     outcome: list[Figures | OSError] = []
 
     def run() -> None:
@@ -149,7 +153,7 @@ def measure(directory: Path, size_bytes: int, seconds: float, patience_s: float 
         except OSError as error:
             outcome.append(error)
 
-    # a call that hangs in the kernel cannot be interrupted, but the process can end without it
+    # a call that hangs in the kernel cannot be interrupted, but the process can exit without waiting for it
     thread = threading.Thread(target=run, name="bench-disk", daemon=True)
     thread.start()
     thread.join(seconds + patience_s)

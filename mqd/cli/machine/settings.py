@@ -27,8 +27,8 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
 class Setting(NamedTuple):
-    """`writes`: file -> text that `mqd tune --apply` writes to it. If it is empty, `how` describes the
-    change, if one is needed. `is_risk`: the current value puts records at risk.
+    """`writes`: file -> text that `mqd tune --apply` writes to it. If it is empty, `how` describes
+    the change, if one is needed. `is_risk`: the current value puts records at risk.
     """
 
     name: str

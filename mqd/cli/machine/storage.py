@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 
 class FileSystem(NamedTuple):
-    """`device`: major:minor. `options`: mount and file-system options by name; "" for an option without a value."""
+    """`device`: major:minor. `options`: mount and file-system options by name; "" for an option
+    without a value.
+    """
 
     kind: str
     mount_point: Path
@@ -52,8 +54,8 @@ def _options(*lists: str) -> dict[str, str]:
 
 
 def file_system_of(root: Path, directory: Path) -> FileSystem | None:
-    """The innermost mounted file system that contains `directory`, which is an absolute path without
-    symbolic links. None: not known.
+    """The innermost mounted file system that contains `directory`, which is an absolute path
+    without symbolic links. None: not known.
     """
     best: FileSystem | None = None
     for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():
@@ -71,8 +73,8 @@ def file_system_of(root: Path, directory: Path) -> FileSystem | None:
 
 
 def devices_of(root: Path, major_minor: str) -> list[Device]:
-    """The device and the devices that it consists of: an array and its disks, a volume and the devices below
-    it. A partition is represented by its disk. Empty: not a block device.
+    """The device and the devices that it consists of: an array and its disks, a volume and the
+    devices below it. A partition is represented by its disk. Empty: not a block device.
     """
     devices: dict[str, Device] = {}
 

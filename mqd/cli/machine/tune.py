@@ -105,11 +105,11 @@ def command(
     root: Path,
     output_format: str,
 ) -> int:
-    """Check whether the settings of this machine suit a broker: the present value, the wanted one, and
-    why.
+    """Check whether the settings of this machine suit a broker: shows the current value, the wanted
+    value, and why.
 
-    Nothing is changed without --apply. What --apply changes is lost when the machine restarts;
-    until then --undo restores it. mqd up never changes any of this.
+    Nothing is changed without --apply. The changes of --apply are lost when the machine restarts;
+    until then, --undo reverts them. mqd up never changes these settings.
 
     Exit status: 0 if every setting is as wanted, 1 otherwise.
     """

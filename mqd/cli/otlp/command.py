@@ -1,5 +1,5 @@
-"""`mqd otel`: sends a broker's metrics to an OpenTelemetry collector, from a separate process, so that
-the broker imports no OpenTelemetry code and never waits for a collector.
+"""`mqd otel`: sends a broker's metrics to an OpenTelemetry collector, from a separate process, so
+that the broker imports no OpenTelemetry code and never waits for a collector.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Export:
         self._conversion = Conversion()
 
     def once(self) -> str:
-        """Sends the present metrics. Returns the error, or ""."""
+        """Sends the current metrics. Returns "", or the error."""
         from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, ResourceMetrics, ScopeMetrics
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -78,10 +78,10 @@ class Export:
 def command(data_dir: Path | None, endpoint: str, every: float, once: bool) -> None:
     """Send the metrics of a broker on this host to an OpenTelemetry collector (OTLP over HTTP).
 
-    Run it next to the broker, under the same supervisor. It reads the metrics page with the token and the
-    CA of the data directory. Headers, certificates, compression and attributes of the resource are set by
-    OpenTelemetry's environment variables: OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE,
-    OTEL_EXPORTER_OTLP_COMPRESSION, OTEL_RESOURCE_ATTRIBUTES.
+    Run it next to the broker, under the same supervisor. It reads the metrics page with the token
+    and the CA of the data directory. Headers, certificates, compression and attributes of the
+    resource are set by OpenTelemetry's environment variables: OTEL_EXPORTER_OTLP_HEADERS,
+    OTEL_EXPORTER_OTLP_CERTIFICATE, OTEL_EXPORTER_OTLP_COMPRESSION, OTEL_RESOURCE_ATTRIBUTES.
     """
     url = address(endpoint)
     try:

@@ -27,8 +27,8 @@ _Key = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Conversion:
-    """Converts the successive scrapes of one broker. Keeps the start time of each counter: that of
-    the first scrape, or of the last scrape before the value fell (the broker restarted).
+    """Converts the successive scrapes of one broker. Keeps the start time of each counter: the time
+    of the first scrape, or of the last scrape before the value fell because the broker restarted.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,8 @@
-"""Profiles, the clusters a user has named: ~/.config/mqd/profiles.json, which may be edited by hand.
+"""Profiles, the clusters a user has named: ~/.config/mqd/profiles.json, which may be edited by
+hand.
 
-{"production": {"bootstrap": "10.0.0.1:9092,10.0.0.2:9092", "client_config": "/home/me/admin.properties"}}
+{"production": {"bootstrap": "10.0.0.1:9092,10.0.0.2:9092", "client_config":
+"/home/me/admin.properties"}}
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ def get(name: str) -> Profile:
 
 @contextlib.contextmanager
 def edit() -> Iterator[dict[str, Profile]]:
-    """The profiles, which are written when the block ends without an error. Locks out other commands.
-    Raises CliError.
+    """Yields the profiles, and writes them if the block ends without an error. Locks out other
+    commands. Raises CliError.
     """
     file = path()
     try:

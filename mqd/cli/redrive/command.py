@@ -49,12 +49,12 @@ def redrive(
 ) -> None:
     """Move the records of dead letters back to the topics that they came from.
 
-    Takes the letters that are in DEAD_LETTER_TOPIC now and were not moved before. If it is killed,
-    the same command resumes it; each record is moved once for consumers with read_committed. Every
+    Takes the letters that are in DEAD_LETTER_TOPIC now and were not moved before. If the command is
+    killed, run it again to resume; consumers with read_committed see each record moved once. Every
     share group of the source topic gets the record, not only the one that dead-lettered it.
 
-    The record of which letters were moved expires offsets.retention.minutes (7 days by default) after
-    the last redrive with these options; then the same letters are moved again.
+    The record of which letters were moved expires offsets.retention.minutes (7 days by default)
+    after the last redrive with these options; then the same letters are moved again.
     """
     from mqd.cli.redrive.moving import Redrive
 

@@ -45,8 +45,8 @@ class Source(NamedTuple):
 
 
 class Outcome:
-    """`moved`: (topic, group, error message) -> number of records. `refused`: reason -> number of letters.
-    `first_refused`: reason -> (partition, offset) of the first letter.
+    """`moved`: (topic, group, error message) -> number of records. `refused`: reason -> number of
+    letters. `first_refused`: reason -> (partition, offset) of the first letter.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,9 @@ def to_stored_record(message: Any) -> StoredRecord:
 
 
 class Redrive:
-    """`with Redrive(...) as redrive: redrive.run(...)`. Not thread-safe. Raises CliError, KafkaException."""
+    """`with Redrive(...) as redrive: redrive.run(...)`. Not thread-safe. Raises CliError,
+    KafkaException.
+    """
 
     def __init__(self, bootstrap: str, topic: str, letter_filter: Filter, is_dry_run: bool) -> None:
         self.topic, self.letter_filter, self.is_dry_run = topic, letter_filter, is_dry_run
@@ -108,7 +110,9 @@ class Redrive:
             self._writer.close()
 
     def run(self, limit: int | None, rate: int | None) -> None:
-        """Moves the letters that the topic has now, at most `limit` letters and `rate` letters a second."""
+        """Moves the letters that the topic has now, at most `limit` letters and `rate` letters a
+        second.
+        """
         partitions = sorted(metadata(self._consumer, self.topic).topics[self.topic].partitions)
         if self._writer is not None:
             self._writer.begin()

@@ -18,9 +18,9 @@ GROUP_PREFIX = "mqd-redrive:"  # followed by TOPIC?FILTER; neither a topic nor a
 COUNT = "mqd-redriven"  # header: how many times the record was redriven
 COUNT_MAX = 3
 REASONS = {"rejected": REJECTED, "exhausted": EXHAUSTED}
-CLOCK_SKEW_MAX_MS = 60_000  # by how much a producer's clock may be ahead of the broker's
+CLOCK_SKEW_MAX_MS = 60_000  # how far a producer's clock may be ahead of the broker's
 
-# why a letter is not moved
+# the reasons why letters are not moved
 NOT_A_LETTER = "not a dead letter: its headers do not name a record"
 LOOP = "its source topic takes dead letters itself"
 TOO_OFTEN = f"already redriven {COUNT_MAX} times"
@@ -83,7 +83,9 @@ class Filter(NamedTuple):
 
 
 class EarlierRedrive(NamedTuple):
-    """Another redrive of the topic, which has handled the letters below its positions (by partition)."""
+    """Another redrive of the topic, which has handled the letters below its positions (by
+    partition).
+    """
 
     filter: Filter
     positions: Mapping[int, int]
@@ -96,7 +98,9 @@ def group_of(topic: str, letter_filter: Filter) -> str:
 
 
 def filter_of(group: str, topic: str) -> Filter | None:
-    """The filter of a redrive of `topic`, from the name of its group. None if the group is not a redrive's."""
+    """The filter of a redrive of `topic`, from the name of its group. None if the group is not a
+    redrive's.
+    """
     name, _, query = group.partition("?")
     if name != GROUP_PREFIX + topic:
         return None
@@ -133,8 +137,9 @@ def is_moved(letter: StoredRecord, origin: Origin, earlier: Iterable[EarlierRedr
 
 
 def needs_source(letter: StoredRecord) -> bool:
-    """Whether the record must be read from its topic, because the letter has no copy of it. A copy of
-    a record without key, value and headers looks the same; reading that record again does no harm.
+    """Whether the record must be read from its topic, because the letter has no copy of it. A copy
+    of a record without key, value and headers looks the same; reading that record again does no
+    harm.
     """
     return letter.key is None and letter.value is None and not _application_headers(letter.headers)
 
@@ -142,10 +147,10 @@ def needs_source(letter: StoredRecord) -> bool:
 def record_of(
     letter: StoredRecord, origin: Origin, source: StoredRecord | None, from_dead_letter_topic: bool
 ) -> NewRecord | str:
-    """The record to write, or the reason why none is written. `source`: the original record, if it is
-    needed and still exists. `from_dead_letter_topic`: the source topic takes dead letters. A record
-    that is moved there would become a dead letter without headers, or, if two topics take each
-    other's letters, be redriven back and forth.
+    """The record to write, or the reason why none is written. `source`: the original record, if it
+    is needed and still exists. `from_dead_letter_topic`: the source topic takes dead letters. A
+    record that is moved there would become a dead letter without headers, or, if two topics take
+    each other's letters, be redriven back and forth.
     """
     if from_dead_letter_topic:
         return LOOP
@@ -169,6 +174,8 @@ def _application_headers(headers: Headers) -> Headers:
 
 
 def _redrive_count(headers: Headers) -> int:
-    """How many times the record was redriven. Headers that are not numbers are ignored: no redrive wrote them."""
+    """How many times the record was redriven. Headers that are not numbers are ignored: no redrive
+    wrote them.
+    """
     texts = [value or b"" for name, value in headers if name == COUNT]
     return max((int(text) for text in texts if text.isdigit() and len(text) < 10), default=0)

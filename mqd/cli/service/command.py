@@ -77,15 +77,17 @@ def _other_log_dirs(config_file: Path | None, data_dir: Path) -> list[Path]:
 
 
 def _read_paths(program: list[str], config_file: Path | None) -> list[Path]:
-    """The paths that the service reads: its program, the interpreter's installation, to which a virtual
-    environment links, and the configuration.
+    """The paths that the service reads: its program, the interpreter's installation, to which a
+    virtual environment links, and the configuration.
     """
     paths = [Path(program[0]), Path(sys.base_prefix), *([config_file] if config_file is not None else [])]
     return [*paths, *(path.resolve() for path in paths)]
 
 
 def _make_directories(user: str, directories: list[Path]) -> None:
-    """Creates missing directories: systemd refuses to start a unit that names directories which do not exist."""
+    """Creates missing directories: systemd refuses to start a unit that names directories which do
+    not exist.
+    """
     for directory in directories:
         if directory.exists():
             continue
@@ -180,8 +182,8 @@ def uninstall(name: str) -> None:
 def status(ctx: click.Context, name: str, output_format: str | None) -> int:
     """Show systemd's view of the service. `mqd status` shows more about the broker.
 
-    Exit status: 0 if the service is running, 1 if it is starting, stopping or has failed, 3 if it is
-    not running or does not exist.
+    Exit status: 0 if the service is running, 1 if it is starting, stopping or has failed, 3 if it
+    is not running or does not exist.
     """
     unit = f"{_check_name(name)}.service"
     text = _run("systemctl", "show", unit, f"--property={','.join(_SHOWN)}")

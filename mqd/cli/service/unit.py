@@ -90,7 +90,9 @@ def _is_state_directory(data_dir: Path) -> bool:
 
 
 def required_dirs(data_dir: Path, other_log_dirs: Sequence[Path]) -> list[Path]:
-    """The directories that must exist before the service starts, because systemd does not create them."""
+    """The directories that must exist before the service starts, because systemd does not create
+    them.
+    """
     outside = [path for path in other_log_dirs if not path.is_relative_to(data_dir)]
     return outside if _is_state_directory(data_dir) else [data_dir, *outside]
 
@@ -111,8 +113,8 @@ def unit(
     other_log_dirs: Sequence[Path] = (),
     read_paths: Sequence[Path] = (),
 ) -> str:
-    """`start`: the program and its arguments. `other_log_dirs`: log directories outside the data directory.
-    `read_paths`: files and directories that the service reads. All paths are absolute.
+    """`start`: the program and its arguments. `other_log_dirs`: log directories outside the data
+    directory. `read_paths`: files and directories that the service reads. All paths are absolute.
     """
     below_home = any(path.is_relative_to(home) for path in (data_dir, *other_log_dirs, *read_paths) for home in HOMES)
     return _UNIT.format(

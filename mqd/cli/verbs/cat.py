@@ -1,9 +1,9 @@
-"""`mqd cat`: kcat's options and kcat's output, so that habits and scripts carry over. Its behaviour was
-compared with that of kcat 1.7.1.
+"""`mqd cat`: kcat's options and kcat's output, so that habits and scripts carry over. Its behaviour
+was compared with that of kcat 1.7.1.
 
-Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset even with -D; -Z prints
-NULL for null and not for empty; wrong usage is exit code 2. The other exit codes are kcat's: 0 done,
-1 failed, also when no broker can be reached.
+Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset even with -D; -Z
+prints NULL for null values but not for empty values; wrong usage is exit code 2. The other exit
+codes are kcat's: 0 done, 1 failed, also when no broker can be reached.
 """
 
 import contextlib

@@ -30,8 +30,8 @@ def command() -> None:
 @_DATA_DIR
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def status(data_dir: Path | None, output_format: str) -> int:
-    """Show until when the certificates are valid. Exit status 1: one has expired, or will within ten
-    days.
+    """Show until when the certificates are valid. Exit status 1: a certificate has expired, or will
+    expire within ten days.
     """
     from mqd.cli import secure
     from mqd.security import pki
@@ -62,8 +62,8 @@ def status(data_dir: Path | None, output_format: str) -> int:
 @command.command("renew")
 @_DATA_DIR
 def renew(data_dir: Path | None) -> int:
-    """Renew the broker's certificates now: for connections of clients and of other hosts. A running
-    broker uses them within seconds; open connections continue.
+    """Renew the broker's certificates now, both for clients and for other hosts. A running broker
+    uses the new certificates within seconds; open connections continue.
     """
     from mqd.cli import secure
 
@@ -81,8 +81,8 @@ def host(node_id: int, out: Path, data_dir: Path | None) -> int:
     """Make the certificate and key with which host NODE_ID authenticates to other hosts, in one PEM
     file.
 
-    For hosts that do not have ca.key: copy the file to DATA_DIR/secure/host.pem of that host. A host
-    with ca.key makes its own at its start.
+    For hosts that do not have ca.key: copy the file to DATA_DIR/secure/host.pem of that host. A
+    host with ca.key makes its own certificate when it starts.
     """
     from mqd.cli.verbs.client_config import save
     from mqd.security import pki
@@ -100,9 +100,9 @@ def host(node_id: int, out: Path, data_dir: Path | None) -> int:
 @command.command("require")
 @_DATA_DIR
 def require(data_dir: Path | None) -> int:
-    """From its next start on, let this broker refuse hosts that do not encrypt. Only for brokers that
-    were secured by an earlier release: run it when all hosts run this release. Brokers secured by
-    this release already refuse such hosts.
+    """From its next start on, let this broker refuse hosts that do not encrypt. Only for brokers
+    that were secured by an earlier release: run it when all hosts run this release. Brokers secured
+    by this release already refuse such hosts.
     """
     paths = _secured_files(data_dir)
     if not paths.host.exists():

@@ -33,7 +33,9 @@ command.add_command(invite)
 
 
 def _is_closed(settings: Settings, nodes: list[int]) -> bool:
-    """Whether the broker is a cluster's only host, and does not listen for other hosts. Raises CliError."""
+    """Whether the broker is a cluster's only host, and does not listen for other hosts. Raises
+    CliError.
+    """
     if len(nodes) != 1:
         return False
     from mqd.cli.kafka_request import Broker, check
@@ -74,7 +76,7 @@ def _wait(settings: Settings, seconds: float) -> None:
     while not _is_complete(settings):
         if time.monotonic() > deadline:
             raise CliError(f"after {seconds:g} s something is still missing; mqd cluster status shows what")
-        time.sleep(0.25)  # polling: it depends on other hosts
+        time.sleep(0.25)  # polling: the state depends on other hosts
 
 
 @command.command("status")
@@ -87,7 +89,9 @@ def _wait(settings: Settings, seconds: float) -> None:
     help="First wait until every broker is in service and every replica in sync; an error after SECONDS.",
 )
 def status(settings: Settings, wait_s: float | None) -> None:
-    """Show an overview of the cluster: its id, its active controller, its brokers, and what is missing."""
+    """Show an overview of the cluster: its id, its active controller, its brokers, and what is
+    missing.
+    """
     if wait_s is not None:
         _wait(settings, wait_s)
     from mqd.cli import offline_replicas as offline
@@ -177,8 +181,8 @@ def brokers(settings: Settings) -> None:
 @command.command("controller")
 @options
 def controller(settings: Settings) -> None:
-    """Show the quorum of controllers as its leader sees it: voters and observers, and how far each has
-    fetched.
+    """Show the quorum of controllers as its leader sees it: voters and observers, and how far each
+    has fetched.
     """
     state = ClusterState(settings)
     replicas = state.replicas()
@@ -232,8 +236,8 @@ def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
         raise CliError(f"the quorum does not know node {node}; mqd cluster controller shows which nodes it knows")
     if len(replicas) > 1:
         raise CliError(
-            f"node {node} is known with several directories ({', '.join(replica['directory'] for replica in replicas)}); say which"
-            " with --directory"
+            f"node {node} is known with several directories"
+            f" ({', '.join(replica['directory'] for replica in replicas)}); choose one with --directory"
         )
     return _directory(settings, node, replicas[0]["directory"])
 
@@ -261,8 +265,8 @@ def add_voter(settings: Settings, node: int, directory: str | None) -> None:
 @click.argument("node", type=click.IntRange(0))
 @click.option("--directory", help="Id of its metadata directory, when the node is known with more than one.")
 def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
-    """Remove NODE from the voters of the quorum; it continues as an observer, if it is running. One change at
-    a time.
+    """Remove NODE from the voters of the quorum; it continues as an observer, if it is running. One
+    change at a time.
     """
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import RemoveRaftVoterRequest
@@ -325,7 +329,9 @@ def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
 @options
 @click.argument("node", type=click.IntRange(0))
 def forget(settings: Settings, node: int) -> None:
-    """Remove NODE, which has been stopped permanently and has no replicas, from the list of brokers."""
+    """Remove NODE, which has been stopped permanently and has no replicas, from the list of
+    brokers.
+    """
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import UnregisterBrokerRequest
 
@@ -344,8 +350,8 @@ def forget(settings: Settings, node: int) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would move, without moving anything.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until all moves are done.")
 def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait: bool) -> None:
-    """Spread replicas and leaderships of all topics, or of the given ones, evenly over the brokers, for
-    example after a host has joined.
+    """Spread replicas and leaderships of all topics, or of the given ones, evenly over the brokers,
+    for example after a host has joined.
 
     The active controller remembers the remaining moves. A new active controller only completes the
     moves in progress: in that case, run this command again; the balance continues from there.
@@ -407,11 +413,11 @@ def _emit_voters(settings: Settings, text: str) -> None:
     "--dry-run", is_flag=True, help="Show what each host supports and what would be raised, without raising anything."
 )
 def upgrade(settings: Settings, dry_run: bool) -> None:
-    """Enable the features of the newest version of mqd, when every host runs it. Until then hosts of
-    two versions work together; afterwards hosts of the older version are refused.
+    """Enable the features of the newest version of mqd, once every host runs it. Until then, hosts
+    of two versions work together; afterwards, hosts of the older version are refused.
 
-    Each feature is raised to the newest level that any host supports. While some hosts do not support
-    it, the command fails and names them.
+    Each feature is raised to the newest level that any host supports. While some hosts do not
+    support it, the command fails and names them.
     """
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import UpdateFeaturesRequest
@@ -531,8 +537,8 @@ def local(
 ) -> None:
     """Start a cluster on this machine, in the foreground, for trying things out.
 
-    Each broker has its own address and data directory, and is an ordinary broker: any of them can be
-    stopped, killed or restarted while the cluster runs. Ctrl-C stops all.
+    Each broker has its own address and data directory, and is an ordinary broker: any of them can
+    be stopped, killed or restarted while the cluster runs. Ctrl-C stops all.
     """
     import shlex
     import signal

@@ -54,7 +54,9 @@ def _resource(admin: Any, text: str) -> Any:
 @click.argument("keys", nargs=-1, metavar="[KEY...]")
 @click.option("--all", "everything", is_flag=True, help="Also show properties with their default value.")
 def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bool) -> None:
-    """Show the configuration of topic/NAME, group/NAME or broker/ID: what was set, or the given KEYs."""
+    """Show the configuration of topic/NAME, group/NAME or broker/ID: what was set, or the given
+    KEYs.
+    """
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigSource
 

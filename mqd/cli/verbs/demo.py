@@ -60,8 +60,8 @@ def _text_or_none(text: str) -> str | None:
 
 
 def _open_with_signals_blocked(file: Path) -> zipfile.ZipFile:
-    """Opens the archive with signals blocked: Ctrl-C within the constructor would leave an object
-    whose destructor prints an error.
+    """Opens the archive with signals blocked, because Ctrl-C within the constructor would leave an
+    object whose destructor prints an error.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
@@ -367,8 +367,8 @@ class _Consumer(threading.Thread):
 
 
 def consume(bootstrap: str, expected: dict[int, int], progress: Progress) -> tuple[Digest, float]:
-    """Reads everything back with two consumers, half of the partitions each. Returns a digest of the
-    records, and the duration in seconds. `expected`: partition -> number of records.
+    """Reads everything back with two consumers, half of the partitions each. Returns a digest of
+    the records, and the duration in seconds. `expected`: partition -> number of records.
     """
     started = time.monotonic()
     consumers = []

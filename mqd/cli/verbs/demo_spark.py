@@ -55,8 +55,8 @@ ATTEMPTS_MAX = 5
 
 
 class Window(msgspec.Struct, frozen=True):
-    """An airport's flights of one hour, as read from Parquet. Delays in minutes; None if all flights
-    were cancelled.
+    """An airport's flights of one hour, as read from Parquet. Delays in minutes; None if all
+    flights were cancelled.
     """
 
     origin: str
@@ -198,7 +198,7 @@ def _wait_until_complete(query: StreamingQuery, restart: Callable[[], StreamingQ
 
     for attempts_left in reversed(range(ATTEMPTS_MAX)):
         try:
-            query.processAllAvailable()  # one batch more than the records need: it emits the last windows
+            query.processAllAvailable()  # runs one batch after the last records: it emits the last windows
             return query
         except StreamingQueryException as error:
             if not attempts_left or not any(message in str(error) for message in OVERLOAD_MESSAGES):

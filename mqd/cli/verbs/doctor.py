@@ -84,7 +84,7 @@ def _last_errors(logs: Path) -> list[Finding]:
 
 
 def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
-    """Takes a second sample where the first one cannot distinguish slow from stuck.
+    """Takes a second sample if the first sample cannot distinguish slow from stuck.
     Raises OSError, ValueError.
     """
     from mqd.cli.cluster_view import Partitions
@@ -93,7 +93,7 @@ def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
     findings = diagnosis.metric_findings(samples, now_ms() / 1000, str(data_dir))
     try:
         with_one_replica = Partitions(settings).with_one_replica
-    except CliError:  # the queries to the cluster report it
+    except CliError:  # _cluster() reports it
         with_one_replica = frozenset()
     if diagnosis.waiting_for_flushes(samples, with_one_replica):
         time.sleep(diagnosis.FLUSH_S)

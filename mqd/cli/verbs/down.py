@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def _find_by_keeper(tool: KeeperTool) -> tuple[int, int]:
-    """(pid, pidfd) of supervisord, or of a keeper that runs without supervisord. Raises KeeperError,
-    ProcessLookupError.
+    """(pid, pidfd) of supervisord, or of a keeper that runs without supervisord. Raises
+    KeeperError, ProcessLookupError.
     """
     from mqd.shm.tools import supervisor_of
 
@@ -133,7 +133,7 @@ def command(ctx: click.Context, data_dir: Path | None, timeout_s: float, output_
     if supervisor is None:
         if not is_locked(paths.lock):
             raise CliError(f"no broker is running in {paths.data_dir}", EXIT_UNREACHABLE)
-        pid, pidfd = None, None  # its processes are ending by themselves
+        pid, pidfd = None, None  # its processes are already exiting
     else:
         pid, pidfd = supervisor
         try:

@@ -123,8 +123,8 @@ def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -
 
 
 def member_labels(group: "Group") -> dict[str, str]:
-    """Member id -> a short unique label: the member's instance id or client id; if several members
-    share it, followed by the beginning of the rest of the member id.
+    """Member id -> a short unique label: the member's instance id or client id. If several members
+    share it, enough of the rest of the member id is appended to tell them apart.
     """
     same_name: dict[str, list[Member]] = {}
     for member in group.members:
@@ -288,7 +288,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
                     .results[0]
                     .error_code
                 )
-            except CliError as problem:  # the others may have reachable coordinators
+            except CliError as problem:  # the coordinators of the other groups may be reachable
                 failures.append(f"group {name}: {problem.message}")
                 exit_code = max(exit_code, problem.exit_code)
                 continue
@@ -334,7 +334,8 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
     help="Time in which the backlog should be read as well.",
 )
 def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: float) -> None:
-    """Compute how many members or partitions GROUP needs for the rate at which its topics are written.
+    """Compute how many members or partitions GROUP needs for the rate at which its topics are
+    written.
 
     The capacity of a member is the rate at which an always busy member reads, measured between two
     samples of the committed offsets.
@@ -431,8 +432,8 @@ def seek(
 ) -> None:
     """Move the committed offsets of GROUP, or the start offsets of a share group.
 
-    This applies to all partitions with offsets of the group, or to those of the given topics. Without
-    --execute it only shows what would change.
+    This applies to all partitions with offsets of the group, or to those of the given topics.
+    Without --execute it only shows what would change.
     """
     from datetime import datetime
 
@@ -503,13 +504,12 @@ def _show_moves(name: str, moves: list[Any], failed: dict[Any, str], execute: bo
             (move.topic, move.partition, old, new, moved, failed.get((move.topic, move.partition)) or move.note)
         )
     emit_table(("TOPIC", "PARTITION", "OLD OFFSET", "NEW OFFSET", "MOVED", ""), rows)
-    count = sum(1 for move in moves if move.new is not None and move.new != move.old)
+    moved_count = sum(1 for move in moves if move.new is not None and move.new != move.old)
     if execute:
-        click.echo(
-            f"group {name}: {_plural(sum(1 for move in moves if move.new is not None) - len(failed), 'offset')} committed"
-        )
+        committed_count = sum(1 for move in moves if move.new is not None) - len(failed)
+        click.echo(f"group {name}: {_plural(committed_count, 'offset')} committed")
     else:
-        click.echo(f"nothing was changed; --execute would move {_plural(count, 'offset')} of group {name}")
+        click.echo(f"nothing was changed; --execute would move {_plural(moved_count, 'offset')} of group {name}")
 
 
 # -- delete-offsets --------------------------------------------------------------------------------
@@ -521,7 +521,8 @@ def _show_moves(name: str, moves: list[Any], failed: dict[Any, str], execute: bo
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 @click.option("--execute", is_flag=True, help="Delete them.  [default: only show them]")
 def delete_offsets(settings: Settings, name: str, topics: tuple[str, ...], execute: bool) -> None:
-    """Delete the start offsets of share group GROUP in TOPIC: GROUP then begins there like a new group.
+    """Delete the start offsets of share group GROUP in TOPIC: GROUP then begins there like a new
+    group.
 
     Shows what would be deleted; --execute does it. A group that has members is refused.
     """

@@ -25,8 +25,8 @@ def command() -> None:
 @_FILE
 @_ID
 def create(file: Path, key_id: str | None) -> None:
-    """Make a key, in a new FILE or at the end of FILE. A key added to an existing FILE can only open
-    values, until `rotate` makes it the key that seals.
+    """Make a key, in a new FILE or at the end of FILE. A key added to an existing FILE can only
+    open values, until `rotate` makes it the key that seals.
     """
     _add(file, _read(file) if file.exists() else {}, key_id, first=False)
 
@@ -38,8 +38,8 @@ def rotate(file: Path, key_id: str | None) -> None:
     """Seal with the key named ID in FILE from now on, or with a new key if ID is omitted. The other
     keys can still open values.
 
-    Clients switch to the new key with their next data key, within an hour. If readers have their own
-    files, `create` the key first, give every reader the file, then `rotate` to the new key.
+    Clients switch to the new key with their next data key, within an hour. If readers have their
+    own files, `create` the key first, give every reader the file, then `rotate` to the new key.
     """
     keys = _read(file)
     if key_id is None:

@@ -1,5 +1,6 @@
-"""`mqd log`: the contents of segment files. Only reads files; needs no broker and does not disturb
-one."""
+"""`mqd log`: shows the contents of segment files. It only reads files: it needs no broker, and does
+not disturb a running broker.
+"""
 
 import json
 import sys
@@ -20,7 +21,7 @@ def command() -> None:
 
 
 def _segments(path: Path) -> list[Path]:
-    """A segment file, or all of a partition's directory."""
+    """The segment file, or all segment files of a partition's directory."""
     if path.is_dir():
         segments = sorted(path.glob("*.log"))
         if not segments:
@@ -97,8 +98,8 @@ def _batch_text(batch: Any, records: list[Any] | None) -> str:
 
 
 def _reports(paths: tuple[Path, ...], deep: bool, progress: Any) -> Iterator[tuple[Path, list[Any], bool]]:
-    """(path, segment reports, damaged) for each file or partition; for a directory without segments, for
-    each partition in it.
+    """(path, segment reports, damaged) for each file or partition; for a directory without
+    segments, for each partition in it.
     """
     from mqd.log.dump import verify_directory, verify_segment
 

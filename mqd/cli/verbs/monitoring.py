@@ -11,8 +11,8 @@ RULES, SCRAPE = "mqd.rules.yml", "prometheus.yml"
 
 
 def scrape(targets: tuple[str, ...], ca: Path | None, token_file: Path | None, cluster: str | None = None) -> str:
-    """Prometheus' configuration. `ca`: given if the brokers' pages are served over TLS. `cluster`: a
-    name that distinguishes this cluster's metrics from those of others.
+    """Prometheus' configuration. `ca`: given if the brokers' pages are served over TLS. `cluster`:
+    a name that distinguishes this cluster's metrics from those of others.
     """
     labels = f", labels: {{{alerts.CLUSTER}: {json.dumps(cluster)}}}" if cluster else ""
     lines = [

@@ -46,8 +46,8 @@ def command() -> None:
 def run(
     ctx: click.Context, file: Path, bootstrap: str | None, master: str | None, once: bool, output_format: str | None
 ) -> int:
-    """Run the pipeline that FILE.toml describes, until it ends or is interrupted. The next run resumes
-    where it stopped.
+    """Run the pipeline that FILE.toml describes, until it ends or is interrupted. The next run
+    resumes where it stopped.
 
     The suffix .toml may be omitted. Progress goes to stdout, a line for each batch.
     """

@@ -1,4 +1,4 @@
-"""`mqd produce`: lines of stdin or of files become records."""
+"""`mqd produce`: writes lines of stdin or of files as records."""
 
 import contextlib
 import os
@@ -119,8 +119,8 @@ def _records(files: tuple[str, ...], delimiter: bytes, whole_files: bool, progre
 
 
 class _Progress:
-    """A progress bar on stderr, if stderr is a terminal and stdin is not interactive. Otherwise it shows
-    nothing and does not import rich.
+    """A progress bar on stderr, if stderr is a terminal and stdin is not interactive. Otherwise it
+    shows nothing and does not import rich.
     """
 
     def __init__(self, files: tuple[str, ...]):

@@ -1,4 +1,6 @@
-"""`mqd size`: computes the disk, network, cores, memory and hosts that a load needs. Contacts no broker."""
+"""`mqd size`: computes the disk, network, cores, memory and hosts that a load needs. Contacts no
+broker.
+"""
 
 from __future__ import annotations
 

@@ -106,8 +106,8 @@ def _as_json_rows(frame: DataFrame) -> DataFrame:
 
 
 def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
-    """`max_rows` None: _ROWS_MAX rows as a table, all rows as JSON. Prints a note on stderr when there
-    are more.
+    """`max_rows` None: shows _ROWS_MAX rows as a table, or all rows as JSON. Prints a note on
+    stderr if there are more rows.
     """
     if as_json and max_rows is None:
         for row in _as_json_rows(frame).toLocalIterator():
@@ -161,8 +161,8 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
 
 
 def _table(columns: list[str], rows: list) -> None:
-    """Raises OutputClosedError. Writes the table with print_line(), because rich's Console raises SystemExit
-    when the pipe is closed, in any thread.
+    """Raises OutputClosedError. Writes the table with print_line(), because rich's Console raises
+    SystemExit when the pipe is closed, in any thread.
     """
     from rich.console import Console
     from rich.table import Table

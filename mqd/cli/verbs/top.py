@@ -200,12 +200,12 @@ def _as_json(view: live_view.View) -> dict[str, Any]:
 @click.option("--once", is_flag=True, help="Print once, from two samples, and exit.")
 @options
 def command(settings: Settings, data_dir: Path | None, every_s: float, once: bool) -> None:
-    """Show the current activity of a cluster: records written and committed per second by topic, lag by
-    group, slow partitions, hosts. q quits.
+    """Show the current activity of a cluster: records written and committed per second by topic,
+    lag by group, slow partitions, hosts. q quits.
 
     On a broker's host, --data-dir names its data directory, which adds the CPU of its processes and
-    the lag in seconds. Without it and without --bootstrap, the default data directory is used, if it
-    exists. Works with any Kafka cluster of version 3.0 or later.
+    the lag in seconds. Without it and without --bootstrap, the default data directory is used, if
+    it exists. Works with any Kafka cluster of version 3.0 or later.
     """
     if data_dir is None and is_here(settings):
         data_dir = default_data_dir()

@@ -13,8 +13,8 @@ from mqd.cli.common import CliError as CliError
 
 _CREATE_PARTITIONS = 37
 _DELETE_TOPICS, _DELETE_TOPICS_VERSION_MIN = 20, 6
-_PARTITIONS_MAX = 100_000  # librdkafka's bound for one topic; a broker may refuse fewer
-_REPLICAS_MAX = 10_000  # librdkafka's bound; a broker may refuse fewer
+_PARTITIONS_MAX = 100_000  # librdkafka's limit for one topic; a broker's limit may be lower
+_REPLICAS_MAX = 10_000  # librdkafka's limit; a broker's limit may be lower
 
 
 @click.group(help="Create, list, describe, alter and delete topics.")
@@ -346,8 +346,8 @@ def retire_partitions(
     release: bool,
     status: bool,
 ) -> None:
-    """Give the topic NAME fewer partitions. The retired partitions stay readable until retention has
-    emptied them; then they are removed.
+    """Give the topic NAME fewer partitions. The retired partitions stay readable until retention
+    has emptied them; then they are removed.
 
     First, producers pause briefly, until the consumers of all groups have read the retired
     partitions, so that no consumer sees the records of a key out of order. Groups that are too far
@@ -383,8 +383,8 @@ def retire_partitions(
 
 
 class _RetirementOutput:
-    """Prints the output of `retire-partitions`: a line whenever something has changed, and the state
-    at the end.
+    """Prints the output of `retire-partitions`: a line whenever something has changed, and the
+    state at the end.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -487,8 +487,8 @@ def reassign(
     cancel: bool,
     no_wait: bool,
 ) -> int:
-    """Move the partitions of the topic NAME to other brokers. Records are copied first, so they stay
-    readable throughout.
+    """Move the partitions of the topic NAME to other brokers. Records are copied first, so they
+    stay readable throughout.
 
     --plan FILE --status moves nothing and shows for each partition of the plan whether it is done,
     under way (with its share copied), or not done. Exit status: 0 if all are done, else 1.
