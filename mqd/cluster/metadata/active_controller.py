@@ -152,15 +152,17 @@ class ActiveController(Maintenance):
         elif message.directories:
             records = self._record_directories(state, message)
         committed_broker = committed.brokers.get(node)
-        fenced = committed_broker is None or committed_broker.epoch != message.broker_epoch or committed_broker.fenced
+        is_fenced = (
+            committed_broker is None or committed_broker.epoch != message.broker_epoch or committed_broker.fenced
+        )
         fencing_is_pending = committed.version <= self._fencing_offsets.get(node, -1)
-        grants_lease = lease_valid and not fenced and not broker.fenced and not fencing_is_pending
+        grants_lease = lease_valid and not is_fenced and not broker.fenced and not fencing_is_pending
         shutdown = self._shutdowns.get(node)
-        may_shut_down = message.want_shutdown and fenced and shutdown is not None
+        may_shut_down = message.want_shutdown and is_fenced and shutdown is not None
         return records, self._heartbeat_response(
             message,
             int(self._options.session_ms * self._options.lease_share) if grants_lease else 0,
-            fenced or fencing_is_pending,
+            is_fenced or fencing_is_pending,
             may_shut_down,
         )
 
@@ -214,10 +216,10 @@ class ActiveController(Maintenance):
                 if other != node and now_ms - last_heard_ms < self._options.session_ms
             )
         )
-        records, done = broker_rules.move_away(
+        records, all_moved = broker_rules.move_away(
             state, node, self._options.shutdown_moves_max, recently_heard, self._cannot_serve_predicate(state)
         )
-        if records or not done:
+        if records or not all_moved:
             shutdown.moved_at_version = -1
             return records
         if shutdown.moved_at_version < 0:
@@ -243,7 +245,7 @@ class ActiveController(Maintenance):
         if not self._is_for_this_controller(message):
             return []  # another controller may have granted the broker a lease since
         if message.sent_ms <= self._newest_sent_ms.get(message.node_id, -1):
-            return []  # an old proof: the host may be back
+            return []  # an old proof: the broker has sent a heartbeat since
         return self.fence(state, [message.node_id], now_ms)
 
     def _matches_session(self, message: peer.ProofOfDeath, broker: BrokerState) -> bool:

@@ -2,8 +2,8 @@
 the current ones.
 
 A level applies to the whole cluster, is stored in the metadata log (FeatureLevelSet), and is
-advertised to clients (ApiVersions 3+, `finalized`). Clients choose their protocol by it, so a new
-level may be added here only when it works end to end.
+advertised to clients (ApiVersions 3+, `finalized`). Clients choose their protocol by these levels, so
+a new level may be added here only when it works end to end.
 
 Hosts of two versions of mqd coexist during a rolling upgrade. These rules make that safe:
 
@@ -167,14 +167,14 @@ def levels(finalized: Mapping[str, int]) -> dict[str, int]:
 
 def has_share_groups(current: Mapping[str, int]) -> bool:
     """`current`: the result of levels(). share.version alone does not suffice: hosts of earlier versions
-    of mqd support level 1 of it, and have no share groups.
+    of mqd support level 1 of share.version, but have no share groups.
     """
     return current[SHARE_VERSION] >= 1 and current[MQD_VERSION] >= SHARE_GROUPS_LEVEL
 
 
 def has_streams_groups(current: Mapping[str, int]) -> bool:
     """streams.version alone does not suffice: a cluster of an earlier version of mqd may be at level
-    1 of it without having streams groups.
+    1 of streams.version without having streams groups.
     """
     return current[STREAMS_VERSION] >= 1 and current[MQD_VERSION] >= STREAMS_GROUPS_LEVEL
 

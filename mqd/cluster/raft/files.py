@@ -131,8 +131,8 @@ class CheckpointHead(NamedTuple):
 
 def encode_checkpoint(meta: SnapshotMeta, state: bytes) -> bytes:
     body = msgspec.msgpack.encode(meta)
-    rest = Struct(">IQ").pack(len(body), len(state)) + body + state
-    return b"MQDMETA2" + native.crc32c(rest).to_bytes(4, "big") + rest
+    checksummed = Struct(">IQ").pack(len(body), len(state)) + body + state
+    return b"MQDMETA2" + native.crc32c(checksummed).to_bytes(4, "big") + checksummed
 
 
 def decode_checkpoint(data: bytes) -> CheckpointHead:
@@ -140,13 +140,13 @@ def decode_checkpoint(data: bytes) -> CheckpointHead:
     try:
         if data[:8] == b"MQDMETA1":
             _, crc, size = _CHECKPOINT_1.unpack_from(data)
-            start, meta, checked = _CHECKPOINT_1.size, None, data[_CHECKPOINT_1.size :]
+            start, meta, checksummed = _CHECKPOINT_1.size, None, data[_CHECKPOINT_1.size :]
         else:
             magic, crc, meta_size, size = _CHECKPOINT_2.unpack_from(data)
-            start, checked = _CHECKPOINT_2.size + meta_size, data[12:]
+            start, checksummed = _CHECKPOINT_2.size + meta_size, data[12:]
             if magic != b"MQDMETA2" or start > len(data):
                 raise ValueError("it is not a metadata checkpoint")
-        if native.crc32c(checked) != crc or len(data) - start != size:
+        if native.crc32c(checksummed) != crc or len(data) - start != size:
             raise ValueError(f"checksum or length ({len(data) - start} bytes, {size} expected) does not match")
         if data[:8] == b"MQDMETA2":
             meta = _meta_decoder.decode(data[_CHECKPOINT_2.size : start])

@@ -106,8 +106,8 @@ def automatic_assignments(
 def spread(
     state: MetadataState, count: int, factor: int, context: PlacementContext, internal: bool
 ) -> list[tuple[int, ...]]:
-    """Chooses the replicas of new partitions. As in Kafka, fenced brokers count, unless they are being
-    drained: a fenced broker gets a replica if there are too few live ones, but does not lead.
+    """Chooses the replicas of new partitions. As in Kafka, fenced brokers are included, unless they are
+    being drained: a fenced broker gets a replica if there are too few live ones, but does not lead.
     """
     live = context.view.nodes()
     not_live = [node for node in sorted(state.brokers) if node not in live and not state.brokers[node].draining]

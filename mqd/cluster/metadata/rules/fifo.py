@@ -18,5 +18,5 @@ def check(state: MetadataState, config: Mapping[str, str], current: Mapping[str,
         raise Refusal(
             ErrorCode.INVALID_CONFIG,
             f"{FIFO} needs {MQD_VERSION} {FIFO_LEVEL}; the cluster is at {level}. When all hosts run a version of mqd"
-            " that supports it, `mqd cluster upgrade` raises it.",
+            " that supports it, `mqd cluster upgrade` raises the level.",
         )

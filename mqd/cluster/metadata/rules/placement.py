@@ -290,8 +290,8 @@ def _even_out(
     keys_by_host: dict[int, list[tuple[str, int]]],
     moves_max: int,
 ) -> int:
-    """Returns the number of moves. In each pass every host gives its surplus away; passes are repeated
-    until there are no more moves. The number of steps is about moves * hosts.
+    """Plans moves and returns their number. In each pass, every host gives away its surplus; passes are
+    repeated until there are no more moves. The number of steps is about moves * hosts.
     """
     count, count_before = 0, -1
     candidates = [node for node in loads.nodes if node not in loads.full]
@@ -307,16 +307,16 @@ def _even_out(
                 if loads.replicas[source] - loads.replicas[destination] < 2:
                     break
                 key = keys.pop()
-                host = (
+                receiver = (
                     destination
                     if _may_move(loads, targets[key], source, destination)
                     else _least_loaded(loads, candidates, targets[key], source)
                 )
-                if host < 0:
+                if receiver < 0:
                     kept.append(key)
                     continue
-                _move_replica(loads, targets, key, source, host)
-                keys_by_host[host].append(key)
+                _move_replica(loads, targets, key, source, receiver)
+                keys_by_host[receiver].append(key)
                 count += 1
             keys += reversed(kept)
     return count
