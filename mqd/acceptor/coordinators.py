@@ -248,7 +248,7 @@ class Coordinators:
         for (topic, partition), leader_epoch in self._broker.metadata.take_partitions_led_elsewhere().items():
             if (coordinator := self.of_topic(topic)) is not None:
                 coordinator.on_led_elsewhere(partition, leader_epoch)
-        for name, remaining_count in self._broker.metadata.take_gone().items():
+        for name, remaining_count in self._broker.metadata.take_shrunk_topics().items():
             if not self._gone_topics:
                 asyncio.get_running_loop().call_soon(self._forget_gone)
             self._gone_topics[name] = min(remaining_count, self._gone_topics.get(name, remaining_count))

@@ -185,7 +185,7 @@ async def _call_handler(
                 relayed = decode_response(relayed, header.api_key, header.api_version)[1]
             return Outcome(_encode(header, authorized.complete(relayed)))
     handling = handler(context, header, authorized.request)
-    if throttle.counts_time(context, header):
+    if throttle.is_charged(context, header):
         response = await throttle.run_and_charge(handling, context, header, began_s)
     else:
         response = await handling

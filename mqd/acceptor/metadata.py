@@ -17,7 +17,7 @@ def _with_partitions_of(view: messages.TopicImage, base: messages.TopicImage | N
     """The view with the partitions of its base. Operations that need a topic's own log must check
     Metadata.log_of(): a view has none.
     """
-    if base is None:  # the base waits for slots of this host
+    if base is None:  # the base still waits for slots on this host
         return msgspec.structs.replace(view, partition_count=-1)
     return msgspec.structs.replace(
         view,
@@ -28,8 +28,9 @@ def _with_partitions_of(view: messages.TopicImage, base: messages.TopicImage | N
 
 
 class Metadata:
-    """`version` is that of the newest message. A partition is `known` when every worker has applied
-    the version that added it: before that, a client could reach a worker that does not know it yet.
+    """`version` is that of the newest message applied. A partition is `known` when every worker has
+    applied the version that added it: before that, a client could reach a worker that does not know
+    the partition yet.
     """
 
     def __init__(self, rules: Authorizer | None = None) -> None:
@@ -40,7 +41,7 @@ class Metadata:
         self.controller_id = -1
         self.brokers: dict[int, messages.BrokerImage] = {}
         self.topics: dict[str, messages.TopicImage] = {}
-        self.names: dict[bytes, str] = {}
+        self.names: dict[bytes, str] = {}  # by topic id
         self.broker_config: dict[str, str] = {}
         self.broker_default_config: dict[str, str] = {}
         self.broker_own_config: dict[str, str] = {}
@@ -57,13 +58,14 @@ class Metadata:
         self.withheld: frozenset[str] = frozenset()
         self._node_id = -1  # this host
         # the result of the next take_partitions_led_elsewhere()
-        self._elsewhere: dict[tuple[str, int], int] = {}
+        self._led_elsewhere: dict[tuple[str, int], int] = {}
         self.election_count = 0  # elections of partition leaders in the cluster, since this process started
-        self.unclean_count = 0  # how many of them were unclean
-        self._unclean: list[tuple[str, messages.PartitionImage]] = []  # the result of the next take_unclean_elections()
-        # the result of the next take_gone()
-        self._gone: dict[str, int] = {}
-        self._sorted: list[str] | None = None
+        self.unclean_election_count = 0  # how many of them were unclean
+        # the result of the next take_unclean_elections()
+        self._unclean_elections: list[tuple[str, messages.PartitionImage]] = []
+        # the result of the next take_shrunk_topics()
+        self._shrunk: dict[str, int] = {}
+        self._sorted_names: list[str] | None = None
         self._views: dict[str, dict[str, messages.TopicImage]] = {}  # topic -> its views, as they were received
         # Topic id -> [(first index of added partitions, version that added them)], until all workers
         # have applied that version.
@@ -88,11 +90,11 @@ class Metadata:
                 self._put(message)
             case messages.TopicRemoved():
                 if self.names.pop(message.topic_id, None) is not None:
-                    self._note_gone(message.name, 0)
+                    self._note_shrunk(message.name, 0)
                     self._views.get(self.log_of(message.name), {}).pop(message.name, None)
                     del self.topics[message.name]
                     self._known_from.pop(message.topic_id, None)
-                    self._sorted = None
+                    self._sorted_names = None
             case messages.BrokerConfigPut():
                 self.broker_config, self.broker_default_config = message.config, message.default_config
                 self.broker_own_config = message.own_config
@@ -126,27 +128,28 @@ class Metadata:
                     self.features, self.features_version = message.features, message.version
         self.version = message.version
 
-    def take_gone(self) -> dict[str, int]:
-        """Each topic that has lost partitions since the last call -> the fewest that remained; 0: it
-        was deleted. Includes topics that have since been created again or got more partitions.
+    def take_shrunk_topics(self) -> dict[str, int]:
+        """Each topic that has lost partitions since the last call -> the fewest partitions it has had
+        since; 0: it was deleted. Includes topics that have since been created again or got more
+        partitions.
         """
-        gone, self._gone = self._gone, {}
-        return gone
+        shrunk, self._shrunk = self._shrunk, {}
+        return shrunk
 
     def take_partitions_led_elsewhere(self) -> dict[tuple[str, int], int]:
         """(internal topic, index) of each partition that another host has led, or may have led, since
         the last call -> the newest leader epoch of another host. Includes a partition that this host
         leads again, even if both changes came in one message.
         """
-        elsewhere, self._elsewhere = self._elsewhere, {}
-        return elsewhere
+        led_elsewhere, self._led_elsewhere = self._led_elsewhere, {}
+        return led_elsewhere
 
     def take_unclean_elections(self) -> list[tuple[str, messages.PartitionImage]]:
         """Topic and partition of each leader elected from outside the in-sync set since the last
         call. The records that such a leader lacks are lost.
         """
-        unclean, self._unclean = self._unclean, []
-        return unclean
+        leaders, self._unclean_elections = self._unclean_elections, []
+        return leaders
 
     def _note_elections(self, old: messages.TopicImage, partitions: Iterable[messages.PartitionImage]) -> None:
         for new in partitions:
@@ -158,8 +161,8 @@ class Metadata:
                 and before is not None
                 and not (before.recovering and before.leader_epoch == new.leader_epoch)
             ):
-                self.unclean_count += 1
-                self._unclean.append((old.name, new))
+                self.unclean_election_count += 1
+                self._unclean_elections.append((old.name, new))
 
     def _note_led_elsewhere(self, topic: messages.TopicImage, partitions: Iterable[messages.PartitionImage]) -> None:
         """`topic` is the state before the change. If leader epochs were skipped in between, any host
@@ -169,22 +172,22 @@ class Metadata:
             return
         for new in partitions:
             if new.leader not in (-1, self._node_id):
-                self._elsewhere[(topic.name, new.index)] = new.leader_epoch
+                self._led_elsewhere[(topic.name, new.index)] = new.leader_epoch
             elif new.index < len(topic.partitions) and new.leader_epoch > topic.partitions[new.index].leader_epoch + 1:
-                self._elsewhere[(topic.name, new.index)] = new.leader_epoch - 1
+                self._led_elsewhere[(topic.name, new.index)] = new.leader_epoch - 1
 
-    def _note_gone(self, name: str, left: int) -> None:
-        self._gone[name] = min(left, self._gone.get(name, left))
+    def _note_shrunk(self, name: str, remaining_count: int) -> None:
+        self._shrunk[name] = min(remaining_count, self._shrunk.get(name, remaining_count))
 
-    def _note_lost(self, old: messages.TopicImage, new: messages.TopicImage | None) -> None:
+    def _note_if_shrunk(self, old: messages.TopicImage, new: messages.TopicImage | None) -> None:
         if new is None or new.topic_id != old.topic_id:
-            self._note_gone(old.name, 0)
+            self._note_shrunk(old.name, 0)
         elif 0 <= new.partition_count < max(old.partition_count, len(old.partitions)):
-            self._note_gone(old.name, new.partition_count)
+            self._note_shrunk(old.name, new.partition_count)
 
     def _known_from_with(self, image: messages.Image) -> dict[bytes, list[tuple[int, int]]]:
         """Returns _known_from with the topics and partitions that the image adds."""
-        found = {}
+        known_from = {}
         for topic in image.topics:
             old = self.by_id(topic.topic_id)
             steps = list(self._known_from.get(topic.topic_id, ()))
@@ -192,8 +195,8 @@ class Metadata:
             if len(topic.partitions) > known:
                 steps.append((known, image.version))
             if steps:
-                found[topic.topic_id] = steps
-        return found
+                known_from[topic.topic_id] = steps
+        return known_from
 
     def _replace(self, image: messages.Image) -> None:
         self.withheld = frozenset(image.withheld)
@@ -205,7 +208,7 @@ class Metadata:
                 published[topic.name] = _with_partitions_of(topic, published.get(base))
         for old in self.topics.values():
             if old.name in published or old.name not in self.withheld:
-                self._note_lost(old, published.get(old.name))
+                self._note_if_shrunk(old, published.get(old.name))
         self._node_id = image.node_id
         for topic in image.topics:
             before = self.topics.get(topic.name, topic)
@@ -228,25 +231,25 @@ class Metadata:
             (credential.user, credential.mechanism): credential for credential in image.scram_credentials
         }
         self.delegation_tokens = {token.token_id: token for token in image.delegation_tokens}
-        self._sorted = None
+        self._sorted_names = None
 
     def _put(self, message: messages.TopicPut) -> None:
         topic = message.topic
         if topic.config.get(VIEW_OF):
             self._views.setdefault(topic.config[VIEW_OF], {})[topic.name] = topic
             topic = _with_partitions_of(topic, self.topics.get(topic.config[VIEW_OF]))
-        self._put_shown(topic, message.version)
+        self._publish(topic, message.version)
         self._put_views(topic.name, message.version)
 
     def _put_views(self, name: str, version: int) -> None:
         """Updates the views of a topic that has changed."""
         for view in self._views.get(name, {}).values():
-            self._put_shown(_with_partitions_of(view, self.topics[name]), version)
+            self._publish(_with_partitions_of(view, self.topics[name]), version)
 
-    def _put_shown(self, topic: messages.TopicImage, version: int) -> None:
+    def _publish(self, topic: messages.TopicImage, version: int) -> None:
         old = self.topics.get(topic.name)
         if old is not None:
-            self._note_lost(old, topic)
+            self._note_if_shrunk(old, topic)
             self._note_led_elsewhere(old, topic.partitions)
             if old.topic_id == topic.topic_id and not topic.config.get(VIEW_OF):
                 self._note_elections(old, topic.partitions)
@@ -254,7 +257,7 @@ class Metadata:
             if old is not None:
                 self.names.pop(old.topic_id, None)
             self._known_from[topic.topic_id] = [(0, version)]
-            self._sorted = None
+            self._sorted_names = None
         elif len(topic.partitions) > len(old.partitions):
             self._known_from.setdefault(topic.topic_id, []).append((len(old.partitions), version))
         self.topics[topic.name] = topic
@@ -274,7 +277,7 @@ class Metadata:
         self._put_views(topic.name, message.version)
 
     def topics_with_logs(self) -> list[messages.TopicImage]:
-        """All topics except views. The copy is one step of the interpreter: threads of scrapes call this,
+        """All topics except views. The copy is atomic under the GIL: scrape threads call this,
         too, while the event loop adds and removes topics.
         """
         return [topic for topic in list(self.topics.values()) if not topic.config.get(VIEW_OF)]
@@ -285,8 +288,8 @@ class Metadata:
         return (topic.config.get(VIEW_OF) if topic is not None else None) or name
 
     def successor_of(self, name: str, index: int) -> int:
-        """The partition that has taken the records of a retired and removed one. -1: the partition
-        exists, or waits for a slot of this host, or this host knows of no such retirement.
+        """The partition that took over the records of a partition that was retired and removed. -1: the
+        partition exists, or waits for a slot on this host, or this host knows of no retirement.
         """
         topic = self.topics.get(name)
         if (
@@ -299,8 +302,8 @@ class Metadata:
         return index % topic.partition_count
 
     def may_exist(self, name: str, index: int) -> bool:
-        """Whether the partition, or one that has taken its records, may exist. Partitions that wait
-        for slots of this host exist: other hosts lead them.
+        """Whether the partition, or the one that took over its records, may exist. Partitions that wait
+        for slots on this host exist: other hosts lead them.
         """
         topic = self.topics.get(name)
         if name in self.withheld:
@@ -343,10 +346,12 @@ class Metadata:
 
     def sorted_names(self, from_name: str = "") -> list[str]:
         """All names in order, from `from_name` on."""
-        if self._sorted is None:
-            self._sorted = sorted(self.topics)
-        return self._sorted[bisect.bisect_left(self._sorted, from_name) :] if from_name else self._sorted
+        if self._sorted_names is None:
+            self._sorted_names = sorted(self.topics)
+        return (
+            self._sorted_names[bisect.bisect_left(self._sorted_names, from_name) :] if from_name else self._sorted_names
+        )
 
     def by_id(self, topic_id: bytes) -> messages.TopicImage | None:
         name = self.names.get(topic_id)
-        return self.topics.get(name) if name is not None else None  # removed meanwhile, in a scrape's thread
+        return self.topics.get(name) if name is not None else None  # None: just removed

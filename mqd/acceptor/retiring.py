@@ -45,7 +45,7 @@ class OpenTransaction(NamedTuple):
     producer_id: int
 
 
-class _Unknown(Exception):
+class _Undetermined(Exception):
     """The message names the partition whose leader cannot be reached, and the reason."""
 
 
@@ -55,17 +55,20 @@ def first_retired(topic: messages.TopicImage) -> int:
 
 
 def describe(broker: Broker, topic: messages.TopicImage) -> Retirement:
-    """`step`: 0 no partition is retiring (or all are removed), 1 they are moving to the hosts of those
-    that take their records, 2 sealed, 3 redirected, 4 hidden. `applied`: this host's workers have
-    applied the step.
+    """`step`: 0 no partition is retiring (or all are removed), 1 the retiring partitions are moving to
+    the hosts of the partitions that take over their records, 2 sealed, 3 redirected, 4 hidden.
+    `applied`: this host's workers have applied the step.
     """
     applied = broker.table.metadata_version >= broker.metadata.version
     retiring = topic.partitions[first_retired(topic) :]
     retired = [
         CreatePartitionsResponse.Retired(
-            partition_index=one.index, redirect_index=one.redirect, leader_id=one.leader, leader_epoch=one.leader_epoch
+            partition_index=partition.index,
+            redirect_index=partition.redirect,
+            leader_id=partition.leader,
+            leader_epoch=partition.leader_epoch,
         )
-        for one in retiring
+        for partition in retiring
     ]
     return Retirement(
         step=retiring[-1].retiring - RETIRE_NOT + 1 if retiring else 0,
@@ -87,10 +90,14 @@ async def refusal(context: Context, header: RequestHeader, change: messages.Reti
     ):
         return None
     try:
-        found = await _open_on(context, header, topic, change.partition_count)
-    except _Unknown as error:
+        transactions = await _open_transactions(context, header, topic, change.partition_count)
+    except _Undetermined as error:
         return int(ErrorCode.LEADER_NOT_AVAILABLE), str(error)
-    return await _refused(context, header, change.name, min(found), "retire the partitions then") if found else None
+    return (
+        await _open_transaction_error(context, header, change.name, min(transactions), "retire the partitions then")
+        if transactions
+        else None
+    )
 
 
 async def refusal_to_add(
@@ -106,53 +113,57 @@ async def refusal_to_add(
     if topic is None or not topic.first_leader_epoch or change.partition_count <= len(topic.partitions):
         return None
     try:
-        found = [
-            one
-            for one in await _open_on(context, header, topic, 0)
-            if origin_of(one.producer_id)[1] >= len(topic.partitions)
+        transactions = [
+            transaction
+            for transaction in await _open_transactions(context, header, topic, 0)
+            if origin_of(transaction.producer_id)[1] >= len(topic.partitions)
         ]
-    except _Unknown as error:
+    except _Undetermined as error:
         return int(ErrorCode.LEADER_NOT_AVAILABLE), str(error)
-    return await _refused(context, header, change.name, min(found), "add partitions then") if found else None
+    return (
+        await _open_transaction_error(context, header, change.name, min(transactions), "add partitions then")
+        if transactions
+        else None
+    )
 
 
-async def _refused(
-    context: Context, header: RequestHeader, topic: str, found: OpenTransaction, then: str
+async def _open_transaction_error(
+    context: Context, header: RequestHeader, topic: str, transaction: OpenTransaction, next_step: str
 ) -> tuple[int, str]:
-    producer_id, sent_to = origin_of(found.producer_id)
+    producer_id, sent_to = origin_of(transaction.producer_id)
     name = await _transactional_id(context, header, producer_id)
-    owner = (
+    producer = (
         f"transactional id '{name}', producer id {producer_id}"
         if name is not None
         else f"producer id {producer_id}, whose transactional id no coordinator knows"
     )
-    also = f" (sent to the former partition {sent_to})" if sent_to >= 0 else ""
+    former_partition = f" (sent to the former partition {sent_to})" if sent_to >= 0 else ""
     return (
         int(ErrorCode.CONCURRENT_TRANSACTIONS),
         (
-            f"A transaction is open on partition {found.partition} of {topic}{also}: {owner}. Wait until it ends, or"
-            f" abort it (mqd txn abort), and {then}."
+            f"A transaction is open on partition {transaction.partition} of {topic}{former_partition}: {producer}."
+            f" Wait until it ends, or abort it (mqd txn abort), and {next_step}."
         ),
     )
 
 
-async def _open_on(
+async def _open_transactions(
     context: Context, header: RequestHeader, topic: messages.TopicImage, first: int
 ) -> list[OpenTransaction]:
-    """The transactions open on the partitions from `first` on. Raises _Unknown, also for a permanently
-    lost partition, because only an operator knows that it will not return. A leader that was elected
-    uncleanly reports the open transactions in the remaining records.
+    """The transactions open on the partitions from `first` on. Raises _Undetermined, also for a
+    permanently lost partition, because only an operator knows that it will not return. A
+    leader that was elected uncleanly reports the open transactions in the remaining records.
     """
     by_leader: dict[int, list[int]] = {}
     if topic.partition_count > len(topic.partitions):
-        text = f"{len(topic.partitions)} of the {topic.partition_count} partitions of {topic.name}"
-        raise _Unknown(
-            f"This broker has room for {text} only, and cannot tell whether a transaction is open on the others; ask"
+        room = f"{len(topic.partitions)} of the {topic.partition_count} partitions of {topic.name}"
+        raise _Undetermined(
+            f"This broker has room for {room} only, and cannot tell whether a transaction is open on the others; ask"
             " another broker."
         )
     for partition in topic.partitions[first:]:
         if partition.leader < 0:
-            raise _Unknown(
+            raise _Undetermined(
                 f"Partition {partition.index} of {topic.name} has no leader that knows whether a transaction is"
                 f" open on it. {ADVICE}"
             )
@@ -160,7 +171,7 @@ async def _open_on(
     responses = await asyncio.gather(
         *(_request(context, header, node, topic.name, indexes) for node, indexes in by_leader.items())
     )
-    return [one for response in responses for one in response]
+    return [transaction for transactions in responses for transaction in transactions]
 
 
 async def _request(
@@ -174,28 +185,28 @@ async def _request(
         try:
             response = await service.peers.request(node, request, DESCRIBE_VERSION, TIMEOUT_S)
         except PeerError as error:
-            raise _Unknown(
+            raise _Undetermined(
                 f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot tell whether a transaction is"
                 f" open on it ({error}); try again."
             ) from error
     if not isinstance(response, DescribeProducersResponse):
-        raise _Unknown(
+        raise _Undetermined(
             f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot be reached from this one; try again."
         )
-    found = []
+    transactions = []
     for partition in response.topics[0].partitions:
         if partition.error_code:
             reason = error_message(partition.error_code)
-            raise _Unknown(
+            raise _Undetermined(
                 f"The leader of partition {partition.partition_index} of {name} cannot tell whether a transaction is"
                 f" open on it ({reason}); try again. If that persists, its disk has failed: {ADVICE}"
             )
-        found += [
-            OpenTransaction(partition.partition_index, one.producer_id)
-            for one in partition.active_producers
-            if one.current_txn_start_offset >= 0
+        transactions += [
+            OpenTransaction(partition.partition_index, producer.producer_id)
+            for producer in partition.active_producers
+            if producer.current_txn_start_offset >= 0
         ]
-    return found
+    return transactions
 
 
 async def _transactional_id(context: Context, header: RequestHeader, producer_id: int) -> str | None:

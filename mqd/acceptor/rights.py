@@ -54,7 +54,7 @@ class AuthorizedRequest(NamedTuple):
 
     request: object | None
     denied: object | None = None
-    joined: str = ""  # field of both responses
+    joined: str = ""  # the field of both responses that lists the elements
     is_group_first: bool = False
 
     def complete(self, response: Any) -> object | None:
@@ -76,7 +76,7 @@ def authorize(context: Context, header: RequestHeader, request: object) -> Autho
             error = rule.check(context, header, request, request)
             if error:
                 return AuthorizedRequest(
-                    None, _failed(header, None if _is_refused_without_elements(header) else request, error)
+                    None, _error_response(header, None if _is_refused_without_elements(header) else request, error)
                 )
         else:
             return _authorize_elements(context, header, request, rule)
@@ -96,7 +96,7 @@ def _authorize_elements(context: Context, header: RequestHeader, request: Any, r
         if rule.parts:
             refused_elements = [msgspec.structs.replace(element, **{rule.parts: []}) for element in refused_elements]
         part = msgspec.structs.replace(request, **{rule.field: refused_elements})
-        elements += getattr(_failed(header, part, error), rule.response_field)
+        elements += getattr(_error_response(header, part, error), rule.response_field)
     denied_response = message_class(header.api_key, "Response")(**{rule.response_field: elements})
     is_handled = allowed or rule.is_group_first
     rest = msgspec.structs.replace(request, **{rule.field: allowed}) if is_handled else None
@@ -110,21 +110,21 @@ def _is_refused_without_elements(header: RequestHeader) -> bool:
     return header.api_key in (47, 55, 57, 91, 92) or (header.api_key == 24 and header.api_version >= 4)
 
 
-def _failed(header: RequestHeader, request: object, error: int) -> object:
+def _error_response(header: RequestHeader, request: object, error: int) -> object:
     response = failed_response(header, request, Failure(error, error_message(error)))
-    # None: the request has no elements, and the response no place for an error
+    # None: the request has no elements, and the response has no field for an error
     return response if response is not None else message_class(header.api_key, "Response")()
 
 
 # -- rules -----------------------------------------------------------------------------------------
 
 
-def _name(attribute: str) -> Callable[[Any], str]:
+def _name_getter(attribute: str) -> Callable[[Any], str]:
     return lambda element: element if isinstance(element, str) else getattr(element, attribute)
 
 
 def requires(resource_type: ResourceType, operation: Operation, attribute: str = "name") -> Check:
-    name = _name(attribute)
+    name = _name_getter(attribute)
 
     def check(context: Context, header: RequestHeader, request: Any, element: Any) -> int:
         return 0 if context.authorize(operation, resource_type, name(element)) else DENIED[resource_type]
@@ -168,12 +168,12 @@ def _check_sync(context: Context, header: RequestHeader, request: Any, _: Any) -
     return requires(ResourceType.GROUP, Operation.READ, "group_id")(context, header, request, request)
 
 
-_COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
+_RESOURCE_OF_KEY_TYPE = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
 SHARE_COORDINATOR = 2
 
 
 def _check_coordinator_key(context: Context, header: RequestHeader, request: Any, key: Any) -> int:
-    kind = _COORDINATED.get(request.key_type)
+    kind = _RESOURCE_OF_KEY_TYPE.get(request.key_type)
     return 0 if kind is None or context.authorize(Operation.DESCRIBE, kind, key) else DENIED[kind]
 
 
@@ -186,12 +186,12 @@ def _check_find_coordinator(context: Context, header: RequestHeader, request: An
 
 
 # Resource types of configurations: 2 topic, 4 broker, 8 broker logger, 16 client metrics, 32 group.
-_CONFIGURED = {2: ResourceType.TOPIC, 32: ResourceType.GROUP}
+_RESOURCE_OF_CONFIG_TYPE = {2: ResourceType.TOPIC, 32: ResourceType.GROUP}
 
 
-def _configured(operation: Operation) -> Check:
+def _requires_on_config(operation: Operation) -> Check:
     def check(context: Context, header: RequestHeader, request: Any, resource: Any) -> int:
-        kind = _CONFIGURED.get(resource.resource_type, ResourceType.CLUSTER)
+        kind = _RESOURCE_OF_CONFIG_TYPE.get(resource.resource_type, ResourceType.CLUSTER)
         name = resource.resource_name if kind != ResourceType.CLUSTER else CLUSTER_NAME
         return 0 if context.authorize(operation, kind, name) else DENIED[kind]
 
@@ -206,7 +206,7 @@ def may_schedule(context: Context, configs: Iterable[Any]) -> bool:
     return all(context.authorize(Operation.WRITE, ResourceType.TOPIC, target) for target in targets)
 
 
-def may_view(context: Context, configs: Iterable[Any]) -> bool:
+def may_create_view(context: Context, configs: Iterable[Any]) -> bool:
     """Whether the client may create a view: it needs READ on the base topic, because the view shows its
     records to other readers."""
     bases = [config.value for config in configs if config.name == VIEW_OF and config.value]
@@ -214,8 +214,8 @@ def may_view(context: Context, configs: Iterable[Any]) -> bool:
 
 
 def _check_alter(context: Context, header: RequestHeader, request: Any, resource: Any) -> int:
-    error = _configured(Operation.ALTER_CONFIGS)(context, header, request, resource)
-    if error or _CONFIGURED.get(resource.resource_type) != ResourceType.TOPIC:
+    error = _requires_on_config(Operation.ALTER_CONFIGS)(context, header, request, resource)
+    if error or _RESOURCE_OF_CONFIG_TYPE.get(resource.resource_type) != ResourceType.TOPIC:
         return error
     return 0 if may_schedule(context, resource.configs) else DENIED[ResourceType.TOPIC]
 
@@ -291,7 +291,7 @@ RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     29: (cluster(DESCRIBE),),
     30: (cluster(ALTER),),
     31: (cluster(ALTER),),
-    32: (ElementRule("resources", "results", _configured(Operation.DESCRIBE_CONFIGS)),),
+    32: (ElementRule("resources", "results", _requires_on_config(Operation.DESCRIBE_CONFIGS)),),
     33: (ElementRule("resources", "responses", _check_alter),),
     34: BY_HANDLER,
     35: (cluster(DESCRIBE),),

@@ -1,6 +1,6 @@
 """Publishes this host's schedules to its timer, and has supervisord start the timer when needed.
 
-A broker without a topic with schedule.to runs no timer: the program is in supervisord's
+As long as no topic has schedule.to, the timer does not run: the program is in supervisord's
 configuration, without autostart. The acceptor rewrites run/schedules.json
 (mqd/base/schedule_files.py) whenever the schedules change, and asks the supervisord that runs the
 acceptor to start the timer. supervisord's address and the program's name come from the environment.
@@ -26,14 +26,18 @@ log = logging.get("acceptor.schedules")
 
 def schedules_of(metadata: Metadata, node_id: int) -> list[ScheduleTopic]:
     """All schedules of the cluster. `led` is empty where this host leads no partition."""
-    found = []
+    schedules = []
     for topic in metadata.topics.values():
         target = topic.config.get("schedule.to", "")
         if target:
-            led = {one.index: one.leader_epoch for one in metadata.visible_partitions(topic) if one.leader == node_id}
+            led = {
+                partition.index: partition.leader_epoch
+                for partition in metadata.visible_partitions(topic)
+                if partition.leader == node_id
+            }
             delay_ms = int(topic.config.get("schedule.delay.ms", "0"))
-            found.append(ScheduleTopic(topic.name, topic.topic_id, target, delay_ms, led))
-    return found
+            schedules.append(ScheduleTopic(topic.name, topic.topic_id, target, delay_ms, led))
+    return schedules
 
 
 class TimerStarter:
@@ -59,13 +63,13 @@ class TimerStarter:
 
     def on_metadata(self, message: messages.FromController) -> None:
         """Called after `message` was applied to the metadata."""
-        if self._loop is not None and self._concerns(message):
+        if self._loop is not None and self._may_change_schedules(message):
             self._publish()
 
-    def _concerns(self, message: messages.FromController) -> bool:
+    def _may_change_schedules(self, message: messages.FromController) -> bool:
         match message:
             case messages.MessageList():
-                return any(map(self._concerns, message.parts))
+                return any(map(self._may_change_schedules, message.parts))
             case messages.TopicPut():
                 return self._has_schedules or bool(message.topic.config.get("schedule.to"))
             case messages.PartitionsPut() | messages.TopicRemoved():
@@ -100,7 +104,7 @@ class TimerStarter:
             self._retry = None
 
     def _start_timer(self) -> None:
-        if self._is_starting:  # supervisord may take long to respond; the next retry follows
+        if self._is_starting:  # supervisord may take long to respond; there will be a retry
             return
         try:
             in_thread(self._start).add_done_callback(self._on_started)
@@ -126,12 +130,12 @@ def start_by_supervisord(environment: Mapping[str, str] = os.environ) -> None:
 
     from supervisor.xmlrpc import SupervisorTransport
 
-    address, own = environment.get("SUPERVISOR_SERVER_URL", ""), environment.get("SUPERVISOR_PROCESS_NAME", "")
-    if not address or not own.endswith("acceptor"):
+    address, own_name = environment.get("SUPERVISOR_SERVER_URL", ""), environment.get("SUPERVISOR_PROCESS_NAME", "")
+    if not address or not own_name.endswith("acceptor"):
         raise OSError("supervisord has no address (unix_http_server in its configuration)")
     # the URL is not used: the transport has the address
     server = xmlrpc.client.ServerProxy("http://127.0.0.1", SupervisorTransport(None, None, address))
-    name = own.removesuffix("acceptor") + "timer"
+    name = own_name.removesuffix("acceptor") + "timer"
     try:
         server.supervisor.startProcess(name, False)
     except xmlrpc.client.Fault as fault:

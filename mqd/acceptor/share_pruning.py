@@ -2,13 +2,13 @@
 
 Kafka's share coordinator deletes the records before the oldest snapshot in use, and makes
 snapshots of idle share-partitions now and then so that this offset advances. Here a prune makes
-them: each share-partition of a partition of the log writes a snapshot, then everything before the
-first of them goes. A prune is due when it deletes at least RECORDS_MIN records, and twice as many as
-it writes.
+them: every share-partition of one partition of the log writes a snapshot, then everything before the
+first of these snapshots is deleted. A prune is due when it deletes at least RECORDS_MIN records, and
+twice as many as it writes.
 
 Invariants
-    U1  the log from the new start on gives the state of every share-partition: all that exist when
-        the start is chosen have a snapshot above it, all that come later begin above it
+    U1  the log from the new start on is enough to rebuild every share-partition: those that exist
+        when the start is chosen have a snapshot above it, and later ones begin above it
     U2  a prune deletes nothing if the leader epoch has changed since it began: the log may differ
 Bounds: at most IN_FLIGHT_MAX snapshots are in flight. Concurrency: the event loop's thread.
 """
@@ -46,11 +46,13 @@ class SharePruning:
         for state in self._coordinator.partition_states:
             try:
                 await self.prune(state)
-            except Exception:  # the others are pruned nevertheless
+            except Exception:  # the other partitions are still pruned
                 log.exception("states of share groups cannot be pruned", partition=state.index)
 
     async def prune(self, state: PartitionState) -> int:
-        """Prunes one partition. Returns the offset below which everything was deleted; -1: nothing was."""
+        """Prunes one partition. Returns the offset below which everything was deleted, or -1 if
+        nothing was deleted.
+        """
         shard = state.shard
         if shard is None:
             return -1

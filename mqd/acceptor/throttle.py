@@ -54,7 +54,7 @@ def _is_limited(context: Context, kind: QuotaKind) -> bool:
     return not context.address.is_trusted and bool(context.broker.quotas.refresh() >> kind & 1)
 
 
-def counts_time(context: Context, header: RequestHeader) -> bool:
+def is_charged(context: Context, header: RequestHeader) -> bool:
     """Whether run_and_charge() is needed for this request."""
     return _is_limited(context, QuotaKind.REQUEST) and header.api_key not in (_SASL_HANDSHAKE, _SASL_AUTHENTICATE)
 
@@ -70,9 +70,9 @@ def _ms(delay_ns: int) -> int:
 
 
 class TopicChanges:
-    """The controller_mutation_rate of the client of one request (KIP-599). A client over its quota is
-    refused if the request is `strict`, that is if its version has an error for that. Otherwise it is
-    served, and its connection is not read until the quota permits.
+    """The quota controller_mutation_rate of the client that sent a request (KIP-599). A client over its
+    quota is refused if the request is `strict`, that is, if its version has an error for this case.
+    Otherwise the client is served, and its connection is not read until the quota permits.
     """
 
     def __init__(self, context: Context, header: RequestHeader, strict: bool) -> None:

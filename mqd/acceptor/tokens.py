@@ -1,8 +1,8 @@
 """The delegation tokens of the cluster as this host knows them: the metadata has their ids, owners
 and times; their passwords are computed here, from delegation.token.secret.key.
 
-Computing a SCRAM verifier takes a millisecond, so verifiers are kept: at most one for each token and
-mechanism, and at most VERIFIERS_MAX.
+Computing a SCRAM verifier takes a millisecond, so verifiers are cached: at most one for each token
+and mechanism, and at most VERIFIERS_MAX.
 """
 
 from collections import OrderedDict
@@ -37,15 +37,15 @@ class Tokens:
         return tokens.hmac_of(self._secret, token_id)
 
     def by_hmac(self, token_hmac: bytes) -> DelegationToken | None:
-        found = self._metadata.delegation_tokens
-        for token_id in found.keys() - self._ids.values():
+        by_id = self._metadata.delegation_tokens
+        for token_id in by_id.keys() - self._ids.values():
             self._ids[self.hmac_of(token_id)] = token_id
-        if len(self._ids) > len(found):
-            self._ids = {known: token_id for known, token_id in self._ids.items() if token_id in found}
-        return found.get(self._ids.get(token_hmac, ""))
+        if len(self._ids) > len(by_id):
+            self._ids = {known_hmac: token_id for known_hmac, token_id in self._ids.items() if token_id in by_id}
+        return by_id.get(self._ids.get(token_hmac, ""))
 
     def valid(self, token_id: str) -> DelegationToken | None:
-        """The token, if its client may authenticate by it."""
+        """The token, if its client may authenticate with it."""
         token = self._metadata.delegation_tokens.get(token_id) if self._secret else None
         return token if token is not None and not is_expired(token, clock.now_ms()) else None
 
@@ -53,13 +53,13 @@ class Tokens:
         if self.valid(token_id) is None:
             return None
         key = token_id, mechanism, seed
-        found = self._verifiers.get(key)
-        if found is None:
+        verifier = self._verifiers.get(key)
+        if verifier is None:
             password = tokens.password_of(self.hmac_of(token_id))
-            found = self._verifiers[key] = scram.token_verifier(mechanism, seed, token_id, password)
+            verifier = self._verifiers[key] = scram.token_verifier(mechanism, seed, token_id, password)
             if len(self._verifiers) > VERIFIERS_MAX:
                 self._verifiers.popitem(last=False)
-        return found
+        return verifier
 
 
 def of_broker(properties: Mapping[str, str], metadata: Metadata) -> Tokens:

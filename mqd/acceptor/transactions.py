@@ -62,7 +62,7 @@ class TransactionService:
         self.markers = Markers(self.append_marker, broker.metadata.may_exist, self.offset_commits)
         self.carry_out = self.markers.carry_out
         self.peers: Peers | None = None  # set before the first request if there are other hosts
-        self._remote: RemoteMarkers | None = None
+        self._remote_markers: RemoteMarkers | None = None
         self._routed: RoutedCoordinator | None = None
         self._log: Log | None = None
         self._groups: Coordinator | None = None
@@ -80,8 +80,8 @@ class TransactionService:
         return self._coordinator
 
     def connect(self, peers: Peers) -> None:
-        """Makes other hosts reachable, which also lead partitions and coordinate transactions."""
-        self.peers, self._remote, self._routed = (
+        """Connects to the other hosts, which also lead partitions and coordinate transactions."""
+        self.peers, self._remote_markers, self._routed = (
             peers,
             RemoteMarkers(peers),
             RoutedCoordinator(self._broker, self.coordinator, peers),
@@ -163,8 +163,8 @@ class TransactionService:
         if successor >= 0:  # the transaction's records, if it has any, were moved there
             producer_id, partition = redirected_producer(producer_id, partition), successor
         image = self._broker.partition_of(topic, partition)
-        if self._remote is not None and image is not None and image.leader not in (-1, self._broker.node_id):
-            return self._remote.write(
+        if self._remote_markers is not None and image is not None and image.leader not in (-1, self._broker.node_id):
+            return self._remote_markers.write(
                 image.leader,
                 MarkerToWrite(
                     (topic, partition),
@@ -195,17 +195,17 @@ class TransactionService:
         otherwise."""
         assert self._log is not None
         if topic == GROUPS:
-            marker = self.groups.write_marker(
+            writing = self.groups.write_marker(
                 partition, producer_id, producer_epoch, coordinator_epoch, commit, is_bumped, leader_epoch
             )
-            task = asyncio.get_running_loop().create_task(marker)
+            task = asyncio.get_running_loop().create_task(writing)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return task
-        marker_here = Marker(
+        marker = Marker(
             topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), is_bumped
         )
-        return self._log.marker_nowait(marker_here, leader_epoch)
+        return self._log.marker_nowait(marker, leader_epoch)
 
     # -- CHECK -------------------------------------------------------------------------------------
 
@@ -225,9 +225,9 @@ class TransactionService:
             return int(ErrorCode.INVALID_REQUEST)
         names = self._broker.metadata.names
         partitions = [(names[topic_id], index) if topic_id in names else None for topic_id, index, _slot in requested]
-        verifies = bool(self._broker.broker_value("transaction.partition.verification.enable"))
+        must_verify = bool(self._broker.broker_value("transaction.partition.verification.enable"))
         return await checks.check_produce(
-            self.routed, transactional_id, producer_id, epoch, version, partitions, verifies
+            self.routed, transactional_id, producer_id, epoch, version, partitions, must_verify
         )
 
 

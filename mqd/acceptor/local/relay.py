@@ -12,13 +12,14 @@ this broker, so this broker sends the request on its behalf.
 Invariants
     E1  a client gains no rights by being relayed: a request in an Envelope has a client's rights,
         checked with the address that the client has on its own host, whichever host sent it; only
-        RELAYED APIs are accepted. A host marks requests of its own with `is_host`
+        RELAYED APIs are accepted. A host marks its own requests with `is_host`
     E2  when the other host is unreachable or does not respond, this host responds NOT_COORDINATOR
         or similar, and the client retries. A request may therefore be carried out twice, which is
         safe for each of these APIs (Kafka's clients do the same after a lost connection)
     E3  ListOffsets is split by leaders; each part is answered by its leader, or refused by this host
 Bounds: those of mqd/acceptor/interbroker/client.py and server.py. The connections are separate from
-those for markers, which must not wait behind a JoinGroup. Concurrency: the event loop's thread.
+those for transaction markers, which must not wait behind a JoinGroup. Concurrency: the event loop's
+thread.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ GROUP_APIS = frozenset((8, 11, 12, 13, 14, 28, 68))
 # APIs that name their transactional_id; InitProducerId and AddPartitionsToTxn have their own forms
 TRANSACTION_APIS = frozenset((25, 26))
 RELAYED = GROUP_APIS | TRANSACTION_APIS | {LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN}
-# JoinGroup, SyncGroup: they wait for other members of the group
+# JoinGroup and SyncGroup wait for other members of the group
 WAIT_FOR_MEMBERS = frozenset((11, 14))
 WAIT_S_MAX, TIMEOUT_S = 900.0, 30.0
 ADD_PARTITIONS_CLIENT_MAX = 3  # versions from 4 on are sent only by hosts
@@ -59,10 +60,10 @@ _FIXED_BYTES = 10  # bytes of a request header before the client id
 log = logging.get("acceptor.relaying")
 
 
-class Principal(msgspec.Struct, frozen=True):
-    """The client's identity: uid and pid as reported by the entry host's kernel, and the principal and
-    address that the entry host uses for its access checks. `is_host`: not a client's request, but that
-    host's own.
+class ClientIdentity(msgspec.Struct, frozen=True):
+    """The identity of a relayed client: uid and pid as reported by the entry host's kernel, and the
+    principal and address that the entry host uses for its access checks. `is_host`: the request is
+    the entry host's own, not a client's.
     """
 
     uid: int
@@ -101,9 +102,7 @@ class Relaying:
             return await self._request(node_id, address, header, frame)
         except PeerError as error:
             log.info(
-                "a coordinator on another host cannot be reached; the client tries again",
-                node=node_id,
-                reason=str(error),
+                "a coordinator on another host cannot be reached; the client retries", node=node_id, reason=str(error)
             )
             return None
 
@@ -114,12 +113,14 @@ class Relaying:
         host coordinates them.
         """
         names = coordinated_names(header, request)
-        of_groups = header.api_key in GROUP_APIS or header.api_key == OFFSET_FETCH
-        coordinator = self._coordinators.groups if of_groups else self._coordinators.transactions
-        nodes = {self._leader(coordinator, name) for name in names} if coordinator is not None else set()
-        return nodes.pop() if len(nodes) == 1 else -1
+        is_for_groups = header.api_key in GROUP_APIS or header.api_key == OFFSET_FETCH
+        coordinator = self._coordinators.groups if is_for_groups else self._coordinators.transactions
+        coordinator_ids = (
+            {self._remote_leader_id(coordinator, name) for name in names} if coordinator is not None else set()
+        )
+        return coordinator_ids.pop() if len(coordinator_ids) == 1 else -1
 
-    def _leader(self, coordinator: Coordinator, name: str) -> int:
+    def _remote_leader_id(self, coordinator: Coordinator, name: str) -> int:
         try:
             return remote_leader_id(self._broker, coordinator.topic, coordinator.partition_for(name))
         except CoordinatorError:
@@ -127,13 +128,13 @@ class Relaying:
 
     async def _request(self, node_id: int, address: Address, header: RequestHeader, frame: bytes) -> bytes:
         """Sends the request in an Envelope and returns the response's frame. Raises PeerError."""
-        principal = msgspec.msgpack.encode(
-            Principal(
+        identity = msgspec.msgpack.encode(
+            ClientIdentity(
                 address.uid, address.pid, address.principal, address.principal_kind, address.peer_ip, address.is_host
             )
         )
         envelope = EnvelopeRequest(
-            request_data=frame, request_principal=principal, client_host_address=own_address(self._broker)
+            request_data=frame, request_principal=identity, client_host_address=own_address(self._broker)
         )
         response = await self._peers.request(
             node_id, envelope, 0, WAIT_S_MAX if header.api_key in WAIT_FOR_MEMBERS else TIMEOUT_S
@@ -161,11 +162,11 @@ class Relaying:
         responses = await asyncio.gather(
             *(self._list_part(node_id, address, header, part, respond_locally) for node_id, part in parts.items())
         )
-        found = {
-            (topic.name, one.partition_index): one
+        partition_responses = {
+            (topic.name, partition.partition_index): partition
             for response in responses
             for topic in response.topics
-            for one in topic.partitions
+            for partition in topic.partitions
         }
         return ListOffsetsResponse(
             throttle_time_ms=max(response.throttle_time_ms for response in responses),
@@ -173,8 +174,9 @@ class Relaying:
                 ListOffsetsResponse.TopicResponse(
                     name=topic.name,
                     partitions=[
-                        found.get((topic.name, one.partition_index)) or _unknown(one.partition_index)
-                        for one in topic.partitions
+                        partition_responses.get((topic.name, partition.partition_index))
+                        or _not_leader_response(partition.partition_index)
+                        for partition in topic.partitions
                     ],
                 )
                 for topic in request.topics
@@ -197,7 +199,7 @@ class Relaying:
                 )[1]
             except (PeerError, ProtocolError) as error:
                 log.info(
-                    "a leader on another host cannot be reached for offsets; the client tries again",
+                    "a leader on another host cannot be reached for offsets; the client retries",
                     node=node_id,
                     reason=str(error),
                 )
@@ -206,7 +208,7 @@ class Relaying:
         return response
 
 
-def _unknown(index: int) -> ListOffsetsResponse.PartitionResponse:
+def _not_leader_response(index: int) -> ListOffsetsResponse.PartitionResponse:
     return ListOffsetsResponse.PartitionResponse(
         partition_index=index,
         error_code=int(ErrorCode.NOT_LEADER_OR_FOLLOWER),
@@ -217,15 +219,15 @@ def _unknown(index: int) -> ListOffsetsResponse.PartitionResponse:
 
 
 def split_by_leader(broker: BrokerState, request: ListOffsetsRequest) -> dict[int, ListOffsetsRequest]:
-    """The parts of the request by leader, for other hosts. Key -1: partitions that this host leads, or
-    that have no leader or do not exist.
+    """Returns the parts of the request by the other host that leads their partitions. Key -1: the part
+    with the partitions that this host leads, that have no leader, or that do not exist.
     """
     parts: dict[int, dict[str, list[ListOffsetsRequest.Partition]]] = {}
     for topic in request.topics:
-        for one in topic.partitions:
-            parts.setdefault(remote_leader_id(broker, topic.name, one.partition_index), {}).setdefault(
+        for partition in topic.partitions:
+            parts.setdefault(remote_leader_id(broker, topic.name, partition.partition_index), {}).setdefault(
                 topic.name, []
-            ).append(one)
+            ).append(partition)
     return {
         node_id: msgspec.structs.replace(
             request,
@@ -262,42 +264,44 @@ def own_address(broker: BrokerState) -> bytes:
 # -- the other host's side -------------------------------------------------------------------------
 
 
-def _open(frame: bytes) -> tuple[int, EnvelopeRequest]:
+def _decode_envelope(frame: bytes) -> tuple[int, EnvelopeRequest]:
     """(correlation id, the Envelope). Raises ProtocolError."""
     if len(frame) < _FIXED_BYTES:
         raise ProtocolError("cut off", "Envelope header", position=len(frame))
     position = _FIXED_BYTES + max(int.from_bytes(frame[8:_FIXED_BYTES], "big", signed=True), 0)
     if position >= len(frame) or frame[position] or frame[2:4] != b"\0\0":
         raise ProtocolError(
-            "of another version, or with tagged fields", "Envelope header", position=min(position, len(frame))
+            "has another version or tagged fields", "Envelope header", position=min(position, len(frame))
         )
     request = codec.decode(EnvelopeRequest, 0, frame, position + 1)
     return int.from_bytes(frame[4:8], "big", signed=True), request
 
 
 async def serve(frame: bytes, respond: Callable[[Address, bytes], Awaitable[bytes | None]]) -> bytes | None:
-    """Serves another host's request on behalf of a client. Returns the response's frame, or None
+    """Serves a client's request that another host has relayed. Returns the response's frame, or None
     if the connection must be closed. `respond(address, frame)` -> the response's frame.
     """
     try:
-        correlation_id, envelope = _open(frame)
-        principal = msgspec.msgpack.decode(envelope.request_principal or b"", type=Principal)
+        correlation_id, envelope = _decode_envelope(frame)
+        identity = msgspec.msgpack.decode(envelope.request_principal or b"", type=ClientIdentity)
     except (ProtocolError, msgspec.MsgspecError) as error:
         log.warning("another host sent an invalid Envelope; the connection is closed", reason=str(error))
         return None
-    inner = bytes(envelope.request_data or b"")
-    allowed = len(inner) >= 4 and may_be_relayed(int.from_bytes(inner[:2], "big"), int.from_bytes(inner[2:4], "big"))
-    described_ip = _text(envelope.client_host_address)
-    client = Address(
-        peer_ip=principal.host or described_ip,
-        described_ip=described_ip,
-        uid=principal.uid,
-        pid=principal.pid,
-        principal=principal.principal,
-        principal_kind=principal.principal_kind,
-        is_host=principal.is_host,
+    client_frame = bytes(envelope.request_data or b"")
+    is_allowed = len(client_frame) >= 4 and may_be_relayed(
+        int.from_bytes(client_frame[:2], "big"), int.from_bytes(client_frame[2:4], "big")
     )
-    response = await respond(client, inner) if allowed else None
+    described_ip = _ip_text(envelope.client_host_address)
+    client = Address(
+        peer_ip=identity.host or described_ip,
+        described_ip=described_ip,
+        uid=identity.uid,
+        pid=identity.pid,
+        principal=identity.principal,
+        principal_kind=identity.principal_kind,
+        is_host=identity.is_host,
+    )
+    response = await respond(client, client_frame) if is_allowed else None
     error_code = 0 if response is not None else int(ErrorCode.INVALID_REQUEST)
     out = bytearray(encode_response_header(ENVELOPE, 0, correlation_id))
     codec.encode_into(out, EnvelopeResponse(response_data=response, error_code=error_code), 0)
@@ -309,7 +313,7 @@ def may_be_relayed(api_key: int, version: int) -> bool:
     return api_key in RELAYED and (api_key != ADD_PARTITIONS_TO_TXN or version <= ADD_PARTITIONS_CLIENT_MAX)
 
 
-def _text(packed: bytes) -> str:
+def _ip_text(packed: bytes) -> str:
     try:
         return str(ipaddress.ip_address(bytes(packed)))
     except ValueError:

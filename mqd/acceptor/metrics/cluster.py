@@ -23,32 +23,34 @@ def partition_counts(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
         return 0, 0, 0
     for topic in metadata.topics_with_logs():
         configured = configured_min_in_sync(topic.config, metadata.broker_default_config)
-        for one in topic.partitions:
-            if one.leader < 0:
+        for partition in topic.partitions:
+            if partition.leader < 0:
                 without_leader += 1
-            elif one.leader == node_id and len(one.in_sync_replicas) < len(one.replicas):
-                under_replicated += not _lacks_only_spares(metadata, topic, one) and len(one.in_sync_replicas) < len(
-                    one.replicas
-                ) - len(one.adding)
-                under_min += len(one.in_sync_replicas) < effective_min_in_sync(
-                    configured, len(one.replicas), len(one.adding)
+            elif partition.leader == node_id and len(partition.in_sync_replicas) < len(partition.replicas):
+                under_replicated += not _lacks_only_spares(metadata, topic, partition) and len(
+                    partition.in_sync_replicas
+                ) < len(partition.replicas) - len(partition.adding)
+                under_min += len(partition.in_sync_replicas) < effective_min_in_sync(
+                    configured, len(partition.replicas), len(partition.adding)
                 )
     return without_leader, under_replicated, under_min
 
 
-def _lacks_only_spares(metadata: Metadata, topic: TopicImage, one: PartitionImage) -> bool:
-    """Whether only spares are out of sync: enough replicas are in sync, and all hosts are in service."""
+def _lacks_only_spares(metadata: Metadata, topic: TopicImage, partition: PartitionImage) -> bool:
+    """Whether only spares are out of sync: enough replicas are in sync, and the hosts of all replicas
+    are in service.
+    """
     count = acks_replicas(topic.config)
-    return 0 < count <= len(one.in_sync_replicas) and all(map(metadata.is_alive, one.replicas))
+    return 0 < count <= len(partition.in_sync_replicas) and all(map(metadata.is_alive, partition.replicas))
 
 
 def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
     brokers = GaugeMetricFamily("mqd_cluster_brokers", "Registered brokers, by state", labels=["state"])
-    found = list(metadata.brokers.values())
+    known_brokers = list(metadata.brokers.values())
     for state, count in (
-        ("in_service", sum(not one.fenced for one in found)),
-        ("fenced", sum(one.fenced for one in found)),
-        ("draining", sum(one.draining for one in found)),
+        ("in_service", sum(not broker.fenced for broker in known_brokers)),
+        ("fenced", sum(broker.fenced for broker in known_brokers)),
+        ("draining", sum(broker.draining for broker in known_brokers)),
     ):
         brokers.add_metric([state], count)
     without_leader, under_replicated, under_min = partition_counts(metadata, node_id)
@@ -65,14 +67,14 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
     )
     yield CounterMetricFamily(
         "mqd_leader_elections",
-        "Times that a partition of the whole cluster got another leader or leader epoch, as this acceptor saw them",
+        "Times that a partition anywhere in the cluster got a new leader or leader epoch, as seen by this acceptor",
         value=metadata.election_count,
     )
     yield CounterMetricFamily(
         "mqd_unclean_leader_elections",
-        "Elections, anywhere in the cluster, of a leader that was not in sync, as this acceptor saw them:"
-        " records are lost",
-        value=metadata.unclean_count,
+        "Elections, anywhere in the cluster, of a leader that was not in sync, as seen by this acceptor:"
+        " records were lost",
+        value=metadata.unclean_election_count,
     )
     yield GaugeMetricFamily(
         "mqd_partitions_under_replicated",

@@ -1,5 +1,5 @@
-"""Queries of directories for metrics scrapes. Each runs in a thread of its own, so that a hanging
-directory costs one thread and does not delay a scrape for long.
+"""Queries about log directories, for metrics scrapes. Each runs in a thread of its own, so that a
+hanging directory costs one thread and does not delay a scrape for long.
 
 Concurrency: any thread.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 CPU_FACTOR = 100
-RESPONSE_S = 5.0  # how long a scrape waits for a query, counted from the start of the query
+WAIT_S_MAX = 5.0  # how long a scrape waits for a query, counted from the start of the query
 
 T = TypeVar("T")
 
@@ -24,19 +24,19 @@ class CachedQuery(Generic[T]):
         self._query, self._cache_s = query, cache_s
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._started_at = self._known_at = float("-inf")
-        self._known: T | None = None
-        self._cost_s = 0.0
+        self._started_at = self._result_at = float("-inf")
+        self._result: T | None = None
+        self._cpu_s = 0.0
 
     def refresh(self) -> None:
         """Starts the query unless it is running or the result is fresh."""
         with self._lock:
-            if self._thread is not None or time.monotonic() - self._known_at <= max(
-                self._cache_s, CPU_FACTOR * self._cost_s
+            if self._thread is not None or time.monotonic() - self._result_at <= max(
+                self._cache_s, CPU_FACTOR * self._cpu_s
             ):
                 return
             self._thread, self._started_at = (
-                threading.Thread(target=self._refresh, name="measuring", daemon=True),
+                threading.Thread(target=self._run_query, name="measuring", daemon=True),
                 time.monotonic(),
             )
             try:
@@ -44,18 +44,18 @@ class CachedQuery(Generic[T]):
             except RuntimeError:  # no thread is available
                 self._thread = None
 
-    def _refresh(self) -> None:
+    def _run_query(self) -> None:
         try:
-            self._known, self._known_at = self._query(), time.monotonic()
-            self._cost_s = time.thread_time()
+            self._result, self._result_at = self._query(), time.monotonic()
+            self._cpu_s = time.thread_time()
         finally:
             self._thread = None
 
     def wait_for_result(self) -> T | None:
-        """Waits for the running query, at most RESPONSE_S, and returns the last result. None: there has
+        """Waits for the running query, at most WAIT_S_MAX, and returns the last result. None: there has
         never been one.
         """
         thread = self._thread
         if thread is not None:
-            thread.join(max(0.0, self._started_at + RESPONSE_S - time.monotonic()))
-        return self._known
+            thread.join(max(0.0, self._started_at + WAIT_S_MAX - time.monotonic()))
+        return self._result

@@ -1,8 +1,8 @@
 """Lag and members of groups as metrics, under the names of kafka_exporter, which existing dashboards
 use.
 
-Bound: the first SERIES_MAX partitions in order of group names; the number of omitted ones is a
-metric too. Sums by topic cover only the shown partitions.
+Bound: the first SERIES_MAX partitions in order of group names; the number of omitted
+partitions is a metric, too. Sums by topic cover only the partitions that are shown.
 """
 
 import itertools
@@ -24,12 +24,12 @@ _LABELS = ["consumergroup", "topic", "partition"]
 def collect(broker: Broker, waiting: Mapping[GroupPartition, Waiting]) -> Iterator[Any]:
     offset = GaugeMetricFamily(
         "kafka_consumergroup_current_offset",
-        "Committed offset of a group in a partition; of a share group, its first record that is not finished",
+        "Committed offset of a group in a partition; for a share group, the first unfinished record",
         labels=_LABELS,
     )
     lag = GaugeMetricFamily(
         "kafka_consumergroup_lag",
-        "Records between the committed offset and the high watermark; of a share group, those not finished",
+        "Records between the committed offset and the high watermark; for a share group, the unfinished ones",
         labels=_LABELS,
     )
     lag_seconds = GaugeMetricFamily(
@@ -53,28 +53,30 @@ def collect(broker: Broker, waiting: Mapping[GroupPartition, Waiting]) -> Iterat
         since_ms = group.rebalance_since_ms
         elapsed_ms = coordinators.clock.now_ms() - since_ms if coordinators is not None and since_ms >= 0 else 0
         rebalance.add_metric([group.group_id], max(0, elapsed_ms) / 1000)
-    found = positions(broker)
-    for (name, topic), of_topic in itertools.groupby(found[:SERIES_MAX], lambda one: (one.group, one.topic)):
-        total = 0
-        for one in of_topic:
-            labels = [name, topic, str(one.partition)]
-            offset.add_metric(labels, one.offset)
-            end = _high_watermark(broker, topic, one.partition)
+    all_positions = positions(broker)
+    for (name, topic), topic_positions in itertools.groupby(
+        all_positions[:SERIES_MAX], lambda position: (position.group, position.topic)
+    ):
+        topic_lag = 0
+        for position in topic_positions:
+            labels = [name, topic, str(position.partition)]
+            offset.add_metric(labels, position.offset)
+            end = _high_watermark(broker, topic, position.partition)
             if end is not None:
-                lag_records = max(0, end - one.offset - one.finished_count)
+                lag_records = max(0, end - position.offset - position.finished_count)
                 lag.add_metric(labels, lag_records)
-                total += lag_records
-                waited = waiting.get((name, topic, one.partition))
+                topic_lag += lag_records
+                waiting_record = waiting.get((name, topic, position.partition))
                 if lag_records == 0:
                     lag_seconds.add_metric(labels, 0)
-                elif waited is not None and waited.since_ms >= 0:
-                    lag_seconds.add_metric(labels, max(0, now_ms() - waited.since_ms) / 1000)
-        lag_sum.add_metric([name, topic], total)
-    left_out.add_metric([], max(0, len(found) - SERIES_MAX))
+                elif waiting_record is not None and waiting_record.since_ms >= 0:
+                    lag_seconds.add_metric(labels, max(0, now_ms() - waiting_record.since_ms) / 1000)
+        lag_sum.add_metric([name, topic], topic_lag)
+    left_out.add_metric([], max(0, len(all_positions) - SERIES_MAX))
     yield from (offset, lag, lag_seconds, lag_sum, members, rebalance, left_out)
     if coordinators is not None:
         budget = coordinators.budget
-        yield GaugeMetricFamily("mqd_group_memory_bytes", "Memory of all groups, roughly", budget.used_bytes)
+        yield GaugeMetricFamily("mqd_group_memory_bytes", "Approximate memory of all groups", budget.used_bytes)
         yield GaugeMetricFamily("mqd_group_memory_max_bytes", "group.coordinator.memory.bytes", budget.limit_bytes)
         yield CounterMetricFamily(
             "mqd_group_memory_refusals",
@@ -90,7 +92,9 @@ def _dead_letters(broker: Broker) -> Iterator[Any]:
         "mqd_dead_letters", "Dead letters of a share group, written by this host", labels=["group"]
     )
     waiting = GaugeMetricFamily(
-        "mqd_dead_letters_waiting", "Rejected or exhausted records whose dead letter is not written", labels=["group"]
+        "mqd_dead_letters_waiting",
+        "Rejected or exhausted records whose dead letter is not written yet",
+        labels=["group"],
     )
     oldest = GaugeMetricFamily(
         "mqd_dead_letters_oldest_seconds",

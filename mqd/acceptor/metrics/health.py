@@ -2,7 +2,7 @@
 broker can serve clients.
 
 Both are decided in the acceptor's loop, so that a loop that hangs answers neither. Nothing is
-computed without a probe.
+computed until a probe arrives.
 """
 
 from mqd import native
@@ -15,19 +15,19 @@ def faults(broker: Broker, control: native.Control, worker_count: int) -> list[s
     """Why clients cannot be served, one line each; empty when they can. Called in the loop's
     thread.
     """
-    found = [
-        f"worker {worker} does not run; supervisord starts it again"
+    reasons = [
+        f"worker {worker} is not running; supervisord restarts it"
         for worker in range(worker_count)
         if control.endpoint_state(worker) != native.ProcessState.RUNNING
     ]
     metadata = broker.metadata
     own = metadata.brokers.get(broker.node_id)
     if metadata.version < 0:
-        found.append("the cluster's metadata has not arrived; mqd cluster status shows the controllers")
+        reasons.append("the cluster's metadata has not arrived; mqd cluster status shows the controllers")
     elif own is None:
-        found.append(f"broker {broker.node_id} is not registered; mqd cluster status shows the controllers")
+        reasons.append(f"broker {broker.node_id} is not registered; mqd cluster status shows the controllers")
     elif own.fenced:
-        found.append(f"broker {broker.node_id} is fenced: the active controller receives no heartbeats from it")
-    elif not broker.may_lead():  # it is cut off, and cannot learn that it was fenced
-        found.append(f"broker {broker.node_id} has lost its lease: it cannot reach the active controller")
-    return found
+        reasons.append(f"broker {broker.node_id} is fenced: the active controller receives no heartbeats from it")
+    elif not broker.may_lead():  # the broker is cut off and cannot learn that it was fenced
+        reasons.append(f"broker {broker.node_id} has lost its lease: it cannot reach the active controller")
+    return reasons

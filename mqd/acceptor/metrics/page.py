@@ -2,8 +2,8 @@
 
 The page is rendered in a thread of its own (mqd/acceptor/metrics/server.py). That thread reads the
 control segment (through its own view) and copies of the loop's state; it and the event loop never
-wait for each other. Results for directories are cached for SIZES_CACHE_S; for a hanging one the last
-result is shown (mqd/acceptor/metrics/directories.py).
+wait for each other. Results for directories are cached for SIZES_CACHE_S; for a directory that
+hangs, the last result is shown (mqd/acceptor/metrics/directories.py).
 """
 
 import os
@@ -58,7 +58,7 @@ _HELP = {
     "FETCH_COLD": "Fetch requests for bytes outside the page cache",
     "SYNCS": "Flushes to disk",
     "SYNC_FAILURES": "Flushes that failed",
-    "ROLLS": "Segments begun",
+    "ROLLS": "Segments started",
     "CONNECTIONS_ACCEPTED": "Connections accepted",
     "CONNECTIONS_CLOSED": "Connections closed",
     "CONNECTIONS_REFUSED": "Connections refused (max.connections)",
@@ -124,19 +124,21 @@ class _Directory(NamedTuple):
 
 
 class _Reports(NamedTuple):
-    """The reports of other processes in the run directory. `damage`: with the worker's index.
-    `compaction`: by worker. `by_process`: restarts; None if the supervisord is not the broker's own.
+    """The reports of other processes in the run directory. `damage`: pairs of a worker's
+    index and a damaged segment. `compaction`: one report per worker. `restart_counts`: None if the
+    broker runs under a supervisor other than that of `mqd up`.
     """
 
     damage: list[tuple[int, damage.Damage]]
     compaction: list[compaction_report.Report]
-    by_process: restarts.Restarts | None
+    restart_counts: restarts.Restarts | None
     schedules: list[schedule_files.PartitionStatus]
 
 
 def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
-    """Converts 128 buckets, four per power of two of microseconds, to cumulative ones at each power
-    of two in seconds, and the sum (within 12.5 %: each bucket counts as its middle).
+    """Converts 128 buckets, four per power of two of microseconds, to cumulative buckets, one per power
+    of two, with bounds in seconds. Returns them and the sum of the times; the sum is accurate to
+    12.5 %, because each request counts as the middle of its bucket.
     """
     cumulative, total, sum_us = [], 0, 0.0
     for power in range(_POWERS):
@@ -183,15 +185,15 @@ class Metrics:
 
     def collect(self) -> Iterator[Any]:
         queries: list[CachedQuery[Any]] = [*self._directories, *self._waiting, self._reports]
-        for one in queries:
-            one.refresh()  # all at the same time, so that a hanging one delays none of the others
+        for query in queries:
+            query.refresh()  # all at the same time, so that a hanging query delays none of the others
         yield from self._requests()
         yield from self._workers()
         yield from self._disks()
         yield from self._compaction()
         reports = self._reports.wait_for_result()
         yield from schedule_metrics.collect(reports.schedules if reports is not None else ())
-        waiting = [found for one in self._waiting if (found := one.wait_for_result()) is not None]
+        waiting = [result for query in self._waiting if (result := query.wait_for_result()) is not None]
         yield from group_metrics.collect(self._broker, ChainMap(*waiting))
         yield from cluster_metrics.collect(self._broker.metadata, self._broker.node_id)
         used, total = self._observer.arena_extents()
@@ -231,45 +233,45 @@ class Metrics:
         yield from (times, failed)
 
     def _deaths(self) -> CounterMetricFamily:
-        found = CounterMetricFamily(
+        deaths = CounterMetricFamily(
             "mqd_process_deaths", "Number of times that a process of this broker has died", labels=["process"]
         )
         names = [*(f"worker-{worker}" for worker in range(self._worker_count)), "acceptor", "controller"]
         for endpoint, name in enumerate(names):
-            found.add_metric([name], self._control.endpoint_generation(endpoint))
-        return found
+            deaths.add_metric([name], self._control.endpoint_generation(endpoint))
+        return deaths
 
     def _restarts(self) -> CounterMetricFamily:
-        found = CounterMetricFamily(
+        family = CounterMetricFamily(
             "mqd_process_restarts",
             "Number of times that a process of this broker was restarted, by the reason for its end: "
-            + ", ".join(f"{name} ({about})" for name, about in restarts.REASONS.items()),
+            + ", ".join(f"{name} ({text})" for name, text in restarts.REASONS.items()),
             labels=["process", "reason"],
         )
         reports = self._reports.wait_for_result()
-        counted = reports.by_process if reports is not None else None
-        if counted is not None:
+        counts = reports.restart_counts if reports is not None else None
+        if counts is not None:
             names = [*(f"worker-{worker}" for worker in range(self._worker_count)), "acceptor", "controller"]
             for name in names:
                 for reason in restarts.REASONS:
-                    found.add_metric([name, reason], counted.get(f"mqd-{name}", {}).get(reason, 0))
-        return found
+                    family.add_metric([name, reason], counts.get(f"mqd-{name}", {}).get(reason, 0))
+        return family
 
     def _authentications(self) -> CounterMetricFamily:
-        found = CounterMetricFamily("mqd_authentications", "Authentications of clients, by result", labels=["result"])
-        found.add_metric(["succeeded"], self._broker.authentication.succeeded_count)
-        found.add_metric(["failed"], self._broker.authentication.failed_count)
-        return found
+        family = CounterMetricFamily("mqd_authentications", "Authentications of clients, by result", labels=["result"])
+        family.add_metric(["succeeded"], self._broker.authentication.succeeded_count)
+        family.add_metric(["failed"], self._broker.authentication.failed_count)
+        return family
 
     def _certificates(self) -> GaugeMetricFamily:
-        found = GaugeMetricFamily(
+        expiries = GaugeMetricFamily(
             "mqd_certificate_expiry_timestamp_seconds",
             "When the certificate of a listener, or the one used between hosts, expires: seconds since 1970",
             labels=["listener"],
         )
         for name, expiry_s in self._observer.certificate_expiries_s().items():
-            found.add_metric([name], expiry_s)
-        return found
+            expiries.add_metric([name], expiry_s)
+        return expiries
 
     def _workers(self) -> Iterator[Any]:
         families: dict[str, Any] = {}
@@ -294,11 +296,11 @@ class Metrics:
                 kind, _, name = member.name.partition("_")
                 family = families.get(name)
                 if family is None:
-                    make = CounterMetricFamily if kind == "COUNT" else GaugeMetricFamily
+                    family_class = CounterMetricFamily if kind == "COUNT" else GaugeMetricFamily
                     # in Prometheus only a counter's name ends in _total
-                    shown = name.lower().replace("_total", "_max")
-                    family = families[name] = make(
-                        f"mqd_{shown}", _HELP.get(name, name.lower().replace("_", " ")), labels=["worker"]
+                    metric_name = name.lower().replace("_total", "_max")
+                    family = families[name] = family_class(
+                        f"mqd_{metric_name}", _HELP.get(name, name.lower().replace("_", " ")), labels=["worker"]
                     )
                 family.add_metric(label, int(counters[member]))
             for time_kind in native.Histogram:
@@ -308,18 +310,21 @@ class Metrics:
         yield from (connections, running, oldest, *families.values(), *times.values())
 
     def _flush_age_s(self, worker: int, began_ns: int) -> float:
-        """Grows while the worker itself hangs on the disk. A worker that ended left its last value."""
+        """Grows while the worker itself hangs on the disk. 0 if the worker has ended: its last
+        value is out of date.
+        """
         if not began_ns or self._control.endpoint_state(worker) != native.ProcessState.RUNNING:
             return 0.0
         return max(0.0, (time.monotonic_ns() - began_ns) / 1e9)
 
     def _partitions(self) -> str:
-        measured = [one.wait_for_result() for one in self._directories]
+        measured = [query.wait_for_result() for query in self._directories]
         reports = self._reports.wait_for_result()
         damaged = Tally(
-            (worker, one.topic_id, one.partition) for worker, one in (reports.damage if reports is not None else ())
+            (worker, segment.topic_id, segment.partition)
+            for worker, segment in (reports.damage if reports is not None else ())
         )
-        sizes = [None if one is None else one.sizes for one in measured]
+        sizes = [None if directory is None else directory.sizes for directory in measured]
         return partition_metrics.text(self._broker, self._control.slot_view, sizes, damaged)
 
     def _measure(self, log_dir: int) -> "_Directory":
@@ -340,7 +345,7 @@ class Metrics:
     def _read_reports(self) -> "_Reports":
         workers = range(self._worker_count)
         return _Reports(
-            [(worker, one) for worker in workers for one in damage.read(self._run_dir, worker)],
+            [(worker, damaged_segment) for worker in workers for damaged_segment in damage.read(self._run_dir, worker)],
             [compaction_report.read(self._run_dir, worker) for worker in workers],
             restarts.read(self._run_dir),
             schedule_files.read_status(self._run_dir),
@@ -348,7 +353,7 @@ class Metrics:
 
     def _compaction(self) -> Iterator[Any]:
         sums = {
-            "runs": "Compactions of a partition that succeeded",
+            "runs": "Successful compactions of a partition",
             "failures": "Compactions that failed or found unreadable data",
             "read_bytes": "Bytes read by compaction",
             "written_bytes": "Bytes written by compaction",
@@ -372,9 +377,9 @@ class Metrics:
         for worker, report in enumerate(reports.compaction if reports is not None else ()):
             for name, family in families.items():
                 family.add_metric([str(worker)], getattr(report, name))
-            for one in report.partitions:
-                dirty.add_metric([one.topic, str(one.partition)], one.dirty_ratio)
-                uncleanable.add_metric([one.topic, str(one.partition)], bool(one.uncleanable))
+            for partition in report.partitions:
+                dirty.add_metric([partition.topic, str(partition.partition)], partition.dirty_ratio)
+                uncleanable.add_metric([partition.topic, str(partition.partition)], bool(partition.uncleanable))
         yield from (*families.values(), dirty, uncleanable)
 
     def _disks(self) -> Iterator[Any]:

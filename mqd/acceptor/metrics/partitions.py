@@ -1,7 +1,7 @@
 """The series of partitions, as text: six for each partition on this host.
 
 prometheus_client takes 10 us for a sample, a second for 10,000 partitions; these lines take a
-twentieth of that. A topic's name has no character that the format would have escaped.
+twentieth of that. Topic names contain no character that the format requires to be escaped.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,8 @@ def text(
     """`sizes`: of each log directory, bytes by topic and partition; None: it has never responded.
     `damaged`: segments by worker, topic id and partition.
     """
-    families: list[list[str]] = [[f"# HELP {name} {about}\n# TYPE {name} gauge\n"] for name, about in FAMILIES]
+    families: list[list[str]] = [[f"# HELP {name} {help_text}\n# TYPE {name} gauge\n"] for name, help_text in FAMILIES]
+    # each: (append to the lines of the family, name of the family)
     start, end, high, online, size, corrupt = (
         (lines.append, name) for lines, (name, _) in zip(families, FAMILIES, strict=True)
     )

@@ -1,6 +1,6 @@
 """The positions of groups, read by the scrape's thread while the event loop changes them. Each
-dictionary is copied in one step of the interpreter; a listing that fails because of a change is
-repeated. A group that changes at the same time appears in its old or its new state.
+dictionary is copied atomically under the GIL; a listing that fails because of a change is repeated.
+A group that changes at the same time appears in its old or its new state.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ TRIES = 5
 
 class Position(NamedTuple):
     """`offset`: the committed offset; of a share group, the first record that it has not finished.
-    `finished_count`: records at or after it that a share group has finished.
+    `finished_count`: records at or after `offset` that a share group has finished.
     """
 
     group: str
@@ -37,10 +37,10 @@ def positions(broker: Broker) -> list[Position]:
     """In order of group, topic and partition. For share groups only those share-partitions whose
     state this host coordinates.
     """
-    return sorted([*_committed(broker), *_of_share_groups(broker)])
+    return sorted([*_committed_positions(broker), *_share_positions(broker)])
 
 
-def _committed(broker: Broker) -> Iterator[Position]:
+def _committed_positions(broker: Broker) -> Iterator[Position]:
     for group in groups(broker):
         for topic in list(group.offsets.topics):
             for index in list(group.offsets.partitions(topic)):
@@ -49,7 +49,7 @@ def _committed(broker: Broker) -> Iterator[Position]:
                     yield Position(group.group_id, topic, index, committed.offset, 0)
 
 
-def _of_share_groups(broker: Broker) -> Iterator[Position]:
+def _share_positions(broker: Broker) -> Iterator[Position]:
     if broker.coordinators is None:
         return
     for core in _cores(broker.coordinators.share):

@@ -11,14 +11,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from mqd.base.schedule_files import LATE_S, PartitionStatus
 
 _LABELS = ["topic", "partition"]
-_BOUNDS = [*map(repr, LATE_S), "+Inf"]
+_LATE_BOUNDS = [*map(repr, LATE_S), "+Inf"]
 
 
 def collect(statuses: Iterable[PartitionStatus]) -> Iterator[Any]:
     pending = GaugeMetricFamily("mqd_schedule_pending", "Records that are not due yet", labels=_LABELS)
     behind = GaugeMetricFamily(
         "mqd_schedule_behind_seconds",
-        "How long the oldest record that is due, and not delivered, has been due",
+        "How long the oldest record that is due but not delivered has been due",
         labels=_LABELS,
     )
     gone = CounterMetricFamily(
@@ -34,11 +34,11 @@ def collect(statuses: Iterable[PartitionStatus]) -> Iterator[Any]:
     late = HistogramMetricFamily(
         "mqd_schedule_late_seconds", "How long after they were due records were delivered", labels=_LABELS
     )
-    for one in statuses:
-        labels = [one.topic, str(one.partition)]
-        pending.add_metric(labels, one.pending)
-        behind.add_metric(labels, one.behind_s)
-        gone.add_metric(labels, one.gone)
-        unreadable.add_metric(labels, one.unreadable)
-        late.add_metric(labels, list(zip(_BOUNDS, accumulate(one.late_buckets), strict=True)), one.late_s)
+    for status in statuses:
+        labels = [status.topic, str(status.partition)]
+        pending.add_metric(labels, status.pending)
+        behind.add_metric(labels, status.behind_s)
+        gone.add_metric(labels, status.gone)
+        unreadable.add_metric(labels, status.unreadable)
+        late.add_metric(labels, list(zip(_LATE_BOUNDS, accumulate(status.late_buckets), strict=True)), status.late_s)
     yield from (pending, behind, gone, unreadable, late)

@@ -17,10 +17,11 @@ M3  the page is rendered by one thread at a time, for all requests that arrive b
 M4  a request is at most REQUEST_BYTES_MAX; a TLS handshake is part of the request's time.
 M5  if a token is configured, a request without it gets only an error; /health needs no token,
     because probes have none.
-M6  a health check is decided by the acceptor's loop; one that it does not decide in HEALTH_S fails.
+M6  a health check is decided by the acceptor's loop; a check that it does not decide within
+    HEALTH_S fails.
 
-Concurrency: one thread; the rendering thread passes its page by `_rendered` and the eventfd, the
-acceptor's loop its decisions by `_decided` and the eventfd.
+Concurrency: one thread. The rendering thread hands over its page in `_rendered`, the acceptor's loop
+hands over its decisions in `_decisions`; both then wake this thread through the eventfd.
 """
 
 import contextlib
@@ -67,17 +68,17 @@ def _response(status: str, body: bytes, content_type: str = "text/plain; charset
 
 PAGE = "/metrics"
 _PATHS = {path.encode(): path for path in (PAGE, LIVE, READY)}
-_NOT_FOUND = _response("404 Not Found", b"there are /metrics, /health/live and /health/ready\n")
-_NOT_ALLOWED = _response("405 Method Not Allowed", b"only GET is answered\n", headers="Allow: GET\r\n")
+_NOT_FOUND = _response("404 Not Found", b"only /metrics, /health/live and /health/ready exist\n")
+_NOT_ALLOWED = _response("405 Method Not Allowed", b"only GET is supported\n", headers="Allow: GET\r\n")
 _NO_TOKEN = _response(
     "401 Unauthorized", b"the request lacks the token of metrics.token.file\n", headers="WWW-Authenticate: Bearer\r\n"
 )
-_NOT_PLAIN = _response("400 Bad Request", b"this port expects https\n")
+_HTTPS_EXPECTED = _response("400 Bad Request", b"this port expects https\n")
 _TLS_HANDSHAKE = 0x16  # the first byte
 _BAD = _response("400 Bad Request", b"this is not an HTTP request\n")
 _TOO_LARGE = _response("431 Request Header Fields Too Large", b"the request is too large\n")
 _HEALTHY = _response("200 OK", b"ok\n")
-_HANGS = _response("503 Service Unavailable", b"the acceptor does not respond\n")
+_UNRESPONSIVE = _response("503 Service Unavailable", b"the acceptor does not respond\n")
 _FAILED = _response("500 Internal Server Error", b"the metrics cannot be rendered; the acceptor's log says why\n")
 
 
@@ -92,23 +93,23 @@ class _Tls(Protocol):
 class Checks(Protocol):
     """How the acceptor decides health checks."""
 
-    def check(self, path: str, decided: Callable[[list[str]], None]) -> None:
-        """Calls `decided` in the acceptor's thread with the faults, one line each."""
+    def check(self, path: str, on_decided: Callable[[list[str]], None]) -> None:
+        """Calls `on_decided` in the acceptor's thread with the faults, one line each."""
 
 
 class _Client:
-    """`to_send` None: the request is incomplete, or the response for the path `waiting` is not ready
+    """`to_send` None: the request is incomplete, or the response for `awaited_path` is not ready
     yet. `progress_s`: when it last received or sent something. Times are time.monotonic().
     """
 
-    __slots__ = ("deadline_s", "events", "progress_s", "received", "in_handshake", "socket", "to_send", "waiting")
+    __slots__ = ("deadline_s", "events", "progress_s", "received", "in_handshake", "socket", "to_send", "awaited_path")
 
     def __init__(self, connection: socket.socket, now: float) -> None:
         self.socket = connection
         self.received = b""
         self.events = selectors.EVENT_READ
         self.in_handshake = False  # a TLS handshake that is not complete
-        self.waiting = ""  # a path
+        self.awaited_path = ""
         self.to_send: memoryview | None = None
         self.progress_s = now
         self.deadline_s = now + REQUEST_S
@@ -147,7 +148,7 @@ class MetricsServer:
     ) -> None:
         self._listener = listener
         self._checks = checks
-        self._decided: deque[tuple[_Client, list[str]]] = deque()
+        self._decisions: deque[tuple[_Client, list[str]]] = deque()
         self._token, self._tls = token, tls
         self._render = render
         self._clients: set[_Client] = set()
@@ -155,10 +156,10 @@ class MetricsServer:
         self._accepting_from_s = 0.0  # when to begin accepting (again); inf: it is accepting
         self._render_from_s = float("inf")  # inf: not requested
         self._paused_until_s = 0.0  # after a rendering
-        self._rendering = False
+        self._is_rendering = False
         self._rendered: bytes | None = None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._ending = False
+        self._is_stopping = False
 
     @property
     def connection_count(self) -> int:
@@ -169,7 +170,7 @@ class MetricsServer:
         threading.Thread(target=self._serve, name="metrics", daemon=True).start()
 
     def stop(self) -> None:
-        self._ending = True
+        self._is_stopping = True
         os.eventfd_write(self._wake, 1)
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -188,18 +189,18 @@ class MetricsServer:
     def _run(self) -> None:
         self._listener.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        while not self._ending:
+        while not self._is_stopping:
             now = time.monotonic()
-            for client in [one for one in self._clients if one.deadline_s <= now]:
-                if client.waiting in (LIVE, READY):
-                    self._respond(client, _HANGS)
+            for client in [client for client in self._clients if client.deadline_s <= now]:
+                if client.awaited_path in (LIVE, READY):
+                    self._respond(client, _UNRESPONSIVE)
                 else:
                     self._close(client)
             if self._accepting_from_s <= now:
                 self._accepting_from_s = float("inf")
                 self._selector.register(self._listener, selectors.EVENT_READ)
-            if self._render_from_s <= now and not self._rendering:
-                self._begin_page()
+            if self._render_from_s <= now and not self._is_rendering:
+                self._begin_rendering()
             due_s = min(self._accepting_from_s, self._render_from_s, *(client.deadline_s for client in self._clients))
             for key, _ in self._selector.select(None if due_s == float("inf") else max(0.0, due_s - now)):
                 if key.fileobj is self._listener:
@@ -217,7 +218,7 @@ class MetricsServer:
                 if oldest.progress_s + GRACE_S > now:
                     self._pause(oldest.progress_s + GRACE_S)
                     return
-                if not self._is_any_waiting():
+                if not self._has_pending_connection():
                     return
                 self._close(oldest)
             try:
@@ -243,7 +244,7 @@ class MetricsServer:
         self._clients.add(client)
         self._on_client(client)  # most requests are already complete
 
-    def _is_any_waiting(self) -> bool:
+    def _has_pending_connection(self) -> bool:
         """Whether a connection waits to be accepted: an idle one is closed only then."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
@@ -269,7 +270,7 @@ class MetricsServer:
         try:
             if client.to_send is not None:
                 self._send(client)
-            elif self._tls is None or self._is_secured(client, self._tls):
+            elif self._tls is None or self._continue_handshake(client, self._tls):
                 self._receive(client)
         except ssl.SSLWantReadError:
             self._watch(client, selectors.EVENT_READ)
@@ -280,8 +281,8 @@ class MetricsServer:
         except OSError:
             self._close(client)
 
-    def _is_secured(self, client: _Client, tls: _Tls) -> bool:
-        """Continues with the TLS handshake; True when it is complete."""
+    def _continue_handshake(self, client: _Client, tls: _Tls) -> bool:
+        """Continues the TLS handshake. Returns whether it is complete."""
         if not isinstance(client.socket, ssl.SSLSocket):
             first = client.socket.recv(1, socket.MSG_PEEK)
             if not first:
@@ -289,7 +290,7 @@ class MetricsServer:
                 return False
             if first[0] != _TLS_HANDSHAKE:
                 client.socket.recv(REQUEST_BYTES_MAX)  # closing with unread bytes would reset the connection
-                self._begin_response(client, _NOT_PLAIN)
+                self._begin_response(client, _HTTPS_EXPECTED)
                 return False
             if not self._wrap(client, tls):
                 return False
@@ -316,37 +317,37 @@ class MetricsServer:
         return True
 
     def _receive(self, client: _Client) -> None:
-        more = client.socket.recv(REQUEST_BYTES_MAX)
-        if not more or client.waiting:  # it has disconnected, or has sent more than one request
+        data = client.socket.recv(REQUEST_BYTES_MAX)
+        if not data or client.awaited_path:  # it has disconnected, or has sent more than one request
             self._close(client)
             return
-        client.received += more
+        client.received += data
         client.progress_s = time.monotonic()
-        decided = route(client.received, self._token)
-        if decided is None:
+        routed = route(client.received, self._token)
+        if routed is None:
             if isinstance(client.socket, ssl.SSLSocket) and client.socket.pending():
                 self._receive(client)
             return
-        if decided is _NO_TOKEN:
+        if routed is _NO_TOKEN:
             log.warning("a request for the metrics lacks the token")
         client.received = b""
-        if isinstance(decided, bytes):
-            self._begin_response(client, decided)
+        if isinstance(routed, bytes):
+            self._begin_response(client, routed)
             return
-        client.waiting = decided
-        client.deadline_s = client.progress_s + (RENDER_S if decided == PAGE else HEALTH_S)
-        if decided != PAGE:
-            self._checks.check(decided, partial(self._on_decided, client))
-        elif not self._rendering:
+        client.awaited_path = routed
+        client.deadline_s = client.progress_s + (RENDER_S if routed == PAGE else HEALTH_S)
+        if routed != PAGE:
+            self._checks.check(routed, partial(self._on_decided, client))
+        elif not self._is_rendering:
             self._render_from_s = max(client.progress_s, self._paused_until_s)
 
     def _on_decided(self, client: _Client, faults: list[str]) -> None:
         """Called in the acceptor's thread."""
-        self._decided.append((client, faults))
+        self._decisions.append((client, faults))
         os.eventfd_write(self._wake, 1)
 
     def _begin_response(self, client: _Client, response: bytes) -> None:
-        client.waiting = ""
+        client.awaited_path = ""
         client.to_send = memoryview(response)
         client.progress_s = time.monotonic()
         client.deadline_s = client.progress_s + RESPONSE_S
@@ -365,14 +366,14 @@ class MetricsServer:
 
     # -- the page ----------------------------------------------------------------------------------
 
-    def _begin_page(self) -> None:
-        self._rendering, self._render_from_s = True, float("inf")
+    def _begin_rendering(self) -> None:
+        self._is_rendering, self._render_from_s = True, float("inf")
         try:
-            threading.Thread(target=self._make_page, name="metrics-page", daemon=True).start()
+            threading.Thread(target=self._render_page, name="metrics-page", daemon=True).start()
         except RuntimeError:  # no thread is available
             self._hand_over(_FAILED)
 
-    def _make_page(self) -> None:
+    def _render_page(self) -> None:
         try:
             page = _response("200 OK", self._render(), CONTENT_TYPE)
         except Exception:
@@ -388,14 +389,14 @@ class MetricsServer:
     def _on_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        while self._decided:
-            client, faults = self._decided.popleft()
-            if client in self._clients and client.waiting:  # otherwise it has disconnected, or HEALTH_S has passed
+        while self._decisions:
+            client, faults = self._decisions.popleft()
+            if client in self._clients and client.awaited_path:  # else it has disconnected, or HEALTH_S is over
                 body = "".join(f"{fault}\n" for fault in faults).encode()
                 self._respond(client, _response("503 Service Unavailable", body) if faults else _HEALTHY)
         if self._rendered is not None:
-            page, self._rendered, self._rendering = self._rendered, None, False
-            for client in [one for one in self._clients if one.waiting == PAGE]:
+            page, self._rendered, self._is_rendering = self._rendered, None, False
+            for client in [client for client in self._clients if client.awaited_path == PAGE]:
                 self._respond(client, page)
 
     def _respond(self, client: _Client, response: bytes) -> None:

@@ -35,30 +35,30 @@ def read(path: Path) -> bytes:
 
 
 class Token:
-    """The token that is in the file now; the previous one while the file cannot be used."""
+    """The token that is in the file now, or the previous token while the file cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen, self._checked_s = file_state(path), time.monotonic()
+        self._file_state, self._checked_s = file_state(path), time.monotonic()
         self._token = read(path)
 
     def permits(self, request: bytes) -> bool:
-        """Whether the request's header carries the token. Takes the same time whatever it carries."""
-        carried = b""
+        """Whether the request's header carries the token. Compares in constant time."""
+        presented_token = b""
         for line in request.split(b"\r\n")[1:]:
             name, _, value = line.partition(b":")
             scheme, _, credentials = value.strip().partition(b" ")
             if name.strip().lower() == b"authorization" and scheme.lower() == b"bearer":
-                carried = credentials.strip()
-        return hmac.compare_digest(carried, self._current())
+                presented_token = credentials.strip()
+        return hmac.compare_digest(presented_token, self._current())
 
     def _current(self) -> bytes:
         now = time.monotonic()
         if now >= self._checked_s + POLL_S:
             self._checked_s = now
-            seen = file_state(self._path)
-            if seen != self._seen:
-                self._seen = seen
+            state = file_state(self._path)
+            if state != self._file_state:
+                self._file_state = state
                 try:
                     self._token = read(self._path)
                 except ConfigError as error:

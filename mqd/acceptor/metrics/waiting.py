@@ -4,7 +4,7 @@ not finished yet).
 Timestamps are read from the files of this host's replicas, for each log directory in a thread of
 its own (see directories.py): if a directory hangs, only the ages in its partitions are out of date.
 Bound: each measurement reads at most LOOKUPS_MAX timestamps and replaces the oldest results first.
-Until a result is replaced, the previous age is shown, which is too high if the group has read on.
+Until a result is replaced, the previous age is shown, which is too high if the group has advanced.
 """
 
 from collections.abc import Iterator
@@ -45,34 +45,38 @@ class WaitingTimes:
 
     def __init__(self, broker: Broker, log_dir: int) -> None:
         self._broker, self._log_dir = broker, log_dir
-        self._known: dict[GroupPartition, Waiting] = {}
+        self._results: dict[GroupPartition, Waiting] = {}
         self._round_number = 0
 
     def measure(self) -> dict[GroupPartition, Waiting]:
         """Blocks until the directory responds."""
         self._round_number += 1
         unread = dict(self._unread())
-        known = {
-            key: position
-            for key, position in self._known.items()
-            if key in unread and position.topic_id == unread[key].topic_id
+        results = {
+            key: result
+            for key, result in self._results.items()
+            if key in unread and result.topic_id == unread[key].topic_id
         }
-        moved = [key for key, position in unread.items() if key not in known or known[key].offset != position.offset]
-        moved.sort(key=lambda key: known[key].round_number if key in known else 0)
-        for key in moved[:LOOKUPS_MAX]:
+        changed_keys = [
+            key for key, position in unread.items() if key not in results or results[key].offset != position.offset
+        ]
+        changed_keys.sort(key=lambda key: results[key].round_number if key in results else 0)
+        for key in changed_keys[:LOOKUPS_MAX]:
             position = unread[key]
-            known[key] = Waiting(self._round_number, position.topic_id, position.offset, self._since_ms(key, position))
-        self._known = known
-        return known
+            results[key] = Waiting(
+                self._round_number, position.topic_id, position.offset, self._since_ms(key, position)
+            )
+        self._results = results
+        return results
 
     def _since_ms(self, key: GroupPartition, position: _Unread) -> int:
         view = position.view
         try:
             path = self._broker.path_of(key[1], position.image)
-            found = lookup.timestamp_from(path, position.offset, view.log_start_offset, view.high_watermark)
+            record = lookup.timestamp_from(path, position.offset, view.log_start_offset, view.high_watermark)
         except (OSError, CorruptBatch):
             return -1
-        return found.timestamp_ms
+        return record.timestamp_ms
 
     def _unread(self) -> Iterator[tuple[GroupPartition, _Unread]]:
         for position in positions(self._broker):

@@ -148,7 +148,7 @@ def test_health_through_a_worker_s_death(broker: Broker) -> None:
     assert get(broker, "/health")[0] == 404
     os.kill(broker.pid("mqd-worker-1"), signal.SIGKILL)
     found = eventually(lambda: (response := get(broker, "/health/ready"))[0] == 503 and response, "a worker's death")
-    assert found[1].startswith("worker 1 does not run")
+    assert found[1].startswith("worker 1 is not running")
     assert get(broker, "/health/live")[0] == 200
     eventually(lambda: get(broker, "/health/ready") == (200, "ok\n"), "the worker's return")
     page = get(broker, "/metrics")[1]

@@ -22,7 +22,7 @@ ON = {"authorizer.class.name": "standard"}
 
 
 def principals(config: dict[str, str], clock=lambda: 0.0) -> LocalPrincipals:
-    return LocalPrincipals(config, own_uid=3, login=LOGINS.__getitem__, clock=clock)
+    return LocalPrincipals(config, own_uid=3, login_name_of=LOGINS.__getitem__, clock=clock)
 
 
 def test_without_rights_no_process_is_mapped() -> None:
@@ -73,7 +73,7 @@ def test_the_worker_is_notified_or_the_client_is_refused(principal: str | None) 
     client, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     uid = os.geteuid()
     known = {uid: "" if principal is None else principal.removeprefix("User:")}
-    found = LocalPrincipals(ON if principal != "" else {}, own_uid=uid + 1, login=known.__getitem__)
+    found = LocalPrincipals(ON if principal != "" else {}, own_uid=uid + 1, login_name_of=known.__getitem__)
     clients = LocalClients(None, [given], lambda _: 0, lambda _: True, (), found)
     clients._forget = lambda _: None  # type: ignore[method-assign]  # it was accepted elsewhere
 
@@ -109,7 +109,7 @@ def test_a_lookup_that_hangs_stops_no_other_work() -> None:
         assert released.wait(20)
         return "alice"
 
-    found = LocalPrincipals(ON, own_uid=os.geteuid() + 1, login=login)
+    found = LocalPrincipals(ON, own_uid=os.geteuid() + 1, login_name_of=login)
     clients = LocalClients(None, [given], lambda _: 0, lambda _: True, (), found)
     clients._forget = lambda _: None  # type: ignore[method-assign]
 
@@ -132,5 +132,5 @@ def test_a_login_that_is_named_like_a_super_user_is_refused():
     broker.
     """
     config = {"authorizer.class.name": "standard", "super.users": "User:admin"}
-    found = LocalPrincipals(config, own_uid=3, login={1: "admin", 2: "alice"}.__getitem__)
+    found = LocalPrincipals(config, own_uid=3, login_name_of={1: "admin", 2: "alice"}.__getitem__)
     assert found.find(1) is None and found.find(2) == "User:alice"

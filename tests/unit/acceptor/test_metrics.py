@@ -59,7 +59,7 @@ def test_a_hung_directory_delays_no_scrape_and_takes_one_thread(
 
     monkeypatch.setattr(metrics, "size_of", size_of)
     monkeypatch.setattr(metrics, "SIZES_CACHE_S", 0.0)
-    monkeypatch.setattr(measuring, "RESPONSE_S", 20.0)
+    monkeypatch.setattr(measuring, "WAIT_S_MAX", 20.0)
 
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
@@ -68,7 +68,7 @@ def test_a_hung_directory_delays_no_scrape_and_takes_one_thread(
             sound = shown(found)
             assert sound[SIZE] == {str(index): 4711 for index in range(PARTITIONS)} and len(sound[FREE]) == 2
             hanging.append(True)
-            monkeypatch.setattr(measuring, "RESPONSE_S", 0.01)
+            monkeypatch.setattr(measuring, "WAIT_S_MAX", 0.01)
             scrapes = [threading.Thread(target=lambda: results.append(shown(found)), daemon=True) for _ in range(5)]
             results: list[dict[str, dict[str, float]]] = []
             for scrape in scrapes:
@@ -162,7 +162,7 @@ def test_why_a_broker_is_not_ready(tmp_path: Path) -> None:
             broker.control.set_endpoint_state(1, native.ProcessState.DEAD, 1)
             broker.broker.metadata.brokers[own.node_id] = msgspec.structs.replace(own, fenced=True)
             assert faults() == [
-                "worker 1 does not run",
+                "worker 1 is not running",
                 f"broker {own.node_id} is fenced: the active controller receives no heartbeats from it",
             ]
             del broker.broker.metadata.brokers[own.node_id]

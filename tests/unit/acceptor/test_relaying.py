@@ -13,7 +13,7 @@ import pytest
 from mqd.acceptor.broker_state import LISTENER_LOCAL, Address
 from mqd.acceptor.interbroker.client import PeerError
 from mqd.acceptor.local import relay as relaying
-from mqd.acceptor.local.relay import ENVELOPE, Principal, Relaying
+from mqd.acceptor.local.relay import ENVELOPE, ClientIdentity, Relaying
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.native import PrincipalKind
 from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response
@@ -118,8 +118,8 @@ def test_requests_for_another_coordinator_are_forwarded_with_their_principal(req
     assert response == (4711).to_bytes(4, "big") + b"the answer"
     ((node_id, envelope, _),) = peers.requested
     assert node_id == 2 and decode_request(bytes(envelope.request_data))[1] == request_
-    principal = msgspec.msgpack.decode(envelope.request_principal, type=Principal)
-    assert principal == Principal(1000, 77, "User:alice", PrincipalKind.LOCAL, "127.0.0.1")
+    principal = msgspec.msgpack.decode(envelope.request_principal, type=ClientIdentity)
+    assert principal == ClientIdentity(1000, 77, "User:alice", PrincipalKind.LOCAL, "127.0.0.1")
     assert bytes(envelope.client_host_address) == bytes([10, 1, 2, 3])
 
 
@@ -219,7 +219,7 @@ def served(envelope: EnvelopeRequest | bytes) -> tuple[list[tuple[Address, bytes
 def envelope_of(
     request: object,
     version: int,
-    principal: bytes = msgspec.msgpack.encode(Principal(5, 6, "User:bob", PrincipalKind.LOCAL, "127.0.0.1")),
+    principal: bytes = msgspec.msgpack.encode(ClientIdentity(5, 6, "User:bob", PrincipalKind.LOCAL, "127.0.0.1")),
     address: bytes = bytes([10, 0, 0, 9]),
 ) -> EnvelopeRequest:
     return EnvelopeRequest(
@@ -243,7 +243,7 @@ def test_a_forwarded_request_has_the_clients_rights() -> None:
 
 
 def test_a_hosts_own_request_is_trusted_and_a_clients_is_not() -> None:
-    principal = msgspec.msgpack.encode(Principal(-1, 0, is_host=True))
+    principal = msgspec.msgpack.encode(ClientIdentity(-1, 0, is_host=True))
     for envelope, expected in (
         (envelope_of(EndTxnRequest(transactional_id="t"), 3, principal), True),
         (envelope_of(EndTxnRequest(transactional_id="t"), 3), False),
@@ -269,7 +269,7 @@ def test_clients_cannot_send_envelopes_of_hosts(request_: object, version: int) 
 def test_malformed_requests_in_an_envelope_are_refused(inner: bytes) -> None:
     requested, response = served(
         EnvelopeRequest(
-            request_data=inner, request_principal=msgspec.msgpack.encode(Principal(5, 6)), client_host_address=b""
+            request_data=inner, request_principal=msgspec.msgpack.encode(ClientIdentity(5, 6)), client_host_address=b""
         )
     )
     assert not requested and response is not None and decode_response(response, ENVELOPE, 0)[1].error_code == 42

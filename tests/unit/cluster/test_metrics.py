@@ -74,11 +74,11 @@ def test_elections_are_counted() -> None:
     topic = TopicImage("t", b"t" * 16, [state(0, 1, 0), state(1, 2, 0)], {})
     found.apply(Image(1, "cluster", 1, [BrokerImage(1, "h", 1, None, 1)], [topic], {}))
     found.apply(PartitionsPut(2, topic.topic_id, [state(0, 1, 0)]))
-    assert (found.election_count, found.unclean_count) == (0, 0)
+    assert (found.election_count, found.unclean_election_count) == (0, 0)
     found.apply(PartitionsPut(3, topic.topic_id, [state(0, 2, 1), state(1, -1, 1)]))
-    assert (found.election_count, found.unclean_count) == (1, 0)
+    assert (found.election_count, found.unclean_election_count) == (1, 0)
     found.apply(PartitionsPut(4, topic.topic_id, [state(1, 1, 2, recovering=True)]))
     found.apply(PartitionsPut(5, topic.topic_id, [state(1, 1, 2)]))
-    assert (found.election_count, found.unclean_count) == (2, 1)
+    assert (found.election_count, found.unclean_election_count) == (2, 1)
     shown = {one.name: one.samples[0].value for one in cluster_metrics.collect(found, 1) if "elections" in one.name}
     assert shown == {"mqd_leader_elections": 2, "mqd_unclean_leader_elections": 1}

@@ -68,7 +68,7 @@ def test_a_marker_names_the_current_leader_and_epoch() -> None:
         partition_of=lambda *key: partitions[key],
     )
     service = TransactionService(broker, broker)  # type: ignore[arg-type]
-    service._remote = SimpleNamespace(write=lambda node, marker: sent.append((node, marker)))  # type: ignore[assignment]
+    service._remote_markers = SimpleNamespace(write=lambda node, marker: sent.append((node, marker)))  # type: ignore[assignment]
     service.append_marker("t", 0, 7, 0, 2, True)
     partitions["t", 0] = SimpleNamespace(leader=4, leader_epoch=6)
     service.append_marker("t", 0, 7, 0, 2, True)

@@ -8,7 +8,7 @@ import msgspec
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs import config_entries
 from mqd.acceptor.handlers.topics.topic_names import is_valid_name
-from mqd.acceptor.rights import may_schedule, may_view
+from mqd.acceptor.rights import may_create_view, may_schedule
 from mqd.acceptor.throttle import TopicChanges
 from mqd.base.views import VIEW_OF
 from mqd.cluster.host import messages
@@ -33,7 +33,7 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
         and not (
             (may_create_any or context.authorize(Operation.CREATE, ResourceType.TOPIC, name))
             and may_schedule(context, by_name[name].configs)
-            and may_view(context, by_name[name].configs)
+            and may_create_view(context, by_name[name].configs)
         )
     ]
     if denied:
