@@ -1,5 +1,5 @@
 """Queries to systems that may hang, mainly file systems. They run in threads that are not joined at
-exit (those of an executor are).
+exit (an executor's threads would be).
 """
 
 import asyncio
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 def in_thread(query: Callable[[], T]) -> "asyncio.Future[T]":
-    """A future of the result. Raises RuntimeError: no thread can be started."""
+    """Returns a future for the result. Raises RuntimeError if no thread can be started."""
     loop = asyncio.get_running_loop()
     response: asyncio.Future[T] = loop.create_future()
 
-    def resolve(found: T) -> None:
+    def resolve(result: T) -> None:
         if not response.done():
-            response.set_result(found)
+            response.set_result(result)
 
     def fail(error: Exception) -> None:
         if not response.done():
@@ -57,12 +57,12 @@ class QueryProgress:
         self.last_step_s = math.inf
 
     async def wait_until_ended(self, silent_s: float) -> bool:
-        """False: the query has made no progress for `silent_s`, and has not ended."""
+        """Returns False if the query has not ended and has made no progress for `silent_s`."""
         while not self.response.done():
-            left_s = self.last_step_s + silent_s - time.monotonic()
-            if left_s <= 0:
+            remaining_s = self.last_step_s + silent_s - time.monotonic()
+            if remaining_s <= 0:
                 return False
-            await asyncio.wait({self.response}, timeout=left_s)
+            await asyncio.wait({self.response}, timeout=remaining_s)
         return True
 
 
@@ -76,22 +76,22 @@ class BlockingQueries:
 
     async def run(self, target: Hashable, query: Callable[[Callable[[], None]], T], silent_s: float) -> T:
         """`query` gets a function to call whenever it has made progress. Raises TimeoutError if
-        `target` has made no progress for `silent_s`, counting the previous query too. RuntimeError:
-        no thread can be started.
+        `target` has made no progress for `silent_s`, counting its previous query too, and RuntimeError
+        if no thread can be started.
         """
         # a query that has ended may still be listed
-        while (before := self._under_way.get(target)) is not None and not before.response.done():
-            if not await before.wait_until_ended(silent_s):
+        while (previous := self._under_way.get(target)) is not None and not previous.response.done():
+            if not await previous.wait_until_ended(silent_s):
                 raise TimeoutError(f"{target} does not respond")
-        mine = QueryProgress()
-        mine.response = in_thread(lambda: query(mine.step))
-        self._under_way[target] = mine  # only once it has a thread
-        mine.response.add_done_callback(lambda _: self._forget(target, mine))
-        if not await mine.wait_until_ended(silent_s):
+        progress = QueryProgress()
+        progress.response = in_thread(lambda: query(progress.step))
+        self._under_way[target] = progress  # only once it has a thread
+        progress.response.add_done_callback(lambda _: self._forget(target, progress))
+        if not await progress.wait_until_ended(silent_s):
             raise TimeoutError(f"{target} does not respond")
-        return mine.response.result()
+        return progress.response.result()
 
-    def _forget(self, target: Hashable, done: QueryProgress) -> None:
-        """Removes `done`, unless the target's next query has already replaced it."""
-        if self._under_way.get(target) is done:
+    def _forget(self, target: Hashable, ended: QueryProgress) -> None:
+        """Removes `ended`, unless the target's next query has already replaced it."""
+        if self._under_way.get(target) is ended:
             del self._under_way[target]

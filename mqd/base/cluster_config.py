@@ -56,7 +56,7 @@ def seeds(config: Mapping[str, str]) -> tuple[str, ...]:
     """The value of cluster.seeds, normalized and sorted, so that two hosts can compare their lists.
     Raises ConfigError.
     """
-    found = set()
+    addresses = set()
     for text in config.get("cluster.seeds", "").split(","):
         if not text.strip():
             continue
@@ -66,8 +66,8 @@ def seeds(config: Mapping[str, str]) -> tuple[str, ...]:
                 raise ValueError(f"{text.strip()!r} is not HOST:PORT")
         except ValueError as error:
             raise ConfigError(f"cluster.seeds: {error}", "cluster.seeds", config["cluster.seeds"]) from error
-        found.add(format_address(host, port))
-    return tuple(sorted(found))
+        addresses.add(format_address(host, port))
+    return tuple(sorted(addresses))
 
 
 def listens(config: Mapping[str, str]) -> bool:
@@ -175,8 +175,8 @@ def load_key(config: Mapping[str, str]) -> bytes:
 
 def load_keys(config: Mapping[str, str]) -> tuple[bytes, ...]:
     """The cluster's secrets: this host authenticates with the first, and accepts all. Without a key
-    file, LOOPBACK_KEY. Raises ConfigError: unreadable, too short, or readable by other users of this
-    machine.
+    file, LOOPBACK_KEY. Raises ConfigError if the file is unreadable, if other users of this machine
+    can read it, or if its keys are too short, too long or too many.
     """
     name = config.get("cluster.key.file")
     if not name:

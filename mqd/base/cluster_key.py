@@ -23,9 +23,9 @@ _STEP_1, _STEP_2 = (KEYS_HEAD + b", step %d" % step for step in (1, 2))
 
 
 def make(path: Path) -> None:
-    """Raises OSError: FileExistsError, ..."""
+    """Creates the file with a new key. Raises OSError, such as FileExistsError."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    _write(fd, _new() + b"\n")
+    _write(fd, _new_key() + b"\n")
 
 
 def rotate(path: Path) -> int:
@@ -42,7 +42,7 @@ def rotate(path: Path) -> int:
     elif head.startswith(_STEP_2):
         step, lines = 3, [keys[0]]
     elif not head.startswith(KEYS_HEAD) and len(keys) == 1 and b"\n" not in keys[0]:
-        step, lines = 1, [_STEP_1, keys[0], _new()]
+        step, lines = 1, [_STEP_1, keys[0], _new_key()]
     else:
         raise ValueError(
             "it was not written by `mqd cluster key`; edit it by hand: hosts authenticate with the first key"
@@ -54,7 +54,7 @@ def rotate(path: Path) -> int:
     return step
 
 
-def _new() -> bytes:
+def _new_key() -> bytes:
     return secrets.token_urlsafe(32).encode()
 
 

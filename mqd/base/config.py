@@ -90,8 +90,8 @@ def _listener_property(listener: str, key: str) -> Property:
 
 
 def broker_value(config: Mapping[str, str], name: str) -> Value | None:
-    """The typed value of a broker's property; the default if `config` has none; None if that is
-    "not set".
+    """The typed value of a broker's property; its default if `config` has none; None if the
+    default is "not set".
     """
     text = config.get(name, BROKER[name].default)
     return None if text is None else parse_value(BROKER[name], text)
@@ -134,7 +134,7 @@ def _from_file(file: Path) -> dict[str, tuple[str, str]]:
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Property -> (value, where it was set)."""
-    found = {}
+    values = {}
     for variable, value in environment.items():
         if (
             not variable.startswith(ENVIRONMENT_PREFIX)
@@ -142,11 +142,11 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str
             or variable.startswith(ENVIRONMENT_RESERVED_PREFIXES)
         ):
             continue
-        found[variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", ".")] = (
+        values[variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", ".")] = (
             value,
             f"{_ENVIRONMENT_ORIGIN}{variable}",
         )
-    return found
+    return values
 
 
 def load_broker(
@@ -186,8 +186,8 @@ def load_broker(
             providers.variables_used.clear()
     config.update(chosen)
     if "large.request.memory.bytes" not in chosen:
-        most = max(int(config["large.request.memory.bytes"]), int(config["socket.request.max.bytes"]))
-        config["large.request.memory.bytes"] = str(most)
+        memory_bytes = max(int(config["large.request.memory.bytes"]), int(config["socket.request.max.bytes"]))
+        config["large.request.memory.bytes"] = str(memory_bytes)
     _check_broker(config)
     return config
 
@@ -199,9 +199,9 @@ def _providers(sources: tuple[_Source, ...], environment: Mapping[str, str]) -> 
     settings: dict[str, str] = {}
     origin = ""
     for source in sources:
-        for name, (text, where) in source.items():
+        for name, (text, setting_origin) in source.items():
             if name == PROVIDERS or name.startswith(PARAMETERS):
-                settings[name], origin = text, where
+                settings[name], origin = text, setting_origin
     try:
         return Providers(settings, environment, parse_properties)
     except ConfigError as error:
@@ -209,7 +209,7 @@ def _providers(sources: tuple[_Source, ...], environment: Mapping[str, str]) -> 
 
 
 def _resolve(prop: Property, text: str, providers: Providers) -> str:
-    """The canonical text. The value of a reference may be a secret, whatever the property: errors do not show it."""
+    """The canonical text. Errors do not show the value of a reference, which may be a secret."""
     try:
         value = providers.resolve(text)
     except ConfigError as error:
@@ -265,8 +265,8 @@ _GROUP_BOUNDS = {
 
 
 def _check_replicas(config: Mapping[str, str], clustered: bool) -> None:
-    # accepting the property without honouring it would be dangerous: acks=all from fewer replicas
-    # than requested
+    # accepting the property without honouring it would be dangerous: acks=all would be acknowledged
+    # with fewer replicas than requested
     configured = int(config["min.insync.replicas"])
     _require(
         configured != 0,
@@ -282,7 +282,7 @@ def _check_replicas(config: Mapping[str, str], clustered: bool) -> None:
     )
 
 
-def _check_flushed(config: Mapping[str, str], on_ack: str, messages: str, interval: str) -> None:
+def _check_flush_interval(config: Mapping[str, str], on_ack: str, messages: str, interval: str) -> None:
     # records are not counted, so without flush.on.ack the property would not be honoured
     _require(
         config[on_ack] == "true" or config[messages] == str(LONG_MAX),
@@ -308,7 +308,7 @@ def _check_broker(config: Mapping[str, str]) -> None:
         "socket.request.max.bytes",
         "such a batch could never arrive; raise socket.request.max.bytes or lower message.max.bytes",
     )
-    _check_flushed(config, "log.flush.on.ack", "log.flush.interval.messages", "log.flush.interval.ms")
+    _check_flush_interval(config, "log.flush.on.ack", "log.flush.interval.messages", "log.flush.interval.ms")
     at_most("log.preallocate.bytes.min", "log.preallocate.bytes.max", "the first step must not exceed the largest")
     _require(
         int(config["receive.arena.bytes"]) % _ARENA_EXTENT_BYTES == 0,
@@ -335,8 +335,8 @@ def _check_broker(config: Mapping[str, str]) -> None:
         at_most(low, f"group.{name}", "the default must be one that a group may have")
         at_most(f"group.{name}", high, "the default must be one that a group may have")
     for kind in ("consumer", "share", "streams"):
-        beat, session = f"group.{kind}.heartbeat.interval.ms", f"group.{kind}.session.timeout.ms"
-        at_most(beat, session, "members would be removed between two heartbeats", margin=1)
+        heartbeat, session = f"group.{kind}.heartbeat.interval.ms", f"group.{kind}.session.timeout.ms"
+        at_most(heartbeat, session, "members would be removed between two heartbeats", margin=1)
     at_most(f"group.{STANDBYS}", MAX_STANDBYS, "the default must be one that a group may have")
     for principal in config["super.users"].split(";"):
         _require(
@@ -349,14 +349,14 @@ def _check_broker(config: Mapping[str, str]) -> None:
     cluster_config.check(config)
     _check_replicas(config, cluster_config.listens(config))
     parse_cpus(config["worker.cpus"])
-    found = listeners.parse_listeners(config)
-    listeners.check_overrides(config, found)
+    parsed = listeners.parse_listeners(config)
+    listeners.check_overrides(config, parsed)
     listeners.metrics_listener(config)
-    for listener in found:
+    for listener in parsed:
         listeners.check_authentication(config, listener)
     for name in listeners.advertised_listeners(config):
         _require(
-            name in {listener.name for listener in found},
+            name in {listener.name for listener in parsed},
             f"advertised.listeners has {name}, which listeners does not have: {config['listeners']}",
             "advertised.listeners",
             config,
@@ -428,10 +428,10 @@ def validate_broker_dynamic(
     return canonical
 
 
-_Scale = tuple[tuple[str, int], ...]
+_ScaledProperties = tuple[tuple[str, int], ...]
 # Topic's property -> the broker's properties that may supply it (the first one set wins), each with
 # the factor to milliseconds (negative values mean "never").
-_FALLBACKS: dict[str, _Scale] = {
+_FALLBACKS: dict[str, _ScaledProperties] = {
     "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),
     "segment.ms": (("log.roll.ms", 1), ("log.roll.hours", 3_600_000)),
     "segment.jitter.ms": (("log.roll.jitter.ms", 1), ("log.roll.jitter.hours", 3_600_000)),
@@ -486,7 +486,7 @@ def validate_topic(
         "min.compaction.lag.ms",
         effective,
     )
-    _check_flushed(effective, "flush.on.ack", "flush.messages", "flush.ms")
+    _check_flush_interval(effective, "flush.on.ack", "flush.messages", "flush.ms")
     _require(
         effective["queue.delete.on.ack"] != "true" or effective["cleanup.policy"] != "compact",
         "queue.delete.on.ack=true deletes records, which cleanup.policy=compact forbids; use cleanup.policy=delete",
@@ -511,10 +511,10 @@ def validate_topic(
         bound,
         effective,
     )
-    largest = int(canonical.get("max.message.bytes") or 0)
+    size = int(canonical.get("max.message.bytes") or 0)
     _require(
-        largest <= request_bytes_max,
-        f"max.message.bytes={largest} is larger than socket.request.max.bytes={request_bytes_max}: such a batch could"
+        size <= request_bytes_max,
+        f"max.message.bytes={size} is larger than socket.request.max.bytes={request_bytes_max}: such a batch could"
         " never arrive; lower it, or raise socket.request.max.bytes of the brokers",
         "max.message.bytes",
         effective,
@@ -560,8 +560,10 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
             name,
             effective,
         )
-    most, standbys = broker_number(broker, MAX_STANDBYS), int(canonical.get(STANDBYS, "0"))
-    _require(standbys <= most, f"{STANDBYS}={standbys} must be at most {most} ({MAX_STANDBYS})", STANDBYS, effective)
+    maximum, standbys = broker_number(broker, MAX_STANDBYS), int(canonical.get(STANDBYS, "0"))
+    _require(
+        standbys <= maximum, f"{STANDBYS}={standbys} must be at most {maximum} ({MAX_STANDBYS})", STANDBYS, effective
+    )
     reset = "share.auto.offset.reset"
     try:
         parse_offset_reset(effective[reset])
@@ -571,14 +573,14 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
         parse_fifo(effective[FIFO])
     except ValueError as error:
         raise ConfigError(f"{FIFO}={effective[FIFO]} is not allowed: {error}", FIFO, effective[FIFO]) from error
-    if letters := effective[dead_letters.TOPIC]:
-        problem = dead_letters.problem_of_name(letters, str(broker_value(broker, dead_letters.TOPIC_PREFIX) or ""))
+    if dlq_topic := effective[dead_letters.TOPIC]:
+        problem = dead_letters.problem_of_name(dlq_topic, str(broker_value(broker, dead_letters.TOPIC_PREFIX) or ""))
         _require(not problem, problem, dead_letters.TOPIC, effective)
-    backoff, longest = (f"share.retry.backoff.{name}" for name in ("ms", "max.ms"))
+    backoff_name, backoff_max_name = (f"share.retry.backoff.{name}" for name in ("ms", "max.ms"))
     _require(
-        int(effective[backoff]) <= int(effective[longest]),
-        f"{backoff}={effective[backoff]} must not be above {longest}={effective[longest]}",
-        backoff if backoff in canonical else longest,
+        int(effective[backoff_name]) <= int(effective[backoff_max_name]),
+        f"{backoff_name}={effective[backoff_name]} must not be above {backoff_max_name}={effective[backoff_max_name]}",
+        backoff_name if backoff_name in canonical else backoff_max_name,
         effective,
     )
     for kind in ("consumer", "share", "streams"):

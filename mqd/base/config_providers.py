@@ -40,19 +40,20 @@ class Providers:
         self._environment = environment
         self._parse = parse
         self._kinds: dict[str, str] = {}  # the provider's name -> file | env | dir
-        self._allowed: dict[str, str] = {}  # the provider's name -> its parameter
-        self.variables_used: set[str] = set()  # of the environment, since the last clear()
+        self._restrictions: dict[str, str] = {}  # the provider's name -> allowed.paths or allowlist.pattern
+        self.variables_used: set[str] = set()  # environment variables, since the last clear()
         names = [name.strip() for name in settings.get(PROVIDERS, "").split(",") if name.strip()]
-        taken = {PROVIDERS}
+        known_keys = {PROVIDERS}
         for name in names:
-            taken |= self._declare(name, settings)
+            known_keys |= self._declare(name, settings)
         if not names:
             self._kinds = {kind: kind for kind in _FORM}
         for key in settings:
-            if key not in taken:
+            if key not in known_keys:
                 raise ConfigError(f"{key} cannot be set: {PROVIDERS} lists no provider with such a setting", key)
 
     def _declare(self, name: str, settings: Mapping[str, str]) -> set[str]:
+        """Returns the names of the provider's settings."""
         class_key = f"{PARAMETERS}{name}.class"
         class_name = settings.get(class_key, "").strip()
         if not class_name:
@@ -67,10 +68,10 @@ class Providers:
         kind = self._kinds[name] = _CLASSES[class_name]
         parameter_key = f"{PARAMETERS}{name}.param.{_PARAMETER_OF[kind]}"
         if parameter_key in settings:
-            self._allowed[name] = settings[parameter_key].strip()
+            self._restrictions[name] = settings[parameter_key].strip()
             if kind == "env":
                 try:
-                    re.compile(self._allowed[name])
+                    re.compile(self._restrictions[name])
                 except re.error as error:
                     raise ConfigError(f"{parameter_key} is not a regular expression: {error}", parameter_key) from None
         return {class_key, parameter_key}
@@ -80,40 +81,40 @@ class Providers:
         ConfigError, which names the reference and never a value.
         """
 
-        def value(found: re.Match[str]) -> str:
-            kind = self._kinds.get(found[1])
+        def replacement(match: re.Match[str]) -> str:
+            kind = self._kinds.get(match[1])
             if kind is None:
-                return found[0]
+                return match[0]
             try:
-                return self._value(kind, found[1], found[3] or "", found[4])
+                return self._look_up(kind, match[1], match[3] or "", match[4])
             except OSError as error:
-                raise ConfigError(f"{found[0]} cannot be read: {error.filename}: {error.strerror}") from None
+                raise ConfigError(f"{match[0]} cannot be read: {error.filename}: {error.strerror}") from None
             except UnicodeDecodeError:
-                raise ConfigError(f"{found[0]} cannot be read: {found[3]} is not UTF-8 text") from None
+                raise ConfigError(f"{match[0]} cannot be read: {match[3]} is not UTF-8 text") from None
             except LookupError as error:
-                raise ConfigError(f"{found[0]} cannot be resolved: {error.args[0]}") from None
+                raise ConfigError(f"{match[0]} cannot be resolved: {error.args[0]}") from None
 
-        return _REFERENCE.sub(value, text)
+        return _REFERENCE.sub(replacement, text)
 
-    def _value(self, kind: str, name: str, path: str, key: str) -> str:
+    def _look_up(self, kind: str, name: str, path: str, key: str) -> str:
         if not key or bool(path) == (kind == "env"):
             raise LookupError(f"it must have the form {_FORM[kind] % name}")
         if kind == "env":
-            return self._variable(name, key)
-        place = Path(path)
-        if not self._may_read(name, place):
+            return self._environment_variable(name, key)
+        target = Path(path)
+        if not self._may_read(name, target):
             raise LookupError(f"{path} is below none of {PARAMETERS}{name}.param.allowed.paths")
         if kind == "dir":
-            if "/" in key or not (place / key).is_file():
+            if "/" in key or not (target / key).is_file():
                 raise LookupError(f"{path} has no file {key}")
-            return _text(place / key)
-        entries = self._parse(_text(place))
+            return _read_text(target / key)
+        entries = self._parse(_read_text(target))
         if key not in entries:
             raise LookupError(f"{path} has no key {key}")
         return entries[key][0]
 
-    def _variable(self, name: str, key: str) -> str:
-        pattern = self._allowed.get(name)
+    def _environment_variable(self, name: str, key: str) -> str:
+        pattern = self._restrictions.get(name)
         if pattern is not None and not re.fullmatch(pattern, key):
             raise LookupError(f"{PARAMETERS}{name}.param.allowlist.pattern does not allow it")
         if key not in self._environment:
@@ -121,17 +122,17 @@ class Providers:
         self.variables_used.add(key)
         return self._environment[key]
 
-    def _may_read(self, name: str, place: Path) -> bool:
+    def _may_read(self, name: str, target: Path) -> bool:
         """Whether the path is in one of allowed.paths once its .. are resolved, as in Kafka."""
-        allowed = self._allowed.get(name)
+        allowed = self._restrictions.get(name)
         if allowed is None:
             return True
-        requested = Path(os.path.normpath(place))
+        requested = Path(os.path.normpath(target))
         roots = [Path(os.path.normpath(root.strip())) for root in allowed.split(",") if root.strip()]
         return any(requested.is_relative_to(root) for root in roots)
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     with file.open("rb") as opened:
         content = opened.read(_FILE_BYTES_MAX + 1)
     if len(content) > _FILE_BYTES_MAX:

@@ -9,7 +9,7 @@ CREATED_CONFIG = {ENABLED: "true", "message.timestamp.type": "CreateTime"}  # of
 
 
 def problem_of_name(name: str, prefix: str) -> str:
-    """Why a topic of this name cannot receive dead letters; "": it can."""
+    """Why a topic of this name cannot receive dead letters, or "" if it can."""
     if name.startswith("__"):
         return f"{TOPIC}={name} must not begin with __"
     if prefix and not name.startswith(prefix):

@@ -1,5 +1,5 @@
-"""The settings that dedup.window.ms requires of a topic. Ids are read from its log by leaders,
-followers and restarted brokers alike: records must be readable as they are, and have the time of
+"""The settings that dedup.window.ms requires of a topic. Leaders, followers and restarted
+brokers all read the ids from its log: its records must be readable as they are, and have the time of
 their append.
 """
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from mqd.base.property_values import ConfigError
 
-HEADER_BYTES_MAX = 63  # dedup_header in struct mqd_log_options, with a NUL
+HEADER_BYTES_MAX = 63  # dedup_header in struct mqd_log_options, without its NUL
 _REQUIRED = (("message.timestamp.type", "LogAppendTime"), ("compression.type", "uncompressed"))
 
 

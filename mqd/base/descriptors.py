@@ -4,8 +4,8 @@ import resource
 
 
 def raise_limit() -> int:
-    """Connections and segments use descriptors: raises the limit as far as permitted. Returns the
-    limit.
+    """Raises the limit as far as permitted, because each connection and each open segment needs a
+    descriptor. Returns the new limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:

@@ -33,7 +33,7 @@ class Listener(msgspec.Struct, frozen=True):
         return self.protocol.startswith("SASL_")
 
 
-def _split(name: str, text: str) -> Listener:
+def _parse_entry(name: str, text: str) -> Listener:
     match = _LISTENER.fullmatch(text)
     if match is None or int(match[4]) > 65535:
         raise ConfigError(f"{name} has {text!r}, which is not NAME://HOST:PORT (IPv6: NAME://[::1]:PORT)", name, text)
@@ -42,8 +42,8 @@ def _split(name: str, text: str) -> Listener:
 
 def _client_listeners(config: Mapping[str, str], name: str) -> list[Listener]:
     controllers = {member.strip().upper() for member in config.get("controller.listener.names", "").split(",")}
-    found = [_split(name, member.strip()) for member in config.get(name, "").split(",") if member.strip()]
-    return [listener for listener in found if listener.name not in controllers]
+    entries = [_parse_entry(name, member.strip()) for member in config.get(name, "").split(",") if member.strip()]
+    return [listener for listener in entries if listener.name not in controllers]
 
 
 def _protocols(config: Mapping[str, str]) -> dict[str, str]:
@@ -56,8 +56,8 @@ def _protocols(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
-    """The listeners for clients. Raises ConfigError: malformed, a duplicate name or address, an
-    unknown protocol, or open to other hosts without permission.
+    """The listeners for clients. Raises ConfigError if one is malformed, has a duplicate name or
+    address or an unknown protocol, or is open to other hosts without permission.
     """
     protocols = _protocols(config)
     listeners: list[Listener] = []
@@ -67,8 +67,8 @@ def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
             if other.name == listener.name or (
                 listener.port and (other.host, other.port) == (listener.host, listener.port)
             ):
-                twice = listener.name if other.name == listener.name else f"{listener.host}:{listener.port}"
-                raise ConfigError(f"listeners has {twice} twice", "listeners", config["listeners"])
+                duplicate = listener.name if other.name == listener.name else f"{listener.host}:{listener.port}"
+                raise ConfigError(f"listeners has {duplicate} twice", "listeners", config["listeners"])
         listeners.append(listener)
     if len(listeners) > LISTENER_COUNT_MAX:
         raise ConfigError(
@@ -90,16 +90,16 @@ METRICS = "METRICS"  # in listener.name.metrics.ssl...
 
 def metrics_listener(config: Mapping[str, str]) -> Listener | None:
     """The listener of the metrics page; its protocol is PLAINTEXT (http) or SSL (https). None:
-    there is none. Raises ConfigError.
+    the page is disabled. Raises ConfigError.
     """
     text, port = config.get("metrics.listener", ""), int(config.get("admin.port", "0"))
     if not text:
         return Listener(METRICS, "127.0.0.1", port) if port >= 0 else None
     name = "metrics.listener"
-    found = _split(name, text)
-    if found.name not in ("HTTP", "HTTPS"):
+    entry = _parse_entry(name, text)
+    if entry.name not in ("HTTP", "HTTPS"):
         raise ConfigError(f"{name} has {text!r}, which is neither http://HOST:PORT nor https://HOST:PORT", name, text)
-    listener = Listener(METRICS, found.host, found.port, "SSL" if found.name == "HTTPS" else "PLAINTEXT")
+    listener = Listener(METRICS, entry.host, entry.port, "SSL" if entry.name == "HTTPS" else "PLAINTEXT")
     if listener.host and _LOOPBACK.fullmatch(listener.host):
         return listener
     if not config.get("metrics.token.file"):
@@ -158,7 +158,7 @@ def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
     """Listener name -> address announced to clients; for a missing name, the address that the
     client used.
     """
-    found: dict[str, Listener] = {}
+    advertised: dict[str, Listener] = {}
     for listener in _client_listeners(config, "advertised.listeners"):
         if listener.host in ("", "0.0.0.0", "::") or not listener.port:
             raise ConfigError(
@@ -167,25 +167,25 @@ def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
                 "advertised.listeners",
                 config["advertised.listeners"],
             )
-        found[listener.name] = listener
-    return found
+        advertised[listener.name] = listener
+    return advertised
 
 
 def endpoints(config: Mapping[str, str], bound: list[tuple[str, int]]) -> dict[str, tuple[str, int]]:
     """Listener name -> this host's address for it, in the order of `listeners`. Other hosts return the
-    address to clients of their listener of the same name. `bound`: where the listeners listen, by
+    address to clients that use their listener of the same name. `bound`: where the listeners listen, by
     listener id.
     """
     advertised = advertised_listeners(config)
-    found: dict[str, tuple[str, int]] = {}
+    addresses: dict[str, tuple[str, int]] = {}
     for listener, (_, port) in zip(parse_listeners(config), bound, strict=True):
         entry = advertised.get(listener.name)
         if entry is not None:
-            found[listener.name] = entry.host, entry.port
+            addresses[listener.name] = entry.host, entry.port
         else:
             host = socket.getfqdn() if listener.host in ("", "0.0.0.0", "::") else listener.host
-            found[listener.name] = host, port
-    return found
+            addresses[listener.name] = host, port
+    return addresses
 
 
 # -- settings of one listener ----------------------------------------------------------------------
@@ -219,10 +219,12 @@ def check_overrides(config: Mapping[str, str], listeners: list[Listener]) -> Non
     """Raises ConfigError for a setting of a listener that does not exist."""
     names = {METRICS, *(listener.name for listener in listeners)}
     for key in config:
-        found = override_of(key)
-        if found is not None and found[0] not in names:
+        override = override_of(key)
+        if override is not None and override[0] not in names:
             raise ConfigError(
-                f"{key} names listener {found[0]}, which is not in `listeners`: {config['listeners']}", key, config[key]
+                f"{key} names listener {override[0]}, which is not in `listeners`: {config['listeners']}",
+                key,
+                config[key],
             )
 
 
@@ -245,18 +247,18 @@ _OAUTH_REQUIRED = ("jwks.endpoint.url", "expected.issuer", "expected.audience")
 
 def check_authentication(config: Mapping[str, str], listener: Listener) -> None:
     """Raises ConfigError if a mechanism of this listener lacks a required setting."""
-    own = listener_settings(config, listener.name)
-    if not listener.has_sasl or "OAUTHBEARER" not in own["sasl.enabled.mechanisms"].split(","):
+    effective = listener_settings(config, listener.name)
+    if not listener.has_sasl or "OAUTHBEARER" not in effective["sasl.enabled.mechanisms"].split(","):
         return
     for key in _OAUTH_REQUIRED:
         name = f"sasl.oauthbearer.{key}"
-        if not own.get(name):
+        if not effective.get(name):
             raise ConfigError(
                 f"{name} is not set, and listener {listener.name} accepts OAUTHBEARER: tokens of any issuer, for any"
                 " audience, would be accepted",
                 name,
             )
-    url = own["sasl.oauthbearer.jwks.endpoint.url"]
+    url = effective["sasl.oauthbearer.jwks.endpoint.url"]
     if not url.startswith(("https://", "file:///")):
         raise ConfigError(
             f"sasl.oauthbearer.jwks.endpoint.url={url} is neither https:// nor file:///: keys sent in plain text"

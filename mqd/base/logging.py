@@ -6,7 +6,7 @@ run time.
 
 1. The message is a constant and its variable parts are fields; lines are counted by message. At
    most BURST lines of one message are written in a burst, and RATE_PER_S per second after that; the
-   next written line gives the number of suppressed ones (`suppressed`).
+   next line that is written gives the number of suppressed lines (`suppressed`).
 2. Fields may hold data from a peer: control characters are escaped, so that it cannot forge a line.
 3. The level comes from the function given to `follow`, which in a broker reads a word of the control
    segment. It is called for every line (some hundred nanoseconds), so a change takes effect
@@ -53,8 +53,8 @@ class RateLimit:
         bucket = self._buckets.pop(key, None) or [self._burst, now, 0]
         self._buckets[key] = bucket  # moved to the end: the order is by last use
         if len(self._buckets) > MESSAGE_COUNT_MAX:
-            # without a lock, which a signal handler or a forked child could find taken: another thread
-            # may remove the same bucket
+            # there is no lock, which a signal handler or a forked child could find taken, so another
+            # thread may remove the same bucket
             self._buckets.pop(list(self._buckets)[0], None)
         bucket[0] = min(self._burst, bucket[0] + (now - bucket[1]) * self._rate)
         bucket[1] = now
@@ -153,8 +153,8 @@ class HumanFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        line = f"{when}.{int(record.msecs):03d} {record.levelname:<7} {self._process} {_one_line(record.getMessage())}"
+        timestamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        line = f"{timestamp}.{int(record.msecs):03d} {record.levelname:<7} {self._process} {_one_line(record.getMessage())}"
         fields = getattr(record, "mqd_fields", None)
         if fields:
             line += "  " + " ".join(f"{name}={_printable(value)}" for name, value in fields.items())
@@ -173,9 +173,9 @@ class JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        timestamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
-            "time": f"{when}.{int(record.msecs):03d}Z",
+            "time": f"{timestamp}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "process": self._process,
             "pid": os.getpid(),

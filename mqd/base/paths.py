@@ -72,13 +72,13 @@ def run_dir(data_dir: str | os.PathLike[str]) -> Path:
     name = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
     fallback = SHARED / f"mqd-{os.getuid()}-{name}"
     try:
-        os.close(_open_own(fallback))
+        os.close(_open_private_directory(fallback))
     except FileNotFoundError:
         pass
     return fallback
 
 
-def _open_own(directory: Path) -> int:
+def _open_private_directory(directory: Path) -> int:
     """A descriptor of a directory, not of a link to one, that this user owns and no other may
     write. Raises PermissionError, FileNotFoundError.
     """
@@ -87,17 +87,17 @@ def _open_own(directory: Path) -> int:
     except FileNotFoundError:
         raise
     except OSError as error:  # a link, a file, or a directory that this user may not read
-        raise _not_own(directory) from error
-    about = os.fstat(fd)
-    if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o022:
+        raise _not_private_error(directory) from error
+    status = os.fstat(fd)
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
         os.close(fd)
-        raise _not_own(directory)
+        raise _not_private_error(directory)
     return fd
 
 
-def _not_own(directory: Path) -> PermissionError:
+def _not_private_error(directory: Path) -> PermissionError:
     return PermissionError(
-        f"{directory} is not a directory that only this user can write: another user may have made it. Remove it, or"
+        f"{directory} is not a directory that only this user can write: another user may have created it. Remove it, or"
         " choose a shorter --data-dir, so that its sockets are in it"
     )
 
@@ -143,14 +143,15 @@ def keep_private() -> None:
 
 def tighten(directory: str | os.PathLike[str], passable: int = 0) -> bool:
     """Removes other users' access to a directory of this user, except `passable` (bits of 0o011:
-    may traverse, cannot list). True: access was removed. Raises OSError.
+    may traverse, cannot list). Returns whether other users could read or write it.
+    Raises OSError.
     """
-    about = os.stat(directory)
+    status = os.stat(directory)
     mode = 0o700 | passable
-    if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077 == passable:
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077 == passable:
         return False
     os.chmod(directory, mode)
-    return bool(about.st_mode & 0o066)
+    return bool(status.st_mode & 0o066)
 
 
 def create(places: Layout) -> None:
@@ -164,7 +165,7 @@ def create(places: Layout) -> None:
         places.run_dir.mkdir(mode=0o700)
     except FileExistsError:
         pass
-    fd = _open_own(places.run_dir)
+    fd = _open_private_directory(places.run_dir)
     try:
         os.fchmod(fd, 0o700)
     finally:

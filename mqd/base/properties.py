@@ -45,8 +45,8 @@ broker.rack: string
     The rack (availability zone) of this broker, as clients see it.
 max.connections: int >=1 <=1000000 dynamic per_listener = 10000
     Connections that the broker accepts; further ones are closed immediately. For one listener
-    (listener.name.NAME.max.connections): its limit within that number. At run time it can be raised to 65536, or to its
-    value at start if that was higher.
+    (listener.name.NAME.max.connections): its own limit, within that number. At run time it can be raised to 65536, or
+    to its value at start if that was higher.
 max.connections.per.ip: int >=0 dynamic = INT_MAX
     Connections that one address may have; further ones are closed immediately.
 max.connections.per.ip.overrides: string dynamic =
@@ -54,20 +54,20 @@ max.connections.per.ip.overrides: string dynamic =
     commas. Host names are not resolved.
 max.connection.creation.rate: int >=1 dynamic per_listener = INT_MAX
     Connections per second that the broker accepts, after a burst of quota.window.num - 1 windows; further ones wait.
-    For one listener (listener.name.NAME.max.connection.creation.rate): those that it accepts. For one address: quotas
-    of the entity type ips (kafka-configs, mqd quota).
+    For one listener (listener.name.NAME.max.connection.creation.rate): connections that the listener accepts. For one
+    address: quotas of the entity type ips (kafka-configs, mqd quota).
 connections.max.idle.ms: long >=-1 <=INT_MAX = 600000
     A connection is closed after this time without a request. -1: never.
 connection.inflight.max: int >=1 <=65536 = 256
-    (mqd) Requests of one connection without a response yet; above that the broker does not read from it.
+    (mqd) Requests of one connection that have no response yet; above this number the broker does not read from it.
 socket.request.max.bytes: int >=65536 <=1073741824 = 104857600
     The largest request; a larger one ends its connection. No topic's max.message.bytes may exceed it.
 sasl.server.max.receive.size: int >=1024 <=1048576 = 524288
     The largest token that a client may send before it has authenticated.
 large.request.memory.bytes: long >=1048576 <=17179869184 = 268435456
     (mqd) Shared memory of one worker for requests larger than half of receive.arena.bytes. It is allocated as their
-    bytes arrive, and released afterwards. Requests that find it in use wait unread. At least socket.request.max.bytes;
-    unless set, it grows with that.
+    bytes arrive, and released afterwards. While it is in use, further large requests wait unread. At least
+    socket.request.max.bytes; if not set, it is raised to that value.
 large.request.timeout.ms: int >=1000 <=INT_MAX = 30000
     (mqd) A client that has begun a large request and sends nothing for this time is disconnected. While other requests
     wait for the memory, it is disconnected after 2 seconds without data, or if its request is not complete after this
@@ -89,7 +89,7 @@ admin.port: int >=-1 <=65535 = 0
     (mqd status shows it); -1: no metrics page.
 metrics.listener: string =
     (mqd) The address of the metrics page, instead of admin.port: http://HOST:PORT, or https://HOST:PORT with the ssl.
-    properties (listener.name.metrics.ssl. for its own). On addresses that other hosts can reach it needs
+    properties (listener.name.metrics.ssl. for the metrics page alone). On addresses that other hosts can reach it needs
     metrics.token.file, and https:// or listeners.insecure.allow=true. Port 0: any free port.
 metrics.partitions: bool = true
     (mqd) Whether the metrics page has series for each partition on this host. Groups' lag is shown in either case.
@@ -253,7 +253,8 @@ leader.replication.throttled.rate: long >=0 <=LONG_MAX dynamic ignored = LONG_MA
     Accepted. Replication is throttled at the follower: follower.replication.throttled.rate of its host.
 replica.alter.log.dirs.io.max.bytes.per.second: long >=1 <=LONG_MAX dynamic = LONG_MAX
     Bytes per second that are copied to move partitions between log directories; each worker gets an equal share.
-    Records written during a move, which are copied at its end while the partition is closed, are not limited.
+    The limit does not apply to records written during a move: they are copied at its end, while the partition is
+    closed.
 auto.leader.rebalance.enable: bool = true
     Return leaderships to preferred leaders that are in sync again.
 leader.imbalance.check.interval.seconds: long >=1 <=INT_MAX = 300
@@ -261,16 +262,17 @@ leader.imbalance.check.interval.seconds: long >=1 <=INT_MAX = 300
 leader.imbalance.per.broker.percentage: int >=0 <=100 = 10
     Share of a host's preferred leaderships that may be elsewhere before they are returned.
 replication.recovery.delay.ms: long >=-1 <=LONG_MAX = 600000
-    (mqd) The replicas of a lost host are created on other hosts after this time, unless it returns. -1: never.
+    (mqd) The replicas of a lost host are created on other hosts after this time, unless the host returns. -1: never.
 replica.moves.max: int >=1 <=100000 = 50
     (mqd) Partitions whose replicas are moved at a time to drain a host, to balance the load, or to replace a lost host.
 controlled.shutdown.transfers.max: int >=1 <=1000000 = 1000
-    (mqd) Leaderships that a host that is shutting down hands over with each heartbeat.
+    (mqd) How many leaderships a host hands over with each heartbeat while it shuts down.
 controlled.shutdown.wait.ms: int >=0 <=INT_MAX = 30000
-    (mqd) How long a host that shuts down waits for other hosts to take over its leaderships and to learn of that.
+    (mqd) How long a host waits, when it shuts down, for other hosts to take over its leaderships and to learn of the
+    change.
 partition.retire.barrier.ms: int >=0 <=INT_MAX = 10000
     (mqd) How long producers to partitions that are being retired (mqd topic retire-partitions) wait for consumers to
-    read the existing records, before their records are redirected.
+    read the existing records, before the producers' records are redirected.
 partition.retire.grace.ms: long >=0 <=LONG_MAX = 600000
     (mqd) How long retired partitions that are empty, and no longer shown to clients, still accept records from
     producers with old metadata. At least twice the clients' metadata.max.age.ms.
@@ -290,15 +292,15 @@ auto.create.topics.enable: bool = true
 delete.topic.enable: bool = true
     Allow topics to be deleted.
 unclean.leader.election.enable: bool dynamic = false
-    true: if no in-sync replica is alive, a replica that lacks records leads after a second; the missing records are
-    lost, including acknowledged ones. false: the partition waits; an operator can elect such a leader by
+    true: if no in-sync replica is alive, a replica that lacks records becomes leader after a second; the missing
+    records are lost, including acknowledged ones. false: the partition waits; an operator can elect such a leader with
     kafka-leader-election.sh --election-type unclean. If configuration files set it, the value on the active
     controller's host applies.
 message.max.bytes: int >=0 dynamic = 1048588
     The largest record batch (max.message.bytes of a topic).
 compression.type: enum(uncompressed|zstd|lz4|snappy|gzip|producer) dynamic = producer
     The codec in which batches are stored: the producer's, or a given one. The acceptor compresses batches that arrive
-    in another codec, which costs its CPU; with `uncompressed`, a batch that becomes larger than message.max.bytes gets
+    in another codec, which costs CPU time; with `uncompressed`, a batch that becomes larger than message.max.bytes gets
     MESSAGE_TOO_LARGE. Internal topics always use producer.
 compression.gzip.level: int >=-1 <=9 dynamic = -1
     Level at which the broker itself compresses (compression.type): 1 to 9, -1 = 6.
@@ -308,7 +310,7 @@ compression.lz4.level: int >=1 <=17 dynamic = 9
 compression.zstd.level: int >=-131072 <=22 dynamic = 3
     Level at which the broker itself compresses (compression.type).
 fetch.max.bytes: int >=1024 = 57671680
-    Bytes of the response to one Fetch.
+    The largest response to a Fetch, in bytes.
 max.incremental.fetch.session.cache.slots: int >=0 <=1000000 = 1000
     Fetch sessions (KIP-227) that one worker keeps.
 producer.id.expiration.ms: int >=1 = 86400000
@@ -377,14 +379,14 @@ log.preallocate.bytes.max: long >=4096 <=2147483648 = 33554432
 log.stripe.bytes: long >=0 <=1073741824 = 0
     (mqd) Stripe width of the RAID below log.dirs; preallocation is rounded to it. 0: none.
 log.flush.on.ack: bool dynamic = true
-    (mqd) Acknowledge acks=all only after the records are on disk (fsync, by group commit). false: Kafka's own
-    semantics, the page cache (flush.on.ack of a topic).
+    (mqd) Acknowledge acks=all only after the records are on disk (fsync, by group commit). false: as in
+    Kafka, as soon as they are in the page cache (flush.on.ack of a topic).
 log.flush.interval.messages: long >=1 dynamic ignored = LONG_MAX
     Accepted. Records are not counted: with log.flush.on.ack, acks=all waits for the flush itself, and other records are
     flushed after log.flush.interval.ms.
 log.flush.interval.ms: long >=0 dynamic
-    Flush a partition's records at least this often; checked once a second, and values above 5 s count as 5 s. Not set:
-    log.flush.scheduler.interval.ms.
+    Flush a partition's records at least this often; checked once a second, and values above 5 s are treated as 5 s. Not
+    set: log.flush.scheduler.interval.ms.
 log.flush.scheduler.interval.ms: long >=1 = LONG_MAX
     See log.flush.interval.ms.
 log.cleaner.delete.retention.ms: long >=0 dynamic = 86400000
@@ -438,9 +440,9 @@ group.consumer.heartbeat.interval.ms: int >=1 = 5000
     shorter interval.
 group.consumer.heartbeat.interval.quick.ms: int >=1000 = 1000
     (mqd) While all consumer groups together have few members, members send heartbeats this often, so that they learn of
-    a rebalance sooner; with more members the interval is a millisecond for each member, up to
-    group.consumer.heartbeat.interval.ms. A group that sets consumer.heartbeat.interval.ms keeps that. librdkafka waits
-    for a response as long as the interval, so a shorter one would time out while the broker is busy.
+    a rebalance sooner; with more members the interval is one millisecond per member, up to
+    group.consumer.heartbeat.interval.ms. A group that sets consumer.heartbeat.interval.ms keeps its own value.
+    librdkafka waits for a response as long as the interval, so a shorter one would time out while the broker is busy.
 group.consumer.min.heartbeat.interval.ms: int >=1 = 5000
     The shortest consumer.heartbeat.interval.ms that a group may have.
 group.consumer.max.heartbeat.interval.ms: int >=1 = 15000
@@ -507,7 +509,7 @@ group.share.partition.max.record.locks: int >=100 <=10000 = 2000
     The most records of a partition that are acquired, or released and not yet delivered again, at any one time. A slow
     record does not block others: records after it that were accepted do not count.
 group.share.max.share.sessions: int >=1 = 2000
-    Share sessions of a broker, one for each member of each share group that reads here.
+    Share sessions of a broker, one for each member of each share group that reads from it.
 share.memory.max.bytes: int >=1048576 = 67108864
     (mqd) Memory of one worker for the states of share groups. When all of it is in use, no further
     records are delivered.
@@ -520,7 +522,7 @@ share.coordinator.state.topic.segment.bytes: int >=1048576 <=1073741824 = 104857
 share.coordinator.snapshot.update.records.per.snapshot: int >=0 <=500 = 500
     Updates of a share-partition that are written to __share_group_state between two snapshots.
 share.coordinator.state.topic.prune.interval.ms: int >=1 = 300000
-    How often records of __share_group_state that no share-partition needs any more are deleted.
+    How often records of __share_group_state that no share-partition needs are deleted.
 share.coordinator.cold.partition.snapshot.interval.ms: int >=1 = 300000
     A share-partition with updates since its last snapshot gets one after this time.
 queue.delete.on.ack.interval.ms: int >=100 dynamic = 30000
@@ -529,9 +531,9 @@ queue.delete.on.ack.interval.ms: int >=100 dynamic = 30000
 transaction.state.log.num.partitions: int >=1 <=16384 = 50
     Partitions of __transaction_state. Used when the topic is created; must not change afterwards.
 transaction.partition.verification.enable: bool dynamic = true
-    A transaction begins in a partition only after its coordinator has confirmed it (KIP-890). Without that, a late
-    batch of an older client may leave a transaction open forever. For clients that use
-    transaction.version 2 the coordinator is always consulted.
+    A transaction begins in a partition only after its coordinator has confirmed it (KIP-890). Without this check, a
+    late batch of an older client may leave a transaction open forever. For clients that use transaction.version 2 the
+    coordinator is always consulted.
 transaction.max.timeout.ms: int >=1 = 900000
     The longest transaction.timeout.ms that a producer may request.
 transactional.id.expiration.ms: int >=1 = 604800000
@@ -564,8 +566,8 @@ local.principal.mapping.rules: string = DEFAULT
     commas; the first that matches decides. A process that maps to no user connects over TCP; a process that runs as the
     broker's own user may do everything.
 authorizer.log.only: bool = false
-    (mqd) Operations that access control lists deny are logged and carried out. This shows which permissions the clients
-    of a running cluster need before the lists are enforced. Denials are in logs/audit.log.
+    (mqd) Operations that access control lists deny are logged, but carried out. This shows which permissions the
+    clients of a running cluster need before the lists are enforced. Denials are in logs/audit.log.
 """
 
 _QUOTAS = r"""
@@ -597,7 +599,7 @@ worker.spin.us: int >=0 <=1000000 = 0
     (mqd) How long an idle worker polls before it sleeps: a longer time gives lower latency and uses more CPU.
 worker.loop.profile: bool = false
     (mqd) Measure how the turns of a worker's loop spend their time: writing, allocating, flushing, locks, page
-    faults, waiting for a CPU (docs/operations.md). It takes some microseconds a turn.
+    faults, waiting for a CPU (docs/operations.md). It takes a few microseconds per turn.
 io.backend: enum(auto|io_uring|epoll) = auto
     (mqd) How workers do input and output. auto: io_uring where the kernel allows it.
 group.commit.window.us: int >=0 <=1000000 = 0
@@ -665,7 +667,7 @@ flush.on.ack: as log.flush.on.ack
 flush.messages: as log.flush.interval.messages
     Accepted. Records are not counted; see flush.on.ack and flush.ms.
 flush.ms: as log.flush.interval.ms = LONG_MAX
-    Flush at least this often; checked once a second, and values above 5 s count as 5 s.
+    Flush at least this often; checked once a second, and values above 5 s are treated as 5 s.
 index.interval.bytes: as log.index.interval.bytes
 compression.type: as compression.type
     The codec in which batches are stored: the producer's (producer), or a given one.
@@ -713,16 +715,16 @@ share.priority: int >=0 <=9 dynamic = 0
     applies to the partitions that one host leads. One record in ten is reserved for lower priorities, so that they do
     not wait forever.
 dedup.window.ms: long >=0 <=604800000 dynamic = 0
-    (mqd) Deduplication: a record with the id of another record of its partition, which was appended at most this long
-    ago, is acknowledged with that record's offset and not written again, whichever producer sends it. Needs
+    (mqd) Deduplication: if a record with the same id was appended to the same partition at most this long ago, a record
+    is acknowledged with the earlier record's offset and not written again, whichever producer sends it. Needs
     message.timestamp.type=LogAppendTime, compression.type=uncompressed and mqd.version 6 (docs/deduplication.md). 0:
     records have no ids.
 dedup.header: string dynamic = dedup-id
     (mqd) With dedup.window.ms: the header with a record's id, at most 63 bytes. A record without it is refused
     (INVALID_RECORD).
 dedup.ids.max: int >=1 <=100000000 dynamic = 3000000
-    (mqd) With dedup.window.ms: how many ids a partition keeps, in about 20 bytes each. While the window has that
-    many, further records are refused with a retriable error.
+    (mqd) With dedup.window.ms: how many ids a partition keeps, in about 20 bytes each. While the window contains
+    that many, further records are refused with a retriable error.
 acks.replicas: int >=0 <=16 dynamic = 0
     (mqd) acks=all waits for this many replicas, the leader among them, and not for the others: the in-sync set is kept
     at this many members. The others are spares, and a member for which a record has waited for 100 ms is exchanged for
@@ -730,9 +732,9 @@ acks.replicas: int >=0 <=16 dynamic = 0
     min.insync.replicas has no effect and must not be higher. Needs mqd.version 10 (docs/delivery.md). 0: all replicas
     that are in sync.
 view.of: string dynamic =
-    (mqd) The base topic: makes this topic a view: it has no log of its own, and shows the base's records that
-    view.filter selects, in the same partitions and at the same offsets. Set when it is created, with view.filter and
-    nothing else; it never changes. Needs mqd.version 9 (docs/views.md). Empty: the topic has a log.
+    (mqd) The base topic. It makes this topic a view, which has no log of its own and shows those records of the base
+    that view.filter selects, in the same partitions and at the same offsets. Set when the view is created, with
+    view.filter and nothing else; it never changes. Needs mqd.version 9 (docs/views.md). Empty: the topic has a log.
 view.filter: string dynamic =
     (mqd) With view.of: a condition on the headers of records, such as tag IN ('a', 'b') AND NOT EXISTS test; at most 64
     comparisons and operators. It never changes.
@@ -801,7 +803,7 @@ share.retry.backoff.ms: int >=0 <=60000 dynamic = 0
     (mqd) A record that was delivered and not accepted is delivered again after this time at the
     earliest; the time doubles with each delivery, up to share.retry.backoff.max.ms. 0: immediately.
 share.retry.backoff.max.ms: int >=0 <=60000 dynamic = 60000
-    (mqd) The longest time before a further delivery. A record that waits counts as locked
+    (mqd) The longest time before a further delivery. A waiting record counts as locked
     (group.share.partition.max.record.locks).
 """,
     BROKER,

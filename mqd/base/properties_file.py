@@ -14,7 +14,7 @@ def parse_properties(text: str) -> dict[str, tuple[str, int]]:
     """Java's .properties syntax: name -> (value, line number from 1). A later line wins. Source:
     java.util.Properties.load.
     """
-    found: dict[str, tuple[str, int]] = {}
+    properties: dict[str, tuple[str, int]] = {}
     lines = text.splitlines()
     index = 0
     while index < len(lines):
@@ -28,5 +28,5 @@ def parse_properties(text: str) -> dict[str, tuple[str, int]]:
             index += 1
         match = re.match(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", line, re.DOTALL)
         assert match is not None  # every part may be empty
-        found[_unescape(match[1])] = (_unescape(match[2]).strip(), number)
-    return found
+        properties[_unescape(match[1])] = (_unescape(match[2]).strip(), number)
+    return properties

@@ -53,13 +53,13 @@ _HEAD = re.compile(
     r"(?P<flags>(?: (?:dynamic|may_be_empty|sensitive|per_listener|ignored))*)(?P<given> =)?(?(given)(?:"
     r" (?P<default>.+))?)$"
 )
-_NAMED = {"INT_MAX": INT_MAX, "LONG_MAX": LONG_MAX}
+_NAMED_NUMBERS = {"INT_MAX": INT_MAX, "LONG_MAX": LONG_MAX}
 
 
 def _bound(text: str | None) -> int | float | None:
     if text is None:
         return None
-    return _NAMED[text] if text in _NAMED else float(text) if "." in text else int(text)
+    return _NAMED_NUMBERS[text] if text in _NAMED_NUMBERS else float(text) if "." in text else int(text)
 
 
 def _property(block: str, broker: Mapping[str, Property]) -> Property:
@@ -71,17 +71,17 @@ def _property(block: str, broker: Mapping[str, Property]) -> Property:
     doc = " ".join(line for line in body if not line.startswith("refused "))
     refused = dict(line.removeprefix("refused ").split(": ", 1) for line in body if line.startswith("refused "))
     default = None if match["given"] is None else match["default"] or ""
-    default = default if default not in _NAMED else str(_NAMED[default])
+    default = default if default not in _NAMED_NUMBERS else str(_NAMED_NUMBERS[default])
     flags: dict[str, Any] = dict.fromkeys(match["flags"].split(), True)
     if match["broker"]:
-        of_broker = broker[match["broker"]]
+        broker_property = broker[match["broker"]]
         return msgspec.structs.replace(
-            of_broker,
+            broker_property,
             name=match["name"],
-            default=of_broker.default if default is None else default,
-            doc=doc or of_broker.doc,
+            default=broker_property.default if default is None else default,
+            doc=doc or broker_property.doc,
             dynamic=True,
-            broker_name=of_broker.name,
+            broker_name=broker_property.name,
         )
     return Property(
         match["name"],
@@ -102,7 +102,7 @@ def table(text: str, broker: Mapping[str, Property] | None = None) -> dict[str, 
     ValueError naming the line.
     """
     rows = [_property(block, broker or {}) for block in re.split(r"\n(?=\S)", text.strip("\n"))]
-    found = {row.name: row for row in rows}
-    if len(found) < len(rows):
+    properties = {row.name: row for row in rows}
+    if len(properties) < len(rows):
         raise ValueError("a property is listed twice")
-    return found
+    return properties

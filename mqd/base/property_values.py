@@ -42,8 +42,10 @@ def allowed_text(prop: Property) -> str:
 
 
 def _not_allowed(prop: Property, text: str | None, why: str = "") -> ConfigError:
-    shown = "(hidden)" if prop.sensitive else repr(text)
-    return ConfigError(f"{prop.name} cannot be {shown}: {why or 'it must be ' + allowed_text(prop)}", prop.name, text)
+    value_text = "(hidden)" if prop.sensitive else repr(text)
+    return ConfigError(
+        f"{prop.name} cannot be {value_text}: {why or 'it must be ' + allowed_text(prop)}", prop.name, text
+    )
 
 
 def _parse_number(prop: Property, text: str) -> int | float:

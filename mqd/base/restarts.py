@@ -4,7 +4,7 @@ metrics.
 
     run/restarts.json          process -> reason -> how often, since the broker was started
 
-It is informational, and replaced by a rename. Under another supervisord there is no such file.
+The file is informational, and is replaced by a rename. Under another supervisord it does not exist.
 """
 
 import os
@@ -39,9 +39,9 @@ def reason(wait_status: int) -> str:
 
 def write(run_dir: Path, restarts: Restarts) -> None:
     """Raises OSError."""
-    fresh = run_dir / f"{FILE}.new"
-    fresh.write_bytes(msgspec.json.encode(restarts))
-    os.replace(fresh, run_dir / FILE)
+    new_file = run_dir / f"{FILE}.new"
+    new_file.write_bytes(msgspec.json.encode(restarts))
+    os.replace(new_file, run_dir / FILE)
 
 
 def read(run_dir: Path) -> Restarts | None:

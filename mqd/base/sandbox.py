@@ -116,15 +116,15 @@ RING_CALLS = {"io_uring_setup": (425, 425)}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result: int, what: str) -> int:
+def _check(result: int, call_name: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call_name}: {os.strerror(number)}")
     return result
 
 
-def _system_call(number: int, what: str, *arguments: object) -> int:
-    return _check(_libc.syscall(ctypes.c_long(number), *arguments), what)
+def _system_call(number: int, call_name: str, *arguments: object) -> int:
+    return _check(_libc.syscall(ctypes.c_long(number), *arguments), call_name)
 
 
 def hide_memory() -> None:
@@ -140,7 +140,7 @@ def give_up_privileges() -> None:
 
 def filter_program(machine: str, calls: Iterable[tuple[int | None, int | None]]) -> bytes:
     """A BPF filter: these calls, and all calls of another architecture, fail with EPERM. It reads
-    only number and architecture, so the kernel caches its decision by number.
+    only the call's number and architecture, so the kernel caches its decisions by number.
     """
     column = list(_AUDIT_ARCH).index(machine)
     numbers = [number for pair in calls if (number := pair[column]) is not None]
@@ -180,7 +180,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
     rights = [(readable, _READ), (writable, _READ | _WRITE), (devices, _READ | _WRITE_FILES)]
     opened = _open_paths([(path, access) for paths, access in rights for path in dict.fromkeys(paths)])
     try:
-        if not _is_alone():
+        if not _is_only_thread():
             raise OSError(errno.EBUSY, "Landlock: other threads are running already")
         _restrict(version, opened)
     finally:
@@ -188,7 +188,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
             os.close(fd)
 
 
-def _is_alone() -> bool:
+def _is_only_thread() -> bool:
     """Whether this is the only thread; one that has just ended may still be listed for a moment."""
     until_s = time.monotonic() + ENDED_S
     while len(os.listdir("/proc/self/task")) > 1:
@@ -220,10 +220,10 @@ def _restrict(version: int, opened: Iterable[tuple[int, int]]) -> None:
 
 
 def _open_paths(paths: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
-    """Descriptors of the existing paths, with the rights. Opened by a thread: a disk may hang, and
-    this process must start nevertheless.
+    """Descriptors of the existing paths, with their rights. A thread opens them: a disk may hang, and
+    this process must start even so.
     """
-    found: list[tuple[int, int]] = []
+    opened: list[tuple[int, int]] = []
 
     def collect() -> None:
         for path, rights in paths:
@@ -232,11 +232,11 @@ def _open_paths(paths: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
             except OSError:
                 continue
             is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
-            found.append((fd, rights if is_directory else rights & _FILE_RIGHTS))
+            opened.append((fd, rights if is_directory else rights & _FILE_RIGHTS))
 
     thread = threading.Thread(target=collect, daemon=True)
     thread.start()
     thread.join(OPEN_S)
     if thread.is_alive():
         raise OSError(errno.ETIMEDOUT, "Landlock: a directory does not respond")
-    return found
+    return opened

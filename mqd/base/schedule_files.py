@@ -26,7 +26,7 @@ CONFIG = ("log.format", "log.level", "process.sandbox", "core.files.allow")
 
 
 class ScheduleTopic(msgspec.Struct, frozen=True):
-    """`led`: its partitions that this host leads, with their leader epochs; maybe none."""
+    """`led`: its partitions that this host leads, with their leader epochs; may be empty."""
 
     topic: str
     topic_id: bytes
@@ -46,24 +46,26 @@ class PartitionStatus(msgspec.Struct):
     topic: str
     partition: int
     pending: int = 0
-    delivered: int = 0  # since the timer was started
-    unreadable: int = 0  # since then: records with unreadable headers, older than the schedule
-    gone: int = 0  # since then: records that were deleted before they were due
+    # records since the timer was started: delivered; with unreadable headers, written before the topic
+    # was a schedule; deleted before they were due
+    delivered: int = 0
+    unreadable: int = 0
+    gone: int = 0
     behind_s: float = 0.0  # how long the first undelivered record has been due
     # delivered records by how late they were: a bucket for each bound of LATE_S, and one for later ones
     late_buckets: list[int] = msgspec.field(default_factory=lambda: [0] * (len(LATE_S) + 1))
-    late_s: float = 0.0  # how late all of them were together
+    late_s: float = 0.0  # the sum of how late they were
 
 
 def write(run_dir: Path, name: str, value: Any) -> None:
     """Raises OSError."""
-    fresh = run_dir / f"{name}.new"
-    fresh.write_bytes(msgspec.json.encode(value))
-    os.replace(fresh, run_dir / name)
+    new_file = run_dir / f"{name}.new"
+    new_file.write_bytes(msgspec.json.encode(value))
+    os.replace(new_file, run_dir / name)
 
 
 def read_schedules(run_dir: Path) -> Schedules:
-    """The schedules; none if there is no such file, or one of another version."""
+    """The schedules; none if there is no such file, or if it has another version."""
     try:
         return msgspec.json.decode((run_dir / SCHEDULES).read_bytes(), type=Schedules)
     except (OSError, msgspec.MsgspecError):
@@ -71,7 +73,7 @@ def read_schedules(run_dir: Path) -> Schedules:
 
 
 def read_status(run_dir: Path) -> list[PartitionStatus]:
-    """The state of each partition; [] if there is no such file, or one of another version."""
+    """The state of each partition; [] if there is no such file, or if it has another version."""
     try:
         return msgspec.json.decode((run_dir / STATUS).read_bytes(), type=list[PartitionStatus])
     except (OSError, msgspec.MsgspecError):
@@ -80,7 +82,7 @@ def read_status(run_dir: Path) -> list[PartitionStatus]:
 
 def register_timer(run_dir: Path) -> int:
     """Registers this process as the timer. Returns a descriptor that becomes readable when
-    schedules.json has changed. Raises OSError, also when another timer runs.
+    schedules.json has changed. Raises OSError, also if another timer is running.
     """
     lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # until the process ends
     try:
@@ -105,14 +107,14 @@ def wake(run_dir: Path) -> None:
 
 
 def timer_process(run_dir: Path) -> tuple[int, int] | None:
-    """(pid, start time in ms since 1970) of the timer that runs, as its lock shows."""
+    """(pid, start time in ms since 1970) of the running timer, according to its lock."""
     try:
         fd = os.open(run_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, wanted))
+        lock_query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, lock_query))
         return (pid, os.fstat(fd).st_mtime_ns // 1_000_000) if kind != fcntl.F_UNLCK else None
     except OSError:
         return None
@@ -121,8 +123,8 @@ def timer_process(run_dir: Path) -> tuple[int, int] | None:
 
 
 def end_timer(run_dir: Path) -> None:
-    """Sends SIGTERM to the timer that runs, if any: a supervisord that runs other programs too keeps
-    it when the broker ends.
+    """Sends SIGTERM to the running timer, if any: a supervisord that also runs other programs does not
+    end the timer with the broker.
     """
     timer = timer_process(run_dir)
     if timer is not None and timer[0] > 0:

@@ -17,7 +17,7 @@ log = logging.get("tasks")
 
 class Periodic:
     """Waits for `interval_s()`, then awaits `work()`, again and again. An exception is logged with the
-    text `failure`, and does not end it. Concurrency: the event loop's thread.
+    text `failure`, and does not end the repetition. Concurrency: the event loop's thread.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from mqd.base import logging
 from mqd.base.restarts import HUNG_STATUS
 
 TICK_S = 10.0
-# number of unanswered ticks that count as a hang; a loop that is merely busy is seconds late at most
+# number of unanswered ticks that count as a hang; a loop that is merely busy is at most seconds late
 TICK_COUNT = 6
 LOG_TIMEOUT_S = 5.0  # the reader of the log may hang, too
 
@@ -34,26 +34,26 @@ def start(loop: asyncio.AbstractEventLoop, role: str, tick_s: float = TICK_S, ti
     ).start()
 
 
-def _watch(loop: asyncio.AbstractEventLoop, thread: int, role: str, tick_s: float, tick_count: int) -> None:
+def _watch(loop: asyncio.AbstractEventLoop, thread_id: int, role: str, tick_s: float, tick_count: int) -> None:
     answered = threading.Event()
     while True:
         try:
             loop.call_soon_threadsafe(answered.set)
         except RuntimeError:
-            return  # it is closed
+            return  # the loop is closed
         for _ in range(tick_count):
             time.sleep(tick_s)
             if answered.is_set():
                 break
         else:
-            if _is_logging(thread):
+            if _is_logging(thread_id):
                 continue
             _end(role, tick_s * tick_count)
         answered.clear()
 
 
-def _is_logging(thread: int) -> bool:
-    frame = sys._current_frames().get(thread)
+def _is_logging(thread_id: int) -> bool:
+    frame = sys._current_frames().get(thread_id)
     while frame is not None:
         if frame.f_code.co_filename == standard_logging.__file__:
             return True

@@ -77,11 +77,11 @@ def _finds() -> bool:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("_COMBINING", {"AND": 17, "OR": 16, "NOT": 18}),
-        ("_TEXT", ("=", "!=", "<=", "<", ">", ">=", "LIKE", "NOT LIKE")),
-        ("_TEXT", ("=", "!=", "<", "<=", ">", ">=", "NOT LIKE", "LIKE")),
+        ("_COMBINING_CODES", {"AND": 17, "OR": 16, "NOT": 18}),
+        ("_TEXT_OPERATORS", ("=", "!=", "<=", "<", ">", ">=", "LIKE", "NOT LIKE")),
+        ("_TEXT_OPERATORS", ("=", "!=", "<", "<=", ">", ">=", "NOT LIKE", "LIKE")),
         ("OPERATORS", ("!=", "=", "<", "<=", ">", ">=")),
-        ("_NUMBER_FIRST", 11),
+        ("_NUMBER_CODE_FIRST", 11),
     ],
 )
 def test_a_wrong_instruction_is_found(name: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +103,8 @@ def test_a_wrong_instruction_is_found(name: str, value: object, monkeypatch: pyt
         ("(tag = 'a'", "the filter ends where ')'"),
         ("tag IN ()", "there is ')' at character 9"),
         ("tag IN ('a'", "the filter ends where ',' or ')'"),
-        ("tag LIKE '%a'", "must be a beginning followed by %"),
-        ("tag LIKE 'a_%'", "must be a beginning followed by %"),
+        ("tag LIKE '%a'", "must be a prefix followed by %"),
+        ("tag LIKE 'a_%'", "must be a prefix followed by %"),
         ("tag NOT = 'a'", "where IN or LIKE should be"),
         ("n = 1.5", "'1.5' at character 5 cannot be read"),
         ("n = " + "1" * 19, "more than 18 digits"),

@@ -9,11 +9,12 @@ native/wire/filter.h.
     conjunction = negation { AND negation }
     negation    = NOT negation | ( condition ) | EXISTS name
                 | name ( = | != | <> | < | <= | > | >= ) value
-                | name [NOT] IN ( value {, value} ) | name [NOT] LIKE 'beginning%'
+                | name [NOT] IN ( value {, value} ) | name [NOT] LIKE 'prefix%'
     name        = letters, digits, _ . - , beginning with a letter or _; or anything in double quotes
     value       = 'text', a quote in it doubled; or a whole number of at most 18 digits
 
-Text is compared byte by byte, in UTF-8; a number, only with headers that are whole decimal numbers.
+Text is compared byte by byte, in UTF-8; a number is compared only with headers that are whole
+decimal numbers.
 A comparison with a header that the record does not have is false, even != and NOT IN; NOT (...) is
 true whenever its operand is false.
 """
@@ -31,9 +32,9 @@ TEXT_BYTES_MAX = 4096
 NAME_BYTES_MAX = 255
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
 LIKE, NOT_LIKE, EXISTS = "LIKE", "NOT LIKE", "EXISTS"
-_TEXT = (*OPERATORS, LIKE, NOT_LIKE)  # in the order of their instructions
-_EXISTS, _TEXT_FIRST, _NUMBER_FIRST = 1, 2, 10
-_COMBINING = {"AND": 16, "OR": 17, "NOT": 18}
+_TEXT_OPERATORS = (*OPERATORS, LIKE, NOT_LIKE)  # in the order of their instructions
+_EXISTS_CODE, _TEXT_CODE_FIRST, _NUMBER_CODE_FIRST = 1, 2, 10
+_COMBINING_CODES = {"AND": 16, "OR": 17, "NOT": 18}
 _WORDS = ("AND", "OR", "NOT", "IN", "LIKE", "EXISTS")
 _TOKEN = re.compile(
     r"""\s*(?:(?P<text>'(?:[^']|'')*')|(?P<quoted>"(?:[^"]|"")+")|(?P<number>-?[0-9]+(?![A-Za-z0-9_.]))"""
@@ -64,38 +65,38 @@ class FilterError(ValueError):
 class _Token(NamedTuple):
     kind: str  # text, name, number, sign, word (a keyword, in capitals), end
     value: str
-    at: int
+    position: int
 
 
 def _tokens(text: str) -> list[_Token]:
-    tokens, at, end = [], 0, len(text.rstrip())
-    while at < end:
-        found = _TOKEN.match(text, at)
-        if found is None:
-            rest = text[at:].lstrip()
+    tokens, position, end = [], 0, len(text.rstrip())
+    while position < end:
+        match = _TOKEN.match(text, position)
+        if match is None:
+            rest = text[position:].lstrip()
             raise FilterError(f"{rest.split()[0][:20]!r} at character {len(text) - len(rest) + 1} cannot be read")
-        kind, raw = found.lastgroup or "", found[found.lastgroup or 0]
+        kind, raw = match.lastgroup or "", match[match.lastgroup or 0]
         if kind in ("text", "quoted"):
             token = _Token(
-                "text" if kind == "text" else "name", raw[1:-1].replace(raw[0] * 2, raw[0]), found.start(kind)
+                "text" if kind == "text" else "name", raw[1:-1].replace(raw[0] * 2, raw[0]), match.start(kind)
             )
         elif kind == "word":
             is_keyword = raw.upper() in _WORDS
-            token = _Token("word" if is_keyword else "name", raw.upper() if is_keyword else raw, found.start(kind))
+            token = _Token("word" if is_keyword else "name", raw.upper() if is_keyword else raw, match.start(kind))
         else:
-            token = _Token(kind, "!=" if raw == "<>" else raw, found.start(kind))
+            token = _Token(kind, "!=" if raw == "<>" else raw, match.start(kind))
         tokens.append(token)
-        at = found.end()
+        position = match.end()
     return [*tokens, _Token("end", "", end)]
 
 
 class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
-        self._at = 0
+        self._next_index = 0
         self._nesting = 0
 
-    def whole(self) -> Node:
+    def parse(self) -> Node:
         node = self._condition()
         if self._next.kind != "end":
             raise self._expected_error("AND, OR or the end")
@@ -103,24 +104,26 @@ class _Parser:
 
     @property
     def _next(self) -> _Token:
-        return self._tokens[self._at]
+        return self._tokens[self._next_index]
 
-    def _expected_error(self, what: str) -> FilterError:
+    def _expected_error(self, expected: str) -> FilterError:
         token = self._next
-        found = "the filter ends" if token.kind == "end" else f"there is {token.value!r} at character {token.at + 1}"
-        return FilterError(f"{found} where {what} should be")
+        found = (
+            "the filter ends" if token.kind == "end" else f"there is {token.value!r} at character {token.position + 1}"
+        )
+        return FilterError(f"{found} where {expected} should be")
 
     def _take(self, kind: str, *values: str) -> _Token | None:
         token = self._next
         if token.kind != kind or (values and token.value not in values):
             return None
-        self._at += 1
+        self._next_index += 1
         return token
 
-    def _need(self, what: str, kind: str, *values: str) -> _Token:
+    def _need(self, expected: str, kind: str, *values: str) -> _Token:
         token = self._take(kind, *values)
         if token is None:
-            raise self._expected_error(what)
+            raise self._expected_error(expected)
         return token
 
     def _condition(self) -> Node:
@@ -158,7 +161,7 @@ class _Parser:
     def _name(self) -> str:
         token = self._need("the name of a header, NOT, EXISTS or '('", "name")
         if len(token.value.encode()) > NAME_BYTES_MAX:
-            raise FilterError(f"the name at character {token.at + 1} has more than {NAME_BYTES_MAX} bytes")
+            raise FilterError(f"the name at character {token.position + 1} has more than {NAME_BYTES_MAX} bytes")
         return token.value
 
     def _comparison(self, name: str) -> Node:
@@ -167,7 +170,7 @@ class _Parser:
             return Compare(name, sign.value, self._value())
         negated = self._take("word", "NOT") is not None
         if self._take("word", "LIKE"):
-            return Compare(name, NOT_LIKE if negated else LIKE, self._beginning())
+            return Compare(name, NOT_LIKE if negated else LIKE, self._prefix())
         self._need("IN or LIKE" if negated else "=, !=, <, <=, >, >=, IN, LIKE or NOT", "word", "IN")
         self._need("'('", "sign", "(")
         compared: list[Node] = [Compare(name, "!=" if negated else "=", self._value())]
@@ -180,25 +183,25 @@ class _Parser:
         number = self._take("number")
         if number is not None:
             if len(number.value.lstrip("-")) > 18:
-                raise FilterError(f"the number at character {number.at + 1} has more than 18 digits")
+                raise FilterError(f"the number at character {number.position + 1} has more than 18 digits")
             return int(number.value)
         return self._need("'text' or a whole number", "text").value
 
-    def _beginning(self) -> str:
+    def _prefix(self) -> str:
         token = self._need("'text%'", "text")
-        beginning = token.value.removesuffix("%")
-        if beginning == token.value or "%" in beginning or "_" in beginning:
+        prefix = token.value.removesuffix("%")
+        if prefix == token.value or "%" in prefix or "_" in prefix:
             raise FilterError(
-                f"the pattern at character {token.at + 1} must be a beginning followed by %, without other % or _"
+                f"the pattern at character {token.position + 1} must be a prefix followed by %, without any other % or _"
             )
-        return beginning
+        return prefix
 
 
 def parse(text: str) -> Node:
     """Raises FilterError."""
     if len(text.encode()) > TEXT_BYTES_MAX:
         raise FilterError(f"it has more than {TEXT_BYTES_MAX} bytes")
-    node = _Parser(text).whole()
+    node = _Parser(text).parse()
     count = node_count(node)
     if count > NODES_MAX:
         raise FilterError(
@@ -209,12 +212,12 @@ def parse(text: str) -> Node:
 
 def node_count(node: Node) -> int:
     """Counts without recursion: a chain of AND is as deep as it is long."""
-    count, waiting = 0, [node]
-    while waiting:
-        one = waiting.pop()
+    count, pending = 0, [node]
+    while pending:
+        current = pending.pop()
         count += 1
-        if isinstance(one, Combine):
-            waiting += one.operands
+        if isinstance(current, Combine):
+            pending += current.operands
     return count
 
 
@@ -226,14 +229,18 @@ def compile_filter(text: str) -> bytes:
 def _instructions(node: Node) -> Sequence[bytes]:
     if isinstance(node, Combine):
         operands = [part for operand in node.operands for part in _instructions(operand)]
-        return [*operands, bytes([_COMBINING[node.operator]])]
+        return [*operands, bytes([_COMBINING_CODES[node.operator]])]
     name = node.name.encode()
     head = bytes([len(name)]) + name
     if node.operator == EXISTS:
-        return [bytes([_EXISTS]) + head]
+        return [bytes([_EXISTS_CODE]) + head]
     if isinstance(node.value, int):
         return [
-            bytes([_NUMBER_FIRST + OPERATORS.index(node.operator)]) + head + node.value.to_bytes(8, "big", signed=True)
+            bytes([_NUMBER_CODE_FIRST + OPERATORS.index(node.operator)])
+            + head
+            + node.value.to_bytes(8, "big", signed=True)
         ]
     value = node.value.encode()
-    return [bytes([_TEXT_FIRST + _TEXT.index(node.operator)]) + head + len(value).to_bytes(2, "big") + value]
+    return [
+        bytes([_TEXT_CODE_FIRST + _TEXT_OPERATORS.index(node.operator)]) + head + len(value).to_bytes(2, "big") + value
+    ]
