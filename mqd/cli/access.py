@@ -37,12 +37,13 @@ def users(settings: Settings) -> dict[str, list[tuple[int, int]]]:
         response = broker.request(DESCRIBE_USERS, DescribeUserScramCredentialsRequest(users=None))
     check("users", response.error_code, response.error_message)
     return {
-        one.user: sorted((info.mechanism, info.iterations) for info in one.credential_infos) for one in response.results
+        result.user: sorted((info.mechanism, info.iterations) for info in result.credential_infos)
+        for result in response.results
     }
 
 
-def mechanism(number: int) -> str:
-    return next((name for name, known in scram.NUMBERS.items() if known == number), str(number))
+def mechanism_name(number: int) -> str:
+    return next((name for name, code in scram.NUMBERS.items() if code == number), str(number))
 
 
 def generated_password() -> str:
@@ -63,9 +64,9 @@ class SaltedPassword:
 
 def set_password(settings: Settings, name: str, salted: SaltedPassword) -> None:
     """Raises CliError."""
-    message = AlterUserScramCredentialsRequest
+    request_class = AlterUserScramCredentialsRequest
     upsertions = [
-        message.ScramCredentialUpsertion(
+        request_class.ScramCredentialUpsertion(
             name=name,
             mechanism=scram.NUMBERS[mechanism],
             iterations=salted.iterations,
@@ -74,23 +75,23 @@ def set_password(settings: Settings, name: str, salted: SaltedPassword) -> None:
         )
         for mechanism, salt in salted.salts.items()
     ]
-    _alter_users(settings, name, [message(upsertions=[one]) for one in upsertions])
+    _alter_users(settings, name, [request_class(upsertions=[upsertion]) for upsertion in upsertions])
 
 
 def require_user(settings: Settings, name: str) -> list[tuple[int, int]]:
     """The user's mechanisms. Raises CliError if there is no such user."""
-    known = users(settings).get(name)
-    if known is None:
+    mechanisms = users(settings).get(name)
+    if mechanisms is None:
         raise CliError(f"there is no user {name}; mqd user list shows all users")
-    return known
+    return mechanisms
 
 
 def delete_user(settings: Settings, name: str) -> None:
     """Raises CliError."""
-    message = AlterUserScramCredentialsRequest
-    known = require_user(settings, name)
-    deletions = [message.ScramCredentialDeletion(name=name, mechanism=number) for number, _ in known]
-    _alter_users(settings, name, [message(deletions=[one]) for one in deletions])
+    request_class = AlterUserScramCredentialsRequest
+    mechanisms = require_user(settings, name)
+    deletions = [request_class.ScramCredentialDeletion(name=name, mechanism=number) for number, _ in mechanisms]
+    _alter_users(settings, name, [request_class(deletions=[deletion]) for deletion in deletions])
 
 
 def _alter_users(settings: Settings, name: str, requests: list[AlterUserScramCredentialsRequest]) -> None:
@@ -107,9 +108,9 @@ def _alter_users(settings: Settings, name: str, requests: list[AlterUserScramCre
 def parse_rules(permission: str, principal: str, operations: str, resource: str, host: str) -> list[AclBinding]:
     """Rules from the arguments of `mqd acl allow`. Raises ValueError."""
     kind, pattern, name = acl_text.resource(resource)
-    who = acl_text.principal(principal)
+    full_principal = acl_text.principal(principal)
     return [
-        AclBinding(kind, pattern, name, who, host, operation, Permission[permission.upper()])
+        AclBinding(kind, pattern, name, full_principal, host, operation, Permission[permission.upper()])
         for operation in acl_text.operations(operations, kind)
     ]
 
@@ -135,20 +136,20 @@ def parse_filter(
 def rules(settings: Settings, acl_filter: AclFilter) -> list[AclBinding]:
     """Raises CliError."""
     with Broker(settings.bootstrap) as broker:
-        response = broker.request(DESCRIBE_ACLS, DescribeAclsRequest(**_fields(acl_filter)))
+        response = broker.request(DESCRIBE_ACLS, DescribeAclsRequest(**_filter_fields(acl_filter)))
     check("access control lists", response.error_code, response.error_message)
     return sorted(
         AclBinding(
-            one.resource_type,
-            one.pattern_type,
-            one.resource_name,
+            resource.resource_type,
+            resource.pattern_type,
+            resource.resource_name,
             acl.principal,
             acl.host,
             acl.operation,
             acl.permission_type,
         )
-        for one in response.resources
-        for acl in one.acls
+        for resource in response.resources
+        for acl in resource.acls
     )
 
 
@@ -174,25 +175,25 @@ def create_rules(settings: Settings, created: list[AclBinding]) -> None:
 
 def remove_rules(settings: Settings, acl_filter: AclFilter) -> list[AclBinding]:
     """Returns the rules that were removed. Raises CliError."""
-    request = DeleteAclsRequest(filters=[DeleteAclsRequest.Filter(**_fields(acl_filter))])
+    request = DeleteAclsRequest(filters=[DeleteAclsRequest.Filter(**_filter_fields(acl_filter))])
     with Broker(settings.bootstrap) as broker:
         (result,) = broker.request(DELETE_ACLS, request).filter_results
     check("access control lists", result.error_code, result.error_message)
     return sorted(
         AclBinding(
-            one.resource_type,
-            one.pattern_type,
-            one.resource_name,
-            one.principal,
-            one.host,
-            one.operation,
-            one.permission_type,
+            acl.resource_type,
+            acl.pattern_type,
+            acl.resource_name,
+            acl.principal,
+            acl.host,
+            acl.operation,
+            acl.permission_type,
         )
-        for one in result.matching_acls
+        for acl in result.matching_acls
     )
 
 
-def _fields(acl_filter: AclFilter) -> dict[str, Any]:
+def _filter_fields(acl_filter: AclFilter) -> dict[str, Any]:
     return {
         "resource_type_filter": acl_filter.resource_type,
         "resource_name_filter": acl_filter.name,
@@ -238,7 +239,7 @@ def quota_text(key: str, value: float | None) -> str:
 
 
 def quotas(settings: Settings, entity: Entity) -> list[tuple[Entity, dict[str, float]]]:
-    """An empty `entity` selects the quotas of all entities. Raises CliError."""
+    """The quotas of this entity, or of all entities if `entity` is empty. Raises CliError."""
     requested = [
         DescribeClientQuotasRequest.ComponentData(
             entity_type=kind, match_type=_DEFAULT if name is None else _EXACT, match=name
@@ -250,12 +251,14 @@ def quotas(settings: Settings, entity: Entity) -> list[tuple[Entity, dict[str, f
             DESCRIBE_QUOTAS, DescribeClientQuotasRequest(components=requested, strict=bool(entity))
         )
     check("quotas", response.error_code, response.error_message)
-    found = []
+    selected = []
     for entry in response.entries or []:
         names = {part.entity_type: part.entity_name for part in entry.entity}
         ordered = {kind: names[kind] for kind in ENTITY_NOUNS if kind in names}
-        found.append((ordered, {value.key: value.value for value in entry.values}))
-    return sorted(found, key=lambda one: [(kind not in one[0], one[0].get(kind) or "\uffff") for kind in ENTITY_NOUNS])
+        selected.append((ordered, {value.key: value.value for value in entry.values}))
+    return sorted(
+        selected, key=lambda pair: [(kind not in pair[0], pair[0].get(kind) or "\uffff") for kind in ENTITY_NOUNS]
+    )
 
 
 def set_quotas(settings: Settings, entity: Entity, values: dict[str, float | None], dry_run: bool) -> None:
@@ -285,8 +288,8 @@ def remove_quotas(settings: Settings, entity: Entity, keys: list[str]) -> list[s
 
 def quotas_among(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:
     """Returns those of `keys` that are set. Raises CliError if none is."""
-    before = {key for _, values in quotas(settings, entity) for key in values}
-    found = [key for key in keys if key in before]
-    if not found:
+    existing = {key for _, values in quotas(settings, entity) for key in values}
+    present = [key for key in keys if key in existing]
+    if not present:
         raise CliError(f"{entity_text(entity)} has none of these quotas; mqd quota list shows its quotas")
-    return found
+    return present

@@ -19,13 +19,13 @@ RESOURCES = {
     "token": ResourceType.DELEGATION_TOKEN,
     "user": ResourceType.USER,
 }
-_NAMES = {kind: word for word, kind in RESOURCES.items()}
+_RESOURCE_WORDS = {kind: word for word, kind in RESOURCES.items()}
 OPERATIONS = {
     operation.name.lower().replace("_", "-"): operation for operation in Operation if operation >= Operation.ALL
 }
-_OPERATION_NAMES = {operation: word for word, operation in OPERATIONS.items()}
+_OPERATION_WORDS = {operation: word for word, operation in OPERATIONS.items()}
 # The operations that exist for a resource type; ALL means these.
-_USED: dict[ResourceType, tuple[Operation, ...]] = {
+_OPERATIONS_OF: dict[ResourceType, tuple[Operation, ...]] = {
     ResourceType.TOPIC: (
         Operation.READ,
         Operation.WRITE,
@@ -69,7 +69,9 @@ def resource(word: str) -> tuple[ResourceType, PatternType, str]:
     """`topic/orders`, `topic/orders-*` (a prefix), `topic/*` (all), `cluster`. Raises ValueError."""
     kind, slash, name = word.partition("/")
     if kind not in RESOURCES:
-        raise ValueError(f"{word!r} is not a resource: it must begin with {', '.join(f'{one}/' for one in RESOURCES)}")
+        raise ValueError(
+            f"{word!r} is not a resource: it must begin with {', '.join(f'{known}/' for known in RESOURCES)}"
+        )
     if kind == "cluster":
         if name not in ("", CLUSTER_NAME):
             raise ValueError(f"{word!r}: there is only one cluster; write 'cluster'")
@@ -85,13 +87,13 @@ def resource(word: str) -> tuple[ResourceType, PatternType, str]:
 
 def operation(word: str, kind: ResourceType | None = None) -> Operation:
     """Raises ValueError, also for an operation that does not exist for the resource type."""
-    found = OPERATIONS.get(word.strip().lower().replace("_", "-"))
-    if found is None:
+    parsed = OPERATIONS.get(word.strip().lower().replace("_", "-"))
+    if parsed is None:
         raise ValueError(f"{word.strip()!r} is not an operation; use one of {', '.join(OPERATIONS)}")
-    if kind is not None and found != Operation.ALL and found not in _USED[kind]:
-        known = ", ".join(_OPERATION_NAMES[one] for one in _USED[kind])
-        raise ValueError(f"a {_NAMES[kind]} has no operation {word.strip()}; it has {known}")
-    return found
+    if kind is not None and parsed != Operation.ALL and parsed not in _OPERATIONS_OF[kind]:
+        used_words = ", ".join(_OPERATION_WORDS[used] for used in _OPERATIONS_OF[kind])
+        raise ValueError(f"a {_RESOURCE_WORDS[kind]} has no operation {word.strip()}; it has {used_words}")
+    return parsed
 
 
 def operations(words: str, kind: ResourceType) -> list[Operation]:
@@ -101,13 +103,13 @@ def operations(words: str, kind: ResourceType) -> list[Operation]:
 def resource_text(binding: AclBinding) -> str:
     if binding.resource_type == ResourceType.CLUSTER:
         return "cluster"
-    kind = _NAMES.get(ResourceType(binding.resource_type), name_of(ResourceType, binding.resource_type))
+    kind = _RESOURCE_WORDS.get(ResourceType(binding.resource_type), name_of(ResourceType, binding.resource_type))
     name = binding.name.removeprefix("User:") if binding.resource_type == ResourceType.USER else binding.name
     return f"{kind}/{name}{'*' if binding.pattern_type == PatternType.PREFIXED else ''}"
 
 
 def rule_columns(binding: AclBinding) -> tuple[str, str, str, str, str]:
     """Principal, permission, operation, resource, host."""
-    word = _OPERATION_NAMES.get(Operation(binding.operation), name_of(Operation, binding.operation))
+    word = _OPERATION_WORDS.get(Operation(binding.operation), name_of(Operation, binding.operation))
     permission = name_of(Permission, binding.permission).lower()
     return binding.principal, permission, word, resource_text(binding), binding.host

@@ -64,17 +64,17 @@ def key_rotate(file: Path) -> None:
         step = cluster_key.rotate(file)
     except (OSError, ValueError) as error:
         raise CliError(f"{file} cannot be changed: {error}") from error
-    now = {
+    effect = {
         1: "a new key is accepted in addition to the old one",
         2: "hosts authenticate with the new key; the old one is still accepted",
         3: "the old key is removed",
     }[step]
-    click.echo(f"step {step} of 3: {now}")
-    then = "the rotation is done" if step == 3 else f"run this again for step {step + 1}"
-    click.echo(f"copy {file} to every host of the cluster; when all have loaded it, {then}")
+    click.echo(f"step {step} of 3: {effect}")
+    next_step = "the rotation is done" if step == 3 else f"run this again for step {step + 1}"
+    click.echo(f"copy {file} to every host of the cluster; when all have loaded it, {next_step}")
 
 
-class _Running(msgspec.Struct):
+class _RunningBroker(msgspec.Struct):
     """The relevant part of run/broker.json."""
 
     node_id: int
@@ -108,21 +108,21 @@ def invite(node_id: int, data_dir: Path | None, listen: str | None, minutes: int
 
     places = layout(data_dir or default_data_dir())
     try:
-        about = msgspec.json.decode(places.broker_json.read_bytes(), type=_Running)
+        running = msgspec.json.decode(places.broker_json.read_bytes(), type=_RunningBroker)
     except (OSError, msgspec.MsgspecError) as error:
         raise CliError(
             f"no broker is running in {places.data_dir}: {error}; start it with `mqd up --secure`"
         ) from error
-    if about.controller_listener is None:
+    if running.controller_listener is None:
         raise CliError(
             'this broker does not listen for other hosts; "One host grows to three" in docs/operations.md shows how to'
             " restart it"
         )
-    if node_id == about.node_id:
-        raise CliError(f"{node_id} is the id of this host; give the new one an id of its own")
-    seeds = {*about.seeds, cluster_config.format_address(*about.controller_listener)}
+    if node_id == running.node_id:
+        raise CliError(f"{node_id} is the id of this host; choose another id for the new host")
+    seeds = {*running.seeds, cluster_config.format_address(*running.controller_listener)}
     try:
-        host, port = cluster_config.parse_address(listen) if listen else (about.controller_listener[0], 0)
+        host, port = cluster_config.parse_address(listen) if listen else (running.controller_listener[0], 0)
     except ValueError as error:
         raise CliError(f"--listen: {error}") from error
     invitation = Invitation(

@@ -51,8 +51,8 @@ class Cluster:
         topics = None if names is None else [MetadataRequest.Topic(name=name) for name in names]
         response = self.first.request(_METADATA, MetadataRequest(topics=topics, allow_auto_topic_creation=False))
         self._nodes = {
-            one.node_id: f"[{one.host}]:{one.port}" if ":" in one.host else f"{one.host}:{one.port}"
-            for one in response.brokers
+            broker.node_id: f"[{broker.host}]:{broker.port}" if ":" in broker.host else f"{broker.host}:{broker.port}"
+            for broker in response.brokers
         }
         return response
 
@@ -79,23 +79,25 @@ class Cluster:
 
     def topics(self, names: Iterable[str] | None = None) -> dict[str, dict[int, int]]:
         """Topic -> partition -> its leader's node id, for existing topics; None: all."""
-        found = self.described_topics(None if names is None else sorted(names))
-        return {one.name: {p.partition_index: p.leader_id for p in one.partitions} for one in found}
+        described = self.describe_topics(None if names is None else sorted(names))
+        return {topic.name: {p.partition_index: p.leader_id for p in topic.partitions} for topic in described}
 
-    def described_topics(self, names: list[str] | None = None) -> list[Any]:
+    def describe_topics(self, names: list[str] | None = None) -> list[Any]:
         """The broker's descriptions of topics (None: all), except those with an error."""
         response = self._read_metadata(names) if names is None or names else None
-        found = [one for one in (response.topics if response else ()) if not one.error_code]
-        self._topics.update({one.name: {p.partition_index: p.leader_id for p in one.partitions} for one in found})
-        return found
+        topics = [topic for topic in (response.topics if response else ()) if not topic.error_code]
+        self._topics.update(
+            {topic.name: {p.partition_index: p.leader_id for p in topic.partitions} for topic in topics}
+        )
+        return topics
 
     # -- requests ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def every_coordinator(self, kind: int) -> Iterator[None]:
-        """Within this context, the brokers of nodes() include every coordinator: what none of them
-        knows does not exist. Raises CliError if a coordinator is unreachable, at the beginning or at
-        the end, or has moved in between.
+        """Within this context, the brokers of nodes() include every coordinator: a group or
+        transactional id that none of them knows does not exist. Raises CliError if a coordinator is
+        unreachable, at the beginning or at the end, or has moved in between.
         """
         before = self._coordinators(kind)
         yield
@@ -110,19 +112,23 @@ class Cluster:
         """
         from mqd.coordinator.topics import GROUPS, TRANSACTIONS  # a costly import that other requests do not need
 
-        name, what = (GROUPS, "groups") if kind == GROUP else (TRANSACTIONS, "transactions")
-        (found,) = self._read_metadata([name]).topics
-        if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        name, noun = (GROUPS, "groups") if kind == GROUP else (TRANSACTIONS, "transactions")
+        (topic,) = self._read_metadata([name]).topics
+        if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return {}
-        check(f"topic {name}", found.error_code, None)
-        leaderless = sorted(one.partition_index for one in found.partitions if one.leader_id not in self._nodes)
+        check(f"topic {name}", topic.error_code, None)
+        leaderless = sorted(
+            partition.partition_index for partition in topic.partitions if partition.leader_id not in self._nodes
+        )
         if leaderless:
             raise CliError(
-                f"not all {what} can be listed: {len(leaderless)} of {len(found.partitions)} partitions of {name} have"
+                f"not all {noun} can be listed: {len(leaderless)} of {len(topic.partitions)} partitions of {name} have"
                 f" no leader (for example {name}-{leaderless[0]}), so their coordinators are unavailable;"
                 " start their hosts, then try again"
             )
-        return {one.partition_index: (one.leader_id, one.leader_epoch) for one in found.partitions}
+        return {
+            partition.partition_index: (partition.leader_id, partition.leader_epoch) for partition in topic.partitions
+        }
 
     def request_coordinator(
         self,
@@ -138,10 +144,10 @@ class Cluster:
         """
         deadline = time.monotonic() + _RETRY_TIME_S
         while True:
-            found = self.first.request(
+            lookup = self.first.request(
                 _FIND_COORDINATOR, FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
             )
-            coordinator = found.coordinators[0] if found.coordinators else found
+            coordinator = lookup.coordinators[0] if lookup.coordinators else lookup
             error = coordinator.error_code
             if not error:
                 response = self.node(coordinator.node_id).request(api_key, request, version_max)
@@ -153,18 +159,18 @@ class Cluster:
 
     def by_leader(self, partitions: Iterable[Partition]) -> dict[int, dict[str, list[int]]]:
         """Node id -> topic -> partitions; without those that do not exist or have no leader."""
-        found: dict[int, dict[str, list[int]]] = {}
+        grouped: dict[int, dict[str, list[int]]] = {}
         for topic, index in sorted(partitions):
             leader = self._topics.get(topic, {}).get(index, -1)
             if leader >= 0:
-                found.setdefault(leader, {}).setdefault(topic, []).append(index)
-        return found
+                grouped.setdefault(leader, {}).setdefault(topic, []).append(index)
+        return grouped
 
     def offsets(self, partitions: Iterable[Partition], timestamp_ms: int) -> dict[Partition, int]:
         """Returns each partition's EARLIEST or LATEST offset, or its first offset at or after a time (-1:
         none). Partitions that are not served are omitted. Call it after topics().
         """
-        found: dict[Partition, int] = {}
+        offsets: dict[Partition, int] = {}
         for node_id, topics in self.by_leader(partitions).items():
             requested = [
                 ListOffsetsRequest.Topic(
@@ -177,16 +183,18 @@ class Cluster:
             ]
             response = self.node(node_id).request(_LIST_OFFSETS, ListOffsetsRequest(topics=requested))
             for topic in response.topics:
-                found |= {
-                    (topic.name, one.partition_index): one.offset for one in topic.partitions if not one.error_code
+                offsets |= {
+                    (topic.name, partition.partition_index): partition.offset
+                    for partition in topic.partitions
+                    if not partition.error_code
                 }
-        return found
+        return offsets
 
 
-def report_left_out(what: str, names: list[str]) -> None:
+def report_left_out(noun: str, names: list[str]) -> None:
     """Prints on stderr the items that a list lacks because coordinators could not be reached."""
     if names:
         error_line(
-            f"{len(names)} {what}{'s are' if len(names) > 1 else ' is'} left out"
+            f"{len(names)} {noun}{'s are' if len(names) > 1 else ' is'} left out"
             f" ({names[0]}{' first' if len(names) > 1 else ''}): coordinators are changing; try again"
         )

@@ -19,36 +19,36 @@ from mqd.security.client import ClientSecurity
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 VARIABLE = "MQD_CLIENT_CONFIG"
-_user: ContextVar[ClientSecurity | None] = ContextVar("user", default=None)
+_credentials: ContextVar[ClientSecurity | None] = ContextVar("credentials", default=None)
 
 
 @contextlib.contextmanager
-def acting_as(user: ClientSecurity) -> Iterator[None]:
+def acting_as(credentials: ClientSecurity) -> Iterator[None]:
     """Within this context, this thread's clients use these credentials instead of those of the
     file. They do not use the file's encryption keys either, which belong to the process, not to this
     user.
     """
-    token = _user.set(user)
+    token = _credentials.set(credentials)
     try:
         yield
     finally:
-        _user.reset(token)
+        _credentials.reset(token)
 
 
 def with_credentials(function: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
     """`function`, to be called in other threads with this thread's credentials: acting_as() has no
     effect there.
     """
-    user = _user.get()
+    credentials = _credentials.get()
 
-    def acting(argument: Argument) -> Result:
-        token = _user.set(user)
+    def with_same_credentials(argument: Argument) -> Result:
+        token = _credentials.set(credentials)
         try:
             return function(argument)
         finally:
-            _user.reset(token)
+            _credentials.reset(token)
 
-    return acting
+    return with_same_credentials
 
 
 @functools.cache
@@ -56,7 +56,7 @@ def _read(file: str) -> tuple[ClientSecurity, dict[str, str]]:
     return client.read(Path(file))
 
 
-def of_file() -> ClientSecurity:
+def from_file() -> ClientSecurity:
     """Raises ConfigError."""
     file = os.environ.get(VARIABLE, "")
     return _read(file)[0] if file else ClientSecurity()
@@ -64,20 +64,20 @@ def of_file() -> ClientSecurity:
 
 def current(properties: Mapping[str, str] | None = None) -> ClientSecurity:
     """`properties`: the command's own (-X), which take precedence. Raises ConfigError."""
-    chosen = _user.get()
+    chosen = _credentials.get()
     if chosen is None:
-        chosen = of_file()
-    own = client.of_properties(properties or {})
-    return ClientSecurity({**chosen.settings, **own.settings})
+        chosen = from_file()
+    command_security = client.of_properties(properties or {})
+    return ClientSecurity({**chosen.settings, **command_security.settings})
 
 
 def take_encryption(properties: dict[str, str]) -> Encryption | None:
-    """Returns how values are encrypted, and removes those settings from `properties`, the command's
-    own. Raises ConfigError.
+    """Returns how values are encrypted, and removes the settings that say so from `properties`, which
+    are the command's own. Raises ConfigError.
     """
     file = os.environ.get(VARIABLE, "")
-    given = {**(_read(file)[1] if file and _user.get() is None else {}), **properties}
-    found = {name: value for name, value in given.items() if name.startswith("encryption.")}
-    for name in found:
+    effective = {**(_read(file)[1] if file and _credentials.get() is None else {}), **properties}
+    encryption_properties = {name: value for name, value in effective.items() if name.startswith("encryption.")}
+    for name in encryption_properties:
         properties.pop(name, None)
-    return encryption_settings.take(found)
+    return encryption_settings.take(encryption_properties)

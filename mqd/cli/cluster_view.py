@@ -29,7 +29,7 @@ class ClusterState:
         self.quorum = quorum.topics[0].partitions[0]
         check("the quorum of controllers", self.quorum.error_code, self.quorum.error_message)
         self.cluster_id = cluster.cluster_id
-        self.brokers = sorted(cluster.brokers, key=lambda one: one.broker_id)
+        self.brokers = sorted(cluster.brokers, key=lambda broker: broker.broker_id)
         self.listeners = {
             node.node_id: address(node.listeners[0].host, node.listeners[0].port)
             for node in quorum.nodes
@@ -37,32 +37,32 @@ class ClusterState:
         }
         self.voter_status = voters.voter_status(self.quorum)
         self.end_offset = max(
-            (one.log_end_offset for one in self.quorum.current_voters if one.replica_id == self.quorum.leader_id),
+            (voter.log_end_offset for voter in self.quorum.current_voters if voter.replica_id == self.quorum.leader_id),
             default=self.quorum.high_watermark,
         )
 
     @property
     def voters(self) -> list[int]:
-        return sorted(one.replica_id for one in self.quorum.current_voters)
+        return sorted(voter.replica_id for voter in self.quorum.current_voters)
 
     def replicas(self) -> list[dict[str, Any]]:
         """Voters, then observers; lag in records, -1 if the leader has no data about the replica."""
-        found = []
+        rows = []
         for role, replicas in (("voter", self.quorum.current_voters), ("observer", self.quorum.observers)):
-            for one in sorted(replicas, key=lambda one: one.replica_id):
-                caught_up_ms = max(one.last_caught_up_timestamp, -1)
-                found.append(
+            for replica in sorted(replicas, key=lambda replica: replica.replica_id):
+                caught_up_ms = max(replica.last_caught_up_timestamp, -1)
+                rows.append(
                     {
-                        "node": one.replica_id,
-                        "role": "leader" if one.replica_id == self.quorum.leader_id else role,
-                        "directory": uuid_text(one.replica_directory_id),
-                        "listener": self.listeners.get(one.replica_id),
-                        "log_end_offset": one.log_end_offset,
-                        "lag": max(0, self.end_offset - one.log_end_offset) if one.log_end_offset >= 0 else -1,
+                        "node": replica.replica_id,
+                        "role": "leader" if replica.replica_id == self.quorum.leader_id else role,
+                        "directory": uuid_text(replica.replica_directory_id),
+                        "listener": self.listeners.get(replica.replica_id),
+                        "log_end_offset": replica.log_end_offset,
+                        "lag": max(0, self.end_offset - replica.log_end_offset) if replica.log_end_offset >= 0 else -1,
                         "last_caught_up_ms": caught_up_ms,
                     }
                 )
-        return found
+        return rows
 
 
 def address(host: str, port: int) -> str:
@@ -80,7 +80,7 @@ def ago(timestamp_ms: int, now_ms: int) -> str:
 
 
 class Partitions:
-    """Partitions with missing leaders or replicas, over all topics; names like flights-0. Raises
+    """Partitions with missing leaders or replicas, of all topics, with names such as flights-0. Raises
     CliError. `response`: the brokers' response about all topics, if already received. Spares count
     as in sync (mqd/cli/inspection/spares.py).
     """
@@ -94,22 +94,30 @@ class Partitions:
             with Broker(settings.bootstrap) as broker:
                 response = broker.request(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
                 spares.count_as_in_sync(broker, response.topics)
-        found = [(topic.name, one) for topic in response.topics for one in topic.partitions]
-        self.count = len(found)
-        self.leaderless = [(name, one.partition_index, one.replica_nodes) for name, one in found if one.leader_id < 0]
+        named_partitions = [(topic.name, partition) for topic in response.topics for partition in topic.partitions]
+        self.count = len(named_partitions)
+        self.leaderless = [
+            (name, partition.partition_index, partition.replica_nodes)
+            for name, partition in named_partitions
+            if partition.leader_id < 0
+        ]
         self.without_leader = [f"{name}-{index}" for name, index, _ in self.leaderless]
         self.not_in_sync = [
-            f"{name}-{one.partition_index}"
-            for name, one in found
-            if one.leader_id >= 0 and len(one.isr_nodes) < len(one.replica_nodes)
+            f"{name}-{partition.partition_index}"
+            for name, partition in named_partitions
+            if partition.leader_id >= 0 and len(partition.isr_nodes) < len(partition.replica_nodes)
         ]
         self.with_one_replica = frozenset(
-            f"{name}-{one.partition_index}" for name, one in found if one.leader_id >= 0 and len(one.replica_nodes) == 1
+            f"{name}-{partition.partition_index}"
+            for name, partition in named_partitions
+            if partition.leader_id >= 0 and len(partition.replica_nodes) == 1
         )
         self.behind: dict[int, list[str]] = {}  # broker -> partitions whose replica there is not in sync
-        for name, one in found:
-            for node in sorted(set(one.replica_nodes) - set(one.isr_nodes)) if one.leader_id >= 0 else ():
-                self.behind.setdefault(node, []).append(f"{name}-{one.partition_index}")
+        for name, partition in named_partitions:
+            for node in (
+                sorted(set(partition.replica_nodes) - set(partition.isr_nodes)) if partition.leader_id >= 0 else ()
+            ):
+                self.behind.setdefault(node, []).append(f"{name}-{partition.partition_index}")
 
     def lines(self) -> list[str]:
         lines = []
@@ -135,20 +143,20 @@ class Versions:
 
         requested = ApiVersionsRequest(client_software_name="mqd-cli", client_software_version="1")
         state = ClusterState(settings)
-        self.fenced = [one.broker_id for one in state.brokers if one.is_fenced]
+        self.fenced = [broker.broker_id for broker in state.brokers if broker.is_fenced]
         self.supported: dict[int, dict[str, tuple[int, int]]] = {}
-        for one in state.brokers:
-            if one.is_fenced:
+        for broker in state.brokers:
+            if broker.is_fenced:
                 continue
-            with Broker(address(one.host, one.port), advertised_by=one.broker_id) as broker:
-                response = broker.request(_API_VERSIONS, requested)
-            self.supported[one.broker_id] = {
+            with Broker(address(broker.host, broker.port), advertised_by=broker.broker_id) as connection:
+                response = connection.request(_API_VERSIONS, requested)
+            self.supported[broker.broker_id] = {
                 feature.name: (feature.min_version, feature.max_version) for feature in response.supported_features
             }
-        with Broker(settings.bootstrap) as broker:
+        with Broker(settings.bootstrap) as connection:
             self.in_force = {
                 feature.name: feature.max_version_level
-                for feature in broker.request(_API_VERSIONS, requested).finalized_features
+                for feature in connection.request(_API_VERSIONS, requested).finalized_features
             }
         names = sorted({name for ranges in self.supported.values() for name in ranges})
         self.newest = {name: max(self.supported_range(node, name)[1] for node in self.supported) for name in names}
@@ -162,16 +170,16 @@ class Versions:
 
     def obstacles(self) -> list[str]:
         """Why the levels cannot be raised yet: a line for each host that does not support a level."""
-        found = []
+        reasons = []
         for node in self.supported:
-            lacking = [
+            unsupported = [
                 "{} {} (it supports {} to {})".format(name, level, *self.supported_range(node, name))
                 for name, level in self.levels_to_raise().items()
                 if self.supported_range(node, name)[1] < level
             ]
-            if lacking:
-                found.append(f"node {node} does not support {', '.join(lacking)}")
-        return found
+            if unsupported:
+                reasons.append(f"node {node} does not support {', '.join(unsupported)}")
+        return reasons
 
     def table(self) -> list[tuple[str, ...]]:
         ranges = {

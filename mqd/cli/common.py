@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True):
     json: bool = False
 
 
-def is_here(settings: Settings) -> bool:
+def covers_local_broker(settings: Settings) -> bool:
     """Whether a command about a cluster also covers the broker of the default data directory."""
     from mqd.base.paths import default_data_dir
 
@@ -72,8 +72,8 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Ctrl-C, also within a callback from librdkafka, whose Python binding turns it into a
-    SystemError.
+    """Whether the error is a Ctrl-C, also within a callback from librdkafka, whose Python binding turns
+    it into a SystemError.
     """
     return isinstance(error, KeyboardInterrupt) or (
         isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt)
@@ -85,13 +85,13 @@ def stop_when_interrupted(stop: threading.Event) -> None:
     takes.
     """
 
-    def first(_number: int, _frame: object) -> None:
+    def on_first_signal(_number: int, _frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         stop.set()
 
-    signal.signal(signal.SIGINT, first)
-    signal.signal(signal.SIGTERM, first)
+    signal.signal(signal.SIGINT, on_first_signal)
+    signal.signal(signal.SIGTERM, on_first_signal)
 
 
 def _use_client_config(_ctx: click.Context, _parameter: click.Parameter, file: str | None) -> None:
@@ -102,7 +102,7 @@ def _use_client_config(_ctx: click.Context, _parameter: click.Parameter, file: s
 
 def _use_profile(_ctx: click.Context, _parameter: click.Parameter, name: str | None) -> None:
     """Sets the profile of this process and those that it starts. Eager, so that --client-config takes
-    precedence if both are given. If it is given before the verb and after it, the latter counts.
+    precedence if both are given. If it is given both before and after the verb, the latter counts.
     """
     if name is None:
         return
@@ -166,16 +166,16 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pairs(values: Iterable[str], option: str) -> dict[str, str]:
-    """KEY=VALUE arguments as a dictionary. Raises click.UsageError."""
-    found: dict[str, str] = {}
+    """Returns KEY=VALUE arguments as a dictionary. Raises click.UsageError."""
+    values_by_key: dict[str, str] = {}
     for text in values:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise click.UsageError(f"{option} takes KEY=VALUE, not {text!r}")
-        if key.strip() in found:
+        if key.strip() in values_by_key:
             raise click.UsageError(f"{option} has {key.strip()} twice")
-        found[key.strip()] = value
-    return found
+        values_by_key[key.strip()] = value
+    return values_by_key
 
 
 def completing(names: Callable[[str], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
@@ -216,7 +216,7 @@ def emit_json(value: Any) -> None:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Lines of aligned columns under titles; numbers, and "-" for a missing one, are
+    """Lines of aligned columns under titles; numbers, and "-" in place of a number, are
     right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max([len(title), *(len(row[column]) for row in cells)]) for column, title in enumerate(titles)]
@@ -228,8 +228,8 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
         )
     return [
         "  ".join(
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(line, widths, numeric, strict=True)
+            text.rjust(width) if is_numeric else text.ljust(width)
+            for text, width, is_numeric in zip(line, widths, numeric, strict=True)
         ).rstrip()
         for line in [list(titles), *cells]
     ]

@@ -79,36 +79,38 @@ def _host(text: str) -> str:
     return text.removeprefix("/")
 
 
-def _rebalance(found: Any) -> Rebalance | None:
-    if found is None:
+def _from_rebalance(rebalance: Any) -> Rebalance | None:
+    if rebalance is None:
         return None
     delaying = [
         DelayingMember(
-            one.member_id,
-            one.client_id,
-            _host(one.client_host),
-            one.group_instance_id,
-            one.waited_for,
-            one.waited_ms,
-            one.silent_ms,
+            member.member_id,
+            member.client_id,
+            _host(member.client_host),
+            member.group_instance_id,
+            member.waited_for,
+            member.waited_ms,
+            member.silent_ms,
         )
-        for one in found.held_up_by
+        for member in rebalance.held_up_by
     ]
-    return Rebalance(found.elapsed_ms, found.reason, delaying)
+    return Rebalance(rebalance.elapsed_ms, rebalance.reason, delaying)
 
 
 def _from_classic(response: Any) -> Group:
     members = []
-    for one in response.members:
+    for member in response.members:
         assignment: dict[str, list[int]] | None = None
         if response.protocol_type in ("consumer", ""):
             try:
                 assignment = {
-                    topic: list(indexes) for topic, indexes in decode_assignment(one.member_assignment).items()
+                    topic: list(indexes) for topic, indexes in decode_assignment(member.member_assignment).items()
                 }
             except ValueError:
                 assignment = None
-        members.append(Member(one.member_id, one.client_id, _host(one.client_host), one.group_instance_id, assignment))
+        members.append(
+            Member(member.member_id, member.client_id, _host(member.client_host), member.group_instance_id, assignment)
+        )
     return Group(
         response.group_id,
         "classic",
@@ -116,30 +118,30 @@ def _from_classic(response: Any) -> Group:
         response.protocol_type,
         response.protocol_data,
         members,
-        rebalance=_rebalance(response.rebalance),
+        rebalance=_from_rebalance(response.rebalance),
     )
 
 
 def _partitions_by_topic(assignment: Any) -> dict[str, list[int]]:
-    return {one.topic_name: sorted(one.partitions) for one in assignment.topic_partitions if one.partitions}
+    return {topic.topic_name: sorted(topic.partitions) for topic in assignment.topic_partitions if topic.partitions}
 
 
-def _make_member(one: Any, assignment: dict[str, list[int]], target: dict[str, list[int]]) -> Member:
+def _make_member(member: Any, assignment: dict[str, list[int]], target: dict[str, list[int]]) -> Member:
     return Member(
-        one.member_id,
-        one.client_id,
-        _host(one.client_host),
-        one.instance_id,
+        member.member_id,
+        member.client_id,
+        _host(member.client_host),
+        member.instance_id,
         assignment,
         None if target == assignment else target,
-        one.member_epoch,
+        member.member_epoch,
     )
 
 
 def _from_consumer(response: Any) -> Group:
     members = [
-        _make_member(one, _partitions_by_topic(one.assignment), _partitions_by_topic(one.target_assignment))
-        for one in response.members
+        _make_member(member, _partitions_by_topic(member.assignment), _partitions_by_topic(member.target_assignment))
+        for member in response.members
     ]
     return Group(
         response.group_id,
@@ -150,21 +152,21 @@ def _from_consumer(response: Any) -> Group:
         members,
         response.group_epoch,
         response.assignment_epoch,
-        _rebalance(response.rebalance),
+        _from_rebalance(response.rebalance),
     )
 
 
 def _from_share(response: Any) -> Group:
     members = [
         Member(
-            one.member_id,
-            one.client_id,
-            _host(one.client_host),
+            member.member_id,
+            member.client_id,
+            _host(member.client_host),
             None,
-            _partitions_by_topic(one.assignment),
-            epoch=one.member_epoch,
+            _partitions_by_topic(member.assignment),
+            epoch=member.member_epoch,
         )
-        for one in response.members
+        for member in response.members
     ]
     return Group(
         response.group_id,
@@ -182,18 +184,21 @@ def _input_topics(group: Any) -> dict[str, list[str]]:
     """Subtopology -> the topics that its tasks read."""
     subtopologies = (group.topology.subtopologies or ()) if group.topology is not None else ()
     return {
-        one.subtopology_id: [*one.source_topics, *(topic.name for topic in one.repartition_source_topics)]
-        for one in subtopologies
+        subtopology.subtopology_id: [
+            *subtopology.source_topics,
+            *(topic.name for topic in subtopology.repartition_source_topics),
+        ]
+        for subtopology in subtopologies
     }
 
 
 def _input_partitions(tasks: list[Any], topics: dict[str, list[str]]) -> dict[str, list[int]]:
     """The input partitions of active tasks, by topic."""
-    found: dict[str, set[int]] = {}
-    for one in tasks:
-        for topic in topics.get(one.subtopology_id, ()):
-            found.setdefault(topic, set()).update(one.partitions)
-    return {topic: sorted(found[topic]) for topic in sorted(found)}
+    partitions: dict[str, set[int]] = {}
+    for task in tasks:
+        for topic in topics.get(task.subtopology_id, ()):
+            partitions.setdefault(topic, set()).update(task.partitions)
+    return {topic: sorted(partitions[topic]) for topic in sorted(partitions)}
 
 
 def _from_streams(response: Any) -> Group:
@@ -201,11 +206,11 @@ def _from_streams(response: Any) -> Group:
     topics = _input_topics(response)
     members = [
         _make_member(
-            one,
-            _input_partitions(one.assignment.active_tasks, topics),
-            _input_partitions(one.target_assignment.active_tasks, topics),
+            member,
+            _input_partitions(member.assignment.active_tasks, topics),
+            _input_partitions(member.target_assignment.active_tasks, topics),
         )
-        for one in response.members
+        for member in response.members
     ]
     return Group(
         response.group_id,
@@ -227,7 +232,7 @@ def describe(cluster: Cluster, name: str) -> Group | None:
     if cluster.first.supports(CONSUMER_GROUP_DESCRIBE):
         described = ConsumerGroupDescribeRequest(group_ids=[name], include_rebalance=True)
         response = cluster.request_coordinator(
-            GROUP, name, CONSUMER_GROUP_DESCRIBE, described, lambda found: found.groups[0].error_code
+            GROUP, name, CONSUMER_GROUP_DESCRIBE, described, lambda response: response.groups[0].error_code
         ).groups[0]
         if not response.error_code:
             return _from_consumer(response)
@@ -241,7 +246,7 @@ def describe(cluster: Cluster, name: str) -> Group | None:
         return _from_streams(streams)
     request = DescribeGroupsRequest(groups=[name], include_rebalance=True)
     response = cluster.request_coordinator(
-        GROUP, name, DESCRIBE_GROUPS, request, lambda found: found.groups[0].error_code
+        GROUP, name, DESCRIBE_GROUPS, request, lambda response: response.groups[0].error_code
     ).groups[0]
     if response.error_code == GROUP_ID_NOT_FOUND or (not response.error_code and response.group_state == "Dead"):
         return None
@@ -255,7 +260,7 @@ def _describe_streams(cluster: Cluster, name: str) -> Any | None:
         return None
     request = StreamsGroupDescribeRequest(group_ids=[name])
     response = cluster.request_coordinator(
-        GROUP, name, STREAMS_GROUP_DESCRIBE, request, lambda found: found.groups[0].error_code
+        GROUP, name, STREAMS_GROUP_DESCRIBE, request, lambda response: response.groups[0].error_code
     ).groups[0]
     if response.error_code in share_groups.NO_SHARE_GROUP:
         return None
@@ -264,10 +269,10 @@ def _describe_streams(cluster: Cluster, name: str) -> Any | None:
 
 
 def must_describe(cluster: Cluster, name: str) -> Group:
-    found = describe(cluster, name)
-    if found is None:
+    group = describe(cluster, name)
+    if group is None:
         raise CliError(f"there is no group {name}; mqd group list shows all groups")
-    return found
+    return group
 
 
 def _chunks(names: list[str]) -> Iterator[list[str]]:
@@ -283,26 +288,26 @@ def _describe_listed(broker: Broker, names: list[str], kind: str, unavailable: d
         if kind == "consumer":
             described = ConsumerGroupDescribeRequest(group_ids=chunk, include_rebalance=True)
             responses = _without_errors(broker.request(CONSUMER_GROUP_DESCRIBE, described).groups, unavailable)
-            yield from (_from_consumer(one) for one in responses)
+            yield from (_from_consumer(group) for group in responses)
         elif kind == SHARE:
             shared = ShareGroupDescribeRequest(group_ids=chunk)
             yield from (
-                _from_share(one)
-                for one in _without_errors(broker.request(share_groups.DESCRIBE, shared).groups, unavailable)
+                _from_share(group)
+                for group in _without_errors(broker.request(share_groups.DESCRIBE, shared).groups, unavailable)
             )
         elif kind == STREAMS:
             streams = StreamsGroupDescribeRequest(group_ids=chunk)
             responses = _without_errors(broker.request(STREAMS_GROUP_DESCRIBE, streams).groups, unavailable)
-            yield from (_from_streams(one) for one in responses)
+            yield from (_from_streams(group) for group in responses)
         else:
             request = DescribeGroupsRequest(groups=chunk, include_rebalance=True)
             responses = _without_errors(broker.request(DESCRIBE_GROUPS, request).groups, unavailable)
-            yield from (_from_classic(one) for one in responses if one.group_state != "Dead")
+            yield from (_from_classic(group) for group in responses if group.group_state != "Dead")
 
 
 def _without_errors(groups: list[Any], unavailable: dict[str, int]) -> list[Any]:
-    unavailable |= {one.group_id: one.error_code for one in groups if one.error_code in COORDINATOR_UNAVAILABLE}
-    return [one for one in groups if not one.error_code]
+    unavailable |= {group.group_id: group.error_code for group in groups if group.error_code in COORDINATOR_UNAVAILABLE}
+    return [group for group in groups if not group.error_code]
 
 
 def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) -> tuple[list[Group], dict[str, int]]:
@@ -310,29 +315,29 @@ def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) 
     broker's names, case-insensitive; empty: all. Also returns the groups that no coordinator
     described, because their coordinators were changing: name -> error.
     """
-    found: list[Group] = []
+    groups: list[Group] = []
     unavailable: dict[str, int] = {}
     for broker in cluster.nodes():
         response = broker.request(LIST_GROUPS, ListGroupsRequest(states_filter=list(states), types_filter=list(types)))
         check("groups", response.error_code, None)
         listed: dict[str, list[str]] = {}
-        for one in response.groups:
-            kind = (one.group_type or "classic").lower()
-            listed.setdefault(kind if kind in ("consumer", SHARE, STREAMS) else "classic", []).append(one.group_id)
+        for group in response.groups:
+            kind = (group.group_type or "classic").lower()
+            listed.setdefault(kind if kind in ("consumer", SHARE, STREAMS) else "classic", []).append(group.group_id)
         for kind, names in listed.items():
-            found += _describe_listed(broker, names, kind, unavailable)
-    described = {group.group for group in found}
-    return sorted(found, key=lambda group: group.group), {
+            groups += _describe_listed(broker, names, kind, unavailable)
+    described = {group.group for group in groups}
+    return sorted(groups, key=lambda group: group.group), {
         name: error for name, error in sorted(unavailable.items()) if name not in described
     }
 
 
 def all_groups(cluster: Cluster) -> list[Group]:
-    """All groups, sorted by name. Raises CliError when one is not described."""
-    found, unavailable = known_groups(cluster, (), ())
+    """All groups, sorted by name. Raises CliError if a group is not described."""
+    groups, unavailable = known_groups(cluster, (), ())
     for name, error in unavailable.items():
         check(f"group {name}", error, None)
-    return found
+    return groups
 
 
 def names(bootstrap: str) -> list[str]:
@@ -342,12 +347,12 @@ def names(bootstrap: str) -> list[str]:
 
 def listed_names(cluster: Cluster) -> list[str]:
     """The names of groups of every type. Raises CliError when a coordinator is loading its groups."""
-    found = set()
+    group_ids = set()
     for broker in cluster.nodes():
         response = broker.request(LIST_GROUPS, ListGroupsRequest())
         check("groups", response.error_code, None)
-        found |= {one.group_id for one in response.groups}
-    return sorted(found)
+        group_ids |= {group.group_id for group in response.groups}
+    return sorted(group_ids)
 
 
 class Commit(msgspec.Struct):
@@ -374,18 +379,18 @@ def commits(cluster: Cluster, name: str) -> dict[Partition, Commit]:
         group_id=name, topics=None, groups=[OffsetFetchRequest.Group(group_id=name, topics=None)]
     )
 
-    def error_of(found: Any) -> int:
-        return int(found.groups[0].error_code if found.groups else found.error_code)
+    def error_of(response: Any) -> int:
+        return int(response.groups[0].error_code if response.groups else response.error_code)
 
     response = cluster.request_coordinator(GROUP, name, OFFSET_FETCH, request, error_of, TOPIC_NAMES_VERSION_MAX)
     if error_of(response) != GROUP_ID_NOT_FOUND:
         check(f"group {name}", error_of(response), None)
     topics = response.groups[0].topics if response.groups else response.topics
     return {
-        (topic.name, one.partition_index): Commit(one.committed_offset, one.metadata or "")
+        (topic.name, partition.partition_index): Commit(partition.committed_offset, partition.metadata or "")
         for topic in topics
-        for one in topic.partitions
-        if not one.error_code and one.committed_offset >= 0
+        for partition in topic.partitions
+        if not partition.error_code and partition.committed_offset >= 0
     }
 
 
@@ -393,30 +398,32 @@ def committed(cluster: Cluster) -> dict[str, tuple[str, dict[Partition, int]]]:
     """Group -> its state and committed offsets, of all groups, by one request per coordinator.
     Groups whose coordinator is changing are omitted.
     """
-    found: dict[str, tuple[str, dict[Partition, int]]] = {}
+    committed_by_group: dict[str, tuple[str, dict[Partition, int]]] = {}
     for broker in cluster.nodes():
         response = broker.request(LIST_GROUPS, ListGroupsRequest())
         check("groups", response.error_code, None)
-        states = {one.group_id: one.group_state for one in response.groups if (one.group_type or "").lower() != SHARE}
-        shared = {one.group_id: one.group_state for one in response.groups if one.group_id not in states}
-        message = OffsetFetchRequest
+        states = {
+            group.group_id: group.group_state for group in response.groups if (group.group_type or "").lower() != SHARE
+        }
+        shared = {group.group_id: group.group_state for group in response.groups if group.group_id not in states}
+        request_class = OffsetFetchRequest
         for chunk in _chunks(list(states)):
-            request = message(groups=[message.Group(group_id=name, topics=None) for name in chunk])
+            request = request_class(groups=[request_class.Group(group_id=name, topics=None) for name in chunk])
             for group in broker.request(
                 OFFSET_FETCH, request, TOPIC_NAMES_VERSION_MAX, version_min=MULTI_GROUP_VERSION_MIN
             ).groups:
                 if not group.error_code:
                     offsets = {
-                        (topic.name, one.partition_index): one.committed_offset
+                        (topic.name, partition.partition_index): partition.committed_offset
                         for topic in group.topics
-                        for one in topic.partitions
-                        if not one.error_code and one.committed_offset >= 0
+                        for partition in topic.partitions
+                        if not partition.error_code and partition.committed_offset >= 0
                     }
-                    found[group.group_id] = states[group.group_id], offsets
+                    committed_by_group[group.group_id] = states[group.group_id], offsets
         for chunk in _chunks(list(shared)):
             for name, offsets in share_groups.listed_offsets(broker, chunk).items():
-                found[name] = shared[name], offsets
-    return found
+                committed_by_group[name] = shared[name], offsets
+    return committed_by_group
 
 
 class Progress(msgspec.Struct):
@@ -440,8 +447,8 @@ def progress(cluster: Cluster, group: Group) -> list[Progress]:
     member. Partitions of a share group have no single member.
     """
     is_share = group.type == SHARE
-    found = positions(cluster, group.group, is_share)
-    offsets = {partition: one.offset for partition, one in found.items()}
+    commits_by_partition = positions(cluster, group.group, is_share)
+    offsets = {partition: commit.offset for partition, commit in commits_by_partition.items()}
     owners = {
         (topic, index): member
         for member in group.members
@@ -449,27 +456,29 @@ def progress(cluster: Cluster, group: Group) -> list[Progress]:
         for index in indexes
     }
     partitions = sorted(offsets.keys() | owners.keys())
-    known = cluster.topics({topic for topic, _ in partitions})
+    topics = cluster.topics({topic for topic, _ in partitions})
     ends, starts = cluster.offsets(partitions, LATEST), cluster.offsets(partitions, EARLIEST)
     rows = []
     for partition in partitions:
         topic, index = partition
         offset, start, end = offsets.get(partition), starts.get(partition), ends.get(partition)
         if is_share:
-            lag = found[partition].lag if partition in found else None
+            lag = commits_by_partition[partition].lag if partition in commits_by_partition else None
         else:
             lag = end - offset if offset is not None and end is not None else None
         note = ""
-        if index not in known.get(topic, {}):
-            note = "the topic is gone" if topic not in known else "the partition is gone"
+        if index not in topics.get(topic, {}):
+            note = "the topic is gone" if topic not in topics else "the partition is gone"
         elif end is None:
             note = "not served"
         elif offset is not None and start is not None and offset < start:
-            note = f"{start - offset} of the lag are deleted"
+            note = f"{start - offset} records of the lag are deleted"
         elif offset is not None and offset > end:
             note, lag = "beyond the log's end", 0
         owner = None if is_share else owners.get(partition)
-        is_spark_progress = partition in found and found[partition].metadata == GROUP_OFFSET_METADATA
+        is_spark_progress = (
+            partition in commits_by_partition and commits_by_partition[partition].metadata == GROUP_OFFSET_METADATA
+        )
         rows.append(Progress(topic, index, offset, start, end, lag, owner, note, is_spark_progress))
     return rows
 

@@ -87,14 +87,14 @@ def parse(text: str) -> Token:
 
 def _receive(connection: ssl.SSLSocket) -> bytes:
     """Reads a whole message within CONNECTION_S. Raises OSError."""
-    data, end_s = b"", time.monotonic() + CONNECTION_S
+    data, deadline_s = b"", time.monotonic() + CONNECTION_S
     while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
         if int.from_bytes(data[:4], "big") > MESSAGE_BYTES_MAX:
             raise OSError("the message is too long")
-        left_s = end_s - time.monotonic()
-        if left_s <= 0:
+        remaining_s = deadline_s - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError(f"its message is not complete after {CONNECTION_S:.0f} s")
-        connection.settimeout(left_s)
+        connection.settimeout(remaining_s)
         part = connection.recv(1 << 16)
         if not part:
             raise OSError("the connection ended")
@@ -139,14 +139,14 @@ class Invitation:
         self._listener.settimeout(POLL_S)
         self._until_s = time.monotonic() + seconds
         self._lock = threading.Lock()
-        self._used = self._has_joined = False
+        self._is_used = self._has_joined = False
         self._free_connections = threading.Semaphore(CONNECTION_COUNT_MAX)
         port = self._listener.getsockname()[1]
         secret = secrets.token_bytes(32)
         self.token = Token(listen[0], port, node_id, seeds, secret, int(time.time() + seconds), authority)
 
     def run(self) -> bool:
-        """Waits until the host has joined, or the time is over (False)."""
+        """Waits until the host has joined or the time is over. Returns whether it has joined."""
         with self._listener:
             while not self._has_joined and time.monotonic() < self._until_s:
                 try:
@@ -175,7 +175,7 @@ class Invitation:
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             if response.granted is not None:  # the host lacks its certificates: it may try again
                 with self._lock:
-                    self._used = False
+                    self._is_used = False
             self._print(f"a connection from {address} failed: {host_identity.reason_of(error)}")
         finally:
             connection.close()
@@ -185,9 +185,9 @@ class Invitation:
         if not hmac.compare_digest(request.secret, self.token.secret):
             return _Response(None, "the token has a wrong secret")
         with self._lock:
-            if self._used or time.monotonic() >= self._until_s:
+            if self._is_used or time.monotonic() >= self._until_s:
                 return _Response(None, "the token was used already, or has expired; make another: mqd cluster invite")
-            self._used = True
+            self._is_used = True
         now, node_id, files = datetime.datetime.now(datetime.UTC), self.token.node_id, self._files
         try:
             host = pki.sign_host(self._authority, request.host, node_id, now)
@@ -198,7 +198,7 @@ class Invitation:
             return _Response(_Granted(ca, host, broker, key, admin, token))
         except (OSError, ValueError) as error:
             with self._lock:
-                self._used = False
+                self._is_used = False
             return _Response(None, f"the inviting host cannot make certificates: {error}")
 
 
@@ -207,21 +207,21 @@ class Invitation:
 
 def has_joined(token: Token, data_dir: Path) -> bool:
     """Whether this directory already has the files of the token: the same command, run again, then
-    starts with these. False, so that they are fetched again, if their certificates expire soon and the
-    token has not expired. Raises CliError if the directory has other files.
+    starts the broker with them. False, so that they are fetched again, if their certificates expire
+    soon and the token has not expired. Raises CliError if the directory has other files.
     """
     files = secure.files(data_dir)
     if not secure.is_secured(data_dir):
         return False
     try:
-        same = ssl.PEM_cert_to_DER_cert(files.ca.read_text()) == token.authority
+        is_same_authority = ssl.PEM_cert_to_DER_cert(files.ca.read_text()) == token.authority
         host = files.host.read_bytes()
-        if same and pki.is_host(host, token.node_id):
+        if is_same_authority and pki.is_host(host, token.node_id):
             valid_for = pki.expires(host) - datetime.datetime.now(datetime.UTC)
             return valid_for >= datetime.timedelta(days=pki.RENEW_DAYS) or time.time() >= token.expires_s
     except (OSError, ValueError):
         pass
-    raise CliError(f"{data_dir} belongs to another cluster or host already; --join takes an empty --data-dir")
+    raise CliError(f"{data_dir} already belongs to another cluster or host; --join takes an empty --data-dir")
 
 
 def join(token: Token, data_dir: Path, names: Sequence[str]) -> None:
@@ -230,24 +230,24 @@ def join(token: Token, data_dir: Path, names: Sequence[str]) -> None:
         raise CliError("the token has expired; make another: mqd cluster invite")
     (host, host_key), (broker, broker_key) = pki.make_request(), pki.make_request()
     request = _Request(token.secret, host, broker, list(names))
-    where = f"{token.address}:{token.port}"
+    inviter_address = f"{token.address}:{token.port}"
     try:
         with (
             socket.create_connection((token.address, token.port), CONNECTION_S) as connection,
-            _context(token).wrap_socket(connection) as secured,
+            _tls_context(token).wrap_socket(connection) as secured,
         ):
             _check_inviter(secured)
             _send(secured, request)
             response = msgspec.msgpack.decode(_receive(secured), type=_Response)
     except (OSError, msgspec.MsgspecError) as error:
         raise CliError(
-            f"cannot join through {where}: {host_identity.reason_of(error)}; `mqd cluster invite` must still run there"
+            f"cannot join through {inviter_address}: {host_identity.reason_of(error)}; `mqd cluster invite` must still run there"
         ) from error
     if response.granted is None:
-        raise CliError(f"cannot join through {where}: {response.refusal}")
+        raise CliError(f"cannot join through {inviter_address}: {response.refusal}")
     granted = response.granted
     if ssl.PEM_cert_to_DER_cert(granted.authority.decode()) != token.authority:
-        raise CliError(f"{where} has sent a different authority from the one in the token")
+        raise CliError(f"{inviter_address} has sent a different authority from the one in the token")
     secure.receive(
         data_dir,
         {
@@ -256,12 +256,12 @@ def join(token: Token, data_dir: Path, names: Sequence[str]) -> None:
             "host": host_key + granted.host,
             "admin": granted.admin.encode(),
             **({"metrics_token": granted.metrics_token} if granted.metrics_token else {}),
-            "broker": broker_key + granted.broker,  # last: with it the directory is secured
+            "broker": broker_key + granted.broker,  # last: it marks the directory as secured
         },
     )
 
 
-def _context(token: Token) -> ssl.SSLContext:
+def _tls_context(token: Token) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # _check_inviter

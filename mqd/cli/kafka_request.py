@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 class Broker:
     """`with Broker(bootstrap) as broker: broker.request(48, DescribeClientQuotasRequest(...))`. Raises
-    CliError. `advertised_by`: the node whose address this is, according to another broker. `security`: instead
-    of the credentials of --client-config.
+    CliError. `advertised_by`: the node whose address this is, according to another broker. `security`:
+    used instead of the credentials of --client-config.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Broker:
             message_class(API_VERSIONS_KEY, "Request")(client_software_name="mqd-cli", client_software_version="1"),
             3,
         )
-        self._versions = {one.api_key: (one.min_version, one.max_version) for one in response.api_keys}
+        self._versions = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
         try:
             security.authenticate(self._call)
         except client.NotAuthenticated as error:
@@ -93,11 +93,11 @@ class Broker:
         """Uses the newest version that both sides support, from `version_min` to `version_max`."""
         if self._socket is None:
             self._connect()
-        known, supported = KNOWN[api_key], self._versions.get(api_key, (0, -1))
-        version = min(known.max_version, supported[1], version_max)
-        if version < max(known.min_version, supported[0], version_min):
+        api, supported = KNOWN[api_key], self._versions.get(api_key, (0, -1))
+        version = min(api.max_version, supported[1], version_max)
+        if version < max(api.min_version, supported[0], version_min):
             raise CliError(
-                f"the broker at {self._bootstrap} does not support {known.name}: it is not mqd, or an older version"
+                f"the broker at {self._bootstrap} does not support {api.name}: it is not mqd, or an older version"
             )
         return self._call(api_key, request, version)
 
@@ -111,7 +111,9 @@ class Broker:
         request = message_class(API_VERSIONS_KEY, "Request")(
             client_software_name="mqd-cli", client_software_version="1"
         )  # in its newest version: older ones leave out features whose lowest version is 0
-        return any(one.name == "mqd.version" for one in self.request(API_VERSIONS_KEY, request).supported_features)
+        return any(
+            feature.name == "mqd.version" for feature in self.request(API_VERSIONS_KEY, request).supported_features
+        )
 
     def _call(self, api_key: int, request: object, version: int) -> Any:
         assert self._socket is not None
@@ -122,11 +124,11 @@ class Broker:
             (size,) = struct.unpack(">i", self._receive(4))
             if not 4 <= size <= FRAME_BYTES_MAX:
                 raise CliError(f"{self._bootstrap} does not speak the Kafka protocol")
-            answered_id, response = decode_response(self._receive(size), api_key, version)
-            if answered_id != self._correlation_id:
+            response_id, response = decode_response(self._receive(size), api_key, version)
+            if response_id != self._correlation_id:
                 raise CliError(
                     f"{self._bootstrap} does not speak the Kafka protocol: a response to request"
-                    f" {answered_id} where {self._correlation_id} was expected"
+                    f" {response_id} where {self._correlation_id} was expected"
                 )
             return response
         except ssl.SSLError as error:
@@ -137,7 +139,7 @@ class Broker:
             if isinstance(error, ConnectionError) and self._versions and not self._security.has_sasl:
                 raise CliError(
                     f"the broker at {self._bootstrap} closed the connection ({KNOWN[api_key].name}); if it is running,"
-                    " its listener requires a login: give its settings with --client-config FILE",
+                    " its listener requires a login: give the client's settings with --client-config FILE",
                     EXIT_UNREACHABLE,
                 ) from None
             raise unreachable(self._bootstrap, f"{KNOWN[api_key].name}: {error}") from None
@@ -149,10 +151,10 @@ class Broker:
         assert self._socket is not None
         data = bytearray()
         while len(data) < size:
-            got = self._socket.recv(size - len(data))
-            if not got:
+            part = self._socket.recv(size - len(data))
+            if not part:
                 raise ConnectionError("the broker closed the connection")
-            data += got
+            data += part
         return bytes(data)
 
 
@@ -179,7 +181,7 @@ def check(what: str, error_code: int, message: str | None) -> None:
 def error_text(error_code: int, message: str | None = None) -> str:
     from mqd.protocol.errors import ERRORS
 
-    known = ERRORS.get(error_code)
-    name = known.name if known else str(error_code)
+    error = ERRORS.get(error_code)
+    name = error.name if error else str(error_code)
     remedy = f"; {_REMEDIES[name]}" if name in _REMEDIES else ""
-    return f"{(message or (known.message if known else 'unknown error')).rstrip('.')} ({name}){remedy}"
+    return f"{(message or (error.message if error else 'unknown error')).rstrip('.')} ({name}){remedy}"

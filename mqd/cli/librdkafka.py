@@ -27,7 +27,7 @@ CONNECT_TIMEOUT_S = 3.0
 
 _API_VERSIONS = 18
 _CORRELATION_ID = 0x6D7164  # no other protocol's response begins with it
-_HEAD = struct.Struct(">ii")  # header of a response: its size, the request's correlation id
+_RESPONSE_HEAD = struct.Struct(">ii")  # header of a response: its size, the request's correlation id
 _RESPONSE_BYTES_MAX = 1 << 20
 _RECEIVE_BYTES = 1024
 _CLOSED, _TLS_ALERT = "it closed the connection without a response", "a TLS server answered"
@@ -55,15 +55,15 @@ _REMEDIES = {
 
 
 def _addresses(bootstrap: str) -> list[tuple[str, int]]:
-    found = []
+    addresses = []
     for member in filter(None, (part.strip() for part in bootstrap.split(","))):
         match = re.fullmatch(r"(?:\w+://)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d{1,5}))?", member)
         if match is None or int(match["port"] or 9092) > 65535:
             raise CliError(f"{member!r} is not HOST:PORT", 2)
-        found.append((match["six"] or match["host"], int(match["port"] or 9092)))
-    if not found:
+        addresses.append((match["six"] or match["host"], int(match["port"] or 9092)))
+    if not addresses:
         raise CliError("no broker is named; give -b HOST:PORT", 2)
-    return found
+    return addresses
 
 
 def unreachable(bootstrap: str, reason: str = "", advertised_by: int | None = None) -> CliError:
@@ -92,21 +92,21 @@ def require_broker(
     for address in _addresses(bootstrap):
         try:
             with socket.create_connection(address, timeout_s) as connection:
-                found = _foreign_response(connection, timeout_s) if plaintext else None
+                foreign_response = _foreign_response(connection, timeout_s) if plaintext else None
         except OSError as error:
             reason = error.strerror or str(error)
             continue
-        if found is None:
+        if foreign_response is None:
             return address
         if advertised_by is not None:
-            reason = found
+            reason = foreign_response
             continue
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         refusal = CliError(
-            f"{host}:{address[1]} does not answer plain Kafka requests: {found}; probably it requires TLS: give the"
+            f"{host}:{address[1]} does not answer plain Kafka requests: {foreign_response}; probably it requires TLS: give the"
             " client's settings with --client-config FILE or MQD_CLIENT_CONFIG"
-            if found in (_CLOSED, _TLS_ALERT)
-            else f"{host}:{address[1]} is not a Kafka broker: {found}; give the broker's port for clients with"
+            if foreign_response in (_CLOSED, _TLS_ALERT)
+            else f"{host}:{address[1]} is not a Kafka broker: {foreign_response}; give the broker's port for clients with"
             " -b HOST:PORT (mqd status shows it)",
             EXIT_UNREACHABLE,
         )
@@ -123,19 +123,19 @@ def _foreign_response(connection: socket.socket, timeout_s: float) -> str | None
     received = b""
     try:
         connection.sendall(struct.pack(">i", len(request)) + request)
-        while len(received) < _HEAD.size:
+        while len(received) < _RESPONSE_HEAD.size:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
-            got = connection.recv(_RECEIVE_BYTES)
-            if not got:
+            part = connection.recv(_RECEIVE_BYTES)
+            if not part:
                 break
-            received += got
+            received += part
     except TimeoutError:
         if not received:
             return f"it accepts connections, but sent nothing within {timeout_s:g} s"
     except OSError:
         pass  # a reset; bytes received before it still count
-    if len(received) >= _HEAD.size:
-        size, number = _HEAD.unpack_from(received)
+    if len(received) >= _RESPONSE_HEAD.size:
+        size, number = _RESPONSE_HEAD.unpack_from(received)
         if 4 <= size <= _RESPONSE_BYTES_MAX and number == _CORRELATION_ID:
             return None
     if not received:
@@ -193,39 +193,39 @@ _REFUSALS = {
     KafkaError._SSL: ("no TLS connection", TLS_REMEDY),
 }
 _admin: Callable[[], Any] = lambda: None
-_unresolved = ""  # the last address that librdkafka could not resolve in this process
+_unresolved_host = ""  # the last address that librdkafka could not resolve in this process
 _unresolved_at = 0.0
-_refused: CliError | None = None  # the last refusal of a TLS handshake or a login in this process
+_last_refusal: CliError | None = None  # the last refusal of a TLS handshake or a login in this process
 _refused_at = 0.0
 
 
 def note_error(error: KafkaError) -> None:
-    """Keeps an address that does not resolve and a refused login: librdkafka retries, and finally reports
-    only a timeout.
+    """Remembers an address that does not resolve, or a refused login: librdkafka retries, and in the
+    end reports only a timeout.
     """
-    global _unresolved, _unresolved_at, _refused, _refused_at
+    global _unresolved_host, _unresolved_at, _last_refusal, _refused_at
     if error.code() in _REFUSALS:
-        what, remedy = _REFUSALS[error.code()]
+        problem, remedy = _REFUSALS[error.code()]
         reason = re.sub(r" \(after \d+ms in state \w+.*\)$", "", error.str())
-        _refused, _refused_at = CliError(f"{what}: {reason}; {remedy}"), time.monotonic()
+        _last_refusal, _refused_at = CliError(f"{problem}: {reason}; {remedy}"), time.monotonic()
     match = re.search(r"Failed to resolve '([^']+)'", error.str()) if error.code() == KafkaError._RESOLVE else None
     if match is not None:
-        _unresolved, _unresolved_at = match[1], time.monotonic()
+        _unresolved_host, _unresolved_at = match[1], time.monotonic()
 
 
 def noted() -> CliError | None:
     """The cause of a timeout, as far as librdkafka has reported it within the last minute: it retries
-    more often.
+    more often than that.
     """
     admin = _admin()
     if admin is not None:
         admin.poll(0)  # there is no other access to an admin client's errors
-    if _refused is not None and time.monotonic() - _refused_at <= NOTED_S:
-        return _refused
-    if not _unresolved or time.monotonic() - _unresolved_at > NOTED_S:
+    if _last_refusal is not None and time.monotonic() - _refused_at <= NOTED_S:
+        return _last_refusal
+    if not _unresolved_host or time.monotonic() - _unresolved_at > NOTED_S:
         return None
     return CliError(
-        f"a broker advertises {_unresolved}, a name that does not resolve on this host; set"
+        f"a broker advertises {_unresolved_host}, a name that does not resolve on this host; set"
         " advertised.listeners on that"
         " broker to an address that clients can reach, or make the name known here",
         EXIT_UNREACHABLE,
@@ -244,13 +244,19 @@ def admin_client(bootstrap: str) -> Any:
 def metadata(client: Any, topic: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
     """ClusterMetadata. A named topic that does not exist is an error and is not created."""
     # a query by name lets a broker create the topic, unless it comes from a consumer
-    only = topic is not None and isinstance(client, confluent_kafka.Consumer)
-    found = client.list_topics(topic, timeout=timeout_s) if only else client.list_topics(timeout=timeout_s)
+    by_name = topic is not None and isinstance(client, confluent_kafka.Consumer)
+    cluster_metadata = (
+        client.list_topics(topic, timeout=timeout_s) if by_name else client.list_topics(timeout=timeout_s)
+    )
     if topic is not None:
-        error = found.topics[topic].error if topic in found.topics else KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        error = (
+            cluster_metadata.topics[topic].error
+            if topic in cluster_metadata.topics
+            else KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        )
         if error is not None:
             raise named(f"topic {topic}", KafkaException(error))
-    return found
+    return cluster_metadata
 
 
 def topic_names(bootstrap: str, timeout_s: float) -> list[str]:
@@ -269,16 +275,19 @@ def explain_kafka(error: BaseException) -> tuple[str, int]:
     """A KafkaException as text: the broker's own message if it sent one, and the remedy if there is
     one.
     """
-    inner = error.args[0] if error.args else None
-    if not isinstance(inner, KafkaError):
+    kafka_error = error.args[0] if error.args else None
+    if not isinstance(kafka_error, KafkaError):
         return str(error), EXIT_FAILED
-    if (cause := noted()) and (inner.code() in _UNREACHABLE or inner.code() == KafkaError._MSG_TIMED_OUT):
+    if (cause := noted()) and (kafka_error.code() in _UNREACHABLE or kafka_error.code() == KafkaError._MSG_TIMED_OUT):
         return cause.message, cause.exit_code
-    if inner.code() in _UNREACHABLE:
-        return f"no response from the broker ({inner.str()}); is it running? mqd status shows it", EXIT_UNREACHABLE
-    text = inner.str()
+    if kafka_error.code() in _UNREACHABLE:
+        return (
+            f"no response from the broker ({kafka_error.str()}); is it running? mqd status shows it",
+            EXIT_UNREACHABLE,
+        )
+    text = kafka_error.str()
     text = re.sub(r"^(Unable to produce message: )?(Broker: |Local: )?", "", text)
-    remedy = _REMEDIES.get(inner.code())
+    remedy = _REMEDIES.get(kafka_error.code())
     return f"{text.rstrip('.')}; {remedy}" if remedy and remedy not in text else text, EXIT_FAILED
 
 

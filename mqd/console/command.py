@@ -87,7 +87,7 @@ def command(
     chosen = checked(
         Options(
             settings.bootstrap,
-            client_security.of_file(),
+            client_security.from_file(),
             host,
             port,
             frozenset(hosts),

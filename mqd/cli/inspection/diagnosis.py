@@ -64,71 +64,73 @@ class Finding(NamedTuple):
     cure: str
 
 
-def process_findings(about: Mapping[str, Any]) -> list[Finding]:
-    """`about`: the output of `mqd status --format json`."""
-    logs = Path(about["data_dir"]) / "logs"
-    if "reason" in about:
+def process_findings(status: Mapping[str, Any]) -> list[Finding]:
+    """`status`: the output of `mqd status --format json`."""
+    logs = Path(status["data_dir"]) / "logs"
+    if "reason" in status:
         return [
             Finding(
                 Harm.OUTAGE,
-                f"no broker is running in {about['data_dir']}: {about['reason']}",
-                f"mqd up --data-dir {about['data_dir']}; if it ended by itself, {logs} shows why",
+                f"no broker is running in {status['data_dir']}: {status['reason']}",
+                f"mqd up --data-dir {status['data_dir']}; if it ended by itself, {logs} shows why",
             )
         ]
-    found = []
-    for one in about["processes"]:
-        log = logs / f"{one['name']}.log"
-        if one["state"] != "running":
-            found.append(Finding(Harm.OUTAGE, f"{one['name']} is {one['state']}", f"{log} shows what it waits for"))
-        elif one["restart_count"] > RESTARTS_MAX:
-            found.append(
+    findings = []
+    for process in status["processes"]:
+        log = logs / f"{process['name']}.log"
+        if process["state"] != "running":
+            findings.append(
+                Finding(Harm.OUTAGE, f"{process['name']} is {process['state']}", f"{log} shows what it waits for")
+            )
+        elif process["restart_count"] > RESTARTS_MAX:
+            findings.append(
                 Finding(
                     Harm.NO_RESERVE,
-                    f"{one['name']} has died {one['restart_count']} times since the broker started",
+                    f"{process['name']} has died {process['restart_count']} times since the broker started",
                     f"the last lines of {log} before each start show why",
                 )
             )
-    return found
+    return findings
 
 
 def cluster_findings(
     state: ClusterState, partitions: Partitions, offline: Iterable[OfflineReplica], now_ms: int
 ) -> list[Finding]:
-    found = []
+    findings = []
     unserved = list(offline)
-    explained = {one.partition for one in unserved}
-    found += [
+    reported = {replica.partition for replica in unserved}
+    findings += [
         Finding(
             Harm.OUTAGE,
-            one.text(),
+            replica.text(),
             "repair or replace that disk, then restart the host's broker; mqd log verify checks the files",
         )
-        for one in unserved
+        for replica in unserved
     ]
-    others = [
-        (name, index, nodes) for name, index, nodes in partitions.leaderless if f"{name}-{index}" not in explained
+    unexplained = [
+        (name, index, nodes) for name, index, nodes in partitions.leaderless if f"{name}-{index}" not in reported
     ]
-    if others:
-        nodes = sorted({node for _, _, replicas in others for node in replicas})
-        found.append(
+    if unexplained:
+        nodes = sorted({node for _, _, replicas in unexplained for node in replicas})
+        findings.append(
             Finding(
                 Harm.OUTAGE,
                 "without a leader, neither read nor written:"
-                f" {partitions_text([f'{name}-{index}' for name, index, _ in others])}",
+                f" {partitions_text([f'{name}-{index}' for name, index, _ in unexplained])}",
                 f"start the hosts that have their replicas: {', '.join(map(str, nodes))}",
             )
         )
-    found += [
+    findings += [
         Finding(
             Harm.NO_RESERVE,
-            f"broker {one.broker_id} ({one.host}:{one.port}) is fenced: its heartbeats do not reach the controllers",
+            f"broker {broker.broker_id} ({broker.host}:{broker.port}) is fenced: its heartbeats do not reach the controllers",
             "on that host: mqd status; start it if it is down, else check whether it reaches the controllers' port",
         )
-        for one in state.brokers
-        if one.is_fenced
+        for broker in state.brokers
+        if broker.is_fenced
     ]
     if state.voter_status.missing:
-        found.append(
+        findings.append(
             Finding(
                 Harm.NO_RESERVE,
                 f"voters {', '.join(map(str, state.voter_status.missing))} of the metadata are silent or behind;"
@@ -136,10 +138,10 @@ def cluster_findings(
                 "start their hosts; mqd cluster status shows each voter",
             )
         )
-    fenced = {one.broker_id for one in state.brokers if one.is_fenced}
+    fenced = {broker.broker_id for broker in state.brokers if broker.is_fenced}
     for node, names in sorted(partitions.behind.items()):
-        out_of_service = node in fenced or node not in {one.broker_id for one in state.brokers}
-        found.append(
+        out_of_service = node in fenced or node not in {broker.broker_id for broker in state.brokers}
+        findings.append(
             Finding(
                 Harm.NO_RESERVE,
                 f"broker {node} is not in sync in {partitions_text(names)}"
@@ -157,7 +159,7 @@ def cluster_findings(
         )
     skew_ms = now_ms - state.voter_status.now_ms
     if state.voter_status.now_ms >= 0 and abs(skew_ms) > CLOCK_SKEW_MS_MAX:
-        found.append(
+        findings.append(
             Finding(
                 Harm.NUISANCE,
                 f"this host's clock is {abs(skew_ms) / 1000:.0f} s {'ahead of' if skew_ms > 0 else 'behind'} the active"
@@ -166,7 +168,7 @@ def cluster_findings(
                 CLOCK_REMEDY,
             )
         )
-    return found
+    return findings
 
 
 def clock_findings(address: str, ahead_s: float) -> list[Finding]:
@@ -184,99 +186,101 @@ def clock_findings(address: str, ahead_s: float) -> list[Finding]:
 
 
 def group_findings(groups: Iterable[Group]) -> list[Finding]:
-    found = []
+    findings = []
     for group in groups:
         rebalance = group.rebalance
         if rebalance is None or rebalance.elapsed_ms < REBALANCE_MS_MAX:
             continue
-        holders = ", ".join(f"{one.client_id or one.member_id} at {one.host}" for one in rebalance.held_up_by)
-        found.append(
+        holders = ", ".join(
+            f"{member.client_id or member.member_id} at {member.host}" for member in rebalance.held_up_by
+        )
+        findings.append(
             Finding(
                 Harm.NUISANCE,
                 f"group {group.group} has been rebalancing for {rebalance.elapsed_ms / 1000:.0f} s"
                 + (f" and waits for {holders}" if holders else ""),
-                f"end that member or let it poll again; mqd group describe {group.group}",
+                f"stop that member, or let it poll again; mqd group describe {group.group}",
             )
         )
-    return found
+    return findings
 
 
 def metric_findings(samples: Iterable[Sample], now_s: float, data_dir: str) -> list[Finding]:
-    found = []
-    total = {}
+    findings = []
+    total_bytes = {}
     behind: dict[tuple[str, str], float] = {}
     listed = list(samples)
-    for one in listed:
-        if one.name == "mqd_log_dir_total_bytes":
-            total[one.labels["directory"]] = one.value
-    for one in listed:
-        labels = one.labels
+    for sample in listed:
+        if sample.name == "mqd_log_dir_total_bytes":
+            total_bytes[sample.labels["directory"]] = sample.value
+    for sample in listed:
+        labels = sample.labels
         partition = f"{labels.get('topic')}-{labels.get('partition')}"
-        if one.name == "mqd_corrupt_segments" and one.value:
-            found.append(
+        if sample.name == "mqd_corrupt_segments" and sample.value:
+            findings.append(
                 Finding(
                     Harm.LOSS,
-                    f"{one.value:.0f} stored segments of {partition} are corrupt",
+                    f"{sample.value:.0f} stored segments of {partition} are corrupt",
                     "mqd log verify on its directory shows where; if there are other replicas, delete this"
                     " replica: it is then copied again",
                 )
             )
-        elif one.name == "mqd_sync_failures_total" and one.value:
-            found.append(
+        elif sample.name == "mqd_sync_failures_total" and sample.value:
+            findings.append(
                 Finding(
                     Harm.LOSS,
-                    f"{one.value:.0f} flushes of worker {labels['worker']} failed since it started",
+                    f"{sample.value:.0f} flushes of worker {labels['worker']} failed since it started",
                     "dmesg and smartctl show the errors of the disk; move its partitions away (mqd cluster drain)",
                 )
             )
-        elif one.name == "mqd_sync_oldest_seconds" and one.value > FLUSH_S_MAX:
-            found.append(
+        elif sample.name == "mqd_sync_oldest_seconds" and sample.value > FLUSH_S_MAX:
+            findings.append(
                 Finding(
                     Harm.OUTAGE,
-                    f"a flush of worker {labels['worker']} has lasted {one.value:.0f} s: its disk does not respond",
+                    f"a flush of worker {labels['worker']} has lasted {sample.value:.0f} s: its disk does not respond",
                     DISK_HANGS,
                 )
             )
-        elif one.name == "mqd_partition_online" and not one.value:
-            found.append(
+        elif sample.name == "mqd_partition_online" and not sample.value:
+            findings.append(
                 Finding(
                     Harm.OUTAGE,
                     f"{partition} is not served on this host",
                     f"{data_dir}/logs/mqd-worker-*.log names the cause",
                 )
             )
-        elif one.name == "mqd_log_dir_free_bytes" and total.get(labels["directory"]):
-            share = one.value / total[labels["directory"]]
+        elif sample.name == "mqd_log_dir_free_bytes" and total_bytes.get(labels["directory"]):
+            share = sample.value / total_bytes[labels["directory"]]
             if share < FREE_LOW:
-                found.append(
+                findings.append(
                     Finding(
                         Harm.OUTAGE if share < FREE_MIN else Harm.NO_RESERVE,
                         f"{labels['directory']} has {share:.0%} of its space left",
                         "mqd topic list shows the largest topics; shorten retention.ms, or add a directory to log.dirs",
                     )
                 )
-        elif one.name == "mqd_certificate_expiry_timestamp_seconds" and one.value - now_s < CERTIFICATE_S_MIN:
-            left_s = one.value - now_s
-            found.append(
+        elif sample.name == "mqd_certificate_expiry_timestamp_seconds" and sample.value - now_s < CERTIFICATE_S_MIN:
+            remaining_s = sample.value - now_s
+            findings.append(
                 Finding(
-                    Harm.OUTAGE if left_s < 0 else Harm.NO_RESERVE,
+                    Harm.OUTAGE if remaining_s < 0 else Harm.NO_RESERVE,
                     f"the certificate of {labels['listener']} "
-                    + (f"expires in {left_s / DAY_S:.0f} days" if left_s > 0 else "has expired"),
+                    + (f"expires in {remaining_s / DAY_S:.0f} days" if remaining_s > 0 else "has expired"),
                     "mqd cert renew, or put a new file in its place: it is read without a restart",
                 )
             )
-        elif one.name == "mqd_compaction_uncleanable" and one.value:
-            found.append(
+        elif sample.name == "mqd_compaction_uncleanable" and sample.value:
+            findings.append(
                 Finding(
                     Harm.NUISANCE,
                     f"{partition} cannot be compacted, and grows",
                     f"{data_dir}/logs/mqd-worker-*.log shows which record; mqd log verify shows the place",
                 )
             )
-        elif one.name == "mqd_consumergroup_lag_seconds" and one.value > LAG_S_MAX:
+        elif sample.name == "mqd_consumergroup_lag_seconds" and sample.value > LAG_S_MAX:
             key = (labels["consumergroup"], labels["topic"])
-            behind[key] = max(behind.get(key, 0.0), one.value)
-    found += [
+            behind[key] = max(behind.get(key, 0.0), sample.value)
+    findings += [
         Finding(
             Harm.NUISANCE,
             f"group {group} is {seconds / 60:.0f} min behind in {topic}",
@@ -285,28 +289,32 @@ def metric_findings(samples: Iterable[Sample], now_s: float, data_dir: str) -> l
         )
         for (group, topic), seconds in sorted(behind.items())
     ]
-    return found
+    return findings
 
 
 def waiting_for_flushes(samples: Iterable[Sample], unreplicated: frozenset[str]) -> dict[str, float]:
     """The high watermark of each partition in `unreplicated` that has records above it."""
-    found: dict[str, dict[str, float]] = {}
-    for one in samples:
-        if one.name in (_END, _HIGH):
-            found.setdefault(f"{one.labels['topic']}-{one.labels['partition']}", {})[one.name] = one.value
+    offsets_by_partition: dict[str, dict[str, float]] = {}
+    for sample in samples:
+        if sample.name in (_END, _HIGH):
+            offsets_by_partition.setdefault(f"{sample.labels['topic']}-{sample.labels['partition']}", {})[
+                sample.name
+            ] = sample.value
     return {
         name: offsets[_HIGH]
-        for name, offsets in found.items()
+        for name, offsets in offsets_by_partition.items()
         if name in unreplicated and len(offsets) == 2 and offsets[_HIGH] < offsets[_END]
     }
 
 
 def flush_findings(before: Iterable[Sample], after: Iterable[Sample], unreplicated: frozenset[str]) -> list[Finding]:
-    """Two samples of the metrics, FLUSH_S apart. `unreplicated`: partitions with one replica, whose
-    records wait only for this host's disk.
+    """`before`, `after`: two samples of the metrics, FLUSH_S apart. `unreplicated`: partitions with one
+    replica, whose records wait only for this host's disk.
     """
-    then = waiting_for_flushes(before, unreplicated)
-    stuck = [name for name, high in waiting_for_flushes(after, unreplicated).items() if then.get(name) == high]
+    watermarks_before = waiting_for_flushes(before, unreplicated)
+    stuck = [
+        name for name, high in waiting_for_flushes(after, unreplicated).items() if watermarks_before.get(name) == high
+    ]
     if not stuck:
         return []
     return [
@@ -325,16 +333,18 @@ def stalled_partitions(samples: Iterable[Sample]) -> dict[tuple[str, str, str], 
     """
     listed = list(samples)
     with_members = {
-        one.labels["consumergroup"] for one in listed if one.name == "kafka_consumergroup_members" and one.value
+        sample.labels["consumergroup"]
+        for sample in listed
+        if sample.name == "kafka_consumergroup_members" and sample.value
     }
-    offsets = {_key(one): one.value for one in listed if one.name == "kafka_consumergroup_current_offset"}
+    offsets = {_key(sample): sample.value for sample in listed if sample.name == "kafka_consumergroup_current_offset"}
     return {
-        _key(one): (offsets[_key(one)], one.value)
-        for one in listed
-        if one.name == "mqd_consumergroup_lag_seconds"
-        and one.value > STALLED_S_MIN
-        and one.labels["consumergroup"] in with_members
-        and _key(one) in offsets
+        _key(sample): (offsets[_key(sample)], sample.value)
+        for sample in listed
+        if sample.name == "mqd_consumergroup_lag_seconds"
+        and sample.value > STALLED_S_MIN
+        and sample.labels["consumergroup"] in with_members
+        and _key(sample) in offsets
     }
 
 
@@ -343,13 +353,15 @@ def _key(sample: Sample) -> tuple[str, str, str]:
 
 
 def consumer_findings(before: Iterable[Sample], after: Iterable[Sample]) -> list[Finding]:
-    """Two samples of the metrics, COMMIT_S apart: longer than the clients' interval between commits."""
-    then, now = stalled_partitions(before), stalled_partitions(after)
-    found = []
-    for (group, topic, partition), (offset, behind_s) in sorted(now.items()):
-        if then.get((group, topic, partition), (None, 0))[0] != offset:
+    """`before`, `after`: two samples of the metrics, COMMIT_S apart, which is longer than the clients'
+    interval between commits.
+    """
+    stalled_before, stalled_now = stalled_partitions(before), stalled_partitions(after)
+    findings = []
+    for (group, topic, partition), (offset, behind_s) in sorted(stalled_now.items()):
+        if stalled_before.get((group, topic, partition), (None, 0))[0] != offset:
             continue
-        found.append(
+        findings.append(
             Finding(
                 Harm.NUISANCE,
                 f"group {group} has members and has not passed offset {offset:.0f} of {topic}-{partition}, whose"
@@ -359,16 +371,16 @@ def consumer_findings(before: Iterable[Sample], after: Iterable[Sample]) -> list
                 " --execute",
             )
         )
-    return found
+    return findings
 
 
 def host_findings(facts: Mapping[str, Any]) -> list[Finding]:
     """`facts`: open_files (limit of the acceptor), transparent_hugepages, swappiness, shm_free (share);
-    unknown ones are missing.
+    unknown facts are missing.
     """
-    found = []
+    findings = []
     if facts.get("open_files", FILES_MIN) < FILES_MIN:
-        found.append(
+        findings.append(
             Finding(
                 Harm.NO_RESERVE,
                 f"the acceptor may open {facts['open_files']} files, which limits its connections",
@@ -376,7 +388,7 @@ def host_findings(facts: Mapping[str, Any]) -> list[Finding]:
             )
         )
     if facts.get("shm_free", 1.0) < FREE_LOW:
-        found.append(
+        findings.append(
             Finding(
                 Harm.NO_RESERVE,
                 f"/dev/shm has {facts['shm_free']:.0%} of its space left: a worker that dies may fail to restart",
@@ -384,19 +396,19 @@ def host_findings(facts: Mapping[str, Any]) -> list[Finding]:
             )
         )
     if facts.get("transparent_hugepages") == "always":
-        found.append(
+        findings.append(
             Finding(
                 Harm.NUISANCE,
-                "transparent huge pages are always on: the kernel stalls processes while it makes them",
+                "transparent huge pages are always on: the kernel stalls processes while it creates them",
                 "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
             )
         )
     if facts.get("swappiness", 0) > SWAPPINESS_MAX:
-        found.append(
+        findings.append(
             Finding(
                 Harm.NUISANCE,
                 f"vm.swappiness is {facts['swappiness']}: the broker's memory is swapped out for the page cache",
                 "sysctl -w vm.swappiness=1",
             )
         )
-    return found
+    return findings

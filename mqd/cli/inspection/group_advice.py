@@ -26,7 +26,7 @@ class GroupSample(NamedTuple):
 
     def lag(self, partitions: frozenset[Partition]) -> int:
         known = partitions & self.committed.keys() & self.ends.keys()
-        return sum(max(self.ends[one] - self.committed[one], 0) for one in known)
+        return sum(max(self.ends[partition] - self.committed[partition], 0) for partition in known)
 
 
 class Advice(NamedTuple):
@@ -54,19 +54,21 @@ def advise(before: GroupSample, after: GroupSample, catch_up_s: float) -> Advice
     if seconds <= 0:
         raise ValueError("two samples of the same time give no rate")
     read_from = frozenset(after.committed).union(*after.members.values()) & frozenset(after.ends)
-    written = {one: rate for one, rate in rates(before.ends, after.ends, seconds).items() if one in read_from}
+    written = {
+        partition: rate for partition, rate in rates(before.ends, after.ends, seconds).items() if partition in read_from
+    }
     read = rates(before.committed, after.committed, seconds)
     records_in_s, records_read_s = sum(written.values()), sum(read.values())
     lag = after.lag(read_from)
-    busy = _busy_rates(before, after, read)
-    capacity = median(busy) if busy else None
+    busy_rates = _busy_rates(before, after, read)
+    capacity = median(busy_rates) if busy_rates else None
     to_hold = to_catch_up = None
     needed: dict[str, int] = {}
     hot: list[Partition] = []
     if capacity:
         to_hold = max(math.ceil(records_in_s / capacity), 1)
         to_catch_up = max(math.ceil((records_in_s + lag / catch_up_s) / capacity), 1)
-        hot = sorted(one for one, rate in written.items() if rate > capacity)
+        hot = sorted(partition for partition, rate in written.items() if rate > capacity)
         if to_hold > len(read_from):
             needed = _partitions_needed(written, to_hold)
     advice = Advice(
@@ -90,23 +92,25 @@ def _busy_rates(before: GroupSample, after: GroupSample, read: Mapping[Partition
     """The rates of the members that always had records to read: their lag in both samples exceeds
     what they read between two commits.
     """
-    found = []
+    busy_rates = []
     for name, partitions in after.members.items():
         if before.members.get(name) != partitions:
             continue  # its assignment has just changed
-        rate = sum(read.get(one, 0.0) for one in partitions)
+        rate = sum(read.get(partition, 0.0) for partition in partitions)
         if rate > 0 and min(before.lag(partitions), after.lag(partitions)) > rate * COMMIT_S:
-            found.append(rate)
-    return found
+            busy_rates.append(rate)
+    return busy_rates
 
 
 def _partitions_needed(written: Mapping[Partition, float], members: int) -> dict[str, int]:
-    """Partitions by topic, so that each member has one: in proportion to the topics' write rates."""
+    """How many partitions each topic needs so that each member gets one, in proportion to the topics'
+    write rates. Only topics with too few.
+    """
     by_topic: dict[str, list[float]] = {}
     for (topic, _), rate in written.items():
         by_topic.setdefault(topic, []).append(rate)
     total = sum(map(sum, by_topic.values()))
-    needed = {topic: math.ceil(members * sum(found) / total) for topic, found in by_topic.items()}
+    needed = {topic: math.ceil(members * sum(topic_rates) / total) for topic, topic_rates in by_topic.items()}
     return {topic: count for topic, count in sorted(needed.items()) if count > len(by_topic[topic])}
 
 

@@ -23,7 +23,7 @@ class Replicas(NamedTuple):
     out_of_sync: tuple[int, ...] = ()
 
 
-class Committed(NamedTuple):
+class GroupOffsets(NamedTuple):
     """A sample of a group. `behind_s`: by partition, how long the first uncommitted record has
     waited."""
 
@@ -41,7 +41,7 @@ class Sample(NamedTuple):
     nodes: Mapping[int, str]
     partitions: Mapping[Partition, Replicas]
     ends: Mapping[Partition, int]
-    groups: Mapping[str, Committed]
+    groups: Mapping[str, GroupOffsets]
     cpu_s: Mapping[str, float]
 
 
@@ -75,7 +75,7 @@ class Group(NamedTuple):
     behind_s: float | None
     records_read_s: float | None
 
-    def catches_up_s(self, records_in_s: float) -> float | None:
+    def catch_up_time_s(self, records_in_s: float) -> float | None:
         """Seconds until the group has no lag; None: never, at these rates."""
         if not self.lag:
             return 0.0
@@ -134,12 +134,15 @@ def view(before: Sample, after: Sample) -> View:
     for partition in after.partitions:
         by_topic[partition[0]].append(partition)
     read_by_topic: dict[str, float] = {}
-    for rated in read.values():
-        for (topic, _), rate in rated.items():
+    for group_rates in read.values():
+        for (topic, _), rate in group_rates.items():
             read_by_topic[topic] = read_by_topic.get(topic, 0.0) + rate
     topics = [
         Topic(
-            name, len(partitions), _total(written[one] for one in partitions if one in written), read_by_topic.get(name)
+            name,
+            len(partitions),
+            _total(written[partition] for partition in partitions if partition in written),
+            read_by_topic.get(name),
         )
         for name, partitions in by_topic.items()
     ]
@@ -156,15 +159,15 @@ def view(before: Sample, after: Sample) -> View:
         sum(read_by_topic.values()),
         _hosts(after, written),
         processes,
-        sorted(topics, key=lambda one: (-(one.records_in_s or 0), -(one.records_read_s or 0), one.name)),
-        sorted(groups, key=lambda one: (-one.lag, one.name)),
+        sorted(topics, key=lambda topic: (-(topic.records_in_s or 0), -(topic.records_read_s or 0), topic.name)),
+        sorted(groups, key=lambda group: (-group.lag, group.name)),
         _slow_partitions(after, written, read),
         {name: sum(written.get(partition, 0.0) for partition in group.offsets) for name, group in after.groups.items()},
     )
 
 
-def _total(found: Iterable[float]) -> float | None:
-    listed = list(found)
+def _total(rates: Iterable[float]) -> float | None:
+    listed = list(rates)
     return sum(listed) if listed else None
 
 
@@ -172,7 +175,7 @@ def _lag(ends: Mapping[Partition, int], partition: Partition, offset: int) -> in
     return max(0, ends.get(partition, offset) - offset)
 
 
-def _group(name: str, group: Committed, ends: Mapping[Partition, int], read: Mapping[Partition, float]) -> Group:
+def _group(name: str, group: GroupOffsets, ends: Mapping[Partition, int], read: Mapping[Partition, float]) -> Group:
     lag = sum(_lag(ends, partition, offset) for partition, offset in group.offsets.items())
     behind_s = max(group.behind_s.values(), default=None) if lag else 0.0
     return Group(name, group.state, lag, behind_s, _total(read.values()))
@@ -185,7 +188,8 @@ def _hosts(sample: Sample, written: Mapping[Partition, float]) -> list[Host]:
         leads[replicas.leader] = leads.get(replicas.leader, 0) + 1
         records_in[replicas.leader] = records_in.get(replicas.leader, 0.0) + written.get(partition, 0.0)
     return [
-        Host(node, where, leads.get(node, 0), records_in.get(node, 0.0)) for node, where in sorted(sample.nodes.items())
+        Host(node, address, leads.get(node, 0), records_in.get(node, 0.0))
+        for node, address in sorted(sample.nodes.items())
     ]
 
 
@@ -195,24 +199,24 @@ def _slow_partitions(
     """The partitions to list: those without a leader, then those with a replica out of sync, then those in
     which a group falls behind.
     """
-    found = []
+    ranked = []
     for partition, replicas in sample.partitions.items():
         name = f"{partition[0]}-{partition[1]}"
         if replicas.leader < 0:
-            found.append((0, SlowPartition(name, -1, 0, "no leader: neither read nor written")))
+            ranked.append((0, SlowPartition(name, -1, 0, "no leader: neither read nor written")))
         elif replicas.out_of_sync:
             nodes = ", ".join(map(str, replicas.out_of_sync))
-            found.append((1, SlowPartition(name, replicas.leader, 0, f"not in sync: replicas of broker {nodes}")))
-    for group, rated in read.items():
-        for partition, rate in rated.items():
+            ranked.append((1, SlowPartition(name, replicas.leader, 0, f"not in sync: replicas of broker {nodes}")))
+    for group, group_rates in read.items():
+        for partition, rate in group_rates.items():
             lag = _lag(sample.ends, partition, sample.groups[group].offsets[partition])
-            grows = written.get(partition, 0.0) - rate
-            if not lag or grows < LAG_GROWTH_MIN:
+            growth = written.get(partition, 0.0) - rate
+            if not lag or growth < LAG_GROWTH_MIN:
                 continue
-            why = f"{group} commits nothing" if not rate else f"{group} falls behind by {grows:.0f} records/s"
+            why = f"{group} commits nothing" if not rate else f"{group} falls behind by {growth:.0f} records/s"
             leader = sample.partitions[partition].leader if partition in sample.partitions else -1
-            found.append((2, SlowPartition(f"{partition[0]}-{partition[1]}", leader, lag, why)))
-    return [one for _, one in sorted(found, key=lambda pair: (pair[0], -pair[1].lag, pair[1].partition))]
+            ranked.append((2, SlowPartition(f"{partition[0]}-{partition[1]}", leader, lag, why)))
+    return [slow for _, slow in sorted(ranked, key=lambda pair: (pair[0], -pair[1].lag, pair[1].partition))]
 
 
 # -- rendering ------------------------------------------------------------------------------------
@@ -220,15 +224,15 @@ def _slow_partitions(
 
 def printable(text: str) -> str:
     """Group names may contain anything, even terminal control sequences."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def _count(rate: float | None) -> int | str:
     return "-" if rate is None else round(rate)
 
 
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def duration(seconds: float | None) -> str:
@@ -249,32 +253,35 @@ def render(shown: View, heading: str, height: int | None = None, width: int | No
     sections: list[tuple[Sequence[str], list[tuple[Any, ...]]]] = [
         (
             ("HOST", "ADDRESS", "LEADS", "RECORDS IN/S"),
-            [(one.node, one.address, one.leads, round(one.records_in_s)) for one in shown.hosts],
+            [(host.node, host.address, host.leads, round(host.records_in_s)) for host in shown.hosts],
         ),
-        (("PROCESS", "CPU %"), [(one.name, round(100 * one.cpu)) for one in shown.processes]),
+        (("PROCESS", "CPU %"), [(process.name, round(100 * process.cpu)) for process in shown.processes]),
         (
             ("SLOW PARTITION", "LEADER", "LAG", "WHY"),
-            [(one.partition, one.leader if one.leader >= 0 else "-", one.lag, one.why) for one in shown.slow],
+            [(slow.partition, slow.leader if slow.leader >= 0 else "-", slow.lag, slow.why) for slow in shown.slow],
         ),
         (
             ("GROUP", "STATE", "LAG", "BEHIND", "COMMITTED/S", "CAUGHT UP IN"),
             [
                 (
-                    one.name,
-                    one.state,
-                    one.lag,
-                    duration(one.behind_s),
-                    _count(one.records_read_s),
-                    duration(one.catches_up_s(shown.group_input_s[one.name]))
-                    if one.records_read_s is not None
+                    group.name,
+                    group.state,
+                    group.lag,
+                    duration(group.behind_s),
+                    _count(group.records_read_s),
+                    duration(group.catch_up_time_s(shown.group_input_s[group.name]))
+                    if group.records_read_s is not None
                     else "-",
                 )
-                for one in shown.groups
+                for group in shown.groups
             ],
         ),
         (
             ("TOPIC", "PARTITIONS", "RECORDS IN/S", "COMMITTED/S"),
-            [(one.name, one.partitions, _count(one.records_in_s), _count(one.records_read_s)) for one in shown.topics],
+            [
+                (topic.name, topic.partitions, _count(topic.records_in_s), _count(topic.records_read_s))
+                for topic in shown.topics
+            ],
         ),
     ]
     sections = [(titles, rows) for titles, rows in sections if rows]
@@ -285,11 +292,11 @@ def render(shown: View, heading: str, height: int | None = None, width: int | No
         f"{_plural(len(shown.groups), 'group')}",
     ]
     row_limits = _row_limits([len(rows) for _, rows in sections], None if height is None else height - len(lines))
-    for (titles, rows), room in zip(sections, row_limits, strict=True):
-        if room:
-            lines += ["", *table(titles, rows[:room])]
-            if room < len(rows):
-                lines.append(f"... and {len(rows) - room} more")
+    for (titles, rows), row_limit in zip(sections, row_limits, strict=True):
+        if row_limit:
+            lines += ["", *table(titles, rows[:row_limit])]
+            if row_limit < len(rows):
+                lines.append(f"... and {len(rows) - row_limit} more")
     printed = [printable(line) for line in lines]
     return [line[:width] for line in printed][:height]
 
@@ -302,20 +309,24 @@ def _row_limits(counts: Sequence[int], height: int | None) -> list[int]:
         return list(counts)
     row_limits = [min(count, ROWS_MIN) for count in counts]
 
-    def taken() -> int:
-        return sum(2 + room + (room < count) for room, count in zip(row_limits, counts, strict=True) if room)
+    def lines_needed() -> int:
+        return sum(
+            2 + row_limit + (row_limit < count)
+            for row_limit, count in zip(row_limits, counts, strict=True)
+            if row_limit
+        )
 
     for index in reversed(range(len(row_limits))):  # a short terminal shows the first sections
-        if taken() > height:
+        if lines_needed() > height:
             row_limits[index] = 0
-    grows = True
-    while grows:
-        grows = False
+    has_grown = True
+    while has_grown:
+        has_grown = False
         for index, count in enumerate(counts):
             if row_limits[index] and row_limits[index] < count:
                 row_limits[index] += 1
-                if taken() > height:
+                if lines_needed() > height:
                     row_limits[index] -= 1
                 else:
-                    grows = True
+                    has_grown = True
     return row_limits

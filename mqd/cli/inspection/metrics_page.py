@@ -1,4 +1,4 @@
-"""Reads a broker's metrics page, for the commands about a broker of this host."""
+"""Reads a broker's metrics page, for the commands about a broker on this host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-PAGE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class Sample(NamedTuple):
@@ -21,8 +21,8 @@ class Sample(NamedTuple):
 
 
 def text(url: str, data_dir: Path) -> str:
-    """Uses the token and the CA that `mqd up --secure` created in the data directory. Raises
-    OSError, ValueError.
+    """Returns the page. Uses the token and the CA that `mqd up --secure` created in the data directory.
+    Raises OSError, ValueError.
     """
     request = urllib.request.Request(url)
     token, ca = data_dir / "secure" / "metrics.token", data_dir / "secure" / "ca.pem"
@@ -30,7 +30,7 @@ def text(url: str, data_dir: Path) -> str:
         request.add_header("Authorization", f"Bearer {token.read_text().strip()}")
     context = ssl.create_default_context(cafile=str(ca)) if url.startswith("https") and ca.exists() else None
     try:
-        with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as response:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as response:
             return response.read().decode()
     except http.client.HTTPException as error:  # such as a page that is cut short
         raise OSError(f"the response is not valid: {error!r}") from error

@@ -17,13 +17,18 @@ def count_as_in_sync(broker: Broker, topics: Any) -> None:
     """Adds spares to the in-sync replicas of the partitions of `topics`, from a Metadata response. The
     spares of a topic whose configuration this user may not describe are not known, and not added.
     """
-    found = [topic for topic in topics if any(map(_lacks_replicas, topic.partitions))]
-    limits = _acks_replicas(broker, [topic.name for topic in found]) if found else {}
-    for topic in found:
+    incomplete_topics = [topic for topic in topics if any(map(_lacks_replicas, topic.partitions))]
+    limits = _acks_replicas(broker, [topic.name for topic in incomplete_topics]) if incomplete_topics else {}
+    for topic in incomplete_topics:
         limit = limits.get(topic.name, 0)
-        for one in topic.partitions:
-            if _lacks_replicas(one) and limit and len(one.isr_nodes) >= limit and not one.offline_replicas:
-                one.isr_nodes = list(one.replica_nodes)
+        for partition in topic.partitions:
+            if (
+                _lacks_replicas(partition)
+                and limit
+                and len(partition.isr_nodes) >= limit
+                and not partition.offline_replicas
+            ):
+                partition.isr_nodes = list(partition.replica_nodes)
 
 
 def _lacks_replicas(partition: Any) -> bool:
@@ -44,9 +49,9 @@ def _acks_replicas(broker: Broker, names: list[str]) -> dict[str, int]:
     ]
     results = broker.request(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=resources)).results
     return {
-        one.resource_name: int(config.value or 0)
-        for one in results
-        if not one.error_code
-        for config in one.configs
+        result.resource_name: int(config.value or 0)
+        for result in results
+        if not result.error_code
+        for config in result.configs
         if config.name == ACKS_REPLICAS
     }

@@ -16,7 +16,7 @@ import msgspec
 from mqd.base.clock import now_ms
 from mqd.base.paths import default_data_dir, layout
 from mqd.cli.cluster_view import address
-from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, emit_json, is_here, options
+from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, covers_local_broker, emit_json, options
 from mqd.cli.inspection import diagnosis, metrics_page
 from mqd.cli.inspection.diagnosis import TITLES, Finding, Harm
 from mqd.cli.machine.settings import has_swap
@@ -185,7 +185,7 @@ def command(settings: Settings, data_dir: Path | None) -> int:
 
     Exit status: 0 if no problem was found, 1 otherwise.
     """
-    if data_dir is None and is_here(settings):
+    if data_dir is None and covers_local_broker(settings):
         data_dir = default_data_dir()
     findings = examine(settings, layout(data_dir).data_dir if data_dir is not None else None)
     if settings.json:

@@ -18,9 +18,9 @@ import click
 from mqd.base.paths import default_data_dir, layout
 from mqd.cli.broker_lookup import LATEST, Cluster, Partition
 from mqd.cli.cluster_view import address
-from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, emit_json, is_here, options
+from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, covers_local_broker, emit_json, options
 from mqd.cli.inspection import live_view, metrics_page, spares
-from mqd.cli.inspection.live_view import Committed, Replicas, Sample
+from mqd.cli.inspection.live_view import GroupOffsets, Replicas, Sample
 
 EVERY_S = 2.0
 _ENTER_SCREEN, _LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -64,7 +64,7 @@ class Sampler:
         if self._cluster is None:
             self._cluster = Cluster(self._bootstrap).__enter__()
         cluster = self._cluster
-        topics = cluster.described_topics()
+        topics = cluster.describe_topics()
         spares.count_as_in_sync(cluster.first, topics)
         partitions = {
             (topic.name, partition.partition_index): Replicas(
@@ -80,7 +80,8 @@ class Sampler:
         sampled_at_s = time.monotonic()
         ends = cluster.offsets(partitions, LATEST)
         groups = {
-            name: Committed(state, offsets, lag_s.get(name, {})) for name, (state, offsets) in committed_offsets.items()
+            name: GroupOffsets(state, offsets, lag_s.get(name, {}))
+            for name, (state, offsets) in committed_offsets.items()
         }
         return Sample(sampled_at_s, cluster.addresses(), partitions, ends, groups, cpu_s)
 
@@ -177,7 +178,7 @@ def _as_json(view: live_view.View) -> dict[str, Any]:
         "processes": [one._asdict() for one in view.processes],
         "topics": [one._asdict() for one in view.topics],
         "groups": [
-            one._asdict() | {"catches_up_s": one.catches_up_s(view.group_input_s[one.name])} for one in view.groups
+            one._asdict() | {"catches_up_s": one.catch_up_time_s(view.group_input_s[one.name])} for one in view.groups
         ],
         "slow": [one._asdict() for one in view.slow],
     }
@@ -207,7 +208,7 @@ def command(settings: Settings, data_dir: Path | None, every_s: float, once: boo
     the lag in seconds. Without it and without --bootstrap, the default data directory is used, if
     it exists. Works with any Kafka cluster of version 3.0 or later.
     """
-    if data_dir is None and is_here(settings):
+    if data_dir is None and covers_local_broker(settings):
         data_dir = default_data_dir()
     bootstrap = settings.bootstrap
     if data_dir is not None:

@@ -130,7 +130,7 @@ def list_(settings: Settings) -> None:
     from mqd.cli import access
 
     rows = [
-        (user, access.mechanism(mechanism), str(iterations))
+        (user, access.mechanism_name(mechanism), str(iterations))
         for user, credentials in sorted(access.users(settings).items())
         for mechanism, iterations in credentials
     ]

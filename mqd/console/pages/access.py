@@ -54,7 +54,7 @@ def page(request: PageRequest) -> Response:
 
 def _user(name: str, credentials: list[tuple[int, int]]) -> tuple[str, ...]:
     return name, ", ".join(
-        f"{access.mechanism(number)} ({iterations:,} iterations)" for number, iterations in credentials
+        f"{access.mechanism_name(number)} ({iterations:,} iterations)" for number, iterations in credentials
     )
 
 

@@ -162,7 +162,7 @@ def test_a_malformed_request_ends_that_connection_only(first, tmp_path):
         for data in (b"\xff\xff\xff\xff", b"\0\0\0\1\xc1"):
             with (
                 socket.create_connection((token.address, token.port), 10) as raw,
-                joining._context(token).wrap_socket(raw) as connection,
+                joining._tls_context(token).wrap_socket(raw) as connection,
             ):
                 connection.sendall(data)
                 with contextlib.suppress(OSError):
@@ -179,7 +179,7 @@ def test_a_client_that_sends_byte_by_byte_is_cut_off(first, tmp_path, monkeypatc
     with invitation(first) as (token, message, results):
         with (
             socket.create_connection((token.address, token.port), 10) as raw,
-            joining._context(token).wrap_socket(raw) as connection,
+            joining._tls_context(token).wrap_socket(raw) as connection,
         ):
             connection.sendall((1000).to_bytes(4, "big"))
             end_s = time.monotonic() + 20

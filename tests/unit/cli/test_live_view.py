@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mqd.cli.inspection.live_view import Committed, Replicas, Sample, duration, printable, rates, render, view
+from mqd.cli.inspection.live_view import GroupOffsets, Replicas, Sample, duration, printable, rates, render, view
 from mqd.cli.verbs.top import cpu_seconds
 
 T0, T1, U0 = ("t", 0), ("t", 1), ("u", 0)
@@ -30,11 +30,11 @@ def test_rates_by_topic_and_host() -> None:
 
 
 def test_groups() -> None:
-    before = {"g": Committed("Stable", {T0: 0, U0: 7}, {}), "new": Committed("Stable", {}, {})}
+    before = {"g": GroupOffsets("Stable", {T0: 0, U0: 7}, {}), "new": GroupOffsets("Stable", {}, {})}
     after = {
-        "g": Committed("Stable", {T0: 180, U0: 7}, {T0: 3.5, U0: 0.0}),
-        "h": Committed("Empty", {T1: 0}, {}),
-        "new": Committed("Stable", {T1: 300}, {}),
+        "g": GroupOffsets("Stable", {T0: 180, U0: 7}, {T0: 3.5, U0: 0.0}),
+        "h": GroupOffsets("Empty", {T1: 0}, {}),
+        "new": GroupOffsets("Stable", {T1: 300}, {}),
     }
     shown = view(
         sample(0.0, {T0: 200, T1: 300, U0: 7}, groups=before), sample(2.0, {T0: 300, T1: 300, U0: 7}, groups=after)
@@ -45,7 +45,9 @@ def test_groups() -> None:
         ("new", 0, 0.0, None),
     ]
     group = shown.groups[1]
-    assert shown.group_input_s["g"] == 50.0 and group.catches_up_s(50.0) == 3.0 and group.catches_up_s(90.0) is None
+    assert (
+        shown.group_input_s["g"] == 50.0 and group.catch_up_time_s(50.0) == 3.0 and group.catch_up_time_s(90.0) is None
+    )
     assert [one.records_read_s for one in shown.topics] == [90.0, 0.0]
 
 
@@ -53,13 +55,15 @@ def test_slow_partitions_are_listed_worst_first() -> None:
     partitions = {T0: Replicas(1, (2, 3)), T1: Replicas(-1), U0: Replicas(1)}
     shown = view(
         sample(
-            0.0, {T0: 0, U0: 0}, groups={"g": Committed("Stable", {U0: 0}, {}), "s": Committed("Stable", {T0: 0}, {})}
+            0.0,
+            {T0: 0, U0: 0},
+            groups={"g": GroupOffsets("Stable", {U0: 0}, {}), "s": GroupOffsets("Stable", {T0: 0}, {})},
         ),
         sample(
             1.0,
             {T0: 10, U0: 100},
             partitions=partitions,
-            groups={"g": Committed("Stable", {U0: 40}, {}), "s": Committed("Stable", {T0: 0}, {})},
+            groups={"g": GroupOffsets("Stable", {U0: 40}, {}), "s": GroupOffsets("Stable", {T0: 0}, {})},
         ),
     )
     assert [(one.partition, one.leader, one.lag, one.why) for one in shown.slow] == [
@@ -84,7 +88,7 @@ def test_two_samples_of_the_same_time_are_refused() -> None:
 
 
 def test_lines() -> None:
-    groups = {"\x1b[2J": Committed("Stable", {T0: 100}, {T0: 1.5})}
+    groups = {"\x1b[2J": GroupOffsets("Stable", {T0: 100}, {T0: 1.5})}
     shown = view(
         sample(0.0, {T0: 100, T1: 0, U0: 0}, groups=groups), sample(1.0, {T0: 1100, T1: 0, U0: 0}, groups=groups)
     )
@@ -112,7 +116,7 @@ def test_lines() -> None:
 def test_lines_fit_the_terminal(height: int) -> None:
     topics = {(f"topic-{number}", 0): 5 for number in range(100)}
     partitions = {partition: Replicas(1, (2,)) for partition in topics}
-    groups = {f"g{number}": Committed("Empty", {("topic-1", 0): 0}, {}) for number in range(9)}
+    groups = {f"g{number}": GroupOffsets("Empty", {("topic-1", 0): 0}, {}) for number in range(9)}
     seen = sample(0.0, topics, partitions=partitions, groups=groups)
     lines = render(view(seen, seen._replace(at_s=1.0)), "heading", height, 40)
     assert len(lines) <= height and max(map(len, lines)) <= 40

@@ -20,8 +20,8 @@ PRINTED = (
 
 @pytest.fixture(autouse=True)
 def none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(librdkafka, "_unresolved", "")
-    monkeypatch.setattr(librdkafka, "_refused", None)
+    monkeypatch.setattr(librdkafka, "_unresolved_host", "")
+    monkeypatch.setattr(librdkafka, "_last_refusal", None)
 
 
 @pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._ALL_BROKERS_DOWN])
