@@ -178,7 +178,7 @@ class ArrowRows:
             "HEADERS": "headers",
             "HEADER_KEYS": "header_keys",
             "HEADER_VALUES": "header_values",
-        }[_FULL[rows.full]]
+        }[_FULL[rows.full_buffer]]
         self._sizes[name] = min(max(int(rows.needed), 2 * self._sizes[name]), DATA_BYTES_MAX)
         self._current = None
 
@@ -215,17 +215,17 @@ def _bitmap(pa: Any, buffers: _Buffers, name: str, nulls: int, count: int) -> An
 def _blobs(pa: Any, buffers: _Buffers, name: str, count: int, kind: Any) -> Any:
     column, views = getattr(buffers.rows, name), buffers.views
     parts = [
-        _bitmap(pa, buffers, f"{name}.validity", column.nulls, count),
+        _bitmap(pa, buffers, f"{name}.validity", column.null_count, count),
         pa.py_buffer(views[f"{name}.ends"][: 4 * (count + 1)]),
         pa.py_buffer(views[f"{name}.data"][: column.data_bytes]),
     ]
-    return pa.Array.from_buffers(kind, count, parts, column.nulls)
+    return pa.Array.from_buffers(kind, count, parts, column.null_count)
 
 
 def _headers(pa: Any, buffers: _Buffers, count: int) -> Any:
     rows, total = buffers.rows, buffers.rows.header_count
     keys = _blobs(pa, buffers, "header_keys", total, pa.binary())
-    if rows.damaged_keys:  # as in Kafka's client: invalid UTF-8 becomes U+FFFD
+    if rows.damaged_key_count:  # as in Kafka's client: invalid UTF-8 becomes U+FFFD
         keys = pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
     else:
         keys = keys.view(pa.string())
@@ -234,7 +234,7 @@ def _headers(pa: Any, buffers: _Buffers, count: int) -> Any:
         [keys, values], fields=[pa.field("key", pa.string()), pa.field("value", pa.binary())]
     )
     parts = [
-        _bitmap(pa, buffers, "header_validity", rows.row_header_nulls, count),
+        _bitmap(pa, buffers, "header_validity", rows.header_null_count, count),
         pa.py_buffer(buffers.views["header_ends"][: 4 * (count + 1)]),
     ]
-    return pa.Array.from_buffers(pa.list_(header.type), count, parts, rows.row_header_nulls, children=[header])
+    return pa.Array.from_buffers(pa.list_(header.type), count, parts, rows.header_null_count, children=[header])

@@ -12,21 +12,21 @@ void mqd_arrow_begin(struct mqd_arrow_rows *rows)
 {
     struct mqd_arrow_blobs *columns[] = {&rows->keys, &rows->values, &rows->header_keys, &rows->header_values};
     for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
-        columns[i]->data_bytes = columns[i]->nulls = 0;
+        columns[i]->data_bytes = columns[i]->null_count = 0;
         if (columns[i]->data)
             columns[i]->ends[0] = 0;
     }
     if (rows->header_ends)
         rows->header_ends[0] = 0;
-    rows->row_count = rows->header_count = rows->row_header_nulls = rows->damaged_keys = 0;
+    rows->row_count = rows->header_count = rows->header_null_count = rows->damaged_key_count = 0;
 }
 
 /* A2: `at_row` is the first entry not written yet. */
-static void validity_put(uint8_t *validity, uint32_t *nulls, uint32_t at_row, bool null)
+static void validity_put(uint8_t *validity, uint32_t *null_count, uint32_t at_row, bool null)
 {
-    if (null && (*nulls)++ == 0)
+    if (null && (*null_count)++ == 0)
         memset(validity, 0xff, (size_t)at_row / 8 + 1);
-    if (*nulls == 0)
+    if (*null_count == 0)
         return;
     if (at_row % 8 == 0)
         validity[at_row / 8] = 0;
@@ -43,8 +43,8 @@ static inline void put(struct mqd_arrow_blobs *column, uint32_t at_row, const ui
         column->data_bytes += (uint32_t)size_bytes;
     }
     column->ends[at_row + 1] = (int32_t)column->data_bytes;
-    if (size_bytes < 0 || column->nulls)
-        validity_put(column->validity, &column->nulls, at_row, size_bytes < 0);
+    if (size_bytes < 0 || column->null_count)
+        validity_put(column->validity, &column->null_count, at_row, size_bytes < 0);
 }
 
 static inline bool fits(const struct mqd_arrow_blobs *column, int64_t size_bytes)
@@ -52,9 +52,9 @@ static inline bool fits(const struct mqd_arrow_blobs *column, int64_t size_bytes
     return !column->data || size_bytes <= (int64_t)column->data_capacity - column->data_bytes;
 }
 
-static bool set_full(struct mqd_arrow_rows *rows, enum mqd_arrow_full full, uint64_t needed)
+static bool set_full(struct mqd_arrow_rows *rows, enum mqd_arrow_full buffer, uint64_t needed)
 {
-    rows->full = full;
+    rows->full_buffer = buffer;
     rows->needed = needed;
     return false;
 }
@@ -137,14 +137,14 @@ static void section_put(struct mqd_arrow_rows *rows, const struct section *secti
     struct header header;
     for (int64_t i = 0; i < section->count; i++) {
         at = header_read(at, section->end, &header);
-        rows->damaged_keys += !is_utf8(header.key, header.key_bytes);
+        rows->damaged_key_count += !is_utf8(header.key, header.key_bytes);
         put(&rows->header_keys, rows->header_count, header.key, (int32_t)header.key_bytes);
         put(&rows->header_values, rows->header_count, header.value, (int32_t)header.value_bytes);
         rows->header_count++;
     }
     rows->header_ends[rows->row_count + 1] = (int32_t)rows->header_count;
-    if (section->count == 0 || rows->row_header_nulls)
-        validity_put(rows->header_validity, &rows->row_header_nulls, rows->row_count, section->count == 0);
+    if (section->count == 0 || rows->header_null_count)
+        validity_put(rows->header_validity, &rows->header_null_count, rows->row_count, section->count == 0);
 }
 
 static bool section_fits(struct mqd_arrow_rows *rows, const struct section *section)

@@ -9,7 +9,7 @@
  * Invariants
  *   A1  row_count rows are complete in every wanted column; a row that does not fit, or is damaged,
  *       leaves no trace
- *   A2  a validity bitmap is written from the first null of its column on (its *_nulls is then
+ *   A2  a validity bitmap is written from the first null of its column on (its null count is then
  *       above 0); before that all rows are valid and the bitmap is not written
  *   A3  offsets arrays have one entry more than there are rows, starting with 0: mqd_arrow_begin
  *       writes entry 0
@@ -30,7 +30,7 @@ struct mqd_arrow_blobs {
     int32_t *ends;          /* capacity + 1; A3 */
     uint8_t *validity;      /* (capacity + 7) / 8 bytes; A2 */
     uint32_t data_capacity; /* at most INT32_MAX */
-    uint32_t data_bytes, nulls;
+    uint32_t data_bytes, null_count;
 };
 /* which buffer was full */
 enum mqd_arrow_full {
@@ -50,11 +50,11 @@ struct mqd_arrow_rows {
     struct mqd_arrow_blobs keys, values;
     uint32_t header_capacity, header_count; /* over all rows */
     int32_t *header_ends;                   /* row_capacity + 1. NULL: headers are not wanted */
-    uint8_t *header_validity;               /* rows without headers are null; A2 with row_header_nulls */
-    uint32_t row_header_nulls;
-    uint32_t damaged_keys;                             /* header keys that are not UTF-8 */
+    uint8_t *header_validity;               /* rows without headers are null; A2 with header_null_count */
+    uint32_t header_null_count;
+    uint32_t damaged_key_count;                        /* header keys that are not UTF-8 */
     struct mqd_arrow_blobs header_keys, header_values; /* header_capacity entries */
-    uint32_t full; /* enum mqd_arrow_full: why the last append took fewer than requested */
+    uint32_t full_buffer; /* enum mqd_arrow_full: why the last append took fewer than requested */
     /* what the row that did not fit would add to that buffer: rows, headers or bytes */
     uint64_t needed;
 };

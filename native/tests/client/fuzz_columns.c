@@ -76,7 +76,7 @@ static uint64_t mix(uint64_t hash, uint64_t value)
 static uint64_t blob(const struct mqd_arrow_blobs *column, uint32_t i, uint64_t hash)
 {
     int32_t from = column->ends[i], to = column->ends[i + 1];
-    bool valid = column->nulls == 0 || (column->validity[i / 8] >> i % 8 & 1);
+    bool valid = column->null_count == 0 || (column->validity[i / 8] >> i % 8 & 1);
     require(from >= 0 && from <= to && (uint32_t)to <= column->data_bytes && (valid || from == to));
     for (int32_t at = from; at < to; at++)
         hash = mix(hash, column->data[at]);
@@ -94,7 +94,7 @@ static uint64_t digest(const struct mqd_arrow_rows *rows, uint64_t hash)
         if (!rows->header_ends)
             continue;
         int32_t from = rows->header_ends[i], to = rows->header_ends[i + 1];
-        bool valid = rows->row_header_nulls == 0 || (rows->header_validity[i / 8] >> i % 8 & 1);
+        bool valid = rows->header_null_count == 0 || (rows->header_validity[i / 8] >> i % 8 & 1);
         require(from >= 0 && from <= to && (uint32_t)to <= rows->header_count && valid == (to > from));
         for (int32_t at = from; at < to; at++)
             hash = blob(&rows->header_values, (uint32_t)at, blob(&rows->header_keys, (uint32_t)at, hash));

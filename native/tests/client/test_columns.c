@@ -117,8 +117,8 @@ TEST(rows_with_nulls)
     s.view.timestamp_type = 1;
     CHECK_EQUAL(mqd_arrow_append(&rows, &s.view, 0, 12), 12);
     CHECK_EQUAL(rows.row_count, 12);
-    CHECK_EQUAL(rows.keys.nulls, 1);
-    CHECK_EQUAL(rows.values.nulls, 1);
+    CHECK_EQUAL(rows.keys.null_count, 1);
+    CHECK_EQUAL(rows.values.null_count, 1);
     for (int i = 0; i < 12; i++) {
         CHECK_EQUAL(bit(rows.keys.validity, i), i != 9);
         CHECK_EQUAL(bit(rows.values.validity, i), i != 10);
@@ -138,10 +138,10 @@ TEST(rows_with_nulls)
     CHECK_EQUAL(rows.header_ends[11], 1);
     CHECK_EQUAL(rows.header_ends[12], 3);
     CHECK(memcmp(rows.header_keys.data, "ab", 2) == 0 && memcmp(rows.header_values.data, "xy", 2) == 0);
-    CHECK_EQUAL(rows.header_values.nulls, 1);
+    CHECK_EQUAL(rows.header_values.null_count, 1);
     CHECK(!bit(rows.header_values.validity, 0) && bit(rows.header_values.validity, 1) &&
           bit(rows.header_values.validity, 2));
-    CHECK_EQUAL(rows.damaged_keys, 0);
+    CHECK_EQUAL(rows.damaged_key_count, 0);
     rows_free(&rows);
 }
 
@@ -153,11 +153,11 @@ TEST(oversized_records_are_left)
         source_add(&s, "key", "value", "\2\2h\4ii", 6);
     struct mqd_arrow_rows rows = rows_new(3, DATA, HEADERS);
     CHECK_EQUAL(mqd_arrow_append(&rows, &s.view, 0, 8), 3);
-    CHECK_EQUAL(rows.full, MQD_ARROW_ROWS);
+    CHECK_EQUAL(rows.full_buffer, MQD_ARROW_ROWS);
     rows_free(&rows);
     rows = rows_new(ROWS, 14, HEADERS);
     CHECK_EQUAL(mqd_arrow_append(&rows, &s.view, 0, 8), 2);
-    CHECK_EQUAL(rows.full, MQD_ARROW_VALUES);
+    CHECK_EQUAL(rows.full_buffer, MQD_ARROW_VALUES);
     CHECK_EQUAL(rows.needed, 5);
     CHECK_EQUAL(rows.header_count, 2); /* A1 */
     CHECK_EQUAL(rows.keys.ends[2], 6);
@@ -167,11 +167,11 @@ TEST(oversized_records_are_left)
     rows_free(&rows);
     rows = rows_new(ROWS, DATA, 3);
     CHECK_EQUAL(mqd_arrow_append(&rows, &s.view, 0, 8), 3);
-    CHECK_EQUAL(rows.full, MQD_ARROW_HEADERS);
+    CHECK_EQUAL(rows.full_buffer, MQD_ARROW_HEADERS);
     rows_free(&rows);
     rows = rows_new(ROWS, 4, HEADERS);
     CHECK_EQUAL(mqd_arrow_append(&rows, &s.view, 0, 8), 0);
-    CHECK_EQUAL(rows.full, MQD_ARROW_VALUES);
+    CHECK_EQUAL(rows.full_buffer, MQD_ARROW_VALUES);
     rows_free(&rows);
 }
 
@@ -190,7 +190,7 @@ TEST(columns_that_are_not_selected)
     s.view.header_positions = NULL;
     rows = rows_new(ROWS, DATA, HEADERS);
     CHECK_EQUAL(mqd_arrow_append(&rows, &s.view, 0, 1), 1);
-    CHECK_EQUAL(rows.row_header_nulls, 1);
+    CHECK_EQUAL(rows.header_null_count, 1);
     rows_free(&rows);
 }
 
@@ -262,7 +262,7 @@ TEST(header_keys_that_are_not_utf8)
         source_begin(&s);
         source_add(&s, NULL, NULL, section, (int32_t)(3 + strlen(keys[i].key)));
         CHECK_EQUAL(mqd_arrow_append(&rows, &s.view, 0, 1), 1);
-        CHECK_EQUAL((int)rows.damaged_keys, keys[i].damaged);
+        CHECK_EQUAL((int)rows.damaged_key_count, keys[i].damaged);
         rows_free(&rows);
     }
 }
