@@ -74,7 +74,7 @@ void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer
     uint32_t needed = mqd_client_memory_chunks(&producer->memory, batch->header_position - begin + batch->size_bytes +
                                                                       MQD_PRODUCER_TAIL_BYTES);
     batch->partition->open = NULL;
-    mqd_list_remove(&batch->lingering);
+    mqd_list_remove(&batch->open_node);
     producer->open_count--;
     if (needed < batch->chunk_count) {
         mqd_client_memory_release(&producer->memory, batch->first_chunk + needed, batch->chunk_count - needed);
@@ -88,7 +88,7 @@ void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer
 void mqd_producer_close_all(struct mqd_producer *producer, int64_t opened_before_us)
 {
     MQD_LIST_EACH(node, next, &producer->open) {
-        struct mqd_producer_batch *batch = MQD_CONTAINER(node, struct mqd_producer_batch, lingering);
+        struct mqd_producer_batch *batch = MQD_CONTAINER(node, struct mqd_producer_batch, open_node);
         if (batch->opened_us > opened_before_us)
             return;
         mqd_producer_batch_close(producer, batch);
@@ -105,7 +105,7 @@ static struct mqd_producer_batch *take_entry(struct mqd_producer *producer)
     struct mqd_producer_batch *batch = &producer->batches[producer->used_count++];
     mqd_list_init(&batch->node);
     mqd_list_init(&batch->outcome_node);
-    mqd_list_init(&batch->lingering);
+    mqd_list_init(&batch->open_node);
     return batch;
 }
 
@@ -189,7 +189,7 @@ static void batch_open(struct mqd_producer *producer, struct mqd_producer_batch 
     batch->base_timestamp_ms = batch->max_timestamp_ms = timestamp_ms;
     batch->opened_us = now_us();
     batch->partition->open = batch;
-    mqd_list_append(&producer->open, &batch->lingering);
+    mqd_list_append(&producer->open, &batch->open_node);
     producer->open_count++;
 }
 
@@ -230,10 +230,10 @@ static int32_t choose_partition(struct mqd_producer *producer, struct mqd_produc
          key_bytes < 0);
     if (!any_partition || topic->partition_count == 1)
         return mqd_partition_for(topic->partitioner, key, key_bytes, topic->partition_count, &producer->random_state);
-    if (topic->sticky < 0 || !topic->partitions[topic->sticky]->open)
-        topic->sticky =
+    if (topic->sticky_partition < 0 || !topic->partitions[topic->sticky_partition]->open)
+        topic->sticky_partition =
             mqd_partition_for(MQD_PARTITIONER_RANDOM, NULL, -1, topic->partition_count, &producer->random_state);
-    return topic->sticky;
+    return topic->sticky_partition;
 }
 
 enum put_result { PUT, PUT_FULL, PUT_INVALID };

@@ -232,7 +232,7 @@ int64_t mqd_producer_next_send_us(const struct mqd_producer *producer)
 {
     if (mqd_list_empty(&producer->open))
         return INT64_MAX;
-    return MQD_CONTAINER(producer->open.next, struct mqd_producer_batch, lingering)->opened_us +
+    return MQD_CONTAINER(producer->open.next, struct mqd_producer_batch, open_node)->opened_us +
            producer->options.linger_us;
 }
 
@@ -405,7 +405,7 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t number)
     }
     if (batch->state == MQD_BATCH_OPEN) {
         batch->partition->open = NULL;
-        mqd_list_remove(&batch->lingering);
+        mqd_list_remove(&batch->open_node);
         producer->open_count--;
     } else {
         mqd_list_remove(&batch->node);

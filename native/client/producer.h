@@ -56,7 +56,7 @@ enum mqd_batch_state {
 struct mqd_producer_batch {
     struct mqd_node node;         /* in its partition's `closed`; free list */
     struct mqd_node outcome_node; /* in the producer's `outcomes` */
-    struct mqd_node lingering;    /* in the producer's `open` */
+    struct mqd_node open_node;    /* in the producer's `open` */
     struct mqd_producer_partition *partition;
     uint64_t number;
     uint64_t header_position; /* position of the batch's header in `data` */
@@ -99,7 +99,8 @@ struct mqd_producer_topic {
     int32_t number;
     int32_t partition_count;
     uint32_t partitioner;
-    int32_t sticky; /* partition of records without a key until its batch is closed; -1 = none yet */
+    /* for records without a key, until its batch is closed; -1 = none yet */
+    int32_t sticky_partition;
     struct mqd_producer_partition **partitions;
     uint8_t *prefix; /* the request from the api key up to the partition count */
     uint32_t prefix_bytes;

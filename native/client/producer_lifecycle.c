@@ -230,7 +230,7 @@ static struct mqd_producer_topic *topic_new(struct mqd_producer *producer, const
         return NULL;
     }
     topic->number = producer->topic_count;
-    topic->sticky = -1;
+    topic->sticky_partition = -1;
     topic->name_bytes = (int16_t)name_bytes;
     memcpy(topic->name, name, name_bytes);
     if (make_prefix(producer, topic)) {

@@ -59,8 +59,8 @@ struct mqd_pool {
     struct list queue;
     struct list done;
     pthread_t thread[MQD_POOL_THREAD_COUNT_MAX];
-    uint64_t running[MQD_POOL_THREAD_COUNT_MAX]; /* the group that each thread is working for */
-    uint32_t free_first;                         /* caller's thread only */
+    uint64_t thread_groups[MQD_POOL_THREAD_COUNT_MAX]; /* the group that each thread is working for */
+    uint32_t first_free_job;                           /* caller's thread only */
     struct job job[MQD_POOL_JOB_COUNT_MAX];
 };
 
@@ -136,8 +136,8 @@ static bool may_start(const struct mqd_pool *pool, uint64_t group)
 {
     uint32_t busy_count = 0, group_count = 0;
     for (uint32_t i = 0; i < MQD_POOL_THREAD_COUNT_MAX; i++) {
-        busy_count += pool->running[i] != NO_GROUP;
-        group_count += pool->running[i] == group;
+        busy_count += pool->thread_groups[i] != NO_GROUP;
+        group_count += pool->thread_groups[i] == group;
     }
     return group_count == 0 ||
            (group_count < MQD_POOL_THREADS_PER_GROUP_MAX && busy_count + 1 < MQD_POOL_THREAD_COUNT_MAX);
@@ -195,11 +195,11 @@ static void *thread_main(void *argument)
             continue;
         }
         struct job *job = &pool->job[index];
-        pool->running[start.index] = job->group;
+        pool->thread_groups[start.index] = job->group;
         pthread_mutex_unlock(&pool->mutex);
         job->result = perform(&job->request);
         pthread_mutex_lock(&pool->mutex);
-        pool->running[start.index] = NO_GROUP;
+        pool->thread_groups[start.index] = NO_GROUP;
         finish(pool, index);
         if (pool->queue.first != NO_JOB || pool->stopping)
             pthread_cond_broadcast(&pool->changed); /* this group may use another thread now */
@@ -244,7 +244,7 @@ struct mqd_pool *mqd_pool_create(int event_fd)
     pool->event_fd = event_fd;
     pool->queue.first = pool->done.first = NO_JOB;
     for (uint32_t i = 0; i < MQD_POOL_THREAD_COUNT_MAX; i++)
-        pool->running[i] = NO_GROUP;
+        pool->thread_groups[i] = NO_GROUP;
     for (uint32_t i = 0; i < MQD_POOL_JOB_COUNT_MAX; i++)
         pool->job[i].next = i + 1 < MQD_POOL_JOB_COUNT_MAX ? i + 1 : NO_JOB;
     pthread_mutex_lock(&pool->mutex);
@@ -285,11 +285,11 @@ static uint64_t group_of(const struct mqd_pool_request *request)
 
 int mqd_pool_submit(struct mqd_pool *pool, const struct mqd_pool_request *request)
 {
-    uint32_t index = pool->free_first;
+    uint32_t index = pool->first_free_job;
     if (index == NO_JOB)
         return mqd_error_set_static(MQD_E_FULL, "too many file operations are in progress");
     struct job *job = &pool->job[index];
-    pool->free_first = job->next;
+    pool->first_free_job = job->next;
     job->request = *request;
     job->group = group_of(request);
     pthread_mutex_lock(&pool->mutex);
@@ -313,8 +313,8 @@ int mqd_pool_collect(struct mqd_pool *pool, struct mqd_poll_event *events, int c
         list_unlink(pool, &pool->done, NO_JOB, index);
         events[count++] =
             (struct mqd_poll_event){.token = job->request.token, .flags = MQD_POLL_DONE, .result = job->result};
-        job->next = pool->free_first;
-        pool->free_first = index;
+        job->next = pool->first_free_job;
+        pool->first_free_job = index;
     }
     mqd_store_release(&pool->done_count, pool->done_count - (uint32_t)count);
     pthread_mutex_unlock(&pool->mutex);

@@ -169,9 +169,9 @@ int mqd_index_seal(struct mqd_index *index, const char *directory, int64_t segme
     return mqd_index_flush(index, directory, segment_base);
 }
 
-/* Calls `act` for both files if `sizes` is NULL, otherwise only for those whose size differs from
- * `sizes`. Does not open the rest, because there may be no descriptors left. */
-static int for_each_file(const char *directory, int64_t segment_base, int (*act)(int fd, int64_t size_bytes),
+/* Calls `action` for both files if `sizes` is NULL, otherwise only for those whose size differs
+ * from `sizes`. Does not open the rest, because there may be no descriptors left. */
+static int for_each_file(const char *directory, int64_t segment_base, int (*action)(int fd, int64_t size_bytes),
                          const int64_t *sizes)
 {
     for (int i = 0; i < 2; i++) {
@@ -183,7 +183,7 @@ static int for_each_file(const char *directory, int64_t segment_base, int (*act)
         if ((result < 0 && errno == ENOENT) || (result == 0 && sizes && status.st_size == sizes[i]))
             continue;
         int fd = mqd_file_open(path, O_RDWR, 0);
-        int error = fd < 0 || act(fd, sizes ? sizes[i] : 0) < 0 ? errno : 0;
+        int error = fd < 0 || action(fd, sizes ? sizes[i] : 0) < 0 ? errno : 0;
         if (fd >= 0)
             close(fd);
         if (error) {
