@@ -98,7 +98,7 @@ static int open_counted(struct mqd_reader *reader, const char *path, const struc
     return fd;
 }
 
-int16_t mqd_reader_report_missing(struct mqd_reader_slot *slot, const char *what, int64_t base_offset)
+int16_t mqd_reader_report_missing(struct mqd_reader_slot *slot, const char *missing_file, int64_t base_offset)
 {
     if (!slot->was_missing || slot->missing_generation != slot->generation || slot->missing_offset != base_offset) {
         slot->was_missing = true;
@@ -114,13 +114,13 @@ int16_t mqd_reader_report_missing(struct mqd_reader_slot *slot, const char *what
                   "%s/%020lld: %s is missing, although the partition table lists it; it may have "
                   "been removed manually; restore "
                   "it or restart the broker for recovery",
-                  slot->path, (long long)base_offset, what);
+                  slot->path, (long long)base_offset, missing_file);
     return MQD_KAFKA_STORAGE_ERROR;
 }
 
-static int16_t storage_error(const char *path, const char *what)
+static int16_t storage_error(const char *path, const char *failure)
 {
-    mqd_error_system(errno, "%s %s; check the disk (dmesg) and the descriptor limit (ulimit -n)", what, path);
+    mqd_error_system(errno, "%s %s; check the disk (dmesg) and the descriptor limit (ulimit -n)", failure, path);
     return MQD_KAFKA_STORAGE_ERROR;
 }
 

@@ -69,10 +69,10 @@ struct mqd_reader_slot {
     int64_t missing_offset;
     uint64_t missing_generation;
     uint64_t generation;
-    bool bound_known; /* the next four fields are the last result of mqd_reader_bound */
-    int64_t bound_offset, bound_segment;
-    uint64_t bound_generation;
-    uint32_t bound_position;
+    bool limit_known; /* the next four fields are the last result of mqd_reader_limit_positions */
+    int64_t limit_offset, limit_segment;
+    uint64_t limit_generation;
+    uint32_t limit_position;
     struct mqd_reader_segment *segments; /* by base offset */
 };
 
@@ -106,7 +106,7 @@ int mqd_reader_open_index(struct mqd_reader *reader, struct mqd_segment_ref *seg
 int64_t mqd_reader_sealed_bytes(struct mqd_reader_slot *slot, uint32_t number);
 /* The error for a file that the table names but the directory lacks: MQD_READER_STALE the first
  * time in this generation, then MQD_KAFKA_STORAGE_ERROR. */
-int16_t mqd_reader_report_missing(struct mqd_reader_slot *slot, const char *what, int64_t base_offset);
+int16_t mqd_reader_report_missing(struct mqd_reader_slot *slot, const char *missing_file, int64_t base_offset);
 void mqd_reader_unreference(struct mqd_reader *reader, struct mqd_segment_ref *segment);
 
 #endif

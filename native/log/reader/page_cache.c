@@ -47,10 +47,10 @@ static int check_by_mincore(int fd, uint64_t first, uint64_t pages, uint64_t pag
         void *memory = mmap(NULL, step * page_bytes, PROT_READ, MAP_SHARED, fd, (off_t)((first + done) * page_bytes));
         if (memory == MAP_FAILED)
             return 0;
-        int known = mincore(memory, step * page_bytes, resident) == 0;
+        int succeeded = mincore(memory, step * page_bytes, resident) == 0;
         munmap(memory, step * page_bytes);
         for (uint64_t i = 0; i < step; i++)
-            if (!known || !(resident[i] & 1))
+            if (!succeeded || !(resident[i] & 1))
                 return 0;
         done += step;
     }

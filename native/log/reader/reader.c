@@ -457,8 +457,8 @@ int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot_number, const s
     return 0;
 }
 
-int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot_number, uint64_t segments_generation,
-                         int64_t end_offset, struct mqd_positions *positions)
+int16_t mqd_reader_limit_positions(struct mqd_reader *reader, uint32_t slot_number, uint64_t segments_generation,
+                                   int64_t end_offset, struct mqd_positions *positions)
 {
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
     struct mqd_cursor none = {.valid = false};
@@ -470,7 +470,7 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot_number, uint64
                       slot_number);
         return MQD_UNKNOWN_TOPIC_OR_PARTITION;
     }
-    if (!slot->bound_known || slot->bound_offset != end_offset || slot->bound_generation != segments_generation) {
+    if (!slot->limit_known || slot->limit_offset != end_offset || slot->limit_generation != segments_generation) {
         int16_t code = locate(reader, slot, positions, segments_generation, end_offset, &none, &location);
         if (code)
             return code;
@@ -478,15 +478,15 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot_number, uint64
             positions->high_watermark = end_offset;
             return 0;
         }
-        slot->bound_known = true;
-        slot->bound_offset = end_offset;
-        slot->bound_generation = segments_generation;
-        slot->bound_segment = location.segment->base_offset;
-        slot->bound_position = location.position;
+        slot->limit_known = true;
+        slot->limit_offset = end_offset;
+        slot->limit_generation = segments_generation;
+        slot->limit_segment = location.segment->base_offset;
+        slot->limit_position = location.position;
     }
     positions->high_watermark = end_offset;
-    positions->high_watermark_segment = slot->bound_segment;
-    positions->high_watermark_position = slot->bound_position;
+    positions->high_watermark_segment = slot->limit_segment;
+    positions->high_watermark_position = slot->limit_position;
     return 0;
 }
 

@@ -65,17 +65,17 @@ uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot, co
 /* For read_committed: replaces the high watermark in `positions` with the batch boundary at
  * end_offset, the last stable offset; does nothing when end_offset is not below the high watermark.
  * The boundary is cached, so repeated calls are free. Returns codes like mqd_reader_find. */
-int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segments_generation, int64_t end_offset,
-                         struct mqd_positions *positions);
+int16_t mqd_reader_limit_positions(struct mqd_reader *reader, uint32_t slot, uint64_t segments_generation,
+                                   int64_t end_offset, struct mqd_positions *positions);
 /* While compaction replaces files, a .txnindex may not match the .log that was found: aborted
  * records would be returned, or committed ones left out, because the marker that an old entry
  * refers to no longer exists. Returns true while this is possible; the directory is listed again at
  * the next lookup. */
 bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot);
 /* Finds the aborted transactions that overlap [from_offset, to_offset), in order of first_offset.
- * Pass the published `positions`, not those that mqd_reader_bound has limited: a transaction's
- * marker may be after the last stable offset. Overwrites `out` and reuses its memory; the caller
- * frees out->entries. Returns codes like mqd_reader_find. */
+ * Pass the published `positions`, not those that mqd_reader_limit_positions has limited: a
+ * transaction's marker may be after the last stable offset. Overwrites `out` and reuses its memory;
+ * the caller frees out->entries. Returns codes like mqd_reader_find. */
 int16_t mqd_reader_find_aborted(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                                 uint64_t segments_generation, int64_t from_offset, int64_t to_offset,
                                 struct mqd_aborted_list *out);

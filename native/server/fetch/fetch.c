@@ -268,7 +268,7 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
         return counted->bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)counted->bytes;
     if (end_offset < positions.high_watermark) {
         mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
-        if (mqd_reader_bound(r->reader, slot, generation, end_offset, &positions))
+        if (mqd_reader_limit_positions(r->reader, slot, generation, end_offset, &positions))
             return entry->bytes_max; /* the search for the range finds the reason */
     }
     uint64_t bytes = mqd_reader_available_bytes(r->reader, slot, &positions, offset, &entry->cursor);

@@ -75,7 +75,8 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
 {
     struct mqd_positions readable = *positions;
     struct mqd_cursor cursor = entry->cursor;
-    int16_t code = mqd_reader_bound(r->reader, slot, generation, mqd_fetch_readable_end(request, positions), &readable);
+    int16_t code =
+        mqd_reader_limit_positions(r->reader, slot, generation, mqd_fetch_readable_end(request, positions), &readable);
     if (!code)
         code = mqd_reader_find(r->reader, slot, &readable, generation, mqd_fetch_position(entry), size_max,
                                min_one_batch, &entry->cursor, &entry->range);

@@ -58,7 +58,7 @@ static int16_t find_once(struct walk *w, uint64_t generation, uint32_t size_max)
     int64_t end = committed ? w->positions.last_stable_offset : w->positions.high_watermark;
     if (w->from >= end)
         return 0;
-    int16_t code = mqd_reader_bound(reader, w->slot, generation, end, &readable);
+    int16_t code = mqd_reader_limit_positions(reader, w->slot, generation, end, &readable);
     if (!code)
         code = mqd_reader_find(reader, w->slot, &readable, generation, w->from, size_max, true, cursor, &w->range);
     if (code || !committed || !w->range.size_bytes)
