@@ -20,10 +20,10 @@ static struct mqd_mark *mark_at(struct mqd_marks *marks, uint32_t i)
  * far behind. */
 static void thin(struct mqd_marks *marks)
 {
-    uint32_t kept = 0;
+    uint32_t kept_count = 0;
     for (uint32_t i = 1; i < marks->count; i += 2)
-        *mark_at(marks, kept++) = *mark_at(marks, i);
-    marks->count = kept;
+        *mark_at(marks, kept_count++) = *mark_at(marks, i);
+    marks->count = kept_count;
 }
 
 /* Makes room for one more mark. Returns false if there is no memory for the first ring. */

@@ -65,7 +65,7 @@ int64_t mqd_partition_dirty_bytes(const struct mqd_partition *partition)
 
 void mqd_partition_forget_syncs(struct mqd_partition *partition)
 {
-    uint32_t kept = 0;
+    uint32_t kept_count = 0;
     if (partition->syncing)
         /* a running sync may cover these files: the file that was active when it began may be
          * sealed now */
@@ -73,14 +73,14 @@ void mqd_partition_forget_syncs(struct mqd_partition *partition)
     for (uint32_t i = 0; i < partition->sync_queue_count; i++) {
         const struct mqd_sync_item *item = &partition->sync_queue[i];
         if (item->segment < 0 || item->segment >= partition->segments[0]) {
-            partition->sync_queue[kept++] = *item;
+            partition->sync_queue[kept_count++] = *item;
             continue;
         }
         mqd_file_close(item->fd);
         if (item->has_mark)
             partition->deleted_bytes = item->mark.written_bytes;
     }
-    partition->sync_queue_count = kept;
+    partition->sync_queue_count = kept_count;
 }
 
 bool mqd_partition_syncing(const struct mqd_partition *partition)

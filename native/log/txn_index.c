@@ -96,7 +96,7 @@ static int64_t sum_bytes_of(uint32_t file_bytes)
 
 static int open_active(struct mqd_txn_index *index, const char *directory, int64_t segment_base)
 {
-    uint8_t last[MQD_TXN_SUM_BYTES] = {0};
+    uint8_t last_sum[MQD_TXN_SUM_BYTES] = {0};
     int64_t sum_bytes = sum_bytes_of(index->file_bytes);
     if (index->fd >= 0)
         return 0;
@@ -104,9 +104,9 @@ static int open_active(struct mqd_txn_index *index, const char *directory, int64
     index->sum_fd = open_sized(directory, segment_base, MQD_FILE_TXN_SUM, sum_bytes);
     if (index->sum_fd >= 0)
         index->fd = open_sized(directory, segment_base, MQD_FILE_TXN_INDEX, index->file_bytes);
-    if (index->fd >= 0 && (sum_bytes == 0 || pread(index->sum_fd, last, sizeof last, sum_bytes - MQD_TXN_SUM_BYTES) ==
-                                                 (ssize_t)sizeof last)) {
-        index->sum = mqd_get_be32(last);
+    if (index->fd >= 0 && (sum_bytes == 0 || pread(index->sum_fd, last_sum, sizeof last_sum,
+                                                   sum_bytes - MQD_TXN_SUM_BYTES) == (ssize_t)sizeof last_sum)) {
+        index->sum = mqd_get_be32(last_sum);
         return 0;
     }
     int error = index->fd >= 0 ? EIO : errno;

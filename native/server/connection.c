@@ -31,7 +31,7 @@
 #define RUN_STEP_BYTES (256u << 10)
 #define PARTIAL_BYTES_MIN 64
 #define EVICT_MS 200  /* an incomplete frame loses its memory after this time, if other connections need it */
-#define RELIEVE_MS 10 /* compact_arena runs at most once in this time */
+#define COMPACT_MS 10 /* compact_arena does nothing if it last ran less than this time ago */
 #define PROBE_S 5
 #define PROBE_COUNT 6
 #define HANGUP_PROBED 2         /* value of connection->hangup after probe_client */
@@ -259,9 +259,9 @@ static void evict_runs(struct mqd_reactor *r)
  * them as one run. */
 static void compact_arena(struct mqd_reactor *r)
 {
-    if (r->now_ms - r->relieved_ms < RELIEVE_MS)
+    if (r->now_ms - r->compacted_ms < COMPACT_MS)
         return;
-    r->relieved_ms = r->now_ms;
+    r->compacted_ms = r->now_ms;
     evict_runs(r);
     if (r->window_offset >= 0)
         mqd_arena_release(r->arena, (uint64_t)r->window_offset);

@@ -350,11 +350,11 @@ void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor 
 {
     struct mqd_request *request = request_of(r, descriptor->token);
     uint64_t arena_bytes = r->options.arena_bytes[from];
-    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
-                  descriptor->size_bytes <= arena_bytes - descriptor->offset;
+    bool is_in_arena = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
+                       descriptor->size_bytes <= arena_bytes - descriptor->offset;
     bool is_copied =
-        inside && (!request || mqd_request_reply_append(r, request, r->options.arenas[from] + descriptor->offset,
-                                                        descriptor->size_bytes));
+        is_in_arena && (!request || mqd_request_reply_append(r, request, r->options.arenas[from] + descriptor->offset,
+                                                             descriptor->size_bytes));
     struct mqd_descriptor release = {
         .kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
     if (!(descriptor->flags & MQD_RESPONSE_NONE))

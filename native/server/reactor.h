@@ -157,7 +157,7 @@ struct mqd_reactor {
     struct mqd_reader *reader;
     int64_t window_offset; /* receive window: one extent; -1 = arena full */
     uint32_t window_used;
-    int64_t relieved_ms; /* when compact_arena last ran */
+    int64_t compacted_ms; /* when compact_arena last ran */
     /* first connection stalled for a run of extents, or NULL; it must get one before others */
     struct mqd_connection *run_first;
     int64_t now_ns, now_ms, wall_ms;

@@ -100,18 +100,18 @@ int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t decided
     if (!partition->dedup)
         return 0;
     struct loader loader = {.partition = partition, .decided_below = decided_below};
-    struct mqd_time_index_entry before;
+    struct mqd_time_index_entry time_entry;
     uint32_t first = partition->segment_count - 1;
     int64_t from_offset = -1;
     /* begins at the last time entry from before the window, in the last segment that has one */
     for (;; first--) {
-        int found = mqd_time_index_lookup(partition->path, partition->segments[first],
-                                          now_ms - partition->dedup->window_ms, &before);
-        if (found < 0)
+        int lookup_result = mqd_time_index_lookup(partition->path, partition->segments[first],
+                                                  now_ms - partition->dedup->window_ms, &time_entry);
+        if (lookup_result < 0)
             return -1;
-        if (found)
-            from_offset = partition->segments[first] + before.relative_offset;
-        if (found || first == 0)
+        if (lookup_result)
+            from_offset = partition->segments[first] + time_entry.relative_offset;
+        if (lookup_result || first == 0)
             break;
     }
     int result = 0;

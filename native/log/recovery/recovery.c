@@ -196,10 +196,10 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
             return -1;
         }
         if (recovery->mode != MODE_CHECKED || !log_continues(recovery, &tail, i)) {
-            int done = finish_log(recovery, &tail, i, now_ms);
-            if (done == 0)
+            int outcome = finish_log(recovery, &tail, i, now_ms);
+            if (outcome == 0)
                 mqd_tail_close(&tail);
-            return done;
+            return outcome;
         }
         int result = mqd_tail_finish_indexes(recovery, &tail);
         mqd_tail_close(&tail);
@@ -221,18 +221,18 @@ static int recover_log(struct recovery *recovery, int64_t now_ms)
     recovery->mode = recovery->in_out->clean_shutdown            ? MODE_CLEAN
                      : recovery->in_out->trusted_end_offset >= 0 ? MODE_TRUSTED
                                                                  : MODE_CHECKED;
-    int done = recover_segments(recovery, now_ms);
-    if (done == 0 && recovery->cutting)
+    int outcome = recover_segments(recovery, now_ms);
+    if (outcome == 0 && recovery->cutting)
         return mqd_error_set(MQD_E_CORRUPT, "%s: damage at position %lld of segment %lld, below the truncation offset",
                              partition->path, (long long)recovery->in_out->corrupt_position,
                              (long long)recovery->in_out->corrupt_segment);
-    if (done == 0) {
+    if (outcome == 0) {
         recovery->mode = MODE_CHECKED;
         recovery->in_out->corrupt_position = recovery->in_out->corrupt_segment = recovery->in_out->missing_from = -1;
         partition->segment_count = 0;
-        done = recover_segments(recovery, now_ms);
+        outcome = recover_segments(recovery, now_ms);
     }
-    if (done < 0)
+    if (outcome < 0)
         return -1;
     /* C3: power failed after records had been deleted up to a log end that was not yet on disk. */
     if (recovery->in_out->log_start_offset > partition->log_end_offset) {
@@ -274,12 +274,12 @@ static bool same_epochs(const struct mqd_epochs *epochs, uint32_t count, int32_t
  * the leader provides later ones. */
 static int restore_high_watermark(struct mqd_partition *partition, int64_t offset)
 {
-    struct mqd_mark known;
+    struct mqd_mark mark;
     if (mqd_partition_locate(partition, offset < partition->log_start_offset ? partition->log_start_offset : offset,
-                             &known) < 0)
+                             &mark) < 0)
         return -1;
     mqd_partition_set_replicated(partition, true);
-    mqd_partition_reset_high_watermark(partition, &known);
+    mqd_partition_reset_high_watermark(partition, &mark);
     return 0;
 }
 

@@ -79,12 +79,12 @@ static int delete_snapshot(const struct mqd_partition *partition, int64_t offset
  * segments. */
 static int load_newest_snapshot(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t limit)
 {
-    uint32_t kept = 0;
+    uint32_t kept_count = 0;
     partition->snapshot_offset = partition->snapshot_previous = -1;
     for (uint32_t i = listing->snapshot_count; i-- > 0;) {
         int64_t offset = listing->snapshots[i];
-        bool useful = offset <= limit && offset >= partition->segments[0] && kept < SNAPSHOTS_KEPT;
-        if (useful && kept == 0) {
+        bool useful = offset <= limit && offset >= partition->segments[0] && kept_count < SNAPSHOTS_KEPT;
+        if (useful && kept_count == 0) {
             int loaded = load_snapshot(partition, offset);
             if (loaded < 0)
                 return -1;
@@ -94,7 +94,7 @@ static int load_newest_snapshot(struct mqd_partition *partition, const struct mq
         } else if (useful) {
             partition->snapshot_previous = offset;
         }
-        kept += useful;
+        kept_count += useful;
         if (!useful && delete_snapshot(partition, offset) < 0)
             return -1;
     }

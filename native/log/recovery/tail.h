@@ -24,7 +24,7 @@ struct recovery {
     bool changed;   /* names or lengths were changed: the directory and the active segment need a flush */
 };
 
-/* a segment under inspection */
+/* a segment under inspection; the last one that is kept becomes the active segment */
 struct tail {
     int fd;
     int64_t base_offset, file_bytes;

@@ -176,7 +176,7 @@ static int take_piece(struct mqd_view_read *read, const struct piece *piece)
  * NOT_CACHED. */
 static int take_cached(struct mqd_view_cache *cache, struct mqd_view_read *read, uint32_t *position)
 {
-    int taken = NOT_CACHED;
+    int result = NOT_CACHED;
     pthread_mutex_lock(&cache->mutex);
     if (cache->buckets) {
         struct piece **at = place_of(cache, read->file, read->view, *position / cache->piece_bytes), *piece = *at;
@@ -184,7 +184,7 @@ static int take_cached(struct mqd_view_cache *cache, struct mqd_view_read *read,
             (piece->end <= read->limit || PLANTED_VIEW_BUG(LIMIT))) {
             if (PLANTED_VIEW_BUG(STALE) || is_current(read, piece)) {
                 cache->figures.used++;
-                taken = take_piece(read, piece);
+                result = take_piece(read, piece);
                 *position = piece->end;
             } else {
                 cache->figures.stale++;
@@ -193,7 +193,7 @@ static int take_cached(struct mqd_view_cache *cache, struct mqd_view_read *read,
         }
     }
     pthread_mutex_unlock(&cache->mutex);
-    return taken;
+    return result;
 }
 
 /* Returns a new piece that consists of `before` and `piece`, which begins where `before` ends;
@@ -290,9 +290,9 @@ static bool fill(const struct mqd_view_read *read, struct buffer **buffer, uint3
         *buffer = current = grown;
         current->capacity_bytes = size_bytes;
     }
-    uint32_t more = size_bytes - current->size_bytes;
-    if (pread(read->fd, current->bytes + current->size_bytes, more, (off_t)current->position + current->size_bytes) !=
-        (ssize_t)more)
+    uint32_t missing_bytes = size_bytes - current->size_bytes;
+    if (pread(read->fd, current->bytes + current->size_bytes, missing_bytes,
+              (off_t)current->position + current->size_bytes) != (ssize_t)missing_bytes)
         return false;
     current->size_bytes = size_bytes;
     return true;
@@ -396,44 +396,44 @@ static int take_uncached(struct mqd_view_cache *cache, struct mqd_view_read *rea
         return -error;
     read->filtered_bytes += consumed_bytes;
     uint64_t selected_bytes = out->size_bytes - selection_begin;
-    bool whole = consumed_bytes == size_bytes;
-    if (whole && selected_bytes <= cache->selected_bytes_max &&
+    bool all_consumed = consumed_bytes == size_bytes;
+    if (all_consumed && selected_bytes <= cache->selected_bytes_max &&
         (PLANTED_VIEW_BUG(WITHIN) || read->from_offset <= first_offset(*buffer))) {
         struct piece *piece = piece_of(cache, read, *buffer, last, *position, selection_begin);
         if (piece)
             cache_piece(cache, read, piece);
     }
     if (selected_bytes > room) {
-        int taken = trim_selection(read, selection_begin);
-        return taken == 1 ? whole : taken;
+        int result = trim_selection(read, selection_begin);
+        return result == 1 ? all_consumed : result;
     }
-    if (!whole)
+    if (!all_consumed)
         *position = (*buffer)->position + (uint32_t)consumed_bytes;
-    return whole ? 1 : STOPPED;
+    return all_consumed ? 1 : STOPPED;
 }
 
 int16_t mqd_view_read(struct mqd_view_cache *cache, struct mqd_view_read *read)
 {
     struct buffer *buffer = NULL;
     uint32_t position = read->position;
-    int taken = 1;
+    int result = 1;
     read->selection = (struct mqd_filtered){.next_offset = read->from_offset};
     read->filtered_bytes = 0;
-    while (taken == 1 && position < read->limit && room_left(read)) {
-        taken = take_cached(cache, read, &position);
-        if (taken != NOT_CACHED)
+    while (result == 1 && position < read->limit && room_left(read)) {
+        result = take_cached(cache, read, &position);
+        if (result != NOT_CACHED)
             continue;
-        taken = 1;
+        result = 1;
         if (read->filtered_bytes >= read->filtered_bytes_max)
             break;
         if (!buffer && !(buffer = get_buffer(cache)))
-            taken = -MQD_KAFKA_STORAGE_ERROR;
+            result = -MQD_KAFKA_STORAGE_ERROR;
         else
-            taken = take_uncached(cache, read, &position, &buffer);
+            result = take_uncached(cache, read, &position, &buffer);
     }
     put_buffer(cache, buffer);
-    read->end_position = taken == 1 || taken == STOPPED ? position : 0;
-    return taken < 0 && !read->selection.size_bytes ? (int16_t)-taken : 0;
+    read->end_position = result == 1 || result == STOPPED ? position : 0;
+    return result < 0 && !read->selection.size_bytes ? (int16_t)-result : 0;
 }
 
 void mqd_view_cache_destroy(struct mqd_view_cache *cache)

@@ -373,10 +373,11 @@ void mqd_check_on_response(struct mqd_reactor *r, const struct mqd_descriptor *d
         return;
     struct mqd_check *check = mqd_check_of(r, descriptor->token);
     uint64_t arena_bytes = r->options.arena_bytes[from];
-    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
-                  descriptor->size_bytes <= arena_bytes - descriptor->offset;
-    const uint8_t *payload = inside && descriptor->size_bytes ? r->options.arenas[from] + descriptor->offset : NULL;
-    uint32_t size_bytes = inside ? descriptor->size_bytes : 0;
+    bool is_in_arena = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
+                       descriptor->size_bytes <= arena_bytes - descriptor->offset;
+    const uint8_t *payload =
+        is_in_arena && descriptor->size_bytes ? r->options.arenas[from] + descriptor->offset : NULL;
+    uint32_t size_bytes = is_in_arena ? descriptor->size_bytes : 0;
     bool more = false;
     if (check && check->sent && check->compression && !descriptor->error)
         mqd_check_take_piece(r, check, payload, size_bytes, descriptor->a);
