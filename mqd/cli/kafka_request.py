@@ -172,10 +172,10 @@ def with_retries(attempt: Callable[[], T]) -> T:
         time.sleep(_RETRY_S)  # there is no notification when a broker is back
 
 
-def check(what: str, error_code: int, message: str | None) -> None:
+def check(subject: str, error_code: int, message: str | None) -> None:
     """Raises CliError with the broker's message, or Kafka's name of the code."""
     if error_code:
-        raise CliError(f"{what}: {error_text(error_code, message)}")
+        raise CliError(f"{subject}: {error_text(error_code, message)}")
 
 
 def error_text(error_code: int, message: str | None = None) -> str:

@@ -213,7 +213,7 @@ def note_error(error: KafkaError) -> None:
         _unresolved_host, _unresolved_at = match[1], time.monotonic()
 
 
-def noted() -> CliError | None:
+def recent_error() -> CliError | None:
     """The cause of a timeout, as far as librdkafka has reported it within the last minute: it retries
     more often than that.
     """
@@ -255,7 +255,7 @@ def metadata(client: Any, topic: str | None = None, timeout_s: float = REQUEST_T
             else KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
         )
         if error is not None:
-            raise named(f"topic {topic}", KafkaException(error))
+            raise resource_error(f"topic {topic}", KafkaException(error))
     return cluster_metadata
 
 
@@ -265,10 +265,10 @@ def topic_names(bootstrap: str, timeout_s: float) -> list[str]:
     return sorted(AdminClient(base_config(bootstrap, timeout_s)).list_topics(timeout=timeout_s).topics)
 
 
-def named(what: str, error: KafkaException) -> CliError:
+def resource_error(resource: str, error: KafkaException) -> CliError:
     """The error of one resource, such as a topic, prefixed by its name."""
     text, code = explain_kafka(error)
-    return CliError(f"{what}: {text}", code)
+    return CliError(f"{resource}: {text}", code)
 
 
 def explain_kafka(error: BaseException) -> tuple[str, int]:
@@ -278,7 +278,9 @@ def explain_kafka(error: BaseException) -> tuple[str, int]:
     kafka_error = error.args[0] if error.args else None
     if not isinstance(kafka_error, KafkaError):
         return str(error), EXIT_FAILED
-    if (cause := noted()) and (kafka_error.code() in _UNREACHABLE or kafka_error.code() == KafkaError._MSG_TIMED_OUT):
+    if (cause := recent_error()) and (
+        kafka_error.code() in _UNREACHABLE or kafka_error.code() == KafkaError._MSG_TIMED_OUT
+    ):
         return cause.message, cause.exit_code
     if kafka_error.code() in _UNREACHABLE:
         return (
@@ -305,7 +307,7 @@ def each_future(
 
 
 def raise_failures(failed: Iterable[tuple[str, KafkaException]]) -> None:
-    failures = [named(name, error) for name, error in failed]
+    failures = [resource_error(name, error) for name, error in failed]
     if failures:
         raise CliError(
             "; ".join(failure.message for failure in failures), max(failure.exit_code for failure in failures)

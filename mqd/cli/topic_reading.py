@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, 
 from mqd.base.clock import now_ms
 from mqd.cli.client_security import take_encryption
 from mqd.cli.common import CliError, error_line
-from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, base_config, metadata, note_error, noted, unreachable
+from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, base_config, metadata, note_error, recent_error, unreachable
 from mqd.cli.records import Start
 from mqd.client.encryption.settings import Encryption
 
@@ -75,13 +75,13 @@ class Reader:
             if now - self._down_since < _OUTAGE_S:
                 return
             if exit_at_end:
-                raise noted() or unreachable(self._bootstrap)
+                raise recent_error() or unreachable(self._bootstrap)
             if not self._outage_reported:
                 error_line(f"the broker at {self._bootstrap} is no longer reachable; waiting for it")
                 self._outage_reported = True
         elif exit_at_end and now - self._silent_since >= _OUTAGE_S:
             self._silent_since = now
-            if (cause := noted()) is not None:
+            if (cause := recent_error()) is not None:
                 raise cause
             self._check_partitions()
 

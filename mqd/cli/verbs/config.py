@@ -60,14 +60,14 @@ def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bo
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigSource
 
-    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, named
+    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, resource_error
 
     admin = admin_client(settings.bootstrap)
     requested = _resource(admin, resource)
     try:
         entries = admin.describe_configs([requested], request_timeout=REQUEST_TIMEOUT_S)[requested].result()
     except KafkaException as error:
-        raise named(resource, error) from None
+        raise resource_error(resource, error) from None
     missing = [key for key in keys if key not in entries]
     if missing:
         raise CliError(f"{resource} has no property {', '.join(missing)}; mqd config get {resource} --all lists them")
@@ -114,7 +114,7 @@ def alter(settings: Settings, resource: str, values: dict[str, str], deleted: li
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry
 
-    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, named
+    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, resource_error
 
     admin = admin_client(settings.bootstrap)
     target = _resource(admin, resource)
@@ -125,7 +125,7 @@ def alter(settings: Settings, resource: str, values: dict[str, str], deleted: li
     try:
         admin.incremental_alter_configs([target], request_timeout=REQUEST_TIMEOUT_S)[target].result()
     except KafkaException as error:
-        raise named(resource, error) from None
+        raise resource_error(resource, error) from None
     if settings.json:
         emit_json({"resource": resource, "set": values, "unset": deleted})
     else:

@@ -55,7 +55,7 @@ def create(
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic
 
-    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, named
+    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, resource_error
 
     topic = NewTopic(
         name, num_partitions=partitions or -1, replication_factor=replication_factor or -1, config=pairs(configs, "-c")
@@ -66,7 +66,7 @@ def create(
         admin.create_topics([topic], operation_timeout=REQUEST_TIMEOUT_S, validate_only=dry_run)[name].result()
     except KafkaException as error:
         if not (if_not_exists and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS):
-            raise named(f"topic {name}", error) from None
+            raise resource_error(f"topic {name}", error) from None
         created = False
     if settings.json:
         emit_json({"topic": name, "created": created and not dry_run})

@@ -29,7 +29,7 @@ def test_timeouts_by_unresolved_addresses_name_the_cause(code: int) -> None:
     error = KafkaException(KafkaError(code))
     assert "advertise" not in librdkafka.explain_kafka(error)[0]
     librdkafka.note_error(KafkaError(KafkaError._TRANSPORT, "Failed to resolve 'x'"))
-    assert librdkafka.noted() is None
+    assert librdkafka.recent_error() is None
     librdkafka.note_error(KafkaError(KafkaError._RESOLVE, PRINTED))
     text, status = librdkafka.explain_kafka(error)
     assert status == EXIT_UNREACHABLE
@@ -39,10 +39,10 @@ def test_timeouts_by_unresolved_addresses_name_the_cause(code: int) -> None:
 def test_an_address_that_resolves_again_explains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The console runs for weeks, and keeps what the process has noted."""
     librdkafka.note_error(KafkaError(KafkaError._RESOLVE, PRINTED))
-    assert librdkafka.noted() is not None
+    assert librdkafka.recent_error() is not None
     now_s = time.monotonic()
     monkeypatch.setattr(librdkafka.time, "monotonic", lambda: now_s + librdkafka.NOTED_S + 1)
-    assert librdkafka.noted() is None
+    assert librdkafka.recent_error() is None
 
 
 def test_other_errors_are_unchanged() -> None:
@@ -77,7 +77,7 @@ def test_librdkafka_still_uses_this_text() -> None:
             break
     for error in noted:
         librdkafka.note_error(error)
-    cause = librdkafka.noted()
+    cause = librdkafka.recent_error()
     assert cause is not None and "advertises nohost.invalid:9092," in cause.message
 
 
