@@ -239,7 +239,7 @@ def records_left(cluster: Cluster, state: State) -> int:
 def as_json(state: State, readers: Readers, records_left: int | None) -> dict[str, Any]:
     return {
         "topic": state.topic,
-        "step": ("none", "drawing_near", "sealed", "redirected", "hidden")[state.step],
+        "step": ("none", "co_locating", "sealed", "redirected", "hidden")[state.step],
         "partitions": state.remaining,
         "retired": [{"partition": index, "redirected_to": to} for index, to in sorted(state.retired.items())],
         "records_left": records_left,

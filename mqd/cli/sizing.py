@@ -361,7 +361,7 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
             f"{name.replace('_', ' ')}{per_host}",
         )
     put(
-        "partitions_least",
+        "partitions_min_required",
         max(hosts * workers, math.ceil(sheet["cores_appending"] / copies / free)),
         "",
         "max(hosts × workers, cores to append one copy ÷ (1 - headroom)): one worker owns a partition",
@@ -371,7 +371,7 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
 
 def _notes(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> list[str]:
     notes = [f"figures per core: {figures.source} ({figures.date}); over loopback, without a network card's interrupts"]
-    workers, partitions_min = sheet["workers_per_host"], sheet["partitions_least"]
+    workers, partitions_min = sheet["workers_per_host"], sheet["partitions_min_required"]
     if workers > figures.workers_measured:
         notes.append(
             f"{workers:.0f} workers on a host are an extrapolation: measured up to {figures.workers_measured}; measure"

@@ -203,7 +203,7 @@ def _raid(device: Device, array: Array) -> Iterator[Setting]:
             str(missing),
             "0",
             missing == 0,
-            "if one more disk fails, the array is lost" if missing else "every disk of the array is present",
+            "the array has less redundancy, or none" if missing else "every disk of the array is present",
             how=f"mdadm --detail /dev/{device.name} shows which; mdadm --add replaces a disk",
             is_risk=missing > 0,
         )

@@ -145,7 +145,7 @@ def _table(plan: Plan, hosts: int) -> None:
     row("memory", "", value_text("memory_per_host")) if hosts > 1 else row("memory", value_text("memory_per_host"))
     reasons = ", ".join(f"{name} {count}" for name, count in plan.hosts_by.items())
     row("hosts", f"{hosts}, for {plan.decided_by} ({reasons})")
-    row("partitions", f"at least {value_text('partitions_least')}")
+    row("partitions", f"at least {value_text('partitions_min_required')}")
 
 
 def _formulas(plan: Plan) -> None:

@@ -335,7 +335,7 @@ def command(
 
     def on_waiting(text: str) -> None:
         try:
-            print(f"mqd waits: {text}", file=sys.stderr, flush=True)
+            print(f"mqd is waiting: {text}", file=sys.stderr, flush=True)
         except OSError:
             pass
 

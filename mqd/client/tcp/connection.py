@@ -88,10 +88,10 @@ class Connection:
         spec, (first, last) = KNOWN[api_key], self.versions.get(api_key, (0, -1))
         version = min(spec.max_version, last, version_max)
         if version < max(spec.min_version, first):
+            offered = f"{first} to {last}" if last >= 0 else "no version"
             raise NoCommonVersion(
                 f"the broker {self.host}:{self.port} does not support this client's versions of {spec.name}:"
-                f" {first} to {last}"
-                f" there, up to {min(spec.max_version, version_max)} here"
+                f" {offered} there, up to {min(spec.max_version, version_max)} here"
             )
         return version
 

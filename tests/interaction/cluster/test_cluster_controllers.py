@@ -159,7 +159,7 @@ def test_status_reports_a_lost_voter_that_was_not_the_active_controller(tmp_path
             ),
         )
         found = cluster.wait("for programs, too", lambda: json.loads(status("--format", "json") or "null"))
-        assert (found["voters_not_heard_of"], found["voters_behind"], found["voters_that_may_be_lost"]) == (
+        assert (found["voters_not_heard_from"], found["voters_behind"], found["voter_losses_tolerated"]) == (
             [victim.node_id],
             [],
             0,
@@ -348,7 +348,7 @@ def test_a_later_host_joins(tmp_path: Path) -> None:
         assert create(late, "from-4") == 0
         # and the quorum commands of the command line
         shown = json.loads(mqd(late, "cluster", "status", "--format", "json"))
-        assert (shown["voters"], shown["brokers"], shown["fenced"], shown["voters_that_may_be_lost"]) == (
+        assert (shown["voters"], shown["brokers"], shown["fenced"], shown["voter_losses_tolerated"]) == (
             [1, 2, 3],
             [1, 2, 3, 4],
             [],
@@ -474,7 +474,9 @@ def test_a_host_without_an_inter_broker_listener_grows_to_three_with_one_restart
                 second.command(), stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
             )
         cluster.wait("it says what to look at", lambda: ADVICE in output.read_text(), 60)
-        assert f"mqd waits: {cluster.seeds} cannot be reached: Connection refused. {ADVICE}\n" in output.read_text()
+        assert (
+            f"mqd is waiting: {cluster.seeds} cannot be reached: Connection refused. {ADVICE}\n" in output.read_text()
+        )
         first.stop()
         first.config = grown
         cluster.start([first])
@@ -532,7 +534,7 @@ def test_a_host_without_the_key_is_refused(tmp_path: Path) -> None:
         with open(stranger.data_dir / "up.stderr", "w") as errors:
             started = subprocess.Popen(stranger.command(), stdout=subprocess.DEVNULL, stderr=errors)
         try:
-            cluster.wait("it says for whom it waits", lambda: "mqd waits: 127.0.0.1" in stranger.logs())
+            cluster.wait("it says for whom it waits", lambda: "mqd is waiting: 127.0.0.1" in stranger.logs())
             cluster.wait("the others say why", lambda: "does not have this cluster's key" in cluster[1].logs())
             assert started.poll() is None and "mqd ready" not in stranger.logs()
         finally:

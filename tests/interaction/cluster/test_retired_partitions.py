@@ -363,7 +363,7 @@ def test_clients_continue_during_a_complete_retirement(io_backend: str, start_br
         until("all of them write", lambda: all(len(writer.written) == KEYS for writer in writers))
         with writers[2].between_transactions():
             assert (
-                "drawing_near"
+                "co_locating"
                 in run(
                     "topic",
                     "retire-partitions",

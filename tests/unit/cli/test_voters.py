@@ -130,7 +130,7 @@ def test_status_names_voters_that_the_leader_does_not_hear(mqd) -> None:
     code, output = mqd(lost, "cluster", "status")
     assert code == 0 and "voters: 1, 2, 3; not heard from: 2; the quorum can lose none of the others\n" in output
     found = json.loads(mqd(lost, "cluster", "status", "--format", "json")[1])
-    assert (found["voters_not_heard_of"], found["voters_behind"], found["voters_that_may_be_lost"]) == ([2], [], 0)
+    assert (found["voters_not_heard_from"], found["voters_behind"], found["voter_losses_tolerated"]) == ([2], [], 0)
     assert (
         "voters: 1, 2, 3; does not keep up: 3; the quorum can lose none of the others\n"
         in mqd(quorum(replica(1), replica(2), replica(3, 0, 9_000)), "cluster", "status")[1]
