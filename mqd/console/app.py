@@ -193,7 +193,7 @@ async def _login(console: Console, request: Request) -> Response:
         except Refused as error:
             return page_request.page("error.html", error.status, title="Not logged in", reason=str(error), retry=False)
         to = _page_after_login(form.get("to", "/"))
-        if not console.sessions.is_token(cookie, form.get("token", "")):
+        if not console.sessions.is_valid_token(cookie, form.get("token", "")):
             reason, status = "the console has restarted since this form was loaded; try again", 403
         else:
             user, password = form.get("user", ""), form.get("password", "")
@@ -231,6 +231,6 @@ async def _logout(console: Console, request: Request) -> Response:
         form = await read_form(request, LOGIN_BYTES_MAX)
     except Refused:
         form = {}
-    if console.sessions.is_token(cookie, form.get("token", "")):
+    if console.sessions.is_valid_token(cookie, form.get("token", "")):
         console.sessions.end(cookie)
     return Response(status_code=303, headers={"location": "/login"})

@@ -1,4 +1,4 @@
-"""One line of JSON for each change made from a page: who, from where, what, and how it ended."""
+"""Writes a line of JSON for each change made from a page: user, address, command and outcome."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
-COMMAND_MAX = 4000  # characters; the key of a record in it may be large
+COMMAND_MAX = 4000  # characters; a record's key in it can be long
 
 
 class Audit:
     """Appends to a file (0600), or to stderr. Thread-safe. A change that cannot be recorded is not
-    made: write() raises OSError before it.
+    made: write(), which is called first, raises OSError.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._lock = threading.Lock()
-        self._file = sys.stderr if path is None else open(path, "a", opener=_private)
+        self._file = sys.stderr if path is None else open(path, "a", opener=_open_private)
 
     def write(self, user: str, address: str, command: str, outcome: str) -> None:
         """`outcome`: "begun" before the change, then "done" or why it failed."""
@@ -37,5 +37,5 @@ class Audit:
             self._file.flush()
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)

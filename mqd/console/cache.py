@@ -33,9 +33,9 @@ class Cache:
         with self._locked(key):
             begun = self._clock()
             with self._lock:
-                found, change_count = self._kept.get(key), self._change_count
-            if found is not None and begun < found[0]:
-                return found[1]
+                entry, change_count = self._kept.get(key), self._change_count
+            if entry is not None and begun < entry[0]:
+                return entry[1]
             value = load()
             now = self._clock()
             with self._lock:

@@ -1,5 +1,5 @@
-"""Changes made by pages: the cluster checks each one first, the page shows its effect and the
-equivalent mqd command, and it is carried out when confirmed.
+"""Changes made from pages: the cluster first checks a change, then the page shows its effect and
+the equivalent mqd command, and the change is carried out when the user has confirmed it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PARTITIONS_MAX = 100_000
 REPLICAS_MAX = 10_000
 CONFIGS_MAX = 50
 HEADERS_MAX = 50
-# for a longer value the command reads a file: an argument has at most 128 KiB
+# the shown command reads a longer value from a file: an argument can have at most 128 KiB
 LARGE_VALUE_CHARACTERS = 10_000
 # the broker's limit decides; librdkafka's default would refuse a value of 1 MB
 PRODUCER_SETTINGS = {"message.max.bytes": "4000000"}
@@ -49,10 +49,10 @@ class BadForm(Exception):
 
 
 class Change(msgspec.Struct):
-    """`typed`: the text to type for confirmation. `blocked`: why the cluster would refuse it now.
-    `done`: the notice shown afterwards, on the page `back`. `do` returns a password, which is shown
-    only once, or None. `rows`, under `titles`: what changes, one by one; numbers
-    are aligned.
+    """`do` carries out the change; it returns a password, which is shown only once, or None. `done`:
+    the notice shown afterwards, on the page `back` (path and query). `rows`: a table of the
+    individual changes, with the column titles `titles`. `typed`: the text that the user must type
+    to confirm. `blocked`: why the cluster would refuse the change now, or "".
     """
 
     title: str
@@ -72,19 +72,19 @@ def command_of(settings: Settings, *words: str) -> str:
     return " ".join(["mqd", *(shlex.quote(word) for word in words), "-b", shlex.quote(settings.bootstrap)])
 
 
-def number_in(form: Form, name: str, what: str, most: int) -> int | None:
+def number_in(form: Form, name: str, label: str, maximum: int) -> int | None:
     text = form.get(name, "").strip()
     if not text:
         return None
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
-        raise BadForm(f"{what}: {text!r} is not a number from 1 to {most}")
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= maximum:
+        raise BadForm(f"{label}: {text!r} is not a number from 1 to {maximum}")
     return int(text)
 
 
-def required(form: Form, name: str, what: str) -> str:
+def required(form: Form, name: str, description: str) -> str:
     text = form.get(name, "").strip()
     if not text:
-        raise BadForm(f"give {what}")
+        raise BadForm(f"give {description}")
     return text
 
 
@@ -114,11 +114,11 @@ def create_topic(settings: Settings, form: Form) -> Change:
         )
         request = CreateTopicsRequest(topics=[topic], timeout_ms=TIMEOUT_MS, validate_only=validate_only)
         with Broker(settings.bootstrap) as broker:
-            found = broker.request(CREATE_TOPICS, request).topics[0]
-        check(f"topic {name}", found.error_code, found.error_message)
-        return found
+            result = broker.request(CREATE_TOPICS, request).topics[0]
+        check(f"topic {name}", result.error_code, result.error_message)
+        return result
 
-    checked = send(validate_only=True)
+    planned = send(validate_only=True)
 
     def do() -> None:
         send(validate_only=False)
@@ -128,12 +128,12 @@ def create_topic(settings: Settings, form: Form) -> Change:
     words += ["-r", str(replicas)] if replicas else []
     for key, value in configs.items():
         words += ["-c", f"{key}={value}"]
-    count = checked.num_partitions if checked.num_partitions > 0 else partitions
-    copies = checked.replication_factor if checked.replication_factor > 0 else replicas
+    partition_count = planned.num_partitions if planned.num_partitions > 0 else partitions
+    replica_count = planned.replication_factor if planned.replication_factor > 0 else replicas
     effects = [
-        f"It will have {count or 'as many partitions as the broker gives by default'}"
-        f"{'' if not count else ' partition' if count == 1 else ' partitions'}, each with"
-        f" {copies or 'the default number of'} replica{'' if copies == 1 else 's'}.",
+        f"It will have {partition_count or 'as many partitions as the broker gives by default'}"
+        f"{'' if not partition_count else ' partition' if partition_count == 1 else ' partitions'}, each with"
+        f" {replica_count or 'the default number of'} replica{'' if replica_count == 1 else 's'}.",
         *(f"{key} = {value}" for key, value in configs.items()),
     ]
     return Change(
@@ -164,8 +164,8 @@ def alter_topic(settings: Settings, form: Form) -> Change:
         )
         request = IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only)
         with Broker(settings.bootstrap) as broker:
-            found = broker.request(ALTER_CONFIGS, request).responses[0]
-        check(f"topic {name}", found.error_code, found.error_message)
+            result = broker.request(ALTER_CONFIGS, request).responses[0]
+        check(f"topic {name}", result.error_code, result.error_message)
 
     send(validate_only=True)
     words = ["-d", key] if is_reset else ["-c", f"{key}={value}"]
@@ -190,8 +190,8 @@ def add_partitions(settings: Settings, form: Form) -> Change:
         topic = CreatePartitionsRequest.Topic(name=name, count=total)
         request = CreatePartitionsRequest(topics=[topic], timeout_ms=TIMEOUT_MS, validate_only=validate_only)
         with Broker(settings.bootstrap) as broker:
-            found = broker.request(CREATE_PARTITIONS, request).results[0]
-        check(f"topic {name}", found.error_code, found.error_message)
+            result = broker.request(CREATE_PARTITIONS, request).results[0]
+        check(f"topic {name}", result.error_code, result.error_message)
 
     send(validate_only=True)
     return Change(
@@ -213,8 +213,8 @@ def delete_topic(settings: Settings, form: Form) -> Change:
             topics=[DeleteTopicsRequest.TopicState(name=name)], topic_names=[name], timeout_ms=TIMEOUT_MS
         )
         with Broker(settings.bootstrap) as broker:
-            found = broker.request(DELETE_TOPICS, request).responses[0]
-        check(f"topic {name}", found.error_code, found.error_message)
+            result = broker.request(DELETE_TOPICS, request).responses[0]
+        check(f"topic {name}", result.error_code, result.error_message)
 
     return Change(
         f"Delete the topic {name}?",
@@ -273,7 +273,7 @@ def produce(settings: Settings, form: Form) -> Change:
             word for name, most in PRODUCER_SETTINGS.items() if size > 900_000 for word in ("-X", f"{name}={most}")
         ]
         source = f"printf %s {shlex.quote(value)}" if len(value) <= LARGE_VALUE_CHARACTERS else "cat VALUE"
-    else:  # a record with only a key: empty input would be no record
+    else:  # a record with only a key: from empty input, the command would write no record
         words += ["-k", r"\x01"] + (["-Z"] if is_null else [])
         source = f"printf '%s\\001' {shlex.quote(key)}"
     return Change(
@@ -291,15 +291,18 @@ def produce(settings: Settings, form: Form) -> Change:
 # -- groups ----------------------------------------------------------------------------------------
 
 
-def _moved_by(one: Move) -> str:
-    return "–" if one.old is None or one.new is None else f"{one.new - one.old:+d}"
+def _moved_by(move: Move) -> str:
+    return "–" if move.old is None or move.new is None else f"{move.new - move.old:+d}"
 
 
 def seek(settings: Settings, form: Form) -> Change:
-    name, where = required(form, "name", "a group"), required(form, "to", "where the group is to continue")
+    name, destination = (
+        required(form, "name", "a group"),
+        required(form, "to", "the position at which the group continues"),
+    )
     targets = form.get("topics", "").split()
     try:
-        start = parse_destination(where, datetime.now().astimezone())
+        start = parse_destination(destination, datetime.now().astimezone())
         requested = [parse_target(text) for text in targets]
     except (click.UsageError, OverflowError) as error:
         raise BadForm(str(error).removeprefix("--to ")) from None
@@ -322,8 +325,8 @@ def seek(settings: Settings, form: Form) -> Change:
     if any(one.is_spark_progress for one in moves):
         effects.append(SPARK_PROGRESS_NOTE.format(group=name))
     return Change(
-        f"Move the offsets of {name} to {where}?",
-        command_of(settings, "group", "seek", name, *targets, "--to", where, "--execute"),
+        f"Move the offsets of {name} to {destination}?",
+        command_of(settings, "group", "seek", name, *targets, "--to", destination, "--execute"),
         effects,
         do,
         f"Moved the offsets of {name}.",

@@ -1,4 +1,4 @@
-"""Changes of work in progress in the cluster: hanging transactions, moving replicas."""
+"""Changes that abort transactions, and that start or stop moves of replicas."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MOVES: tuple[str, dict[str, str]] = ("/moves", {})
 # -- transactions ----------------------------------------------------------------------------------
 
 
-def whole_number(form: Form, name: str, what: str) -> int:
-    text = required(form, name, what)
+def whole_number(form: Form, name: str, description: str) -> int:
+    text = required(form, name, description)
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
-        raise BadForm(f"{what}: {text!r} is not a number")
+        raise BadForm(f"{description}: {text!r} is not a number")
     return int(text)
 
 
@@ -34,9 +34,9 @@ def abort(settings: Settings, form: Form) -> Change:
     topic = required(form, "topic", "a transactional id, or a topic, partition and offset")
     index, offset = whole_number(form, "partition", "a partition"), whole_number(form, "offset", "an offset")
     with Cluster(settings.bootstrap) as cluster:
-        one, coordinator_view = txns.find_open_transaction(cluster, topic, index, offset, None)
+        producer, coordinator_view = txns.find_open_transaction(cluster, topic, index, offset, None)
     effects = [
-        f"The transaction of producer id {one.producer_id} that begins at {topic}-{index} offset {offset} is aborted:"
+        f"The transaction of producer id {producer.producer_id} that begins at {topic}-{index} offset {offset} is aborted:"
         " readers of committed records pass it and do not see its records."
     ]
     if coordinator_view is not None and coordinator_view.state == "Ongoing":
@@ -45,18 +45,18 @@ def abort(settings: Settings, form: Form) -> Change:
             " producer fenced."
         )
     else:
-        effects.append(f"It has written nothing for {duration_text(one.idle_ms)}, and no coordinator will end it.")
-    if txns.maybe_committed(coordinator_view, one):
+        effects.append(f"It has written nothing for {duration_text(producer.idle_ms)}, and no coordinator will end it.")
+    if txns.maybe_committed(coordinator_view, producer):
         assert coordinator_view is not None
         effects.append(
-            f"It may be the last commit of {coordinator_view.transactional_id}, whose marker was lost in a power"
-            " failure: once it is aborted, readers of committed records never see it here."
+            f"{coordinator_view.transactional_id} may have committed it, and its marker may have been lost in a power"
+            " failure: once it is aborted, readers of committed records never see its records in this partition."
         )
 
     def do() -> None:
         with Cluster(settings.bootstrap) as cluster:
-            found, _ = txns.find_open_transaction(cluster, topic, index, offset, None)
-            txns.abort_in_partition(cluster, found)
+            current, _ = txns.find_open_transaction(cluster, topic, index, offset, None)
+            txns.abort_in_partition(cluster, current)
 
     return Change(
         f"Abort the transaction that begins at {topic}-{index} offset {offset}?",
@@ -71,32 +71,32 @@ def abort(settings: Settings, form: Form) -> Change:
 
 def _abort_by_id(settings: Settings, name: str) -> Change:
     with Cluster(settings.bootstrap) as cluster:
-        found = txns.describe(cluster, name)
-        txns.check_open(found)
+        transaction = txns.describe(cluster, name)
+        txns.check_open(transaction)
 
     def do() -> None:
         with Cluster(settings.bootstrap) as cluster:
-            now = txns.describe(cluster, name)
-            txns.check_open(now)
-            if (now.producer_id, now.producer_epoch, now.started_ms) != before:
-                raise CliError(f"the transaction that was shown has ended; {name} has begun another one")
-            txns.abort_by_id(cluster, now)
+            current = txns.describe(cluster, name)
+            txns.check_open(current)
+            if (current.producer_id, current.producer_epoch, current.started_ms) != shown:
+                raise CliError(f"the transaction shown here has ended; {name} has begun another one")
+            txns.abort_by_id(cluster, current)
 
-    before = (found.producer_id, found.producer_epoch, found.started_ms)
+    shown = (transaction.producer_id, transaction.producer_epoch, transaction.started_ms)
     return Change(
         f"Abort the transaction of {name}?",
         command_of(settings, "txn", "abort", name, "--execute"),
         [
-            f"It has been open for {duration_text(found.open_ms or 0)}. Its records are never seen by readers of committed"
+            f"It has been open for {duration_text(transaction.open_ms or 0)}. Its records are never seen by readers of committed"
             " records.",
-            f"Its producer (id {found.producer_id}, epoch {found.producer_epoch}) is fenced: it fails at its next"
+            f"Its producer (id {transaction.producer_id}, epoch {transaction.producer_epoch}) is fenced: it fails at its next"
             " request, and its application must start again.",
         ],
         do,
         f"Aborted the transaction of {name}.",
         ("/transaction", {"id": name}),
         ("Topic", "Partitions"),
-        [(topic, ranges_text(indexes)) for topic, indexes in sorted(found.partitions.items())],
+        [(topic, ranges_text(indexes)) for topic, indexes in sorted(transaction.partitions.items())],
         is_danger=True,
     )
 
@@ -105,8 +105,8 @@ def _abort_by_id(settings: Settings, name: str) -> Change:
 
 
 def _plan_rows(before: Mapping[Partition, list[int]], plan: Plan) -> list[Row]:
-    def nodes(found: list[int]) -> str:
-        return ", ".join(map(str, found))
+    def nodes(replicas: list[int]) -> str:
+        return ", ".join(map(str, replicas))
 
     return [
         (f"{topic}-{index}", nodes(before.get((topic, index), [])), nodes(target))
@@ -162,9 +162,9 @@ def drain(settings: Settings, form: Form) -> Change:
                 "only an mqd cluster, not Apache Kafka, drains a broker; mqd topic reassign moves its replicas"
             )
         before = moves.replicas_of_all(broker)
-    held = {partition: replicas for partition, replicas in before.items() if node in replicas}
+    held_partitions = {partition: replicas for partition, replicas in before.items() if node in replicas}
     others = [one.broker_id for one in state.brokers if not one.is_fenced and one.broker_id != node]
-    unplaceable = [partition for partition, replicas in held.items() if len(replicas) > len(others)]
+    unplaceable = [partition for partition, replicas in held_partitions.items() if len(replicas) > len(others)]
 
     def do() -> None:
         with Broker(settings.bootstrap) as broker:
@@ -176,10 +176,10 @@ def drain(settings: Settings, form: Form) -> Change:
             " when the cluster is balanced."
         ]
     else:
-        leads = sum(replicas[0] == node for replicas in held.values())
+        led_count = sum(replicas[0] == node for replicas in held_partitions.values())
         effects = [
-            f"{len(held)} replica{'s' * (len(held) != 1)} of broker {node} move to other brokers, {leads} of them the"
-            f" preferred leader{'s' * (leads != 1)}; the controller chooses where. Records are copied first, so readers"
+            f"{len(held_partitions)} replica{'s' * (len(held_partitions) != 1)} of broker {node} move to other brokers, {led_count} of them the"
+            f" preferred leader{'s' * (led_count != 1)}; the controller chooses where. Records are copied first, so readers"
             " have them all the time.",
             f"Broker {node} gets no replicas of new topics. Once it holds no replica, it can be stopped permanently.",
         ]
@@ -201,7 +201,10 @@ def drain(settings: Settings, form: Form) -> Change:
         () if cancel else ("Partition", "Replicas now"),
         []
         if cancel
-        else [(f"{topic}-{index}", ", ".join(map(str, replicas))) for (topic, index), replicas in sorted(held.items())],
+        else [
+            (f"{topic}-{index}", ", ".join(map(str, replicas)))
+            for (topic, index), replicas in sorted(held_partitions.items())
+        ],
         blocked=blocked,
     )
 
@@ -209,14 +212,14 @@ def drain(settings: Settings, form: Form) -> Change:
 def cancel_moves(settings: Settings, form: Form) -> Change:
     topic = required(form, "topic", "a topic")
     with Broker(settings.bootstrap) as broker:
-        found = moves.ongoing_moves(broker, topic)
-    if not found:
-        raise CliError(f"topic {topic}: nothing moves")
+        ongoing = moves.ongoing_moves(broker, topic)
+    if not ongoing:
+        raise CliError(f"topic {topic}: no replicas are moving")
 
     def do() -> None:
         with Broker(settings.bootstrap) as broker:
-            if now := moves.ongoing_moves(broker, topic):
-                moves.begin(broker, dict.fromkeys(now))
+            if current := moves.ongoing_moves(broker, topic):
+                moves.begin(broker, dict.fromkeys(current))
 
     def kept(move: moves.Move) -> str:
         return ", ".join(str(node) for node in move.replicas if node not in move.adding)
@@ -232,5 +235,5 @@ def cancel_moves(settings: Settings, form: Form) -> Change:
         f"The replicas of {topic} stay where they were.",
         MOVES,
         ("Partition", "Replicas"),
-        [(f"{name}-{index}", kept(move)) for (name, index), move in sorted(found.items())],
+        [(f"{name}-{index}", kept(move)) for (name, index), move in sorted(ongoing.items())],
     )

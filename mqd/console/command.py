@@ -77,14 +77,15 @@ def command(
 ) -> None:
     """Serve a web page of the cluster: health, topics, records, groups.
 
-    It is a client of the cluster and works with any that speaks the Kafka protocol. It listens on
-    this host's loopback address; elsewhere it needs a login and TLS. Where the cluster's listener
-    has SASL (--client-config), users log in as themselves, and each acts with its own permissions.
+    It is a client of the cluster and works with any cluster that speaks the Kafka protocol. By
+    default it listens on this host's loopback address; on other addresses it needs a login and TLS.
+    If the cluster's listener uses SASL (--client-config), each user logs in to the console and acts
+    with that user's permissions.
     """
     if any(not url.startswith(("http://", "https://")) for url in metrics):
         raise CliError("--metrics takes the URL of a metrics page, as mqd status shows it", EXIT_USAGE)
     host, port = parse_listen(listen)
-    chosen = checked(
+    checked_options = checked(
         Options(
             settings.bootstrap,
             client_security.from_file(),
@@ -100,14 +101,14 @@ def command(
             audit=audit,
         )
     )
-    server = server_of(chosen)
-    listening = _listening(host, port)
-    shown = f"[{host}]" if ":" in host else host
+    server = server_of(checked_options)
+    listener = _listen(host, port)
+    display_host = f"[{host}]" if ":" in host else host
     click.echo(
-        f"console of {settings.bootstrap} on http{'s' if chosen.has_tls else ''}://{shown}:{listening.getsockname()[1]}"
+        f"console of {settings.bootstrap} on http{'s' if checked_options.has_tls else ''}://{display_host}:{listener.getsockname()[1]}"
         "/ (ctrl-C stops it)"
     )
-    server.run(sockets=[listening])
+    server.run(sockets=[listener])
 
 
 def server_of(options: Options) -> uvicorn.Server:
@@ -142,11 +143,11 @@ def server_of(options: Options) -> uvicorn.Server:
 def _check_pair(certificate: Path, key: Path) -> None:
     """Raises CliError: the server's own error would be less clear, or it would ask for a password."""
 
-    def no_password() -> str:
+    def reject_password() -> str:
         raise CliError(f"--tls-key {key} has a password; openssl pkey -in {key} -out FILE writes it without one")
 
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, no_password)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, reject_password)
     except ssl.SSLError as error:
         raise CliError(
             f"--tls-certificate {certificate}: {error.reason or error}; it takes a PEM file of a certificate, and its"
@@ -156,7 +157,7 @@ def _check_pair(certificate: Path, key: Path) -> None:
         raise CliError(f"--tls-certificate {certificate}, --tls-key {key}: {error.strerror or error}") from None
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=CONNECTIONS_MAX

@@ -12,7 +12,7 @@ import msgspec
 
 PATH_MAX = 300  # characters
 STEPS_MAX = 32
-FOUND_MAX = 1000  # values of one record that [*] leads to
+FOUND_MAX = 1000  # values at one path in one record ([*] selects many)
 _STEP = re.compile(r'\.([^\s.\[\]=!<>~"\']+)|\[(\d{1,9})\]|\["([^"]*)"\]|\[(\*)\]')
 _COMPARISON = re.compile(r"\s*(==?|!=|<=|>=|<|>|~)\s*(\S.*)", re.DOTALL)
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -27,7 +27,7 @@ class BadFilter(ValueError):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """`comparison` "": the condition is that the path exists."""
+    """If `comparison` is "", the condition holds for every document in which the path exists."""
 
     steps: tuple[Any, ...]
     comparison: str = ""
@@ -49,24 +49,26 @@ class Condition(msgspec.Struct, frozen=True):
             return False  # a string is neither greater nor less than a number
 
 
-def _at(document: Any, steps: tuple[Any, ...], left: list[int]) -> Iterator[Any]:
-    """Yields the values at a path. `left`: how many more may be yielded, one number for all calls."""
+def _at(document: Any, steps: tuple[Any, ...], remaining: list[int]) -> Iterator[Any]:
+    """Yields the values at a path. `remaining`: a list of one number, which all recursive calls
+    share: how many more values may be yielded.
+    """
     if not steps:
-        left[0] -= 1
-        if left[0] >= 0:
+        remaining[0] -= 1
+        if remaining[0] >= 0:
             yield document
         return
     step, rest = steps[0], steps[1:]
     if step is ANY:
         for element in document if isinstance(document, list) else ():
-            if left[0] <= 0:
+            if remaining[0] <= 0:
                 return
-            yield from _at(element, rest, left)
+            yield from _at(element, rest, remaining)
     elif isinstance(step, int):
         if isinstance(document, list) and step < len(document):
-            yield from _at(document[step], rest, left)
+            yield from _at(document[step], rest, remaining)
     elif isinstance(document, dict) and step in document:
-        yield from _at(document[step], rest, left)
+        yield from _at(document[step], rest, remaining)
 
 
 def parse_condition(text: str) -> Condition:
@@ -128,7 +130,7 @@ class Filter(msgspec.Struct, frozen=True):
             return False
 
 
-def parse(key: str, value: str, header: str, path: str) -> Filter:
+def parse(key: str, value: str, header: str, condition: str) -> Filter:
     """`header`: NAME or NAME=SUBSTRING. Raises BadFilter."""
     name, equals, substring = header.partition("=")
     return Filter(
@@ -136,5 +138,5 @@ def parse(key: str, value: str, header: str, path: str) -> Filter:
         value.encode(),
         name.strip().encode() if name.strip() else None,
         substring.strip().encode() if equals and substring.strip() else None,
-        parse_condition(path) if path.strip() else None,
+        parse_condition(condition) if condition.strip() else None,
     )

@@ -1,5 +1,5 @@
-"""Checks before every page: the host name, the origin of the request, and the headers that keep a
-browser from executing a record's content.
+"""Checks the host name and the origin of every request before a page sees it, and adds headers that
+keep a browser from executing a record's content.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def host_name(text: str) -> str:
 
 
 def refusal(method: str, headers: dict[str, str], hosts: frozenset[str], scheme: str) -> tuple[int, str] | None:
-    """Checked first of all: status and reason of a refusal. None: the request may continue."""
+    """Returns the status and the reason of a refusal, or None if the request may continue."""
     host = headers.get("host", "")
     if host_name(host) not in hosts:
         return 421, f"this console does not answer to the name {host!r}; mqd console --allow-host NAME adds one"
@@ -66,7 +66,7 @@ class Guard:
             return  # the console has no WebSockets
         headers: dict[str, str] = {}
         for name, value in scope["headers"]:
-            # a repeated header is joined, and so matches nothing
+            # the values of a repeated header are joined, so that they match no valid value
             text, key = value.decode("latin-1"), name.decode("latin-1").lower()
             headers[key] = f"{headers[key]}, {text}" if key in headers else text
         is_static = scope["path"].startswith("/static/")

@@ -29,10 +29,10 @@ PAGE_BYTES_MAX = 64 << 20
 TOTALS = ("mqd_records_appended_total", "mqd_bytes_appended_total", "mqd_fetch_bytes_total")
 PRODUCE_TIMES = "mqd_produce_seconds_bucket"
 CLOCK = "mqd_clock_timestamp_seconds"
-# a page can have lines of 10,000 partitions: labels are parsed only in lines that are kept
+# a page can have lines for 10,000 partitions: labels are parsed only in lines that are kept
 _ALWAYS_KEPT = frozenset({"mqd_log_dir_total_bytes", "mqd_log_dir_free_bytes", "mqd_sync_failures_total",
                     "mqd_certificate_expiry_timestamp_seconds"})  # fmt: skip
-_KEPT_UNLESS = {
+_KEPT_UNLESS = {  # metric -> the value with which its line is dropped
     "mqd_corrupt_segments": 0.0,
     "mqd_compaction_uncleanable": 0.0,
     "mqd_partition_online": 1.0,
@@ -47,11 +47,13 @@ _ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 
 
 class Scrape(msgspec.Struct):
-    """One page. `times`: upper bound in seconds -> number of Produce requests within it."""
+    """The content of one metrics page. `produce_counts`: upper bound in seconds -> number of Produce
+    requests that did not take longer.
+    """
 
     time_s: float
     totals: dict[str, float]
-    times: dict[float, float]
+    produce_counts: dict[float, float]
     samples: list[Sample]
     clock_s: float | None = None  # the broker's, since 1970
 
@@ -67,7 +69,7 @@ class Point(msgspec.Struct, frozen=True):
 
 def parse(page: str, time_s: float) -> Scrape:
     totals = dict.fromkeys(TOTALS, 0.0)
-    times: dict[float, float] = {}
+    produce_counts: dict[float, float] = {}
     samples, committed = [], []
     clock_s = None
     for line in page.splitlines():
@@ -83,7 +85,7 @@ def parse(page: str, time_s: float) -> Scrape:
             clock_s = value
         elif name == PRODUCE_TIMES:
             bound = _number(_labels(match[2]).get("le", "+Inf"))
-            times[bound] = times.get(bound, 0.0) + value
+            produce_counts[bound] = produce_counts.get(bound, 0.0) + value
         elif (
             name in _ALWAYS_KEPT
             or (name in _KEPT_UNLESS and value != _KEPT_UNLESS[name])
@@ -92,15 +94,19 @@ def parse(page: str, time_s: float) -> Scrape:
             samples.append(Sample(name, _labels(match[2]), value))
         elif name == _COMMITTED:
             committed.append((match[2], value))
-    behind = {_partition_of(one.labels) for one in samples if one.name == _LAG}
-    if behind:
-        listed = ((_labels(text), value) for text, value in committed)
-        samples += [Sample(_COMMITTED, labels, value) for labels, value in listed if _partition_of(labels) in behind]
-    return Scrape(time_s, totals, times, samples, clock_s)
+    lagging = {_partition_of(one.labels) for one in samples if one.name == _LAG}
+    if lagging:
+        all_committed = ((_labels(text), value) for text, value in committed)
+        samples += [
+            Sample(_COMMITTED, labels, value) for labels, value in all_committed if _partition_of(labels) in lagging
+        ]
+    return Scrape(time_s, totals, produce_counts, samples, clock_s)
 
 
 def clock_ahead_s(clock_s: float | None, began_s: float, ended_s: float) -> float:
-    """How far a clock, read between two times of this host, is outside that interval; negative if behind."""
+    """How many seconds a broker's clock, read between two moments of this host's clock, is ahead of
+    that interval; negative if it is behind.
+    """
     return 0.0 if clock_s is None else clock_s - min(max(clock_s, began_s), ended_s)
 
 
@@ -124,19 +130,19 @@ def _labels(text: str | None) -> dict[str, str]:
 
 def quantile(share: float, before: dict[float, float], after: dict[float, float]) -> float | None:
     """The smallest bound that at least this share of the requests between two scrapes did not exceed."""
-    grown = sorted((bound, count - before.get(bound, 0.0)) for bound, count in after.items())
-    if not grown or grown[-1][1] <= 0:
+    increases = sorted((bound, count - before.get(bound, 0.0)) for bound, count in after.items())
+    if not increases or increases[-1][1] <= 0:
         return None
-    wanted = share * grown[-1][1]
-    finite = [bound for bound, count in grown if count >= wanted and bound != float("inf")]
-    return finite[0] if finite else max((bound for bound, _ in grown if bound != float("inf")), default=None)
+    wanted = share * increases[-1][1]
+    finite = [bound for bound, count in increases if count >= wanted and bound != float("inf")]
+    return finite[0] if finite else max((bound for bound, _ in increases if bound != float("inf")), default=None)
 
 
-def between(before: Scrape, after: Scrape) -> Point:
-    """A restarted broker counts from zero: its rate is a lower bound."""
+def rates_between(before: Scrape, after: Scrape) -> Point:
+    """The rates of one broker. A restarted broker counts from zero: its rates are lower bounds."""
     seconds = max(after.time_s - before.time_s, 0.001)
     records, bytes_in, bytes_out = (max(0.0, after.totals[name] - before.totals[name]) / seconds for name in TOTALS)
-    return Point(records, bytes_in, bytes_out, quantile(0.99, before.times, after.times))
+    return Point(records, bytes_in, bytes_out, quantile(0.99, before.produce_counts, after.produce_counts))
 
 
 class Sampler:
@@ -171,7 +177,7 @@ class Sampler:
         for url in self.urls:
             began_s = time.time()
             try:
-                found = parse(self._read(url), time.monotonic())
+                scrape = parse(self._read(url), time.monotonic())
             except (OSError, ValueError, http.client.HTTPException) as error:
                 with self._lock:
                     self._failed[url] = str(error)
@@ -181,18 +187,18 @@ class Sampler:
                 continue
             with self._lock:
                 self._failed.pop(url, None)
-                self._ahead_s[url] = clock_ahead_s(found.clock_s, began_s, time.time())
+                self._ahead_s[url] = clock_ahead_s(scrape.clock_s, began_s, time.time())
                 if url in self._last:
-                    points.append(between(self._last[url], found))
+                    points.append(rates_between(self._last[url], scrape))
                     self._before[url] = self._last[url]
-                self._last[url] = found
+                self._last[url] = scrape
         if points:
-            slowest = [point.p99_s for point in points if point.p99_s is not None]
+            p99s = [point.p99_s for point in points if point.p99_s is not None]
             total = Point(
                 sum(point.records for point in points),
                 sum(point.bytes_in for point in points),
                 sum(point.bytes_out for point in points),
-                max(slowest, default=None),
+                max(p99s, default=None),
             )
             with self._lock:
                 self._points.append(total)

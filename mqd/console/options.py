@@ -72,21 +72,21 @@ def checked(options: Options) -> Options:
         )
     if (options.certificate is None) != (options.key is None):
         raise CliError("--tls-key goes with --tls-certificate", EXIT_USAGE)
-    local = is_loopback(options.host)
-    if not local and not (security.has_sasl and options.has_tls):
+    is_local = is_loopback(options.host)
+    if not is_local and not (security.has_sasl and options.has_tls):
         missing = " and ".join(
             text
-            for text, there in (
+            for text, present in (
                 ("a login (--client-config FILE with security.protocol=SASL_SSL)", security.has_sasl),
                 ("TLS (--tls-certificate, --tls-key)", options.has_tls),
             )
-            if not there
+            if not present
         )
         raise CliError(
             f"--listen {options.host}: on an address other than loopback the page needs {missing}", EXIT_USAGE
         )
     hosts = set(options.hosts)
-    if local:
+    if is_local:
         hosts |= {"localhost", "127.0.0.1", "::1", options.host}
     elif options.host not in ("0.0.0.0", "::"):
         hosts.add(options.host)

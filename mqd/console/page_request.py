@@ -37,10 +37,10 @@ class PageRequest:
         self.settings = Settings(console.options.bootstrap)
 
     def text(self, name: str, default: str = "") -> str:
-        found = self.http.query_params.get(name, default)
-        if len(found) > TEXT_MAX:
+        value = self.http.query_params.get(name, default)
+        if len(value) > TEXT_MAX:
             raise Refused(400, f"{name} is longer than {TEXT_MAX} characters")
-        return found
+        return value
 
     def number(self, name: str, default: int, least: int, most: int) -> int:
         """Replaces values that are not a number or out of range: users edit URLs."""
@@ -50,14 +50,14 @@ class PageRequest:
             return default
 
     def required_text(self, name: str) -> str:
-        found = self.text(name)
-        if not found:
+        value = self.text(name)
+        if not value:
             raise Refused(404, f"the URL names no {name}")
-        return found
+        return value
 
-    def cached(self, what: str, seconds: float, load: Callable[[], T]) -> T:
+    def cached(self, key: str, seconds: float, load: Callable[[], T]) -> T:
         """Loads through the cache, under a key of this user: other users may see less."""
-        return self.console.cache.get((self.session.user, what), seconds, load)
+        return self.console.cache.get((self.session.user, key), seconds, load)
 
     def attempt(self, load: Callable[[], T]) -> tuple[T | None, str]:
         """The result, or the reason for its absence: a part of a page may fail."""
@@ -93,6 +93,6 @@ class PageRequest:
     def _notice(self) -> str:
         """Must not raise: the page that explains a refused request calls it, too."""
         query = self.http.query_params
-        notice, sent = query.get("notice", "")[:TEXT_MAX], query.get("signature", "")[:TEXT_MAX]
+        notice, sent_signature = query.get("notice", "")[:TEXT_MAX], query.get("signature", "")[:TEXT_MAX]
         signature = self.console.sessions.signature(self.cookie, notice)
-        return notice if hmac.compare_digest(signature.encode(), sent.encode()) else ""
+        return notice if hmac.compare_digest(signature.encode(), sent_signature.encode()) else ""

@@ -1,5 +1,6 @@
 """The pages' queries to the cluster. They use only the Kafka protocol, so that they work with any
-Kafka cluster."""
+Kafka cluster.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +71,9 @@ class Node(msgspec.Struct, frozen=True):
     address: str
     rack: str | None
     is_fenced: bool
-    leads: int
-    holds: int
-    not_in_sync: int  # replicas
+    led_count: int
+    replica_count: int
+    out_of_sync_count: int  # replicas
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -164,36 +165,45 @@ def health(settings: Settings) -> Health:
 
 
 def _findings_from_metadata(partitions: Partitions) -> list[Finding]:
-    """The cluster's health according to the metadata of its topics, for a user who may not describe the
-    cluster."""
-    found = []
-    for harm, names, what in (
+    """The problems that the metadata of the topics shows, for a user who may not describe the cluster."""
+    findings = []
+    for harm, partition_names, problem in (
         (diagnosis.Harm.OUTAGE, partitions.without_leader, "without a leader, neither read nor written"),
         (diagnosis.Harm.NO_RESERVE, partitions.not_in_sync, "with a replica that is not in sync"),
     ):
-        if names:
-            found.append(
-                Finding(harm, f"{what}: {diagnosis.partitions_text(names)}", "mqd doctor, by an administrator")
+        if partition_names:
+            findings.append(
+                Finding(
+                    harm, f"{problem}: {diagnosis.partitions_text(partition_names)}", "mqd doctor, by an administrator"
+                )
             )
-    return found
+    return findings
 
 
 def _nodes(response: Any, state: ClusterState | None) -> tuple[Node, ...]:
-    leads: dict[int, int] = {}
-    holds: dict[int, int] = {}
-    lacks: dict[int, int] = {}
+    led_counts: dict[int, int] = {}
+    replica_counts: dict[int, int] = {}
+    out_of_sync_counts: dict[int, int] = {}
     for topic in response.topics:
         for part in topic.partitions:
-            leads[part.leader_id] = leads.get(part.leader_id, 0) + 1
+            led_counts[part.leader_id] = led_counts.get(part.leader_id, 0) + 1
             for node in part.replica_nodes:
-                holds[node] = holds.get(node, 0) + 1
+                replica_counts[node] = replica_counts.get(node, 0) + 1
                 if node not in part.isr_nodes:
-                    lacks[node] = lacks.get(node, 0) + 1
+                    out_of_sync_counts[node] = out_of_sync_counts.get(node, 0) + 1
     known = {one.node_id: (one.host, one.port, one.rack, False) for one in response.brokers}
     if state is not None:
         known |= {one.broker_id: (one.host, one.port, one.rack, one.is_fenced) for one in state.brokers}
     return tuple(
-        Node(node, address(host, port), rack, is_fenced, leads.get(node, 0), holds.get(node, 0), lacks.get(node, 0))
+        Node(
+            node,
+            address(host, port),
+            rack,
+            is_fenced,
+            led_counts.get(node, 0),
+            replica_counts.get(node, 0),
+            out_of_sync_counts.get(node, 0),
+        )
         for node, (host, port, rack, is_fenced) in sorted(known.items())
     )
 
@@ -204,7 +214,7 @@ def groups(settings: Settings) -> list[Group]:
 
 
 class Directory(msgspec.Struct, frozen=True):
-    """`total`, `free` -1: not reported by the broker."""
+    """`total` and `free` are -1 if the broker does not report them."""
 
     node: int
     path: str
@@ -216,24 +226,25 @@ class Directory(msgspec.Struct, frozen=True):
 
 
 def directories(settings: Settings) -> tuple[list[Directory], list[str]]:
-    """The directories of every broker in service, and why some are missing."""
-    found: list[Directory] = []
+    """The log directories of every broker in service, and the reasons why some are missing."""
+    reported: list[Directory] = []
     missing: list[str] = []
     with Cluster(settings.bootstrap) as cluster:
         for node, response in _log_directories(cluster, None, missing):
             for one in response.results:
                 error = error_text(one.error_code) if one.error_code else ""
                 sizes = [part.partition_size for topic in one.topics for part in topic.partitions]
-                found.append(
+                reported.append(
                     Directory(node, one.log_dir, error, len(sizes), sum(sizes), one.total_bytes, one.usable_bytes)
                 )
-    return found, missing
+    return reported, missing
 
 
 def sizes(cluster: Cluster, names: Iterable[str] | None) -> dict[tuple[str, int], dict[int, int]]:
-    """(topic, partition) -> node -> bytes of its replica there. Brokers that do not report it are
-    left out."""
-    found: dict[tuple[str, int], dict[int, int]] = {}
+    """(topic, partition) -> node -> bytes of its replica there. Brokers that do not report sizes are
+    left out.
+    """
+    sizes_by_partition: dict[tuple[str, int], dict[int, int]] = {}
     requested = None
     if names is not None:
         requested = [
@@ -241,15 +252,15 @@ def sizes(cluster: Cluster, names: Iterable[str] | None) -> dict[tuple[str, int]
             for name, partitions in cluster.topics(names).items()
         ]
         if not requested:
-            return found
+            return sizes_by_partition
     for node, response in _log_directories(cluster, requested, []):
         for directory in response.results:
             for topic in directory.topics:
                 for part in topic.partitions:
-                    if part.is_future_key:  # the part of it that a move has copied
+                    if part.is_future_key:  # an unfinished copy, made by a move to this directory
                         continue
-                    found.setdefault((topic.name, part.partition_index), {})[node] = part.partition_size
-    return found
+                    sizes_by_partition.setdefault((topic.name, part.partition_index), {})[node] = part.partition_size
+    return sizes_by_partition
 
 
 def _log_directories(cluster: Cluster, requested: Any, missing: list[str]) -> Any:
@@ -269,7 +280,7 @@ _TOPIC_SOURCE = 1
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One partition. None: no broker reports it."""
+    """One partition. Fields that no broker reports are None."""
 
     index: int
     leader: int
@@ -282,7 +293,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """`inherited`: the value when the topic sets none; None: not known."""
+    """`inherited`: the value if the topic sets none; None if that value is not known."""
 
     name: str
     value: str | None
@@ -301,17 +312,17 @@ class TopicDetails(msgspec.Struct, frozen=True):
 
     @property
     def records(self) -> int:
-        """Offsets in use, some of them without a record (compaction, markers of transactions)."""
+        """How many offsets are in use; some have no record (compaction, transaction markers)."""
         return sum((part.end or 0) - (part.start or 0) for part in self.parts)
 
     @property
     def size(self) -> int | None:
-        found = [part.size for part in self.parts if part.size is not None]
-        return sum(found) if found else None
+        known_sizes = [part.size for part in self.parts if part.size is not None]
+        return sum(known_sizes) if known_sizes else None
 
     @property
     def base(self) -> str:
-        """The topic that this one is a view of; empty: it has a log."""
+        """The topic of which this topic is a view; "" if it is not a view."""
         return next((one.value or "" for one in self.configs if one.name == VIEW_OF), "")
 
     @property
@@ -319,8 +330,8 @@ class TopicDetails(msgspec.Struct, frozen=True):
         return next((one.value or "" for one in self.configs if one.name == VIEW_FILTER), "")
 
 
-def _size_of(found: dict[int, int] | None, leader: int) -> int | None:
-    return None if not found else found.get(leader, max(found.values()))
+def _size_of(sizes_by_node: dict[int, int] | None, leader: int) -> int | None:
+    return None if not sizes_by_node else sizes_by_node.get(leader, max(sizes_by_node.values()))
 
 
 def topic(settings: Settings, name: str) -> TopicDetails:
@@ -362,8 +373,8 @@ def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:
     """Raises CliError."""
     resource = DescribeConfigsRequest.Resource(resource_type=TOPIC_RESOURCE, resource_name=name)
     request = DescribeConfigsRequest(resources=[resource], include_synonyms=True, include_documentation=True)
-    (found,) = broker.request(DESCRIBE_CONFIGS, request).results
-    check(f"topic {name}", found.error_code, found.error_message)
+    (result,) = broker.request(DESCRIBE_CONFIGS, request).results
+    check(f"topic {name}", result.error_code, result.error_message)
     return tuple(
         Config(
             one.name,
@@ -374,18 +385,18 @@ def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:
             _inherited_value(one),
             one.documentation or "",
         )
-        for one in sorted(found.configs, key=lambda one: one.name)
+        for one in sorted(result.configs, key=lambda one: one.name)
     )
 
 
 def _inherited_value(config: Any) -> str | None:
-    """Leaves out synonyms in other units, such as log.retention.hours for retention.ms."""
-    alike = (config.name, f"log.{config.name}")
-    return next((one.value for one in config.synonyms if one.source != _TOPIC_SOURCE and one.name in alike), None)
+    """Ignores synonyms in other units, such as log.retention.hours for retention.ms."""
+    own_names = (config.name, f"log.{config.name}")
+    return next((one.value for one in config.synonyms if one.source != _TOPIC_SOURCE and one.name in own_names), None)
 
 
 class TopicFigures(msgspec.Struct, frozen=True):
-    """Figures of a topic in the list. None: not known."""
+    """Figures of a topic in the list; None if not known."""
 
     records: int | None
     size: int | None
@@ -398,23 +409,23 @@ def topic_figures(settings: Settings, names: list[str]) -> dict[str, TopicFigure
         partitions = [(name, index) for name, indexes in known.items() for index in indexes]
         starts, ends = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
         sizes_by_partition = sizes(cluster, names)
-    found = {}
+    figures = {}
     for name, indexes in known.items():
-        mine = [(name, index) for index in indexes]
-        counts = [ends[one] - starts[one] for one in mine if one in ends and one in starts]
-        bytes_ = [_size_of(sizes_by_partition.get(one), indexes[one[1]]) for one in mine]
-        whole = [one for one in bytes_ if one is not None]
-        found[name] = TopicFigures(sum(counts) if counts else None, sum(whole) if whole else None)
-    return found
+        topic_partitions = [(name, index) for index in indexes]
+        counts = [ends[one] - starts[one] for one in topic_partitions if one in ends and one in starts]
+        topic_sizes = [_size_of(sizes_by_partition.get(one), indexes[one[1]]) for one in topic_partitions]
+        known_sizes = [one for one in topic_sizes if one is not None]
+        figures[name] = TopicFigures(sum(counts) if counts else None, sum(known_sizes) if known_sizes else None)
+    return figures
 
 
 def all_sizes(settings: Settings) -> dict[str, int]:
-    """Bytes of each topic, one replica of each partition counted."""
-    found: dict[str, int] = {}
+    """Bytes of each topic. Counts one replica of each partition."""
+    bytes_by_topic: dict[str, int] = {}
     with Cluster(settings.bootstrap) as cluster:
         for (name, _), by_node in sizes(cluster, None).items():
-            found[name] = found.get(name, 0) + max(by_node.values())
-    return found
+            bytes_by_topic[name] = bytes_by_topic.get(name, 0) + max(by_node.values())
+    return bytes_by_topic
 
 
 # -- groups ----------------------------------------------------------------------------------------
@@ -423,7 +434,7 @@ GROUPS_AT_ONCE = 200
 
 
 class ConsumingGroup(msgspec.Struct, frozen=True):
-    """A group that consumes a topic. `lag` None: no committed offset there."""
+    """A group that consumes a topic. `lag` is None if it has no committed offset of the topic."""
 
     group: str
     state: str
@@ -464,8 +475,8 @@ def consuming_groups(settings: Settings, known: list[Group], name: str, ends: di
 
 
 class GroupLag(msgspec.Struct, frozen=True):
-    """A group of the list. `lag`: records that it has not committed yet; None: it has committed none.
-    `is_stream`: a Spark streaming query commits its progress for this group.
+    """The lag of a group in the list. `lag`: how many records it has not committed yet; None if it has
+    no committed offset. `is_stream`: whether a Spark streaming query commits its progress for it.
     """
 
     lag: int | None
@@ -474,21 +485,21 @@ class GroupLag(msgspec.Struct, frozen=True):
 
 def group_lags(settings: Settings, groups: list[Group]) -> dict[str, GroupLag]:
     """The lags of the groups on one page of the list."""
-    found: dict[str, GroupLag] = {}
+    lags: dict[str, GroupLag] = {}
     with Cluster(settings.bootstrap) as cluster:
         positions_of = {one.group: positions(cluster, one.group, one.type == SHARE) for one in groups}
-        shared = {one.group for one in groups if one.type == SHARE}
+        share_groups = {one.group for one in groups if one.type == SHARE}
         partitions = {partition for committed in positions_of.values() for partition in committed}
         cluster.topics({topic for topic, _ in partitions})
         ends = cluster.offsets(partitions, LATEST)
     for name, committed in positions_of.items():
         lag = None
-        if committed and name in shared:
+        if committed and name in share_groups:
             lag = sum(one.lag or 0 for one in committed.values())
         elif committed:
             lag = sum(max(0, ends[at] - one.offset) for at, one in committed.items() if at in ends)
-        found[name] = GroupLag(lag, any(one.metadata == GROUP_OFFSET_METADATA for one in committed.values()))
-    return found
+        lags[name] = GroupLag(lag, any(one.metadata == GROUP_OFFSET_METADATA for one in committed.values()))
+    return lags
 
 
 class GroupDetails(msgspec.Struct, frozen=True):
@@ -508,22 +519,22 @@ def group(settings: Settings, name: str) -> GroupDetails:
     with Cluster(settings.bootstrap) as cluster:
         described = must_describe(cluster, name)
         rows = progress(cluster, described)
-    behind = {
+    first_uncommitted = {
         (row.topic, row.partition): max(row.committed_offset, row.log_start_offset or 0)
         for row in rows
         if row.lag and row.committed_offset is not None
     }
-    chosen = dict(itertools.islice(behind.items(), AGES_MAX))
+    aged_offsets = dict(itertools.islice(first_uncommitted.items(), AGES_MAX))
     try:
-        ages = oldest_ages(settings, chosen) if chosen else {}
+        ages = oldest_ages(settings, aged_offsets) if aged_offsets else {}
     except (CliError, KafkaException):
-        ages = {}  # this user may not read there: only the lag in records is shown
+        ages = {}  # this user may not read these topics: only the lag in records is shown
     return GroupDetails(described, rows, ages)
 
 
 def oldest_ages(settings: Settings, offsets: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
-    """How many seconds ago the records at these offsets were written. Reads one record of each partition:
-    Kafka has no request for a record's time.
+    """How many seconds ago the records at these offsets were written; partitions that do not respond
+    in AGES_S are left out. Reads the records, because Kafka has no request for a record's time.
     """
     consumer = Consumer(
         base_config(settings.bootstrap)
@@ -536,18 +547,18 @@ def oldest_ages(settings: Settings, offsets: dict[tuple[str, int], int]) -> dict
             "queued.max.messages.kbytes": 1024,
         }
     )
-    found: dict[tuple[str, int], float] = {}
+    ages: dict[tuple[str, int], float] = {}
     deadline = time.monotonic() + AGES_S
     try:
         consumer.assign([TopicPartition(topic, index, offset) for (topic, index), offset in offsets.items()])
-        while len(found) < len(offsets) and (left := deadline - time.monotonic()) > 0:
-            message = consumer.poll(left)
+        while len(ages) < len(offsets) and (remaining_s := deadline - time.monotonic()) > 0:
+            message = consumer.poll(remaining_s)
             if message is None or message.error() is not None:
                 continue
             topic, index = message.topic() or "", message.partition() or 0
-            if (partition := (topic, index)) not in found:
+            if (partition := (topic, index)) not in ages:
                 consumer.pause([TopicPartition(topic, index)])
-                found[partition] = max(0.0, (now_ms() - message.timestamp()[1]) / 1000)
+                ages[partition] = max(0.0, (now_ms() - message.timestamp()[1]) / 1000)
     finally:
         consumer.close()
-    return found
+    return ages

@@ -21,11 +21,11 @@ GROUP_RESOURCE = 32
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """A share group. `backlog`: records that it has not finished; `oldest_s`: the age of the oldest
-    of them. `delivered`: delivery count -> number of records that wait for their next delivery,
-    because they were released or their lock has expired. None: not known. `letters_topic`: the topic
-    of its dead letters, or ""; `letters`: how many offsets that topic has, an upper bound on the
-    number of letters.
+    """A share group. `backlog`: how many records it has not finished; `oldest_s`: the age of the
+    oldest of them in seconds; both are None if not known. `delivered`: delivery count -> number of
+    records that wait for their next delivery, because they were released or their lock has expired.
+    `letters_topic`: the topic of its dead letters, or ""; `letters`: how many offsets that topic
+    has, an upper bound on the number of dead letters.
     """
 
     group: Group
@@ -55,9 +55,9 @@ def queues(settings: Settings, known: list[Group]) -> list[Queue]:
         Queue(
             one,
             tuple(sorted({topic for topic, _ in positions[one.group]})),
-            sum(found.lag or 0 for found in positions[one.group].values()) if positions[one.group] else None,
+            sum(position.lag or 0 for position in positions[one.group].values()) if positions[one.group] else None,
             _oldest(settings, positions[one.group]),
-            _add_up(found.records_by_delivery_count for found in positions[one.group].values()),
+            _add_up(position.records_by_delivery_count for position in positions[one.group].values()),
             topics[one.group],
             letter_counts.get(topics[one.group]),
         )
@@ -73,7 +73,7 @@ def _add_up(counts: Iterable[dict[int, int]]) -> dict[int, int]:
 
 
 def _oldest(settings: Settings, positions: dict[tuple[str, int], share_groups.SharePosition]) -> float | None:
-    """The age of the oldest waiting record; None: nothing waits, or it cannot be read."""
+    """The age of the oldest waiting record in seconds; None if no record waits, or none can be read."""
     offsets = {partition: one.offset for partition, one in positions.items() if one.lag}
     if not offsets:
         return None
@@ -86,7 +86,7 @@ def _oldest(settings: Settings, positions: dict[tuple[str, int], share_groups.Sh
 def _letters_topic(cluster: Cluster, name: str) -> str:
     """The topic of the group's dead letters; "": there is none, or this user may not see it."""
     resource = DescribeConfigsRequest.Resource(resource_type=GROUP_RESOURCE, resource_name=name)
-    (found,) = cluster.first.request(DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
-    if found.error_code:
+    (result,) = cluster.first.request(DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
+    if result.error_code:
         return ""
-    return next((one.value or "" for one in found.configs if one.name == LETTERS_TOPIC), "")
+    return next((one.value or "" for one in result.configs if one.name == LETTERS_TOPIC), "")

@@ -20,7 +20,7 @@ HEADERS_MAX = 50
 
 
 class View(msgspec.Struct, frozen=True):
-    """kind: null | empty | json | text | hex. `line`: its beginning in one line."""
+    """`kind`: null | empty | json | text | hex. `line`: the beginning of the bytes, on one line."""
 
     kind: str
     text: str
@@ -29,16 +29,16 @@ class View(msgspec.Struct, frozen=True):
     is_cut: bool
 
 
-def view(data: bytes | None, most: int) -> View:
+def view(data: bytes | None, max_bytes: int) -> View:
     if data is None:
         return View("null", "", "null", 0, False)
     if not data:
         return View("empty", "", "empty", 0, False)
-    size, is_cut = len(data), len(data) > most
+    size, is_cut = len(data), len(data) > max_bytes
     if size <= JSON_BYTES and data[:1] in b"{[" and (pretty := _pretty(data)) is not None:
         line = visible(data[: 4 * LINE_CHARACTERS].decode("utf-8", "ignore"))[:LINE_CHARACTERS]
-        return View("json", visible(pretty[:most]), line, size, len(pretty) > most)
-    text = _text(data[:most], is_cut)
+        return View("json", visible(pretty[:max_bytes]), line, size, len(pretty) > max_bytes)
+    text = _text(data[:max_bytes], is_cut)
     if text is not None:
         shown = visible(text)
         return View("text", shown, " ".join(shown[: 2 * LINE_CHARACTERS].split())[:LINE_CHARACTERS], size, is_cut)
@@ -53,17 +53,17 @@ def _pretty(data: bytes) -> str | None:
 
 
 def _text(data: bytes, is_cut: bool) -> str | None:
-    """None: invalid UTF-8, or bytes that do not occur in text."""
+    """Returns None for invalid UTF-8, and for data with too many control characters."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(data, final=not is_cut)
     except UnicodeDecodeError:
         return None
-    strange = sum(one < " " and one not in "\n\r\t" for one in text)
-    return None if strange * 4 > len(text) else text
+    unusual_count = sum(one < " " and one not in "\n\r\t" for one in text)
+    return None if unusual_count * 4 > len(text) else text
 
 
 def dump(data: bytes) -> str:
-    """A hex dump: offset, bytes, and the bytes as text (a dot: not printable ASCII)."""
+    """A hex dump: offset, bytes, and the bytes as text (a dot for those that are not printable ASCII)."""
     lines = []
     for at in range(0, len(data), 16):
         row = data[at : at + 16]
@@ -91,15 +91,15 @@ class Record(msgspec.Struct, frozen=True):
         ]
 
 
-def record(message: Any, most: int) -> Record:
+def record(message: Any, max_bytes: int) -> Record:
     headers = message.headers() or []
     return Record(
         message.topic(),
         message.partition(),
         message.offset(),
         message.timestamp()[1],
-        view(message.key(), most),
-        view(message.value(), most),
-        [(name, view(value, min(most, 1024))) for name, value in headers[:HEADERS_MAX]],
+        view(message.key(), max_bytes),
+        view(message.value(), max_bytes),
+        [(name, view(value, min(max_bytes, 1024))) for name, value in headers[:HEADERS_MAX]],
         max(0, len(headers) - HEADERS_MAX),
     )

@@ -20,8 +20,8 @@ _PLAIN = re.compile(r"[\n\t\x20-\x7e]*")
 
 
 def visible(text: str) -> str:
-    """Shows invisible characters, and those that change the text direction, as code points: a name
-    must not look like another one.
+    """The text with invisible characters, and those that change the text direction, replaced with
+    their code points, so that no name looks like another one.
     """
     if _PLAIN.fullmatch(text):
         return text
@@ -72,7 +72,7 @@ def duration_text(seconds: float | None) -> str:
 
 
 def environment() -> jinja2.Environment:
-    made = jinja2.Environment(
+    env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -84,9 +84,9 @@ def environment() -> jinja2.Environment:
         "visible": visible, "number": number, "size": size, "moment": moment, "duration": duration_text,
         "counted": counted,
     }  # fmt: skip
-    made.filters |= filters
-    made.globals["url"] = url
-    return made
+    env.filters |= filters
+    env.globals["url"] = url
+    return env
 
 
 def sparkline(values: list[float], width: int = 240, height: int = 40) -> str:

@@ -27,7 +27,7 @@ BATCH = 500
 
 
 class Query(msgspec.Struct, frozen=True):
-    """start: newest | beginning | offset | time | live. `at`: the offset, or the time in ms."""
+    """`start`: newest | beginning | offset | time | live. `at`: the offset, or the time in ms."""
 
     topic: str
     start: str = "newest"
@@ -42,11 +42,12 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct):
-    """The records found since the previous step. `scanned` of `total` offsets are done; `whole`: how
-    many offsets the chosen partitions have.
+    """The records found since the previous step, and the progress: `scanned` of the `total` offsets to
+    search. `whole`: how many offsets the chosen partitions have. `ended`: why the search has ended
+    (count | time | end | stopped), or "".
     """
 
-    found: list[Any]
+    records: list[Any]
     scanned: int
     total: int
     whole: int
@@ -56,8 +57,8 @@ class Step(msgspec.Struct):
 
 
 def _offset_ranges(settings: Settings, query: Query) -> tuple[dict[int, tuple[int, int]], int]:
-    """Returns (partition -> first offset and end of the search, how many offsets all these partitions
-    have). Raises CliError.
+    """Returns (partition -> first offset and end of the search, total number of offsets in these
+    partitions). Raises CliError.
     """
     with Cluster(settings.bootstrap) as cluster:
         known = cluster.topics([query.topic]).get(query.topic)
@@ -99,7 +100,7 @@ def _consumer(settings: Settings) -> Consumer:
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 100,
-            "queued.max.messages.kbytes": 8192,  # of each search: memory of the console
+            "queued.max.messages.kbytes": 8192,  # limits the memory that each search occupies
         }
     )
 
@@ -107,21 +108,20 @@ def _consumer(settings: Settings) -> Consumer:
 def search(
     settings: Settings, query: Query, stop: Event, shape: Callable[[Any], Any], is_sorted: bool
 ) -> Iterator[Step]:
-    """Yields a step from time to time, even while nothing is found. `shape` converts each message
-    as it is read to the form that is kept: messages can be large. `is_sorted`: a search for the
-    newest records returns the newest of all partitions, sorted by time, in its last step; `shape`
-    must then return Records. Otherwise records are yielded as they are found. Raises CliError,
-    KafkaException.
+    """Yields a step from time to time, even while nothing is found. `shape` converts each message,
+    which can be large, to the form that is kept. If `is_sorted`, a search for the newest records
+    returns the newest of all partitions, sorted by time, in its last step; `shape` must then return
+    Records. Otherwise records are yielded as they are found. Raises CliError, KafkaException.
     """
     sorts_at_end = query.is_newest and is_sorted
     ends_by_count = query.start not in ("newest", "live")
-    ranges, whole = _offset_ranges(settings, query)
+    ranges, offset_count = _offset_ranges(settings, query)
     is_live = query.start == "live"
-    position = {index: start for index, (start, _) in ranges.items()}
+    positions = {index: start for index, (start, _) in ranges.items()}
     open_partitions = {index for index, (start, end) in ranges.items() if is_live or start < end}
     total = sum(end - start for start, end in ranges.values())
-    step = Step([], 0, total, whole, 0, 0)
-    begun = last_step = last_received = time.monotonic()
+    step = Step([], 0, total, offset_count, 0, 0)
+    began = last_step = last_received = time.monotonic()
     consumer = _consumer(settings)
 
     def end(index: int) -> None:
@@ -129,7 +129,7 @@ def search(
         consumer.pause([TopicPartition(query.topic, index)])
 
     try:
-        consumer.assign([TopicPartition(query.topic, index, position[index]) for index in sorted(open_partitions)])
+        consumer.assign([TopicPartition(query.topic, index, positions[index]) for index in sorted(open_partitions)])
         while open_partitions and not stop.is_set():
             for message in consumer.consume(BATCH, timeout=STEP_S):
                 index, offset, error = message.partition() or 0, message.offset() or 0, message.error()
@@ -138,55 +138,55 @@ def search(
                 if error is not None:
                     _raise_unless_transient(error)
                     if error.code() == KafkaError._PARTITION_EOF and not is_live:
-                        position[index] = ranges[index][1]
+                        positions[index] = ranges[index][1]
                         end(index)
                     continue
                 if index not in open_partitions or (ends_by_count and step.matches >= query.count):
                     continue
-                position[index] = offset + 1
+                positions[index] = offset + 1
                 step.bytes += len(message.value() or b"") + len(message.key() or b"")
                 if not is_live and offset >= ranges[index][1]:
                     end(index)
                     continue
                 if query.filter.matches(message):
                     step.matches += 1
-                    step.found.append(shape(message))
-                    if sorts_at_end and len(step.found) > 2 * query.count:
-                        step.found = _newest(step.found, query.count)
-                if not is_live and position[index] >= ranges[index][1]:
+                    step.records.append(shape(message))
+                    if sorts_at_end and len(step.records) > 2 * query.count:
+                        step.records = _newest(step.records, query.count)
+                if not is_live and positions[index] >= ranges[index][1]:
                     end(index)
             now = time.monotonic()
             if ends_by_count and step.matches >= query.count:
                 step.ended = "count"
                 break
-            if is_live and now - begun > LIVE_S:
+            if is_live and now - began > LIVE_S:
                 step.ended = "time"
                 break
             if not is_live and now - last_received > SILENT_S:
                 raise unreachable(settings.bootstrap, f"no record for {SILENT_S:.0f} s")
-            if now - last_step >= STEP_S or (step.found and not sorts_at_end):
+            if now - last_step >= STEP_S or (step.records and not sorts_at_end):
                 last_step = now
-                _update_scanned(step, position, ranges, is_live)
-                yield msgspec.structs.replace(step, found=[] if sorts_at_end else step.found)
-                step.found = step.found if sorts_at_end else []
-        _update_scanned(step, position, ranges, is_live)
+                _update_scanned(step, positions, ranges, is_live)
+                yield msgspec.structs.replace(step, records=[] if sorts_at_end else step.records)
+                step.records = step.records if sorts_at_end else []
+        _update_scanned(step, positions, ranges, is_live)
         step.ended = step.ended or ("stopped" if open_partitions else "end")
         if sorts_at_end:
-            step.found = _newest(step.found, query.count)
+            step.records = _newest(step.records, query.count)
         yield step
     finally:
         consumer.close()
 
 
-def _newest(found: list[Any], count: int) -> list[Any]:
-    return sorted(found, key=lambda one: (one.timestamp_ms, one.offset), reverse=True)[:count]
+def _newest(records: list[Any], count: int) -> list[Any]:
+    return sorted(records, key=lambda one: (one.timestamp_ms, one.offset), reverse=True)[:count]
 
 
-def _update_scanned(step: Step, position: dict[int, int], ranges: dict[int, tuple[int, int]], is_live: bool) -> None:
+def _update_scanned(step: Step, positions: dict[int, int], ranges: dict[int, tuple[int, int]], is_live: bool) -> None:
     if is_live:
-        step.scanned = sum(position[index] - start for index, (start, _) in ranges.items())
+        step.scanned = sum(positions[index] - start for index, (start, _) in ranges.items())
     else:
-        step.scanned = sum(min(end, position[index]) - start for index, (start, end) in ranges.items())
+        step.scanned = sum(min(end, positions[index]) - start for index, (start, end) in ranges.items())
 
 
 def _raise_unless_transient(error: KafkaError) -> None:
@@ -195,9 +195,9 @@ def _raise_unless_transient(error: KafkaError) -> None:
         raise KafkaException(error)
 
 
-def read_one(settings: Settings, topic: str, partition: int, offset: int) -> Any:
-    """The record; None: it does not exist (deleted, compacted away, or a marker). Raises CliError,
-    KafkaException.
+def read_record(settings: Settings, topic: str, partition: int, offset: int) -> Any:
+    """The record, or None if there is none at this offset (it was deleted or compacted away, or is a
+    transaction marker). Raises CliError, KafkaException.
     """
     ranges, _ = _offset_ranges(settings, Query(topic, "beginning", partition=partition))
     first, end = ranges[partition]

@@ -24,7 +24,7 @@ COOKIE_BYTES = 32
 
 
 class Session(msgspec.Struct):
-    """`user`: "" where there is no login."""
+    """`user` is "" if the console has no login."""
 
     user: str
     security: ClientSecurity
@@ -46,7 +46,7 @@ class Sessions:
         return secrets.token_urlsafe(COOKIE_BYTES)
 
     def begin(self, user: str, security: ClientSecurity) -> str:
-        """A new cookie, never used before."""
+        """Begins a session and returns its new cookie."""
         cookie, now = self.new_cookie(), self._clock()
         with self._lock:
             self._sessions[cookie] = Session(user, security, now, now)
@@ -57,15 +57,15 @@ class Sessions:
     def find(self, cookie: str) -> Session | None:
         now = self._clock()
         with self._lock:
-            found = self._sessions.get(cookie)
-            if found is None:
+            session = self._sessions.get(cookie)
+            if session is None:
                 return None
-            if now - found.last_used_s > IDLE_S or now - found.begun_s > SESSION_S:
+            if now - session.last_used_s > IDLE_S or now - session.begun_s > SESSION_S:
                 del self._sessions[cookie]
                 return None
-            found.last_used_s = now
+            session.last_used_s = now
             self._sessions.move_to_end(cookie)
-            return found
+            return session
 
     def end(self, cookie: str) -> None:
         with self._lock:
@@ -78,5 +78,5 @@ class Sessions:
     def signature(self, cookie: str, text: str) -> str:
         return hmac.digest(self._secret, f"{cookie}\n{text}".encode(), "sha256").hex()
 
-    def is_token(self, cookie: str, token: str) -> bool:
+    def is_valid_token(self, cookie: str, token: str) -> bool:
         return bool(cookie) and hmac.compare_digest(self.token(cookie).encode(), token.encode())

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-AHEAD_MAX = 4  # items queued for a slow reader
+QUEUED_MAX = 4  # items that wait for a slow reader
 STREAMS_MAX = 12
 STREAMS_PER_USER_MAX = 6
 POLL_S = 0.5
@@ -44,7 +44,7 @@ async def stream(work: Callable[[threading.Event], Iterator[T]], free: Callable[
     when the reader has disconnected. Raises the exceptions of `work`.
     """
     loop, stop = asyncio.get_running_loop(), threading.Event()
-    queue: asyncio.Queue[Any] = asyncio.Queue(AHEAD_MAX)
+    queue: asyncio.Queue[Any] = asyncio.Queue(QUEUED_MAX)
 
     def put(item: Any) -> None:
         waiting = asyncio.run_coroutine_threadsafe(queue.put(item), loop)
@@ -75,8 +75,8 @@ async def stream(work: Callable[[threading.Event], Iterator[T]], free: Callable[
             free()
 
     threading.Thread(target=run, name="stream", daemon=True).start()
-    with contextlib.ExitStack() as leaving:
-        leaving.callback(stop.set)
+    with contextlib.ExitStack() as stack:
+        stack.callback(stop.set)
         while True:
             item, end = await queue.get()
             if isinstance(end, StopAsyncIteration):

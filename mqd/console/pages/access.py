@@ -31,19 +31,19 @@ def page(request: PageRequest) -> Response:
             return [rule_columns(rule) for rule in access.rules(settings, AclFilter())]
         return [_quota(entity, values) for entity, values in access.quotas(settings, {})]
 
-    every, reason = request.attempt(lambda: request.cached(f"access {tab}", LIST_CACHE_S, load))
+    all_rows, reason = request.attempt(lambda: request.cached(f"access {tab}", LIST_CACHE_S, load))
     wanted = text.casefold()
-    found = [row for row in every or () if wanted in " ".join(row).casefold()]
-    number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
+    matching_rows = [row for row in all_rows or () if wanted in " ".join(row).casefold()]
+    page_number = request.number("page", 1, 1, max(1, -(-len(matching_rows) // PER_PAGE)))
     return request.page(
         "access.html",
         tab=tab,
         titles=TITLES,
         links=[(title, url("/access", show=one), one == tab) for one, title in TITLES.items()],
-        rows=found[(number - 1) * PER_PAGE : number * PER_PAGE],
-        count=len(found),
-        total=len(every or ()),
-        page=number,
+        rows=matching_rows[(page_number - 1) * PER_PAGE : page_number * PER_PAGE],
+        count=len(matching_rows),
+        total=len(all_rows or ()),
+        page=page_number,
         per_page=PER_PAGE,
         q=text,
         limits=list(access.QUOTA_KEYS),
@@ -59,7 +59,7 @@ def _user(name: str, credentials: list[tuple[int, int]]) -> tuple[str, ...]:
 
 
 def _quota(entity: Entity, values: dict[str, Any]) -> tuple[str, ...]:
-    """User, client id, address ("": all), then the limits."""
+    """A row: user, client id and address ("": the quota does not depend on it), then the limits."""
     names = (DEFAULT if entity[kind] is None else entity[kind] or "" for kind in access.ENTITY_NOUNS if kind in entity)
     by_kind = dict(zip((kind for kind in access.ENTITY_NOUNS if kind in entity), names, strict=True))
     limits = (access.quota_text(key, values[key]) if key in values else "–" for key in access.QUOTA_KEYS.values())

@@ -1,5 +1,5 @@
-"""Forms, previews and changes. A change is made only after its preview, which shows the equivalent
-command, was confirmed. It is written to the audit log before it begins.
+"""Forms, previews and changes. A change is made only after the user has confirmed its preview, which
+shows the equivalent command. It is written to the audit log before it begins.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ Prepare = Callable[[Settings, Form], Change]
 ROWS_MAX = 200
 
 
-class Kind:
-    """A change: its form is the template `form`, filled with `fields` of the URL. ask.html shows the
-    fields that the URL has, under `heading`, and asks for `inputs`, each with its placeholder.
+class ChangeKind:
+    """A kind of change. Its form is the template `form`, filled with those of `fields` that are in
+    the URL. The template ask.html shows these under `heading`, and asks for `inputs` (name ->
+    placeholder).
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Kind:
         self.heading, self.inputs = heading, inputs
 
     def show(self, request: PageRequest) -> Response:
-        _must_write(request)
+        _check_writable(request)
         return self._form(request, {name: request.text(name) for name in self.fields}, "", 200)
 
     def _form(self, request: PageRequest, given: Form, reason: str, status: int) -> Response:
@@ -51,9 +52,9 @@ class Kind:
         )
 
     def post(self, request: PageRequest) -> Response:
-        _must_write(request)
+        _check_writable(request)
         console, form = request.console, request.form
-        if not console.sessions.is_token(request.cookie, form.get("token", "")):
+        if not console.sessions.is_valid_token(request.cookie, form.get("token", "")):
             raise Refused(
                 403, "the console has restarted since this form was loaded, or it is another session's; load it again"
             )
@@ -102,36 +103,40 @@ class Kind:
         )
 
 
-def _must_write(request: PageRequest) -> None:
+def _check_writable(request: PageRequest) -> None:
     if request.console.options.is_read_only:
         raise Refused(403, "this console was started with --read-only")
 
 
-_USER = "Create a user, or give it a new password"
-_MANY = "all; or names, separated by spaces"
+_USER_HEADING = "Create a user, or give it a new password"
+_TOPICS_HINT = "all; or names, separated by spaces"
 KINDS = (
-    Kind("/topic/create", "create.html", changing.create_topic, ("name",)),
-    Kind("/topic/alter", "alter.html", changing.alter_topic, ("name", "key")),
-    Kind("/topic/partitions", "partitions.html", changing.add_partitions, ("name",)),
-    Kind("/topic/delete", "ask.html", changing.delete_topic, ("name",), "Delete a topic"),
-    Kind("/produce", "produce.html", changing.produce, ("topic",)),
-    Kind("/group/seek", "seek.html", changing.seek, ("name", "to", "topics")),
-    Kind(
+    ChangeKind("/topic/create", "create.html", changing.create_topic, ("name",)),
+    ChangeKind("/topic/alter", "alter.html", changing.alter_topic, ("name", "key")),
+    ChangeKind("/topic/partitions", "partitions.html", changing.add_partitions, ("name",)),
+    ChangeKind("/topic/delete", "ask.html", changing.delete_topic, ("name",), "Delete a topic"),
+    ChangeKind("/produce", "produce.html", changing.produce, ("topic",)),
+    ChangeKind("/group/seek", "seek.html", changing.seek, ("name", "to", "topics")),
+    ChangeKind(
         "/transaction/abort",
         "ask.html",
         cluster_changes.abort,
         ("id", "topic", "partition", "offset"),
         "Abort a transaction",
     ),
-    Kind("/cluster/balance", "ask.html", cluster_changes.balance, ("topics",), "Balance the cluster", topics=_MANY),
-    Kind("/cluster/drain", "ask.html", cluster_changes.drain, ("node", "cancel"), "Drain a broker", node="1"),
-    Kind("/moves/cancel", "ask.html", cluster_changes.cancel_moves, ("topic",), "Stop the moves of a topic"),
-    Kind("/access/user", "ask.html", access_changes.set_password, ("name",), _USER, name="alice"),
-    Kind("/access/user/delete", "ask.html", access_changes.delete_user, ("name",), "Delete a user"),
-    Kind("/access/rule", "rule.html", access_changes.add_rule, access_changes.RULE_FIELDS),
-    Kind("/access/rule/delete", "ask.html", access_changes.remove_rule, access_changes.RULE_FIELDS, "Remove a rule"),
-    Kind("/access/quota", "quota.html", access_changes.set_quota, access_changes.QUOTA_FIELDS),
-    Kind(
+    ChangeKind(
+        "/cluster/balance", "ask.html", cluster_changes.balance, ("topics",), "Balance the cluster", topics=_TOPICS_HINT
+    ),
+    ChangeKind("/cluster/drain", "ask.html", cluster_changes.drain, ("node", "cancel"), "Drain a broker", node="1"),
+    ChangeKind("/moves/cancel", "ask.html", cluster_changes.cancel_moves, ("topic",), "Stop the moves of a topic"),
+    ChangeKind("/access/user", "ask.html", access_changes.set_password, ("name",), _USER_HEADING, name="alice"),
+    ChangeKind("/access/user/delete", "ask.html", access_changes.delete_user, ("name",), "Delete a user"),
+    ChangeKind("/access/rule", "rule.html", access_changes.add_rule, access_changes.RULE_FIELDS),
+    ChangeKind(
+        "/access/rule/delete", "ask.html", access_changes.remove_rule, access_changes.RULE_FIELDS, "Remove a rule"
+    ),
+    ChangeKind("/access/quota", "quota.html", access_changes.set_quota, access_changes.QUOTA_FIELDS),
+    ChangeKind(
         "/access/quota/delete", "ask.html", access_changes.delete_quota, access_changes.ENTITY_FIELDS, "Remove limits"
     ),
 )

@@ -14,10 +14,10 @@ DIRECTORIES_CACHE_S = 10.0
 
 def page(request: PageRequest) -> Response:
     health = request.cached("health", HEALTH_CACHE_S, lambda: queries.health(request.settings))
-    found, reason = request.attempt(
+    loaded, reason = request.attempt(
         lambda: request.cached("directories", DIRECTORIES_CACHE_S, lambda: queries.directories(request.settings))
     )
-    directories, missing = found if found is not None else ([], [reason])
+    directories, missing = loaded if loaded is not None else ([], [reason])
     return request.page(
         "cluster.html", health=health, directories=directories, hidden=[*health.hidden, *missing], now_ms=now_ms()
     )

@@ -1,4 +1,4 @@
-"""Consumer and share groups: lag, members, and the members that delay a rebalance."""
+"""Consumer and share groups: their lag, their members, and which members delay a rebalance."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ ROWS_PER_PAGE = 100
 
 def page(request: PageRequest) -> Response:
     text, state = request.text("q"), request.text("state")
-    every = request.cached("groups", GROUPS_CACHE_S, lambda: queries.groups(request.settings))
-    found = [one for one in every if text.casefold() in one.group.casefold() and (not state or one.state == state)]
-    number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
-    shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
+    all_groups = request.cached("groups", GROUPS_CACHE_S, lambda: queries.groups(request.settings))
+    matching = [
+        one for one in all_groups if text.casefold() in one.group.casefold() and (not state or one.state == state)
+    ]
+    number = request.number("page", 1, 1, max(1, -(-len(matching) // PER_PAGE)))
+    shown = matching[(number - 1) * PER_PAGE : number * PER_PAGE]
     key = "lags " + " ".join(one.group for one in shown)
-    behind, reason = request.attempt(
+    lags, reason = request.attempt(
         lambda: request.cached(key, LAGS_CACHE_S, lambda: queries.group_lags(request.settings, shown))
     )
     return request.page(
         "groups.html",
         groups=shown,
-        behind=behind or {},
-        count=len(found),
-        total=len(every),
+        behind=lags or {},
+        count=len(matching),
+        total=len(all_groups),
         page=number,
         per_page=PER_PAGE,
         q=text,
         state=state,
-        states=sorted({one.state for one in every} | ({state} if state else set())),
+        states=sorted({one.state for one in all_groups} | ({state} if state else set())),
         moving=REBALANCING_STATES,
         link=lambda page: url("/groups", q=text, state=state, page=page),
         hidden=[f"lag: {reason}"] if reason else [],
@@ -52,11 +54,11 @@ def _seconds(milliseconds: int) -> float | None:
 
 def group_page(request: PageRequest) -> Response:
     name = request.required_text("name")
-    found = request.cached(f"group {name}", GROUP_CACHE_S, lambda: queries.group(request.settings, name))
-    group, labels = found.group, member_labels(found.group)
+    details = request.cached(f"group {name}", GROUP_CACHE_S, lambda: queries.group(request.settings, name))
+    group, labels = details.group, member_labels(details.group)
     partitions: dict[str, int] = {}
     lags: dict[str, int] = {}
-    for row in found.rows:
+    for row in details.rows:
         if row.member is not None:
             partitions[row.member.member_id] = partitions.get(row.member.member_id, 0) + 1
             lags[row.member.member_id] = lags.get(row.member.member_id, 0) + (row.lag or 0)
@@ -84,24 +86,24 @@ def group_page(request: PageRequest) -> Response:
             }
             for one in group.rebalance.held_up_by
         ]
-    number = request.number("page", 1, 1, max(1, -(-len(found.rows) // ROWS_PER_PAGE)))
+    number = request.number("page", 1, 1, max(1, -(-len(details.rows) // ROWS_PER_PAGE)))
     return request.page(
         "group.html",
         group=group,
-        lag=sum(row.lag or 0 for row in found.rows) if found.rows else None,
-        oldest=max(found.ages.values(), default=None),
-        ages=found.ages,
-        rows=found.rows[(number - 1) * ROWS_PER_PAGE : number * ROWS_PER_PAGE],
-        row_count=len(found.rows),
+        lag=sum(row.lag or 0 for row in details.rows) if details.rows else None,
+        oldest=max(details.ages.values(), default=None),
+        ages=details.ages,
+        rows=details.rows[(number - 1) * ROWS_PER_PAGE : number * ROWS_PER_PAGE],
+        row_count=len(details.rows),
         page=number,
         per_page=ROWS_PER_PAGE,
         link=lambda page: url("/group", name=name, page=page),
-        largest=max((row.lag or 0 for row in found.rows), default=0) or 1,
+        largest=max((row.lag or 0 for row in details.rows), default=0) or 1,
         labels=labels,
         members=members,
         holders=holders,
         is_moving=group.state in REBALANCING_STATES,
         is_share=group.type == SHARE,
-        is_stream=any(row.is_spark_progress for row in found.rows),
+        is_stream=any(row.is_spark_progress for row in details.rows),
         elapsed_s=None if group.rebalance is None else _seconds(group.rebalance.elapsed_ms),
     )

@@ -51,28 +51,28 @@ def query_of(request: PageRequest, count_max: int = COUNT_MAX) -> Query:
         if text and not (text.isascii() and text.isdigit() and int(text) <= OFFSET_MAX):
             raise BadFilter(f"{text!r} is not an offset")
         at = int(text or 0)
-    which = request.text("partition").strip()
-    if which and not (which.isascii() and which.isdigit() and len(which) < 10):
-        raise BadFilter(f"{which!r} is not a partition")
+    partition_text = request.text("partition").strip()
+    if partition_text and not (partition_text.isascii() and partition_text.isdigit() and len(partition_text) < 10):
+        raise BadFilter(f"{partition_text!r} is not a partition")
     return Query(
         request.required_text("topic"),
         start,
         at,
-        int(which) if which else None,
+        int(partition_text) if partition_text else None,
         request.number("count", 50, 1, count_max),
         filters.parse(request.text("key"), request.text("value"), request.text("header"), request.text("path")),
     )
 
 
 def command_of(query: Query, bootstrap: str, at: str) -> str:
-    """The equivalent mqd command, without the filters, which only the console has."""
+    """The equivalent mqd command, without the filters: mqd consume has none."""
     offset = {
         "newest": f"-{query.count}", "beginning": "beginning", "offset": str(query.at), "time": f"@{at or '-1h'}",
         "live": "end",
     }[query.start]  # fmt: skip
-    which = "" if query.partition is None else f" -p {query.partition}"
+    partition_option = "" if query.partition is None else f" -p {query.partition}"
     end = "" if query.start == "live" else " -e"
-    return f"mqd consume {shlex.quote(query.topic)} -b {shlex.quote(bootstrap)} -o {shlex.quote(offset)}{which}{end}"
+    return f"mqd consume {shlex.quote(query.topic)} -b {shlex.quote(bootstrap)} -o {shlex.quote(offset)}{partition_option}{end}"
 
 
 def page(request: PageRequest) -> Response:
@@ -127,24 +127,24 @@ def stream_page(request: PageRequest) -> Response:
         return _stream(_refusal("too many searches are running; stop one, or close its tab"))
     rows = request.console.templates.get_template("records.html")
 
-    def shown(step: Step) -> str:
-        return rows.render(records=step.found, bootstrap=request.console.options.bootstrap)
+    def render(step: Step) -> str:
+        return rows.render(records=step.records, bootstrap=request.console.options.bootstrap)
 
-    shape = partial(record_view.record, most=record_view.ROW_BYTES)
+    shape = partial(record_view.record, max_bytes=record_view.ROW_BYTES)
 
     def work(stop: Event) -> Iterator[tuple[str, Step]]:
         for step in _steps(request, query, stop, shape, True):
-            yield shown(step) if step.found else "", step  # rendered on the thread too
+            yield render(step) if step.records else "", step  # rendered on the thread too
 
     async def events() -> AsyncIterator[bytes]:
         try:
             async for html, step in stream(work, partial(stream_limit.free, user)):
                 if html:
                     yield _event("records", html)
-                about = {
+                progress = {
                     name: getattr(step, name) for name in ("scanned", "total", "whole", "matches", "bytes", "ended")
                 }
-                yield _event("progress", about)
+                yield _event("progress", progress)
         except (CliError, KafkaException, OSError) as error:
             yield _event("failed", _reason(error))
 
@@ -160,8 +160,9 @@ def _stream(events: AsyncIterator[bytes]) -> Response:
 
 
 def download(request: PageRequest) -> Response:
-    """The results of the search, as `mqd consume --format json` writes them: a line of JSON for
-    each record."""
+    """The results of the search, in the format of `mqd consume --format json`: a line of JSON for
+    each record.
+    """
     stream_limit, user = request.console.stream_limit, request.session.user
     try:
         query = query_of(request, DOWNLOAD_MAX)
@@ -174,7 +175,7 @@ def download(request: PageRequest) -> Response:
 
     def work(stop: Event) -> Iterator[bytes]:
         for step in _steps(request, query, stop, envelope, False):
-            yield b"".join(step.found)
+            yield b"".join(step.records)
 
     async def lines() -> AsyncIterator[bytes]:
         async for data in stream(work, partial(stream_limit.free, user)):
@@ -194,7 +195,7 @@ def _file_name(text: str) -> str:
 def _requested_message(request: PageRequest) -> Any:
     topic = request.required_text("topic")
     partition, offset = request.number("partition", 0, 0, 10**9), request.number("offset", 0, 0, OFFSET_MAX)
-    message = searching.read_one(request.settings, topic, partition, offset)
+    message = searching.read_record(request.settings, topic, partition, offset)
     if message is None:
         raise Refused(
             404,
@@ -210,7 +211,7 @@ def record_page(request: PageRequest) -> Response:
 
 
 def raw(request: PageRequest) -> Response:
-    """The raw bytes, which no browser may interpret as a page."""
+    """The raw bytes, sent in such a way that no browser interprets them as a page."""
     message, part = _requested_message(request), request.text("part", "value")
     data = message.key() if part == "key" else message.value()
     name = _file_name(

@@ -1,4 +1,4 @@
-"""Replicas that move between brokers: how far each is, and how long it will take at this pace."""
+"""Replicas that move between brokers: the progress of each, and the time until all have moved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS_MAX = 200
 
 
 class MovesInProgress(msgspec.Struct, frozen=True):
-    """`count`: the number of moving partitions; `shown`: those with their progress."""
+    """`count`: the number of moving partitions; `shown`: the progress of the first of them."""
 
     count: int
     topics: int
@@ -40,17 +40,17 @@ class MovesInProgress(msgspec.Struct, frozen=True):
 def moves_in_progress(settings: Settings) -> MovesInProgress:
     """Raises CliError."""
     with Broker(settings.bootstrap) as broker:
-        found = moves.ongoing_moves(broker)
-        topics = sorted({topic for topic, _ in found})
+        ongoing = moves.ongoing_moves(broker)
+        topics = sorted({topic for topic, _ in ongoing})
         shown: list[PlannedPartition] = []
         for name in topics[:TOPICS_MAX]:
             plan = {
                 partition: [node for node in move.replicas if node not in move.removing]
-                for partition, move in sorted(found.items())
+                for partition, move in sorted(ongoing.items())
                 if partition[0] == name
             }
             shown += (one for one in verifying.planned_partitions(broker, name, plan) if one.move is not None)
-    return MovesInProgress(len(found), len(topics), tuple(shown[:ROWS_MAX]))
+    return MovesInProgress(len(ongoing), len(topics), tuple(shown[:ROWS_MAX]))
 
 
 class Pace:
@@ -60,26 +60,26 @@ class Pace:
         self._begun: tuple[float, int] | None = None
         self._lock = threading.Lock()
 
-    def left_s(self, left: int, now_s: float) -> float | None:
-        """None: not known yet."""
+    def remaining_s(self, remaining_bytes: int, now_s: float) -> float | None:
+        """Returns None if the pace is not known yet."""
         with self._lock:
-            if not left or self._begun is None or left > self._begun[1]:
-                self._begun = (now_s, left) if left else None
+            if not remaining_bytes or self._begun is None or remaining_bytes > self._begun[1]:
+                self._begun = (now_s, remaining_bytes) if remaining_bytes else None
                 return None
-            since_s, done = now_s - self._begun[0], self._begun[1] - left
-            return left * since_s / done if done else None
+            elapsed_s, copied_bytes = now_s - self._begun[0], self._begun[1] - remaining_bytes
+            return remaining_bytes * elapsed_s / copied_bytes if copied_bytes else None
 
 
 def page(request: PageRequest) -> Response:
-    found = request.cached("moves", MOVES_CACHE_S, lambda: moves_in_progress(request.settings))
+    progress = request.cached("moves", MOVES_CACHE_S, lambda: moves_in_progress(request.settings))
     pace = request.cached("pace", float("inf"), Pace)
     health, _ = request.attempt(
         lambda: request.cached("health", HEALTH_CACHE_S, lambda: queries.health(request.settings))
     )
     return request.page(
         "moves.html",
-        found=found,
-        left_s=pace.left_s(found.total - found.copied, time.monotonic()),
+        found=progress,
+        left_s=pace.remaining_s(progress.total - progress.copied, time.monotonic()),
         is_mqd=health is not None and health.is_mqd,
         nodes=health.nodes if health is not None else (),
     )

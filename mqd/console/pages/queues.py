@@ -1,4 +1,4 @@
-"""Share groups as queues: records that wait, are delivered again, or have failed for good."""
+"""Share groups as queues: records that wait, are delivered again, or have failed permanently."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ PER_PAGE, QUEUES_CACHE_S = 10, 4.0
 
 def page(request: PageRequest) -> Response:
     text = request.text("q")
-    every = request.cached("groups", GROUPS_CACHE_S, lambda: queries.groups(request.settings))
-    found = [one for one in every if one.type == SHARE and text.casefold() in one.group.casefold()]
-    number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
-    shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
+    all_groups = request.cached("groups", GROUPS_CACHE_S, lambda: queries.groups(request.settings))
+    matching = [one for one in all_groups if one.type == SHARE and text.casefold() in one.group.casefold()]
+    number = request.number("page", 1, 1, max(1, -(-len(matching) // PER_PAGE)))
+    shown = matching[(number - 1) * PER_PAGE : number * PER_PAGE]
     key = "queues " + " ".join(one.group for one in shown)
-    found_queues = request.cached(key, QUEUES_CACHE_S, lambda: queues.queues(request.settings, shown)) if shown else []
+    share_queues = request.cached(key, QUEUES_CACHE_S, lambda: queues.queues(request.settings, shown)) if shown else []
     return request.page(
         "queues.html",
-        queues=found_queues,
-        redrives={one.letters_topic: f"mqd queue redrive {shlex.quote(one.letters_topic)}" for one in found_queues},
-        count=len(found),
+        queues=share_queues,
+        redrives={one.letters_topic: f"mqd queue redrive {shlex.quote(one.letters_topic)}" for one in share_queues},
+        count=len(matching),
         page=number,
         per_page=PER_PAGE,
         q=text,

@@ -1,4 +1,4 @@
-"""The list of topics, searched and paged here and not in the browser; and one topic."""
+"""The list of topics, which is searched and paged here, not in the browser; and one topic."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def page(request: PageRequest) -> Response:
     text, sort, internal = request.text("q"), request.text("sort", "name"), bool(request.text("internal"))
     sort = sort if sort in SORTS else "name"
     down = request.text("order") == "down"
-    every = request.cached("topics", TOPICS_CACHE_S, lambda: queries.topics(request.settings))
-    found = matching(every, text, internal)
+    all_topics = request.cached("topics", TOPICS_CACHE_S, lambda: queries.topics(request.settings))
+    matches = matching(all_topics, text, internal)
     sizes: dict[str, int] = {}
     reason = ""
     if sort == "size":
@@ -46,9 +46,9 @@ def page(request: PageRequest) -> Response:
         "partitions": lambda one: one.partitions,
         "size": lambda one: sizes.get(one.name, -1),
     }
-    found.sort(key=keys[sort], reverse=down)
-    number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
-    shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
+    matches.sort(key=keys[sort], reverse=down)
+    number = request.number("page", 1, 1, max(1, -(-len(matches) // PER_PAGE)))
+    shown = matches[(number - 1) * PER_PAGE : number * PER_PAGE]
     names = [one.name for one in shown]
     figures = request.cached(
         f"numbers {' '.join(names)}",
@@ -64,8 +64,8 @@ def page(request: PageRequest) -> Response:
         "topics.html",
         topics=shown,
         numbers=figures,
-        count=len(found),
-        total=sum(internal or not one.is_internal for one in every),
+        count=len(matches),
+        total=sum(internal or not one.is_internal for one in all_topics),
         page=number,
         per_page=PER_PAGE,
         q=text,

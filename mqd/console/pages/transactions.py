@@ -16,8 +16,8 @@ from mqd.console.rendering import url
 PER_PAGE = 50
 LIST_CACHE_S = 3.0
 HANGING_CACHE_S = 10.0
-HANGING_AFTER_MS = 15 * 60_000  # transaction.max.timeout.ms: a coordinator aborts a transaction that is open for longer
-LONG_MS = 60_000  # as long as a transaction may be open by default
+HANGING_AFTER_MS = 15 * 60_000  # transaction.max.timeout.ms: a coordinator aborts transactions that are open for longer
+LONG_MS = 60_000  # the default transaction.timeout.ms of producers
 
 
 def _list(settings: Settings) -> tuple[list[Transaction], list[str]]:
@@ -34,17 +34,21 @@ def page(request: PageRequest) -> Response:
     if request.text("show") == "hanging":
         return _hanging_page(request)
     text, state = request.text("q"), request.text("state")
-    every, without_coordinator = request.cached("transactions", LIST_CACHE_S, lambda: _list(request.settings))
-    found = [
-        one for one in every if text.casefold() in one.transactional_id.casefold() and (not state or one.state == state)
+    all_transactions, without_coordinator = request.cached(
+        "transactions", LIST_CACHE_S, lambda: _list(request.settings)
+    )
+    matches = [
+        one
+        for one in all_transactions
+        if text.casefold() in one.transactional_id.casefold() and (not state or one.state == state)
     ]
-    number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
+    number = request.number("page", 1, 1, max(1, -(-len(matches) // PER_PAGE)))
     return request.page(
         "transactions.html",
         show="",
-        transactions=found[(number - 1) * PER_PAGE : number * PER_PAGE],
-        count=len(found),
-        total=len(every),
+        transactions=matches[(number - 1) * PER_PAGE : number * PER_PAGE],
+        count=len(matches),
+        total=len(all_transactions),
         page=number,
         per_page=PER_PAGE,
         q=text,
@@ -58,17 +62,17 @@ def page(request: PageRequest) -> Response:
 
 def _hanging_page(request: PageRequest) -> Response:
     minutes = request.number("idle", HANGING_AFTER_MS // 60_000, 0, 100_000)
-    found, reason = request.attempt(
+    hanging, reason = request.attempt(
         lambda: request.cached(
             f"hanging {minutes}", HANGING_CACHE_S, lambda: _hanging(request.settings, minutes * 60_000)
         )
     )
-    number = request.number("page", 1, 1, max(1, -(-len(found or ()) // PER_PAGE)))
+    number = request.number("page", 1, 1, max(1, -(-len(hanging or ()) // PER_PAGE)))
     return request.page(
         "transactions.html",
         show="hanging",
-        hanging=None if found is None else found[(number - 1) * PER_PAGE : number * PER_PAGE],
-        count=len(found or ()),
+        hanging=None if hanging is None else hanging[(number - 1) * PER_PAGE : number * PER_PAGE],
+        count=len(hanging or ()),
         page=number,
         per_page=PER_PAGE,
         idle=minutes,
@@ -82,21 +86,23 @@ def transaction_page(request: PageRequest) -> Response:
 
     def load() -> tuple[Transaction, dict[tuple[str, int], OpenProducer], str]:
         with Cluster(request.settings.bootstrap) as cluster:
-            found = txns.describe(cluster, name)
-            open_producers, reason = request.attempt(lambda: txns.open_by_partition(cluster, found))
-        return found, open_producers or {}, reason
+            transaction = txns.describe(cluster, name)
+            open_producers, reason = request.attempt(lambda: txns.open_by_partition(cluster, transaction))
+        return transaction, open_producers or {}, reason
 
-    found, open_producers, reason = request.cached(f"transaction {name}", LIST_CACHE_S, load)
+    transaction, open_producers, reason = request.cached(f"transaction {name}", LIST_CACHE_S, load)
     rows = [
         (topic, index, open_producers.get((topic, index)))
-        for topic, indexes in sorted(found.partitions.items())
+        for topic, indexes in sorted(transaction.partitions.items())
         for index in indexes
     ]
     return request.page(
         "transaction.html",
-        one=found,
+        one=transaction,
         rows=rows[: 4 * PER_PAGE],
         row_count=len(rows),
-        summary=", ".join(f"{topic}:{ranges_text(indexes)}" for topic, indexes in sorted(found.partitions.items())),
+        summary=", ".join(
+            f"{topic}:{ranges_text(indexes)}" for topic, indexes in sorted(transaction.partitions.items())
+        ),
         hidden=[f"the offsets at which it is open could not be read: {reason}"] if reason else [],
     )

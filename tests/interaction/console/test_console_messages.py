@@ -194,7 +194,7 @@ def test_a_live_search_shows_what_is_written_from_then_on(secured: Secured, reco
     deadline = time.monotonic() + 60
     query = Query("void", "live")
     for step in search(Settings(secured.broker.bootstrap), query, stop, lambda one: one.value(), True):
-        seen += step.found
+        seen += step.records
         if not seen:
             producer.produce("void", b"now")
             producer.flush(60)

@@ -119,7 +119,7 @@ def test_moves_of_a_cluster_of_one_broker(secured: Secured, browser: Browser) ->
     for path, form, reason in (
         ("/cluster/drain", {"node": "7"}, "there is no broker 7"),
         ("/cluster/drain", {"node": "x"}, "'x' is not a number"),
-        ("/moves/cancel", {"topic": "stays"}, "nothing moves"),
+        ("/moves/cancel", {"topic": "stays"}, "no replicas are moving"),
         ("/transaction/abort", {"topic": "stays", "partition": "9", "offset": "0"}, "there is no partition 9"),
         ("/transaction/abort", {"topic": "stays", "partition": "0", "offset": "-1"}, "'-1' is not a number"),
     ):

@@ -19,7 +19,7 @@ from mqd.cli.inspection.diagnosis import Harm
 from mqd.console import changing, rendering
 from mqd.console.audit import Audit
 from mqd.console.cache import KEEP_FACTOR, Cache
-from mqd.console.metrics import Sampler, between, clock_ahead_s, parse, quantile
+from mqd.console.metrics import Sampler, clock_ahead_s, parse, quantile, rates_between
 from mqd.console.options import Options
 from mqd.console.pages.moves import Pace
 from mqd.console.sessions import IDLE_S, SESSION_S, SESSIONS_MAX, Sessions
@@ -72,10 +72,10 @@ def test_sessions_are_bounded() -> None:
 def test_a_token_is_bound_to_one_cookie_and_one_process() -> None:
     sessions = Sessions()
     token = sessions.token("cookie")
-    assert sessions.is_token("cookie", token)
-    assert not sessions.is_token("other", token) and not sessions.is_token("", sessions.token(""))
-    assert not sessions.is_token("cookie", "") and not sessions.is_token("cookie", "é")
-    assert not Sessions().is_token("cookie", token)
+    assert sessions.is_valid_token("cookie", token)
+    assert not sessions.is_valid_token("other", token) and not sessions.is_valid_token("", sessions.token(""))
+    assert not sessions.is_valid_token("cookie", "") and not sessions.is_valid_token("cookie", "é")
+    assert not Sessions().is_valid_token("cookie", token)
 
 
 # -- the cache -------------------------------------------------------------------------------------
@@ -145,11 +145,11 @@ def test_what_was_loaded_before_a_change_is_not_kept() -> None:
 
 def test_the_remaining_time_follows_from_the_rate() -> None:
     pace = Pace()
-    assert pace.left_s(1000, 10.0) is None and pace.left_s(1000, 12.0) is None
-    assert pace.left_s(600, 14.0) == 6.0  # 400 in 4 s
-    assert pace.left_s(2000, 16.0) is None, "another plan has begun"
-    assert pace.left_s(1000, 26.0) == 10.0
-    assert pace.left_s(0, 27.0) is None and pace.left_s(500, 28.0) is None
+    assert pace.remaining_s(1000, 10.0) is None and pace.remaining_s(1000, 12.0) is None
+    assert pace.remaining_s(600, 14.0) == 6.0  # 400 in 4 s
+    assert pace.remaining_s(2000, 16.0) is None, "another plan has begun"
+    assert pace.remaining_s(1000, 26.0) == 10.0
+    assert pace.remaining_s(0, 27.0) is None and pace.remaining_s(500, 28.0) is None
 
 
 # -- metrics ---------------------------------------------------------------------------------------
@@ -171,9 +171,9 @@ mqd_nonsense
 def test_rates_are_computed_from_metrics_pages() -> None:
     before, after = parse(PAGE % (100, 10, 10, 10), 50.0), parse(PAGE % (400, 108, 109, 110), 60.0)
     assert [(one.name, one.labels["topic"]) for one in after.samples] == [("mqd_partition_online", 'a"\\b')]
-    point = between(before, after)
+    point = rates_between(before, after)
     assert point.records == 30.0 and point.p99_s == 0.002
-    restarted = between(after, before)
+    restarted = rates_between(after, before)
     assert restarted.records == 0.0 and restarted.p99_s is None
 
 

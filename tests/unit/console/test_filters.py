@@ -95,7 +95,7 @@ def test_an_invalid_condition_is_reported_with_an_example(path: str) -> None:
     ],
 )
 def test_parts_of_key_value_and_headers(given: dict[str, str], kept: bool) -> None:
-    words = {"key": "", "value": "", "header": "", "path": "", **given}
+    words = {"key": "", "value": "", "header": "", "condition": "", **given}
     message = Message(ORDER, b"cust-1", [("source", b"shop"), ("empty", None)])
     assert filters.parse(**words).matches(message) is kept
 

@@ -16,7 +16,7 @@ from mqd.cli.common import CliError, Settings
 from mqd.console import queries, searching
 from mqd.console.changing import Change
 from mqd.console.page_request import TEXT_MAX, PageRequest
-from mqd.console.pages.changes import Kind
+from mqd.console.pages.changes import ChangeKind
 from mqd.console.searching import Query
 from mqd.console.shared import Console
 from mqd.protocol.messages import DescribeLogDirsResponse
@@ -48,7 +48,7 @@ def test_every_change_has_an_outcome_in_the_audit_log(tmp_path: Path) -> None:
         raise RuntimeError("a bug")
 
     change = Change("Delete", "mqd topic delete t", [], do, "deleted", ("/", {}))
-    kind = Kind("/topic/delete", "ask.html", lambda settings, form: change, ("name",))
+    kind = ChangeKind("/topic/delete", "ask.html", lambda settings, form: change, ("name",))
     console = Console(options(NOWHERE, audit=tmp_path / "audit.log"))
     with pytest.raises(RuntimeError):
         kind.post(requested(console, {"token": console.sessions.token(COOKIE), "confirmed": "1"}))
