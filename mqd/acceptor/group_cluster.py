@@ -161,8 +161,8 @@ def consumer_settings(broker: BrokerState) -> ConsumerSettings:
         heartbeat_interval_ms=broker.broker_number("group.consumer.heartbeat.interval.ms"),
         max_size=broker.broker_number("group.consumer.max.size"),
         assignors=tuple(cast(list[str], broker.broker_value("group.consumer.assignors"))),
-        upgrade=policy in UPGRADE_POLICIES,
-        downgrade=policy in DOWNGRADE_POLICIES,
+        may_upgrade=policy in UPGRADE_POLICIES,
+        may_downgrade=policy in DOWNGRADE_POLICIES,
     )
 
 

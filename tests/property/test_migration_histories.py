@@ -47,7 +47,7 @@ def leaves_requests_without_a_response(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_the_consumer_group_in_the_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ConsumerGroup, "delete_all", lambda self: [])
+    patch.setattr(ConsumerGroup, "all_tombstones", lambda self: [])
 
 
 def leaves_the_classic_group_in_the_log(patch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def groups(broker: Broker) -> list[Group]:
     """The groups that this host coordinates."""
     if broker.coordinators is None:
         return []
-    return [core for core in _cores(broker.coordinators.groups) if isinstance(core, Group) and core.is_shown]
+    return [core for core in _cores(broker.coordinators.groups) if isinstance(core, Group) and core.is_visible]
 
 
 def positions(broker: Broker) -> list[Position]:

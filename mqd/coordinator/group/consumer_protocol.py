@@ -52,19 +52,19 @@ class _Reader:
     def string(self) -> str:
         return self.take(self.number(_I16)).decode()
 
-    def count(self, smallest: int) -> int:
+    def count(self, element_bytes_min: int) -> int:
         count = self.number(_I32)
-        if count < 0 or count * smallest > len(self.data) - self.position:
+        if count < 0 or count * element_bytes_min > len(self.data) - self.position:
             raise ValueError(f"consumer protocol: {count} elements at byte {self.position}")
         return count
 
     def partitions(self) -> dict[str, tuple[int, ...]]:
-        found: dict[str, set[int]] = {}
+        by_topic: dict[str, set[int]] = {}
         for _ in range(self.count(6)):
             topic = self.string()
             count = self.count(4)
-            found.setdefault(topic, set()).update(struct.unpack(f">{count}i", self.take(4 * count)))
-        return {topic: tuple(sorted(indexes)) for topic, indexes in found.items()}
+            by_topic.setdefault(topic, set()).update(struct.unpack(f">{count}i", self.take(4 * count)))
+        return {topic: tuple(sorted(indexes)) for topic, indexes in by_topic.items()}
 
     def skip_bytes(self) -> None:
         size = self.number(_I32)
@@ -91,8 +91,8 @@ def decode_subscription(data: bytes) -> Subscription:
 
 
 def decode_assignment(data: bytes) -> dict[str, tuple[int, ...]]:
-    """Topic name -> partitions, ascending. A member that never got an assignment has an empty one.
-    Raises ValueError.
+    """Topic name -> partitions, ascending. `data` is empty for a member that has never received an
+    assignment. Raises ValueError.
     """
     if not data:
         return {}
@@ -103,9 +103,9 @@ def decode_assignment(data: bytes) -> dict[str, tuple[int, ...]]:
 
 
 def encode_assignment(version: int, partitions: Mapping[str, tuple[int, ...]]) -> bytes:
-    out = [_I16.pack(version), _I32.pack(len(partitions))]
+    parts = [_I16.pack(version), _I32.pack(len(partitions))]
     for topic, indexes in partitions.items():
         name = topic.encode()
-        out += (_I16.pack(len(name)), name, _I32.pack(len(indexes)), struct.pack(f">{len(indexes)}i", *indexes))
-    out.append(_I32.pack(-1))
-    return b"".join(out)
+        parts += (_I16.pack(len(name)), name, _I32.pack(len(indexes)), struct.pack(f">{len(indexes)}i", *indexes))
+    parts.append(_I32.pack(-1))
+    return b"".join(parts)

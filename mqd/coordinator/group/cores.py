@@ -41,13 +41,16 @@ class GroupCores:
         malformed.
         """
         kind = key_type_of(key)
-        known = 0 <= kind <= GROUP_METADATA or any(
+        is_loaded = 0 <= kind <= GROUP_METADATA or any(
             kind in types for types in (CONSUMER_GROUP_TYPES, SHARE_GROUP_TYPES, STREAMS_GROUP_TYPES)
         )
-        return group_of_key(key) if known else None
+        return group_of_key(key) if is_loaded else None
 
     def replay_all(
-        self, cores: dict[str, GroupCore], records: dict[bytes, bytes], unreadable: Callable[[bytes, Exception], None]
+        self,
+        cores: dict[str, GroupCore],
+        records: dict[bytes, bytes],
+        on_unreadable: Callable[[bytes, Exception], None],
     ) -> None:
         """Applies one record for each key, in log order. Offsets of a group may come before or
         after its other records: neither depends on the other.
@@ -73,7 +76,7 @@ class GroupCores:
                     decode_offset_value(value)
                 table[partition_of(key, len(key) - 4)[0]] = value
             except (ValueError, IndexError) as error:
-                unreadable(key, error)
+                on_unreadable(key, error)
         for prefix, table in tables.items():
             if not table:  # no value could be read
                 group, topic = split_offset_prefix(prefix)

@@ -88,8 +88,8 @@ class DeleteGroup(msgspec.Struct, frozen=True):
 
 
 class GroupListing(NamedTuple):
-    """An entry of ListGroups. `kind` is "classic" also for a group that has only offsets, as in
-    Kafka.
+    """An entry of ListGroups. As in Kafka, `kind` is also "classic" for a group that has only
+    offsets.
     """
 
     group_id: str
@@ -141,11 +141,11 @@ class Group:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the next request could recreate everything that the group holds."""
-        return not self.is_shown and not self._is_unwritten
+        """Whether the group holds nothing that the next request could not create again."""
+        return not self.is_visible and not self._is_unwritten
 
     @property
-    def is_shown(self) -> bool:
+    def is_visible(self) -> bool:
         """Whether requests that only read see the group."""
         has_members = self.classic.state is not EMPTY or bool(self.classic.members.pending)
         is_written = self.classic.is_persisted or not self.offsets.is_empty
@@ -167,7 +167,7 @@ class Group:
     def state_name(self) -> str:
         if self._modern is not None:
             return self._modern.state_name
-        return str(self.classic.state if self.is_shown else State.DEAD)
+        return str(self.classic.state if self.is_visible else State.DEAD)
 
     @property
     def member_count(self) -> int:
@@ -207,7 +207,7 @@ class Group:
 
     def describe(self) -> DescribeGroupsResponse.Group | None:
         """The entry of DescribeGroups; None if this is not a classic group, or does not exist."""
-        if not self.is_shown or self._modern is not None:
+        if not self.is_visible or self._modern is not None:
             return None
         classic = self.classic
         stable = classic.state is STABLE
@@ -226,9 +226,9 @@ class Group:
     def handle(self, event: object, now_ms: int) -> list[Action]:
         if isinstance(event, CLASSIC_EVENTS):
             if self.consumer is not None:
-                return self._in_consumer(event, now_ms)
+                return self._handle_consumer(event, now_ms)
             if self.streams is not None:
-                return self._classic_in_streams(event, now_ms)
+                return self._handle_classic_in_streams(event, now_ms)
             if type(event) is JoinGroup and self.share is not None:
                 error = int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
                 return [Reply(event.request, JoinGroupResponse(error_code=error, protocol_name=None))]
@@ -249,32 +249,32 @@ class Group:
             return self._on_delete(event)
         if isinstance(event, ConsumerHeartbeat):
             return (
-                self._in_consumer(event, now_ms)
+                self._handle_consumer(event, now_ms)
                 if self.consumer is not None
                 else self._on_first_heartbeat(event, now_ms)
             )
         if isinstance(event, ConsumerDescribe):
             return self.consumer.handle(event, now_ms) if self.consumer is not None else [self._not_found(event)]
         if isinstance(event, SHARE_EVENTS):
-            return self._in_share(event, now_ms)
+            return self._handle_share(event, now_ms)
         if isinstance(event, StreamsHeartbeat):
             return self._on_streams_heartbeat(event, now_ms)
         if isinstance(event, StreamsDescribe):
             return self.streams.handle(event, now_ms) if self.streams is not None else [self._not_found(event)]
         if isinstance(event, StatesChanged):
-            return self._in_share(event, now_ms) if self.share is not None else []
+            return self._handle_share(event, now_ms) if self.share is not None else []
         raise TypeError(f"{type(event).__name__} is not an event of a group")
 
     def _not_found(self, event: Any) -> Reply:
-        return not_found(event, self.group_id, self.is_shown)
+        return not_found(event, self.group_id, self.is_visible)
 
     def _on_join(self, event: JoinGroup, now_ms: int) -> list[Action]:
         if event.message.member_id and not self.exists:
             error = int(ErrorCode.UNKNOWN_MEMBER_ID)
-            refused = JoinGroupResponse(error_code=error, member_id=event.message.member_id, protocol_name=None)
-            return [Reply(event.request, refused)]
+            response = JoinGroupResponse(error_code=error, member_id=event.message.member_id, protocol_name=None)
+            return [Reply(event.request, response)]
         actions = self.classic.handle(event, now_ms)
-        self._lingers |= not self.is_shown
+        self._lingers |= not self.is_visible
         return actions + self._arm_removal(now_ms)
 
     # -- the consumer protocol ---------------------------------------------------------------------
@@ -294,7 +294,7 @@ class Group:
         else:
             consumer = (
                 migration.upgrade(classic, self.cluster, now_ms)
-                if self.cluster.settings(self.group_id).upgrade
+                if self.cluster.settings(self.group_id).may_upgrade
                 else None
             )
         if consumer is None:
@@ -302,21 +302,21 @@ class Group:
         actions = consumer.handle(event, now_ms)
         replies = [action for action in actions if isinstance(action, Reply)]
         if replies[0].response.error_code:
-            return list(replies)  # nothing has changed
-        disarmed = [Timer(name, None) for name in CLASSIC_TIMERS]
-        waiting = migration.retry_replies(classic)
+            return list(replies)  # the heartbeat was refused: the group stays as it was
+        disarmed_timers = [Timer(name, None) for name in CLASSIC_TIMERS]
+        retry_replies = migration.retry_replies(classic)
         self.consumer, self.classic = consumer, ClassicGroup(self.group_id, classic.settings)
-        return [*disarmed, *actions, *waiting]
+        return [*disarmed_timers, *actions, *retry_replies]
 
     # -- the share protocol ------------------------------------------------------------------------
 
-    def _in_share(self, event: Any, now_ms: int) -> list[Action]:
+    def _handle_share(self, event: Any, now_ms: int) -> list[Action]:
         share = self.share
         if share is None:
-            creates = isinstance(event, AlterOffsets) or (
+            creates_group = isinstance(event, AlterOffsets) or (
                 isinstance(event, ShareHeartbeat) and event.message.member_epoch == 0
             )
-            if self.exists or not creates:
+            if self.exists or not creates_group:
                 return [self._not_found(event)]
             share = ShareGroup(self.group_id, self.cluster)
         actions = share.handle(event, now_ms)
@@ -338,12 +338,13 @@ class Group:
         actions = streams.handle(event, now_ms)
         if self.streams is None:
             if any(isinstance(action, Reply) and action.response.error_code for action in actions):
-                return [action for action in actions if isinstance(action, Reply)]  # nothing has changed
+                # the heartbeat was refused: the group stays as it was
+                return [action for action in actions if isinstance(action, Reply)]
             self.streams, self.classic = streams, ClassicGroup(self.group_id, self.classic.settings)
             actions = [*(Timer(name, None) for name in CLASSIC_TIMERS), *actions]
         return actions + self._arm_removal(now_ms)
 
-    def _classic_in_streams(self, event: Any, now_ms: int) -> list[Action]:
+    def _handle_classic_in_streams(self, event: Any, now_ms: int) -> list[Action]:
         """A JoinGroup makes an empty streams group a classic one."""
         streams = self.streams
         assert streams is not None
@@ -353,34 +354,34 @@ class Group:
             error = int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
             return [Reply(event.request, JoinGroupResponse(error_code=error, protocol_name=None))]
         self.streams = None
-        tombstones = as_persists(streams.delete_all()) if streams.is_persisted else []
+        tombstones = as_persists(streams.all_tombstones()) if streams.is_persisted else []
         return [*tombstones, *(Timer(name, None) for name in STREAMS_TIMERS), *self._on_join(event, now_ms)]
 
-    def _in_streams(self, event: object, now_ms: int) -> list[Action]:
+    def _handle_streams(self, event: object, now_ms: int) -> list[Action]:
         return self.streams.handle(event, now_ms) + self._arm_removal(now_ms) if self.streams is not None else []
 
     # -- the consumer protocol, from the second heartbeat on ---------------------------------------
 
-    def _in_consumer(self, event: object, now_ms: int) -> list[Action]:
+    def _handle_consumer(self, event: object, now_ms: int) -> list[Action]:
         consumer = self.consumer
         assert consumer is not None
         if isinstance(event, JoinGroup) and consumer.is_empty:
             removal = (
-                [*as_persists(consumer.delete_all()), Timer(CONSUMER_TIMER, None)] if consumer.is_persisted else []
+                [*as_persists(consumer.all_tombstones()), Timer(CONSUMER_TIMER, None)] if consumer.is_persisted else []
             )
             self.consumer = None
             return removal + self._on_join(event, now_ms)
         actions = consumer.handle(event, now_ms)
-        if consumer.downgrades:
+        if consumer.needs_downgrade:
             actions += self._downgrade(consumer, now_ms)
         return actions if consumer.members else actions + self._arm_removal(now_ms)
 
     def _downgrade(self, consumer: ConsumerGroup, now_ms: int) -> list[Action]:
-        consumer.downgrades = False
+        consumer.needs_downgrade = False
         value = migration.downgrade(consumer, now_ms)
         if value is None or len(consumer.members) > self.classic.settings.max_size:
             return []
-        tombstones = consumer.delete_all()
+        tombstones = consumer.all_tombstones()
         if (
             len(value) + sum(len(key) + RECORD_OVERHEAD_BYTES for key, _ in tombstones)
             > self.classic.settings.record_bytes_max
@@ -389,8 +390,8 @@ class Group:
             # as before.
             return []
         self.consumer = None
-        written = Persist((*tombstones, (classic_records.encode_key(self.group_id), value)))
-        return [written, Timer(CONSUMER_TIMER, None), *self.classic.take_over(value, now_ms)]
+        persist = Persist((*tombstones, (classic_records.encode_key(self.group_id), value)))
+        return [persist, Timer(CONSUMER_TIMER, None), *self.classic.take_over(value, now_ms)]
 
     def _on_timer(self, event: TimerFired, now_ms: int) -> list[Action]:
         if event.name in CLASSIC_TIMERS:
@@ -401,10 +402,10 @@ class Group:
         if event.name == EXPIRATION_TIMER:
             return self.offsets.on_expiration_timer(self, now_ms)[0] + self._maybe_remove()
         if event.name == SHARE_TIMER:
-            return self._in_share(event, now_ms) if self.share is not None else []
+            return self._handle_share(event, now_ms) if self.share is not None else []
         if event.name in STREAMS_TIMERS:
-            return self._in_streams(event, now_ms)
-        return self._in_consumer(event, now_ms) if self.consumer is not None else []
+            return self._handle_streams(event, now_ms)
+        return self._handle_consumer(event, now_ms) if self.consumer is not None else []
 
     def _on_delete(self, event: DeleteGroup) -> list[Action]:
         if self.share is not None:
@@ -429,10 +430,10 @@ class Group:
         """Removes everything that the log holds of this group."""
         records = self.offsets.delete_all()
         if self.consumer is not None:
-            records += self.consumer.delete_all()
+            records += self.consumer.all_tombstones()
             self.consumer = None
         if self.streams is not None:
-            records += self.streams.delete_all()
+            records += self.streams.all_tombstones()
             self.streams = None
         if self.classic.is_persisted:
             records.append((classic_records.encode_key(self.group_id), None))
@@ -447,7 +448,7 @@ class Group:
         return list(as_persists(self._remove()))
 
     def _is_deserted(self) -> bool:
-        """Whether the group has no members, and holds more than offsets."""
+        """Whether the group has no members but holds something besides offsets."""
         if self.share is not None:
             return False  # as in Kafka: only an administrator deletes it
         if self._modern is not None:
@@ -501,19 +502,19 @@ class Group:
             self.streams = None
         if self.streams is not None and (self.share or self.consumer or self.classic.is_persisted):
             # a damaged log: after these records the group changed its kind
-            records = self.streams.delete_all()
+            records = self.streams.all_tombstones()
             self.streams = None
             return [*as_persists(records), *self.on_loaded(now_ms)]
         if self.share is not None and not (self.consumer is not None or self.classic.is_persisted):
             return self.share.on_loaded(now_ms) + self.offsets.on_loaded(now_ms)
         self.share = None  # a damaged log: after these records the group changed its kind
-        members = (self.consumer or self.streams or self.classic).on_loaded(now_ms)
-        return members + self.offsets.on_loaded(now_ms) + self._arm_removal(now_ms)
+        member_actions = (self.consumer or self.streams or self.classic).on_loaded(now_ms)
+        return member_actions + self.offsets.on_loaded(now_ms) + self._arm_removal(now_ms)
 
     # -- offsets.Membership ------------------------------------------------------------------------
 
     def has_state_of_any(self, topics: Collection[str]) -> bool:
-        """Whether the group has state for one of these topics (deleted, or lost partitions)."""
+        """Whether the group has state for one of these topics, which have lost partitions."""
         if self.share is not None:
             return any(name in topics for name in self.share.states.names.values())
         return self.offsets.has_offsets_of_any(topics)
@@ -534,8 +535,8 @@ class Group:
 
     def fetch_error(self, member_id: str | None, member_epoch: int) -> int:
         """A share group has no committed offsets: it is treated like an unknown group."""
-        members = self.consumer or self.streams
-        return members.fetch_error(member_id, member_epoch) if members is not None else 0
+        group = self.consumer or self.streams
+        return group.fetch_error(member_id, member_epoch) if group is not None else 0
 
     def delete_error(self) -> int:
         if self.consumer is not None or self.streams is not None:
@@ -549,9 +550,9 @@ class Group:
         )
 
     def is_subscribed(self, topic: str) -> bool:
-        members = self.consumer or self.streams
-        if members is not None:
-            return members.is_subscribed(topic)
+        group = self.consumer or self.streams
+        if group is not None:
+            return group.is_subscribed(topic)
         topics = self.classic.subscribed_topics()
         return topic in topics if topics is not None else self.classic.protocol_type == CONSUMER_PROTOCOL
 
@@ -566,8 +567,8 @@ class Group:
         return None if classic.state is STABLE and classic.subscribed_topics() is not None else KEEP
 
     def on_committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
-        """A member's commit shows that it is alive. While its group completes a rebalance only
-        commits within a transaction get here.
+        """A member's commit shows that it is alive. While the group completes a rebalance, only
+        transactional commits reach this method.
         """
         self._is_unwritten |= not self.exists
         member = self.classic.members.by_id.get(event.member_id)

@@ -48,19 +48,20 @@ def _take_over(group: ConsumerGroup, old: ClassicMember, protocol: str | None, n
         raise ValueError("a member's metadata does not fit into one record of a consumer group's member")
     subscription = decode_subscription(old.protocols[protocol] if protocol in old.protocols else protocols[0][1])
     assigned: Partitions = {}
-    # while a generation begins, no member has an assignment yet, and cooperative ones work on what they reported
+    # At the start of a generation no member has an assignment yet; cooperative members keep working
+    # on the partitions that they reported.
     for name, indexes in (decode_assignment(old.assignment) or subscription.owned).items():
         topic = group.cluster.topic(name)
         if topic is not None and name in subscription.topics:
-            # If a client's assignor assigned a partition to two members, it belongs to the first.
-            # The target decides which one keeps it.
-            mine = tuple(
+            # If a client's assignor assigned a partition to two members, the first gets it here, and
+            # the next target decides which member keeps it.
+            unowned = tuple(
                 index
                 for index in indexes
                 if 0 <= index < topic.partition_count and group.owners.get(topic.topic_id, index) is None
             )
-            if mine:
-                assigned[topic.topic_id] = mine
+            if unowned:
+                assigned[topic.topic_id] = unowned
     description = Description(
         old.instance_id,
         subscription.rack_id,
@@ -80,14 +81,14 @@ def _take_over(group: ConsumerGroup, old: ClassicMember, protocol: str | None, n
 
 def _records(classic: ClassicGroup, group: ConsumerGroup) -> list[KeyValue]:
     group_id = classic.group_id
-    found: list[KeyValue] = [(classic_records.encode_key(group_id), None)] if classic.is_persisted else []
-    found.append(records.group_record(group_id, group.epoch, 0))
+    key_values: list[KeyValue] = [(classic_records.encode_key(group_id), None)] if classic.is_persisted else []
+    key_values.append(records.group_record(group_id, group.epoch, 0))
     for member_id, member in group.members.items():
-        found.append(records.member_record(group_id, member_id, member.description))
-        found.append(records.target_record(group_id, member_id, member.assigned))
-        found.append(records.current_record(group_id, member_id, member.current))
-    found.append(records.target_epoch_record(group_id, group.assignment_epoch))
-    return found
+        key_values.append(records.member_record(group_id, member_id, member.description))
+        key_values.append(records.target_record(group_id, member_id, member.assigned))
+        key_values.append(records.current_record(group_id, member_id, member.current))
+    key_values.append(records.target_epoch_record(group_id, group.assignment_epoch))
+    return key_values
 
 
 def retry_replies(classic: ClassicGroup) -> list[Action]:
@@ -95,32 +96,32 @@ def retry_replies(classic: ClassicGroup) -> list[Action]:
     consumer group.
     """
     error = int(ErrorCode.REBALANCE_IN_PROGRESS)
-    found: list[Action] = []
+    replies: list[Action] = []
     for member in classic.members.by_id.values():
         if member.join_request is not None:
-            found.append(
+            replies.append(
                 Reply(
                     member.join_request,
                     JoinGroupResponse(error_code=error, member_id=member.member_id, protocol_name=""),
                 )
             )
         if member.sync_request is not None:
-            found.append(Reply(member.sync_request, SyncGroupResponse(error_code=error)))
-    return found
+            replies.append(Reply(member.sync_request, SyncGroupResponse(error_code=error)))
+    return replies
 
 
 def downgrade(group: ConsumerGroup, now_ms: int) -> bytes | None:
-    """The GroupMetadata of the classic group. None: the members have no protocol in common."""
+    """The GroupMetadata value of the classic group. None: the members have no protocol in common."""
     members = list(group.members.values())
     votes, first = group.classic.votes, members[0].description.classic
     assert first is not None, "only classic members are left"
     protocol = next((name for name, _ in first.protocols if votes[name] == len(members)), None)
     if protocol is None:
         return None
-    listed = tuple(_member_record(group, member, protocol) for member in members)
+    member_records = tuple(_member_record(group, member, protocol) for member in members)
     return classic_records.encode_value(
         classic_records.GroupRecord(
-            CONSUMER_PROTOCOL, max(group.epoch, 1), protocol, members[0].member_id, now_ms, listed
+            CONSUMER_PROTOCOL, max(group.epoch, 1), protocol, members[0].member_id, now_ms, member_records
         )
     )
 
@@ -129,7 +130,7 @@ def _member_record(group: ConsumerGroup, member: Member, protocol: str) -> class
     description, classic = member.description, member.description.classic
     assert classic is not None
     metadata = dict(classic.protocols)[protocol]
-    named = {
+    assigned_by_name = {
         name: indexes
         for topic_id, indexes in member.assigned.items()
         if (name := group.cluster.topic_name(topic_id)) is not None
@@ -146,5 +147,5 @@ def _member_record(group: ConsumerGroup, member: Member, protocol: str) -> class
         description.rebalance_timeout_ms,
         classic.session_timeout_ms,
         metadata,
-        encode_assignment(version, named),
+        encode_assignment(version, assigned_by_name),
     )

@@ -41,11 +41,14 @@ class ModernGroup:
     def is_empty(self) -> bool:
         return not self.members
 
-    def delete_all(self) -> list[KeyValue]:
+    def all_tombstones(self) -> list[KeyValue]:
         """Tombstones for everything that this group has in the log."""
-        of_member, of_group = self.records.member_tombstones, self.records.group_tombstones
-        found = [record for member_id in self.members for record in of_member(self.group_id, member_id)]
-        return found + of_group(self.group_id) if self.is_persisted else found
+        tombstones: list[KeyValue] = []
+        for member_id in self.members:
+            tombstones += self.records.member_tombstones(self.group_id, member_id)
+        if self.is_persisted:
+            tombstones += self.records.group_tombstones(self.group_id)
+        return tombstones
 
     def refresh(self, bump: bool) -> None:
         """Checks whether the topics have changed. Bumps the group epoch if they have, if other
@@ -56,8 +59,8 @@ class ModernGroup:
             self.bump()
 
     def resolve_subscriptions(self) -> None:
-        """Resolves the subscriptions against the current topics. If these have changed, the next refresh()
-        bumps the group epoch.
+        """Resolves the subscriptions against the current topics. If these have changed, the next
+        refresh() bumps the group epoch.
         """
         if not self.subscriptions.is_current():
             self.subscriptions.refresh()

@@ -2,9 +2,9 @@
 members may commit; this module holds what is committed.
 
 Offsets are kept as the bytes of their records and decoded on request, because a coordinator can
-have a million. An offset of a transaction is pending until its marker. Then it counts, unless the
-current offset was written after it: the order of the writes decides, not that of the markers (as in
-Kafka, which compares the records' offsets).
+have a million. An offset of a transaction is pending until its marker. Then it becomes the
+committed offset, unless the current one was written after it: the order of the writes decides, not
+that of the markers (as in Kafka, which compares the records' offsets).
 
 Invariants (check())
     O1  no topic without partitions, no transaction without offsets
@@ -43,11 +43,12 @@ from mqd.log.schedule_headers import GROUP_PREFIX
 from mqd.protocol.errors import ErrorCode
 
 EXPIRATION_TIMER = "offsets.expiration"
-# The timer is armed at least this far ahead: one due immediately would fire again and again, and
-# keep the coordinator busy.
+# The timer is armed at least this far ahead: if it were due immediately, it would fire again and
+# again, and keep the coordinator busy.
 CHECK_INTERVAL_MS_MIN = 100
 TIME_MAX_MS = 2**63 - 1
-# Memory of an offset without its value's bytes, and of a topic with one: measured, rounded up.
+# Memory of an offset without its value's bytes, and of a topic that has offsets: measured, rounded
+# up.
 OFFSET_BYTES = 100
 TOPIC_BYTES = 400
 _VALUE_BYTES = 24  # size of an offset's value without metadata
@@ -59,7 +60,7 @@ class OffsetsSettings(msgspec.Struct, frozen=True):
     retention_ms: int = 7 * 24 * 3600 * 1000
     check_interval_ms: int = 600_000
     metadata_bytes_max: int = 4096
-    commit_bytes_max: int = (4 << 20) - 4096  # one commit is one batch: all of it counts or none
+    commit_bytes_max: int = (4 << 20) - 4096  # a commit is one batch, so that it is atomic
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ class CommitOffsets(msgspec.Struct, frozen=True):
 
 
 class OffsetsCommitted(msgspec.Struct, frozen=True, gc=False):
-    """`errors` by offset, in request order. A non-zero `error` applies to all of them."""
+    """`errors`: one for each offset, in request order. A non-zero `error` applies to all offsets."""
 
     error: int
     errors: tuple[int, ...] = ()
@@ -156,8 +157,8 @@ class Membership(Protocol):
         """The error for a whole OffsetDelete, for example NON_EMPTY_GROUP."""
 
     def is_subscribed(self, topic: str) -> bool:
-        """If the members' topics are unknown (empty_since_ms() is KEEP then): True for the protocol
-        type "consumer", otherwise False.
+        """If the members' topics are unknown (empty_since_ms() then returns KEEP): True for the
+        protocol type "consumer", otherwise False.
         """
 
     def empty_since_ms(self) -> int | None:
@@ -175,10 +176,10 @@ class Offsets:
         self.group_id = group_id
         self._settings = settings
         self._committed: dict[str, dict[int, bytes]] = {}
-        # producer id -> partition -> (write counter, value); None: superseded, never counts
+        # producer id -> partition -> (write counter, value); None: superseded, will never be committed
         self._pending: dict[int, dict[tuple[str, int], tuple[int, bytes | None]]] = {}
-        # The write counter of each record that counts, or of its deletion. Kept only while
-        # something is pending; a record without an entry is older.
+        # The write counter of each committed record, or of its deletion. Kept only while something
+        # is pending; a record without an entry is older.
         self._written: dict[tuple[str, int], int] = {}
         self._write_count = 0
         self._armed = False
@@ -205,11 +206,11 @@ class Offsets:
         """For each topic with a committed or pending offset: the index after its last such
         partition.
         """
-        found = {topic: max(partitions) + 1 for topic, partitions in self._committed.items()}
+        ends = {topic: max(partitions) + 1 for topic, partitions in self._committed.items()}
         for pending in self._pending.values():
             for topic, partition in pending:
-                found[topic] = max(found.get(topic, 0), partition + 1)
-        return found
+                ends[topic] = max(ends.get(topic, 0), partition + 1)
+        return ends
 
     def __len__(self) -> int:
         return sum(map(len, self._committed.values()))
@@ -242,18 +243,18 @@ class Offsets:
             return [Reply(event.request, OffsetsCommitted(error))]
         errors: list[int] = []
         records: list[KeyValue] = []
-        for one in event.offsets:
-            if len(one.metadata.encode()) > self._settings.metadata_bytes_max:
+        for entry in event.offsets:
+            if len(entry.metadata.encode()) > self._settings.metadata_bytes_max:
                 errors.append(int(ErrorCode.OFFSET_METADATA_TOO_LARGE))
                 continue
             errors.append(0)
-            value = self._encode_value(one, event.retention_ms, now_ms)
-            records.append((encode_offset_key(self.group_id, one.topic, one.partition), value))
+            value = self._encode_value(entry, event.retention_ms, now_ms)
+            records.append((encode_offset_key(self.group_id, entry.topic, entry.partition), value))
             self._write_count += 1
             if event.is_transactional:
-                self._put_pending(event.producer_id, one.topic, one.partition, value)
+                self._put_pending(event.producer_id, entry.topic, entry.partition, value)
             else:
-                self._put(one.topic, one.partition, value, self._write_count)
+                self._put(entry.topic, entry.partition, value, self._write_count)
         actions = group.on_committed(event, now_ms)
         if records:
             actions.append(
@@ -268,39 +269,39 @@ class Offsets:
         so small that the check is skipped.
         """
         count, metadata_max = len(event.offsets), self._settings.metadata_bytes_max
-        longest = max((len(one.topic) + min(len(one.metadata), metadata_max) for one in event.offsets), default=0)
+        longest = max((len(entry.topic) + min(len(entry.metadata), metadata_max) for entry in event.offsets), default=0)
         if count * (_RECORD_BYTES + 4 * (len(self.group_id) + longest)) <= self._settings.commit_bytes_max:
             return 0
         fixed_bytes = _RECORD_BYTES + len(self.group_id.encode())
         size = sum(
-            fixed_bytes + len(one.topic) + min(len(one.metadata.encode()), metadata_max) for one in event.offsets
+            fixed_bytes + len(entry.topic) + min(len(entry.metadata.encode()), metadata_max) for entry in event.offsets
         )
         return int(ErrorCode.INVALID_COMMIT_OFFSET_SIZE) if size > self._settings.commit_bytes_max else 0
 
     @staticmethod
-    def _encode_value(one: CommittedOffset, retention_ms: int, now_ms: int) -> bytes:
+    def _encode_value(entry: CommittedOffset, retention_ms: int, now_ms: int) -> bytes:
         if retention_ms >= 0:
             return encode_expiring_offset_value(
-                one.offset, one.metadata, now_ms, min(now_ms + retention_ms, TIME_MAX_MS)
+                entry.offset, entry.metadata, now_ms, min(now_ms + retention_ms, TIME_MAX_MS)
             )
-        return encode_offset_value(one.offset, one.leader_epoch, one.metadata, now_ms)
+        return encode_offset_value(entry.offset, entry.leader_epoch, entry.metadata, now_ms)
 
     def _put(self, topic: str, partition: int, value: bytes, written: int) -> None:
         partitions = self._committed.get(topic)
         if partitions is None:
             partitions = self._committed[topic] = {}
             self.size_bytes += TOPIC_BYTES + len(topic)
-        before = partitions.get(partition)
-        self.size_bytes += len(value) - len(before) if before is not None else OFFSET_BYTES + len(value)
+        old_value = partitions.get(partition)
+        self.size_bytes += len(value) - len(old_value) if old_value is not None else OFFSET_BYTES + len(value)
         partitions[partition] = value
         if self._pending:
             self._written[topic, partition] = written
 
     def _put_pending(self, producer_id: int, topic: str, partition: int, value: bytes | None) -> None:
         pending = self._pending.setdefault(producer_id, {})
-        before = pending.get((topic, partition))
-        if before is not None:
-            self.size_bytes -= _pending_bytes(topic, before[1])
+        old_entry = pending.get((topic, partition))
+        if old_entry is not None:
+            self.size_bytes -= _pending_bytes(topic, old_entry[1])
         self.size_bytes += _pending_bytes(topic, value)
         pending[topic, partition] = (self._write_count, value)
 
@@ -336,18 +337,21 @@ class Offsets:
         return OffsetsFetched(
             0,
             tuple(
-                (topic, tuple(self._fetch_one(topic, one, event.require_stable) for one in partitions))
+                (
+                    topic,
+                    tuple(self._fetch_partition(topic, partition, event.require_stable) for partition in partitions),
+                )
                 for topic, partitions in topics
             ),
         )
 
-    def _fetch_one(self, topic: str, partition: int, require_stable: bool) -> FetchedOffset:
+    def _fetch_partition(self, topic: str, partition: int, require_stable: bool) -> FetchedOffset:
         if require_stable and self._pending and self._is_pending(topic, partition):
             return FetchedOffset(partition, error=int(ErrorCode.UNSTABLE_OFFSET_COMMIT))
-        found = self.get(topic, partition)
+        value = self.get(topic, partition)
         return (
-            FetchedOffset(partition, found.offset, found.leader_epoch, found.metadata)
-            if found is not None
+            FetchedOffset(partition, value.offset, value.leader_epoch, value.metadata)
+            if value is not None
             else FetchedOffset(partition)
         )
 
@@ -369,32 +373,32 @@ class Offsets:
         return [*as_persists(records), Reply(event.request, OffsetsDeleted(0, tuple(errors)))]
 
     def _on_partitions_gone(self, event: PartitionsGone) -> list[Action]:
-        gone = [
+        gone_partitions = [
             (topic, partition)
             for topic, remaining_count in event.remaining_counts.items()
             for partition in self._committed.get(topic, ())
             if partition >= remaining_count
         ]
-        gone += [
+        gone_partitions += [
             (topic, partition)
             for pending in self._pending.values()
             for topic, partition in pending
             if partition >= event.remaining_counts.get(topic, partition + 1)
         ]
-        return list(as_persists(self._delete(dict.fromkeys(gone))))
+        return list(as_persists(self._delete(dict.fromkeys(gone_partitions))))
 
     def _delete(self, partitions: Iterable[tuple[str, int]]) -> list[KeyValue]:
         """Deletes these partitions' offsets, committed and pending; returns the tombstones."""
         records: list[KeyValue] = []
         for topic, partition in partitions:
-            known = partition in self._committed.get(topic, ())
-            if known:
+            had_offset = partition in self._committed.get(topic, ())
+            if had_offset:
                 self._remove(topic, partition)
             if self._pending and self._is_pending(topic, partition):
                 self._write_count += 1
                 self._written[topic, partition] = self._write_count
-                known = True
-            if known:
+                had_offset = True
+            if had_offset:
                 records.append((encode_offset_key(self.group_id, topic, partition), None))
         return records
 
@@ -427,13 +431,13 @@ class Offsets:
         return self._arm(now_ms)
 
     def on_expiration_timer(self, group: Membership, now_ms: int) -> tuple[list[Action], bool]:
-        """TimerFired(EXPIRATION_TIMER). Returns the actions, and whether something expired and
-        nothing is left: a group without members may be removed with its offsets.
+        """Handles TimerFired(EXPIRATION_TIMER). Returns the actions, and whether the last offset
+        expired; a group without members may then be removed.
         """
         self._armed = False
-        before = len(self)
+        count_before = len(self)
         records = self._delete(self._expired_offsets(group, now_ms))
-        return [*as_persists(records), *self._arm(now_ms)], before > 0 and self.is_empty
+        return [*as_persists(records), *self._arm(now_ms)], count_before > 0 and self.is_empty
 
     def _expired_offsets(self, group: Membership, now_ms: int) -> list[tuple[str, int]]:
         since_ms = group.empty_since_ms()
@@ -478,7 +482,7 @@ class Offsets:
     def replay_pending(self, topic: str, partition: int, value: bytes | None, producer_id: int) -> None:
         """Applies a record of an open transaction. `value` None: it is already superseded, but the
         partition's offset is still unstable. Records with a value come in the order in which they
-        were written, after the records that count.
+        were written, after the committed records.
         """
         if value is not None:
             decode_offset_value(value)
@@ -497,17 +501,19 @@ class Offsets:
         )
 
     def growth_bytes(self, event: CommitOffsets) -> int:
-        """Upper bound on the additional memory after this commit; 0 if it only replaces offsets by
-        values of the same size.
+        """Upper bound on the additional memory after this commit; 0 if it only replaces offsets
+        with values of the same size.
         """
         metadata_max, growth, new_topics = self._settings.metadata_bytes_max, 0, set()
-        for one in event.offsets:
-            value_bytes = _VALUE_BYTES + min(len(one.metadata.encode()), metadata_max)
-            partitions = self._committed.get(one.topic)
-            before = partitions.get(one.partition) if partitions is not None and not event.is_transactional else None
-            growth += 2 * OFFSET_BYTES + value_bytes if before is None else max(0, value_bytes - len(before))
+        for entry in event.offsets:
+            value_bytes = _VALUE_BYTES + min(len(entry.metadata.encode()), metadata_max)
+            partitions = self._committed.get(entry.topic)
+            old_value = (
+                partitions.get(entry.partition) if partitions is not None and not event.is_transactional else None
+            )
+            growth += 2 * OFFSET_BYTES + value_bytes if old_value is None else max(0, value_bytes - len(old_value))
             if partitions is None:
-                new_topics.add(one.topic)
+                new_topics.add(entry.topic)
         return growth + sum(TOPIC_BYTES + len(topic) for topic in new_topics)
 
     def check(self) -> None:

@@ -24,7 +24,7 @@
     23         StreamsGroupTopology                        streams group: its topology
 
 Types 9 and 18 are not used by Kafka 4.2. Type 4 is read, but written only as tombstones: newer
-brokers keep a hash of the topics in type 3. OffsetCommit has an encoder and a decoder of its own, for
+brokers keep a hash of the topics in type 3. OffsetCommit has its own encoder and decoder, for
 speed: there can be a million of these records. Source: the message schemas of Kafka's group
 coordinator (KIP-848, KIP-932, KIP-1071).
 """
@@ -123,8 +123,8 @@ timestamp: int64 0+
 )
 
 CONSUMER_GROUP_TYPES: dict[int, RecordType] = {
-    one.key_type: one
-    for one in (
+    record_type.key_type: record_type
+    for record_type in (
         CONSUMER_GROUP_METADATA,
         CONSUMER_GROUP_PARTITION_METADATA,
         CONSUMER_GROUP_MEMBER_METADATA,
@@ -179,8 +179,8 @@ deleting_topics: [TopicInfo] 0+
 )
 
 SHARE_GROUP_TYPES: dict[int, RecordType] = {
-    one.key_type: one
-    for one in (
+    record_type.key_type: record_type
+    for record_type in (
         SHARE_GROUP_MEMBER_METADATA,
         SHARE_GROUP_METADATA,
         SHARE_GROUP_TARGET_ASSIGNMENT_METADATA,
@@ -286,8 +286,8 @@ subtopologies: [Subtopology] 0+
 )
 
 STREAMS_GROUP_TYPES: dict[int, RecordType] = {
-    one.key_type: one
-    for one in (
+    record_type.key_type: record_type
+    for record_type in (
         STREAMS_GROUP_METADATA,
         STREAMS_GROUP_MEMBER_METADATA,
         STREAMS_GROUP_TARGET_ASSIGNMENT_METADATA,
@@ -300,11 +300,11 @@ STREAMS_GROUP_TYPES: dict[int, RecordType] = {
 # -- OffsetCommit ----------------------------------------------------------------------------------
 
 _I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
-# the fields before the metadata, by value version (entry 2 is also for versions 0 and 1)
-_FIRST = {2: struct.Struct(">hqh"), 3: struct.Struct(">hqih")}
+# the fields before the metadata, by value version; versions 0 to 2 share entry 2
+_HEADS = {2: struct.Struct(">hqh"), 3: struct.Struct(">hqih")}
 _OFFSET_VALUE_VERSION = 3
 # the fields after the metadata, by value version
-_OLD_TAIL = {0: struct.Struct(">q"), 1: struct.Struct(">qq"), 2: struct.Struct(">q"), 3: struct.Struct(">q")}
+_TAILS = {0: struct.Struct(">q"), 1: struct.Struct(">qq"), 2: struct.Struct(">q"), 3: struct.Struct(">q")}
 _VALUE_4 = Shape(
     "OffsetCommitValue",
     "4",
@@ -332,7 +332,7 @@ class OffsetValue(NamedTuple):
     topic_id: bytes = NO_TOPIC_ID
 
 
-def _name(text: str) -> bytes:
+def _encode_string(text: str) -> bytes:
     data = text.encode()
     return _I16.pack(len(data)) + data
 
@@ -342,7 +342,7 @@ GROUP_CHARS_CACHED = 256  # longer ids are not cached: the cache could grow to a
 
 def offset_key_prefix(group_id: str, topic: str) -> bytes:
     """The key without its last four bytes, the partition."""
-    return b"\x00\x01" + _name(group_id) + _name(topic)
+    return b"\x00\x01" + _encode_string(group_id) + _encode_string(topic)
 
 
 _cached_prefix = lru_cache(maxsize=1 << 14)(offset_key_prefix)
@@ -380,20 +380,22 @@ def decode_offset_key(key: bytes) -> tuple[str, str, int]:
 
 
 def encode_offset_value(offset: int, leader_epoch: int, metadata: str, commit_timestamp_ms: int) -> bytes:
-    text = metadata.encode()
+    data = metadata.encode()
     return (
-        _FIRST[3].pack(_OFFSET_VALUE_VERSION, offset, leader_epoch, len(text))
-        + text
-        + _OLD_TAIL[3].pack(commit_timestamp_ms)
+        _HEADS[3].pack(_OFFSET_VALUE_VERSION, offset, leader_epoch, len(data))
+        + data
+        + _TAILS[3].pack(commit_timestamp_ms)
     )
 
 
 def encode_expiring_offset_value(
     offset: int, metadata: str, commit_timestamp_ms: int, expire_timestamp_ms: int
 ) -> bytes:
-    """Version 1: only it stores the expiration time that a client set (OffsetCommit 2-4)."""
-    text = metadata.encode()
-    return _FIRST[2].pack(1, offset, len(text)) + text + _OLD_TAIL[1].pack(commit_timestamp_ms, expire_timestamp_ms)
+    """Encodes version 1, the only one that stores an expiration time set by a client (OffsetCommit
+    2-4).
+    """
+    data = metadata.encode()
+    return _HEADS[2].pack(1, offset, len(data)) + data + _TAILS[1].pack(commit_timestamp_ms, expire_timestamp_ms)
 
 
 def decode_offset_value(data: bytes) -> OffsetValue:
@@ -405,14 +407,14 @@ def decode_offset_value(data: bytes) -> OffsetValue:
             return OffsetValue(new.offset, new.leader_epoch, new.metadata, new.commit_timestamp, -1, new.topic_id)
         if not 0 <= version <= 3:
             raise ValueError(f"an OffsetCommit of version {version}; 0 to 4 can be read")
-        first = _FIRST[3 if version == 3 else 2]
-        _, offset, *epoch, size = first.unpack_from(data)
-        end, tail = first.size + size, _OLD_TAIL[version]
+        head = _HEADS[3 if version == 3 else 2]
+        _, offset, *epoch, size = head.unpack_from(data)
+        end, tail = head.size + size, _TAILS[version]
         if size < 0 or end + tail.size != len(data):
             raise ValueError(f"an OffsetCommit of {len(data)} bytes with metadata of {size}")
         commit_ms, *expire_ms = tail.unpack_from(data, end)
     except struct.error:
         raise ValueError(f"an OffsetCommit of {len(data)} bytes is cut off") from None
     return OffsetValue(
-        offset, epoch[0] if epoch else -1, data[first.size : end].decode(), commit_ms, expire_ms[0] if expire_ms else -1
+        offset, epoch[0] if epoch else -1, data[head.size : end].decode(), commit_ms, expire_ms[0] if expire_ms else -1
     )

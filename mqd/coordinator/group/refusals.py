@@ -25,9 +25,9 @@ from mqd.protocol.messages import (
 
 class _Request(NamedTuple):
     kind: str
-    response: Any
+    response_class: Any
     is_description: bool = False
-    names_kind: bool = False  # "Share group g not found." to a member that has joined
+    names_kind: bool = False  # a member that has joined gets "Share group g not found."
 
 
 _REQUESTS: dict[type, _Request] = {
@@ -43,7 +43,7 @@ _REQUESTS: dict[type, _Request] = {
 
 
 def not_found(event: Any, group_id: str, exists: bool) -> Reply:
-    """`exists`: as a group of another kind."""
+    """`exists`: a group of another kind has this id."""
     request = _REQUESTS[type(event)]
     text = f"Group {group_id} not found."
     if exists:
@@ -51,7 +51,7 @@ def not_found(event: Any, group_id: str, exists: bool) -> Reply:
     elif request.names_kind and event.message.member_epoch > 0:
         text = f"{request.kind.capitalize()} group {group_id} not found."
     error = int(ErrorCode.GROUP_ID_NOT_FOUND)
-    if request.response is None:
+    if request.response_class is None:
         return Reply(event.request, refusal(error, text))
-    name = {"group_id": group_id} if request.is_description else {}
-    return Reply(event.request, request.response(error_code=error, error_message=text, **name))
+    group_field = {"group_id": group_id} if request.is_description else {}
+    return Reply(event.request, request.response_class(error_code=error, error_message=text, **group_field))

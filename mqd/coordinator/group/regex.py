@@ -6,8 +6,8 @@ name's length, memory is bounded by REGEX_MEMORY_BYTES, and there is no backtrac
 matched once for each expression; when the topics change only new names are matched. Internal topics
 match like any others, as in Kafka: `.*` reads __consumer_offsets too.
 
-Bounds: REGEX_CHARS_MAX for one expression; CACHE_MAX expressions are cached; the least recently
-used one is evicted.
+Bounds: REGEX_CHARS_MAX for one expression; CACHE_MAX cached expressions, of which the least
+recently used is evicted.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def compile_regex(expression: str) -> Callable[[str], object]:
         raise BadExpression(reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)) from None
 
 
-class _Known:
-    __slots__ = ("matching", "matches", "seen")
+class _CachedExpression:
+    __slots__ = ("matched_against", "matches", "matching")
 
     def __init__(self, matches: Callable[[str], object]) -> None:
         self.matches = matches
-        self.seen: Set[str] = frozenset()
+        self.matched_against: Set[str] = frozenset()
         self.matching: frozenset[str] = frozenset()
 
 
@@ -54,7 +54,7 @@ class RegexMatcher:
     """Maps expressions to the topic names they match; shared by all groups of a process."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._cache: OrderedDict[str, _CachedExpression] = OrderedDict()
 
     def check(self, expression: str) -> None:
         """Raises BadExpression."""
@@ -62,18 +62,20 @@ class RegexMatcher:
 
     def matching(self, expression: str, names: frozenset[str]) -> frozenset[str]:
         """`names`: all topics; pass the same object while they do not change. Raises BadExpression."""
-        known = self._find(expression)
-        if known.seen is not names:
-            known.matching = (known.matching & names) | {name for name in names - known.seen if known.matches(name)}
-            known.seen = names
-        return known.matching
+        cached = self._find(expression)
+        if cached.matched_against is not names:
+            cached.matching = (cached.matching & names) | {
+                name for name in names - cached.matched_against if cached.matches(name)
+            }
+            cached.matched_against = names
+        return cached.matching
 
-    def _find(self, expression: str) -> _Known:
-        known = self._known.get(expression)
-        if known is None:
-            known = self._known[expression] = _Known(compile_regex(expression))
-            if len(self._known) > CACHE_MAX:
-                self._known.popitem(last=False)
+    def _find(self, expression: str) -> _CachedExpression:
+        cached = self._cache.get(expression)
+        if cached is None:
+            cached = self._cache[expression] = _CachedExpression(compile_regex(expression))
+            if len(self._cache) > CACHE_MAX:
+                self._cache.popitem(last=False)
         else:
-            self._known.move_to_end(expression)
-        return known
+            self._cache.move_to_end(expression)
+        return cached

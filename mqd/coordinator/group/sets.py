@@ -12,43 +12,47 @@ Held = dict[K, tuple[int, ...]]
 Numbers = Mapping[K, tuple[int, ...]]
 
 
-def intersection(one: Held[K], other: Numbers[K]) -> Held[K]:
-    if one is other:
-        return one
-    found: Held[K] = {}
-    for key, numbers in one.items():
-        others = other.get(key)
-        if others is None:
+def intersection(left: Held[K], right: Numbers[K]) -> Held[K]:
+    if left is right:
+        return left
+    result: Held[K] = {}
+    for key, numbers in left.items():
+        right_numbers = right.get(key)
+        if right_numbers is None:
             continue
-        both = numbers if others == numbers else tuple(sorted(set(numbers).intersection(others)))
-        if both:
-            found[key] = both
-    return found
+        common = numbers if right_numbers == numbers else tuple(sorted(set(numbers).intersection(right_numbers)))
+        if common:
+            result[key] = common
+    return result
 
 
-def difference(one: Held[K], other: Numbers[K]) -> Held[K]:
-    found: Held[K] = {}
-    for key, numbers in one.items():
-        others = other.get(key)
+def difference(left: Held[K], right: Numbers[K]) -> Held[K]:
+    result: Held[K] = {}
+    for key, numbers in left.items():
+        right_numbers = right.get(key)
         rest = (
-            numbers if others is None else () if others == numbers else tuple(sorted(set(numbers).difference(others)))
+            numbers
+            if right_numbers is None
+            else ()
+            if right_numbers == numbers
+            else tuple(sorted(set(numbers).difference(right_numbers)))
         )
         if rest:
-            found[key] = rest
-    return found
+            result[key] = rest
+    return result
 
 
-def union(one: Held[K], other: Held[K]) -> Held[K]:
-    if not other:
-        return one
-    found: Held[K] = dict(one)
-    for key in other:
-        found[key] = tuple(sorted({*one[key], *other[key]})) if key in one else other[key]
-    return found
+def union(left: Held[K], right: Held[K]) -> Held[K]:
+    if not right:
+        return left
+    result: Held[K] = dict(left)
+    for key in right:
+        result[key] = tuple(sorted({*left[key], *right[key]})) if key in left else right[key]
+    return result
 
 
-def overlap(one: Numbers[K], other: Numbers[K]) -> bool:
-    return any(key in other and not set(numbers).isdisjoint(other[key]) for key, numbers in one.items())
+def overlap(left: Numbers[K], right: Numbers[K]) -> bool:
+    return any(key in right and not set(numbers).isdisjoint(right[key]) for key, numbers in left.items())
 
 
 def contains(whole: Numbers[K], part: Numbers[K]) -> bool:

@@ -41,11 +41,12 @@ class ConsumerSettings(msgspec.Struct, frozen=True):
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 5_000
     max_size: int = GROUP_SIZE_MAX
-    # the first is the default if members name none
+    # the first is the default for members that name no assignor
     assignors: tuple[str, ...] = ("uniform", "range")
-    # group.consumer.migration.policy: a classic group may become a consumer group
-    upgrade: bool = True
-    downgrade: bool = True  # and vice versa
+    # group.consumer.migration.policy: whether a classic group may become a consumer group, and vice
+    # versa
+    may_upgrade: bool = True
+    may_downgrade: bool = True
 
 
 class StreamsSettings(msgspec.Struct, frozen=True):
@@ -82,8 +83,8 @@ class ShareSettings(msgspec.Struct, frozen=True):
     offset_reset: OffsetReset = OffsetReset(LATEST)
 
     def pack(self, begin: int = 0, has_dead_letters: bool = False) -> bytes:
-        """The settings that workers need, laid out as in docs/design/share-groups.md. `begin`: the
-        start offset, for the offset reset `by_duration`.
+        """The settings that workers need, in the format of docs/design/share-groups.md. `begin`:
+        the start offset, for the offset reset `by_duration`.
         """
         return (
             PACKED.pack(

@@ -423,7 +423,7 @@ def test_upgrade_and_downgrade(shell: ConsumerShell) -> None:
 
 
 def test_a_policy_may_forbid_migration() -> None:
-    shell = ConsumerShell(upgrade=False, downgrade=False)
+    shell = ConsumerShell(may_upgrade=False, may_downgrade=False)
     classic_group(shell)
     assert shell.enter("new").error_code == E.GROUP_ID_NOT_FOUND
     assert shell.core.kind == "classic" and shell.core.state_name == "Stable"

@@ -17,7 +17,7 @@ async def handle(context: Context, header: RequestHeader, request: ListGroupsReq
     try:
         groups = group_coordinator(context.broker)
         groups.check_loaded()
-        listings = [core.listing() for _, core in groups.items() if isinstance(core, Group) and core.is_shown]
+        listings = [core.listing() for _, core in groups.items() if isinstance(core, Group) and core.is_visible]
     except CoordinatorError as error:
         return ListGroupsResponse(error_code=error.error_code)
     sees_all = context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER, named_in_request=False)

@@ -8,7 +8,7 @@ wait for each other: each JoinGroup is answered immediately.
 
 A classic member must send its next request within its rebalance timeout: JoinGroup after the first
 REBALANCE_IN_PROGRESS, SyncGroup after JoinGroup. When the last member of the consumer protocol
-has left and the configuration allows it, the group sets `ConsumerGroup.downgrades`, and group.py
+has left and the configuration allows it, the group sets `ConsumerGroup.needs_downgrade`, and group.py
 converts it to a classic group. Source: KIP-848 (online migration), Kafka's own behaviour.
 """
 
@@ -264,8 +264,8 @@ class ClassicSide:
     def maybe_downgrade(self) -> None:
         group = self.group
         all_classic = self.member_count and self.member_count == len(group.members)
-        if all_classic and group.cluster.settings(group.group_id).downgrade:
-            group.downgrades = True
+        if all_classic and group.cluster.settings(group.group_id).may_downgrade:
+            group.needs_downgrade = True
 
     def check(self) -> None:
         classics = [

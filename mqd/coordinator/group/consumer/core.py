@@ -112,7 +112,7 @@ class ConsumerGroup(ModernGroup):
         self.assignor_votes: dict[str, int] = {}
         self.classic = ClassicSide(self)
         # must become a classic group: no member uses the consumer protocol any more
-        self.downgrades = False
+        self.needs_downgrade = False
         self._rebalance_since_ms = -1  # when a target was last computed while all members held theirs
         self._assign_after_ms = 0
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
@@ -226,7 +226,7 @@ class ConsumerGroup(ModernGroup):
         self.reconcile(member, requests.owned_partitions(message), now_ms)
         self.deadlines.move(member, now_ms + self.cluster.settings(self.group_id).session_timeout_ms)
         sends_assignment = (
-            message.member_epoch != member.epoch or before != member.assigned or requests.is_full(message)
+            message.member_epoch != member.epoch or before != member.assigned or requests.sets_all_fields(message)
         )
         return ConsumerGroupHeartbeatResponse(
             member_id=member.member_id,

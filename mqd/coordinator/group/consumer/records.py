@@ -56,7 +56,7 @@ class Description(msgspec.Struct, frozen=True):
     rebalance_timeout_ms: int
     server_assignor: str | None
     classic: ClassicMetadata | None = None
-    # only of a member that subscribes by regular expression, where ACLs are enabled: the principal
+    # set only if the member subscribes by regular expression and ACLs are enabled: the principal
     # whose rights limit the matching topics
     authorized_as: ClientIdentity | None = None
 
@@ -125,7 +125,8 @@ def decode_member(value: bytes) -> Description:
             None
             if classic is None
             else ClassicMetadata(
-                classic.session_timeout_ms, tuple((one.name, one.metadata) for one in classic.supported_protocols)
+                classic.session_timeout_ms,
+                tuple((protocol.name, protocol.metadata) for protocol in classic.supported_protocols),
             )
         ),
         None
@@ -145,6 +146,7 @@ def decode_target_epoch(value: bytes) -> int:
 
 
 def valid_epoch(epoch: int, lowest: int = 0) -> int:
+    """Returns the epoch. Raises ValueError if it is out of range."""
     if not lowest <= epoch <= EPOCH_MAX:
         raise ValueError(f"epoch {epoch} is outside {lowest} to {EPOCH_MAX}")
     return epoch
@@ -185,12 +187,12 @@ def decode_current(value: bytes) -> Current:
 
 def group_tombstones(group_id: str) -> list[KeyValue]:
     """Tombstones for the group itself, without its members."""
-    types = (_TARGET_EPOCH, records.CONSUMER_GROUP_PARTITION_METADATA, _GROUP)
-    return [(one.encode_key(group_id), None) for one in types]
+    record_types = (_TARGET_EPOCH, records.CONSUMER_GROUP_PARTITION_METADATA, _GROUP)
+    return [(record_type.encode_key(group_id), None) for record_type in record_types]
 
 
 def member_tombstones(group_id: str, member_id: str) -> list[KeyValue]:
-    return [(one.encode_key(group_id, member_id), None) for one in (_CURRENT, _TARGET, _MEMBER)]
+    return [(record_type.encode_key(group_id, member_id), None) for record_type in (_CURRENT, _TARGET, _MEMBER)]
 
 
 def decode_key(key: bytes) -> tuple[int, str]:
@@ -210,12 +212,13 @@ def as_structs(partitions: Partitions, cls: type) -> list:
     return [cls(topic_id=topic_id, partitions=list(indexes)) for topic_id, indexes in partitions.items()]
 
 
-def partitions_of(listed: list) -> Partitions:
-    found: Partitions = {}
-    for one in listed:
-        indexes = one.partitions
-        if one.topic_id in found or any(index < 0 for index in indexes) or len(set(indexes)) != len(indexes):
+def partitions_of(topics: list) -> Partitions:
+    """Raises ValueError if a topic or partition is listed twice, or a partition is below 0."""
+    by_topic: Partitions = {}
+    for topic in topics:
+        indexes = topic.partitions
+        if topic.topic_id in by_topic or any(index < 0 for index in indexes) or len(set(indexes)) != len(indexes):
             raise ValueError("an assignment lists a topic or partition twice, or a partition below 0")
         if indexes:
-            found[one.topic_id] = tuple(sorted(indexes))
-    return found
+            by_topic[topic.topic_id] = tuple(sorted(indexes))
+    return by_topic

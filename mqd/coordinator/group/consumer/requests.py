@@ -31,7 +31,7 @@ class Refused(Exception):
 def problem_of(
     message: ConsumerGroupHeartbeatRequest, api_version: int, assignors: tuple[str, ...]
 ) -> tuple[int, str] | None:
-    """(error, reason) for a request that is invalid in any group; None: it is valid."""
+    """(error, reason) if the request is invalid whatever the group's state; None: it is valid."""
     epoch, invalid = message.member_epoch, int(ErrorCode.INVALID_REQUEST)
     if not message.group_id.strip():
         return invalid, "GroupId can't be empty."
@@ -66,7 +66,7 @@ def problem_of(
 
 
 def is_too_long(names: Sequence[str], *texts: str | None) -> bool:
-    """`names`: of the subscribed topics."""
+    """`names`: the subscribed topics."""
     return sum(map(len, names)) > SUBSCRIPTION_CHARS_MAX or any(
         text is not None and len(text) > NAME_CHARS_MAX for text in (*texts, *names)
     )
@@ -80,10 +80,10 @@ def owned_partitions(message: ConsumerGroupHeartbeatRequest) -> Partitions | Non
     """The partitions that the member reports; None: the request does not list them."""
     if message.topic_partitions is None:
         return None
-    return {one.topic_id: tuple(one.partitions) for one in message.topic_partitions if one.partitions}
+    return {topic.topic_id: tuple(topic.partitions) for topic in message.topic_partitions if topic.partitions}
 
 
-def is_full(message: ConsumerGroupHeartbeatRequest) -> bool:
+def sets_all_fields(message: ConsumerGroupHeartbeatRequest) -> bool:
     """Whether all fields are set: the member starts over, or has lost a response."""
     subscribes = message.subscribed_topic_names is not None or message.subscribed_topic_regex is not None
     return message.member_epoch == 0 or (

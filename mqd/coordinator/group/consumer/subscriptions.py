@@ -49,7 +49,7 @@ class Subscriptions:
             entry = self._entries[key] = Entry()
             if self._version is not None:
                 self._resolve(key, entry)
-            self._forget()
+            self._drop_cached()
         entry.count += 1
         return entry
 
@@ -58,7 +58,7 @@ class Subscriptions:
         entry.count -= 1
         if not entry.count:
             del self._entries[key]
-            self._forget()
+            self._drop_cached()
 
     def find(self, key: Key) -> Entry:
         return self._entries[key]
@@ -71,35 +71,35 @@ class Subscriptions:
         self._version = self._cluster.version
         for key, entry in self._entries.items():
             self._resolve(key, entry)
-        self._forget()
+        self._drop_cached()
 
-    def _forget(self) -> None:
+    def _drop_cached(self) -> None:
         self._counts = self._hash = None
 
     def _resolve(self, key: Key, entry: Entry) -> None:
         names, regex, authorized_as = key
-        found = {name for name in names if self._cluster.topic(name) is not None}
+        selected = {name for name in names if self._cluster.topic(name) is not None}
         if regex is not None:
             try:
                 matching = self._cluster.matcher.matching(regex, self._cluster.names())
-                found |= matching if authorized_as is None else self._cluster.describable(authorized_as, matching)
+                selected |= matching if authorized_as is None else self._cluster.describable(authorized_as, matching)
             except BadExpression:
                 # the expression was loaded from the log of another broker and is invalid here: it
                 # matches nothing
                 pass
-        topics = {name: topic for name in found if (topic := self._cluster.topic(name)) is not None}
+        topics = {name: topic for name in selected if (topic := self._cluster.topic(name)) is not None}
         entry.names = frozenset(topics)
         entry.topic_ids = frozenset(topic.topic_id for topic in topics.values())
 
     def _topics(self) -> dict[str, tuple[bytes, int]]:
-        found: dict[str, tuple[bytes, int]] = {}
+        topics: dict[str, tuple[bytes, int]] = {}
         for entry in self._entries.values():
             for name in entry.names:
-                if name not in found:
+                if name not in topics:
                     topic = self._cluster.topic(name)
                     assert topic is not None, "the topics changed during an event"
-                    found[name] = topic
-        return found
+                    topics[name] = topic
+        return topics
 
     @property
     def partition_counts(self) -> dict[bytes, int]:

@@ -25,13 +25,13 @@ Partition = tuple[bytes, int]
 
 def simple(members: Mapping[str, MemberSpec], partitions: Mapping[bytes, tuple[int, ...]]) -> dict[str, Partitions]:
     """`partitions`: those that may be assigned."""
-    found: dict[str, list[Partition]] = {member_id: [] for member_id in members}
+    assignment: dict[str, list[Partition]] = {member_id: [] for member_id in members}
     for topics, member_ids in _pools(members, partitions):
         pool = [(topic_id, index) for topic_id in topics for index in partitions[topic_id]]
         held = {member_id: members[member_id].current for member_id in member_ids}
         for member_id, taken in _distribute(pool, member_ids, held).items():
-            found[member_id] += taken
-    return {member_id: _as_partitions(taken, members[member_id].current) for member_id, taken in found.items()}
+            assignment[member_id] += taken
+    return {member_id: _as_partitions(taken, members[member_id].current) for member_id, taken in assignment.items()}
 
 
 def _pools(
@@ -97,10 +97,10 @@ def _distribute(
     # Rare: the members below their quota already have every partition that is left. All partitions
     # are distributed again.
     if heap:
-        deal = cycle(member_ids)
+        rotation = cycle(member_ids)
         taken = {member_id: {} for member_id in member_ids}
         for partition in pool:
-            for member_id in islice(deal, members_per_partition):
+            for member_id in islice(rotation, members_per_partition):
                 taken[member_id][partition] = None
     return {member_id: list(kept) for member_id, kept in taken.items()}
 
@@ -109,5 +109,5 @@ def _as_partitions(taken: list[Partition], current: Mapping[bytes, tuple[int, ..
     by_topic: dict[bytes, list[int]] = {}
     for topic_id, index in taken:
         by_topic.setdefault(topic_id, []).append(index)
-    found = {topic_id: tuple(sorted(indexes)) for topic_id, indexes in sorted(by_topic.items())}
-    return current if isinstance(current, dict) and current == found else found
+    partitions = {topic_id: tuple(sorted(indexes)) for topic_id, indexes in sorted(by_topic.items())}
+    return current if isinstance(current, dict) and current == partitions else partitions

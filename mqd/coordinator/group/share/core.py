@@ -56,7 +56,7 @@ from mqd.protocol.messages import ShareGroupDescribeResponse, ShareGroupHeartbea
 DEADLINE_TIMER = "share.deadline"
 PROTOCOL = "share"
 SHORT_INTERVAL_MS = 1_000  # heartbeat interval while something is being initialized
-# Memory of a member, and of an assigned partition, without the client's bytes: measured, rounded
+# Memory of a member and of an assigned partition, without the client's strings: measured, rounded
 # up.
 MEMBER_BYTES, PARTITION_BYTES = 1_200, 120
 
@@ -113,7 +113,7 @@ class ShareGroup(ModernGroup):
         self.effects: list[Effect] = []
         self.admin = offsets.OffsetsAdmin(self)
         self._initializing: dict[int, Partitions] = {}  # token of a request without a response -> its partitions
-        self._retry_ms = 0  # when the partitions that are still initializing are requested again
+        self._retry_at_ms = 0  # when the partitions that are still initializing are requested again
         self._checked_epoch = -1  # group epoch in which every partition was initialized or initializing
         self._token = 0
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
@@ -193,13 +193,13 @@ class ShareGroup(ModernGroup):
         member, bump = self._enroll(member, event)
         self.refresh(bump)
         self._maybe_assign()
-        before = member.assigned
+        old_assigned = member.assigned
         self._reconcile(member)
         settings = self.cluster.share_settings(self.group_id)
         self.deadlines.move(member, now_ms + settings.session_timeout_ms)
         self._maybe_initialize(now_ms)
         sends_assignment = (
-            message.member_epoch == 0 or message.subscribed_topic_names is not None or before != member.assigned
+            message.member_epoch == 0 or message.subscribed_topic_names is not None or old_assigned != member.assigned
         )
         interval_ms = settings.heartbeat_interval_ms
         return ShareGroupHeartbeatResponse(
@@ -212,8 +212,8 @@ class ShareGroup(ModernGroup):
     # -- members -----------------------------------------------------------------------------------
 
     def _find(self, message: ShareGroupHeartbeatRequest) -> Member | None:
-        """The sender, if it is a member with a valid epoch. None: it has to be created. Raises
-        Refused; then nothing has changed.
+        """The sender, if it is a member with a valid epoch. None: it must be created. Raises
+        Refused, in which case nothing has changed.
         """
         member = self.members.get(message.member_id)
         if member is None:
@@ -228,7 +228,7 @@ class ShareGroup(ModernGroup):
             return None
         epoch = message.member_epoch
         if epoch not in (0, member.epoch, member.previous_epoch) or epoch > member.epoch:
-            larger = "greater" if epoch > member.epoch else "smaller"
+            comparison = "greater" if epoch > member.epoch else "smaller"
             previous = (
                 ""
                 if epoch > member.epoch
@@ -236,7 +236,7 @@ class ShareGroup(ModernGroup):
             )
             raise Refused(
                 ErrorCode.FENCED_MEMBER_EPOCH,
-                f"The share group member has a {larger} member epoch ({epoch}) than the one known by the group"
+                f"The share group member has a {comparison} member epoch ({epoch}) than the one known by the group"
                 f" coordinator ({member.epoch}){previous}. The member must abandon all its partitions and rejoin.",
             )
         return member
@@ -298,9 +298,9 @@ class ShareGroup(ModernGroup):
 
     def _on_timer(self, event: TimerFired, now_ms: int, replies: list[Action]) -> None:
         self._armed_ms = None
-        late = [timed for timed in self.deadlines.take_expired(now_ms) if isinstance(timed, Member)]
-        if late:
-            self._fence(late)
+        expired = [timed for timed in self.deadlines.take_expired(now_ms) if isinstance(timed, Member)]
+        if expired:
+            self._fence(expired)
 
     # -- epochs ------------------------------------------------------------------------------------
 
@@ -312,11 +312,11 @@ class ShareGroup(ModernGroup):
             member_id: MemberSpec(member.topic_ids, self.target.get(member_id, NOTHING))
             for member_id, member in self.members.items()
         }
-        found = assignor.simple(specs, self._assignable())
-        for member_id, partitions in found.items():
+        new_target = assignor.simple(specs, self._assignable())
+        for member_id, partitions in new_target.items():
             if partitions != self.target.get(member_id):
                 self.pending.append(records.target_record(self.group_id, member_id, partitions))
-        self.target = found
+        self.target = new_target
         self.assignment_epoch = self.epoch
         self.pending.append(records.target_epoch_record(self.group_id, self.epoch))
 
@@ -347,19 +347,19 @@ class ShareGroup(ModernGroup):
         """Requests the initialization of partitions that members may get; requests it again if a
         response is overdue.
         """
-        late = bool(self.states.initializing) and now_ms >= self._retry_ms
-        if (self._checked_epoch == self.epoch and not late) or self.admin.is_deleting:
+        is_overdue = bool(self.states.initializing) and now_ms >= self._retry_at_ms
+        if (self._checked_epoch == self.epoch and not is_overdue) or self.admin.is_deleting:
             return
         self._checked_epoch = self.epoch
-        under_way = NOTHING if late else self.states.initializing
+        under_way = NOTHING if is_overdue else self.states.initializing
         wanted = {
             topic_id: tuple(range(count)) for topic_id, count in self.subscriptions.partition_counts.items() if count
         }
         missing = difference(difference(wanted, self.states.initialized), under_way)
         if not missing:
             return
-        self._retry_ms = now_ms + self.cluster.share_settings(self.group_id).initialize_retry_ms
-        if late:
+        self._retry_at_ms = now_ms + self.cluster.share_settings(self.group_id).initialize_retry_ms
+        if is_overdue:
             self._initializing.clear()
         self.set_states(
             union(self.states.initializing, missing), self.states.initialized, self.states.deleting.difference(missing)
@@ -401,13 +401,13 @@ class ShareGroup(ModernGroup):
             self._checked_epoch = -1  # the next heartbeat tries again
 
     def set_states(self, initializing: Partitions, initialized: Partitions, deleting: frozenset[bytes]) -> None:
-        """Changes the states and records them, each topic with its current name, a deleted topic
-        with its last one.
+        """Changes the states and records them, with each topic's current name, or a deleted topic's
+        last name.
         """
-        names, found = self.states.names, {}
+        names, new_names = self.states.names, {}
         for topic_id in {*initializing, *initialized, *deleting}:
-            found[topic_id] = self.cluster.topic_name(topic_id) or names.get(topic_id, "")
-        self.states = States(initializing, initialized, deleting, found)
+            new_names[topic_id] = self.cluster.topic_name(topic_id) or names.get(topic_id, "")
+        self.states = States(initializing, initialized, deleting, new_names)
         self.pending.append(records.states_record(self.group_id, self.states))
 
     # -- description -------------------------------------------------------------------------------
@@ -430,7 +430,9 @@ class ShareGroup(ModernGroup):
     def _describe_member(self, member: Member) -> ShareGroupDescribeResponse.Member:
         """Topics that have been deleted have no name and are left out."""
         description = member.description
-        named = ((topic_id, self.cluster.topic_name(topic_id), some) for topic_id, some in member.assigned.items())
+        named_topics = (
+            (topic_id, self.cluster.topic_name(topic_id), indexes) for topic_id, indexes in member.assigned.items()
+        )
         return _Described.Member(
             member_id=member.member_id,
             rack_id=description.rack_id,
@@ -441,7 +443,7 @@ class ShareGroup(ModernGroup):
             assignment=_Described.Assignment(
                 topic_partitions=[
                     _Described.TopicPartitions(topic_id=topic_id, topic_name=name, partitions=list(indexes))
-                    for topic_id, name, indexes in named
+                    for topic_id, name, indexes in named_topics
                     if name is not None
                 ]
             ),
@@ -459,10 +461,10 @@ class ShareGroup(ModernGroup):
         """
         loading, self._loading, self._loaded_keys = self._loading, {}, set()
         session_ms = self.cluster.share_settings(self.group_id).session_timeout_ms
-        broken = []
+        incomplete_ids = []
         for name, (description, current) in loading.items():
             if description is None:
-                broken += [name] if current is not None else []
+                incomplete_ids += [name] if current is not None else []
                 continue
             member = self.members[name] = Member(name, description)
             self._count_description(member)
@@ -472,11 +474,11 @@ class ShareGroup(ModernGroup):
         self.target = {name: partitions for name, partitions in self.target.items() if name in self.members}
         self.assignment_epoch = self.loaded_epoch()
         self.epoch = max(self.epoch, self.assignment_epoch)
-        both = intersection(self.states.initializing, self.states.initialized)
-        self.states.initializing = difference(self.states.initializing, both)
+        initialized_twice = intersection(self.states.initializing, self.states.initialized)
+        self.states.initializing = difference(self.states.initializing, initialized_twice)
         # assignable partitions may not have raised the epoch yet; or a damaged log lost the target
         self.needs_new_epoch = self.is_persisted
-        for name in broken:
+        for name in incomplete_ids:
             self.pending += records.member_tombstones(self.group_id, name)
         return self._actions([])
 
@@ -494,8 +496,8 @@ class ShareGroup(ModernGroup):
             assert covered == self._assignable(), f"G3: {covered} of {self._assignable()}"
             assert not difference(covered, initialized), "G2"
         assert not intersection(self.states.initializing, initialized), "G4"
-        every = {*self.states.initializing, *initialized, *self.states.deleting}
-        assert every == self.states.names.keys(), "G4"
+        all_topic_ids = {*self.states.initializing, *initialized, *self.states.deleting}
+        assert all_topic_ids == self.states.names.keys(), "G4"
         assert not (self.admin.is_deleting and self._initializing), "G7"
         self.deadlines.check(self.members.values())
         for member in self.members.values():

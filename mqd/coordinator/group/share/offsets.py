@@ -23,12 +23,12 @@ from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.messages import AlterShareGroupOffsetsResponse, DeleteShareGroupOffsetsResponse
 
 NOTHING_TO_DELETE = "There is no offset information to delete."
-_Altered, _Deleted = AlterShareGroupOffsetsResponse, DeleteShareGroupOffsetsResponse
+_AlterResponse, _DeleteResponse = AlterShareGroupOffsetsResponse, DeleteShareGroupOffsetsResponse
 UNKNOWN = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 class Group(Protocol):
-    """The part of core.ShareGroup that is needed here; that module imports this one."""
+    """The part of core.ShareGroup that is needed here; core.py imports this module."""
 
     cluster: Cluster
     states: States
@@ -50,7 +50,7 @@ class Group(Protocol):
 
     def next_token(self) -> int: ...
 
-    def delete_all(self) -> list[KeyValue]: ...
+    def all_tombstones(self) -> list[KeyValue]: ...
 
 
 class _Alteration(NamedTuple):
@@ -83,45 +83,45 @@ class OffsetsAdmin:
 
     def on_alter(self, event: AlterOffsets, now_ms: int, replies: list[Action]) -> None:
         group = self._group
-        error = self._refusal()
+        error = self._change_error()
         if error:
-            replies.append(Reply(event.request, _Altered(error_code=error, error_message=error_message(error))))
+            replies.append(Reply(event.request, _AlterResponse(error_code=error, error_message=error_message(error))))
             return
         topics, starts = [], {}
-        for name, wanted in event.offsets.items():
+        for name, requested in event.offsets.items():
             topic = group.cluster.topic(name)
-            if topic is None and not wanted:
+            if topic is None and not requested:
                 continue  # as in Kafka: there is no partition to report
             count = topic.partition_count if topic is not None else 0
-            known = {index: start for index, start in wanted.items() if 0 <= index < count}
-            if topic is not None and known:
-                starts[topic.topic_id] = known
+            valid_starts = {index: start for index, start in requested.items() if 0 <= index < count}
+            if topic is not None and valid_starts:
+                starts[topic.topic_id] = valid_starts
             topics.append(
-                _Altered.Topic(
+                _AlterResponse.Topic(
                     topic_name=name,
                     topic_id=topic.topic_id if topic is not None else bytes(16),
                     partitions=[
-                        _Altered.Partition(partition_index=index)
-                        if index in known
-                        else _Altered.Partition(
+                        _AlterResponse.Partition(partition_index=index)
+                        if index in valid_starts
+                        else _AlterResponse.Partition(
                             partition_index=index, error_code=UNKNOWN, error_message=error_message(UNKNOWN)
                         )
-                        for index in wanted
+                        for index in requested
                     ],
                 )
             )
         if not starts:
-            replies.append(Reply(event.request, _Altered(responses=topics)))
+            replies.append(Reply(event.request, _AlterResponse(responses=topics)))
             return
-        altered = {topic_id: tuple(sorted(known)) for topic_id, known in starts.items()}
+        altered = {topic_id: tuple(sorted(valid_starts)) for topic_id, valid_starts in starts.items()}
         group.bump()
         states = group.states
         # only partitions without a state become initializing: if this fails, the other states stay
         group.set_states(
             union(states.initializing, difference(altered, states.initialized)),
             states.initialized,
-            # the share coordinator may still have states of the topic's other partitions, of higher epochs than a
-            # group of this name that is created later
+            # the share coordinator may still have states of the topic's other partitions, with
+            # higher epochs than those of a group that is created later with this name
             frozenset(
                 topic_id
                 for topic_id in states.deleting
@@ -139,49 +139,51 @@ class OffsetsAdmin:
                 error = event.errors.get((topic.topic_id, partition.partition_index), 0)
                 if error and not partition.error_code:
                     partition.error_code, partition.error_message = error, error_message(error)
-        replies.append(Reply(alteration.request, _Altered(responses=alteration.topics)))
+        replies.append(Reply(alteration.request, _AlterResponse(responses=alteration.topics)))
 
     # -- DeleteShareGroupOffsets, DeleteGroups -----------------------------------------------------
 
     def on_delete(self, event: DeleteOffsets, now_ms: int, replies: list[Action]) -> None:
         group, states = self._group, self._group.states
-        error = self._refusal()
+        error = self._change_error()
         if error:
-            replies.append(Reply(event.request, _Deleted(error_code=error, error_message=error_message(error))))
+            replies.append(Reply(event.request, _DeleteResponse(error_code=error, error_message=error_message(error))))
             return
         topics: list[DeleteShareGroupOffsetsResponse.Topic] = []
-        found: Partitions = {}
+        to_delete: Partitions = {}
         for name in event.topics:
             topic = group.cluster.topic(name)
             if topic is None:
-                topics.append(_refused(name, error_message(UNKNOWN)))
+                topics.append(_failed_topic(name, error_message(UNKNOWN)))
             elif topic.topic_id in states.deleting:
-                found[topic.topic_id] = tuple(range(topic.partition_count))
+                to_delete[topic.topic_id] = tuple(range(topic.partition_count))
             elif topic.topic_id in states.initialized:
-                found[topic.topic_id] = states.initialized[topic.topic_id]
+                to_delete[topic.topic_id] = states.initialized[topic.topic_id]
             else:
-                topics.append(_refused(name, NOTHING_TO_DELETE))
-        if not found:
-            replies.append(Reply(event.request, _Deleted(responses=topics)))
+                topics.append(_failed_topic(name, NOTHING_TO_DELETE))
+        if not to_delete:
+            replies.append(Reply(event.request, _DeleteResponse(responses=topics)))
             return
-        group.set_states(states.initializing, difference(states.initialized, found), states.deleting.union(found))
-        self._delete(_Deletion(event.request, found, topics))
+        group.set_states(
+            states.initializing, difference(states.initialized, to_delete), states.deleting.union(to_delete)
+        )
+        self._delete(_Deletion(event.request, to_delete, topics))
 
     def on_delete_group(self, request: int, replies: list[Action]) -> None:
         group, states = self._group, self._group.states
-        error = self._refusal()
+        error = self._change_error()
         if error:
             replies.append(Reply(request, error))
             return
-        found = union(states.initialized, states.initializing)
+        to_delete = union(states.initialized, states.initializing)
         for topic_id in states.deleting:
             if count := self._partition_count(topic_id):
-                found = union(found, {topic_id: tuple(range(count))})
-        if not found:
+                to_delete = union(to_delete, {topic_id: tuple(range(count))})
+        if not to_delete:
             self._complete_group_deletion(request, replies)
             return
-        group.set_states({}, {}, states.deleting.union(found))
-        self._delete(_Deletion(request, found, None))
+        group.set_states({}, {}, states.deleting.union(to_delete))
+        self._delete(_Deletion(request, to_delete, None))
 
     def _partition_count(self, topic_id: bytes) -> int:
         cluster = self._group.cluster
@@ -215,28 +217,30 @@ class OffsetsAdmin:
             states.initializing, states.initialized, states.deleting.difference(deletion.partitions.keys() - failed)
         )
         for topic_id, name in names.items():
-            error = _first_error(code for (one, _), code in event.errors.items() if one == topic_id)
+            error = _first_error(code for (failed_id, _), code in event.errors.items() if failed_id == topic_id)
             message = error_message(error) if error else None
             deletion.topics.append(
-                _Deleted.Topic(topic_name=name, topic_id=topic_id, error_code=error, error_message=message)
+                _DeleteResponse.Topic(topic_name=name, topic_id=topic_id, error_code=error, error_message=message)
             )
-        replies.append(Reply(deletion.request, _Deleted(responses=deletion.topics)))
+        replies.append(Reply(deletion.request, _DeleteResponse(responses=deletion.topics)))
         return True
 
     def _complete_group_deletion(self, request: int, replies: list[Action]) -> None:
-        self._group.pending += self._group.delete_all()
+        self._group.pending += self._group.all_tombstones()
         self._group.is_deleted = True
         replies.append(Reply(request, 0))
 
-    def _refusal(self) -> int:
-        """One change at a time: the outcome of the one in progress decides what the next may do."""
+    def _change_error(self) -> int:
+        """Allows one change at a time: the outcome of a change in progress decides what the next
+        one may do.
+        """
         if not self._group.is_empty:
             return int(ErrorCode.NON_EMPTY_GROUP)
         return int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) if self._deletions or self._group.is_initializing else 0
 
 
-def _refused(name: str, message: str) -> DeleteShareGroupOffsetsResponse.Topic:
-    return _Deleted.Topic(topic_name=name, error_code=UNKNOWN, error_message=message)
+def _failed_topic(name: str, message: str) -> DeleteShareGroupOffsetsResponse.Topic:
+    return _DeleteResponse.Topic(topic_name=name, error_code=UNKNOWN, error_message=message)
 
 
 def _first_error(errors: Iterable[int]) -> int:

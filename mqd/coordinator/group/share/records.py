@@ -128,22 +128,22 @@ def states_record(group_id: str, states: States) -> KeyValue:
 
 def decode_states(value: bytes) -> States:
     record = _STATES.decode_value(value)
-    every = (*record.initializing_topics, *record.initialized_topics, *record.deleting_topics)
+    all_topics = (*record.initializing_topics, *record.initialized_topics, *record.deleting_topics)
     return States(
         partitions_of(record.initializing_topics),
         partitions_of(record.initialized_topics),
-        frozenset(one.topic_id for one in record.deleting_topics),
-        {one.topic_id: one.topic_name for one in every},
+        frozenset(topic.topic_id for topic in record.deleting_topics),
+        {topic.topic_id: topic.topic_name for topic in all_topics},
     )
 
 
 def member_tombstones(group_id: str, member_id: str) -> list[KeyValue]:
-    return [(one.encode_key(group_id, member_id), None) for one in (_CURRENT, _TARGET, _MEMBER)]
+    return [(record_type.encode_key(group_id, member_id), None) for record_type in (_CURRENT, _TARGET, _MEMBER)]
 
 
 def group_tombstones(group_id: str) -> list[KeyValue]:
     """Tombstones for the group itself, without its members."""
-    return [(one.encode_key(group_id), None) for one in (_TARGET_EPOCH, _STATES, _GROUP)]
+    return [(record_type.encode_key(group_id), None) for record_type in (_TARGET_EPOCH, _STATES, _GROUP)]
 
 
 def decode_key(key: bytes) -> tuple[int, str]:

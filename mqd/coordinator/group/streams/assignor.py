@@ -70,7 +70,8 @@ def _active(members: Mapping[str, MemberSpec], shape: Shape) -> dict[str, list[T
         held[member_id] = [task for task in each(members[member_id].current.active) if task in free]
         for task in held[member_id]:
             del free[task]
-    for member_id in sorted(held, key=lambda name: -len(held[name])):  # the fullest may keep one more
+    # the members with the most tasks may keep one more
+    for member_id in sorted(held, key=lambda name: -len(held[name])):
         quota = low + (extra > 0 and len(held[member_id]) > low)
         extra -= quota - low
         for task in held[member_id][quota:]:
@@ -121,9 +122,9 @@ def _standbys(
     # (process, member): number of the process's active tasks for which the member has standbys
     backup_counts: dict[tuple[str, str], int] = {}
     load = {name: len(tasks) for name, tasks in active.items()}
-    found: dict[str, list[Task]] = {name: [] for name in sorted(members)}
+    standbys: dict[str, list[Task]] = {name: [] for name in sorted(members)}
     previous_holders: dict[Task, list[str]] = {}
-    for name in found:
+    for name in standbys:
         for role in (members[name].current.standby, members[name].current.active):
             for task in each(role):
                 previous_holders.setdefault(task, []).append(name)
@@ -133,7 +134,7 @@ def _standbys(
     limit = -(-(sum(load.values()) + wanted * len(stateful)) // len(members))
 
     def take(name: str, task: Task) -> None:
-        found[name].append(task)
+        standbys[name].append(task)
         load[name] += 1
         assigned.add((members[name].process_id, task))
         backup_counts[active_process[task], name] = backup_counts.get((active_process[task], name), 0) + 1
@@ -145,12 +146,12 @@ def _standbys(
                 take(name, task)
                 missing -= 1
         for _ in range(missing):
-            others = (name for name in found if (members[name].process_id, task) not in assigned)
+            others = (name for name in standbys if (members[name].process_id, task) not in assigned)
             take(
                 min(others, key=lambda name: (load[name], backup_counts.get((active_process[task], name), 0), name)),
                 task,
             )
-    return found
+    return standbys
 
 
 def check_assignment(
