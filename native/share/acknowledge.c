@@ -3,21 +3,21 @@
 #include "base/assert.h"
 #include "share/internal.h"
 
-/* The length of the run of equal cells that begins at `offset`, within the page and up to
+/* Returns the length of the run of equal cells that begins at `offset`, within the page and up to
  * `last`. */
-static uint32_t equal_cells(const struct mqd_share_page *page, int64_t offset, int64_t last)
+static uint32_t count_equal_cells(const struct mqd_share_page *page, int64_t offset, int64_t last)
 {
     const uint64_t *cells = &page->cells[offset & PAGE_MASK];
-    int64_t most = (last < page_end(offset) ? last + 1 : page_end(offset)) - offset;
+    int64_t count_max = (last < page_end(offset) ? last + 1 : page_end(offset)) - offset;
     uint32_t count = 1;
-    while (count < most && cells[count] == cells[0])
+    while (count < count_max && cells[count] == cells[0])
         count++;
     return count;
 }
 
-/* Finishes or releases `records` offsets of one page, whose cells are equal, as `type` requires. */
-static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t records, uint8_t type,
-                   int64_t now_ms)
+/* Finishes or releases `record_count` offsets of one page, whose cells are equal, as `type` requires. */
+static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t record_count,
+                   uint8_t type, int64_t now_ms)
 {
     uint64_t cell = page->cells[offset & PAGE_MASK];
     uint32_t count = cell_count(cell), state = archived_state(share), row = 0;
@@ -35,63 +35,63 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
             count--;
         if (state == MQD_SHARE_AVAILABLE && mqd_share_backoff_ms(share, count) > 0) {
             state = MQD_SHARE_DELAYED;
-            row = mqd_share_row_delay(share, count, offset, offset + records - 1, now_ms);
-            row_of(share, row)->held += records;
+            row = mqd_share_row_delay(share, count, offset, offset + record_count - 1, now_ms);
+            row_of(share, row)->held += record_count;
         }
     }
-    mqd_share_cells_set(share, page, offset, records, cell_make(state, count, CELL_CHANGED, row));
-    mqd_share_note_changed(share, offset, offset + records - 1);
+    mqd_share_cells_set(share, page, offset, record_count, cell_make(state, count, CELL_CHANGED, row));
+    mqd_share_note_changed(share, offset, offset + record_count - 1);
     if (state == MQD_SHARE_AVAILABLE && offset < share->available_from)
         share->available_from = offset;
     if (cell_has_row(cell))
-        mqd_share_row_release(share, cell_row(cell), records);
+        mqd_share_row_release(share, cell_row(cell), record_count);
 }
 
 /* ---- acknowledging ---- */
 
 static bool is_well_formed(const struct mqd_share_acknowledgement *list, uint32_t count)
 {
-    int64_t before = -1;
+    int64_t previous_last = -1;
     for (uint32_t index = 0; index < count; index++) {
-        const struct mqd_share_acknowledgement *given = &list[index];
-        if (given->first < before || given->last < given->first)
+        const struct mqd_share_acknowledgement *range = &list[index];
+        if (range->first < previous_last || range->last < range->first)
             return false;
-        before = given->last;
-        uint64_t offsets = (uint64_t)(given->last - given->first) + 1;
-        if (given->type_count != 1 && given->type_count != offsets)
+        previous_last = range->last;
+        uint64_t offset_count = (uint64_t)(range->last - range->first) + 1;
+        if (range->type_count != 1 && range->type_count != offset_count)
             return false;
-        for (uint32_t place = 0; place < given->type_count; place++)
-            if (given->types[place] > MQD_SHARE_RETURN)
+        for (uint32_t i = 0; i < range->type_count; i++)
+            if (range->types[i] > MQD_SHARE_RETURN)
                 return false;
     }
     return true;
 }
 
-/* The first offset of the range that is in the state. Offsets below the state's start are finished,
- * and acknowledging them again is ignored, as in Kafka. */
-static int64_t first_in_state(const struct mqd_share *share, const struct mqd_share_acknowledgement *given)
+/* Returns the first offset of the range that is in the state. Offsets below the state's start are
+ * finished; acknowledging them again has no effect, as in Kafka. */
+static int64_t first_in_state(const struct mqd_share *share, const struct mqd_share_acknowledgement *range)
 {
-    return given->first > share->start ? given->first : share->start;
+    return range->first > share->start ? range->first : share->start;
 }
 
 /* Checks that the member has acquired the rest of a range. Returns 0; MQD_SHARE_INVALID_REQUEST if
  * the range reaches beyond the state's end; or MQD_SHARE_INVALID_RECORD_STATE. */
-static int check_held(const struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *given,
+static int check_held(const struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *range,
                       int64_t now_ms)
 {
-    int64_t first = first_in_state(share, given);
-    if (first > given->last)
+    int64_t first = first_in_state(share, range);
+    if (first > range->last)
         return 0;
     if (share->start == share->end)
         return MQD_SHARE_INVALID_RECORD_STATE;
-    if (given->last >= share->end)
+    if (range->last >= share->end)
         return MQD_SHARE_INVALID_REQUEST;
-    uint64_t before = CELL_STATE; /* no cell has this value */
-    for (int64_t offset = first; offset <= given->last; offset++) {
+    uint64_t checked_cell = CELL_STATE; /* no cell has this value */
+    for (int64_t offset = first; offset <= range->last; offset++) {
         uint64_t cell = cell_of(share, offset);
-        if (cell == before)
+        if (cell == checked_cell)
             continue;
-        before = cell;
+        checked_cell = cell;
         if (cell_state(cell) != MQD_SHARE_ACQUIRED)
             return MQD_SHARE_INVALID_RECORD_STATE;
         const struct mqd_share_row *row = row_of(share, cell_row(cell));
@@ -125,17 +125,18 @@ static void renew(struct mqd_share *share, struct mqd_share_page *page, int64_t 
     mqd_share_row_release(share, old, 1);
 }
 
-static void apply(struct mqd_share *share, const struct mqd_share_acknowledgement *given, int64_t now_ms)
+static void apply(struct mqd_share *share, const struct mqd_share_acknowledgement *range, int64_t now_ms)
 {
-    uint32_t row = ROW_NONE, records;
-    for (int64_t offset = first_in_state(share, given); offset <= given->last; offset += records) {
+    uint32_t renewed_row = ROW_NONE, record_count;
+    for (int64_t offset = first_in_state(share, range); offset <= range->last; offset += record_count) {
         struct mqd_share_page *page = page_of(share, offset);
-        uint8_t type = given->types[given->type_count == 1 ? 0 : offset - given->first];
-        records = type != MQD_SHARE_RENEW && given->type_count == 1 ? equal_cells(page, offset, given->last) : 1;
+        uint8_t type = range->types[range->type_count == 1 ? 0 : offset - range->first];
+        record_count =
+            type != MQD_SHARE_RENEW && range->type_count == 1 ? count_equal_cells(page, offset, range->last) : 1;
         if (type == MQD_SHARE_RENEW)
-            renew(share, page, offset, &row, now_ms);
+            renew(share, page, offset, &renewed_row, now_ms);
         else
-            finish(share, page, offset, records,
+            finish(share, page, offset, record_count,
                    type == MQD_SHARE_GAP && PLANTED_BUG(share, GAP_LETTER) ? MQD_SHARE_REJECT : type, now_ms);
     }
 }
@@ -146,9 +147,9 @@ int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct
     if (!is_well_formed(list, count))
         return MQD_SHARE_INVALID_REQUEST;
     for (uint32_t index = 0; index < count; index++) {
-        /* a repeated offset would no longer be acquired: the previous range acknowledges it */
-        bool again = index && list[index].first == list[index - 1].last && list[index].first >= share->start;
-        int error = again ? MQD_SHARE_INVALID_RECORD_STATE : check_held(share, member, &list[index], now_ms);
+        /* the previous range acknowledges a repeated offset, which is then no longer acquired */
+        bool is_repeated = index && list[index].first == list[index - 1].last && list[index].first >= share->start;
+        int error = is_repeated ? MQD_SHARE_INVALID_RECORD_STATE : check_held(share, member, &list[index], now_ms);
         if (error)
             return error;
         if (PLANTED_BUG(share, PARTLY) && index + 1 < count)
@@ -162,21 +163,21 @@ int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct
 
 uint32_t mqd_share_archive(struct mqd_share *share, int64_t first, int64_t last)
 {
-    uint32_t archived = 0, records;
+    uint32_t archived = 0, record_count;
     if (last >= share->end)
         last = share->end - 1;
-    for (int64_t offset = first > share->start ? first : share->start; offset <= last; offset += records) {
+    for (int64_t offset = first > share->start ? first : share->start; offset <= last; offset += record_count) {
         struct mqd_share_page *page = page_of(share, offset);
         if (!page->archiving) {
-            records = (uint32_t)(page_end(offset) - offset);
+            record_count = (uint32_t)(page_end(offset) - offset);
             continue;
         }
         uint64_t cell = page->cells[offset & PAGE_MASK];
-        records = equal_cells(page, offset, last);
+        record_count = count_equal_cells(page, offset, last);
         if (cell_state(cell) != MQD_SHARE_ARCHIVING)
             continue;
-        finish(share, page, offset, records, MQD_SHARE_GAP, 0);
-        archived += records;
+        finish(share, page, offset, record_count, MQD_SHARE_GAP, 0);
+        archived += record_count;
     }
     mqd_share_advance(share);
     return archived;
@@ -184,15 +185,15 @@ uint32_t mqd_share_archive(struct mqd_share *share, int64_t first, int64_t last)
 
 /* ---- releasing ---- */
 
-/* Ends the backoff of `records` offsets. The persisted state does not change. */
-static void make_available(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t records)
+/* Ends the backoff of `record_count` offsets. The persisted state does not change. */
+static void make_available(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t record_count)
 {
     uint64_t cell = page->cells[offset & PAGE_MASK];
-    mqd_share_cells_set(share, page, offset, records,
+    mqd_share_cells_set(share, page, offset, record_count,
                         cell_make(MQD_SHARE_AVAILABLE, cell_count(cell), cell & CELL_CHANGED, 0));
     if (offset < share->available_from)
         share->available_from = offset;
-    mqd_share_row_release(share, cell_row(cell), records);
+    mqd_share_row_release(share, cell_row(cell), record_count);
 }
 
 /* Ends the lock or the backoff of all offsets of a row and frees the row. Returns the number of
@@ -210,14 +211,14 @@ static uint32_t release_row(struct mqd_share *share, uint32_t index, int64_t now
             continue;
         }
         uint64_t cell = page->cells[offset & PAGE_MASK];
-        bool is_mine = cell_state(cell) == state && cell_row(cell) == index;
-        uint32_t records = equal_cells(page, offset, last);
-        if (is_mine && !is_lock)
-            make_available(share, page, offset, records);
-        else if (is_mine || (PLANTED_BUG(share, ANY_ROW) && cell_state(cell) != MQD_SHARE_AVAILABLE))
-            finish(share, page, offset, records, MQD_SHARE_RELEASE, now_ms);
-        released += is_mine ? records : 0;
-        offset += records;
+        bool belongs_to_row = cell_state(cell) == state && cell_row(cell) == index;
+        uint32_t record_count = count_equal_cells(page, offset, last);
+        if (belongs_to_row && !is_lock)
+            make_available(share, page, offset, record_count);
+        else if (belongs_to_row || (PLANTED_BUG(share, ANY_ROW) && cell_state(cell) != MQD_SHARE_AVAILABLE))
+            finish(share, page, offset, record_count, MQD_SHARE_RELEASE, now_ms);
+        released += belongs_to_row ? record_count : 0;
+        offset += record_count;
     }
     MQD_ASSERT(released == held, "S5: %u of %u offsets from %lld to %lld are released", released, held,
                (long long)first, (long long)last);

@@ -2,7 +2,7 @@
 #include "base/assert.h"
 #include "share/internal.h"
 
-/* The progress of one mqd_share_acquire. */
+/* The progress of a call of mqd_share_acquire. */
 struct progress {
     struct mqd_share *share;
     const struct mqd_share_acquisition *acquisition;
@@ -17,7 +17,7 @@ static bool has_room(const struct mqd_share *share)
     return share->end - share->start < MQD_SHARE_SPAN_MAX && mqd_share_run_count(share) < MQD_SHARE_RUN_COUNT_MAX;
 }
 
-static bool may_open(const struct mqd_share *share)
+static bool may_open_another(const struct mqd_share *share)
 {
     return (share->open_count < share->settings.open_max || PLANTED_BUG(share, WINDOW)) && has_room(share); /* S7 */
 }
@@ -40,7 +40,7 @@ int64_t mqd_share_next(struct mqd_share *share)
     share->available_from = offset;
     if (offset > mqd_share_keys_from(share) && !PLANTED_BUG(share, UNSEEN)) /* F1 */
         offset = mqd_share_keys_from(share);
-    return offset < share->end || may_open(share) ? offset : -1;
+    return offset < share->end || may_open_another(share) ? offset : -1;
 }
 
 int64_t mqd_share_acquire_end(const struct mqd_share *share, uint32_t records_max)
@@ -51,7 +51,7 @@ int64_t mqd_share_acquire_end(const struct mqd_share *share, uint32_t records_ma
     return share->end + (room > 0 ? room : 0);
 }
 
-static struct mqd_share_page *page_to_change(struct mqd_share *share, int64_t offset)
+static struct mqd_share_page *make_split_page(struct mqd_share *share, int64_t offset)
 {
     struct mqd_share_page *page = mqd_share_page_make(share, offset);
     if (page && mqd_share_page_split(share, page))
@@ -94,12 +94,12 @@ static bool archive(struct mqd_share *share, int64_t first, int64_t last)
         if (!page->cells && (offset & PAGE_MASK) == 0 && last >= stop - 1 &&
             stop - share->start <= MQD_SHARE_SPAN_MAX) {
             mqd_share_extend(share, stop);
-            mqd_share_page_set(share, page, offset,
-                               cell_make(MQD_SHARE_ARCHIVED, cell_count(page->uniform), CELL_CHANGED, 0));
+            mqd_share_page_archive(share, page, offset,
+                                   cell_make(MQD_SHARE_ARCHIVED, cell_count(page->uniform), CELL_CHANGED, 0));
             offset = stop;
             continue;
         }
-        if (!(page = page_to_change(share, offset)))
+        if (!(page = make_split_page(share, offset)))
             return false;
         mqd_share_extend(share, offset + 1);
         uint64_t cell = page->cells[offset & PAGE_MASK];
@@ -124,9 +124,9 @@ static bool skip(struct mqd_share *share, int64_t first, int64_t last)
 
 /* ---- acquiring ---- */
 
-/* The maximum number of records in an acquisition that includes a record delivered `count` times
- * before; this record counts. */
-static uint32_t neighbours_max(const struct mqd_share *share, uint32_t count, uint32_t records_max)
+/* Returns the maximum number of records in an acquisition that includes a record that was delivered
+ * `count` times before; that record is included in the number. */
+static uint32_t acquisition_records_max(const struct mqd_share *share, uint32_t count, uint32_t records_max)
 {
     uint32_t limit = (uint32_t)share->settings.delivery_limit, half = (limit + 1) / 2;
     if (half < 2)
@@ -136,85 +136,86 @@ static uint32_t neighbours_max(const struct mqd_share *share, uint32_t count, ui
     if (count < half)
         return UINT32_MAX;
     uint32_t shift = count - half + 1;
-    uint32_t most = shift < 32 ? records_max >> shift : 0;
-    return most ? most : 1;
+    uint32_t limited_max = shift < 32 ? records_max >> shift : 0;
+    return limited_max ? limited_max : 1;
 }
 
-static bool out_append(struct progress *t, int64_t first, uint32_t records, uint32_t count)
+static bool out_append(struct progress *progress, int64_t first, uint32_t records, uint32_t count)
 {
-    struct mqd_share_run *run = t->out_count ? &t->out[t->out_count - 1] : NULL;
+    struct mqd_share_run *run = progress->out_count ? &progress->out[progress->out_count - 1] : NULL;
     if (run && run->last + 1 == first && (uint32_t)run->count == count) {
         run->last += records;
         return true;
     }
-    if (t->out_count == t->out_max)
+    if (progress->out_count == progress->out_max)
         return false;
-    t->out[t->out_count++] = (struct mqd_share_run){first, first + records - 1, MQD_SHARE_ACQUIRED, (int16_t)count};
+    progress->out[progress->out_count++] =
+        (struct mqd_share_run){first, first + records - 1, MQD_SHARE_ACQUIRED, (int16_t)count};
     return true;
 }
 
 /* Acquires offsets of a page whose cells are equal. false: no memory, or no room in `out` */
-static bool take_equal_cells(struct progress *t, struct mqd_share_page *page, int64_t first, uint32_t records)
+static bool acquire_equal_cells(struct progress *progress, struct mqd_share_page *page, int64_t first, uint32_t records)
 {
-    struct mqd_share *share = t->share;
+    struct mqd_share *share = progress->share;
     uint64_t cell = page->cells[first & PAGE_MASK];
-    if (t->row != ROW_NONE && first - row_of(share, t->row)->last > ROW_HOLE_MAX)
-        t->row = ROW_NONE;
-    if (t->row == ROW_NONE) {
-        t->row = mqd_share_row_make(share, t->acquisition->member, first, t->acquisition->now_ms);
-        if (t->row == ROW_NONE) {
+    if (progress->row != ROW_NONE && first - row_of(share, progress->row)->last > ROW_HOLE_MAX)
+        progress->row = ROW_NONE;
+    if (progress->row == ROW_NONE) {
+        progress->row = mqd_share_row_make(share, progress->acquisition->member, first, progress->acquisition->now_ms);
+        if (progress->row == ROW_NONE) {
             share->pool_exhausted = 1;
             return false;
         }
     }
-    row_of(share, t->row)->held += records;
-    if (!out_append(t, first, records, cell_count(cell) + 1)) {
-        mqd_share_row_release(share, t->row, records);
+    row_of(share, progress->row)->held += records;
+    if (!out_append(progress, first, records, cell_count(cell) + 1)) {
+        mqd_share_row_release(share, progress->row, records);
         return false;
     }
-    row_of(share, t->row)->last = first + records - 1;
+    row_of(share, progress->row)->last = first + records - 1;
     mqd_share_cells_set(share, page, first, records,
-                        cell_make(MQD_SHARE_ACQUIRED, cell_count(cell) + 1, cell & CELL_CHANGED, t->row));
-    t->acquired += records;
+                        cell_make(MQD_SHARE_ACQUIRED, cell_count(cell) + 1, cell & CELL_CHANGED, progress->row));
+    progress->acquired += records;
     return true;
 }
 
 /* Acquires an Available offset below the end. false: nothing more can be acquired */
-static bool take_one(struct progress *t, struct mqd_share_page *page, int64_t offset)
+static bool acquire_offset(struct progress *progress, struct mqd_share_page *page, int64_t offset)
 {
-    struct mqd_share *share = t->share;
+    struct mqd_share *share = progress->share;
     uint32_t count = cell_count(page->cells[offset & PAGE_MASK]);
     if (count >= (uint32_t)share->settings.delivery_limit) { /* S3: the limit was reduced */
         mqd_share_cells_set(share, page, offset, 1, cell_make(archived_state(share), count, CELL_CHANGED, 0));
         mqd_share_note_changed(share, offset, offset);
         return true;
     }
-    uint32_t most = neighbours_max(share, count, t->acquisition->records_max);
-    if (most < t->acquired_max)
-        t->acquired_max = most;
-    return t->acquired < t->acquired_max && take_equal_cells(t, page, offset, 1);
+    uint32_t limited_max = acquisition_records_max(share, count, progress->acquisition->records_max);
+    if (limited_max < progress->acquired_max)
+        progress->acquired_max = limited_max;
+    return progress->acquired < progress->acquired_max && acquire_equal_cells(progress, page, offset, 1);
 }
 
-/* The number of a page's new offsets, up to `last`, that may be opened and acquired together. */
-static uint32_t new_max(const struct progress *t, int64_t last)
+/* Returns how many of a page's new offsets, up to `last`, may be opened and acquired together. */
+static uint32_t new_offsets_max(const struct progress *progress, int64_t last)
 {
-    const struct mqd_share *share = t->share;
-    int64_t most = last - share->end + 1, span = MQD_SHARE_SPAN_MAX - (share->end - share->start);
-    int64_t open = (int64_t)share->settings.open_max - share->open_count;
-    if (most > open && !PLANTED_BUG(share, WINDOW)) /* S7 */
-        most = open;
-    if (most > span)
-        most = span;
-    if (most > t->acquired_max - t->acquired)
-        most = t->acquired_max - t->acquired;
-    return (uint32_t)most;
+    const struct mqd_share *share = progress->share;
+    int64_t count = last - share->end + 1, span_left = MQD_SHARE_SPAN_MAX - (share->end - share->start);
+    int64_t open_left = (int64_t)share->settings.open_max - share->open_count;
+    if (count > open_left && !PLANTED_BUG(share, WINDOW)) /* S7 */
+        count = open_left;
+    if (count > span_left)
+        count = span_left;
+    if (count > progress->acquired_max - progress->acquired)
+        count = progress->acquired_max - progress->acquired;
+    return (uint32_t)count;
 }
 
-static bool take(struct progress *t, int64_t first, int64_t last)
+static bool acquire_range(struct progress *progress, int64_t first, int64_t last)
 {
-    struct mqd_share *share = t->share;
+    struct mqd_share *share = progress->share;
     for (int64_t offset = first > share->start ? first : share->start; offset <= last;) {
-        if (t->acquired >= t->acquired_max || (offset >= share->end && !may_open(share)))
+        if (progress->acquired >= progress->acquired_max || (offset >= share->end && !may_open_another(share)))
             return false;
         struct mqd_share_page *page = mqd_share_page_make(share, offset);
         if (!page) {
@@ -230,27 +231,29 @@ static bool take(struct progress *t, int64_t first, int64_t last)
             return false;
         }
         if (offset >= share->end) {
-            uint32_t records = new_max(t, last < page_end(offset) ? last : page_end(offset) - 1);
+            uint32_t records = new_offsets_max(progress, last < page_end(offset) ? last : page_end(offset) - 1);
             mqd_share_extend(share, offset + records);
-            if (!take_equal_cells(t, page, offset, records))
+            if (!acquire_equal_cells(progress, page, offset, records))
                 return false;
             offset += records;
             continue;
         }
-        if (cell_state(page->cells[offset & PAGE_MASK]) == MQD_SHARE_AVAILABLE && !take_one(t, page, offset))
+        if (cell_state(page->cells[offset & PAGE_MASK]) == MQD_SHARE_AVAILABLE &&
+            !acquire_offset(progress, page, offset))
             return false;
         offset++;
     }
     return true;
 }
 
-/* With FIFO: opens the offset with its key, and acquires it unless it has to wait. */
-static bool take_with_key(struct progress *t, int64_t offset, uint32_t hash)
+/* With FIFO: opens the offset with its key, and acquires it unless it must wait. False: nothing more
+ * can be acquired. */
+static bool acquire_with_key(struct progress *progress, int64_t offset, uint32_t hash)
 {
-    struct mqd_share *share = t->share;
-    if (t->acquired >= t->acquired_max || (offset >= share->end && !may_open(share)))
+    struct mqd_share *share = progress->share;
+    if (progress->acquired >= progress->acquired_max || (offset >= share->end && !may_open_another(share)))
         return false;
-    struct mqd_share_page *page = page_to_change(share, offset);
+    struct mqd_share_page *page = make_split_page(share, offset);
     if (!page)
         return false;
     mqd_share_extend(share, offset + 1);
@@ -258,10 +261,10 @@ static bool take_with_key(struct progress *t, int64_t offset, uint32_t hash)
         share->pool_exhausted = 1;
         return false;
     }
-    return cell_state(page->cells[offset & PAGE_MASK]) != MQD_SHARE_AVAILABLE || take_one(t, page, offset);
+    return cell_state(page->cells[offset & PAGE_MASK]) != MQD_SHARE_AVAILABLE || acquire_offset(progress, page, offset);
 }
 
-/* The first record at or above `offset`. */
+/* Returns the index of the first record at or above `offset`. */
 static uint32_t record_at(const struct mqd_share_batch *batch, int64_t offset)
 {
     uint32_t low = 0, high = batch->record_count;
@@ -275,14 +278,14 @@ static uint32_t record_at(const struct mqd_share_batch *batch, int64_t offset)
     return low;
 }
 
-/* Like take, but with FIFO: the records of each key are acquired in order. */
-static bool take_in_order(struct progress *t, const struct mqd_share_batch *batch, int64_t position)
+/* Like acquire_range, but with FIFO: the records of a key are acquired in order. */
+static bool acquire_in_order(struct progress *progress, const struct mqd_share_batch *batch, int64_t position)
 {
-    struct mqd_share *share = t->share;
+    struct mqd_share *share = progress->share;
     int64_t keys_from = mqd_share_keys_from(share);
     if (position < keys_from) {
         int64_t last = batch->last < keys_from ? batch->last : keys_from - 1;
-        if (!take(t, position, last))
+        if (!acquire_range(progress, position, last))
             return false;
         position = last + 1;
     }
@@ -294,7 +297,7 @@ static bool take_in_order(struct progress *t, const struct mqd_share_batch *batc
         if (position < offset && !skip(share, position, offset - 1))
             return false;
         position = offset + 1;
-        if (offset >= share->start && !take_with_key(t, offset, batch->records[index].hash))
+        if (offset >= share->start && !acquire_with_key(progress, offset, batch->records[index].hash))
             return false;
     }
     return position > batch->last || skip(share, position, batch->last);
@@ -304,12 +307,12 @@ uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acqui
                            const struct mqd_share_batch *batches, uint32_t batch_count, struct mqd_share_run *out,
                            uint32_t out_max)
 {
-    struct progress t = {.share = share,
-                         .acquisition = acquisition,
-                         .out = out,
-                         .out_max = out_max,
-                         .acquired_max = acquisition->strict ? acquisition->records_max : UINT32_MAX,
-                         .row = ROW_NONE};
+    struct progress progress = {.share = share,
+                                .acquisition = acquisition,
+                                .out = out,
+                                .out_max = out_max,
+                                .acquired_max = acquisition->strict ? acquisition->records_max : UINT32_MAX,
+                                .row = ROW_NONE};
     share->pool_exhausted = 0;
     MQD_ASSERT(share->settings.delivery_limit > 0 && share->settings.delivery_limit <= CELL_COUNT_MAX,
                "S3: a limit of %d deliveries", share->settings.delivery_limit);
@@ -319,19 +322,20 @@ uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acqui
         return 0;
     for (uint32_t index = 0; index < batch_count; index++) {
         const struct mqd_share_batch *batch = &batches[index];
-        if (t.acquired >= acquisition->records_max || batch->last < batch->first)
+        if (progress.acquired >= acquisition->records_max || batch->last < batch->first)
             break;
         if (batch->last < position) /* the batch is finished by now */
             continue;
         int64_t first = batch->first > position ? batch->first : position;
         if (position < first && !skip(share, position, first - 1))
             break;
-        bool skipped = batch->skipped && !PLANTED_BUG(share, DELIVER_SKIPPED); /* S8 */
-        if (skipped ? !skip(share, first, batch->last)
-                    : !(share->fifo ? take_in_order(&t, batch, first) : take(&t, first, batch->last)))
+        bool is_skipped = batch->skipped && !PLANTED_BUG(share, DELIVER_SKIPPED); /* S8 */
+        if (is_skipped ? !skip(share, first, batch->last)
+                       : !(share->fifo ? acquire_in_order(&progress, batch, first)
+                                       : acquire_range(&progress, first, batch->last)))
             break;
         position = batch->last + 1;
     }
     mqd_share_advance(share);
-    return t.out_count;
+    return progress.out_count;
 }

@@ -6,13 +6,13 @@
 static void check_cells(const struct mqd_share *share)
 {
     uint32_t open = 0, acquired = 0, delayed = 0, archiving = 0, boundaries = 0, waiting = 0;
-    uint64_t before = 0;
+    uint64_t previous = 0;
     for (int64_t offset = share->start; offset < share->end; offset++) {
-        uint64_t cell = cell_of(share, offset), key = cell_key(cell);
+        uint64_t cell = cell_of(share, offset), persisted = persisted_cell(cell);
         uint32_t state = cell_state(cell);
         open += !cell_finished(cell);
-        boundaries += offset > share->start && key != before;
-        before = key;
+        boundaries += offset > share->start && persisted != previous;
+        previous = persisted;
         MQD_ASSERT(state != MQD_SHARE_AVAILABLE || offset >= share->available_from,
                    "%lld is Available, but below available_from, %lld", (long long)offset,
                    (long long)share->available_from);
@@ -46,42 +46,44 @@ static void check_cells(const struct mqd_share *share)
                share->waiting_count);
 }
 
-/* Returns the number of rows in the queue; adds the number of their offsets to `held`. */
+/* Returns the number of rows in the queue, and adds the number of their offsets to `held`. */
 static uint32_t check_queue(const struct mqd_share *share, uint32_t queue, uint32_t *held)
 {
-    uint32_t rows = 0, before = ROW_NONE;
+    uint32_t row_count = 0, previous = ROW_NONE;
     int64_t deadline_ms = INT64_MIN;
     for (uint32_t index = share->queues[queue].head; index != ROW_NONE; index = row_of(share, index)->next) {
         const struct mqd_share_row *row = row_of(share, index);
-        uint32_t mine = 0;
+        uint32_t held_count = 0;
         for (int64_t offset = row->first > share->start ? row->first : share->start; offset <= row->last; offset++) {
             uint64_t cell = cell_of(share, offset);
-            mine += cell_has_row(cell) && cell_row(cell) == index;
+            held_count += cell_has_row(cell) && cell_row(cell) == index;
         }
-        MQD_ASSERT(mine == row->held && mine > 0, "S5: a row holds %u offsets, counted as %u", mine, row->held);
-        MQD_ASSERT(row->deadline_ms >= deadline_ms && row->previous == before && row->queue == queue,
+        MQD_ASSERT(held_count == row->held && held_count > 0, "S5: a row holds %u offsets, counted as %u", held_count,
+                   row->held);
+        MQD_ASSERT(row->deadline_ms >= deadline_ms && row->previous == previous && row->queue == queue,
                    "S5: queue %u is out of order at %u", queue, index);
         deadline_ms = row->deadline_ms;
-        before = index;
-        rows++;
-        *held += mine;
+        previous = index;
+        row_count++;
+        *held += held_count;
     }
-    MQD_ASSERT(before == share->queues[queue].tail, "S5: queue %u ends at %u", queue, before);
-    return rows;
+    MQD_ASSERT(previous == share->queues[queue].tail, "S5: queue %u ends at %u", queue, previous);
+    return row_count;
 }
 
 static void check_rows(const struct mqd_share *share)
 {
-    uint32_t held = 0, delayed = 0, used = 0, rows = check_queue(share, LOCKS, &held);
+    uint32_t held = 0, delayed = 0, used_queues = 0, row_count = check_queue(share, LOCKS, &held);
     for (uint32_t queue = 1; queue < MQD_SHARE_QUEUE_COUNT; queue++) {
-        rows += check_queue(share, queue, &delayed);
-        used += share->queues[queue].head != ROW_NONE;
+        row_count += check_queue(share, queue, &delayed);
+        used_queues += share->queues[queue].head != ROW_NONE;
     }
-    MQD_ASSERT(rows == share->row_used && held == share->acquired_count && delayed == share->delayed_count,
-               "S5: %u rows of %u and %u offsets; counted as %u, %u and %u", rows, held, delayed, share->row_used,
+    MQD_ASSERT(row_count == share->row_used && held == share->acquired_count && delayed == share->delayed_count,
+               "S5: %u rows of %u and %u offsets; counted as %u, %u and %u", row_count, held, delayed, share->row_used,
                share->acquired_count, share->delayed_count);
-    MQD_ASSERT(used == share->queue_used && (!rows || share->row_count - rows + used >= MQD_SHARE_QUEUE_COUNT - 1),
-               "S9: %u rows are free for backoffs, %u queues have one", share->row_count - rows, used);
+    MQD_ASSERT(used_queues == share->queue_used &&
+                   (!row_count || share->row_count - row_count + used_queues >= MQD_SHARE_QUEUE_COUNT - 1),
+               "S9: %u rows are free for backoffs, %u queues have one", share->row_count - row_count, used_queues);
 }
 
 void mqd_share_check(const struct mqd_share *share)

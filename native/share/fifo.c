@@ -13,7 +13,7 @@
 #include "share/internal.h"
 
 #define NONE UINT32_MAX
-#define LATER (UINT32_MAX - 1) /* `tail` of a record that is not the first of its key */
+#define NOT_FIRST (UINT32_MAX - 1) /* the `tail` of a record that is not the first of its key */
 #define PLACE_MASK ((1u << 21) - 1)
 #define SLOT_BITS 9    /* a block has 2^SLOT_BITS slots */
 #define BUCKET_BITS 11 /* or 2^BUCKET_BITS buckets */
@@ -28,8 +28,8 @@
 
 struct slot {       /* places are offsets modulo 2^21 */
     uint32_t hash;  /* 0: no key, or finished */
-    uint32_t next;  /* the next record of its key; NONE */
-    uint32_t tail;  /* in the first record of a key: the last one; in the others: LATER */
+    uint32_t next;  /* the next record of its key, or NONE */
+    uint32_t tail;  /* in the first record of a key: the key's last record; in the others: NOT_FIRST */
     uint32_t chain; /* the first record of the next key in the bucket */
 };
 
@@ -43,7 +43,7 @@ struct mqd_share_fifo {
     uint32_t *buckets[BUCKET_BLOCK_COUNT];
 };
 _Static_assert(sizeof(struct slot) << SLOT_BITS == MQD_SHARE_BLOCK_BYTES, "slots fill a block");
-_Static_assert(sizeof(struct mqd_share_fifo) <= MQD_SHARE_BLOCK_BYTES, "it fits into a block");
+_Static_assert(sizeof(struct mqd_share_fifo) <= MQD_SHARE_BLOCK_BYTES, "struct mqd_share_fifo fits into a block");
 
 int64_t mqd_share_keys_from(const struct mqd_share *share)
 {
@@ -76,7 +76,7 @@ static struct slot *slot_of(const struct mqd_share_fifo *fifo, uint32_t place)
     return &(*block_of(fifo, place))[place & ((1u << SLOT_BITS) - 1)];
 }
 
-/* NULL: the offset has no slot, and so no key. */
+/* NULL: the offset has no slot, and therefore no key. */
 static struct slot *slot_find(const struct mqd_share_fifo *fifo, int64_t offset)
 {
     struct slot **block = block_of(fifo, place_of(offset));
@@ -84,7 +84,7 @@ static struct slot *slot_find(const struct mqd_share_fifo *fifo, int64_t offset)
     return slot && slot->hash ? slot : NULL;
 }
 
-static void *take_zeroed(struct mqd_share *share)
+static void *take_zeroed_block(struct mqd_share *share)
 {
     void *block = mqd_share_pool_take(share->pool);
     return block ? memset(block, 0, MQD_SHARE_BLOCK_BYTES) : NULL;
@@ -94,10 +94,10 @@ static struct slot *slot_make(struct mqd_share *share, uint32_t place)
 {
     struct mqd_share_fifo *fifo = share->fifo;
     struct slot ***blocks = &fifo->directory[place >> (SLOT_BITS + POINTER_BITS)];
-    if (!*blocks && !(*blocks = take_zeroed(share)))
+    if (!*blocks && !(*blocks = take_zeroed_block(share)))
         return NULL;
     struct slot **block = block_of(fifo, place);
-    if (!*block && !(*block = take_zeroed(share)))
+    if (!*block && !(*block = take_zeroed_block(share)))
         return NULL;
     return slot_of(fifo, place);
 }
@@ -144,7 +144,7 @@ static uint32_t *link_of(struct mqd_share_fifo *fifo, uint32_t hash)
     return link;
 }
 
-static bool buckets_add(struct mqd_share *share, uint32_t index)
+static bool ensure_bucket(struct mqd_share *share, uint32_t index)
 {
     uint32_t **block = &share->fifo->buckets[index >> BUCKET_BITS];
     if (*block)
@@ -155,13 +155,13 @@ static bool buckets_add(struct mqd_share *share, uint32_t index)
     return true;
 }
 
-static void split_one(struct mqd_share *share)
+static void split_bucket(struct mqd_share *share)
 {
     struct mqd_share_fifo *fifo = share->fifo;
-    uint32_t old = fifo->split, bit = 1u << fifo->bits, added = old + bit;
-    if (added >= BUCKET_BLOCK_COUNT << BUCKET_BITS || !buckets_add(share, added))
+    uint32_t old_index = fifo->split, bit = 1u << fifo->bits, new_index = old_index + bit;
+    if (new_index >= BUCKET_BLOCK_COUNT << BUCKET_BITS || !ensure_bucket(share, new_index))
         return;
-    for (uint32_t *link = bucket_at(fifo, old); *link != NONE;) {
+    for (uint32_t *link = bucket_at(fifo, old_index); *link != NONE;) {
         uint32_t place = *link;
         struct slot *slot = slot_of(fifo, place);
         if (!(slot->hash & bit)) {
@@ -171,8 +171,8 @@ static void split_one(struct mqd_share *share)
         *link = slot->chain;
         if (PLANTED_BUG(share, LOST_KEY))
             continue;
-        slot->chain = *bucket_at(fifo, added);
-        *bucket_at(fifo, added) = place;
+        slot->chain = *bucket_at(fifo, new_index);
+        *bucket_at(fifo, new_index) = place;
     }
     if (++fifo->split == bit) {
         fifo->bits++;
@@ -180,7 +180,7 @@ static void split_one(struct mqd_share *share)
     }
 }
 
-/* Called when there are no keys, or when all are discarded. */
+/* Called when there are no keys, or when all keys are discarded. */
 static void buckets_shrink(struct mqd_share *share)
 {
     struct mqd_share_fifo *fifo = share->fifo;
@@ -238,7 +238,7 @@ bool mqd_share_fifo_apply_settings(struct mqd_share *share)
     }
     if (!share->settings.fifo)
         return true;
-    if (!(share->fifo = take_zeroed(share)))
+    if (!(share->fifo = take_zeroed_block(share)))
         return false;
     share->fifo->id = share->settings.fifo;
     share->fifo->keys_from = share->start;
@@ -255,13 +255,13 @@ void mqd_share_fifo_advance(struct mqd_share *share, int64_t offset)
 }
 
 /* Links the slot after the open records of its key. */
-static void link_last(struct mqd_share *share, struct slot *first, struct slot *slot, int64_t offset)
+static void append_to_key(struct mqd_share *share, struct slot *first, struct slot *slot, int64_t offset)
 {
     uint64_t cell = cell_of(share, offset);
-    struct slot *before = PLANTED_BUG(share, NOT_LAST) ? first : slot_of(share->fifo, first->tail);
-    slot->tail = LATER;
-    slot->next = before->next;
-    before->next = place_of(offset);
+    struct slot *previous = PLANTED_BUG(share, NOT_LAST) ? first : slot_of(share->fifo, first->tail);
+    slot->tail = NOT_FIRST;
+    slot->next = previous->next;
+    previous->next = place_of(offset);
     if (slot->next == NONE)
         first->tail = place_of(offset);
     if (cell_state(cell) == MQD_SHARE_AVAILABLE)
@@ -276,25 +276,25 @@ bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash)
     MQD_ASSERT(offset >= mqd_share_keys_from(share), "F1: %lld comes after %lld", (long long)offset,
                (long long)mqd_share_keys_from(share));
     if (hash && !cell_finished(cell_of(share, offset))) {
-        struct slot *slot = buckets_add(share, 0) ? slot_make(share, place) : NULL;
+        struct slot *slot = ensure_bucket(share, 0) ? slot_make(share, place) : NULL;
         if (!slot)
             return false;
         uint32_t *link = link_of(fifo, hash);
         slot->hash = hash;
         if (*link != NONE) {
-            link_last(share, slot_of(fifo, *link), slot, offset);
+            append_to_key(share, slot_of(fifo, *link), slot, offset);
         } else {
             slot->next = slot->chain = NONE;
             slot->tail = *link = place;
             if (++fifo->key_count > bucket_count(fifo))
-                split_one(share);
+                split_bucket(share);
         }
     }
     fifo->keys_from = offset + 1;
     return true;
 }
 
-/* Replaces the first record of a key in the bucket's chain by the next record of the key. */
+/* Replaces the first record of a key in the bucket's chain with the next record of the key. */
 static void promote_next(struct mqd_share *share, const struct slot *first, uint32_t *link)
 {
     struct slot *next = slot_of(share->fifo, first->next);
@@ -306,24 +306,24 @@ static void promote_next(struct mqd_share *share, const struct slot *first, uint
         make_available(share, offset);
 }
 
-/* Unlinks a record from the middle: records that were acquired before FIFO began may be finished in
- * any order. */
+/* Unlinks a record that is not the first of its key: records that were acquired before FIFO was
+ * enabled may be finished in any order. */
 static void unlink_later(struct mqd_share *share, uint32_t first, uint32_t place)
 {
     struct mqd_share_fifo *fifo = share->fifo;
-    uint32_t before = first;
-    while (slot_of(fifo, before)->next != place) {
-        before = slot_of(fifo, before)->next;
-        if (before == NONE && PLANTED_BUG(share, LOST_KEY))
+    uint32_t previous = first;
+    while (slot_of(fifo, previous)->next != place) {
+        previous = slot_of(fifo, previous)->next;
+        if (previous == NONE && PLANTED_BUG(share, LOST_KEY))
             return;
-        MQD_ASSERT(before != NONE, "F1: %lld is not linked", (long long)offset_of(share, place));
+        MQD_ASSERT(previous != NONE, "F1: %lld is not linked", (long long)offset_of(share, place));
     }
-    if ((slot_of(fifo, before)->next = slot_of(fifo, place)->next) == NONE)
-        slot_of(fifo, first)->tail = before;
+    if ((slot_of(fifo, previous)->next = slot_of(fifo, place)->next) == NONE)
+        slot_of(fifo, first)->tail = previous;
 }
 
 /* Unlinks a record that is no longer open. */
-static void unlink_one(struct mqd_share *share, struct slot *slot, uint32_t place)
+static void unlink_record(struct mqd_share *share, struct slot *slot, uint32_t place)
 {
     struct mqd_share_fifo *fifo = share->fifo;
     uint32_t *link = link_of(fifo, slot->hash);
@@ -345,16 +345,17 @@ static void unlink_one(struct mqd_share *share, struct slot *slot, uint32_t plac
 void mqd_share_fifo_on_change(struct mqd_share *share, int64_t first, uint32_t count, uint64_t old, uint64_t cell)
 {
     uint32_t state = cell_state(cell), old_state = cell_state(old);
-    bool ends = (cell_finished(cell) && !cell_finished(old)) ||
-                (PLANTED_BUG(share, LETTER_PASSED) && state == MQD_SHARE_ARCHIVING) ||
-                (PLANTED_BUG(share, OVERTAKE) && old_state == MQD_SHARE_ACQUIRED);
-    bool freed = state == MQD_SHARE_AVAILABLE && (old_state == MQD_SHARE_ACQUIRED || old_state == MQD_SHARE_DELAYED) &&
-                 !PLANTED_BUG(share, LATER_FREED);
-    for (int64_t offset = first; (ends || freed) && offset < first + count; offset++) {
+    bool is_finished = (cell_finished(cell) && !cell_finished(old)) ||
+                       (PLANTED_BUG(share, LETTER_PASSED) && state == MQD_SHARE_ARCHIVING) ||
+                       (PLANTED_BUG(share, OVERTAKE) && old_state == MQD_SHARE_ACQUIRED);
+    bool is_released = state == MQD_SHARE_AVAILABLE &&
+                       (old_state == MQD_SHARE_ACQUIRED || old_state == MQD_SHARE_DELAYED) &&
+                       !PLANTED_BUG(share, LATER_FREED);
+    for (int64_t offset = first; (is_finished || is_released) && offset < first + count; offset++) {
         struct slot *slot = slot_find(share->fifo, offset);
-        if (slot && ends)
-            unlink_one(share, slot, place_of(offset));
-        else if (slot && slot->tail == LATER)
+        if (slot && is_finished)
+            unlink_record(share, slot, place_of(offset));
+        else if (slot && slot->tail == NOT_FIRST)
             mqd_share_cells_set(share, page_of(share, offset), offset, 1,
                                 cell_make(MQD_SHARE_WAITING, cell_count(cell), cell & CELL_CHANGED, 0));
     }
@@ -372,13 +373,13 @@ static uint32_t check_key(const struct mqd_share *share, uint32_t place)
         const struct slot *slot = slot_of(fifo, at);
         MQD_ASSERT(slot->hash == hash && offset < fifo->keys_from && (at == place || offset > offset_of(share, last)),
                    "F1: %lld is linked out of order", (long long)offset);
-        MQD_ASSERT((slot->tail == LATER) == (at != place), "F1: %lld is taken for the first", (long long)offset);
+        MQD_ASSERT((slot->tail == NOT_FIRST) == (at != place), "F1: %lld has the wrong tail", (long long)offset);
         uint32_t state = cell_state(cell_of(share, offset));
         MQD_ASSERT(state != (at == place ? MQD_SHARE_WAITING : MQD_SHARE_AVAILABLE) &&
                        !cell_finished(cell_of(share, offset)),
                    "F1: %lld is in state %u", (long long)offset, state);
     }
-    MQD_ASSERT(last == tail, "F1: the last one of a key is %lld", (long long)offset_of(share, last));
+    MQD_ASSERT(last == tail, "F1: the last record of a key is %lld", (long long)offset_of(share, last));
     return count;
 }
 

@@ -12,7 +12,8 @@
 #define DIRECTORY_PAGES 256 /* in one block of the directory */
 #define ROW_NONE UINT32_MAX
 #define ROWS_PER_BLOCK 128
-/* Rows may have holes; a longer hole begins another row, so that walking a row stays short. */
+/* Rows may have holes, but a longer hole begins another row, so that few cells that belong to other
+ * rows are visited when a row is walked. */
 #define ROW_HOLE_MAX 256
 #define LOCKS 0 /* the queue of acquisitions */
 
@@ -22,9 +23,10 @@
 #define CELL_COUNT_MAX 0x7fff /* an int16 on the wire */
 
 struct mqd_share_page {
-    uint64_t *cells;                       /* NULL: all are `uniform` */
-    uint64_t uniform;                      /* the cell of all offsets; neither acquired nor Archiving */
-    uint16_t available, acquired, delayed; /* how many of its 1,024 offsets, including those outside start..end */
+    uint64_t *cells;  /* NULL: all are `uniform` */
+    uint64_t uniform; /* the cell of all offsets; neither acquired nor Archiving */
+    /* the number of its 1,024 offsets in each state, including offsets outside start..end */
+    uint16_t available, acquired, delayed;
     uint16_t archiving, waiting;
     uint8_t in_use;
 };
@@ -60,7 +62,7 @@ static inline bool cell_finished(uint64_t cell)
     return (cell & CELL_STATE) == MQD_SHARE_ACKNOWLEDGED || (cell & CELL_STATE) == MQD_SHARE_ARCHIVED;
 }
 /* The next state of a record that is archived without having been accepted: Archived, or, if a dead
- * letter has to be written first, Archiving (L1). */
+ * letter must be written first, Archiving (L1). */
 static inline uint32_t archived_state(const struct mqd_share *share)
 {
     return share->settings.dead_letters && !PLANTED_BUG(share, NO_LETTER) ? MQD_SHARE_ARCHIVING : MQD_SHARE_ARCHIVED;
@@ -70,8 +72,9 @@ static inline bool cell_has_row(uint64_t cell)
 {
     return cell_state(cell) == MQD_SHARE_ACQUIRED || cell_state(cell) == MQD_SHARE_DELAYED;
 }
-/* State and count as they are persisted: for an acquired offset, those before its acquisition. */
-static inline uint64_t cell_key(uint64_t cell)
+/* A cell with only the state and count as they are persisted: for an acquired offset, those before
+ * its acquisition. */
+static inline uint64_t persisted_cell(uint64_t cell)
 {
     switch (cell_state(cell)) {
     case MQD_SHARE_ACQUIRED:
@@ -105,7 +108,7 @@ static inline int64_t page_end(int64_t offset)
     return (offset | PAGE_MASK) + 1;
 }
 
-/* Returns the page of an offset, and creates it if there is none. NULL: the pool is exhausted. */
+/* Returns the page of an offset; creates it if there is none. NULL: the pool is exhausted. */
 struct mqd_share_page *mqd_share_page_make(struct mqd_share *share, int64_t offset);
 /* Gives each offset of the page its own cell. false: the pool is exhausted. */
 bool mqd_share_page_split(struct mqd_share *share, struct mqd_share_page *page);
@@ -116,7 +119,7 @@ void mqd_share_page_merge(struct mqd_share *share, int64_t offset);
 void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, int64_t first, uint32_t count,
                          uint64_t cell);
 /* Archives a uniform page, all of whose offsets are Available and between start and end. */
-void mqd_share_page_set(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint64_t cell);
+void mqd_share_page_archive(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint64_t cell);
 /* Adds the offsets up to new_end to the state, as Available. Their pages must exist. */
 void mqd_share_extend(struct mqd_share *share, int64_t new_end);
 /* Moves the start over finished offsets. */
@@ -136,7 +139,7 @@ void mqd_share_fifo_advance(struct mqd_share *share, int64_t offset);
 /* Called after cells were replaced. If an offset is finished, the next record of its key becomes
  * Available; if an offset was released, it becomes Waiting unless it is the first of its key. */
 void mqd_share_fifo_on_change(struct mqd_share *share, int64_t first, uint32_t count, uint64_t old, uint64_t cell);
-/* Called when no offset of the page is open any more. */
+/* Called when no offset of the page is still open. */
 void mqd_share_fifo_page_drop(struct mqd_share *share, int64_t offset);
 void mqd_share_fifo_check(const struct mqd_share *share);
 /* Returns the memory to the pool; the cells stay unchanged. */

@@ -39,15 +39,15 @@ int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct m
                                                        .backoff_ms_max = backoffs[1],
                                                        .dead_letters = bytes[14] & 1},
                                              .fifo_header_bytes = header_bytes,
-                                             .committed = bytes[12],
+                                             .read_committed = bytes[12],
                                              .reset = bytes[13]};
     memcpy(&out->reset_offset, bytes + 16, sizeof out->reset_offset);
     memcpy(out->fifo_header, bytes + MQD_SHARE_SETTINGS_BYTES, header_bytes);
     out->state.fifo = bytes[14] & 2 ? fifo_id(out->fifo_header, header_bytes) : 0;
-    bool good = words[0] > 0 && words[1] > 0 && words[1] <= INT16_MAX && words[2] > 0 &&
-                words[2] <= MQD_SHARE_SPAN_MAX && out->reset <= MQD_SHARE_RESET_BY_DURATION &&
-                out->reset_offset >= -1 && backoffs[0] >= 0 && backoffs[1] >= backoffs[0];
-    return good ? MQD_SHARE_SETTINGS_BYTES + header_bytes : -1;
+    bool is_valid = words[0] > 0 && words[1] > 0 && words[1] <= INT16_MAX && words[2] > 0 &&
+                    words[2] <= MQD_SHARE_SPAN_MAX && out->reset <= MQD_SHARE_RESET_BY_DURATION &&
+                    out->reset_offset >= -1 && backoffs[0] >= 0 && backoffs[1] >= backoffs[0];
+    return is_valid ? MQD_SHARE_SETTINGS_BYTES + header_bytes : -1;
 }
 
 /* ---- life cycle ---- */
@@ -106,7 +106,7 @@ void mqd_share_partition_free(struct mqd_share_partition *partition)
     mqd_share_partition_fail(partition, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, 0);
 }
 
-static void start_at(struct mqd_share_partition *partition, int64_t start)
+static void activate(struct mqd_share_partition *partition, int64_t start)
 {
     mqd_share_init(&partition->state, partition->pool, &partition->settings.state, start);
     partition->phase = MQD_SHARE_ACTIVE;
@@ -116,7 +116,7 @@ void mqd_share_partition_set_start(struct mqd_share_partition *partition, int64_
 {
     MQD_ASSERT(partition->phase == MQD_SHARE_NO_START, "P3: a share-partition in phase %d gets a start",
                partition->phase);
-    start_at(partition, start);
+    activate(partition, start);
     partition->state.start_moved = 1;
 }
 
@@ -253,7 +253,7 @@ static void on_read(struct mqd_share_partition *partition, struct mqd_share_resp
     struct mqd_share_state_run run;
     for (uint32_t i = 0; runs && i < count && mqd_share_response_run(response, &run) == 0; i++)
         runs[i] = (struct mqd_share_run){run.first, run.last, run.state, run.count};
-    start_at(partition, response->start);
+    activate(partition, response->start);
     if (!runs || mqd_share_load(&partition->state, runs, count) < 0)
         mqd_share_partition_fail(partition,
                                  !runs || partition->state.pool_exhausted ? MQD_KAFKA_STORAGE_ERROR
@@ -294,22 +294,22 @@ void mqd_share_partition_on_response(struct mqd_share_partition *partition, cons
     if (!api_key)
         return;
     int settings_bytes = mqd_share_settings_parse(bytes, size_bytes, &settings);
-    bool good =
+    bool is_valid =
         settings_bytes > 0 && mqd_share_response_parse(bytes + settings_bytes, size_bytes - (uint32_t)settings_bytes,
                                                        api_key, &partition->name, &response) == 0;
     partition->in_flight = 0;
-    if (good && is_retriable(response.error)) {
+    if (is_valid && is_retriable(response.error)) {
         partition->due_ms = now_ms + partition->backoff_ms;
         partition->backoff_ms = partition->backoff_ms * 2 < BACKOFF_MS_MAX ? partition->backoff_ms * 2 : BACKOFF_MS_MAX;
         if (PLANTED_PARTITION_BUG(partition, LOST_WRITE))
             partition->write_pending = 0;
         return;
     }
-    if (!good || response.error) { /* P3 */
-        bool again = good && response.error == MQD_KAFKA_FENCED_STATE_EPOCH;
-        mqd_share_partition_fail(partition, good ? error_for_clients(response.error) : MQD_KAFKA_UNKNOWN_SERVER_ERROR,
-                                 now_ms);
-        if (again)
+    if (!is_valid || response.error) { /* P3 */
+        bool should_reload = is_valid && response.error == MQD_KAFKA_FENCED_STATE_EPOCH;
+        mqd_share_partition_fail(partition,
+                                 is_valid ? error_for_clients(response.error) : MQD_KAFKA_UNKNOWN_SERVER_ERROR, now_ms);
+        if (should_reload)
             mqd_share_partition_restart(partition, partition->leader_epoch);
         return;
     }

@@ -3,7 +3,7 @@
  * write. Pure: no clock (times are arguments), no system call; the owner carries requests and
  * responses (docs/design/share-groups.md, sections 2 to 4).
  *
- *   LOADING   READ is in flight or due
+ *   LOADING   a READ is in flight or due
  *   NO_START  the state was read and has no start offset yet: the owner sets it (_set_start)
  *   ACTIVE    `state` is valid; a WRITE may be in flight
  *   FAILED    `error` is the reason; nothing is kept. _restart loads it again
@@ -28,17 +28,17 @@
 #define MQD_SHARE_SETTINGS_BYTES 32 /* followed by a header's name, whose size is in byte 15 */
 #define MQD_SHARE_FIFO_HEADER_BYTES_MAX 63
 #define MQD_SHARE_EPOCH_COUNT_MAX 64
-#define MQD_SHARE_LAZY_MS 100 /* changes that no response waits for are written after this time */
+#define MQD_SHARE_LAZY_MS 100 /* changes for which no response waits are written after this time */
 
 enum mqd_share_phase { MQD_SHARE_LOADING, MQD_SHARE_NO_START, MQD_SHARE_ACTIVE, MQD_SHARE_FAILED };
 enum mqd_share_reset { MQD_SHARE_RESET_LATEST, MQD_SHARE_RESET_EARLIEST, MQD_SHARE_RESET_BY_DURATION };
 
-/* The group's effective configuration as far as the owner needs it. */
+/* The part of the group's effective configuration that the owner needs. */
 struct mqd_share_group_settings {
     struct mqd_share_settings state;
-    uint8_t committed;    /* share.isolation.level=read_committed */
-    uint8_t reset;        /* enum mqd_share_reset */
-    int64_t reset_offset; /* for BY_DURATION: the start if READ has none; -1 = no record is that new */
+    uint8_t read_committed; /* share.isolation.level=read_committed */
+    uint8_t reset;          /* enum mqd_share_reset */
+    int64_t reset_offset;   /* for BY_DURATION: the start if READ has none; -1 = no record is that new */
     /* with state.fifo: size of the name of the header whose value is a record's ordering key;
      * 0: the Kafka record key is used */
     uint8_t fifo_header_bytes;
@@ -108,8 +108,8 @@ void mqd_share_partition_request_verify(struct mqd_share_partition *partition);
  * Archiving. */
 void mqd_share_partition_request_report(struct mqd_share_partition *partition);
 
-/* The request to send now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body is in `body` until its
- * response; 0: none. The request that is returned counts as in flight. */
+/* Returns the request to send now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body stays in `body`
+ * until its response; or 0 if there is none. The returned request is then in flight. */
 int mqd_share_partition_next_request(struct mqd_share_partition *partition, int64_t now_ms);
 /* Called when the request could not be sent, or its receiver has died: it is sent again from
  * `due_ms` on. */
@@ -120,8 +120,8 @@ void mqd_share_partition_on_response(struct mqd_share_partition *partition, cons
 
 /* Called after the waiter's change was made: its response is sent once the change is persisted. */
 void mqd_share_partition_await(struct mqd_share_partition *partition, struct mqd_share_waiter *waiter);
-/* When to call _next_request again, or to expire locks; MQD_SHARE_NEVER = there is nothing to
- * do. */
+/* The time at which to call _next_request again or to expire locks; MQD_SHARE_NEVER = there is
+ * nothing to do. */
 int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition);
 /* Whether nothing is acquired, delayed, unwritten, in flight or waiting. */
 bool mqd_share_partition_is_idle(const struct mqd_share_partition *partition);

@@ -1,30 +1,31 @@
 /* Writes a share-partition's state as runs of offsets, and loads it. See share/state.h. */
 #include "share/internal.h"
 
-/* Appends an offset with this key to the runs. false: `out` is full. */
-static bool append(struct mqd_share_run *out, uint32_t *count, uint32_t max, int64_t offset, uint64_t key)
+/* Appends an offset with this persisted cell to the runs. false: `out` is full. */
+static bool append(struct mqd_share_run *out, uint32_t *count, uint32_t max, int64_t offset, uint64_t persisted)
 {
     struct mqd_share_run *run = *count ? &out[*count - 1] : NULL;
-    if (run && run->last + 1 == offset && (uint32_t)run->state == cell_state(key) &&
-        (uint32_t)run->count == cell_count(key)) {
+    if (run && run->last + 1 == offset && (uint32_t)run->state == cell_state(persisted) &&
+        (uint32_t)run->count == cell_count(persisted)) {
         run->last = offset;
         return true;
     }
     if (*count == max)
         return false;
-    out[(*count)++] = (struct mqd_share_run){offset, offset, (int16_t)cell_state(key), (int16_t)cell_count(key)};
+    out[(*count)++] =
+        (struct mqd_share_run){offset, offset, (int16_t)cell_state(persisted), (int16_t)cell_count(persisted)};
     return true;
 }
 
 /* Lists the changes of one page from `offset` to `last`. Returns the first offset that did
  * not fit, or `last` + 1. */
-static int64_t list_page(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, int64_t last,
-                         struct mqd_share_run *out, uint32_t *count, uint32_t max)
+static int64_t list_page_changes(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, int64_t last,
+                                 struct mqd_share_run *out, uint32_t *count, uint32_t max)
 {
     if (!page->cells) {
         if (!(page->uniform & CELL_CHANGED))
             return last + 1;
-        if (!append(out, count, max, offset, cell_key(page->uniform)))
+        if (!append(out, count, max, offset, persisted_cell(page->uniform)))
             return offset;
         out[*count - 1].last = last;
         page->uniform &= ~CELL_CHANGED;
@@ -34,8 +35,9 @@ static int64_t list_page(struct mqd_share *share, struct mqd_share_page *page, i
         uint64_t *cell = &page->cells[offset & PAGE_MASK];
         if (!(*cell & CELL_CHANGED))
             continue;
-        bool listed = PLANTED_BUG(share, LISTED_ACQUIRED) && cell_state(*cell) == MQD_SHARE_ACQUIRED;
-        if (!listed && !append(out, count, max, offset, cell_key(*cell)) && !PLANTED_BUG(share, LOSE_CHANGES)) /* S6 */
+        bool omit = PLANTED_BUG(share, LISTED_ACQUIRED) && cell_state(*cell) == MQD_SHARE_ACQUIRED;
+        if (!omit && !append(out, count, max, offset, persisted_cell(*cell)) &&
+            !PLANTED_BUG(share, LOSE_CHANGES)) /* S6 */
             return offset;
         *cell &= ~CELL_CHANGED;
     }
@@ -51,7 +53,7 @@ void mqd_share_difference(struct mqd_share *share, struct mqd_share_run *out, ui
     while (offset <= last) {
         struct mqd_share_page *page = page_of(share, offset);
         int64_t stop = page_end(offset) - 1 < last ? page_end(offset) - 1 : last;
-        offset = list_page(share, page, offset, stop, out, &count, out_max);
+        offset = list_page_changes(share, page, offset, stop, out, &count, out_max);
         if (offset <= stop)
             break;
         mqd_share_page_merge(share, stop);
@@ -74,8 +76,8 @@ uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t from, struct 
     uint32_t count = 0;
     *next = -1;
     for (int64_t offset = from > share->start ? from : share->start; offset < share->end; offset++) {
-        uint64_t key = cell_key(cell_of(share, offset));
-        if (key && !append(out, &count, out_max, offset, key)) {
+        uint64_t persisted = persisted_cell(cell_of(share, offset));
+        if (persisted && !append(out, &count, out_max, offset, persisted)) {
             *next = offset;
             break;
         }
@@ -87,16 +89,16 @@ uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t from, struct 
 
 static bool is_loadable(const struct mqd_share *share, const struct mqd_share_run *runs, uint32_t count)
 {
-    int64_t before = -1;
+    int64_t previous = -1;
     for (uint32_t index = 0; index < count; index++) {
         const struct mqd_share_run *run = &runs[index];
-        if (run->first <= before || run->last < run->first || run->count < 0 ||
+        if (run->first <= previous || run->last < run->first || run->count < 0 ||
             (run->state != MQD_SHARE_AVAILABLE && run->state != MQD_SHARE_ACKNOWLEDGED &&
              run->state != MQD_SHARE_ARCHIVING && run->state != MQD_SHARE_ARCHIVED))
             return false;
-        before = run->last;
+        previous = run->last;
     }
-    return before < share->start || before - share->start < MQD_SHARE_SPAN_MAX;
+    return previous < share->start || previous - share->start < MQD_SHARE_SPAN_MAX;
 }
 
 static bool load_run(struct mqd_share *share, const struct mqd_share_run *run)
@@ -127,13 +129,13 @@ static bool load_run(struct mqd_share *share, const struct mqd_share_run *run)
 /* Computes the counts, which mqd_share_cells_set then keeps up to date. */
 static void count_all(struct mqd_share *share)
 {
-    uint64_t before = 0;
+    uint64_t previous = 0;
     share->open_count = share->boundary_count = 0;
     for (int64_t offset = share->start; offset < share->end; offset++) {
         uint64_t cell = cell_of(share, offset);
         share->open_count += !cell_finished(cell);
-        share->boundary_count += offset > share->start && cell != before;
-        before = cell;
+        share->boundary_count += offset > share->start && cell != previous;
+        previous = cell;
     }
 }
 

@@ -1,3 +1,4 @@
+/* See share/pool.h. */
 #include "share/pool.h"
 
 #include <stddef.h>

@@ -2,7 +2,7 @@
  * of share.memory.max.bytes. All share-partitions of a worker use one pool.
  *
  * Blocks that were never taken are never touched, so the region costs only what is used.
- * Concurrency: one thread; the states that use it belong to the same one.
+ * Concurrency: one thread, to which all states that use the pool belong.
  */
 #ifndef MQD_SHARE_POOL_H
 #define MQD_SHARE_POOL_H
@@ -17,10 +17,10 @@ struct mqd_share_pool {
     void *free;           /* returned blocks; the first word of each is the address of the next */
     uint32_t block_count; /* in the region */
     uint32_t touched;     /* blocks that were ever taken */
-    uint32_t used;        /* at present */
+    uint32_t used;        /* blocks in use now */
 };
 
-/* `memory`: aligned to a cache line; a rest smaller than a block is not used. */
+/* `memory`: aligned to a cache line; a remainder smaller than a block is not used. */
 void mqd_share_pool_init(struct mqd_share_pool *pool, void *memory, uint64_t size_bytes);
 /* Returns a block with undefined content. NULL: the pool is exhausted. */
 void *mqd_share_pool_take(struct mqd_share_pool *pool);

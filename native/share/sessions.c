@@ -10,14 +10,14 @@
 #define FINAL_EPOCH (-1)
 #define LOCK_MS 30000 /* Kafka's default, until an owner reports the group's */
 
-static uint64_t hash_more(uint64_t hash, const void *bytes, uint32_t size_bytes)
+static uint64_t hash_append(uint64_t hash, const void *bytes, uint32_t size_bytes)
 {
     for (const uint8_t *at = bytes, *end = at + size_bytes; at < end; at++)
         hash = (hash ^ *at) * 0x100000001b3ull;
     return hash;
 }
 
-static uint64_t hash_end(uint64_t hash)
+static uint64_t hash_finish(uint64_t hash)
 {
     hash = (hash ^ hash >> 32) * 0xd6e8feb86659fd93ull;
     return hash ^ hash >> 32;
@@ -25,7 +25,7 @@ static uint64_t hash_end(uint64_t hash)
 
 uint64_t mqd_share_member_hash(const void *bytes, uint32_t size_bytes)
 {
-    return hash_end(hash_more(0xcbf29ce484222325ull, bytes, size_bytes));
+    return hash_finish(hash_append(0xcbf29ce484222325ull, bytes, size_bytes));
 }
 
 static uint32_t size_of(struct mqd_text text)
@@ -36,8 +36,8 @@ static uint32_t size_of(struct mqd_text text)
 static uint64_t hash_of(struct mqd_text group, struct mqd_text member)
 {
     uint32_t group_bytes = size_of(group);
-    uint64_t hash = hash_more(0xcbf29ce484222325ull, &group_bytes, sizeof group_bytes);
-    return hash_end(hash_more(hash_more(hash, group.bytes, size_of(group)), member.bytes, size_of(member)));
+    uint64_t hash = hash_append(0xcbf29ce484222325ull, &group_bytes, sizeof group_bytes);
+    return hash_finish(hash_append(hash_append(hash, group.bytes, size_of(group)), member.bytes, size_of(member)));
 }
 
 struct mqd_share_session *mqd_share_session_find(const struct mqd_share_sessions *sessions, struct mqd_text group,
@@ -72,7 +72,7 @@ int16_t mqd_share_session_check(const struct mqd_share_session *session, int32_t
     return epoch == FINAL_EPOCH || epoch == session->epoch ? 0 : MQD_KAFKA_INVALID_SHARE_SESSION_EPOCH;
 }
 
-void mqd_share_session_step(struct mqd_share_session *session)
+void mqd_share_session_advance_epoch(struct mqd_share_session *session)
 {
     session->epoch = session->epoch == INT32_MAX ? 1 : session->epoch + 1;
 }
@@ -113,10 +113,10 @@ struct mqd_share_session *mqd_share_session_open(struct mqd_share_sessions *sess
 
 void mqd_share_session_close(struct mqd_share_sessions *sessions, struct mqd_share_session *session)
 {
-    struct mqd_share_session **place = &sessions->buckets[session->hash % MQD_SHARE_SESSION_BUCKET_COUNT];
-    while (*place != session)
-        place = &(*place)->next;
-    *place = session->next;
+    struct mqd_share_session **link = &sessions->buckets[session->hash % MQD_SHARE_SESSION_BUCKET_COUNT];
+    while (*link != session)
+        link = &(*link)->next;
+    *link = session->next;
     mqd_list_remove(&session->node);
     sessions->count--;
     sessions->bytes -= bytes_of(session);
@@ -126,19 +126,20 @@ void mqd_share_session_close(struct mqd_share_sessions *sessions, struct mqd_sha
 
 /* ---- partitions ---- */
 
-static int compare(const struct mqd_share_entry *entry, const uint8_t topic_id[16], int32_t partition_index)
+static int compare_entry(const struct mqd_share_entry *entry, const uint8_t topic_id[16], int32_t partition_index)
 {
     int order = memcmp(entry->topic_id, topic_id, sizeof entry->topic_id);
     return order ? order : entry->partition_index < partition_index ? -1 : entry->partition_index > partition_index;
 }
 
-/* The index of the first entry that is not before this partition. */
-static uint32_t place_of(const struct mqd_share_session *session, const uint8_t topic_id[16], int32_t partition_index)
+/* Returns the index of the first entry that does not precede this partition. */
+static uint32_t lower_bound(const struct mqd_share_session *session, const uint8_t topic_id[16],
+                            int32_t partition_index)
 {
     uint32_t low = 0, high = session->entry_count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (compare(&session->entries[middle], topic_id, partition_index) < 0)
+        if (compare_entry(&session->entries[middle], topic_id, partition_index) < 0)
             low = middle + 1;
         else
             high = middle;
@@ -149,38 +150,38 @@ static uint32_t place_of(const struct mqd_share_session *session, const uint8_t 
 struct mqd_share_entry *mqd_share_session_get(const struct mqd_share_session *session, const uint8_t topic_id[16],
                                               int32_t partition_index)
 {
-    uint32_t place = place_of(session, topic_id, partition_index);
-    bool found = place < session->entry_count && !compare(&session->entries[place], topic_id, partition_index);
-    return found ? &session->entries[place] : NULL;
+    uint32_t index = lower_bound(session, topic_id, partition_index);
+    bool exists = index < session->entry_count && !compare_entry(&session->entries[index], topic_id, partition_index);
+    return exists ? &session->entries[index] : NULL;
 }
 
-static bool grow(struct mqd_share_sessions *sessions, struct mqd_share_session *session)
+static bool grow_entries(struct mqd_share_sessions *sessions, struct mqd_share_session *session)
 {
     uint32_t capacity = session->entry_capacity ? session->entry_capacity * 2 : 4;
-    uint64_t more = (uint64_t)(capacity - session->entry_capacity) * sizeof *session->entries;
-    if (sessions->bytes + more > sessions->bytes_max)
+    uint64_t added_bytes = (uint64_t)(capacity - session->entry_capacity) * sizeof *session->entries;
+    if (sessions->bytes + added_bytes > sessions->bytes_max)
         return false;
     struct mqd_share_entry *entries = realloc(session->entries, capacity * sizeof *entries);
     if (!entries)
         return false;
     session->entries = entries;
     session->entry_capacity = capacity;
-    sessions->bytes += more;
+    sessions->bytes += added_bytes;
     return true;
 }
 
 struct mqd_share_entry *mqd_share_session_put(struct mqd_share_sessions *sessions, struct mqd_share_session *session,
                                               const uint8_t topic_id[16], int32_t partition_index)
 {
-    uint32_t place = place_of(session, topic_id, partition_index);
-    struct mqd_share_entry *entry = session->entries + place;
-    if (place < session->entry_count && !compare(entry, topic_id, partition_index))
+    uint32_t index = lower_bound(session, topic_id, partition_index);
+    struct mqd_share_entry *entry = session->entries + index;
+    if (index < session->entry_count && !compare_entry(entry, topic_id, partition_index))
         return entry;
     if (session->entry_count >= sessions->partition_count_max ||
-        (session->entry_count == session->entry_capacity && !grow(sessions, session)))
+        (session->entry_count == session->entry_capacity && !grow_entries(sessions, session)))
         return NULL;
-    entry = session->entries + place;
-    memmove(entry + 1, entry, (session->entry_count - place) * sizeof *entry);
+    entry = session->entries + index;
+    memmove(entry + 1, entry, (session->entry_count - index) * sizeof *entry);
     session->entry_count++;
     *entry = (struct mqd_share_entry){.partition_index = partition_index};
     memcpy(entry->topic_id, topic_id, sizeof entry->topic_id);
@@ -189,8 +190,8 @@ struct mqd_share_entry *mqd_share_session_put(struct mqd_share_sessions *session
 
 void mqd_share_session_remove(struct mqd_share_session *session, struct mqd_share_entry *entry)
 {
-    uint32_t place = (uint32_t)(entry - session->entries);
-    memmove(entry, entry + 1, (--session->entry_count - place) * sizeof *entry);
+    uint32_t index = (uint32_t)(entry - session->entries);
+    memmove(entry, entry + 1, (--session->entry_count - index) * sizeof *entry);
 }
 
 void mqd_share_sessions_verify(const struct mqd_share_sessions *sessions)
@@ -203,9 +204,9 @@ void mqd_share_sessions_verify(const struct mqd_share_sessions *sessions)
             bytes += bytes_of(session);
             MQD_ASSERT(session->epoch >= 1, "E2: a session waits for epoch %d", session->epoch);
             for (uint32_t i = 1; i < session->entry_count; i++)
-                MQD_ASSERT(compare(&session->entries[i - 1], session->entries[i].topic_id,
-                                   session->entries[i].partition_index) < 0,
-                           "E1: entry %u of a session is not after the one before", i);
+                MQD_ASSERT(compare_entry(&session->entries[i - 1], session->entries[i].topic_id,
+                                         session->entries[i].partition_index) < 0,
+                           "E1: entry %u of a session does not follow the previous entry", i);
         }
     MQD_ASSERT(count == sessions->count && bytes == sessions->bytes,
                "%u sessions of %llu bytes are counted as %u of %llu bytes", count, (unsigned long long)bytes,

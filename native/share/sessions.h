@@ -1,9 +1,9 @@
 /* Share sessions (KIP-932) of one worker: which partitions a member of a group reads here, and the
  * epoch of its next request. Pure, like all of share/.
  *
- * A session is (group, member). Epoch 0 opens it and replaces an existing one; its next requests
- * have the epochs 1 to 2^31-1, then 1 again; -1 ends it. It belongs to the connection that opened
- * it, and ends with it.
+ * A group and a member identify a session. A request with epoch 0 opens it and replaces an existing
+ * one; the next requests have the epochs 1 to 2^31-1, then 1 again; epoch -1 ends it. The session
+ * belongs to the connection that opened it, and ends with that connection.
  *
  * Invariants
  *   E1  a session has each share-partition at most once; they are in order of topic id and index.
@@ -62,24 +62,25 @@ struct mqd_share_session *mqd_share_session_find(const struct mqd_share_sessions
 /* The session with this hash and number; NULL: there is none */
 struct mqd_share_session *mqd_share_session_find_number(const struct mqd_share_sessions *sessions, uint64_t hash,
                                                         uint64_t number);
-/* Whether a request with this epoch may use `session` (NULL = there is none). MQD_SHARE_MAY_OPEN: a
- * ShareFetch, whose epoch 0 opens one. Returns 0, 122 SHARE_SESSION_NOT_FOUND or 123
- * INVALID_SHARE_SESSION_EPOCH. If the result is 0, the caller calls mqd_share_session_step. */
+/* Checks whether a request with this epoch may use `session` (NULL = there is none).
+ * MQD_SHARE_MAY_OPEN: a ShareFetch, whose epoch 0 opens a session. Returns 0, 122
+ * SHARE_SESSION_NOT_FOUND or 123 INVALID_SHARE_SESSION_EPOCH. If it returns 0, the caller calls
+ * mqd_share_session_advance_epoch. */
 int16_t mqd_share_session_check(const struct mqd_share_session *session, int32_t epoch,
                                 enum mqd_share_session_need need);
-void mqd_share_session_step(struct mqd_share_session *session);
+void mqd_share_session_advance_epoch(struct mqd_share_session *session);
 /* Opens a session whose next epoch is 1; no session of that group and member may exist. It is
  * appended to `connection_sessions`, the connection's list. NULL: no memory. */
 struct mqd_share_session *mqd_share_session_open(struct mqd_share_sessions *sessions, struct mqd_text group,
                                                  struct mqd_text member, struct mqd_node *connection_sessions);
 void mqd_share_session_close(struct mqd_share_sessions *sessions, struct mqd_share_session *session);
-/* Adds the partition if it is not there. NULL: too many, or no memory. */
+/* Returns the partition's entry; adds it if there is none. NULL: too many partitions, or no memory. */
 struct mqd_share_entry *mqd_share_session_put(struct mqd_share_sessions *sessions, struct mqd_share_session *session,
                                               const uint8_t topic_id[16], int32_t partition_index);
 struct mqd_share_entry *mqd_share_session_get(const struct mqd_share_session *session, const uint8_t topic_id[16],
                                               int32_t partition_index);
 void mqd_share_session_remove(struct mqd_share_session *session, struct mqd_share_entry *entry);
-/* Aborts where an invariant is broken: for tests. */
+/* Aborts if an invariant is broken. For tests. */
 void mqd_share_sessions_verify(const struct mqd_share_sessions *sessions);
 
 #endif

@@ -9,7 +9,7 @@
 #define DIRECTORY_COUNT 8
 #define ROW_COUNT_MAX (1u << 20)
 
-static void rows_forget(struct mqd_share *share)
+static void rows_reset(struct mqd_share *share)
 {
     share->row_count = share->row_used = share->queue_used = 0;
     share->row_free = ROW_NONE;
@@ -26,7 +26,7 @@ void mqd_share_init(struct mqd_share *share, struct mqd_share_pool *pool, const 
     share->start = share->end = share->available_from = start;
     share->changed_first = INT64_MAX;
     share->changed_last = -1;
-    rows_forget(share);
+    rows_reset(share);
 }
 
 /* ---- pages ---- */
@@ -98,30 +98,30 @@ void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last
         share->changed_last = last;
 }
 
-/* The change in the number of unequal neighbours at the two ends of a range of cells that changes
- * from `old_key` to `key`. */
-static uint32_t boundaries_more(const struct mqd_share *share, int64_t first, int64_t last, uint64_t key,
-                                uint64_t old_key)
+/* Returns the change in the number of boundaries at the two ends of a range of cells that changes
+ * from `old_persisted` to `persisted`. */
+static uint32_t boundary_change(const struct mqd_share *share, int64_t first, int64_t last, uint64_t persisted,
+                                uint64_t old_persisted)
 {
-    uint32_t more = 0;
+    uint32_t change = 0;
     if (first > share->start) {
-        uint64_t left = cell_key(cell_of(share, first - 1));
-        more += (uint32_t)(left != key) - (uint32_t)(left != old_key);
+        uint64_t left = persisted_cell(cell_of(share, first - 1));
+        change += (uint32_t)(left != persisted) - (uint32_t)(left != old_persisted);
     }
     if (last + 1 < share->end) {
-        uint64_t right = cell_key(cell_of(share, last + 1));
-        more += (uint32_t)(right != key) - (uint32_t)(right != old_key);
+        uint64_t right = persisted_cell(cell_of(share, last + 1));
+        change += (uint32_t)(right != persisted) - (uint32_t)(right != old_persisted);
     }
-    return more;
+    return change;
 }
 
 void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, int64_t first, uint32_t count,
                          uint64_t cell)
 {
-    uint64_t *at = &page->cells[first & PAGE_MASK], old = *at;
-    uint64_t key = cell_key(cell), old_key = cell_key(old);
-    if (key != old_key)
-        share->boundary_count += boundaries_more(share, first, first + count - 1, key, old_key);
+    uint64_t *cells = &page->cells[first & PAGE_MASK], old = *cells;
+    uint64_t persisted = persisted_cell(cell), old_persisted = persisted_cell(old);
+    if (persisted != old_persisted)
+        share->boundary_count += boundary_change(share, first, first + count - 1, persisted, old_persisted);
     uint32_t state = cell_state(cell), old_state = cell_state(old);
     page->available +=
         (uint16_t)(((state == MQD_SHARE_AVAILABLE) - (old_state == MQD_SHARE_AVAILABLE)) * (int32_t)count);
@@ -138,16 +138,16 @@ void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, i
     page->waiting += (uint16_t)waiting;
     share->waiting_count += (uint32_t)waiting;
     share->open_count += (uint32_t)((cell_finished(old) - cell_finished(cell)) * (int32_t)count);
-    for (uint32_t place = 0; place < count; place++)
-        at[place] = cell;
+    for (uint32_t i = 0; i < count; i++)
+        cells[i] = cell;
     if (share->fifo)
         mqd_share_fifo_on_change(share, first, count, old, cell);
 }
 
-void mqd_share_page_set(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint64_t cell)
+void mqd_share_page_archive(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint64_t cell)
 {
     int64_t last = page_end(offset) - 1;
-    share->boundary_count += boundaries_more(share, offset, last, cell_key(cell), cell_key(page->uniform));
+    share->boundary_count += boundary_change(share, offset, last, persisted_cell(cell), persisted_cell(page->uniform));
     page->uniform = cell;
     page->available = 0;
     share->open_count -= MQD_SHARE_PAGE_OFFSETS;
@@ -158,7 +158,7 @@ void mqd_share_extend(struct mqd_share *share, int64_t new_end)
 {
     if (new_end <= share->end)
         return;
-    if (share->end > share->start && cell_key(cell_of(share, share->end - 1)) != 0)
+    if (share->end > share->start && persisted_cell(cell_of(share, share->end - 1)) != 0)
         share->boundary_count++;
     share->open_count += (uint32_t)(new_end - share->end);
     share->end = new_end;
@@ -168,7 +168,7 @@ void mqd_share_advance_one(struct mqd_share *share)
 {
     int64_t offset = share->start;
     uint64_t cell = cell_of(share, offset);
-    if (offset + 1 < share->end && cell_key(cell) != cell_key(cell_of(share, offset + 1)))
+    if (offset + 1 < share->end && persisted_cell(cell) != persisted_cell(cell_of(share, offset + 1)))
         share->boundary_count--;
     share->open_count -= !cell_finished(cell);
     share->start_moved = 1;
@@ -194,7 +194,7 @@ void mqd_share_advance(struct mqd_share *share)
         }
         /* the rest of a uniform page */
         int64_t stop = page_end(share->start);
-        if (stop < share->end && cell_key(cell) != cell_key(cell_of(share, stop)))
+        if (stop < share->end && persisted_cell(cell) != persisted_cell(cell_of(share, stop)))
             share->boundary_count--;
         share->start = stop;
         share->start_moved = 1;
@@ -220,7 +220,7 @@ struct mqd_share_run mqd_share_at(const struct mqd_share *share, int64_t offset)
 
 /* ---- rows ---- */
 
-/* Adds memory for more rows, which are unused at first. false: the pool is exhausted. */
+/* Adds memory for more rows, which are unused at first. False: the pool is exhausted. */
 static bool rows_grow(struct mqd_share *share)
 {
     uint32_t index = share->row_count;
@@ -265,7 +265,7 @@ static void rows_drop(struct mqd_share *share)
             mqd_share_pool_return(share->pool, share->row_directory[directory]);
         share->row_directory[directory] = NULL;
     }
-    rows_forget(share);
+    rows_reset(share);
 }
 
 static void row_append(struct mqd_share *share, uint32_t index, uint32_t queue, int64_t deadline_ms)
@@ -314,10 +314,10 @@ uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t of
 
 int64_t mqd_share_backoff_ms(const struct mqd_share *share, uint32_t count)
 {
-    int64_t first = share->settings.backoff_ms, most = share->settings.backoff_ms_max;
+    int64_t first_ms = share->settings.backoff_ms, max_ms = share->settings.backoff_ms_max;
     uint32_t doublings = count > 1 && !PLANTED_BUG(share, SAME_BACKOFF) ? count - 1 : 0;
-    int64_t backoff_ms = doublings < 31 ? first << doublings : first ? most : 0;
-    return backoff_ms < most ? backoff_ms : most;
+    int64_t backoff_ms = doublings < 31 ? first_ms << doublings : first_ms ? max_ms : 0;
+    return backoff_ms < max_ms ? backoff_ms : max_ms;
 }
 
 uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t count, int64_t first, int64_t last, int64_t now_ms)
@@ -326,9 +326,9 @@ uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t count, int64_t fi
     int64_t deadline_ms = now_ms + mqd_share_backoff_ms(share, count);
     uint32_t tail = share->queues[queue].tail;
     struct mqd_share_row *row = tail == ROW_NONE ? NULL : row_of(share, tail);
-    bool joins = row && deadline_ms <= row->deadline_ms && first - row->last <= ROW_HOLE_MAX &&
-                 row->first - last <= ROW_HOLE_MAX;
-    uint32_t index = joins ? ROW_NONE : row_take(share, !row);
+    bool fits_tail = row && deadline_ms <= row->deadline_ms && first - row->last <= ROW_HOLE_MAX &&
+                     row->first - last <= ROW_HOLE_MAX;
+    uint32_t index = fits_tail ? ROW_NONE : row_take(share, !row);
     if (index != ROW_NONE) {
         *row_of(share, index) = (struct mqd_share_row){.first = first, .last = last};
         row_append(share, index, queue, deadline_ms);

@@ -1,17 +1,17 @@
 /* The state of one share-partition (KIP-932): a group's acquisitions of the records of a partition.
  * Pure: no system call, no clock (times are arguments), memory only from the pool that its owner
- * provides. The broker links it and tests load it by cffi: it is the same code.
+ * provides. The broker links this code, and tests load the same code with cffi.
  *
- * It reads no log. The owner reads the records, passes the list of record batches, and marks those
- * that must not be delivered.
+ * It does not read the log. The owner reads the records, passes the list of record batches, and
+ * marks those that must not be delivered.
  *
  * Terms: the start (Kafka's SPSO) is the first offset that is not finished, the end (SPEO) follows
  * the last offset that was ever acquired or skipped. Finished: Acknowledged or Archived. Open: at
  * or above the start, below the end, not finished. A difference lists what has changed since the
  * previous one, for the share coordinator.
  *
- * Layout: pages of 1,024 offsets. A page whose cells are all equal is one cell, any other page has
- * a cell of 8 bytes for each offset:
+ * Layout: pages of 1,024 offsets. A page whose cells are all equal stores one cell; any other page
+ * has a cell of 8 bytes for each offset:
  *
  *   bits 0-2 state, 3 changed since the last difference, 4-19 delivery count, 32-63 its row
  *
@@ -22,11 +22,11 @@
  * Backoffs of equal delivery counts have the same duration, so each count has a queue. A new
  * leader does not know the backoffs: a failover loses the delay, nothing else.
  *
- * With FIFO the records of a key, known by its hash, are delivered one after the other: a record is
- * Waiting (persisted as Available) while an earlier one of its key is open, and they are linked in
- * the order of their offsets (share/fifo.c). A new leader knows no keys: it reads them in the order
- * of offsets (mqd_share_keys_from), and acquires a record only when it knows the keys of all
- * earlier open records.
+ * With FIFO the records of a key, which is represented by its hash, are delivered one after the
+ * other: a record is Waiting (persisted as Available) while an earlier record of its key is open.
+ * The records of a key are linked in the order of their offsets (share/fifo.c). A new leader knows
+ * no keys: it reads them in the order of offsets (mqd_share_keys_from), and acquires a record only
+ * when it knows the keys of all earlier open records.
  *
  * Invariants: those of the protocol that this module ensures (docs/design/share-groups.md, same
  * numbers)
@@ -37,7 +37,7 @@
  *   S4  the start never decreases; every offset below it is finished or no longer in the log.
  *   S5  each acquired offset belongs to a row in the queue, deadlines in the queue never decrease;
  *       a row without acquired offsets is freed immediately.
- *   S6  a change stays due until a difference has listed it, or the start has passed it.
+ *   S6  a change stays pending until a difference has listed it, or the start has passed it.
  *   S7  at most open_max offsets are open, end - start is at most MQD_SHARE_SPAN_MAX, and nothing
  *       new is acquired while there are MQD_SHARE_RUN_COUNT_MAX runs. Finishing, releasing and
  *       expiring need no memory, so they cannot fail for lack of it.
@@ -48,7 +48,7 @@
  *   S9  a released offset is not acquired before its backoff has ended, not even for lack of
  *       memory: a row is reserved for each queue of backoffs that is empty.
  *   F1  with FIFO, nothing is acquired while an earlier record of its key is open. A released
- *       record keeps its place. Different keys with equal hashes count as one key.
+ *       record keeps its place. Different keys with equal hashes are treated as one key.
  * Concurrency: one thread at a time; the partition's owner.
  */
 #ifndef MQD_SHARE_STATE_H
@@ -65,7 +65,7 @@
 /* runs of equal state and count, as persisted: a snapshot of about 200 KB */
 #define MQD_SHARE_RUN_COUNT_MAX 10000
 #define MQD_SHARE_NEVER 0x7fffffffffffffff
-/* queues of rows: one for locks, then one for the backoffs of each delivery count; the last one is
+/* queues of rows: one for locks, then one for the backoffs of each delivery count; the last queue is
  * for all larger counts */
 #define MQD_SHARE_QUEUE_COUNT 33
 
@@ -76,7 +76,7 @@ enum mqd_share_record_state {
     MQD_SHARE_ACKNOWLEDGED = 2,
     MQD_SHARE_ARCHIVING = 3, /* a dead letter must be written for it */
     MQD_SHARE_ARCHIVED = 4,
-    /* mqd's own; to Kafka, and as persisted, both are Available */
+    /* mqd's own: Kafka's clients and the persisted state see both as Available */
     MQD_SHARE_DELAYED = 5,
     MQD_SHARE_WAITING = 6 /* with FIFO: an earlier record of its key is open */
 };
@@ -86,11 +86,13 @@ enum mqd_share_type {
     MQD_SHARE_RELEASE,
     MQD_SHARE_REJECT,
     MQD_SHARE_RENEW,
-    MQD_SHARE_RETURN /* mqd's own, never of a client: the records could not be sent, so this delivery does not count */
+    /* mqd's own, never sent by a client: the records could not be sent, so the delivery does not
+     * count */
+    MQD_SHARE_RETURN
 };
 enum mqd_share_error { MQD_SHARE_INVALID_REQUEST = 42, MQD_SHARE_INVALID_RECORD_STATE = 121 };
 
-/* of the group; may change at any time */
+/* the group's settings, which may change at any time */
 struct mqd_share_settings {
     int64_t lock_ms;        /* how long an acquisition lasts */
     int32_t delivery_limit; /* deliveries of one record, 1 to 32,767 */
@@ -101,7 +103,8 @@ struct mqd_share_settings {
     uint32_t fifo; /* identifies what the owner uses as a record's key (fifo_id in share/partition.c); 0: no FIFO */
 };
 
-/* Offsets of equal state and delivery count; of acquired ones, `count` includes this delivery. */
+/* Offsets of equal state and delivery count; for acquired offsets, `count` includes the current
+ * delivery. */
 struct mqd_share_run {
     int64_t first, last;
     int16_t state; /* enum mqd_share_record_state */
@@ -123,7 +126,7 @@ struct mqd_share {
     struct mqd_share_pool *pool;
     struct mqd_share_settings settings;
     int64_t start, end;
-    int64_t log_start;                   /* of the partition's log, as far as known here */
+    int64_t log_start;                   /* the last value passed to mqd_share_set_log_start */
     int64_t available_from;              /* no offset below it is Available */
     int64_t changed_first, changed_last; /* changes since the last difference are within; first > last: none */
     uint32_t open_count, acquired_count, delayed_count, archiving_count, waiting_count;
@@ -198,13 +201,13 @@ struct mqd_share_acknowledgement {
     const uint8_t *types; /* enum mqd_share_type, for each offset, or one for all */
     uint32_t type_count;
 };
-/* Acknowledges all ranges or none. 0; MQD_SHARE_INVALID_REQUEST: ranges that do not ascend, unknown
- * types or a wrong number of them; MQD_SHARE_INVALID_RECORD_STATE: an offset is not acquired by
- * this member, or its lock has expired. Offsets below the log's start are ignored. */
+/* Acknowledges all ranges or none. Returns 0; MQD_SHARE_INVALID_REQUEST if the ranges do not ascend,
+ * or types are unknown or of a wrong number; or MQD_SHARE_INVALID_RECORD_STATE if an offset is not
+ * acquired by this member, or its lock has expired. Offsets below the log's start are ignored. */
 int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *list,
                           uint32_t count, int64_t now_ms);
-/* Called when the dead letters of the Archiving records from first to last are written, or are not
- * wanted. Returns how many offsets are archived. */
+/* Called when the dead letters of the Archiving records from first to last have been written, or are
+ * not wanted. Returns the number of offsets that were archived. */
 uint32_t mqd_share_archive(struct mqd_share *share, int64_t first, int64_t last);
 /* Releases all records that the member has acquired; returns their number. Walks all rows. */
 uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member, int64_t now_ms);
@@ -226,8 +229,8 @@ struct mqd_share_difference {
     uint8_t is_whole;   /* all changes are listed; otherwise the next difference continues */
     uint8_t is_empty;   /* nothing to write */
 };
-/* Lists the changes since the last difference; they count as listed from now on. Acquired offsets
- * are listed as they were before their acquisition. */
+/* Lists the changes since the last difference, and marks them as listed. Acquired offsets are listed
+ * as they were before their acquisition. */
 void mqd_share_difference(struct mqd_share *share, struct mqd_share_run *out, uint32_t out_max,
                           struct mqd_share_difference *difference);
 /* The state from `from` on as it would be persisted in a snapshot: runs that are finished or were
@@ -235,14 +238,15 @@ void mqd_share_difference(struct mqd_share *share, struct mqd_share_run *out, ui
 uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t from, struct mqd_share_run *out, uint32_t out_max,
                             int64_t *next);
 /* Loads the persisted runs into a state that mqd_share_init has just initialized with the persisted
- * start. Runs below the start are ignored. 0; -1: they do not ascend, have other states than 0, 2,
- * 3 and 4, a negative count, span more than MQD_SHARE_SPAN_MAX, or the pool is exhausted
- * (pool_exhausted). After -1 only mqd_share_destroy may follow. */
+ * start. Runs below the start are ignored. Returns 0; or -1 if the runs do not ascend, have a state
+ * other than 0, 2, 3 and 4 or a negative count, or span more than MQD_SHARE_SPAN_MAX, or if the pool
+ * is exhausted (pool_exhausted). After -1 only mqd_share_destroy may be called. */
 int mqd_share_load(struct mqd_share *share, const struct mqd_share_run *runs, uint32_t count);
 
-/* Runs of equal state and count from start to end. */
+/* The number of runs of equal state and count from start to end. */
 uint32_t mqd_share_run_count(const struct mqd_share *share);
-/* One offset's state and delivery count; acquired ones include the current delivery. For tests. */
+/* An offset's state and delivery count; if it is acquired, the count includes the current delivery.
+ * For tests. */
 struct mqd_share_run mqd_share_at(const struct mqd_share *share, int64_t offset);
 
 #endif

@@ -27,7 +27,7 @@ struct walk {
     struct mqd_range range;
     struct mqd_aborted_list aborted;
     struct mqd_share_batch *batches; /* of the range */
-    uint32_t *places;                /* the position of each batch, and the end of the last */
+    uint32_t *batch_positions;       /* the position of each batch, and the end of the last */
     uint32_t batch_count;
 };
 
@@ -54,7 +54,7 @@ static int16_t find_once(struct walk *w, uint64_t generation, uint32_t size_max)
     struct mqd_reader *reader = w->r->reader;
     struct mqd_positions readable = w->positions;
     struct mqd_cursor *cursor = &w->owned->cursor;
-    bool committed = w->owned->partition.settings.committed;
+    bool committed = w->owned->partition.settings.read_committed;
     int64_t end = committed ? w->positions.last_stable_offset : w->positions.high_watermark;
     if (w->from >= end)
         return 0;
@@ -100,15 +100,15 @@ static bool is_warm(struct walk *w)
         return true;
     /* if the kernel cannot report what is in memory, a range that was read ahead counts as in
      * memory */
-    if (w->owned->warmed == w->from + 1)
+    if (w->owned->completed_read_ahead_id == w->from + 1)
         return true;
-    if (w->owned->reads_ahead)
+    if (w->owned->read_ahead_running)
         return false;
     if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(w->range.segment), w->range.position, w->range.size_bytes,
                             mqd_token(MQD_TOKEN_SHARE, w->owned->index)) < 0)
         return true; /* too many file operations: this thread waits for the disk itself */
-    w->owned->reads_ahead = 1;
-    w->owned->warming = w->from + 1;
+    w->owned->read_ahead_running = 1;
+    w->owned->running_read_ahead_id = w->from + 1;
     mqd_stat(r, MQD_COUNT_FETCH_COLD, 1);
     return false;
 }
@@ -121,10 +121,10 @@ void mqd_share_on_read_ahead(struct mqd_reactor *r, uint64_t index)
     if (!shares || index >= shares->owned_capacity || !shares->owned[index])
         return;
     if (of_keys) {
-        shares->owned[index]->reads_keys = 0;
+        shares->owned[index]->reading_keys = 0;
     } else {
-        shares->owned[index]->reads_ahead = 0;
-        shares->owned[index]->warmed = shares->owned[index]->warming;
+        shares->owned[index]->read_ahead_running = 0;
+        shares->owned[index]->completed_read_ahead_id = shares->owned[index]->running_read_ahead_id;
     }
     mqd_owner_wake_slot(r, shares->owned[index]->slot);
 }
@@ -146,12 +146,12 @@ static void add(struct walk *w, const struct mqd_batch *batch, uint32_t position
 {
     bool is_control = batch->attributes & MQD_ATTRIBUTE_CONTROL,
          is_transactional = batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL;
-    w->places[w->batch_count] = position;
+    w->batch_positions[w->batch_count] = position;
     w->batches[w->batch_count++] =
         (struct mqd_share_batch){.first = batch->base_offset,
                                  .last = batch->base_offset + batch->last_offset_delta,
                                  .skipped = is_control || (is_transactional && is_aborted(w, batch))};
-    w->places[w->batch_count] = position + (uint32_t)batch->size_bytes;
+    w->batch_positions[w->batch_count] = position + (uint32_t)batch->size_bytes;
 }
 
 /* Reads the headers of the range's batches up to the last record that may be acquired and is
@@ -215,7 +215,7 @@ static void send_runs(struct walk *w, uint32_t from, const struct mqd_share_run 
     /* the log may start within the batch: reading begins at an offset that the log has */
     response->a = runs[0].first > w->batches[first].first ? runs[0].first : w->batches[first].first;
     response->b = w->batches[last].last + 1;
-    response->size_bytes = w->places[last + 1] - w->places[first];
+    response->size_bytes = w->batch_positions[last + 1] - w->batch_positions[first];
 }
 
 /* Acquires from one range. Returns whether the next range may be searched. */
@@ -237,8 +237,8 @@ static bool acquire_range(struct walk *w, uint32_t from, struct mqd_descriptor *
         response->error = MQD_KAFKA_CORRUPT_MESSAGE;
         return false;
     }
-    response->error = mqd_share_keys_read(w->r, w->owned, mqd_segment_ref_fd(w->range.segment), w->batches, w->places,
-                                          w->batch_count);
+    response->error = mqd_share_keys_read(w->r, w->owned, mqd_segment_ref_fd(w->range.segment), w->batches,
+                                          w->batch_positions, w->batch_count);
     uint32_t count = response->error ? 0
                                      : mqd_share_acquire(state, &acquisition, w->from, w->batches, w->batch_count, runs,
                                                          MQD_SHARE_RUNS_PER_PART);
@@ -266,7 +266,7 @@ void mqd_share_acquire_now(struct mqd_reactor *r, struct mqd_share_owned *owned,
     struct mqd_share *state = &owned->partition.state;
     struct walk w = {.r = r, .owned = owned, .request = request, .slot = owned->slot};
     w.batches = r->shares->batches;
-    w.places = r->shares->places;
+    w.batch_positions = r->shares->batch_positions;
     bool more = true;
     for (int round = 0; more; round++) {
         mqd_slot_positions(mqd_control_partition(r->options.control, w.slot), &w.positions);

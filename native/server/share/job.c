@@ -304,8 +304,8 @@ static void begin_rank(struct mqd_share_job *job, int32_t rank)
     job->records_max += job->records_kept;
     job->bytes_max += job->bytes_kept;
     bool is_last = rank_below(job, rank) < 0;
-    job->records_kept = is_last ? 0 : job->records_max / MQD_SHARE_KEPT;
-    job->bytes_kept = is_last ? 0 : job->bytes_max / MQD_SHARE_KEPT;
+    job->records_kept = is_last ? 0 : job->records_max / MQD_SHARE_RESERVE_DIVISOR;
+    job->bytes_kept = is_last ? 0 : job->bytes_max / MQD_SHARE_RESERVE_DIVISOR;
     job->records_max -= job->records_kept;
     job->bytes_max -= job->bytes_kept;
 }

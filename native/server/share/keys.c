@@ -113,7 +113,7 @@ static bool keys_match_batch(const struct mqd_share_keys *keys, const struct mqd
 /* Takes the keys of a larger batch; false: they have not been read yet. */
 static bool take_larger(struct mqd_share_owned *owned, struct mqd_share_batch *batch, int16_t *error)
 {
-    if (!owned->keys || owned->reads_keys || !keys_match_batch(owned->keys, owned, batch))
+    if (!owned->keys || owned->reading_keys || !keys_match_batch(owned->keys, owned, batch))
         return false;
     batch->records = owned->keys->records;
     batch->record_count = owned->keys->count;
@@ -127,7 +127,7 @@ static bool take_larger(struct mqd_share_owned *owned, struct mqd_share_batch *b
 static int16_t read_larger(struct mqd_reactor *r, struct mqd_share_owned *owned, const struct mqd_share_batch *batch)
 {
     struct mqd_share_keys *loaded = &r->shares->keys, *keys;
-    if (owned->reads_keys)
+    if (owned->reading_keys)
         return 0;
     mqd_share_keys_forget(owned);
     if (!(keys = malloc(sizeof *keys)))
@@ -144,7 +144,7 @@ static int16_t read_larger(struct mqd_reactor *r, struct mqd_share_owned *owned,
     owned->keys = keys;
     uint64_t token = mqd_token(MQD_TOKEN_SHARE, MQD_SHARE_TOKEN_KEYS | owned->index);
     if (keys->codec && mqd_poll_run(r->poll, -1, run, keys, token) == 0)
-        owned->reads_keys = 1;
+        owned->reading_keys = 1;
     else
         run(keys); /* reads them here: the batch is not compressed, or the pool is full */
     return 0;
@@ -193,7 +193,7 @@ static int16_t read_one(struct mqd_reactor *r, struct mqd_share_owned *owned, in
 }
 
 int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd,
-                            struct mqd_share_batch *batches, const uint32_t *places, uint32_t count)
+                            struct mqd_share_batch *batches, const uint32_t *batch_positions, uint32_t count)
 {
     struct mqd_share_keys *keys = &r->shares->keys;
     const struct mqd_share_group_settings *settings = &owned->partition.settings;
@@ -203,17 +203,17 @@ int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned
     bool is_kept_batch_in_use = false;
     if (keys_from == MQD_SHARE_NEVER)
         return 0;
-    if (owned->keys && !owned->reads_keys && owned->keys->last < keys_from)
+    if (owned->keys && !owned->reading_keys && owned->keys->last < keys_from)
         mqd_share_keys_forget(owned);
     keys->count = 0;
     keys->header_bytes = settings->fifo_header_bytes;
     memcpy(keys->header, settings->fifo_header, settings->fifo_header_bytes);
     for (uint32_t i = 0; i < count && read_bytes < ROUND_BYTES_MAX && !error; i++) {
-        uint32_t size_bytes = places[i + 1] - places[i];
+        uint32_t size_bytes = batch_positions[i + 1] - batch_positions[i];
         if (batches[i].skipped || batches[i].last < keys_from)
             continue;
         if (!take_larger(owned, &batches[i], &error)) {
-            error = read_one(r, owned, fd, &batches[i], places[i], size_bytes, is_kept_batch_in_use);
+            error = read_one(r, owned, fd, &batches[i], batch_positions[i], size_bytes, is_kept_batch_in_use);
             read_bytes += size_bytes;
         }
         if (!batches[i].records)

@@ -116,10 +116,10 @@ static void release(struct mqd_shares *shares, struct mqd_share_owned *owned)
     free(owned);
 }
 
-static bool has_users(const struct mqd_share_owned *owned)
+static bool has_sessions(const struct mqd_share_owned *owned)
 {
     for (uint32_t i = 0; i < MQD_ENDPOINT_COUNT_MAX; i++)
-        if (owned->users[i])
+        if (owned->session_counts[i])
             return true;
     return false;
 }
@@ -272,7 +272,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
     int api_key = owned->body_offset < 0 ? mqd_share_partition_next_request(partition, r->now_ms) : 0;
     if (api_key && !send_to_acceptor(r, owned, api_key))
         mqd_share_partition_on_unsent(partition, r->now_ms + RETRY_MS);
-    bool is_used = owned->body_offset >= 0 || owned->reads_ahead || owned->reads_keys || has_users(owned);
+    bool is_used = owned->body_offset >= 0 || owned->read_ahead_running || owned->reading_keys || has_sessions(owned);
     if (!is_used && mqd_share_partition_is_idle(partition)) {
         release(shares, owned);
         return;
@@ -287,7 +287,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
 void mqd_share_owners_run(struct mqd_reactor *r)
 {
     struct mqd_shares *shares = r->shares;
-    bool sweeps = shares->owned_count && r->now_ms - shares->sweep_ms >= SWEEP_MS;
+    bool sweeps = shares->owned_count && r->now_ms - shares->last_sweep_ms >= SWEEP_MS;
     if (sweeps || r->now_ms >= shares->due_ms) {
         shares->due_ms = MQD_SHARE_NEVER;
         for (uint32_t i = 0; i < shares->owned_capacity; i++) {
@@ -299,7 +299,7 @@ void mqd_share_owners_run(struct mqd_reactor *r)
             run_one(r, shares->owned[i]);
         }
         if (sweeps)
-            shares->sweep_ms = r->now_ms;
+            shares->last_sweep_ms = r->now_ms;
     }
     struct mqd_node *node;
     while ((node = mqd_list_pop(&shares->touched)))
@@ -311,7 +311,7 @@ int64_t mqd_shares_next_ms(const struct mqd_reactor *r)
     const struct mqd_shares *shares = r->shares;
     if (!mqd_list_empty(&shares->touched) || !mqd_list_empty(&shares->runnable))
         return r->now_ms;
-    int64_t next_ms = shares->owned_count ? shares->sweep_ms + SWEEP_MS : MQD_SHARE_NEVER;
+    int64_t next_ms = shares->owned_count ? shares->last_sweep_ms + SWEEP_MS : MQD_SHARE_NEVER;
     return shares->due_ms < next_ms ? shares->due_ms : next_ms;
 }
 
@@ -429,9 +429,9 @@ void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t from, uint64_t t
         mqd_share_respond(r, from, &response);
         return;
     }
-    if (request.joins && !has_users(owned))
+    if (request.joins && !has_sessions(owned))
         mqd_share_partition_request_verify(&owned->partition);
-    owned->users[from] += request.joins;
+    owned->session_counts[from] += request.joins;
     touch(shares, owned);
     switch (request.kind) {
     case MQD_SHARE_REQUEST_ACQUIRE:
@@ -450,7 +450,7 @@ void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t from, uint64_t t
             mqd_owner_wake_slot(r, slot);
         /* fall through */
     default:
-        owned->users[from] -= owned->users[from] > 0;
+        owned->session_counts[from] -= owned->session_counts[from] > 0;
     }
     mqd_share_respond(r, from, &response);
 }

@@ -199,9 +199,9 @@ void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descr
         return;
     }
     uint64_t arena_bytes = r->options.arena_bytes[from];
-    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
-                  descriptor->size_bytes <= arena_bytes - descriptor->offset;
-    if ((uint64_t)descriptor->c != r->generation || !inside || !mqd_shares_of(r))
+    bool is_in_arena = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
+                       descriptor->size_bytes <= arena_bytes - descriptor->offset;
+    if ((uint64_t)descriptor->c != r->generation || !is_in_arena || !mqd_shares_of(r))
         return; /* sent to our predecessor; the sender will notice the predecessor's death */
     const uint8_t *payload = r->options.arenas[from] + descriptor->offset;
     if (from == acceptor) {
@@ -230,6 +230,6 @@ void mqd_share_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
     }
     for (uint32_t i = 0; i < shares->owned_capacity; i++)
         if (shares->owned[i])
-            shares->owned[i]->users[endpoint] = 0;
+            shares->owned[i]->session_counts[endpoint] = 0;
     mqd_share_pump(r);
 }

@@ -19,9 +19,10 @@
 struct named_partition {
     uint8_t topic_id[16];
     int32_t partition_index;
-    uint32_t order, range_count, range_at, range_bytes;
+    uint32_t order, range_count, range_offset, range_bytes;
     int16_t error; /* error of its acknowledgements */
 };
+/* A request while it is being received. */
 struct arrival {
     struct mqd_request *request;
     struct mqd_share_fetch_request wire;
@@ -51,7 +52,7 @@ struct mqd_shares *mqd_shares_of(struct mqd_reactor *r)
         mmap(NULL, shares->pool_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     shares->chunk = malloc(MQD_SHARE_CHUNK_BYTES);
     shares->batches = malloc(MQD_SHARE_BATCHES_PER_RANGE * sizeof *shares->batches);
-    shares->places = malloc((MQD_SHARE_BATCHES_PER_RANGE + 1) * sizeof *shares->places);
+    shares->batch_positions = malloc((MQD_SHARE_BATCHES_PER_RANGE + 1) * sizeof *shares->batch_positions);
     mqd_list_init(&shares->runnable);
     mqd_list_init(&shares->unsent);
     mqd_list_init(&shares->touched);
@@ -62,7 +63,7 @@ struct mqd_shares *mqd_shares_of(struct mqd_reactor *r)
     shares->sessions.partition_count_max = SESSION_PARTITIONS_MAX;
     shares->sessions.bytes_max = SESSION_BYTES_MAX;
     r->shares = shares;
-    if (shares->pool_memory == MAP_FAILED || !shares->chunk || !shares->batches || !shares->places) {
+    if (shares->pool_memory == MAP_FAILED || !shares->chunk || !shares->batches || !shares->batch_positions) {
         mqd_shares_destroy(r);
         return NULL;
     }
@@ -89,7 +90,7 @@ void mqd_shares_destroy(struct mqd_reactor *r)
     free(shares->calls);
     free(shares->chunk);
     free(shares->batches);
-    free(shares->places);
+    free(shares->batch_positions);
     free(shares->keys.bytes);
     free(shares->keys.records);
     free(shares);
@@ -154,84 +155,85 @@ void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last,
     mqd_put_bytes(ranges, types, type_count);
 }
 
-/* The checks that KafkaApis makes before it looks up the partition. `before`: the last offset of
- * the previous acknowledgement. */
-static bool is_valid(const struct mqd_share_fetch_acknowledgement *given, int64_t before, bool is_renewal)
+/* Makes the checks that KafkaApis makes before it looks up the partition. `previous_last`: the last
+ * offset of the previous acknowledgement. */
+static bool is_valid(const struct mqd_share_fetch_acknowledgement *range, int64_t previous_last, bool is_renewal)
 {
-    if (given->first > given->last || given->first < before)
+    if (range->first > range->last || range->first < previous_last)
         return false;
-    if (given->type_count > 1 && (uint64_t)given->last - (uint64_t)given->first != (uint64_t)given->type_count - 1)
+    if (range->type_count > 1 && (uint64_t)range->last - (uint64_t)range->first != (uint64_t)range->type_count - 1)
         return false;
-    for (uint32_t i = 0; i < given->type_count; i++)
-        if (given->types[i] >= MQD_SHARE_RENEW + (is_renewal ? 1 : 0))
+    for (uint32_t i = 0; i < range->type_count; i++)
+        if (range->types[i] >= MQD_SHARE_RENEW + (is_renewal ? 1 : 0))
             return false;
-    return given->type_count > 0;
+    return range->type_count > 0;
 }
 
-/* -1: no memory. The request was parsed before, so parsing cannot fail. */
-static int take_partition(struct arrival *a, const struct mqd_share_fetch_topic *topic, uint32_t *capacity)
+/* Adds the next partition of the request. Returns 0, or -1 if there is no memory; the request has
+ * already been parsed once, so parsing cannot fail. */
+static int parse_partition(struct arrival *a, const struct mqd_share_fetch_topic *topic, uint32_t *capacity)
 {
     struct mqd_share_fetch_partition partition;
-    struct mqd_share_fetch_acknowledgement given;
-    int64_t before = -1;
+    struct mqd_share_fetch_acknowledgement range;
+    int64_t previous_last = -1;
     if (mqd_share_fetch_next_partition(&a->wire, &partition))
         return -1;
     if (a->named_count == *capacity) {
-        uint32_t more = *capacity ? *capacity * 2 : 8;
-        struct named_partition *grown = realloc(a->named, more * sizeof *grown);
+        uint32_t new_capacity = *capacity ? *capacity * 2 : 8;
+        struct named_partition *grown = realloc(a->named, new_capacity * sizeof *grown);
         if (!grown)
             return -1;
         a->named = grown;
-        *capacity = more;
+        *capacity = new_capacity;
     }
     struct named_partition *named = &a->named[a->named_count];
     *named = (struct named_partition){.partition_index = partition.partition_index,
                                       .order = a->named_count,
                                       .range_count = (uint32_t)partition.acknowledgement_count,
-                                      .range_at = a->ranges.size_bytes};
+                                      .range_offset = a->ranges.size_bytes};
     memcpy(named->topic_id, topic->topic_id, sizeof named->topic_id);
     a->named_count++;
     a->acknowledges |= partition.acknowledgement_count > 0;
     for (int32_t i = 0; i < partition.acknowledgement_count; i++) {
-        if (mqd_share_fetch_next_acknowledgement(&a->wire, &given))
+        if (mqd_share_fetch_next_acknowledgement(&a->wire, &range))
             return -1;
-        if (!is_valid(&given, before, a->wire.is_renewal))
+        if (!is_valid(&range, previous_last, a->wire.is_renewal))
             named->error = MQD_KAFKA_INVALID_REQUEST;
-        before = given.last;
-        mqd_share_range_put(&a->ranges, given.first, given.last, given.types, given.type_count);
+        previous_last = range.last;
+        mqd_share_range_put(&a->ranges, range.first, range.last, range.types, range.type_count);
     }
-    named->range_bytes = a->ranges.size_bytes - named->range_at;
+    named->range_bytes = a->ranges.size_bytes - named->range_offset;
     return a->ranges.failed ? -1 : 0;
 }
 
-static int compare_names(const uint8_t *left_id, int32_t left, const uint8_t *right_id, int32_t right)
+static int compare_partition_ids(const uint8_t *left_id, int32_t left, const uint8_t *right_id, int32_t right)
 {
     int order = memcmp(left_id, right_id, 16);
     return order ? order : left < right ? -1 : left > right;
 }
 
-static int by_name(const void *left, const void *right)
+static int by_partition_id(const void *left, const void *right)
 {
     const struct named_partition *a = left, *b = right;
-    int order = compare_names(a->topic_id, a->partition_index, b->topic_id, b->partition_index);
+    int order = compare_partition_ids(a->topic_id, a->partition_index, b->topic_id, b->partition_index);
     return order ? order : a->order < b->order ? -1 : 1;
 }
 
-/* Sorts the names; if a partition is named twice, the last one counts. */
-static void sort_names(struct arrival *a)
+/* Sorts the named partitions. If a partition is named twice, its last occurrence is used. */
+static void sort_partitions(struct arrival *a)
 {
     uint32_t kept = 0;
     if (a->named_count)
-        qsort(a->named, a->named_count, sizeof *a->named, by_name);
+        qsort(a->named, a->named_count, sizeof *a->named, by_partition_id);
     for (uint32_t i = 0; i < a->named_count; i++) {
-        bool same = kept && compare_names(a->named[kept - 1].topic_id, a->named[kept - 1].partition_index,
-                                          a->named[i].topic_id, a->named[i].partition_index) == 0;
+        bool same = kept && compare_partition_ids(a->named[kept - 1].topic_id, a->named[kept - 1].partition_index,
+                                                  a->named[i].topic_id, a->named[i].partition_index) == 0;
         a->named[same ? kept - 1 : kept++] = a->named[i];
     }
     a->named_count = kept;
 }
 
-static int take_names(struct arrival *a)
+static int parse_partitions(struct arrival *a)
 {
     uint32_t capacity = 0;
     for (int32_t t = 0; t < a->wire.topic_count; t++) {
@@ -239,14 +241,14 @@ static int take_names(struct arrival *a)
         if (mqd_share_fetch_next_topic(&a->wire, &topic))
             return -1;
         for (int32_t p = 0; p < topic.partition_count; p++)
-            if (take_partition(a, &topic, &capacity))
+            if (parse_partition(a, &topic, &capacity))
                 return -1;
     }
-    sort_names(a);
+    sort_partitions(a);
     return 0;
 }
 
-static int forget_names(struct mqd_reactor *r, struct arrival *a)
+static int forget_partitions(struct mqd_reactor *r, struct arrival *a)
 {
     int32_t topic_count, partition_index;
     if (mqd_share_fetch_begin_forgotten(&a->wire, &topic_count))
@@ -279,7 +281,7 @@ static bool is_member_id(struct mqd_text id)
     return characters > 0 && characters <= MEMBER_ID_CHARACTERS_MAX;
 }
 
-/* Returns the error of the whole request; or 0, with its session found or opened. */
+/* Finds or opens the request's session. Returns 0, or the error of the whole request. */
 static int16_t admit(struct mqd_reactor *r, struct arrival *a)
 {
     struct mqd_connection *c = a->request->connection;
@@ -301,7 +303,7 @@ static int16_t admit(struct mqd_reactor *r, struct arrival *a)
     if (error)
         return error;
     if (wire->session_epoch > 0)
-        mqd_share_session_step(a->session);
+        mqd_share_session_advance_epoch(a->session);
     if (wire->session_epoch)
         return 0;
     if (a->session)
@@ -347,7 +349,7 @@ static struct mqd_share_job *make_job(struct mqd_reactor *r, struct arrival *a, 
     return job;
 }
 
-/* Finds the topic and slot of a part; returns 0, or the error if the part cannot be used. */
+/* Finds the topic and slot of a part. Returns 0, or the error if the part cannot be used. */
 static int16_t resolve(struct mqd_reactor *r, struct mqd_share_part *part)
 {
     struct mqd_topic *topic = mqd_topics_find_id(&r->topics, part->topic_id);
@@ -380,7 +382,8 @@ static struct mqd_share_part *add_part(struct mqd_reactor *r, struct mqd_share_j
     return part;
 }
 
-/* If the partition's owner has not counted the session yet, the next request to the owner joins. */
+/* If the partition's owner has not counted the session yet, sets part->joins, so that the next
+ * request to the owner registers the session (H5). */
 static void join_partition(struct mqd_reactor *r, struct mqd_share_part *part, struct mqd_share_entry *entry)
 {
     uint16_t owner;
@@ -407,7 +410,7 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
                         const struct named_partition *named)
 {
     struct mqd_share_job *job = part->job;
-    struct mqd_buffer ranges = {.bytes = a->ranges.bytes + named->range_at, .size_bytes = named->range_bytes};
+    struct mqd_buffer ranges = {.bytes = a->ranges.bytes + named->range_offset, .size_bytes = named->range_bytes};
     uint16_t owner;
     uint64_t generation;
     struct mqd_share_owner_request request = {.member = job->member,
@@ -423,7 +426,7 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
     *error = part->error == MQD_KAFKA_UNKNOWN_TOPIC_ID || !named->error ? part->error : named->error;
     if (!part->acknowledges)
         return;
-    job->accepts |= !*error || *error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    job->accepts_any |= !*error || *error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (!*error)
         *error = mqd_share_owner_of(r, part->slot, &owner, &generation);
     if (*error)
@@ -438,20 +441,21 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
     }
 }
 
-/* Whether a ShareFetch reads the partition. It does not if the request ends the session or forgets
- * the partition; then the response has only the outcome of its acknowledgements. */
-static bool is_read(const struct arrival *a, const struct named_partition *named)
+/* False for a ShareFetch that does not read the partition, because it ends the session or forgets
+ * the partition: the response then has only the outcome of its acknowledgements. */
+static bool is_read_or_acknowledged(const struct arrival *a, const struct named_partition *named)
 {
     return a->wire.api_key != MQD_API_SHARE_FETCH ||
            (a->wire.session_epoch != FINAL_EPOCH &&
             mqd_share_session_get(a->session, named->topic_id, named->partition_index));
 }
 
-/* If fewer than MQD_SHARE_KEPT records are requested, none can be reserved for lower ranks;
+/* If fewer than MQD_SHARE_RESERVE_DIVISOR records are requested, none can be reserved for lower ranks;
  * instead, one request in ten begins with the lowest rank. */
 static void assign_ranks(struct mqd_reactor *r, struct mqd_share_job *job, uint32_t turn)
 {
-    bool lowest_first = job->records_max < MQD_SHARE_KEPT && turn % MQD_SHARE_KEPT == MQD_SHARE_KEPT - 1;
+    bool lowest_first = job->records_max < MQD_SHARE_RESERVE_DIVISOR &&
+                        turn % MQD_SHARE_RESERVE_DIVISOR == MQD_SHARE_RESERVE_DIVISOR - 1;
     job->rank = -1;
     for (uint32_t i = 0; i < job->part_count && job->fetches; i++) {
         struct mqd_share_part *part = &job->parts[i];
@@ -471,10 +475,10 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
     for (uint32_t e = 0, n = 0; e < entry_count || n < a->named_count;) {
         struct mqd_share_entry *entry = e < entry_count ? &a->session->entries[e] : NULL;
         struct named_partition *named = n < a->named_count ? &a->named[n] : NULL;
-        int order =
-            !entry   ? 1
-            : !named ? -1
-                     : compare_names(entry->topic_id, entry->partition_index, named->topic_id, named->partition_index);
+        int order = !entry   ? 1
+                    : !named ? -1
+                             : compare_partition_ids(entry->topic_id, entry->partition_index, named->topic_id,
+                                                     named->partition_index);
         struct mqd_share_part *part = order <= 0 ? add_part(r, job, entry->topic_id, entry->partition_index)
                                                  : add_part(r, job, named->topic_id, named->partition_index);
         if (order <= 0) {
@@ -489,7 +493,7 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
             part->named = a->acknowledges;
             n++;
             acknowledge(r, a, part, named);
-            if (!is_read(a, named))
+            if (!is_read_or_acknowledged(a, named))
                 part->error = 0;
         }
     }
@@ -502,29 +506,29 @@ static int accept_request(struct mqd_reactor *r, struct arrival *a)
 {
     struct mqd_share_sessions *sessions = &r->shares->sessions;
     bool is_fetch = a->wire.api_key == MQD_API_SHARE_FETCH, is_final = a->wire.session_epoch == FINAL_EPOCH;
-    if (take_names(a))
+    if (parse_partitions(a))
         return mqd_error_set(MQD_E_INVALID, "no memory for the partitions of a share group's request");
     a->request->share_error = admit(r, a);
     if (a->request->share_error)
         return 0;
     for (uint32_t i = 0; is_fetch && !is_final && i < a->named_count; i++) {
-        uint32_t before = a->session->entry_count;
+        uint32_t old_count = a->session->entry_count;
         struct mqd_share_entry *entry =
             mqd_share_session_put(sessions, a->session, a->named[i].topic_id, a->named[i].partition_index);
         if (!entry)
-            return mqd_error_set(MQD_E_INVALID, "a share session of more than %d partitions, or no memory for it",
+            return mqd_error_set(MQD_E_INVALID, "a share session has more than %d partitions, or there is no memory",
                                  SESSION_PARTITIONS_MAX);
-        if (a->session->entry_count > before)
+        if (a->session->entry_count > old_count)
             entry->unreported = a->wire.session_epoch != 0;
     }
-    if (is_fetch && forget_names(r, a))
+    if (is_fetch && forget_partitions(r, a))
         return -1;
     struct mqd_share_job *job = make_job(r, a, a->session->entry_count + a->named_count);
     if (!job)
         return mqd_error_set(MQD_E_INVALID, "no memory for a share group's request (queued.max.request.bytes)");
     make_parts(r, a, job);
     if (is_final)
-        close_session(r, a->session, MQD_SHARE_REQUEST_RELEASE); /* H1: after the acknowledgements were sent */
+        close_session(r, a->session, MQD_SHARE_REQUEST_RELEASE); /* H1: only after the acknowledgements are sent */
     mqd_share_schedule(r, job);
     return 0;
 }

@@ -9,11 +9,11 @@
 static bool is_reported(const struct mqd_share_job *job, const struct mqd_share_part *part)
 {
     return part->error || part->acknowledge_error || part->acknowledges || part->run_count ||
-           (part->named && job->accepts) || ((job->opens || part->unreported) && job->fetches);
+           (part->named && job->accepts_any) || ((job->opens || part->unreported) && job->fetches);
 }
 
 static void put_part(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_share_part *part,
-                     struct mqd_response_nodes *nodes, uint64_t *file_bytes, bool *good)
+                     struct mqd_response_nodes *nodes, uint64_t *file_bytes, bool *is_complete)
 {
     struct mqd_share_fetch_outcome outcome = {.partition_index = part->partition_index,
                                               .error = part->error,
@@ -26,7 +26,7 @@ static void put_part(struct mqd_reactor *r, const struct mqd_request *request, s
     mqd_share_fetch_response_partition(&r->scratch, request->api_key, &outcome);
     if (request->api_key == MQD_API_SHARE_FETCH) {
         if (part->range.size_bytes)
-            *good &= mqd_fetch_put_range(r, request->connection, &part->range, file_bytes);
+            *is_complete &= mqd_fetch_put_range(r, request->connection, &part->range, file_bytes);
         mqd_share_fetch_response_acquired(&r->scratch, (int32_t)part->run_count);
         for (uint32_t i = 0; i < part->run_count; i++)
             mqd_share_fetch_response_run(&r->scratch, part->runs[i].first, part->runs[i].last, part->runs[i].count);
@@ -47,7 +47,7 @@ static int32_t count_reported(const struct mqd_share_job *job, uint32_t from, ui
 }
 
 static void put_topics(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_response_nodes *nodes,
-                       uint64_t *file_bytes, bool *good)
+                       uint64_t *file_bytes, bool *is_complete)
 {
     struct mqd_share_job *job = request->share;
     uint32_t end;
@@ -58,7 +58,7 @@ static void put_topics(struct mqd_reactor *r, const struct mqd_request *request,
         mqd_share_fetch_response_topic(&r->scratch, job->parts[i].topic_id, count);
         for (uint32_t p = i; p < end; p++)
             if (is_reported(job, &job->parts[p]))
-                put_part(r, request, &job->parts[p], nodes, file_bytes, good);
+                put_part(r, request, &job->parts[p], nodes, file_bytes, is_complete);
         mqd_share_fetch_response_topic_end(&r->scratch);
     }
 }
@@ -86,7 +86,7 @@ void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request)
     struct mqd_share_job *job = request->share;
     struct mqd_response_nodes nodes;
     uint64_t file_bytes = 0;
-    bool good = true;
+    bool is_complete = true;
     nodes.count = 0;
     out->size_bytes = 0;
     r->scratch_chunk_count = 0;
@@ -97,11 +97,11 @@ void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request)
                                    mqd_throttle_time_ms(r, request->connection), request->share_error, NULL,
                                    job ? job->lock_ms : 0, job ? count_topics(job) : 0);
     if (job)
-        put_topics(r, request, &nodes, &file_bytes, &good);
+        put_topics(r, request, &nodes, &file_bytes, &is_complete);
     mqd_share_fetch_response_end(out, nodes.nodes,
                                  mqd_connection_can_use_node_addresses(request->connection) ? nodes.count : 0);
     mqd_response_finish(out, file_bytes);
-    if (!good) {
+    if (!is_complete) {
         mqd_log(r, 3, request->connection->id, UINT32_MAX,
                 "a segment could not be read while answering a share group's fetch; closing the connection");
         out->failed = true; /* the response is incomplete: the connection is closed instead */

@@ -38,8 +38,8 @@
 
 #define MQD_SHARE_WAIT_BUCKET_COUNT 256
 #define MQD_SHARE_OWNED_BUCKET_COUNT 4096
-#define MQD_SHARE_RUNS_PER_PART 64 /* most runs that one acquisition returns */
-#define MQD_SHARE_KEPT 10          /* one record in this many is reserved for partitions of lower priority */
+#define MQD_SHARE_RUNS_PER_PART 64   /* most runs that one acquisition returns */
+#define MQD_SHARE_RESERVE_DIVISOR 10 /* one record in this many is reserved for partitions of lower priority */
 
 /* ---- requests to owners ---- */
 
@@ -47,14 +47,14 @@ enum mqd_share_owner_request_kind {
     MQD_SHARE_REQUEST_ACQUIRE,
     MQD_SHARE_REQUEST_MEASURE, /* how many bytes can be acquired */
     MQD_SHARE_REQUEST_ACKNOWLEDGE,
-    MQD_SHARE_REQUEST_FORGET,  /* the session does not name the partition any more */
+    MQD_SHARE_REQUEST_FORGET,  /* the session no longer names the partition */
     MQD_SHARE_REQUEST_RELEASE, /* the same, and the records that its member has acquired are released */
-    /* from the acceptor, without a response: the dead letters of the ranges are written, or are not
-     * wanted. The next write of the share state includes the resulting states. */
+    /* from the acceptor, without a response: the dead letters of the ranges have been written, or
+     * are not wanted. The next write of the share state includes the resulting states. */
     MQD_SHARE_REQUEST_ARCHIVE
 };
-/* The head of a request; the group's bytes follow, then range_count times: first, last (i64),
- * type_count (u32), types. */
+/* The head of a request. The bytes of the group id follow, then range_count ranges: first, last
+ * (i64), type_count (u32), types. */
 struct mqd_share_owner_request {
     uint8_t topic_id[16];
     uint64_t member; /* ARCHIVE: identifies the state: its state epoch << 32 | its leader epoch */
@@ -99,7 +99,7 @@ struct mqd_share_part {
     uint8_t topic_id[16];
     int32_t partition_index;
     uint32_t slot;
-    uint8_t named;        /* named by a request that has acknowledgements, for this or another partition */
+    uint8_t named;        /* the request names it, and has acknowledgements for this or another partition */
     uint8_t acknowledges; /* the request has acknowledgements for it */
     uint8_t unreported;   /* the session has not reported it yet: it is in the response even without records */
     uint8_t reads;        /* records are acquired from it */
@@ -125,22 +125,22 @@ struct mqd_share_job {
     uint32_t part_count, turn, next;       /* a pass begins with part `turn` and has handled `next` parts */
     uint32_t awaits_owner;                 /* a request for records to a part's owner is in flight: 0 or 1 */
     uint32_t acknowledgements;             /* acknowledgements whose outcome is awaited */
-    uint32_t records_max, bytes_max;       /* what is left of the request's limits */
+    uint32_t records_max, bytes_max;       /* the unused remainder of the request's limits */
     uint32_t records_kept, bytes_kept;     /* reserved for ranks below that of this pass */
     int32_t rank;                          /* of this pass; -1: between passes */
     uint8_t ranked;                        /* the parts have different ranks */
     uint32_t bytes_min;
     int32_t lock_ms;
     uint16_t group_bytes;
-    uint8_t strict;   /* share.acquire.mode=record_limit (KIP-1206): records_max is a hard limit */
-    uint8_t opens;    /* opens a session: its partitions are reported even without records */
-    uint8_t accepts;  /* at least one acknowledgement is well-formed and for a partition that the client may read */
-    uint8_t fetches;  /* the request asks for records */
-    uint8_t measures; /* still measuring: fewer than bytes_min bytes are known to be available */
-    uint8_t acquired; /* records were acquired */
-    uint8_t failed;   /* an owner refused: the response is sent immediately */
-    uint8_t expired;  /* the job's wait time is over */
-    uint8_t ended;    /* nothing more is acquired; acknowledgements may still be awaited */
+    uint8_t strict;      /* share.acquire.mode=record_limit (KIP-1206): records_max is a hard limit */
+    uint8_t opens;       /* opens a session: its partitions are reported even without records */
+    uint8_t accepts_any; /* at least one acknowledgement is well-formed and for a partition that the client may read */
+    uint8_t fetches;     /* the request asks for records */
+    uint8_t measures;    /* still measuring: fewer than bytes_min bytes are known to be available */
+    uint8_t acquired;    /* records were acquired */
+    uint8_t failed;      /* an owner refused: the response is sent immediately */
+    uint8_t expired;     /* the job's wait time is over */
+    uint8_t ended;       /* nothing more is acquired; acknowledgements may still be awaited */
 };
 
 /* ---- the owner's side ---- */
@@ -166,16 +166,15 @@ struct mqd_share_owned {
     struct mqd_cursor cursor;
     uint64_t hash;
     uint32_t index, slot;
-    uint32_t users[MQD_ENDPOINT_COUNT_MAX]; /* number of sessions of each worker that read the partition */
-    int64_t body_offset;                    /* of its request to the acceptor, in the control arena; -1 = none */
+    uint32_t session_counts[MQD_ENDPOINT_COUNT_MAX]; /* number of sessions of each worker that read the partition */
+    int64_t body_offset; /* body of its request to the acceptor, in the control arena; -1 = none */
     uint64_t acceptor_generation;
     uint32_t sequence;
-    uint8_t reads_ahead;
-    /* 1 + the offset at which the running read-ahead begins, and 1 + the offset at which the last
-     * completed one began; 0 = none */
-    int64_t warming, warmed;
+    uint8_t read_ahead_running;
+    /* 1 + the offset at which the running read-ahead, or the last completed one, begins; 0 = none */
+    int64_t running_read_ahead_id, completed_read_ahead_id;
     struct mqd_share_keys *keys; /* of a large batch; NULL: none */
-    uint8_t reads_keys;          /* a thread is reading keys */
+    uint8_t reading_keys;        /* a thread is reading keys */
     uint8_t group[];
 };
 
@@ -195,11 +194,11 @@ struct mqd_shares {
     struct mqd_node touched;
     struct mqd_share_owned *buckets[MQD_SHARE_OWNED_BUCKET_COUNT];
     uint64_t next_sequence;
-    int64_t due_ms;   /* no owned share-partition has anything to do before this time */
-    int64_t sweep_ms; /* when leadership was last verified */
-    uint8_t *chunk;   /* for headers of batches */
+    int64_t due_ms;        /* no owned share-partition has anything to do before this time */
+    int64_t last_sweep_ms; /* when leadership was last verified */
+    uint8_t *chunk;        /* for headers of batches */
     struct mqd_share_batch *batches;
-    uint32_t *places;
+    uint32_t *batch_positions;
     struct mqd_share_keys keys; /* of the batches of the current acquisition */
 };
 
@@ -238,7 +237,7 @@ void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last,
                          uint32_t type_count);
 
 /* ---- job.c ---- */
-/* queues the job, which has something to do */
+/* Queues a job that has something to do. */
 void mqd_share_schedule(struct mqd_reactor *r, struct mqd_share_job *job);
 void mqd_share_on_acquired(struct mqd_reactor *r, struct mqd_share_part *part, uint8_t kind,
                            const struct mqd_descriptor *response);
@@ -246,9 +245,9 @@ void mqd_share_on_acknowledged(struct mqd_reactor *r, struct mqd_share_part *par
                                const struct mqd_descriptor *response);
 
 /* ---- owner_requests.c ---- */
-/* 0 and the owner that serves this slot now, or the error. */
+/* Finds the owner that serves this slot now. Returns 0 or the error. */
 int16_t mqd_share_owner_of(struct mqd_reactor *r, uint32_t slot, uint16_t *owner, uint64_t *generation);
-/* `ranges`: as in the payload. false: there is no memory; nothing was sent. */
+/* `ranges`: as in the payload. False: no memory, and nothing was sent. */
 bool mqd_share_call_owner(struct mqd_reactor *r, struct mqd_share_part *part, uint32_t slot, uint16_t owner,
                           uint64_t generation, const struct mqd_share_owner_request *request, const uint8_t *group,
                           const struct mqd_buffer *ranges);
@@ -266,10 +265,11 @@ void mqd_shares_owned_destroy(struct mqd_shares *shares);
 /* ---- keys.c ---- */
 /* Reads the keys of `count` batches, as far as the state needs them and they can be read now, and
  * sets the batches' records; keys of larger compressed batches are read by a thread, which then
- * wakes the slot. `places`: where the batches begin in the file, and where the last one ends. The
- * records are valid until mqd_share_keys_done. Returns 0, or an error if a batch cannot be read. */
+ * wakes the slot. `batch_positions`: where the batches begin in the file, and where the last one
+ * ends. The records are valid until mqd_share_keys_done. Returns 0, or an error if a batch cannot
+ * be read. */
 int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd,
-                            struct mqd_share_batch *batches, const uint32_t *places, uint32_t count);
+                            struct mqd_share_batch *batches, const uint32_t *batch_positions, uint32_t count);
 void mqd_share_keys_done(struct mqd_shares *shares);
 void mqd_share_keys_forget(struct mqd_share_owned *owned); /* no thread may be reading them */
 

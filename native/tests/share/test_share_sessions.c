@@ -31,7 +31,7 @@ TEST(epochs_are_kafkas)
     CHECK_EQUAL(mqd_share_session_check(one, 1, MQD_SHARE_MUST_EXIST), 0);
     CHECK_EQUAL(mqd_share_session_check(one, -1, MQD_SHARE_MUST_EXIST), 0);
     one->epoch = INT32_MAX;
-    mqd_share_session_step(one);
+    mqd_share_session_advance_epoch(one);
     CHECK_EQUAL(one->epoch, 1);
     mqd_share_session_close(sessions, one);
     CHECK(sessions->count == 0 && sessions->bytes == 0 && mqd_list_empty(&owner));
