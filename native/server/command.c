@@ -329,10 +329,10 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
         mqd_relay_command(r, command);
         break;
     case MQD_COMMAND_LISTENER_TLS:
-        mqd_secure_command(r, command);
+        mqd_secure_on_listener_command(r, command);
         break;
     case MQD_COMMAND_TLS_PRINCIPAL:
-        mqd_secure_principal(r, command);
+        mqd_secure_on_principal_command(r, command);
         break;
     case MQD_COMMAND_SUBJECT_PUT:
         mqd_subject_command(r, command);

@@ -242,7 +242,7 @@ struct mqd_reactor {
     uint32_t cold_read_count; /* read-aheads in flight */
     struct mqd_turn turn;
     int64_t slow_second; /* the second in which slow_count slow requests were reported */
-    uint32_t slow_count, slow_left_out;
+    uint32_t slow_count, slow_omitted_count;
     uint64_t seen_segments_generation;
     uint64_t random_state;
 

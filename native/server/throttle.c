@@ -10,12 +10,12 @@
  * All connections of the clients that a rule counts together (shm/quota.h) share its buckets, on
  * all workers. A connection's debt is checked before it is read and before each frame, so a new
  * connection does not avoid the quota, except for one large frame (the client id is not known
- * before the frame has been received). The user is the connection's principal, ANONYMOUS where the
+ * before the frame has been received). The user is the connection's principal, or ANONYMOUS if the
  * listener does not authenticate; requests before authentication are bounded by
  * server/authentication.h and not charged. A connection whose client has hung up is not muted: the
- * debt may last for minutes, the connection would stay open as long, and a client that repeatedly
- * gives up and reconnects would accumulate connections. Requests still in its socket are served and
- * charged as usual.
+ * debt may last for minutes, the connection would stay open for that time, and a client that
+ * repeatedly gives up and reconnects would accumulate connections. Requests still in its socket are
+ * served and charged as usual.
  *
  * The produce and fetch kinds count bytes. The request kind counts nanoseconds of this thread spent
  * on a request (the acceptor charges its own time). Internal writes of brokers (coordinators,
@@ -90,9 +90,9 @@ static uint32_t kinds_of(int16_t api_key, int16_t version)
  * reports that later). */
 static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
+    /* If c belongs to another host, that host has charged the client, and a debt of c would delay
+     * all clients whose requests arrive on c. */
     if (size_bytes < 10 || c->peer_node >= 0 || c->authentication == MQD_AUTHENTICATION_REQUESTED)
-        /* if c belongs to another host: that host has charged the client, and a debt of c would
-         * delay all clients whose requests arrive on c */
         return false;
     int16_t length = (int16_t)mqd_get_be16(frame + 8);
     if (length > 0 && (uint32_t)length > size_bytes - 10)
@@ -157,7 +157,7 @@ void mqd_throttle_untrack(struct mqd_reactor *r, struct mqd_connection *c)
  * may have added to the debt. */
 static int64_t debt_ns(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    int64_t most = 0;
+    int64_t largest_ns = 0;
     if (c->quota_version != r->quota_version)
         return 0; /* the limits changed: the old debt is dropped, and the next request identifies the client again */
     for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++) {
@@ -165,9 +165,9 @@ static int64_t debt_ns(struct mqd_reactor *r, struct mqd_connection *c)
             continue;
         int64_t debt = mqd_quota_debt_ns(r->options.control, c->quota.bucket[kind], (enum mqd_quota_kind)kind,
                                          mqd_quota_limits_burst_ns(r->quota_limits, kind), r->now_ns);
-        most = debt > most ? debt : most;
+        largest_ns = debt > largest_ns ? debt : largest_ns;
     }
-    return most;
+    return largest_ns;
 }
 
 static void check_muted(struct mqd_reactor *r, struct mqd_connection *c)
@@ -274,16 +274,17 @@ void mqd_throttle_work_end(struct mqd_reactor *r, struct mqd_connection *c, int6
 void mqd_throttle_stamp(struct mqd_reactor *r, struct mqd_request *request)
 {
     int32_t ms = mqd_throttle_time_ms(r, request->connection);
-    bool metadata = request->api_key == MQD_API_METADATA && request->version >= 3,
-         offsets = request->api_key == MQD_API_LIST_OFFSETS && request->version >= 2;
-    if (!ms || request->kind != MQD_REQUEST_READY || !(metadata || offsets))
+    bool is_metadata = request->api_key == MQD_API_METADATA && request->version >= 3,
+         is_list_offsets = request->api_key == MQD_API_LIST_OFFSETS && request->version >= 2;
+    if (!ms || request->kind != MQD_REQUEST_READY || !(is_metadata || is_list_offsets))
         return;
-    uint32_t at = 4 + (request->version >= (metadata ? 9 : 6)); /* correlation id, tagged fields of a flexible header */
-    if (request->reply.size_bytes < at + 4)
+    /* the field follows the correlation id and, in a flexible header, the tagged fields */
+    uint32_t field_offset = 4 + (request->version >= (is_metadata ? 9 : 6));
+    if (request->reply.size_bytes < field_offset + 4)
         return;
-    uint8_t *to = request->reply.bytes + at;
-    to[0] = (uint8_t)(ms >> 24);
-    to[1] = (uint8_t)(ms >> 16);
-    to[2] = (uint8_t)(ms >> 8);
-    to[3] = (uint8_t)ms;
+    uint8_t *field = request->reply.bytes + field_offset;
+    field[0] = (uint8_t)(ms >> 24);
+    field[1] = (uint8_t)(ms >> 16);
+    field[2] = (uint8_t)(ms >> 8);
+    field[3] = (uint8_t)ms;
 }

@@ -64,9 +64,9 @@ static void prepare_topic_change(struct mqd_reactor *r, const struct mqd_command
 
 void mqd_topic_command_put(struct mqd_reactor *r, struct mqd_command *command)
 {
-    const struct mqd_topic *before = mqd_topics_find_id(&r->topics, command->topic_id);
+    const struct mqd_topic *existing = mqd_topics_find_id(&r->topics, command->topic_id);
     const struct mqd_topic_partition *partitions = command->list;
-    for (uint32_t i = before ? before->partition_count : 0; i < command->number; i++)
+    for (uint32_t i = existing ? existing->partition_count : 0; i < command->number; i++)
         clear_path(r, partitions[i].slot); /* the slot may have been another partition's */
     prepare_topic_change(r, command);
     struct mqd_topic *topic =
@@ -172,7 +172,7 @@ int mqd_reactor_view_put(struct mqd_reactor *r, uint64_t token, const uint8_t to
                          const uint8_t *filter, uint32_t filter_bytes)
 {
     if (strlen(base) > MQD_TOPIC_NAME_BYTES_MAX)
-        return mqd_error_set(MQD_E_INVALID, "the base topic's name of the view %s is longer than %d bytes", name,
+        return mqd_error_set(MQD_E_INVALID, "the name of the base topic of the view %s is longer than %d bytes", name,
                              MQD_TOPIC_NAME_BYTES_MAX);
     if (!mqd_filter_check(filter, filter_bytes))
         return mqd_error_set(MQD_E_INVALID, "the filter of the view %s cannot be used", name);

@@ -23,7 +23,7 @@ struct mqd_topic {
     uint64_t serial; /* positive, 48 bits wide; never used again for another topic */
     uint8_t topic_id[16];
     uint32_t partition_count;
-    struct mqd_view *view;                  /* NULL: an ordinary topic; otherwise `slots` are of its base topic */
+    struct mqd_view *view;                  /* NULL: an ordinary topic; otherwise `slots` are its base topic's */
     uint32_t *slots;                        /* of this host's replicas; MQD_SLOT_NONE = none here */
     struct mqd_topic_partition *partitions; /* the locations of the leaders, for the same partitions */
     uint32_t name_bytes;

@@ -15,7 +15,7 @@
 
 #define SLOW_PER_SECOND 20
 
-static uint64_t passed_us(int64_t from_ns, int64_t to_ns)
+static uint64_t elapsed_us(int64_t from_ns, int64_t to_ns)
 {
     return to_ns > from_ns ? (uint64_t)(to_ns - from_ns) / 1000 : 0;
 }
@@ -57,7 +57,8 @@ void mqd_slow_copy_client(struct mqd_connection *c, const struct mqd_request_hea
     c->slow_client_bytes = (uint8_t)bytes;
 }
 
-static bool may_report(struct mqd_reactor *r)
+/* Counts a report towards SLOW_PER_SECOND. False: the limit is reached, and the report is omitted. */
+static bool take_report_slot(struct mqd_reactor *r)
 {
     int64_t second = r->now_ms / 1000;
     if (second != r->slow_second) {
@@ -65,7 +66,7 @@ static bool may_report(struct mqd_reactor *r)
         r->slow_count = 0;
     }
     if (r->slow_count == SLOW_PER_SECOND) {
-        r->slow_left_out++;
+        r->slow_omitted_count++;
         return false;
     }
     r->slow_count++;
@@ -76,15 +77,15 @@ static void divide_time(const struct mqd_reactor *r, const struct mqd_request *r
 {
     const struct mqd_request_times *times = &request->times;
     int64_t begun_ns = times->begun_ns ? times->begun_ns : times->completed_ns;
-    bool fetches = request->kind == MQD_REQUEST_FETCH || request->kind == MQD_REQUEST_SHARE;
-    spent_us[fetches ? MQD_SPENT_WAIT : MQD_SPENT_QUEUE] = passed_us(request->started_ns, begun_ns);
-    spent_us[MQD_SPENT_TURN] = passed_us(times->completed_ns, r->now_ns);
-    enum mqd_spent work = request->kind == MQD_REQUEST_CONTROL ? MQD_SPENT_ACCEPTOR
-                          : times->forwarded                   ? MQD_SPENT_OWNER
-                                                               : MQD_SPENT_DISK;
+    bool is_fetch = request->kind == MQD_REQUEST_FETCH || request->kind == MQD_REQUEST_SHARE;
+    spent_us[is_fetch ? MQD_SPENT_WAIT : MQD_SPENT_QUEUE] = elapsed_us(request->started_ns, begun_ns);
+    spent_us[MQD_SPENT_TURN] = elapsed_us(times->completed_ns, r->now_ns);
+    enum mqd_spent work_part = request->kind == MQD_REQUEST_CONTROL ? MQD_SPENT_ACCEPTOR
+                               : times->forwarded                   ? MQD_SPENT_OWNER
+                                                                    : MQD_SPENT_DISK;
     int64_t flushed_ns = times->flushed_ns ? times->flushed_ns : times->completed_ns;
-    spent_us[work] = passed_us(begun_ns, flushed_ns);
-    spent_us[MQD_SPENT_REPLICAS] = passed_us(flushed_ns, times->completed_ns);
+    spent_us[work_part] = elapsed_us(begun_ns, flushed_ns);
+    spent_us[MQD_SPENT_REPLICAS] = elapsed_us(flushed_ns, times->completed_ns);
 }
 
 void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_request *request)
@@ -92,20 +93,21 @@ void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, cons
     if (c->peer_node >= 0) /* the client is another host: a follower's fetch normally waits for records */
         return;
     struct mqd_event event = {.kind = MQD_EVENT_SLOW, .slot = request->times.slot, .connection = c->id};
-    bool fetches = request->kind == MQD_REQUEST_FETCH || request->kind == MQD_REQUEST_SHARE;
-    uint64_t asked_us = fetches && request->wait_ms > 0 ? (uint64_t)request->wait_ms * 1000 : 0;
+    bool is_fetch = request->kind == MQD_REQUEST_FETCH || request->kind == MQD_REQUEST_SHARE;
+    uint64_t requested_us = is_fetch && request->wait_ms > 0 ? (uint64_t)request->wait_ms * 1000 : 0;
     divide_time(r, request, event.spent_us);
-    uint64_t all_us = passed_us(request->started_ns, r->now_ns);
-    uint64_t waited_us = event.spent_us[MQD_SPENT_WAIT], excused_us = waited_us < asked_us ? waited_us : asked_us;
-    if (all_us - excused_us < (uint64_t)r->options.slow_ms * 1000 || !may_report(r))
+    uint64_t total_us = elapsed_us(request->started_ns, r->now_ns);
+    uint64_t waited_us = event.spent_us[MQD_SPENT_WAIT],
+             excused_us = waited_us < requested_us ? waited_us : requested_us;
+    if (total_us - excused_us < (uint64_t)r->options.slow_ms * 1000 || !take_report_slot(r))
         return;
     if (c->muted)
-        event.spent_us[MQD_SPENT_THROTTLE] = passed_us(r->now_ns, c->muted_until_ns);
-    event.token = all_us;
+        event.spent_us[MQD_SPENT_THROTTLE] = elapsed_us(r->now_ns, c->muted_until_ns);
+    event.token = total_us;
     event.offset = request->api_key;
     event.level = (uint32_t)request->version;
-    event.count = r->slow_left_out;
-    r->slow_left_out = 0;
+    event.count = r->slow_omitted_count;
+    r->slow_omitted_count = 0;
     event.error = c->slow_client_bytes;
     memcpy(event.text, c->slow_client, c->slow_client_bytes);
     uint32_t room = sizeof event.text - 1 - c->slow_client_bytes;

@@ -11,7 +11,7 @@ static inline bool mqd_slow_enabled(const struct mqd_reactor *r)
 }
 
 /* Work on the request begins: a batch is staged, a fetch is evaluated, or a frame is sent to the
- * acceptor. The last of these calls counts. */
+ * acceptor. If it is called more than once, the last call determines the time. */
 static inline void mqd_slow_begin(const struct mqd_reactor *r, struct mqd_request *request)
 {
     if (mqd_slow_enabled(r))
@@ -43,8 +43,8 @@ void mqd_slow_on_flush(struct mqd_reactor *r, const struct mqd_owned *owned);
 /* Copies the client id of the frame, which may be freed before the request is answered. */
 void mqd_slow_copy_client(struct mqd_connection *c, const struct mqd_request_header *header);
 
-/* Called at the response: emits MQD_EVENT_SLOW if the request was slow. At most SLOW_PER_SECOND
- * events are emitted a second; the next event has the number of requests left out. */
+/* Called at the response: emits MQD_EVENT_SLOW if the request was slow, at most SLOW_PER_SECOND
+ * events a second. The next event has the number of slow requests that were omitted. */
 void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_request *request);
 
 #endif

@@ -1,7 +1,7 @@
 /* Divides the time of a turn: the thread runs, waits for a CPU, or is blocked. The kernel counts
- * the first two. Blocked time in parts of the turn that use a disk is attributed to these parts;
- * other blocked time to page faults if one of them read from a disk, otherwise to locks: those of
- * the kernel (address space, sockets) and those of the process.
+ * the first two. Blocked time in parts of the turn that use a disk is attributed to these parts.
+ * Other blocked time is attributed to page faults if one of them read from a disk, otherwise to
+ * locks: those of the kernel (address space, sockets) and those of the process.
  */
 #include "server/slow/turn.h"
 
@@ -22,8 +22,8 @@ int64_t mqd_turn_now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Time in which this thread was ready to run and had no CPU; 0 if the kernel does not count it
- * (CONFIG_SCHED_INFO), or the file cannot be read: it is then counted as blocked. */
+/* Time in which this thread was ready to run and had no CPU. Returns 0 if the kernel does not count
+ * it (CONFIG_SCHED_INFO), or the file cannot be read; the time is then counted as blocked. */
 static int64_t waited_ns(const struct mqd_reactor *r)
 {
     char text[96];
@@ -31,8 +31,8 @@ static int64_t waited_ns(const struct mqd_reactor *r)
     if (size <= 0)
         return 0;
     text[size] = 0;
-    const char *second = strchr(text, ' ');
-    return second ? strtoll(second, NULL, 10) : 0;
+    const char *second_field = strchr(text, ' ');
+    return second_field ? strtoll(second_field, NULL, 10) : 0;
 }
 
 static struct mqd_turn_clock read_clock(const struct mqd_reactor *r)

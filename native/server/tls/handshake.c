@@ -50,22 +50,22 @@ bool mqd_secure_watch(struct mqd_reactor *r)
     return !r->secure || mqd_poll_add(r->poll, r->secure->event_fd, mqd_token(MQD_TOKEN_SECURE, 0)) == 0;
 }
 
-void mqd_secure_command(struct mqd_reactor *r, struct mqd_command *command)
+void mqd_secure_on_listener_command(struct mqd_reactor *r, struct mqd_command *command)
 {
-    bool first = !r->secure;
-    if (first)
+    bool is_first = !r->secure;
+    if (is_first)
         r->secure = secure_new();
-    if (!r->secure || (first && r->poll && !mqd_secure_watch(r))) {
+    if (!r->secure || (is_first && r->poll && !mqd_secure_watch(r))) {
         mqd_command_done(r, command->token, mqd_error_code(), UINT32_MAX, 0, NULL, mqd_error_message());
         if (r->secure)
             secure_free(r->secure);
         r->secure = NULL;
         return;
     }
-    struct mqd_tls_context *before = r->secure->contexts[command->number];
+    struct mqd_tls_context *previous = r->secure->contexts[command->number];
     r->secure->contexts[command->number] = command->tls_context;
     command->tls_context = NULL;
-    mqd_tls_context_free(before); /* existing connections keep a reference */
+    mqd_tls_context_free(previous); /* existing connections keep a reference */
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }
 
@@ -80,21 +80,21 @@ void mqd_secure_destroy(struct mqd_reactor *r)
 
 bool mqd_secure_begin(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    bool host = c->peer_node >= 0;
+    bool is_host = c->peer_node >= 0;
     struct mqd_tls_context *context =
-        r->secure ? r->secure->contexts[host ? MQD_LISTENER_HOSTS : c->listener_id] : NULL;
+        r->secure ? r->secure->contexts[is_host ? MQD_LISTENER_HOSTS : c->listener_id] : NULL;
     if (context)
-        c->tls =
-            host ? mqd_tls_create_between_hosts(context, c->fd, false, c->peer_node) : mqd_tls_create(context, c->fd);
+        c->tls = is_host ? mqd_tls_create_between_hosts(context, c->fd, false, c->peer_node)
+                         : mqd_tls_create(context, c->fd);
     if (!c->tls) {
         mqd_log(r, 3, c->id, UINT32_MAX, "connection refused: %s",
-                context ? mqd_error_message()
-                : host  ? "this host has no certificate yet for connections of other hosts"
-                        : "its TLS listener has no certificate");
+                context   ? mqd_error_message()
+                : is_host ? "this host has no certificate yet for connections from other hosts"
+                          : "its TLS listener has no certificate");
         mqd_connection_close(r, c, "no TLS");
         return false;
     }
-    c->secure_by_ms = r->now_ms + mqd_secure_handshake_ms;
+    c->handshake_deadline_ms = r->now_ms + mqd_secure_handshake_ms;
     mqd_tls_link(c->tls)->token = (uint64_t)c->generation << 24 | c->index;
     return true;
 }
@@ -156,7 +156,7 @@ static bool request_principal(struct mqd_reactor *r, struct mqd_connection *c)
     return true;
 }
 
-void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *command)
+void mqd_secure_on_principal_command(struct mqd_reactor *r, const struct mqd_command *command)
 {
     struct mqd_connection *c = mqd_connection_by_token(r, (uint64_t)command->offset);
     size_t size_bytes = strlen(command->text);
@@ -166,7 +166,7 @@ void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *comma
         if (!size_bytes || size_bytes > MQD_PRINCIPAL_BYTES_MAX) {
             mqd_connection_fail(r, c, "the client's certificate maps to no principal (ssl.principal.mapping.rules)");
         } else if (!mqd_authentication_set_principal(c, MQD_PRINCIPAL_TLS, command->text, (uint16_t)size_bytes)) {
-            mqd_connection_fail(r, c, "out of memory for its principal");
+            mqd_connection_fail(r, c, "out of memory for the client's principal");
         } else {
             mqd_connection_resume(r, c);
         }
@@ -226,10 +226,10 @@ void mqd_secure_on_event(struct mqd_reactor *r)
 
 const char *mqd_secure_overdue_reason(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
-    if (!c->tls || r->now_ms < c->secure_by_ms)
+    if (!c->tls || r->now_ms < c->handshake_deadline_ms)
         return NULL;
     return !mqd_secure_established(c) ? "the TLS handshake did not end in time"
-           : c->awaits_principal      ? "its certificate was not mapped to a principal in time"
+           : c->awaits_principal      ? "the client's certificate was not mapped to a principal in time"
                                       : NULL;
 }
 

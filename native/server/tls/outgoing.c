@@ -26,7 +26,7 @@ void mqd_outgoing_set_token(struct mqd_outgoing *outgoing, uint64_t token)
 {
     outgoing->readable = outgoing->writable = 1;
     if (outgoing->tls)
-        /* also while the session is lent, because the pool does not use the token */
+        /* allowed even while the session is lent, because the pool does not use the token */
         mqd_tls_link(outgoing->tls)->token = token;
 }
 

@@ -30,13 +30,13 @@ struct mqd_outgoing {
     int64_t established_by_ms; /* deadline of the TLS handshake */
 };
 
-/* Begins TLS as the client of `node`; events of the connection have this token. -1 with the
- * reason. */
+/* Begins TLS as the client of `node`; events of the connection have this token. Returns 0, or -1
+ * with the reason. */
 int mqd_outgoing_begin(struct mqd_reactor *r, struct mqd_outgoing *outgoing, int32_t node, uint64_t token);
 /* from now on the connection's events have this token */
 void mqd_outgoing_set_token(struct mqd_outgoing *outgoing, uint64_t token);
 void mqd_outgoing_on_event(struct mqd_outgoing *outgoing, uint32_t flags); /* from mqd_poll */
-/* the pool has carried out a step of its handshake; -1: it has failed */
+/* Called when the pool has carried out a step of the handshake. -1: the handshake has failed. */
 int mqd_outgoing_on_step(struct mqd_reactor *r, struct mqd_outgoing *outgoing);
 /* Called once a turn, only with TLS: continues the handshake, and sends encrypted bytes that the
  * socket did not take before. -1: broken, or the handshake takes too long. */
@@ -46,8 +46,8 @@ static inline bool mqd_outgoing_ready(const struct mqd_outgoing *outgoing)
 {
     return !outgoing->tls || mqd_outgoing_established(outgoing);
 }
-/* Like recv and send, for a connection that is ready; -1 with EAGAIN: not now. They clear
- * `readable` and `writable`. */
+/* Like recv and send, for a connection that is ready. -1 with EAGAIN: nothing can be received or
+ * sent now. They clear `readable` and `writable`. */
 ssize_t mqd_outgoing_receive(struct mqd_outgoing *outgoing, uint8_t *at, uint32_t capacity);
 ssize_t mqd_outgoing_send(struct mqd_reactor *r, struct mqd_outgoing *outgoing, const uint8_t *bytes,
                           uint32_t size_bytes);

@@ -1,4 +1,4 @@
-/* TLS on connections that were accepted: from clients of TLS listeners, and from other hosts.
+/* TLS on accepted connections: from clients of TLS listeners, and from other hosts.
  * Connections that this host opens to other hosts: server/tls/outgoing.h.
  *
  *   opened -> bytes arrive -> lent to the pool -> taken back -> ... -> established -> closed
@@ -35,11 +35,11 @@ struct mqd_tls_context;
 extern _Atomic uint32_t mqd_secure_handshake_ms; /* tests make it short while a reactor runs */
 
 /* MQD_COMMAND_LISTENER_TLS */
-void mqd_secure_command(struct mqd_reactor *r, struct mqd_command *command);
-/* called on the reactor's thread once r->poll exists; false with the reason */
+void mqd_secure_on_listener_command(struct mqd_reactor *r, struct mqd_command *command);
+/* Adds the event descriptor of the TLS pool to r->poll, once that exists. False with the reason. */
 bool mqd_secure_watch(struct mqd_reactor *r);
 /* MQD_COMMAND_TLS_PRINCIPAL */
-void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *command);
+void mqd_secure_on_principal_command(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_secure_destroy(struct mqd_reactor *r);
 /* c was opened for a client of a TLS listener, or for another host (c->peer_node). False: c is
  * closed. */
@@ -54,11 +54,12 @@ void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c);
 
 /* ---- transfer.c ---- */
 
-/* 1: received *got bytes; 0: there are none now; -1: c is closed. Unlike recv, this function writes
- * to `at` in user space, so a write there must not raise SIGBUS (mqd_large_touch). */
+/* Returns 1 if *got bytes were received, 0 if there are none now, or -1 if c has been closed.
+ * Unlike recv, this function writes to `at` in user space, so a write there must not raise SIGBUS
+ * (mqd_large_touch). */
 int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got);
-/* Encrypts and sends the next part of the output. 1: progress; 0: the socket is full; -1: the
- * connection is broken. */
+/* Encrypts and sends the next part of the output. Returns 1 if all of it was sent, 0 if the socket
+ * is full, or -1 if the connection is broken. */
 int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c);
 /* updates the heap accounting of bytes that are encrypted but not yet sent */
 void mqd_secure_account_unsent(struct mqd_reactor *r, struct mqd_connection *c);
