@@ -26,7 +26,7 @@ from mqd.coordinator.transaction.markers import Markers, OffsetCommits
 from mqd.coordinator.transaction.state import Settings
 from mqd.native import ProducerView
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.redirected import redirected_producer
+from mqd.protocol.redirected import redirected_producer_id
 
 REQUEST_TIMEOUT_S = 10.0
 CHECK_PARTITION_COUNT_MAX = 1 << 16
@@ -161,7 +161,7 @@ class TransactionService:
     ) -> "asyncio.Future[object]":
         successor = self._broker.metadata.successor_of(topic, partition)
         if successor >= 0:  # the transaction's records, if it has any, were moved there
-            producer_id, partition = redirected_producer(producer_id, partition), successor
+            producer_id, partition = redirected_producer_id(producer_id, partition), successor
         image = self._broker.partition_of(topic, partition)
         if self._remote_markers is not None and image is not None and image.leader not in (-1, self._broker.node_id):
             return self._remote_markers.write(

@@ -28,7 +28,7 @@ from mqd.base.tasks import Prompt
 from mqd.native import PRODUCE_ACKS_ALL, PRODUCE_CONTROL, PRODUCE_MARKER_BUMPED, crc32c
 from mqd.protocol.errors import ErrorCode, error_name
 from mqd.protocol.records import CONTROL, HEADER, HEADER_BYTES, LENGTH_BYTES, TRANSACTIONAL
-from mqd.protocol.redirected import origin_of, redirected_producer
+from mqd.protocol.redirected import origin_of, redirected_producer_id
 
 BYTES_MAX = 64 << 20
 COUNT_MAX = 100_000
@@ -230,7 +230,7 @@ class Log:
                 future.set_result(base_offset)
 
         redirected = marker._replace(
-            partition=redirect, producer_id=redirected_producer(marker.producer_id, marker.partition)
+            partition=redirect, producer_id=redirected_producer_id(marker.producer_id, marker.partition)
         )
         self.marker_nowait(redirected).add_done_callback(on_written)
 

@@ -25,7 +25,7 @@ NOT_FLEXIBLE = NEWEST + 1
 def _make_class(name: str, of: Struct, namespace: dict[str, object]) -> type:
     fields = []
     for field in of.fields:
-        default = msgspec.field(default_factory=list) if field.mutable_default else field.default
+        default = msgspec.field(default_factory=list) if field.has_mutable_default else field.default
         fields.append((field.name, list | None if field.is_array else object, default))
     return msgspec.defstruct(name, fields, namespace=namespace, module=__name__, gc=False)
 

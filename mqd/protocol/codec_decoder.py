@@ -161,7 +161,7 @@ class DecoderWriter:
         return f"{self.code.constant(cls, 'C')}({', '.join(arguments)})"
 
     def default(self, field: Field) -> str:
-        return "[]" if field.mutable_default else repr(field.default)
+        return "[]" if field.has_mutable_default else repr(field.default)
 
     def field(self, field: Field, path: str) -> str:
         nullable = self.version in field.nullable

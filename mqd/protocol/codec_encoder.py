@@ -218,4 +218,4 @@ class EncoderWriter:
             return f"{value} is not None and {value} != {self.code.constant(getattr(root, field.struct.name)(), 'D')}"
         if field.default is None:
             return f"{value} is not None"
-        return value if field.mutable_default else f"{value} != {field.default!r}"
+        return value if field.has_mutable_default else f"{value} != {field.default!r}"

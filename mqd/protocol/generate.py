@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from mqd.protocol.errors import ERRORS
-from mqd.protocol.schema import APIS, FAMILIES
+from mqd.protocol.schema import APIS, FAMILY_NAMES
 from mqd.protocol.schema.language import NEVER, NEWEST, Api, Field, Struct, Versions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def native_codes() -> str:
 
 
 def message_classes(family: str) -> str:
-    apis = [api for api in APIS.values() if FAMILIES[api.key] == family]
+    apis = [api for api in APIS.values() if FAMILY_NAMES[api.key] == family]
     names = sorted(api.name + kind for api in apis for kind in ("Request", "Response"))
     lines = [
         f'"""{MARK.format(source=f"schema/{family}")}"""',
@@ -139,7 +139,7 @@ FILES: dict[str, Callable[[], str]] = {
     "native/wire/kafka_errors.h": native_codes,
     **{
         f"mqd/protocol/messages/{family}.py": partial(message_classes, family)
-        for family in dict.fromkeys(FAMILIES.values())
+        for family in dict.fromkeys(FAMILY_NAMES.values())
     },
 }
 

@@ -2,9 +2,9 @@
 
     0   base_offset int64           first record's offset; the broker sets it
     8   batch_length int32          bytes after this field
-    12  partition_leader_epoch int32    the broker sets it; it and base_offset are not under the CRC
+    12  partition_leader_epoch int32    the broker sets it; the CRC covers neither it nor base_offset
     16  magic int8                  2
-    17  crc uint32                  CRC-32C of everything from attributes on
+    17  crc uint32                  CRC-32C of everything after this field
     21  attributes int16            bits 0-2 compression, 3 timestamps are log append time,
                                     4 transactional, 5 control, 6 base_timestamp is a delete horizon
     23  last_offset_delta int32     last_offset - base_offset; compaction leaves gaps and never lowers it
@@ -43,8 +43,8 @@ COMPRESSION_MASK, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 7, 8
 
 
 class Record(msgspec.Struct, gc=False):
-    """`offset` is absolute; when encoding, -1 stands for the next one. Header keys are text, header
-    values bytes or None.
+    """`offset` is absolute; when encoding, -1 stands for the next offset. Header keys are text;
+    header values are bytes or None.
     """
 
     value: bytes | None = None
@@ -146,11 +146,11 @@ def encode_batch(
     log_append_time_ms: int | None = None,
     last_offset_delta: int | None = None,
 ) -> bytes:
-    """One batch. Records without an offset get the one after their predecessor's; given offsets
-    must rise and may leave gaps (a compacted batch).
+    """Encodes one batch. A record without an offset gets the one after its predecessor's; given
+    offsets must rise and may leave gaps (as in a compacted batch).
 
-    `log_append_time_ms` sets the timestamp type and the time of every record. `last_offset_delta`:
-    for a batch whose offsets extend beyond its last record. Raises ValueError for records or
+    `log_append_time_ms` sets the timestamp type and the time of every record. `last_offset_delta`
+    is needed only if the batch's offsets extend beyond its last record. Raises ValueError for records or
     options that cannot form a batch.
     """
     payload, base_timestamp_ms, max_timestamp_ms, count, next_offset = bytearray(), None, NO_TIMESTAMP, 0, base_offset
@@ -159,7 +159,7 @@ def encode_batch(
             base_timestamp_ms = record.timestamp_ms
         offset = next_offset if record.offset < 0 else record.offset
         if offset < next_offset:
-            raise ValueError(f"offset {offset} after {next_offset - 1}: offsets rise within a batch")
+            raise ValueError(f"offset {offset} after {next_offset - 1}: offsets must rise within a batch")
         _append_record(payload, record, record.timestamp_ms - base_timestamp_ms, offset - base_offset)
         max_timestamp_ms = max(max_timestamp_ms, record.timestamp_ms)
         next_offset, count = offset + 1, count + 1
@@ -223,8 +223,8 @@ def decode_batch_header(buffer: bytes | memoryview, position: int = 0) -> BatchH
 def iterate_batches(
     buffer: bytes | memoryview, *, allow_partial: bool = False
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Every batch in `buffer`, with its bytes. `allow_partial`: a truncated batch at the end is
-    ignored, as in a Fetch response; otherwise raises ProtocolError.
+    """Every batch in `buffer`, with its bytes. With `allow_partial` a truncated batch at the end is
+    ignored (Fetch responses may have one); without it, it raises ProtocolError.
     """
     view, position = memoryview(buffer), 0
     while position < len(view):
@@ -241,8 +241,8 @@ def iterate_batches(
         position = end
 
 
-def check_crc(batch: bytes | memoryview) -> bool:
-    """Whether the checksum of one whole batch is right."""
+def has_valid_crc(batch: bytes | memoryview) -> bool:
+    """Whether the checksum of one whole batch is correct."""
     return struct.unpack_from(">I", batch, CRC_START - 4)[0] == crc32c(memoryview(batch)[CRC_START:])
 
 
@@ -268,8 +268,10 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
     return value >> 1 ^ -(value & 1), position
 
 
-def read_blob(data: bytes, position: int, end: int, what: str) -> tuple[bytes | None, int]:
-    """A length and that many bytes, which must not go beyond `end`; length -1 is None."""
+def read_blob(data: bytes, position: int, end: int, description: str) -> tuple[bytes | None, int]:
+    """Reads a length and that many bytes, which must not extend beyond `end`: (bytes, position after
+    them). Length -1 means None. `description` is for error messages, such as "a key".
+    """
     size = data[position]
     position += 1
     if size < 0x80:
@@ -280,14 +282,14 @@ def read_blob(data: bytes, position: int, end: int, what: str) -> tuple[bytes | 
         return None, position
     stop = position + size
     if size < 0 or stop > end:
-        raise ValueError(f"{what} of {size} bytes where {end - position} remain")
+        raise ValueError(f"{description} of {size} bytes where {end - position} remain")
     return data[position:stop], stop
 
 
 def read_headers(
     data: bytes, position: int, end: int, errors: str = "strict"
 ) -> tuple[list[tuple[str, bytes | None]], int]:
-    """`errors`: as in bytes.decode, for a key that is not UTF-8."""
+    """(headers, position after them). `errors`: as in bytes.decode, for a key that is not UTF-8."""
     count, position = read_varint(data, position)
     if count < 0 or count * 2 > end - position:
         raise ValueError(f"{count} headers where {end - position} bytes remain")
@@ -295,7 +297,7 @@ def read_headers(
     for _ in range(count):
         key, position = read_blob(data, position, end, "a header key")
         if key is None:
-            raise ValueError("a header without key")
+            raise ValueError("a header without a key")
         value, position = read_blob(data, position, end, "a header value")
         headers.append((key.decode(errors=errors), value))
     return headers, position
@@ -331,12 +333,11 @@ def decode_batch(
     title = f"record batch at offset {header.base_offset}"
     if header.size_bytes != len(batch):
         raise ProtocolError(
-            f"{header.size_bytes} bytes by its length field, but {len(batch)} are there", title, "batch_length", 8
+            f"the length field says {header.size_bytes} bytes, but the batch has {len(batch)}", title, "batch_length", 8
         )
-    if verify_crc and not check_crc(batch):
+    if verify_crc and not has_valid_crc(batch):
         raise ProtocolError(
-            f"the checksum is {crc32c(memoryview(batch)[CRC_START:]):#010x} and not {header.crc:#010x} as in"
-            " the header",
+            f"the checksum is {crc32c(memoryview(batch)[CRC_START:]):#010x}, but the header has {header.crc:#010x}",
             title,
             "crc",
             17,
@@ -364,8 +365,8 @@ def decode_records(
     verify_crc: bool = True,
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Iterator[Record]:
-    """The records of every batch in `buffer` (None: no batches), without control records. The
-    decompression bound is for each batch.
+    """The records of every batch in `buffer` (None: no batches), without control records.
+    `decompressed_bytes_max` limits each batch separately.
     """
     for header, batch in iterate_batches(b"" if buffer is None else buffer, allow_partial=allow_partial):
         if not header.is_control:

@@ -1,12 +1,12 @@
 """Producer ids of records that were sent to a retired partition and are stored in the partition that
-takes its records: docs/decisions/cluster/2026-11-21-retired-partitions.md. The numbers are those of
-native/server/redirect.h.
+takes its records: docs/decisions/cluster/2026-11-21-retired-partitions.md. The numbers must be the
+same as in native/server/redirect.h.
 """
 
 REDIRECT_SHIFT = 40  # producer ids are assigned from 0 upwards, and stay below 1 << 40
 
 
-def redirected_producer(producer_id: int, partition: int) -> int:
+def redirected_producer_id(producer_id: int, partition: int) -> int:
     """The producer id that a producer's records for retired `partition` have in the partition that
     takes them.
     """
@@ -14,7 +14,7 @@ def redirected_producer(producer_id: int, partition: int) -> int:
 
 
 def origin_of(producer_id: int) -> tuple[int, int]:
-    """(the producer's own id, the retired partition that it wrote to; -1: it wrote here)."""
+    """(the producer's own id, the retired partition to which it sent the records, or -1 if none)."""
     return (
         (producer_id & (1 << REDIRECT_SHIFT) - 1, (producer_id >> REDIRECT_SHIFT) - 1)
         if producer_id >= 0

@@ -1,5 +1,6 @@
-"""SUPPORTED as Markdown: the first part of docs/protocol.md, which `python -m tests.kafka_parity.page`
-writes. A test compares the page with this and with what a running broker advertises.
+"""Makes the first part of docs/protocol.md, which `python -m tests.kafka_parity.page` writes, from the
+tables SUPPORTED and ERRORS. A test compares the page with these tables and with what a running
+broker advertises.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ INTRODUCTION = """# The supported Kafka protocol
 ApiVersions advertises the APIs and versions below, and no others are served: a request of another
 API or version ends its connection, except ApiVersions itself (error 35 in a body of version 0, with
 the supported versions). Requests and responses are those of Apache Kafka; "flexible from" is the
-version from which tagged fields are possible. Unknown ones are skipped.
+version from which tagged fields are possible. Unknown tagged fields are skipped.
 
 ## APIs
 
@@ -38,8 +39,7 @@ NOTES = """
   Hosts send each other markers over a listener that clients cannot use. Such a marker has a tagged
   field of mqd's own, number 9100, with the partition's leader epoch, and is written only in that
   epoch. On that listener **EndTxn** forwards an administrator's abort that another host received:
-  the ongoing transaction of that producer is aborted, if its epoch is not above the one in the
-  request.
+  the producer's ongoing transaction is aborted, unless its epoch is above the one in the request.
 * **FindCoordinator** names the leader of the partition of the internal topic that the group or
   transactional id belongs to; any other broker refuses requests for it with NOT_COORDINATOR. The
   first request for a group creates `__consumer_offsets`, and the first for a transactional id
@@ -60,7 +60,7 @@ NOTES = """
   producer id (-1). EndTxn has `batch_id`, `run_id` and `winners` (producer id and epoch of each
   child whose records count); its producer id is ignored. With `committed` false the batch is
   aborted, and the run is over: later requests to enlist a child with this `run_id` are refused,
-  even if the run had no children yet. With an empty `run_id` and `committed` false an administrator
+  even if the run has had no children. With an empty `run_id` and `committed` false an administrator
   aborts the transaction in progress. Errors: PRODUCER_FENCED: another run has replaced this one, or
   this one was aborted; INVALID_TXN_STATE: the transaction was aborted meanwhile;
   INVALID_PRODUCER_ID_MAPPING: a winner does not belong to this transaction. A response without the
@@ -126,7 +126,7 @@ NOTES = """
 * **AlterPartitionReassignments** gets its response when the reassignments have begun; each is
   checked separately. **DescribeQuorum** returns the view of the quorum's leader, whichever broker
   is queried; tagged field 9100 of each partition is the leader's
-  `controller.quorum.fetch.timeout.ms`. A single host is a quorum of one. It answers
+  `controller.quorum.fetch.timeout.ms`. A single host is a quorum of one, and answers
   **ElectLeaders** with ELECTION_NOT_NEEDED, or PREFERRED_LEADER_NOT_AVAILABLE or
   ELIGIBLE_LEADERS_NOT_AVAILABLE if the log directory is offline. **UnregisterBroker** is refused
   while the broker is alive or has replicas.

@@ -25,7 +25,7 @@ from mqd.protocol.records import (
     HEADER_BYTES,
     RECORD_BYTES_MIN,
     BatchHeader,
-    check_crc,
+    has_valid_crc,
     iterate_batches,
 )
 
@@ -128,7 +128,7 @@ def _decode_records(
     topic_partition: TopicPartitionKey, header: BatchHeader, batch: memoryview, first: int, checks_crcs: bool
 ) -> RecordBatchView | None:
     """The records of a batch from `first` on."""
-    if checks_crcs and not check_crc(batch):
+    if checks_crcs and not has_valid_crc(batch):
         raise ProtocolError("its checksum is wrong", "record batch", "crc")
     codec, payload = header.attributes & COMPRESSION_MASK, batch[HEADER_BYTES:]
     data = bytes(decompress(codec, payload)) if codec else bytes(payload)

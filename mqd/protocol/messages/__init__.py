@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from mqd.protocol.schema import APIS, FAMILIES
+from mqd.protocol.schema import APIS, FAMILY_NAMES
 from mqd.protocol.schema.language import Message, Struct
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ def __dir__() -> list[str]:
 def message_class(api_key: int, kind: str) -> type[msgspec.Struct]:
     """The class of an API's "Request" or "Response". Raises KeyError for an unknown key."""
     name = APIS[api_key].name + kind
-    return globals().get(name) or _load(name, FAMILIES[api_key])
+    return globals().get(name) or _load(name, FAMILY_NAMES[api_key])
 
 
 def _load(name: str, family: str) -> type[msgspec.Struct]:
-    found = globals()[name] = getattr(import_module(f"{__name__}.{family}"), name)
-    return found
+    loaded_class = globals()[name] = getattr(import_module(f"{__name__}.{family}"), name)
+    return loaded_class
 
 
 def message_of(cls: type) -> tuple[Message, Struct]:

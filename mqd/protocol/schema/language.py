@@ -1,6 +1,6 @@
 """The notation in which the Kafka messages of this package are written, and its parser.
 
-One line is one field; four more spaces of indentation open the fields of a struct:
+Each line is a field; a struct's fields follow it, indented by four more spaces:
 
     name: type versions [null=versions] [tag=number[:versions]] [= default]
 
@@ -20,8 +20,8 @@ bytes records uuid, a struct's name, or any of these in brackets. A struct name 
 without fields refers to the first definition.
 
 Python values: uuid is 16 bytes; bytes and records are bytes; null is None. Default values if the
-line has none: zero, "", b"", [] and, where null is allowed, None. A tagged struct that is not
-nullable is None in Python when all its fields have their defaults (and is then not sent).
+line states none: zero, "", b"", [] and, where null is allowed, None. A tagged struct that is not
+nullable is None in Python when all its fields have their defaults; it is then not sent.
 
 Sources: the public protocol guide; KIP-482 (flexible versions, tagged fields).
 """
@@ -33,7 +33,8 @@ import re
 import msgspec
 
 NEWEST = 32767
-OWN_TAG = 9100  # and above: this project's own fields; a response has most of them only if the request has one
+# Tags from here on belong to mqd's own fields. A response has most of these only if the request has one.
+OWN_TAG = 9100
 INTEGERS = {
     "int8": ("b", 1),
     "int16": ("h", 2),
@@ -48,7 +49,7 @@ BLOBS = ("string", "bytes", "records")
 
 
 class SchemaError(Exception):
-    """An error in a definition: a bug of ours, found on first use of the message."""
+    """An error in a definition: a bug in mqd, found when the message is first used."""
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -86,7 +87,7 @@ class Field(msgspec.Struct, eq=False):
         return version in self.tagged
 
     @property
-    def mutable_default(self) -> bool:
+    def has_mutable_default(self) -> bool:
         return isinstance(self.default, list)
 
 
@@ -116,13 +117,13 @@ _LINE = re.compile(
     r"(?: null=(?P<null>\d+(?:-\d+|\+)?))?(?: tag=(?P<tag>\d+)(?::(?P<tagged>\d+(?:-\d+|\+)?))?)?(?: ="
     r" (?P<default>.+))?$"
 )
-_WORDS: dict[str, object] = {"null": None, "true": True, "false": False, "[]": []}
+_CONSTANTS: dict[str, object] = {"null": None, "true": True, "false": False, "[]": []}
 
 
-def _default(text: str | None, field: Field) -> object:
+def _parse_default(text: str | None, field: Field) -> object:
     if text is not None:
-        if text in _WORDS:
-            return [] if text == "[]" else _WORDS[text]
+        if text in _CONSTANTS:
+            return [] if text == "[]" else _CONSTANTS[text]
         return text.strip('"') if field.type == "string" else int(text, 0)
     if field.nullable is not NEVER:
         return None
@@ -135,10 +136,10 @@ def _default(text: str | None, field: Field) -> object:
     return {"bool": False, "float64": 0.0, "string": "", "bytes": b"", "records": b""}.get(field.type, 0)
 
 
-def _field(line: str, structs: dict[str, Struct], where: str) -> Field:
+def _parse_field(line: str, structs: dict[str, Struct], location: str) -> Field:
     match = _LINE.match(line)
     if match is None:
-        raise SchemaError(f"{where}: cannot read the field {line!r}")
+        raise SchemaError(f"{location}: cannot read the field {line!r}")
     field = Field(match["name"], match["type"], match["open"] is not None, Versions.parse(match["versions"]))
     if match["null"]:
         field.nullable = Versions.parse(match["null"])
@@ -147,9 +148,9 @@ def _field(line: str, structs: dict[str, Struct], where: str) -> Field:
         field.tagged = Versions.parse(match["tagged"]) if match["tagged"] else field.versions
     if field.type not in FIXED and field.type not in BLOBS:
         if not field.type[0].isupper():
-            raise SchemaError(f"{where}: no such type: {field.type}")
+            raise SchemaError(f"{location}: no such type: {field.type}")
         field.struct = structs.setdefault(field.type, Struct(field.type, []))
-    field.default = _default(match["default"], field)
+    field.default = _parse_default(match["default"], field)
     return field
 
 
@@ -157,16 +158,16 @@ def parse(name: str, api_key: int, versions: Versions, flexible_from: int, text:
     """Reads one message. Raises SchemaError naming the message and the line."""
     root = Struct(name, [])
     structs: dict[str, Struct] = {}
-    open_structs: list[Struct | None] = [root]  # by depth; None: below a struct that has its fields already
+    open_structs: list[Struct | None] = [root]  # by depth; None: the fields of this struct are defined already
     for number, line in enumerate(text.strip("\n").splitlines(), 1):
         content = line.strip()
         if not content:
             continue
-        depth, odd = divmod(len(line) - len(line.lstrip()), 4)
-        if odd or depth >= len(open_structs):
-            raise SchemaError(f"{name}, line {number}: bad indentation: {line!r}")
+        depth, remainder = divmod(len(line) - len(line.lstrip()), 4)
+        if remainder or depth >= len(open_structs):
+            raise SchemaError(f"{name}, line {number}: wrong indentation: {line!r}")
         del open_structs[depth + 1 :]
-        field, struct = _field(content, structs, f"{name}, line {number}"), open_structs[depth]
+        field, struct = _parse_field(content, structs, f"{name}, line {number}"), open_structs[depth]
         if struct is None:
             raise SchemaError(f"{name}, line {number}: a struct's fields are defined once, at its first occurrence")
         if any(other.name == field.name for other in struct.fields):
@@ -200,12 +201,14 @@ _API = re.compile(r"(\w+) (\d+): versions (\S+), flexible from (\d+)\n(.*?)^resp
 
 
 def apis(text: str) -> tuple[Api, ...]:
-    """The APIs of one family. Raises SchemaError naming the first line of one it cannot read."""
-    found = []
+    """The APIs of one family. Raises SchemaError naming the first line of an API that it
+    cannot read.
+    """
+    parsed_apis = []
     for block in re.split(r"\n(?=[A-Z])", text.strip("\n")):
         match = _API.fullmatch(block)
         if match is None:
             raise SchemaError(f"cannot read the API {block.partition(chr(10))[0]!r}")
         name, key, versions, flexible, request, response = match.groups()
-        found.append(Api(int(key), name, versions, int(flexible), request, response))
-    return tuple(found)
+        parsed_apis.append(Api(int(key), name, versions, int(flexible), request, response))
+    return tuple(parsed_apis)

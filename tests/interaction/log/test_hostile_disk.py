@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mqd.log.checkpoints import RECOVERY_POINT
-from mqd.protocol.records import check_crc, iterate_batches
+from mqd.protocol.records import has_valid_crc, iterate_batches
 from tests.broker import Broker
 from tests.interaction.traffic import Watch, create_topic, fetch, log_end, must_produce, read_batches
 from tests.preloaded import PRELOADED
@@ -75,7 +75,7 @@ def _check_other_partitions(watch: Watch) -> None:
     with watch.connect() as kafka:
         end = log_end(kafka, "t", 1)
         stored = list(read_batches(kafka, "t", 1))
-        assert len(stored) == end and all(map(check_crc, stored))
+        assert len(stored) == end and all(map(has_valid_crc, stored))
         assert must_produce(kafka, "t", 1, b"goes on") == end
         must_produce(kafka, "t", 0, b"goes on here too")
 
@@ -92,7 +92,7 @@ def test_a_flipped_bit_in_a_record_is_detected_by_clients_and_verify(broker):
             watch = Watch(broker)
         with watch.connect() as kafka:
             stored = list(read_batches(kafka, "t", 0))
-            assert [number for number, data in enumerate(stored) if not check_crc(data)] == [DAMAGED]
+            assert [number for number, data in enumerate(stored) if not has_valid_crc(data)] == [DAMAGED]
         code, wrong = _verify(broker)
         assert code == 1 and list(wrong) == ["t-0"] and f"position {position}" in wrong["t-0"], wrong
         _check_other_partitions(watch)
@@ -106,7 +106,7 @@ def _read_before_the_damage(watch: Watch) -> None:
             assert outcome.error_code == 0 and outcome.records, outcome
             before = len(offsets)
             for header, data in iterate_batches(outcome.records, allow_partial=True):
-                if header.base_offset >= DAMAGED or not check_crc(data):
+                if header.base_offset >= DAMAGED or not has_valid_crc(data):
                     break
                 offsets.append(header.base_offset)
             assert len(offsets) > before

@@ -15,7 +15,7 @@ import pytest
 
 from mqd.protocol import KNOWN, SUPPORTED, decode_response, encode_request, with_length
 from mqd.protocol.messages import FetchRequest, ListOffsetsRequest, MetadataRequest, ProduceRequest, message_class
-from mqd.protocol.records import check_crc
+from mqd.protocol.records import has_valid_crc
 from tests.interaction.traffic import (
     API_VERSIONS,
     CORRUPT_MESSAGE,
@@ -473,7 +473,7 @@ def _run_mutations(watch: Watch, bystanders: Bystanders, count: int, seed: int) 
                 assert 4 <= size <= 1 << 20, f"an answer of {size} bytes; seed {seed}"
         bystanders.look()
     for partition in (0, 1):  # whatever was written of it is complete
-        assert all(check_crc(data) for data in read_batches(bystanders.connections[0], topic, partition))
+        assert all(has_valid_crc(data) for data in read_batches(bystanders.connections[0], topic, partition))
     return swarm
 
 

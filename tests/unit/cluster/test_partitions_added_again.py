@@ -27,7 +27,7 @@ from mqd.cluster.metadata.view import View
 from mqd.native import ProducerView, SlotState
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.messages import CreatePartitionsRequest
-from mqd.protocol.redirected import redirected_producer
+from mqd.protocol.redirected import redirected_producer_id
 from tests.unit.acceptor.handler_broker import ACCEPTOR, HandlerBroker
 from tests.unit.acceptor.test_handler_metadata import create
 from tests.unit.cluster.test_brokers import partitions, run
@@ -239,7 +239,7 @@ def test_partitions_are_not_added_while_a_transaction_on_a_deleted_one_is_open(t
                 return await request(change, *arguments)
 
             broker.request = noted
-            views[topic.partitions[1].slot] = [producer(redirected_producer(77, 5), 4)]
+            views[topic.partitions[1].slot] = [producer(redirected_producer_id(77, 5), 4)]
             assert await add(broker, 3) == (0, None), "no host is queried for a topic that has never shrunk"
             topic = broker.metadata.topics["t"]
             broker._deliver(
@@ -254,8 +254,8 @@ def test_partitions_are_not_added_while_a_transaction_on_a_deleted_one_is_open(t
                 and "add partitions then" in text
             )
             views[topic.partitions[1].slot] = [
-                producer(redirected_producer(77, 5), -1),
-                producer(redirected_producer(78, 2), 4),
+                producer(redirected_producer_id(77, 5), -1),
+                producer(redirected_producer_id(78, 2), 4),
                 producer(79, 4),
             ]
             assert await add(broker, 4) == (0, None), "over; of a partition that was there before; not redirected"

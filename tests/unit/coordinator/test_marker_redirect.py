@@ -15,7 +15,7 @@ from mqd.coordinator.log import AppendError, Log, Marker, Served
 from mqd.coordinator.transaction.events import WriteMarkers
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import HEADER
-from mqd.protocol.redirected import origin_of, redirected_producer
+from mqd.protocol.redirected import origin_of, redirected_producer_id
 
 MARKER = Marker("t", 3, 7, 1, 5, True, 1_000, is_bumped=True)
 
@@ -58,12 +58,12 @@ def test_a_marker_is_only_written_to_its_partition_when_nothing_is_redirected() 
 
 
 def test_a_marker_is_written_to_both() -> None:
-    assert run((0, 1), (0, -1)) == ([(13, 7), (11, redirected_producer(7, 3))], 20)
+    assert run((0, 1), (0, -1)) == ([(13, 7), (11, redirected_producer_id(7, 3))], 20)
 
 
 def test_a_marker_written_to_the_first_leader_is_written_to_the_second_too() -> None:
     assert run((ErrorCode.INVALID_PRODUCER_EPOCH, 1), (0, -1)) == (
-        [(13, 7), (11, redirected_producer(7, 3))],
+        [(13, 7), (11, redirected_producer_id(7, 3))],
         ErrorCode.INVALID_PRODUCER_EPOCH,
     )
 
@@ -81,7 +81,7 @@ def test_redirected_records_are_ended_in_their_current_partition() -> None:
     """Their partition is being retired now: none of it continues, and the rewritten id would be
     that of another partition's records.
     """
-    there = redirected_producer(7, 5)
+    there = redirected_producer_id(7, 5)
     assert run((0, 1), marker=MARKER._replace(producer_id=there)) == ([(13, there)], 20)
 
 
@@ -144,7 +144,7 @@ def markers_written(world: Any) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("error", [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER])
 def test_a_partition_deleted_while_its_marker_is_written_ends_nothing(error: int) -> None:
     world = Written(error, messages.TopicPut(2, topic_of(2, 2, first_leader_epoch=1)))
-    assert markers_written(world) == [(3, 7), (1, redirected_producer(7, 3))]
+    assert markers_written(world) == [(3, 7), (1, redirected_producer_id(7, 3))]
 
 
 WITHHELD = messages.SettingsPut(2, withheld=["t"])
@@ -205,11 +205,11 @@ def test_a_worker_that_dies_between_the_two_markers_gets_both_again(written: boo
         await asyncio.wait_for(world.posted.wait(), 5)
         return [one[:2] for one in owners.sent]
 
-    assert asyncio.run(scenario()) == [(13, 7), (11, redirected_producer(7, 3))] * 2
+    assert asyncio.run(scenario()) == [(13, 7), (11, redirected_producer_id(7, 3))] * 2
 
 
 def test_numbers() -> None:
-    assert origin_of(redirected_producer(7, 0)) == (7, 0) and origin_of(
-        redirected_producer((1 << 40) - 1, (1 << 22) - 1)
+    assert origin_of(redirected_producer_id(7, 0)) == (7, 0) and origin_of(
+        redirected_producer_id((1 << 40) - 1, (1 << 22) - 1)
     ) == ((1 << 40) - 1, (1 << 22) - 1)
-    assert origin_of(7) == (7, -1) and origin_of(-1) == (-1, -1) and redirected_producer(-1, 3) == -1
+    assert origin_of(7) == (7, -1) and origin_of(-1) == (-1, -1) and redirected_producer_id(-1, 3) == -1

@@ -14,7 +14,7 @@ from mqd.coordinator.log import BATCH_BYTES_MAX, marker_batch, records_batch
 from mqd.coordinator.shard import Loaded, Shard, TooLarge
 from mqd.coordinator.timers import Timers
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.records import check_crc, decode_batch, decode_batch_header
+from mqd.protocol.records import decode_batch, decode_batch_header, has_valid_crc
 
 INVALID_PRODUCER_EPOCH = int(ErrorCode.INVALID_PRODUCER_EPOCH)
 
@@ -305,7 +305,7 @@ def test_batches_have_the_standard_format() -> None:
     records = [(b"key", b"value"), (b"k" * 200, None), (b"", b""), (b"k", bytes(70_000))]
     batch = records_batch(records, 1234)
     header = decode_batch_header(batch)
-    assert check_crc(batch) and (
+    assert has_valid_crc(batch) and (
         header.producer_id,
         header.base_sequence,
         header.is_transactional,
@@ -328,7 +328,7 @@ def test_markers(commit: bool, kind: int) -> None:
     batch = marker_batch(42, 3, 77, commit, 1234)
     header = decode_batch_header(batch)
     assert (
-        check_crc(batch)
+        has_valid_crc(batch)
         and header.is_control
         and header.is_transactional
         and (header.producer_id, header.producer_epoch) == (42, 3)

@@ -10,7 +10,7 @@ import pytest
 
 from mqd.protocol import generate, messages
 from mqd.protocol.errors import ERRORS, ErrorCode
-from mqd.protocol.schema import FAMILIES
+from mqd.protocol.schema import FAMILY_NAMES
 
 
 @pytest.mark.parametrize("name", sorted(generate.FILES))
@@ -38,7 +38,7 @@ def test_only_the_generated_header_numbers_kafkas_errors() -> None:
 
 def test_a_type_checker_sees_each_family_and_no_other() -> None:
     folder = generate.ROOT / "mqd/protocol/messages"
-    families = sorted(set(FAMILIES.values()))
+    families = sorted(set(FAMILY_NAMES.values()))
     source = (folder / "__init__.py").read_text()
     assert re.findall(r"^    from mqd\.protocol\.messages\.(\w+) import \*$", source, re.M) == families
     assert sorted(path.stem for path in folder.glob("*.py")) == ["__init__", *families]

@@ -15,11 +15,11 @@ from mqd.protocol.records import (
     CRC_START,
     HEADER_BYTES,
     Record,
-    check_crc,
     decode_batch,
     decode_batch_header,
     decode_records,
     encode_batch,
+    has_valid_crc,
     iterate_batches,
 )
 
@@ -100,7 +100,7 @@ def test_a_plain_batch_byte_by_byte() -> None:
         bytes.fromhex(head) + struct.pack(">I", crc32c(bytes.fromhex(rest + records))) + bytes.fromhex(rest + records)
         == BATCH
     )
-    assert check_crc(BATCH)
+    assert has_valid_crc(BATCH)
     assert [record.offset for record in decode_batch(BATCH)] == [100, 101]
 
 
@@ -109,7 +109,7 @@ def test_offsets_with_gaps_and_a_longer_reach() -> None:
     header = decode_batch_header(batch)
     assert (header.base_offset, header.last_offset, header.record_count) == (10, 19, 2)
     assert [record.offset for record in decode_batch(batch)] == [12, 15]
-    with pytest.raises(ValueError, match="offsets rise"):
+    with pytest.raises(ValueError, match="offsets must rise"):
         encode_batch([Record(b"a", offset=5), Record(b"b", offset=5)])
     with pytest.raises(ValueError, match="below the last"):
         encode_batch([Record(b"a"), Record(b"b")], last_offset_delta=0)
