@@ -175,7 +175,7 @@ class BrokerState:
         self.tokens: Tokens = tokens_of(config, metadata)
         self.authentication = Authentication((), NoUsers(), b"", 0)
         # None: everything is allowed
-        self.authorizer = authorizer.configured(config)
+        self.authorizer = authorizer.from_config(config)
         if self.authorizer is not None:
             metadata.rules = self.authorizer  # updated with the metadata
         self.denials_only_logged = bool(configuration.broker_value(config, "authorizer.log.only"))

@@ -216,8 +216,8 @@ def has_joined(token: Token, data_dir: Path) -> bool:
     try:
         is_same_authority = ssl.PEM_cert_to_DER_cert(files.ca.read_text()) == token.authority
         host = files.host.read_bytes()
-        if is_same_authority and pki.is_host(host, token.node_id):
-            valid_for = pki.expires(host) - datetime.datetime.now(datetime.UTC)
+        if is_same_authority and pki.is_for_host(host, token.node_id):
+            valid_for = pki.expiry_time(host) - datetime.datetime.now(datetime.UTC)
             return valid_for >= datetime.timedelta(days=pki.RENEW_DAYS) or time.time() >= token.expires_s
     except (OSError, ValueError):
         pass

@@ -216,7 +216,7 @@ def _needs_renewal(paths: Files, hosts: list[str], now: datetime.datetime) -> bo
     from mqd.security import pki
 
     content = paths.broker.read_bytes()
-    valid_for = pki.expires(content) - now
+    valid_for = pki.expiry_time(content) - now
     return valid_for < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.covers(content, hosts)
 
 
@@ -226,8 +226,8 @@ def _host_needs_renewal(paths: Files, node_id: int, now: datetime.datetime) -> b
     if not paths.host.exists():
         return True
     content = paths.host.read_bytes()
-    valid_for = pki.expires(content) - now
-    return valid_for < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.is_host(content, node_id)
+    valid_for = pki.expiry_time(content) - now
+    return valid_for < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.is_for_host(content, node_id)
 
 
 def _admin_settings(paths: Files) -> str:

@@ -64,7 +64,7 @@ def resolve(config: dict[str, str], places: Layout, worker_count: int | None = N
         )
     configured = broker_value(config, "worker.count")
     count = worker_count or (configured if isinstance(configured, int) else 0) or _default_worker_count(config, places)
-    config = host_identity.absolute(tls_files.absolute(config))
+    config = host_identity.with_absolute_paths(tls_files.with_absolute_paths(config))
     config = {**config, "log.dirs": ",".join(log_dirs), "worker.count": str(count)}
     return Settings(places, config, count, log_dirs)
 

@@ -1,5 +1,5 @@
-"""Access control lists: one rule (AclBinding) and a filter over rules, with Kafka's numbers and
-Kafka's rules of matching (KIP-11, KIP-290).
+"""Access control lists: a rule (AclBinding) and a filter for rules (AclFilter), with Kafka's numbers
+and Kafka's matching (KIP-11, KIP-290).
 
 A rule allows or denies one operation to one principal from one host on the resources that its
 pattern names. Hosts are compared as addresses: an IPv6 address may be written in any of its forms.
@@ -17,7 +17,9 @@ class ResourceType(IntEnum):
 
 
 class PatternType(IntEnum):
-    """`MATCH` and `ANY` are for filters only: the rules that apply to a name, and rules of any type."""
+    """`MATCH` and `ANY` are for filters only: `MATCH` selects the rules that apply to a name, `ANY` the
+    rules of every pattern type.
+    """
 
     UNKNOWN, ANY, MATCH, LITERAL, PREFIXED = range(5)
 
@@ -37,22 +39,22 @@ EVERY_USER = "User:*"
 CLUSTER_NAME = "kafka-cluster"  # the only resource of type CLUSTER
 
 EVERY_OPERATION = sum(1 << operation for operation in Operation if operation >= Operation.READ)
-"""A mask with one bit for each operation; bit = Operation."""
+"""A mask with the bit of every operation; the bit's number is the Operation."""
 
-_DESCRIBING = 1 << Operation.DESCRIBE
+_DESCRIBE_BIT = 1 << Operation.DESCRIBE
 ALLOWS: dict[int, int] = {
     Operation.ALL: EVERY_OPERATION,
     **{operation: 1 << operation for operation in Operation if operation >= Operation.READ},
-    Operation.READ: 1 << Operation.READ | _DESCRIBING,
-    Operation.WRITE: 1 << Operation.WRITE | _DESCRIBING,
-    Operation.DELETE: 1 << Operation.DELETE | _DESCRIBING,
-    Operation.ALTER: 1 << Operation.ALTER | _DESCRIBING,
+    Operation.READ: 1 << Operation.READ | _DESCRIBE_BIT,
+    Operation.WRITE: 1 << Operation.WRITE | _DESCRIBE_BIT,
+    Operation.DELETE: 1 << Operation.DELETE | _DESCRIBE_BIT,
+    Operation.ALTER: 1 << Operation.ALTER | _DESCRIBE_BIT,
     Operation.ALTER_CONFIGS: 1 << Operation.ALTER_CONFIGS | 1 << Operation.DESCRIBE_CONFIGS,
 }
-"""Operation of an ALLOW rule -> mask of the operations that it implies."""
+"""Operation of an ALLOW rule -> mask of the operations that the rule allows."""
 
 
-# gc=False: there may be a hundred thousand, and they are never part of a cycle
+# gc=False: there may be a hundred thousand of these, and they are never part of a reference cycle
 class AclBinding(msgspec.Struct, frozen=True, gc=False, array_like=True, order=True):
     resource_type: int
     pattern_type: int
@@ -78,7 +80,7 @@ class AclBinding(msgspec.Struct, frozen=True, gc=False, array_like=True, order=T
 
 
 class AclFilter(msgspec.Struct, frozen=True):
-    """A filter over rules; None and ANY match everything."""
+    """A filter for rules; None and ANY match everything."""
 
     resource_type: int = ResourceType.ANY
     pattern_type: int = PatternType.ANY
@@ -125,7 +127,7 @@ class AclFilter(msgspec.Struct, frozen=True):
 
 
 def unrecognized_field(rule: AclBinding | AclFilter) -> str:
-    """The name of a field whose number this version does not know; "" if it knows all."""
+    """The name of a field whose number this version does not know; "" if it knows all of them."""
     values = (
         ("resource type", ResourceType, rule.resource_type),
         ("pattern type", PatternType, rule.pattern_type),
@@ -150,8 +152,8 @@ def name_of(kind: type[IntEnum], value: int) -> str:
 
 @lru_cache(4096)
 def canonical_host(host: str) -> str:
-    """One spelling for each address; an IPv4 address in IPv6's form is the IPv4 address. Any other
-    text is returned as it is.
+    """The canonical spelling of an address; an IPv4-mapped IPv6 address becomes the IPv4 address. Any
+    other text is returned unchanged.
     """
     try:
         address = ipaddress.ip_address(host)

@@ -1,16 +1,16 @@
 """logs/audit.log: denied operations, and changes of rules and users. One JSON object per line.
 
-A denial is written once for each principal, address, operation and resource in WINDOW_S, by each
-deciding process (the acceptor and the workers); the next line for the same denial has the
-number of denials in between.
-Bounds: DENIALS_MAX different denials in WINDOW_S; of further ones only the number is logged.
+Each deciding process (the acceptor and the workers) logs a denial once per WINDOW_S for each
+principal, address, operation and resource; the next line for the same denial has the number of
+denials in between.
+Bounds: DENIALS_MAX different denials in WINDOW_S; only the number of further denials is logged.
 
-The processes share the file: a line is one write to its end. Whichever process finds it larger than
-SIZE_BYTES_MAX renames it to audit.log.1; KEPT_FILES of those stay.
+The processes share the file and append each line with one write. The process that finds the file
+larger than SIZE_BYTES_MAX renames it to audit.log.1; KEPT_FILES of these older files are kept.
 
 Invariants
-    F1  a file loses the name audit.log once: a process renames it only while it holds the file's
-        lock and the file still has that name
+    F1  a file is renamed from audit.log only once: a process renames it only while it holds the
+        file's lock and the file still has that name
     F2  a line that is written while another process renames the file is in the renamed file, so it
         is neither lost nor cut
 """
@@ -61,10 +61,10 @@ class SharedFile:
 
     def _is_current(self) -> bool:
         try:
-            named = os.stat(self._path)
+            current_status = os.stat(self._path)
         except FileNotFoundError:
             return False
-        return os.path.samestat(named, os.fstat(self._fd))
+        return os.path.samestat(current_status, os.fstat(self._fd))
 
     def _open(self) -> None:
         self.close()
@@ -75,28 +75,28 @@ class SharedFile:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self._is_current():
                 for number in range(KEPT_FILES, 0, -1):
-                    older = self._numbered(number - 1) if number > 1 else self._path
+                    older = self._numbered_path(number - 1) if number > 1 else self._path
                     if older.exists():
-                        older.replace(self._numbered(number))
+                        older.replace(self._numbered_path(number))
         except BlockingIOError:
             pass  # another process holds the lock, and so renames the file
         finally:
             self.close()  # gives up the lock, even if renaming fails
 
-    def _numbered(self, number: int) -> Path:
+    def _numbered_path(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
 
 
 class Audit:
-    """`path` None: nothing is written."""
+    """The audit log of this process. If `path` is None, nothing is written."""
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._file = SharedFile(path) if path is not None else None
         # (principal, host, operation, type, name) -> [time of the last line, denials since]
         self._denials: dict[tuple[str, str, int, int, str], list[float]] = {}
-        self._swept_s = 0.0  # when expired entries were last dropped
-        self._unlogged_count = 0  # denials since then without a line
+        self._swept_s = 0.0  # time at which expired entries were last dropped
+        self._unlogged_count = 0  # denials since then that have no line
 
     def record_denial(
         self,
@@ -105,25 +105,26 @@ class Audit:
         operation: int,
         resource_type: int,
         name: str,
-        only_logged: bool,
+        is_only_logged: bool,
         count: int = 1,
     ) -> None:
-        """Writes a denial, or only counts it. `count`: this denial and equal earlier ones that were
-        not logged.
+        """Writes a denial, or only counts it. `is_only_logged`: the operation is allowed nevertheless
+        (authorizer.log.only). `count`: the number of equal denials, this one included, that were not
+        logged.
         """
         now = self._clock()
         key = (principal, host, operation, resource_type, name)
-        known = self._denials.get(key)
-        if known is not None and now - known[0] < WINDOW_S:
-            known[1] += count
+        entry = self._denials.get(key)
+        if entry is not None and now - entry[0] < WINDOW_S:
+            entry[1] += count
             return
-        if known is None and len(self._denials) >= DENIALS_MAX and not self._sweep(now):
+        if entry is None and len(self._denials) >= DENIALS_MAX and not self._sweep(now):
             self._unlogged_count += count
             return
         self._denials[key] = [now, 0]
-        suppressed = count - 1 + (int(known[1]) if known is not None else 0)
+        suppressed = count - 1 + (int(entry[1]) if entry is not None else 0)
         self.write(
-            "would be denied, but allowed by authorizer.log.only" if only_logged else "denied",
+            "would be denied, but allowed by authorizer.log.only" if is_only_logged else "denied",
             principal=principal,
             host=host,
             operation=name_of(Operation, operation),
@@ -133,14 +134,14 @@ class Audit:
         )
 
     def _sweep(self, now: float) -> bool:
-        """Drops expired entries; returns whether there is room. At most once in a window: a flood
-        of names must cost no more than one lookup each.
+        """Drops expired entries; returns whether there is room. Does so at most once per window: in a
+        flood of different names, each must cost only a lookup.
         """
         if now - self._swept_s < WINDOW_S:
             return False
         self._swept_s = now
-        kept = {key: one for key, one in self._denials.items() if now - one[0] < WINDOW_S}
-        self._unlogged_count += sum(int(one[1]) for key, one in self._denials.items() if key not in kept)
+        kept = {key: entry for key, entry in self._denials.items() if now - entry[0] < WINDOW_S}
+        self._unlogged_count += sum(int(entry[1]) for key, entry in self._denials.items() if key not in kept)
         self._denials = kept
         if self._unlogged_count:
             self.write("denied", suppressed=self._unlogged_count)
@@ -148,7 +149,9 @@ class Audit:
         return len(self._denials) < DENIALS_MAX
 
     def write(self, event: str, **fields: object) -> None:
-        """A failing disk does not stop the broker; the process's own log has the error."""
+        """Appends an event. A failing disk does not stop the broker; the process's own log has the
+        error.
+        """
         if self._file is None:
             return
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self._clock()))

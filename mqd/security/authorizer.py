@@ -3,20 +3,21 @@
 1. A super user may do everything.
 2. The rules that apply are those of the principal or of `User:*`, from its host or from `*`, whose
    pattern names the resource: its literal name, a prefix of it, or the literal `*`.
-3. If one of them denies the operation, or all operations: no.
-4. If one of them allows the operation, or one that implies it (acl.ALLOWS), or all: yes.
-5. Otherwise no; but yes with allow.everyone.if.no.acl.found for a resource that no rule of any
-   principal names.
+3. If one of them denies the operation, or all operations, the operation is denied.
+4. Otherwise, if one of them allows the operation, all operations, or an operation that implies it
+   (acl.ALLOWS), it is allowed.
+5. Otherwise it is denied, unless allow.everyone.if.no.acl.found is true and no rule of any principal
+   names the resource.
 
 For each principal and host the rules of one resource type are compiled into a RightsTable, which
 the reactor gets too (subject.py).
 
-Where the host is not known (""), every DENY rule applies, but only ALLOW rules for host `*`.
+If the host is not known (""), all DENY rules apply, but of the ALLOW rules only those for host `*`.
 
 Invariants
     A1  a RightsTable is never older than the rules: every change of rules drops all tables
     A2  `generation` rises with every change of rules
-Bounds: TABLES_MAX compiled tables; when reached, all are dropped. They are compiled when needed.
+Bounds: TABLES_MAX compiled tables; at this number all are dropped. They are compiled on demand.
 """
 
 from collections import Counter
@@ -39,7 +40,7 @@ from mqd.security.principal import BROKER, super_users
 from mqd.security.rights_table import EVERYTHING, RightsTable, compile_table
 
 TABLES_MAX = 4096
-# A name that no rule is expected to have: its decision is that of names without rules.
+# Stands for a resource that no rule names; Kafka uses the same name for this.
 _UNNAMED = "hardcode"
 
 
@@ -51,7 +52,7 @@ class Verdict(NamedTuple):
     binding: AclBinding | None = None
 
 
-def configured(config: Mapping[str, str]) -> "Authorizer | None":
+def from_config(config: Mapping[str, str]) -> "Authorizer | None":
     """The authorizer that the broker's properties configure; None: everything is allowed."""
     if not broker_value(config, "authorizer.class.name"):
         return None
@@ -83,13 +84,13 @@ class Authorizer:
         self.change(bindings, ())
 
     def change(self, put: Mapping[bytes, AclBinding], removed: Iterable[bytes]) -> None:
-        """Removes rules, then adds some. An id that is not known is ignored; one that is known is
-        replaced.
+        """Removes rules, then adds some. A removed id that is not known is ignored; an added rule
+        replaces the rule with the same id.
         """
         for acl_id in [*removed, *put]:
             old = self.bindings.pop(acl_id, None)
             if old is not None:
-                self._uncount(acl_id, old)
+                self._unindex(acl_id, old)
         for acl_id, binding in put.items():
             self.bindings[acl_id] = binding
             self._by_principal.setdefault(binding.principal, {})[acl_id] = binding
@@ -97,10 +98,10 @@ class Authorizer:
         self._tables.clear()
         self.generation += 1
 
-    def _uncount(self, acl_id: bytes, binding: AclBinding) -> None:
-        of_principal = self._by_principal[binding.principal]
-        del of_principal[acl_id]
-        if not of_principal:
+    def _unindex(self, acl_id: bytes, binding: AclBinding) -> None:
+        principal_rules = self._by_principal[binding.principal]
+        del principal_rules[acl_id]
+        if not principal_rules:
             del self._by_principal[binding.principal]
         key = (binding.resource_type, binding.pattern_type, binding.name)
         self._patterns[key] -= 1
@@ -108,10 +109,10 @@ class Authorizer:
             del self._patterns[key]
 
     def matching(self, acl_filter: AclFilter) -> dict[bytes, AclBinding]:
-        found = self.bindings
+        candidates = self.bindings
         if acl_filter.principal is not None:
-            found = self._by_principal.get(acl_filter.principal, {})
-        return {acl_id: binding for acl_id, binding in found.items() if acl_filter.matches(binding)}
+            candidates = self._by_principal.get(acl_filter.principal, {})
+        return {acl_id: binding for acl_id, binding in candidates.items() if acl_filter.matches(binding)}
 
     # -- decisions ---------------------------------------------------------------------------------
 
@@ -119,12 +120,12 @@ class Authorizer:
         return bool(self.table(principal, host, resource_type).mask(name) >> operation & 1)
 
     def operations(self, principal: str, host: str, resource_type: int, name: str) -> int:
-        """The allowed operations, a bit each (KIP-430)."""
+        """The allowed operations, as a mask (KIP-430)."""
         return self.table(principal, host, resource_type).mask(name)
 
     def decide_any(self, principal: str, host: str, operation: int, resource_type: int) -> bool:
-        """Whether the operation is allowed on at least one resource of the type (KIP-679). As in
-        Kafka, no operation implies another one here.
+        """Whether the operation is allowed on at least one resource of the type (KIP-679). Here, as
+        in Kafka, no operation implies another.
         """
         if self.decide(principal, host, operation, resource_type, _UNNAMED):
             return True
@@ -139,23 +140,23 @@ class Authorizer:
                 return False
             else:
                 denied[binding.pattern_type].add(binding.name)
-        return any(not _dominated(binding, denied) for binding in allowed)
+        return any(not _is_dominated(binding, denied) for binding in allowed)
 
     def explain(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> Verdict:
         """The decision of decide(), with the rule that determines it."""
         if principal in self.super_users:
             return Verdict(True, f"{principal} is a super user")
-        allowing: AclBinding | None = None
+        allowing_rule: AclBinding | None = None
         for binding in sorted(self._rules_for(principal, host, resource_type)):
             if not binding.covers(name):
                 continue
             if binding.permission == Permission.DENY and binding.operation in (operation, Operation.ALL):
                 return Verdict(False, "a rule denies it", binding)
             if binding.permission == Permission.ALLOW and ALLOWS.get(binding.operation, 0) >> operation & 1:
-                allowing = allowing or binding
-        if allowing is not None:
-            return Verdict(True, "a rule allows it", allowing)
-        if self.allow_everyone and not self._is_named(resource_type, name):
+                allowing_rule = allowing_rule or binding
+        if allowing_rule is not None:
+            return Verdict(True, "a rule allows it", allowing_rule)
+        if self.allow_everyone and not self._is_resource_named(resource_type, name):
             return Verdict(True, "no rule names the resource, and allow.everyone.if.no.acl.found is true")
         return Verdict(False, "no rule allows it")
 
@@ -197,7 +198,7 @@ class Authorizer:
             return []
         return [(pattern_type, name) for kind, pattern_type, name in self._patterns if kind == resource_type]
 
-    def _is_named(self, resource_type: int, name: str) -> bool:
+    def _is_resource_named(self, resource_type: int, name: str) -> bool:
         patterns = self._patterns
         return (
             (resource_type, PatternType.LITERAL, name) in patterns
@@ -206,7 +207,7 @@ class Authorizer:
         )
 
 
-def _dominated(binding: AclBinding, denied: Mapping[int, set[str]]) -> bool:
+def _is_dominated(binding: AclBinding, denied: Mapping[int, set[str]]) -> bool:
     """Whether DENY rules cover everything that an ALLOW rule allows."""
     name = binding.name
     if binding.pattern_type == PatternType.LITERAL:

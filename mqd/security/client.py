@@ -1,5 +1,5 @@
-"""Authentication of mqd's own clients: their settings, under the names that the Java client and
-librdkafka share, and the first steps of a new connection.
+"""Authentication of mqd's own clients: their settings, by the names of the Java client or librdkafka,
+and the first steps of a new connection.
 """
 
 import base64
@@ -23,8 +23,8 @@ from mqd.security.scram import ITERATIONS_MIN, MECHANISMS, salted_password
 
 ITERATIONS_MAX = 1 << 20  # more would let a server keep this client busy for seconds
 HANDSHAKE, AUTHENTICATE = 17, 36
-# mqd's own property: user and password are the id and HMAC of a delegation token. Java's clients set
-# tokenauth in sasl.jaas.config
+# mqd's own property: user and password are the id and HMAC of a delegation token. Java clients set
+# tokenauth in sasl.jaas.config instead.
 TOKEN_AUTH = "sasl.tokenauth"
 # Java's name, or an alias -> librdkafka's
 _LIBRDKAFKA_NAMES = {
@@ -73,7 +73,7 @@ class ClientSecurity(msgspec.Struct, frozen=True):
 
     @property
     def is_supported(self) -> bool:
-        """Whether secure() and authenticate() can use these settings: librdkafka has others, too."""
+        """Whether secure() and authenticate() can use these settings: librdkafka has more settings."""
         mechanisms = ("PLAIN", *MECHANISMS)
         return all(name in _TLS_SETTINGS for name in self.settings if name.startswith("ssl.")) and (
             not self.has_sasl or self.settings.get("sasl.mechanisms") in mechanisms
@@ -85,8 +85,8 @@ class ClientSecurity(msgspec.Struct, frozen=True):
             self._context()
 
     def secure(self, connection: socket.socket, host: str) -> socket.socket:
-        """The connection to use: with TLS where the protocol requires it. Raises OSError, also for
-        a failed handshake (ssl.SSLError), and ConfigError.
+        """The connection to use: with TLS where the protocol requires it. Raises ConfigError,
+        and OSError (ssl.SSLError for a failed handshake).
         """
         return self._context().wrap_socket(connection, server_hostname=host) if self.has_tls else connection
 
@@ -158,27 +158,27 @@ class ClientSecurity(msgspec.Struct, frozen=True):
 
 def of_properties(properties: Mapping[str, str]) -> ClientSecurity:
     """The security settings among a client's properties, in Java's or librdkafka's names. Raises
-    ConfigError for one that this client cannot honour.
+    ConfigError for a setting that this client cannot honour.
     """
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for name, value in properties.items():
         if name == "sasl.jaas.config":
-            found.update(_of_jaas(value))
+            settings.update(_of_jaas(value))
         elif name in _STORE_TYPES:
             if value.upper() != _STORE_TYPES[name]:
                 raise ConfigError(
                     f"{name}={value} is not supported by this client; convert the file to PEM", name, value
                 )
         elif name == "security.protocol" or name.startswith(("ssl.", "sasl.")):
-            # without a check of the host's name, the value is "" for Java, none for librdkafka
-            unchecked = name == "ssl.endpoint.identification.algorithm" and not value
-            found[_LIBRDKAFKA_NAMES.get(name, name)] = "none" if unchecked else value
-    protocol = found.get("security.protocol", "PLAINTEXT").upper()
+            # no check of the host's name: "" in Java's settings, none in librdkafka's
+            skips_host_check = name == "ssl.endpoint.identification.algorithm" and not value
+            settings[_LIBRDKAFKA_NAMES.get(name, name)] = "none" if skips_host_check else value
+    protocol = settings.get("security.protocol", "PLAINTEXT").upper()
     if protocol not in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"):
         raise ConfigError(f"security.protocol={protocol} is not known", "security.protocol", protocol)
-    if found.get("ssl.key.location") and not found.get("ssl.certificate.location"):
+    if settings.get("ssl.key.location") and not settings.get("ssl.certificate.location"):
         raise ConfigError("ssl.key.location needs ssl.certificate.location", "ssl.key.location")
-    return ClientSecurity(found)
+    return ClientSecurity(settings)
 
 
 def read(file: Path) -> tuple[ClientSecurity, dict[str, str]]:
@@ -212,7 +212,7 @@ def _of_jaas(text: str) -> dict[str, str]:
 
 
 def jaas(module: str, user: str, password: str, is_token: bool = False) -> str:
-    """sasl.jaas.config, for Java's clients."""
+    """The value of sasl.jaas.config for Java clients."""
     quoted = ['"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in (user, password)]
     token = ' tokenauth="true"' if is_token else ""
     return f"org.apache.kafka.common.security.{module} required username={quoted[0]} password={quoted[1]}{token};"
@@ -222,11 +222,11 @@ def jaas(module: str, user: str, password: str, is_token: bool = False) -> str:
 
 
 def scram(mechanism: str, user: str, password: str, step: Callable[[bytes], bytes], is_token: bool = False) -> None:
-    """`step` sends a token and returns the server's. `is_token`: user and password are id and HMAC
-    of a delegation token. Raises NotAuthenticated, also when the server does not prove that it
-    knows the password's verifier.
+    """Authenticates with SCRAM. `step` sends a token and returns the server's. `is_token`: user and
+    password are the id and HMAC of a delegation token. Raises NotAuthenticated, also when the server
+    does not prove that it knows the password's verifier.
     """
-    name, nonce = MECHANISMS[mechanism], secrets.token_urlsafe(24)
+    hash_name, nonce = MECHANISMS[mechanism], secrets.token_urlsafe(24)
     bare = f"n={user.replace('=', '=3D').replace(',', '=2C')},r={nonce}{',tokenauth=true' if is_token else ''}"
     first = step(f"n,,{bare}".encode()).decode("utf-8", "replace")
     match = re.fullmatch(r"r=([\x21-\x2b\x2d-\x7e]+),s=([A-Za-z0-9+/]+=*),i=([0-9]{1,9})(?:,.*)?", first)
@@ -242,13 +242,13 @@ def scram(mechanism: str, user: str, password: str, step: Callable[[bytes], byte
     except binascii.Error:
         raise NotAuthenticated("the broker's salt is not base64") from None
     salted = salted_password(mechanism, password.encode(), salt, iterations)
-    client_key = hmac.digest(salted, b"Client Key", name)
+    client_key = hmac.digest(salted, b"Client Key", hash_name)
     without_proof = f"c=biws,r={match[1]}"
     signed = f"{bare},{first},{without_proof}".encode()
-    signature = hmac.digest(hashlib.new(name, client_key).digest(), signed, name)
+    signature = hmac.digest(hashlib.new(hash_name, client_key).digest(), signed, hash_name)
     proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
     final = step(f"{without_proof},p={base64.b64encode(proof).decode()}".encode())
-    expected = b"v=" + base64.b64encode(hmac.digest(hmac.digest(salted, b"Server Key", name), signed, name))
+    expected = b"v=" + base64.b64encode(hmac.digest(hmac.digest(salted, b"Server Key", hash_name), signed, hash_name))
     if not hmac.compare_digest(final.split(b",")[0], expected):
         raise NotAuthenticated(
             "the server did not prove that it knows this user's password: it may not be the real broker"

@@ -14,9 +14,9 @@ from pathlib import Path
 from mqd.base import logging, sandbox
 from mqd.base.paths import Layout
 
-_SYSTEM = (
+_SYSTEM_DIRECTORIES = (
     *("/usr", "/lib", "/lib64", "/bin", "/etc", "/opt", "/nix/store", "/proc", "/sys"),
-    *("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager"),  # where /etc/resolv.conf points to
+    *("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager"),  # targets of the link /etc/resolv.conf
 )
 _SHARED_MEMORY = "/dev/shm"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
@@ -26,7 +26,7 @@ _URL_PROPERTY, _FILE_URL = "sasl.oauthbearer.jwks.endpoint.url", "file://"
 
 
 def hide_memory(config: Mapping[str, str]) -> str:
-    """Prevents core files, unless core.files.allow; returns the restrictions as text, "" for none."""
+    """Prevents core files, unless core.files.allow is true; returns the restrictions as text, or ""."""
     if config.get("core.files.allow") == "true":
         return ""
     return _apply([("no core files", sandbox.hide_memory)])
@@ -34,42 +34,42 @@ def hide_memory(config: Mapping[str, str]) -> str:
 
 def confine(config: Mapping[str, str], places: Layout | None, makes_ring: bool = False) -> str:
     """Returns the restrictions in force, as text. `places`: directories that this process writes
-    to; None: its files are not restricted. `makes_ring`: the process will open an io_uring,
-    and then call refuse_more_rings.
+    to; if None, its access to files is not restricted. `makes_ring`: the process will open an
+    io_uring, and then call refuse_more_rings.
     """
-    hidden = hide_memory(config)
+    memory_restriction = hide_memory(config)
     if config.get("process.sandbox") == "off":
-        return hidden or "nothing"
+        return memory_restriction or "nothing"
     calls = sandbox.SYSTEM_CALLS if makes_ring else sandbox.SYSTEM_CALLS | sandbox.RING_CALLS
     steps: list[tuple[str, Callable[[], None]]] = [("no new privileges", sandbox.give_up_privileges)]
     if places is not None:
         readable, writable = (
-            [*_SYSTEM, *_code_directories(), *_named_directories(config)],
+            [*_SYSTEM_DIRECTORIES, *_code_directories(), *_named_directories(config)],
             _own_directories(config, places),
         )
         steps.append(("Landlock", lambda: sandbox.restrict_files(readable, writable, _DEVICES)))
     steps.append(("seccomp", lambda: sandbox.refuse_system_calls(calls.values())))
-    return ", ".join(filter(None, [hidden, _apply(steps)])) or "nothing"
+    return ", ".join(filter(None, [memory_restriction, _apply(steps)])) or "nothing"
 
 
 def refuse_more_rings(config: Mapping[str, str]) -> None:
-    """Called when a worker has its ring. That ring's operations are restricted; another ring's
-    would not be.
+    """Called once a worker has opened its ring. The operations of that ring are restricted; those of
+    another ring would not be.
     """
     if config.get("process.sandbox") != "off":
         _apply([("seccomp", lambda: sandbox.refuse_system_calls(sandbox.RING_CALLS.values()))])
 
 
 def _apply(steps: Iterable[tuple[str, Callable[[], None]]]) -> str:
-    done = []
+    applied = []
     for name, step in steps:
         try:
             step()
         except OSError as error:
             logging.get("sandbox").warning("part of process.sandbox is not in force here", reason=str(error))
         else:
-            done.append(name)
-    return ", ".join(done)
+            applied.append(name)
+    return ", ".join(applied)
 
 
 def _code_directories() -> list[str]:
@@ -79,13 +79,13 @@ def _code_directories() -> list[str]:
     package = Path(__file__).resolve().parents[1]
     prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, str(package)]
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    found = [path for path in (*prefixes, sys.pycache_prefix, *sys.path, *libraries) if path]
-    return [*found, *(os.path.realpath(path) for path in found)]
+    directories = [path for path in (*prefixes, sys.pycache_prefix, *sys.path, *libraries) if path]
+    return [*directories, *(os.path.realpath(path) for path in directories)]
 
 
 def _named_directories(config: Mapping[str, str]) -> list[str]:
     """The directories of the files that configuration and environment name. Access to the files
-    alone is not enough: a file is often replaced by another one of the same name, or is a link into
+    alone is not enough: a file is often replaced with another of the same name, or is a link into
     another directory.
     """
     files = [value for name, value in config.items() if name.endswith(_FILE_PROPERTIES) and value]

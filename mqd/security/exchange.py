@@ -2,14 +2,14 @@
 
 from typing import Protocol
 
-# limit of PLAIN and SCRAM tokens: enough for names of 255 characters with a password or a nonce.
-# The state of an exchange, even a failed one, is smaller than this.
+# The limit for PLAIN and SCRAM tokens: enough for names of 255 characters with a password or a
+# nonce. The state of an exchange, even a failed one, is smaller than this.
 PASSWORD_TOKEN_BYTES_MAX = 4096
 
 
 class AuthenticationFailed(Exception):
     """The reason is for the broker's log; the client receives the same text for every failure.
-    `user`: as claimed; "" where it is not known.
+    `user`: the name that the client claimed; "" if it is not known.
     """
 
     def __init__(self, reason: str, user: str = "") -> None:

@@ -2,9 +2,9 @@
 `cluster.tls` and the files that it names.
 
     identity = load(config)          None: cluster.tls=off
-    identity.server, .client         contexts for Python's new connections
+    identity.server, .client         contexts for the connections that Python accepts or opens
     identity.files                   the certificates and key as PEM bytes, for native contexts
-    identity.reload()                reads changed files again, and replaces all of these
+    identity.reload()                reads changed files again, and replaces all of the above
     check_peer(certificate, node)    after the TLS handshake: checks that the peer's certificate is
                                      that node's
 
@@ -39,7 +39,9 @@ class WrongHost(ConnectionError):
 
 
 class Files(msgspec.Struct, frozen=True):
-    """PEM. `certificate`: this host's, then those that lead to a CA. The repr shows no contents."""
+    """All in PEM. `certificate`: this host's, followed by those that lead to a CA. The repr shows no
+    contents.
+    """
 
     certificate: bytes
     key: bytes
@@ -62,18 +64,20 @@ def check(config: Mapping[str, str]) -> None:
         return
     from mqd.security import pki  # imports cryptography, which a broker without host TLS does not need
 
-    ends = pki.expires(identity.files.certificate)
-    if ends < datetime.datetime.now(datetime.UTC):
+    expiry_time = pki.expiry_time(identity.files.certificate)
+    if expiry_time < datetime.datetime.now(datetime.UTC):
         path = config[CERTIFICATE]
         raise ConfigError(
-            f"the host certificate {path} expired on {ends:%Y-%m-%d}: replace it (`mqd cert renew`"
+            f"the host certificate {path} expired on {expiry_time:%Y-%m-%d}: replace it (`mqd cert renew`"
             " creates one with the authority of `mqd up --secure`)",
             CERTIFICATE,
         )
 
 
-def absolute(config: Mapping[str, str]) -> dict[str, str]:
-    """The configuration with absolute paths for `cluster.tls.*`; see tls_files.absolute()."""
+def with_absolute_paths(config: Mapping[str, str]) -> dict[str, str]:
+    """The configuration with absolute paths for `cluster.tls.*`; see
+    tls_files.with_absolute_paths().
+    """
     return {
         name: os.path.abspath(value) if name in NAMES and value.strip() else value for name, value in config.items()
     }
@@ -90,35 +94,35 @@ class HostIdentity:
                 raise ConfigError(
                     f"cluster.tls={MODES[mode]} needs {name}; `mqd up --secure` makes the files and sets it", name
                 )
-        self._seen = self._state()
+        self._last_state = self._state()
         self.files, self.server, self.client = self._read()
 
     def _state(self) -> tuple[tuple[int, int, int], ...]:
         """A different result means that the files have changed."""
-        found = []
+        states = []
         for path in self._paths.values():
             try:
                 status = os.stat(path)
             except OSError:
-                found.append((0, 0, 0))
+                states.append((0, 0, 0))
             else:
-                found.append((status.st_ino, status.st_size, status.st_ctime_ns))
-        return tuple(found)
+                states.append((status.st_ino, status.st_size, status.st_ctime_ns))
+        return tuple(states)
 
     def reload(self) -> bool:
-        """Whether changed files are in use now. Raises ConfigError if they have changed and are
-        unusable; the previous ones stay in use.
+        """Returns whether the files had changed and are now in use. Raises ConfigError if they have
+        changed and are unusable; the previous ones stay in use.
         """
-        seen = self._state()
-        if seen == self._seen:
+        state = self._state()
+        if state == self._last_state:
             return False
-        self._seen = seen
+        self._last_state = state
         self.files, self.server, self.client = self._read()
         return True
 
     def _read(self) -> tuple[Files, ssl.SSLContext, ssl.SSLContext]:
         """Raises ConfigError."""
-        files = Files(*(_content(name, self._paths[name]) for name in NAMES))
+        files = Files(*(_read_file(name, self._paths[name]) for name in NAMES))
         _check_node(files.certificate, self._paths[CERTIFICATE], self.node_id)
         try:
             return files, _context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT)
@@ -130,7 +134,7 @@ class HostIdentity:
             ) from None
 
 
-def _content(name: str, path: str) -> bytes:
+def _read_file(name: str, path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -148,7 +152,7 @@ def _check_node(certificate: bytes, path: str, node_id: int) -> None:
     from mqd.security import pki
 
     try:
-        if pki.is_host(certificate, node_id):
+        if pki.is_for_host(certificate, node_id):
             return
     except ValueError as error:
         raise ConfigError(f"{path} has no certificate: {error}", CERTIFICATE) from None
@@ -163,10 +167,10 @@ def _context(files: Files, protocol: int) -> ssl.SSLContext:
     """Raises ssl.SSLError, ValueError."""
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # check_peer() does that, by the node id: addresses change
+    context.check_hostname = False  # check_peer() checks the node id instead: addresses change
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # connections are few and long-lived; a resumed one would skip the certificate
+        context.num_tickets = 0  # connections are few and long-lived; a resumed session would skip the certificate
     context.load_verify_locations(cadata=files.ca.decode("ascii"))
     # ssl takes file names only; the file may have changed since it was read
     fd = os.memfd_create("mqd-host", os.MFD_CLOEXEC)
@@ -184,7 +188,7 @@ def _no_password() -> str:
 
 
 def check_peer(certificate: Mapping[str, Any] | None, node_id: int) -> None:
-    """`certificate`: what ssl's getpeercert() returned. Raises WrongHost."""
+    """`certificate`: the result of ssl's getpeercert(). Raises WrongHost."""
     from mqd.security.pki import node_uri
 
     names = uris(certificate)
@@ -200,7 +204,7 @@ def uris(certificate: Mapping[str, Any] | None) -> list[str]:
 
 
 def reason_of(error: BaseException) -> str:
-    """The reason of a failed TLS handshake as text."""
+    """The reason for a failed TLS handshake, as text."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the peer's certificate is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):

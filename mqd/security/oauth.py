@@ -14,23 +14,23 @@ import msgspec
 from mqd.security import principal
 from mqd.security.exchange import AuthenticationFailed
 
-# only asymmetric ones: with HMAC, the published key could also sign
+# only asymmetric algorithms: with HMAC, the key that checks signatures could also sign
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 KEYS_BYTES_MAX = 1 << 20
-FETCH_S = 10.0
-REASON_MAX = 200  # characters: PyJWT's messages may quote the token
+FETCH_TIMEOUT_S = 10.0
+REASON_CHARS_MAX = 200  # PyJWT's messages may quote the token
 UNKNOWN_KEY_PAUSE_S = 10.0  # tokens with unknown key ids cause a reload of the issuer's keys at most this often
-_FIRST = re.compile(
+_FIRST_MESSAGE = re.compile(
     rb"n,(?:a=(?P<acts_as>[^\x00,\x01]+))?,\x01auth=[Bb]earer +(?P<token>[A-Za-z0-9._~+/=-]+)\x01"
     rb"(?:[A-Za-z]+=[^\x00\x01]*\x01)*\x01"
 )
-_REFUSED = json.dumps({"status": "invalid_token"}).encode()
+_REFUSAL = json.dumps({"status": "invalid_token"}).encode()
 # runs slow work in a thread, outside the event loop
 RunInThread = Callable[[Callable[[], "Claims"]], Awaitable["Claims"]]
 
 
 class Options(msgspec.Struct, frozen=True):
-    url: str  # URL of the issuer's keys (JWKS): https: or file:
+    url: str  # of the issuer's keys (JWKS): https: or file:
     issuer: str
     audiences: tuple[str, ...]
     user_claim: str = "sub"
@@ -47,25 +47,25 @@ def read_keys(url: str) -> dict[str, Any]:
     """The issuer's key set. Raises OSError, ValueError."""
     from urllib.request import urlopen  # an acceptor without OAUTHBEARER needs no HTTP client
 
-    with urlopen(url, timeout=FETCH_S) as response:
+    with urlopen(url, timeout=FETCH_TIMEOUT_S) as response:
         content = response.read(KEYS_BYTES_MAX + 1)
     if len(content) > KEYS_BYTES_MAX:
-        raise ValueError(f"{url} holds more than {KEYS_BYTES_MAX} bytes")
+        raise ValueError(f"{url} has more than {KEYS_BYTES_MAX} bytes")
     keys = json.loads(content)
     if not isinstance(keys, dict) or not isinstance(keys.get("keys"), list):
-        raise ValueError(f"{url} holds no key set (JWKS)")
+        raise ValueError(f"{url} has no key set (JWKS)")
     return keys
 
 
 class Issuer:
-    """Checks tokens of one issuer; keeps its keys. Any thread."""
+    """Checks the tokens of one issuer; caches its keys. Any thread may call it."""
 
     def __init__(self, options: Options, read: Callable[[str], Mapping[str, Any]] = read_keys) -> None:
         self.options = options
         self._read = read
         self._lock = threading.Lock()
         self._keys: dict[str, Any] = {}  # key id -> key
-        self._read_s = -1e9  # time.monotonic() of the last attempt
+        self._last_read_s = -1e9  # time.monotonic() of the last attempt
 
     def check(self, token: bytes) -> Claims:
         """Checks a token and returns its claims. Raises AuthenticationFailed."""
@@ -89,7 +89,7 @@ class Issuer:
                 options={"require": ["exp", "iss", "aud", options.user_claim]},
             )
         except (jwt.PyJWTError, TypeError, ValueError, OverflowError) as error:
-            raise AuthenticationFailed(f"a token is refused: {str(error)[:REASON_MAX]}") from None
+            raise AuthenticationFailed(f"a token is refused: {str(error)[:REASON_CHARS_MAX]}") from None
         user = claims[options.user_claim]
         try:
             if not isinstance(user, str):
@@ -97,12 +97,12 @@ class Issuer:
             principal.user(user)  # many issuers let users choose their names
         except ValueError as error:
             raise AuthenticationFailed(f"a token's claim {options.user_claim} names no user: {error}") from None
-        return Claims(user, (int(claims["exp"]) + options.skew_s) * 1000)  # PyJWT accepts a string of digits, too
+        return Claims(user, (int(claims["exp"]) + options.skew_s) * 1000)  # PyJWT also accepts a string of digits
 
     def _current_key(self, key_id: str) -> Any:
-        """The issuer's key of this id; without an id, its only one."""
+        """The issuer's key with this id; without an id, the issuer's only key."""
         with self._lock:
-            age_s = time.monotonic() - self._read_s
+            age_s = time.monotonic() - self._last_read_s
             if age_s > self.options.refresh_s or (self._find_key(key_id) is None and age_s > UNKNOWN_KEY_PAUSE_S):
                 self._refresh()
             key = self._find_key(key_id)
@@ -118,16 +118,16 @@ class Issuer:
     def _refresh(self) -> None:
         import jwt
 
-        self._read_s = time.monotonic()
+        self._last_read_s = time.monotonic()
         try:
-            found = jwt.PyJWKSet.from_dict(dict(self._read(self.options.url)))
+            key_set = jwt.PyJWKSet.from_dict(dict(self._read(self.options.url)))
         except (OSError, ValueError, jwt.PyJWTError) as error:
             if not self._keys:
                 raise AuthenticationFailed(
                     f"the issuer's keys cannot be read from {self.options.url}: {error}"
                 ) from None
             return  # the previously read keys are still valid
-        self._keys = {key.key_id or "": key for key in found.keys if key.public_key_use in (None, "sig")}
+        self._keys = {key.key_id or "": key for key in key_set.keys if key.public_key_use in (None, "sig")}
 
 
 class OauthExchange:
@@ -137,7 +137,7 @@ class OauthExchange:
 
     def __init__(self, issuer: Issuer, run_in_thread: RunInThread) -> None:
         self._issuer, self._run_in_thread = issuer, run_in_thread
-        self._failure: tuple[str, str] | None = None  # reason and user only: an exception would keep the token
+        self._failure: tuple[str, str] | None = None  # not the exception: its traceback would keep the token in memory
         self.user = ""
         self.expires_ms = 0
         self.done = False
@@ -148,7 +148,7 @@ class OauthExchange:
             raise AuthenticationFailed(reason, user)
         if self.done:
             raise AuthenticationFailed("the exchange has already ended")
-        first = _FIRST.fullmatch(token)
+        first = _FIRST_MESSAGE.fullmatch(token)
         if first is None:
             raise AuthenticationFailed("the message is not an OAUTHBEARER message")
         try:
@@ -158,6 +158,6 @@ class OauthExchange:
                 raise AuthenticationFailed("a client cannot act as another user", user=claims.user)
         except AuthenticationFailed as error:
             self._failure = str(error), error.user
-            return _REFUSED
+            return _REFUSAL
         self.user, self.expires_ms, self.done = claims.user, claims.expires_ms, True
         return b""

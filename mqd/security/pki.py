@@ -1,5 +1,5 @@
 """Certificates of a cluster's own authority, for brokers without certificates from elsewhere. Keys
-are ECDSA P-256: a handshake costs a third of one with RSA.
+are ECDSA P-256, with which a handshake costs a third of one with RSA.
 """
 
 import datetime
@@ -33,7 +33,7 @@ def make_authority(name: str, now: datetime.datetime) -> Pair:
     certificate = (
         _builder(subject, subject, key.public_key(), now, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
@@ -50,42 +50,45 @@ def _host(node_id: int) -> tuple[str, list[x509.GeneralName]]:
 
 
 def issue_host(authority: Pair, node_id: int, now: datetime.datetime) -> Pair:
-    """A certificate with which a host proves its node id to the other hosts of its cluster. Raises
+    """A certificate by which a host proves its node id to the other hosts of its cluster. Raises
     ValueError.
     """
     return _issue(authority, *_host(node_id), now)
 
 
 def issue(authority: Pair, name: str, hosts: Sequence[str], now: datetime.datetime) -> Pair:
-    """A certificate for a broker or client with this common name. `hosts`: names and addresses of a
-    broker; none for a client. They never become a host's URI, so the certificate cannot be used as a
-    host's. Raises ValueError if the authority's key does not match its certificate.
+    """A certificate for a broker or client with this common name. `hosts`: the names and addresses of
+    a broker; empty for a client. They never become a node URI, so no host can prove its node id with
+    the certificate. Raises ValueError if the authority's key does not match its certificate.
     """
     return _issue(authority, name, _names(hosts), now)
 
 
 def make_request() -> tuple[bytes, bytes]:
     """A certificate signing request for a new key, and the key; both PEM. The authority chooses the
-    names."""
+    names.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM), _key_text(key)
 
 
 def sign(authority: Pair, request: bytes, name: str, hosts: Sequence[str], now: datetime.datetime) -> bytes:
-    """The certificates that issue() would make, for the key of a request. Raises ValueError."""
+    """The certificates that issue() would make, but for the key of a request. Raises ValueError."""
     return _sign(authority, _key_of_request(request), name, _names(hosts), now)
 
 
 def sign_host(authority: Pair, request: bytes, node_id: int, now: datetime.datetime) -> bytes:
-    """The certificates that issue_host() would make, for the key of a request. Raises ValueError."""
+    """The certificates that issue_host() would make, but for the key of a request. Raises
+    ValueError.
+    """
     return _sign(authority, _key_of_request(request), *_host(node_id), now)
 
 
 def _key_of_request(request: bytes) -> ec.EllipticCurvePublicKey:
-    found = x509.load_pem_x509_csr(request)
-    key = found.public_key()
-    if not found.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
+    csr = x509.load_pem_x509_csr(request)
+    key = csr.public_key()
+    if not csr.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("the request is not signed by its key")
     return key
 
@@ -110,7 +113,7 @@ def _sign(
     builder = (
         _builder(subject, issuer.subject, key, now, CERTIFICATE_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(
             x509.ExtendedKeyUsage(
                 [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -140,14 +143,15 @@ def renew(authority: Pair, certificate: bytes, now: datetime.datetime) -> Pair:
     return _issue(authority, name, list(names), now)
 
 
-def expires(certificate: bytes) -> datetime.datetime:
-    """The time at which the first certificate of a PEM file expires. Raises ValueError if it has none."""
+def expiry_time(certificate: bytes) -> datetime.datetime:
+    """When the first certificate of a PEM file expires. Raises ValueError if the file has none."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
 
 
-def is_host(certificate: bytes, node_id: int) -> bool:
+def is_for_host(certificate: bytes, node_id: int) -> bool:
     """Whether the first certificate of a PEM file is for this host of a cluster. Raises
-    ValueError."""
+    ValueError.
+    """
     try:
         names = x509.load_pem_x509_certificate(certificate).extensions.get_extension_for_class(
             x509.SubjectAlternativeName
@@ -165,8 +169,8 @@ def covers(certificate: bytes, hosts: Iterable[str]) -> bool:
         )
     except x509.ExtensionNotFound:
         return not list(hosts)
-    found = set(extension.value)
-    return all(name in found for name in _names(hosts))
+    covered_names = set(extension.value)
+    return all(name in covered_names for name in _names(hosts))
 
 
 def _names(hosts: Iterable[str]) -> list[x509.GeneralName]:
@@ -193,7 +197,7 @@ def _builder(
     )
 
 
-def _usage(signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,

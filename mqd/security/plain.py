@@ -10,8 +10,8 @@ from mqd.security.scram import Verifier
 
 # user -> mechanism and verifier; None: there is no such user
 Lookup = Callable[[str], tuple[str, Verifier] | None]
-# runs checks that take milliseconds in a thread, outside the event loop; raises
-# AuthenticationFailed when too many wait already
+# runs a check, which takes milliseconds, in a thread outside the event loop; raises
+# AuthenticationFailed if too many checks are already waiting
 RunInThread = Callable[[Callable[[], bool]], Awaitable[bool]]
 
 
@@ -31,20 +31,20 @@ class PlainExchange:
     async def step(self, token: bytes) -> bytes:
         if self.done:
             raise AuthenticationFailed("the exchange has already ended")
-        acts_as, user, password = self._parts(token)
+        acts_as, user, password = self._parse(token)
         self.user = user
         if acts_as not in ("", user):
             raise AuthenticationFailed("a client cannot act as another user", user=user)
-        found = self._lookup(user)
-        # an unknown user costs as much time as a wrong password
-        mechanism, verifier = found or scram.decoy_for_plain(self._seed, user, self._parameter_counts())
-        matches = await self._run_in_thread(lambda: scram.is_password(mechanism, verifier, password))
-        if not matches or found is None:
+        credential = self._lookup(user)
+        # an unknown user must take as long as a wrong password
+        mechanism, verifier = credential or scram.decoy_for_plain(self._seed, user, self._parameter_counts())
+        is_correct = await self._run_in_thread(lambda: scram.matches_password(mechanism, verifier, password))
+        if not is_correct or credential is None:
             raise AuthenticationFailed("wrong user or password", user=user)
         self.done = True
         return b""
 
-    def _parts(self, token: bytes) -> tuple[str, str, bytes]:
+    def _parse(self, token: bytes) -> tuple[str, str, bytes]:
         parts = token.split(b"\0")
         if len(parts) != 3 or not parts[1] or not parts[2] or len(token) > PASSWORD_TOKEN_BYTES_MAX:
             raise AuthenticationFailed("the token is not AUTHZID NUL USER NUL PASSWORD")

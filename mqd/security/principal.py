@@ -5,8 +5,8 @@ name of a local process (`local.principal.mapping.rules`).
 Rules are separated by commas; the first one that matches decides:
 
     RULE:pattern/replacement/   the whole name must match; $1 in the replacement is the first group
-    RULE:pattern/replacement/L  as above, then in lower case; U: in upper case
-    DEFAULT                     the name as it is
+    RULE:pattern/replacement/L  as above, then converted to lower case (U: upper case)
+    DEFAULT                     the name unchanged
 """
 
 import re
@@ -18,9 +18,9 @@ from mqd.base.property_values import ConfigError
 
 USER = "User"
 ANONYMOUS = "User:ANONYMOUS"
-# The principal of local processes that run as the broker's own user. They could do everything to
-# the broker anyway, so this principal is always a super user. It has a type of its own, so that no
-# client's name equals it.
+# The principal of local processes that run as the broker's own user. They have full
+# control of the broker anyway, so this principal is always a super user. It has a type of its own, so
+# that no client's principal can equal it.
 BROKER = "Local:broker"
 NAME_BYTES_MAX = 255
 
@@ -36,7 +36,7 @@ def user(name: str) -> str:
     return f"{USER}:{name}"
 
 
-def parsed(text: str) -> tuple[str, str]:
+def parse(text: str) -> tuple[str, str]:
     """(type, name) of "User:alice". Raises ValueError."""
     kind, colon, name = text.partition(":")
     if not colon or not kind or not name:
@@ -46,16 +46,16 @@ def parsed(text: str) -> tuple[str, str]:
 
 def super_users(text: str) -> frozenset[str]:
     """The principals in the value of `super.users`, separated by semicolons. Raises ValueError."""
-    found = frozenset(filter(None, (part.strip() for part in text.split(";"))))
-    for one in found:
-        parsed(one)
-    return found
+    principals = frozenset(filter(None, (part.strip() for part in text.split(";"))))
+    for principal in principals:
+        parse(principal)
+    return principals
 
 
 class MappingRule(NamedTuple):
     pattern: re.Pattern[str] | None  # None: DEFAULT
     replacement: str
-    change_case: str  # "", "L", "U"
+    case_flag: str  # "", "L" (lower case), "U" (upper case)
 
     def apply(self, name: str) -> str | None:
         """The mapped name; None: the rule does not match."""
@@ -65,7 +65,7 @@ class MappingRule(NamedTuple):
         if match is None:
             return None
         mapped = _GROUP.sub(lambda group: match[int(group[1])] or "", self.replacement)
-        return {"L": mapped.lower, "U": mapped.upper}.get(self.change_case, mapped.__str__)()
+        return {"L": mapped.lower, "U": mapped.upper}.get(self.case_flag, mapped.__str__)()
 
 
 _GROUP = re.compile(r"\$(\d)")
@@ -74,19 +74,19 @@ _RULE = re.compile(r"\s*(?:(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([
 
 
 def mapping_rules(text: str) -> tuple[MappingRule, ...]:
-    """Raises ValueError, which names the wrong rule. Without rules the name stays as it is."""
+    """Raises ValueError, which quotes the invalid rule. Without rules the name stays unchanged."""
     rules: list[MappingRule] = []
     position = 0
     while position < len(text):
-        found = _RULE.match(text, position)
-        if found is None or found.end() == position:
+        match = _RULE.match(text, position)
+        if match is None or match.end() == position:
             raise ValueError(f"expected RULE:pattern/replacement/[LU] or DEFAULT, not {text[position:]!r}")
-        position = found.end()
-        rules.append(MappingRule(None, "", "") if found[1] else _rule(found[2], found[3], found[4]))
+        position = match.end()
+        rules.append(MappingRule(None, "", "") if match[1] else _rule(match[2], match[3], match[4]))
     return tuple(rules) or (MappingRule(None, "", ""),)
 
 
-def _rule(pattern: str, replacement: str, change_case: str) -> MappingRule:
+def _rule(pattern: str, replacement: str, case_flag: str) -> MappingRule:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -94,7 +94,7 @@ def _rule(pattern: str, replacement: str, change_case: str) -> MappingRule:
     for group in _GROUP.findall(replacement):
         if int(group) > compiled.groups:
             raise ValueError(f"${group} in {replacement!r}: {pattern!r} has {compiled.groups} groups")
-    return MappingRule(compiled, replacement.replace("\\/", "/"), change_case)
+    return MappingRule(compiled, replacement.replace("\\/", "/"), case_flag)
 
 
 def local_rules(config: Mapping[str, str]) -> tuple[MappingRule, ...]:
@@ -108,5 +108,5 @@ def local_rules(config: Mapping[str, str]) -> tuple[MappingRule, ...]:
 
 
 def mapped(rules: tuple[MappingRule, ...], name: str) -> str | None:
-    """The name as rewritten by the first rule that matches; None if none does."""
+    """The name as rewritten by the first rule that matches; None if no rule matches."""
     return next((result for rule in rules if (result := rule.apply(name)) is not None), None)

@@ -1,4 +1,4 @@
-"""The TLS context of the metrics page, whose connections Python serves itself. It is made from the
+"""The TLS context of the metrics page, whose connections Python serves itself. It is ssl_context from the
 same `ssl.*` settings as those of the workers' listeners (tls_files.py).
 
 Concurrency: one thread. Changed files are noticed within POLL_S; if they are unusable, the previous
@@ -29,27 +29,27 @@ def context(config: Mapping[str, str], listener: Listener) -> ssl.SSLContext:
     """The context of the listener. Raises ConfigError."""
     settings = tls_files.read(config, listener)
     try:
-        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        made.minimum_version = ssl.TLSVersion(settings.version_min)
-        made.maximum_version = ssl.TLSVersion(settings.version_max)
-        made.set_ciphers(settings.ciphers_12)
-        made.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+        ssl_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        ssl_context.minimum_version = ssl.TLSVersion(settings.version_min)
+        ssl_context.maximum_version = ssl.TLSVersion(settings.version_max)
+        ssl_context.set_ciphers(settings.ciphers_12)
+        ssl_context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         for identity in settings.identities:
-            _load(made, identity)
+            _load(ssl_context, identity)
         if settings.trust is not None:
-            made.load_verify_locations(cadata=_certificates(settings.trust))
-        made.verify_mode = _VERIFY[ClientAuth(settings.client_auth)]
+            ssl_context.load_verify_locations(cadata=_certificates(settings.trust))
+        ssl_context.verify_mode = _VERIFY[ClientAuth(settings.client_auth)]
     except (ssl.SSLError, ValueError) as error:
-        where = " and ".join(map(str, tls_files.files(config, listener))) or "its ssl.* properties"
+        sources = " and ".join(map(str, tls_files.files(config, listener))) or "its ssl.* properties"
         raise ConfigError(
-            f"listener {listener.name} cannot use {where}: {error}: check the password, and that key and"
+            f"listener {listener.name} cannot use {sources}: {error}: check the password, and that key and"
             " certificate belong together",
             "ssl.keystore.location",
         ) from None
-    return made
+    return ssl_context
 
 
-def _load(made: ssl.SSLContext, identity: TlsIdentity) -> None:
+def _load(ssl_context: ssl.SSLContext, identity: TlsIdentity) -> None:
     """Raises ssl.SSLError, ValueError. ssl takes file names only."""
     password: str | None = None
     if identity.key is None:
@@ -59,7 +59,7 @@ def _load(made: ssl.SSLContext, identity: TlsIdentity) -> None:
     fd = os.memfd_create("mqd-tls", os.MFD_CLOEXEC)
     try:
         os.write(fd, content)
-        made.load_cert_chain(f"/proc/self/fd/{fd}", password=lambda: password or _no_password())
+        ssl_context.load_cert_chain(f"/proc/self/fd/{fd}", password=lambda: password or _no_password())
     finally:
         os.close(fd)
 
@@ -74,12 +74,12 @@ def pem_of_pkcs12(store: TlsFile) -> bytes:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.serialization import pkcs12
 
-    key, certificate, others = pkcs12.load_key_and_certificates(store.content, (store.password or "").encode())
+    key, certificate, chain = pkcs12.load_key_and_certificates(store.content, (store.password or "").encode())
     if key is None or certificate is None:
         raise ValueError("it has no private key with a certificate")
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     text = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
-    return text + b"".join(one.public_bytes(pem) for one in (certificate, *others))
+    return text + b"".join(each.public_bytes(pem) for each in (certificate, *chain))
 
 
 def _certificates(trust: TlsFile) -> str:
@@ -89,26 +89,27 @@ def _certificates(trust: TlsFile) -> str:
     from cryptography.hazmat.primitives.serialization import pkcs12
 
     store = pkcs12.load_pkcs12(trust.content, (trust.password or "").encode())
-    found = [one.certificate for one in store.additional_certs]
-    return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in found).decode()
+    certificates = [entry.certificate for entry in store.additional_certs]
+    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates).decode()
 
 
 class ServerTls:
-    """The listener's context from the current files. The first call raises ConfigError if they are
-    unusable."""
+    """The listener's context from the current files. The constructor raises ConfigError if they
+    are unusable.
+    """
 
     def __init__(self, config: Mapping[str, str], listener: Listener) -> None:
         self._config, self._listener = config, listener
-        self._seen, self._checked_s = self._state(), time.monotonic()
+        self._last_state, self._checked_s = self._state(), time.monotonic()
         self._context = context(config, listener)
 
     def current(self) -> ssl.SSLContext:
         now = time.monotonic()
         if now >= self._checked_s + POLL_S:
             self._checked_s = now
-            seen = self._state()
-            if seen != self._seen:
-                self._seen = seen
+            state = self._state()
+            if state != self._last_state:
+                self._last_state = state
                 self._reload()
         return self._context
 

@@ -1,8 +1,8 @@
 """The rights of one principal from one host on the resources of one type, compiled so that a
 decision is one lookup: for Python (RightsTable.mask) and for the reactor (encode).
 
-A mask has a bit for each allowed Operation (acl.Operation). Masks are final: that of a literal name
-includes the rules of its prefixes and of `*`, that of a prefix includes those of shorter prefixes.
+A mask has a bit for each allowed Operation (acl.Operation). Masks are complete: the mask of a literal
+name includes the rules for its prefixes and for `*`, the mask of a prefix those for shorter prefixes.
 The lookup of a name is
 
     1. the literal entry with exactly this name; otherwise
@@ -52,15 +52,15 @@ class RightsTable:
 
     def __init__(self, literals: Mapping[str, int], prefixes: Mapping[str, int], default: int) -> None:
         self.literals = dict(literals)
-        self.prefix_names = sorted(prefixes)  # code points have the order of their UTF-8 bytes
+        self.prefix_names = sorted(prefixes)  # code points sort like their UTF-8 bytes
         self.prefix_masks = [prefixes[name] for name in self.prefix_names]
         self.parents = _parents(self.prefix_names)
         self.default = default
 
     def mask(self, name: str) -> int:
-        known = self.literals.get(name)
-        if known is not None:
-            return known
+        literal_mask = self.literals.get(name)
+        if literal_mask is not None:
+            return literal_mask
         index = _longest_prefix(self.prefix_names, self.parents, name)
         return self.prefix_masks[index] if index >= 0 else self.default
 
@@ -89,20 +89,20 @@ def compile_table(
     for pattern_type, name in patterns:
         (literals if pattern_type == PatternType.LITERAL else prefixes)[name] = (0, 0)
     for binding in bindings:
-        own = literals if binding.pattern_type == PatternType.LITERAL else prefixes
-        own[binding.name] = _union(own.get(binding.name, (0, 0)), _masks(binding))
-    every = literals.get(WILDCARD, (0, 0))
-    default = EVERY_OPERATION if allow_everyone and WILDCARD not in literals else _effective(every)
+        entries = literals if binding.pattern_type == PatternType.LITERAL else prefixes
+        entries[binding.name] = _union(entries.get(binding.name, (0, 0)), _masks(binding))
+    wildcard_masks = literals.get(WILDCARD, (0, 0))
+    default = EVERY_OPERATION if allow_everyone and WILDCARD not in literals else _effective(wildcard_masks)
     names = sorted(prefixes)
     parents = _parents(names)
-    joined: list[_Masks] = []  # of each prefix with its ancestors and `*`
+    prefix_masks: list[_Masks] = []  # of each prefix, including its ancestors' and those of `*`
     for name, parent in zip(names, parents):
-        joined.append(_union(prefixes[name], joined[parent] if parent >= 0 else every))
+        prefix_masks.append(_union(prefixes[name], prefix_masks[parent] if parent >= 0 else wildcard_masks))
     literal_masks = {}
     for name, own_masks in literals.items():
         index = _longest_prefix(names, parents, name)
-        literal_masks[name] = _effective(_union(own_masks, joined[index] if index >= 0 else every))
-    return RightsTable(literal_masks, {name: _effective(masks) for name, masks in zip(names, joined)}, default)
+        literal_masks[name] = _effective(_union(own_masks, prefix_masks[index] if index >= 0 else wildcard_masks))
+    return RightsTable(literal_masks, {name: _effective(masks) for name, masks in zip(names, prefix_masks)}, default)
 
 
 def _masks(binding: AclBinding) -> _Masks:

@@ -1,7 +1,7 @@
 """SCRAM-SHA-256 and SCRAM-SHA-512, the server's side (RFC 5802, RFC 7677), as in Kafka: names
 and passwords are UTF-8 without SASLprep, there is no channel binding, and `tokenauth=true` in the
 first message marks the user as a delegation token. Clients that cannot send this (librdkafka) may
-use a token, too: a name that no user has is looked up among the tokens.
+also use a token: a name that is not a user's is looked up among the tokens.
 
 A server stores a verifier instead of the password; neither the password nor a client's proof can be
 computed from it. An unknown user gets a salt that looks like any other, and fails at the same step
@@ -26,7 +26,7 @@ MECHANISMS = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 NUMBERS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}  # in Kafka's requests and in our metadata
 ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384  # Kafka's
 SALT_BYTES = 24
-DECOY_SECRET = "sasl.scram.decoy.secret"  # the property with the cluster's secret for salts of unknown users
+DECOY_SECRET = "sasl.scram.decoy.secret"  # the property with the cluster's secret for the salts of unknown users
 _NAME = r"(?:[^\x00=,]|=2C|=3D)+"
 _CLIENT_FIRST = re.compile(
     rf"(?P<header>(?P<binding>[ny]),(?:a=(?P<acts_as>{_NAME}))?,)"
@@ -47,7 +47,7 @@ class Verifier(msgspec.Struct, frozen=True):
     server_key: bytes
 
 
-# (user, the user is a delegation token) -> verifier; None: there is no such user
+# (user, whether the user is a delegation token) -> verifier; None: there is no such user
 Lookup = Callable[[str, bool], Verifier | None]
 # the number of users by the parameters of their credentials
 ParameterCounts = Callable[[], Mapping["CredentialParameters", int]]
@@ -74,10 +74,10 @@ def new_decoy_secret() -> str:
     return secrets.token_urlsafe(32)
 
 
-def is_password(mechanism: str, verifier: Verifier, password: bytes) -> bool:
+def matches_password(mechanism: str, verifier: Verifier, password: bytes) -> bool:
     salted = salted_password(mechanism, password, verifier.salt, verifier.iterations)
-    found = verifier_of(mechanism, salted, verifier.salt, verifier.iterations)
-    return hmac.compare_digest(found.stored_key, verifier.stored_key)
+    candidate = verifier_of(mechanism, salted, verifier.salt, verifier.iterations)
+    return hmac.compare_digest(candidate.stored_key, verifier.stored_key)
 
 
 def _pseudorandom(mechanism: str, seed: bytes, user: str) -> bytes:
@@ -95,7 +95,7 @@ class CredentialParameters(NamedTuple):
     """The parts of a credential that clients see before they authenticate."""
 
     mechanism: str
-    salt_bytes: int  # SALT_OF_JAVA: a salt as Java clients generate it
+    salt_bytes: int  # or SALT_OF_JAVA, for a salt as Java clients generate it
     iterations: int
 
 
@@ -130,7 +130,7 @@ def make_decoy(
 
     `parameter_counts`: the number of users by parameters. The decoy's parameters are drawn with these
     weights (weighted rendezvous hashing), so that they do not reveal whether the user exists; when
-    the numbers change, few decoys change theirs.
+    the numbers change, few decoys get other parameters.
     """
     random_bytes = _pseudorandom(mechanism, seed, user)
     if is_token:
@@ -177,9 +177,9 @@ def _salt(random_bytes: bytes, size_bytes: int) -> bytes:
 
 class ScramExchange:
     """One authentication: step() is called with the client's first message, then with its final
-    one.
+    message.
 
-    `seed`: secret of the cluster, for salts of unknown users.
+    `seed`: a secret of the cluster, for the salts of unknown users.
     """
 
     def __init__(
@@ -191,12 +191,12 @@ class ScramExchange:
         parameter_counts: ParameterCounts = dict,
     ) -> None:
         self._mechanism, self._lookup, self._seed, self._parameter_counts = mechanism, lookup, seed, parameter_counts
-        self._hash = MECHANISMS[mechanism]
+        self._hash_name = MECHANISMS[mechanism]
         self._nonce = nonce or secrets.token_urlsafe(24)
         self._first: re.Match[str] | None = None
         self._server_first = ""
         self._verifier: Verifier | None = None
-        self._exists = False
+        self._user_exists = False
         self.user = ""  # as the client claims; authenticated when `done`
         self.is_token = False
         self.done = False
@@ -221,14 +221,14 @@ class ScramExchange:
         if first["acts_as"] not in (None, first["user"]):
             raise AuthenticationFailed("a client cannot act as another user")
         self.is_token = ",tokenauth=true" in first["extensions"].lower()
-        found = self._lookup(self.user, self.is_token)
-        if found is None and not self.is_token:
-            found = self._lookup(self.user, True)
-            self.is_token = found is not None
-        self._exists = found is not None
-        if found is None:
-            found = make_decoy(self._mechanism, self._seed, self.user, self.is_token, self._parameter_counts())
-        verifier = self._verifier = found
+        verifier = self._lookup(self.user, self.is_token)
+        if verifier is None and not self.is_token:
+            verifier = self._lookup(self.user, True)
+            self.is_token = verifier is not None
+        self._user_exists = verifier is not None
+        if verifier is None:
+            verifier = make_decoy(self._mechanism, self._seed, self.user, self.is_token, self._parameter_counts())
+        self._verifier = verifier
         self._nonce = first["nonce"] + self._nonce
         salt = base64.b64encode(verifier.salt).decode()
         self._server_first = f"r={self._nonce},s={salt},i={verifier.iterations}"
@@ -249,15 +249,15 @@ class ScramExchange:
         verifier = self._verifier
         assert verifier is not None
         signed = f"{first['bare']},{self._server_first},{final['without_proof']}".encode()
-        signature = hmac.digest(verifier.stored_key, signed, self._hash)
+        signature = hmac.digest(verifier.stored_key, signed, self._hash_name)
         proof = _decode(final["proof"])
         has_right_size = len(proof) == len(signature)
         client_key = bytes(a ^ b for a, b in zip(proof if has_right_size else signature, signature, strict=True))
-        stored_key = hashlib.new(self._hash, client_key).digest()
-        if not (hmac.compare_digest(stored_key, verifier.stored_key) and has_right_size and self._exists):
+        stored_key = hashlib.new(self._hash_name, client_key).digest()
+        if not (hmac.compare_digest(stored_key, verifier.stored_key) and has_right_size and self._user_exists):
             raise AuthenticationFailed("wrong user or password", user=self.user)
         self.done = True
-        return b"v=" + base64.b64encode(hmac.digest(verifier.server_key, signed, self._hash))
+        return b"v=" + base64.b64encode(hmac.digest(verifier.server_key, signed, self._hash_name))
 
 
 def _decode(text: str) -> bytes:

@@ -35,8 +35,8 @@ FILE_BYTES_MAX = 16 << 20
 LOCATIONS = ("ssl.keystore.location", "ssl.truststore.location")
 _PATHS = (*LOCATIONS, "metrics.token.file")
 _VERSIONS = {"TLSv1.2": TLS_1_2, "TLSv1.3": TLS_1_3}
-# IANA's names, as in Kafka and Java -> OpenSSL's. Only forward secrecy with authenticated
-# encryption.
+# IANA's names, as in Kafka and Java -> OpenSSL's. Only suites with forward secrecy and
+# authenticated encryption.
 CIPHERS_12 = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
     "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
@@ -47,8 +47,8 @@ CIPHERS_12 = {
 }
 CIPHERS_13 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]*(?:PRIVATE KEY|CERTIFICATE))-----.*?-----END \1-----", re.DOTALL)
-_JKS = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")  # JKS, JCEKS
-# Tickets of one epoch are not accepted in the next: the client does a full handshake.
+_JKS_MAGIC = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")  # JKS, JCEKS
+# A ticket is not accepted in a later epoch: the client then does a full handshake.
 TICKET_EPOCH_S = 12 * 3600
 
 
@@ -57,9 +57,9 @@ def listeners_with_tls(config: Mapping[str, str]) -> list[tuple[int, Listener]]:
     return [(index, listener) for index, listener in enumerate(parse_listeners(config)) if listener.has_tls]
 
 
-def absolute(config: Mapping[str, str]) -> dict[str, str]:
-    """The configuration with absolute paths: processes of the broker have other working directories
-    than the command line.
+def with_absolute_paths(config: Mapping[str, str]) -> dict[str, str]:
+    """The configuration with absolute paths: the broker's processes have a different working directory
+    from the command line.
     """
     return {
         name: os.path.abspath(value) if name.endswith(_PATHS) and value.strip() else value
@@ -104,25 +104,26 @@ def principal_rules(config: Mapping[str, str], listener: Listener) -> tuple[Mapp
 
 
 def context(config: Mapping[str, str], listener: Listener, secret: bytes = b"", now_s: float = 0.0) -> TlsContext:
-    """`secret`: shared by all processes that may resume each other's sessions; empty: none are
+    """`secret`: shared by all processes that may resume each other's sessions; if empty, no session is
     resumed. Raises ConfigError.
     """
     settings = read(config, listener, ticket_key(secret, listener, config, now_s) if secret else None)
     try:
         return TlsContext(settings)
     except NativeError as error:
-        where = " and ".join(map(str, files(config, listener))) or "its ssl.* properties"
+        sources = " and ".join(map(str, files(config, listener))) or "its ssl.* properties"
         raise ConfigError(
-            f"listener {listener.name} cannot use {where}: {error.strerror}", "ssl.keystore.location"
+            f"listener {listener.name} cannot use {sources}: {error.strerror}", "ssl.keystore.location"
         ) from None
 
 
 def ticket_key(secret: bytes, listener: Listener, config: Mapping[str, str], now_s: float) -> bytes:
     """Differs by listener and by its client authentication, so that a ticket is not valid on
-    another listener."""
+    another listener.
+    """
     own = listener_settings(config, listener.name)
-    about = [listener.name, own.get("ssl.client.auth", ""), own.get("ssl.truststore.location", "")]
-    text = "\0".join(["mqd TLS tickets", *about, str(int(now_s) // TICKET_EPOCH_S)]).encode()
+    scope = [listener.name, own.get("ssl.client.auth", ""), own.get("ssl.truststore.location", "")]
+    text = "\0".join(["mqd TLS tickets", *scope, str(int(now_s) // TICKET_EPOCH_S)]).encode()
     blocks = [hmac.digest(secret, bytes([number]) + text, hashlib.sha512) for number in range(2)]
     return b"".join(blocks)[:TICKET_KEY_BYTES]
 
@@ -163,8 +164,7 @@ class _ListenerSettings:
         return broker_value(self._config, name)
 
     def text(self, name: str) -> str | None:
-        found = self._config.get(name, "").strip()
-        return found or None
+        return self._config.get(name, "").strip() or None
 
     def error(self, name: str, message: str) -> ConfigError:
         override = override_name(self._listener.name, name)
@@ -188,19 +188,22 @@ class _ListenerSettings:
     def _is_pkcs12(self, store: str, content: bytes) -> bool:
         """`store`: ssl.keystore or ssl.truststore."""
         types = {"ssl.keystore": "ssl.keystore.type", "ssl.truststore": "ssl.truststore.type"}
-        kind, path = str(self.value(types[store]) or ""), self.text(f"{store}.location")
-        if content.startswith(_JKS):
+        configured_type, path = str(self.value(types[store]) or ""), self.text(f"{store}.location")
+        if content.startswith(_JKS_MAGIC):
             raise self.error(
                 f"{store}.location",
-                f"{path} is a Java keystore (JKS), which only Java reads. Convert it: keytool -importkeystore"
+                f"{path} is a Java keystore (JKS), which only Java can read. Convert it: keytool -importkeystore"
                 f" -srckeystore {path} -destkeystore {path}.p12 -deststoretype PKCS12",
             )
-        found = "PEM" if b"-----BEGIN " in content else "PKCS12" if content.startswith(b"\x30") else ""
-        if not found:
+        actual_type = "PEM" if b"-----BEGIN " in content else "PKCS12" if content.startswith(b"\x30") else ""
+        if not actual_type:
             raise self.error(f"{store}.location", f"{path} is neither PEM nor PKCS12")
-        if kind and kind != found:
-            raise self.error(f"{store}.type", f"{path} is {found}, but {store}.type={kind}; correct it or leave it out")
-        return found == "PKCS12"
+        if configured_type and configured_type != actual_type:
+            raise self.error(
+                f"{store}.type",
+                f"{path} is {actual_type}, but {store}.type={configured_type}; correct it or leave it out",
+            )
+        return actual_type == "PKCS12"
 
     def identities(self) -> tuple[TlsIdentity, ...]:
         chain, key = self.text("ssl.keystore.certificate.chain"), self.text("ssl.keystore.key")
@@ -220,22 +223,23 @@ class _ListenerSettings:
                 " with both (or a PKCS12 file)",
             )
         if self._is_pkcs12("ssl.keystore", content):
-            store = self.text("ssl.keystore.password")
-            if password and password != store:
+            store_password = self.text("ssl.keystore.password")
+            if password and password != store_password:
                 raise self.error("ssl.key.password", "a PKCS12 file has one password: ssl.keystore.password")
-            return (TlsIdentity(TlsFile(content, store, pkcs12=True)),)
-        found = tuple(
-            TlsIdentity(TlsFile(certificates), TlsFile(key_text, password)) for certificates, key_text in split(content)
+            return (TlsIdentity(TlsFile(content, store_password, pkcs12=True)),)
+        identities = tuple(
+            TlsIdentity(TlsFile(certificates), TlsFile(key_text, password))
+            for certificates, key_text in split_by_key(content)
         )
         path = self.text("ssl.keystore.location")
-        if not found:
+        if not identities:
             raise self.error(
                 "ssl.keystore.location",
                 f"{path} needs a private key and its certificate chain, both as PEM, in one file",
             )
-        if len(found) > IDENTITY_COUNT_MAX:
+        if len(identities) > IDENTITY_COUNT_MAX:
             raise self.error("ssl.keystore.location", f"{path} has more than {IDENTITY_COUNT_MAX} private keys")
-        return found
+        return identities
 
     def trust(self) -> TlsFile | None:
         text = self.text("ssl.truststore.certificates")
@@ -248,14 +252,14 @@ class _ListenerSettings:
         return TlsFile(content, self.text("ssl.truststore.password") if pkcs12 else None, pkcs12)
 
     def versions_and_ciphers(self) -> tuple[list[int], str, str]:
-        """The versions, and the suites of TLS 1.2 and 1.3 by OpenSSL's names. A version that is left
-        without a suite is not offered.
+        """The versions, and the suites of TLS 1.2 and 1.3 by OpenSSL's names. A version for which
+        no suite is left is not offered.
         """
         versions = {_VERSIONS[name] for name in self.value("ssl.enabled.protocols")}
-        named = list(self.value("ssl.cipher.suites") or [])
-        suites_12 = [CIPHERS_12[name] for name in named if name in CIPHERS_12]
-        suites_13 = [name for name in named if name in CIPHERS_13]
-        if named:
+        requested_suites = list(self.value("ssl.cipher.suites") or [])
+        suites_12 = [CIPHERS_12[name] for name in requested_suites if name in CIPHERS_12]
+        suites_13 = [name for name in requested_suites if name in CIPHERS_13]
+        if requested_suites:
             versions &= ({TLS_1_2} if suites_12 else set()) | ({TLS_1_3} if suites_13 else set())
         if not versions:
             raise self.error(
@@ -265,34 +269,34 @@ class _ListenerSettings:
 
 
 def _pem(text: str) -> bytes:
-    """A properties file has PEM text on one line, with blanks or \\n for its line breaks."""
+    """A properties file has PEM text on one line, with spaces or \\n instead of line breaks."""
     text = text.replace("\\n", "\n")
     return re.sub(
         r"(-----BEGIN [A-Z0-9 ]+-----)\s+(.*?)\s+(-----END [A-Z0-9 ]+-----)",
         # the headers of an encrypted key in the traditional format have colons and need their lines
-        lambda found: "\n".join([found[1], *found[2].split(), found[3], ""]) if ":" not in found[2] else found[0],
+        lambda match: "\n".join([match[1], *match[2].split(), match[3], ""]) if ":" not in match[2] else match[0],
         text,
         flags=re.DOTALL,
     ).encode()
 
 
-def split(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+def split_by_key(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     """(certificates, key) for each private key in a PEM file. A key's certificates follow it, or
     precede it if the file begins with a certificate. Other blocks, such as EC PARAMETERS, are
     ignored.
     """
-    blocks = [(found[1].endswith(b"PRIVATE KEY"), found[0] + b"\n") for found in _BLOCK.finditer(content)]
+    blocks = [(match[1].endswith(b"PRIVATE KEY"), match[0] + b"\n") for match in _BLOCK.finditer(content)]
     if blocks and not blocks[0][0]:
         # read backwards, each key comes before its certificates
         blocks.reverse()
-        for certificates, key in list(_by_key(blocks))[::-1]:
+        for certificates, key in list(_group_by_key(blocks))[::-1]:
             yield b"".join(reversed(certificates)), key
         return
-    for certificates, key in _by_key(blocks):
+    for certificates, key in _group_by_key(blocks):
         yield b"".join(certificates), key
 
 
-def _by_key(blocks: list[tuple[bool, bytes]]) -> Iterator[tuple[list[bytes], bytes]]:
+def _group_by_key(blocks: list[tuple[bool, bytes]]) -> Iterator[tuple[list[bytes], bytes]]:
     key = b""
     certificates: list[bytes] = []
     for is_key, block in blocks:

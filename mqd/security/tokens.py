@@ -1,6 +1,6 @@
 """Delegation tokens (KIP-48): a token's id is public; its password is the HMAC of the id with a
-secret that all hosts of the cluster have. The ids alone, as in the metadata log, reveal no
-password.
+secret that all hosts of the cluster have. The metadata log has only the ids, which
+reveal no password.
 """
 
 import base64
@@ -11,7 +11,7 @@ ID_BYTES = 16
 
 
 def new_id() -> str:
-    """A random UUID in base64 for URLs, as in Kafka."""
+    """A random UUID in URL-safe base64, as in Kafka; it does not begin with "-"."""
     while (text := base64.urlsafe_b64encode(secrets.token_bytes(ID_BYTES)).decode().rstrip("=")).startswith("-"):
         pass
     return text
@@ -22,5 +22,5 @@ def hmac_of(secret: str, token_id: str) -> bytes:
 
 
 def password_of(token_hmac: bytes) -> str:
-    """The password by which the client authenticates with SCRAM."""
+    """The password with which the client authenticates by SCRAM."""
     return base64.b64encode(token_hmac).decode()

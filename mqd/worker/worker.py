@@ -95,7 +95,7 @@ class Worker:
         self._version = -1
         self._cluster_id = ""
         # the cluster's access control lists
-        self.rules = authorizer.configured(client.config) or authorizer.Authorizer()
+        self.rules = authorizer.from_config(client.config) or authorizer.Authorizer()
         self._checked_left_behind = False
         self._background_tasks: set[asyncio.Task[Any]] = set()
 

@@ -40,7 +40,7 @@ def status(data_dir: Path | None, output_format: str) -> int:
     now = datetime.datetime.now(datetime.UTC)
     try:
         files = [paths.ca, paths.broker, *([paths.host] if paths.host.exists() else [])]
-        expiry_times = {file.name: pki.expires(file.read_bytes()) for file in files}
+        expiry_times = {file.name: pki.expiry_time(file.read_bytes()) for file in files}
     except (OSError, ValueError) as error:
         raise CliError(f"a certificate in {paths.directory} cannot be read: {error}") from None
     days_left = {name: (expiry_time - now).days for name, expiry_time in expiry_times.items()}

@@ -225,7 +225,7 @@ def test_tls_and_tokens_are_checked_before_the_start(token_file, tmp_path, autho
             tokens.read(written(tmp_path / "bad", text))
     with pytest.raises(ConfigError, match="cannot be read"):
         tokens.read(tmp_path / "none")
-    assert os.path.isabs(tls_files.absolute({"metrics.token.file": "token"})["metrics.token.file"])
+    assert os.path.isabs(tls_files.with_absolute_paths({"metrics.token.file": "token"})["metrics.token.file"])
 
 
 def test_a_fixed_port_that_is_taken_is_not_replaced() -> None:

@@ -53,7 +53,7 @@ def test_a_host_gets_exactly_the_files_it_needs(first, tmp_path):
     assert places.ca.read_bytes() == first.ca.read_bytes() and places.key.read_bytes() == first.key.read_bytes()
     assert not places.ca_key.exists() and not places.pending.exists()
     host, broker = places.host.read_bytes(), places.broker.read_bytes()
-    assert pki.is_host(host, 4) and not pki.is_host(broker, 4) and pki.covers(broker, NAMES)
+    assert pki.is_for_host(host, 4) and not pki.is_for_host(broker, 4) and pki.covers(broker, NAMES)
     theirs, mine = (client.read(one.admin)[0].settings for one in (first, places))
     assert mine == {**theirs, "ssl.ca.location": str(places.ca)}
     assert places.metrics_token.read_bytes() == first.metrics_token.read_bytes(), "one token for all metrics pages"
@@ -111,7 +111,7 @@ def test_certificates_that_expire_soon_are_fetched_again(first, tmp_path):
     with invitation(first) as (token, _, results):
         assert not joining.has_joined(token, data_dir)
         joining.join(token, data_dir, NAMES)
-        assert joining.has_joined(token, data_dir) and pki.expires(places.host.read_bytes()) > pki.expires(
+        assert joining.has_joined(token, data_dir) and pki.expiry_time(places.host.read_bytes()) > pki.expiry_time(
             pair.certificate
         )
     assert results == [True]

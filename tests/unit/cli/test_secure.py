@@ -45,7 +45,7 @@ def test_a_certificate_is_renewed_before_it_ends_and_for_new_names(tmp_path):
     assert second != first and pki.covers(second, ["broker.example"])
     secure.prepare(tmp_path, 1, HOSTS, NOW + 61 * DAY)
     third = places.broker.read_bytes()
-    assert third != second and pki.expires(third) > NOW + 140 * DAY
+    assert third != second and pki.expiry_time(third) > NOW + 140 * DAY
     assert places.ca.read_bytes() == ca
 
 
@@ -58,13 +58,13 @@ def test_hosts_authenticate_with_their_own_certificates(tmp_path):
     places = secure.prepare(tmp_path, 7, HOSTS, NOW)
     assert secure.settings(tmp_path)["cluster.tls"] == "required" and secure.hosts_hint(tmp_path) == ""
     first = places.host.read_bytes()
-    assert pki.is_host(first, 7) and not pki.is_host(places.broker.read_bytes(), 7)
+    assert pki.is_for_host(first, 7) and not pki.is_for_host(places.broker.read_bytes(), 7)
     assert host_identity.load({**config_of(tmp_path), "node.id": "7"}) is not None
     secure.prepare(tmp_path, 7, HOSTS, NOW + 61 * DAY)
     second = places.host.read_bytes()
-    assert second != first and pki.expires(second) > NOW + 140 * DAY
+    assert second != first and pki.expiry_time(second) > NOW + 140 * DAY
     secure.prepare(tmp_path, 8, HOSTS, NOW + 61 * DAY)
-    assert pki.is_host(places.host.read_bytes(), 8)
+    assert pki.is_for_host(places.host.read_bytes(), 8)
 
 
 def test_a_cluster_secured_by_an_earlier_release(tmp_path):
@@ -164,7 +164,7 @@ def test_the_commands(tmp_path):
     renewed = cert("renew")
     assert renewed.return_value == 0 and "/broker.pem is renewed" in renewed.output
     assert "/host.pem is renewed" in renewed.output
-    assert places.host.read_bytes() != host and pki.is_host(places.host.read_bytes(), 1)
+    assert places.host.read_bytes() != host and pki.is_for_host(places.host.read_bytes(), 1)
     after = places.broker.read_bytes()
     assert after != before and pki.covers(after, HOSTS)
     out = tmp_path / "bob.pem"
@@ -173,7 +173,7 @@ def test_the_commands(tmp_path):
     assert cert("create", "b2", "--host", "b2.example", "--host", "10.0.0.2", "-o", str(out)).return_value == 0
     assert pki.covers(out.read_bytes(), ["b2.example", "10.0.0.2"])
     assert cert("create", "mqd host 1", "--host", pki.node_uri(1), "-o", str(out)).return_value == 0
-    assert not pki.is_host(out.read_bytes(), 1), "no client becomes a host"
+    assert not pki.is_for_host(out.read_bytes(), 1), "no client becomes a host"
     secure.prepare(tmp_path, 1, ["another"], NOW - 85 * DAY)
     assert cert("status").return_value == 1
 

@@ -71,8 +71,8 @@ def test_client_and_broker_certificates_are_not_accepted_for_hosts(tmp_path):
 def test_a_renewed_host_stays_the_same_host():
     pair = pki.issue_host(authority(), 7, NOW)
     again = pki.renew(authority(), pair.certificate, NOW + datetime.timedelta(days=80))
-    assert pki.is_host(again.certificate, 7) and not pki.is_host(again.certificate, 8) and again.key != pair.key
-    assert pki.expires(again.certificate) > pki.expires(pair.certificate)
+    assert pki.is_for_host(again.certificate, 7) and not pki.is_for_host(again.certificate, 8) and again.key != pair.key
+    assert pki.expiry_time(again.certificate) > pki.expiry_time(pair.certificate)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_the_mode_and_its_description(tmp_path):
         identity = host_identity.load(config_of(tmp_path, pair, 1, name))
         assert identity is not None and identity.mode == mode
         assert "PRIVATE" not in repr(identity.files)
-    assert host_identity.absolute({"cluster.tls.ca.file": "ca.pem", "node.id": "1"}) == {
+    assert host_identity.with_absolute_paths({"cluster.tls.ca.file": "ca.pem", "node.id": "1"}) == {
         "cluster.tls.ca.file": os.path.abspath("ca.pem"),
         "node.id": "1",
     }

@@ -75,12 +75,12 @@ def test_another_host_another_authority_and_the_wrong_kind_are_refused(tmp_path,
 
 def test_expiry_and_names_of_a_certificate(authority):
     pair = pki.issue(authority, "node 1", HOSTS, NOW)
-    left = pki.expires(pair.certificate) - NOW
+    left = pki.expiry_time(pair.certificate) - NOW
     assert left.days in (pki.CERTIFICATE_DAYS - 1, pki.CERTIFICATE_DAYS)
     assert pki.covers(pair.certificate, HOSTS) and not pki.covers(pair.certificate, ["other"])
     assert not pki.covers(pki.issue(authority, "alice", (), NOW).certificate, ["localhost"])
     with pytest.raises(ValueError):
-        pki.expires(b"nonsense")
+        pki.expiry_time(b"nonsense")
 
 
 def test_files_of_two_authorities_are_not_mixed(authority):

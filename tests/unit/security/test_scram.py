@@ -184,7 +184,7 @@ def test_a_finished_exchange_accepts_nothing():
 def test_a_proof_of_all_zeroes_for_an_unknown_user():
     """Not even the decoy's own key would be accepted."""
     decoy = scram.make_decoy("SCRAM-SHA-256", SEED, "nobody")
-    assert not scram.is_password("SCRAM-SHA-256", decoy, b"")
+    assert not scram.matches_password("SCRAM-SHA-256", decoy, b"")
     assert scram.make_decoy("SCRAM-SHA-256", b"other seed", "nobody").salt != decoy.salt
 
 

@@ -115,7 +115,9 @@ def test_a_listener_has_settings_of_its_own(tmp_path: Path, ca: Authority, broke
     assert tls_files.files(settings, SECURE) == [tmp_path / "a.pem", tmp_path / "ca.pem"]
     settings["listener.name.ssl.ssl.keystore.location"] = "elsewhere"
     refused(settings, "elsewhere", name="listener.name.ssl.ssl.keystore.location")
-    assert tls_files.absolute(settings)["listener.name.ssl.ssl.keystore.location"] == os.path.abspath("elsewhere")
+    assert tls_files.with_absolute_paths(settings)["listener.name.ssl.ssl.keystore.location"] == os.path.abspath(
+        "elsewhere"
+    )
 
 
 def test_several_keys_in_one_file(tmp_path: Path, ca: Authority) -> None:
@@ -123,9 +125,9 @@ def test_several_keys_in_one_file(tmp_path: Path, ca: Authority) -> None:
     key_first = one.key_pem() + one.chain_pem() + two.key_pem() + two.chain_pem()
     chain_first = one.chain_pem() + one.key_pem() + two.chain_pem() + two.key_pem()
     expected = [(one.chain_pem(), one.key_pem()), (two.chain_pem(), two.key_pem())]
-    assert list(tls_files.split(key_first)) == expected
-    assert list(tls_files.split(chain_first)) == expected
-    assert list(tls_files.split(b"# no PEM")) == []
+    assert list(tls_files.split_by_key(key_first)) == expected
+    assert list(tls_files.split_by_key(chain_first)) == expected
+    assert list(tls_files.split_by_key(b"# no PEM")) == []
     (tmp_path / "both.pem").write_bytes(chain_first)
     settings = tls_files.read(config(ssl_keystore_location=tmp_path / "both.pem"), SECURE)
     assert len(settings.identities) == 2
@@ -137,7 +139,7 @@ def test_other_blocks_beside_key_and_certificate(tmp_path: Path, broker: Identit
     parameters = b"-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n"
     key, chain = broker.key_pem(), broker.chain_pem()
     for content in (parameters + key + chain, chain + parameters + key, key + parameters + chain):
-        assert list(tls_files.split(content)) == [(chain, key)]
+        assert list(tls_files.split_by_key(content)) == [(chain, key)]
     (tmp_path / "a.pem").write_bytes(parameters + key + chain)
     TlsContext(tls_files.read(config(ssl_keystore_location=tmp_path / "a.pem"), SECURE))
 
