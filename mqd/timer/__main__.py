@@ -2,10 +2,10 @@
 directory comes from MQD_DATA_DIR.
 
 It is a client of the broker on its host, and runs as the broker's user. The acceptor starts it,
-through supervisord, when there is a topic with schedule.to, and publishes which partitions this host
-leads (mqd/base/schedule_files.py). It may be killed at any time.
+through supervisord, when there is a topic with schedule.to, and publishes which partitions this
+host leads (mqd/base/schedule_files.py). It may be killed at any time.
 
-Exit status: 0 after SIGTERM, and when there is no schedule any more; otherwise 1.
+Exit status: 0 after SIGTERM, and when no schedule is left; otherwise 1.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ KEPT_BYTES_MAX = 64 << 20  # memory for records that are due soon, for all parti
 
 
 class Timer:
-    """The partitions of one host's schedules. `wake`, callable from any thread, makes the process call
-    update() again.
+    """The partitions of one host's schedules. `wake`, callable from any thread, makes the process
+    call update() again.
     """
 
     def __init__(self, layout: paths.Layout, wake: Callable[[], None] = lambda: None) -> None:
@@ -46,23 +46,23 @@ class Timer:
         self._wanted: dict[tuple[bytes, int], ScheduleTopic] = {}
         self._timers: dict[tuple[bytes, int], PartitionTimer] = {}
         self._ending: dict[tuple[bytes, int], PartitionTimer] = {}
-        self._seen: tuple[int, int] | None = None
-        self._wanted_at = time.monotonic()
+        self._schedules_version: tuple[int, int] | None = None  # inode and mtime of run/schedules.json
+        self._last_wanted_at = time.monotonic()
         self._status_at = 0.0
-        self._status_changed = False  # a changed status is not published yet
+        self._status_changed = False  # since it was last published
 
     def update(self) -> bool:
-        """Starts and stops partitions according to run/schedules.json. False: there has been no
-        schedule for IDLE_S.
+        """Starts and stops partitions according to run/schedules.json. Returns False if there
+        has been no schedule for IDLE_S.
         """
         try:
-            about = (self._layout.run_dir / schedule_files.SCHEDULES).stat()
-            seen = about.st_ino, about.st_mtime_ns
+            file_status = (self._layout.run_dir / schedule_files.SCHEDULES).stat()
+            version = file_status.st_ino, file_status.st_mtime_ns
         except FileNotFoundError:
-            seen = 0, 0
-        if seen != self._seen:
-            self._seen = seen
-            self._follow(schedule_files.read_schedules(self._layout.run_dir).topics)
+            version = 0, 0
+        if version != self._schedules_version:
+            self._schedules_version = version
+            self._set_wanted(schedule_files.read_schedules(self._layout.run_dir).topics)
         now = time.monotonic()
         self._ending = {key: timer for key, timer in self._ending.items() if not timer.join(0)}
         self._start()
@@ -70,17 +70,17 @@ class Timer:
             self._status_at, self._status_changed = now, False
             self._publish()
         if self._timers or self._ending:
-            self._wanted_at = now
-        return now - self._wanted_at < IDLE_S
+            self._last_wanted_at = now
+        return now - self._last_wanted_at < IDLE_S
 
     def wait_s(self) -> float | None:
-        """How long until the next update(), unless woken before; None: until woken."""
+        """How long to wait for the next update() if not woken before; None: until woken."""
         if self._ending:
             return ENDING_S
         now = time.monotonic()
         if self._status_changed:
             return max(0.0, self._status_at + STATUS_S - now)
-        return None if self._timers else max(0.0, self._wanted_at + IDLE_S - now)
+        return None if self._timers else max(0.0, self._last_wanted_at + IDLE_S - now)
 
     def _on_status(self) -> None:
         """Called, in any thread, when the status of a partition has changed."""
@@ -88,9 +88,9 @@ class Timer:
             self._status_changed = True
             self._wake()
 
-    def _follow(self, topics: list[ScheduleTopic]) -> None:
+    def _set_wanted(self, topics: list[ScheduleTopic]) -> None:
         wanted = self._wanted = {(topic.topic_id, index): topic for topic in topics for index in topic.led}
-        self._remove_indexes(topics)
+        self._remove_deleted_indexes(topics)
         for key, timer in list(self._timers.items()):
             if wanted.get(key) is None or _must_restart(wanted[key], timer.topic, key[1]):
                 timer.stop()
@@ -118,8 +118,10 @@ class Timer:
             self._status_changed = True
             timer.start()
 
-    def _remove_indexes(self, topics: list[ScheduleTopic]) -> None:
-        """Removes the indexes of deleted topics. The rest stay: this host may lead a partition again."""
+    def _remove_deleted_indexes(self, topics: list[ScheduleTopic]) -> None:
+        """Removes the indexes of deleted topics. The others stay: this host may lead their
+        partitions again.
+        """
         kept = {topic.topic_id.hex() for topic in topics}
         with contextlib.suppress(OSError):
             for path in (self._layout.data_dir / "timer").iterdir():
@@ -128,8 +130,8 @@ class Timer:
 
     def _publish(self) -> None:
         try:
-            found = [timer.status for timer in self._timers.values()]
-            schedule_files.write(self._layout.run_dir, schedule_files.STATUS, found)
+            statuses = [timer.status for timer in self._timers.values()]
+            schedule_files.write(self._layout.run_dir, schedule_files.STATUS, statuses)
         except OSError:
             pass  # with a full disk the metrics page stays outdated
 
@@ -137,16 +139,20 @@ class Timer:
         timers = [*self._timers.values(), *self._ending.values()]
         for timer in timers:
             timer.stop()
-        until = time.monotonic() + JOIN_S
+        deadline = time.monotonic() + JOIN_S
         for timer in timers:
-            timer.join(max(0.0, until - time.monotonic()))
+            timer.join(max(0.0, deadline - time.monotonic()))
 
 
-def _must_restart(one: ScheduleTopic, other: ScheduleTopic, partition: int) -> bool:
-    """Whether the partition's timer has to start again. With a new leader epoch it does: another
-    host may have led the partition since.
+def _must_restart(wanted: ScheduleTopic, current: ScheduleTopic, partition: int) -> bool:
+    """Whether the partition's timer must be restarted. It must after a change of the leader epoch:
+    another host may have led the partition in between.
     """
-    return (one.target, one.delay_ms, one.led[partition]) != (other.target, other.delay_ms, other.led[partition])
+    return (wanted.target, wanted.delay_ms, wanted.led[partition]) != (
+        current.target,
+        current.delay_ms,
+        current.led[partition],
+    )
 
 
 def _wake(fd: int) -> None:
@@ -165,7 +171,7 @@ def main() -> int:
     try:
         wake_fd = schedule_files.register_timer(layout.run_dir)
     except OSError as error:
-        log.error("the timer cannot start, or another one runs", reason=error.strerror)
+        log.error("the timer cannot start, or another is running", reason=error.strerror)
         return 1
     from mqd.native import core  # noqa: F401  # before confinement: in tests the import opens a file
 
@@ -174,7 +180,7 @@ def main() -> int:
     timer = Timer(layout, lambda: _wake(wake_fd))
     while not stopping.is_set():
         if not timer.update():
-            log.info("timer ended", reason="there is no schedule any more")
+            log.info("timer ended", reason="no schedule is left")
             return 0
         if select.select([wake_fd], [], [], timer.wait_s())[0]:
             with contextlib.suppress(BlockingIOError):

@@ -11,9 +11,9 @@ T3  Y and X never fall.
 T4  The log's start is not moved past a pending record.
 
 A record that arrives when X is past its due time is late, and not in the index: it is delivered in
-the transaction that moves Y past it, or Y does not move. One that arrives when X is past its time but
-the clock is not (the clock jumped back) is not read before the clock gets there; later records of
-the partition wait with it.
+the transaction that moves Y past it, or Y does not move. A record that arrives when X, but
+not the clock, is past its due time (the clock was set back) is not read until the clock reaches
+that time; later records of the partition wait with it.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Schedule:
             index.drop_to(committed.last)
 
     def read(self, rows: Iterable[Row], now_ms: int, due_of: Callable[[int], int | None]) -> bool:
-        """Takes the next records, in order. False: not all of them were taken; pass them again, from
-        `end_offset` on, after a tick or later. `due_of(offset)`: when an earlier record is due; None:
-        no record is to be delivered at that offset.
+        """Takes the next records, in order. Returns False if it did not take all of them: pass the
+        rest again, from `end_offset` on, after a tick or later. `due_of(offset)`: when an earlier
+        record is due; None: no record is to be delivered at that offset.
         """
         for row in rows:
             if row.offset < self.end_offset:
@@ -112,7 +112,7 @@ class Schedule:
             self.index.cancel(due_ms, offset)
 
     def tick(self, now_ms: int, count_max: int) -> Tick | None:
-        """The next records to be delivered, or only progress; None: neither. Call on_committed()
+        """The next records to be delivered, or progress alone; None: neither. Call on_committed()
         before anything else, or discard this schedule. A tick without entries may be skipped.
         """
         # After a takeover, records below Y are read again: until Y is reached there is no progress to commit.
@@ -144,7 +144,7 @@ class Schedule:
         return self.index.count + len(self._late)
 
     def first_pending(self) -> int:
-        """The offset below which no record is needed any more (T4)."""
-        found = [self.progress.end_offset, self.end_offset, *(entry.offset for entry in self._late)]
+        """The offset below which no record is needed (T4)."""
+        offsets = [self.progress.end_offset, self.end_offset, *(entry.offset for entry in self._late)]
         first = self.index.first_offset()
-        return min(found) if first is None else min(*found, first)
+        return min(offsets) if first is None else min(*offsets, first)

@@ -18,7 +18,7 @@ I3  The manifest names files and sizes that are on disk. A file is removed only 
     that does not name it is on disk. So open() always finds the state that one save() wrote.
 
 The index can be rebuilt from the log at any time, but that takes minutes for 10^8 records; the
-files make it unnecessary.
+files make that unnecessary.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class _File:
 
 
 class Index:
-    """`count`: pending entries; a record that is cancelled twice may make it one too low."""
+    """`count`: the number of pending entries. It may be one too low for each record cancelled
+    twice.
+    """
 
     def __init__(self, storage: Storage, entry_count_max: int = ENTRY_COUNT_MAX) -> None:
         self._storage = storage
@@ -81,8 +83,9 @@ class Index:
         self._loaded_end = _FIRST_MS
         self._files: dict[tuple[int, int], _File] = {}  # by level and start
         self._buffered = 0
-        # in memory: sorted entries (the first `_at` were taken), and a heap of later ones
-        self._front, self._at = _NONE, 0
+        # in memory: sorted entries, of which the first `_front_taken` were taken, and a heap of
+        # entries added later
+        self._front, self._front_taken = _NONE, 0
         self._recent: list[Entry] = []
         self._cancelled: set[int] = set()  # offsets of cancelled entries in memory
         self._floor = 0  # entries with lower offsets are ignored
@@ -93,7 +96,7 @@ class Index:
 
     @classmethod
     def open(cls, storage: Storage, entry_count_max: int = ENTRY_COUNT_MAX) -> tuple[Index, int]:
-        """The index as it was saved, and the offset up to which it was built; -1: there is none."""
+        """The index as it was saved, and the offset up to which it was built, -1 if none was saved."""
         index = cls(storage, entry_count_max)
         names = set(storage.names())
         manifest = None
@@ -187,7 +190,7 @@ class Index:
             for due_ms, offset in rows[keep:].tolist():
                 self._write(due_ms, offset)
             rows = rows[:keep]
-        self._front, self._at, self._recent = rows, 0, []
+        self._front, self._front_taken, self._recent = rows, 0, []
 
     def _lower_end(self, cut: int) -> None:
         """Lowers loaded_end to `cut`, and the ends of the levels with it. The entries of files
@@ -210,7 +213,7 @@ class Index:
 
     def _entries_in_memory(self) -> NDArray[np.int64]:
         """The entries in memory, without cancelled ones."""
-        rest = self._front[self._at :]
+        rest = self._front[self._front_taken :]
         rows = np.concatenate([rest, np.array(self._recent, np.int64)]) if self._recent else rest
         if self._cancelled:
             rows = rows[~np.isin(rows[:, 1], np.fromiter(self._cancelled, np.int64))]
@@ -234,10 +237,10 @@ class Index:
 
     def _take(self, now_ms: int, count_max: int) -> list[Entry]:
         self._load(now_ms)
-        end = min(self._at + count_max, len(self._front))
-        due = self._at + int(np.searchsorted(self._front[self._at : end, 0], now_ms, "right"))
-        taken = [Entry(*row) for row in self._front[self._at : due].tolist()]
-        self._at = due
+        end = min(self._front_taken + count_max, len(self._front))
+        due = self._front_taken + int(np.searchsorted(self._front[self._front_taken : end, 0], now_ms, "right"))
+        taken = [Entry(*row) for row in self._front[self._front_taken : due].tolist()]
+        self._front_taken = due
         recent: list[Entry] = []
         while self._recent and len(recent) < count_max and self._recent[0].due_ms <= now_ms:
             recent.append(heapq.heappop(self._recent))
@@ -249,43 +252,48 @@ class Index:
         return taken
 
     def forget_below(self, offset: int) -> None:
-        """Ignores entries below `offset`, the log's start: none of them is pending any more, because the
-        start does not move past a pending record (T4 in core.py).
+        """Ignores entries below `offset`, the log's start: none of them is pending any more,
+        because the start does not move past a pending record (T4 in core.py).
         """
         self._floor = offset
 
     def next_due_ms(self) -> int | None:
-        """When the next entry is due, or an earlier time: for entries in files, only the file's start is known."""
-        found = [start for _, start in self._files]
-        if self._at < len(self._front):
-            found.append(int(self._front[self._at, 0]))
+        """When the next entry is due, or an earlier time: for entries in files, only the file's
+        start is known.
+        """
+        times_ms = [start for _, start in self._files]
+        if self._front_taken < len(self._front):
+            times_ms.append(int(self._front[self._front_taken, 0]))
         if self._recent:
-            found.append(self._recent[0].due_ms)
-        return min(found, default=None)
+            times_ms.append(self._recent[0].due_ms)
+        return min(times_ms, default=None)
 
     def first_offset(self) -> int | None:
         """A lower bound of the offsets of pending records; None: there are none."""
-        found = [file.first_offset for file in self._files.values()]
-        if self._at < len(self._front):
-            found.append(int(self._front[self._at :, 1].min()))
-        found += [entry.offset for entry in self._recent]
-        return min(found, default=None)
+        offsets = [file.first_offset for file in self._files.values()]
+        if self._front_taken < len(self._front):
+            offsets.append(int(self._front[self._front_taken :, 1].min()))
+        offsets += [entry.offset for entry in self._recent]
+        return min(offsets, default=None)
 
     def drop_to(self, last: Entry) -> None:
         """Drops the entries up to `last`, which have been delivered."""
         while self.take(last.due_ms - 1, self._entry_count_max):
             pass
-        # of the entries that are due in the same millisecond, only those with offsets up to that of `last`
+        # of the entries that are due in the same millisecond as `last`, only those up to its offset
         self._load(last.due_ms)
         rows = _sort_rows(np.array(self._recent, np.int64)) if self._recent else _NONE
-        rows = _sort_rows(np.concatenate([self._front[self._at :], rows]))
+        rows = _sort_rows(np.concatenate([self._front[self._front_taken :], rows]))
         delivered = (rows[:, 0] < last.due_ms) | (rows[:, 0] == last.due_ms) & (rows[:, 1] <= last.offset)
         self.count = max(self.count - int(delivered.sum()), 0)
-        self._front, self._at, self._recent = rows[~delivered], 0, []
+        self._front, self._front_taken, self._recent = rows[~delivered], 0, []
 
     def _load(self, now_ms: int) -> None:
         """Loads everything that is due into memory, as far as there is room."""
-        while self._loaded_end <= now_ms and len(self._front) - self._at + len(self._recent) < self._entry_count_max:
+        while (
+            self._loaded_end <= now_ms
+            and len(self._front) - self._front_taken + len(self._recent) < self._entry_count_max
+        ):
             if not self._files:
                 # nothing is stored: no need to look at each day that has passed
                 self._advance_to(max(self._loaded_end, now_ms - now_ms % WIDTHS_MS[0] + WIDTHS_MS[0]))
@@ -300,8 +308,8 @@ class Index:
             key = level, self._loaded_end
             file = self._files.get(key)
             end = self._loaded_end + WIDTHS_MS[level]
-            finest = level == len(WIDTHS_MS) - 1
-            if file is not None and not finest and self._count_in(file) > self._entry_count_max:
+            is_finest = level == len(WIDTHS_MS) - 1
+            if file is not None and not is_finest and self._count_in(file) > self._entry_count_max:
                 self._split(key, level + 1)
                 continue
             if file is not None:
@@ -338,11 +346,11 @@ class Index:
 
     def _load_file(self, key: tuple[int, int]) -> None:
         rows = np.concatenate([_NONE, *self._read_all(self._take_out(key))])
-        cancels = rows[:, 1] < 0
-        if cancels.any():
-            gone = np.isin(rows[:, 1], ~rows[cancels, 1])
-            rows = rows[~(gone | cancels)]
-        self._front, self._at = np.concatenate([self._front[self._at :], _sort_rows(rows)]), 0
+        is_cancel = rows[:, 1] < 0
+        if is_cancel.any():
+            is_cancelled = np.isin(rows[:, 1], ~rows[is_cancel, 1])
+            rows = rows[~(is_cancelled | is_cancel)]
+        self._front, self._front_taken = np.concatenate([self._front[self._front_taken :], _sort_rows(rows)]), 0
 
     def _entries(self, name: str, at: int, size_bytes: int) -> NDArray[np.int64]:
         data = self._storage.read(name, at, size_bytes) if size_bytes else b""
@@ -356,7 +364,7 @@ class Index:
         """Saves the index. Every record below `end_offset` is in it, or was delivered or cancelled."""
         self._sort_memory()
         self._flush()
-        rows = np.ascontiguousarray(self._front[self._at :])
+        rows = np.ascontiguousarray(self._front[self._front_taken :])
         loaded = self._fresh_name()
         self._storage.append(loaded, rows.tobytes())
         self._storage.sync(loaded)

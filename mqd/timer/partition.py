@@ -3,8 +3,8 @@
 A thread with two consumers (one reads the partition to its end, one looks up what is due) and a
 transactional producer, all through shared memory. Each partition has its own transactional id, so
 once this timer has begun, no timer of another host and no earlier timer of this host can commit any
-more. After any error everything is closed and started again from the committed progress, which shows
-whether the last transaction was committed.
+more. After any error the timer closes everything and restarts from the committed progress, which
+shows whether the last transaction was committed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DELETE_RECORDS = 21
 log = logging.get("timer")
 
 
-# key, value, headers as the log has them
+# key, value, section of headers as in the log
 Record = tuple[bytes | None, bytes | None, bytes | None]
 
 
@@ -67,8 +67,8 @@ class PartitionTimer:
         kept_bytes_max: int,
         on_status: Callable[[], None] = lambda: None,
     ) -> None:
-        """`kept_bytes_max`: memory for records that are due soon. `on_status`: called when `status` may
-        have changed.
+        """`kept_bytes_max`: memory for records that are due soon. `on_status`: called when `status`
+        may have changed.
         """
         self.topic = schedule
         self.index = partition
@@ -78,7 +78,7 @@ class PartitionTimer:
         self._directory = data_dir / "timer" / f"{schedule.topic_id.hex()}-{partition}"
         self._stopping = threading.Event()
         self._on_status = on_status
-        self._reading: Any = None
+        self._reader: Any = None
         self._clients: list[Any] = []
         self._delivered = 0
         self._delays = Delays([])
@@ -91,9 +91,9 @@ class PartitionTimer:
 
     def stop(self) -> None:
         self._stopping.set()
-        reading = self._reading
-        if reading is not None:
-            reading._implementation.interrupt()
+        reader = self._reader
+        if reader is not None:
+            reader._implementation.interrupt()
 
     def join(self, timeout_s: float) -> bool:
         self._thread.join(timeout_s)
@@ -109,7 +109,7 @@ class PartitionTimer:
                 expected = isinstance(error, (KafkaException, OSError, Deferred))
                 write_log = log.warning if expected else log.exception
                 write_log(
-                    "schedule starts again from its committed progress",
+                    "schedule restarts from its committed progress",
                     topic=self.topic.topic,
                     partition=self.index,
                     reason=str(error),
@@ -124,7 +124,7 @@ class PartitionTimer:
             try:
                 client.close()
             except (KafkaException, OSError, RuntimeError):
-                pass  # its broker has ended
+                pass  # the broker has ended
         self._clients = []
 
     # -- from the start of the clients to the next error -------------------------------------------
@@ -158,14 +158,14 @@ class PartitionTimer:
             }
         )
         self._clients.append(self._producer)
-        self._reading = self._consumer("read_committed")
-        self._looking_up = self._consumer("read_uncommitted")
-        self._looking_up_at = -1
+        self._reader = self._consumer("read_committed")
+        self._lookup_consumer = self._consumer("read_uncommitted")
+        self._lookup_position = -1
         self._kept, self._kept_bytes = {}, 0
         self._producer.init_transactions(TIMEOUT_S)  # from here on no other timer commits
-        self._group = self._reading.consumer_group_metadata()
-        here = TopicPartition(self.topic.topic, self.index)
-        committed = self._reading.committed([here], TIMEOUT_S)[0]
+        self._group = self._reader.consumer_group_metadata()
+        partition = TopicPartition(self.topic.topic, self.index)
+        committed = self._reader.committed([partition], TIMEOUT_S)[0]
         if committed.error is not None:
             raise KafkaException(committed.error)
         log_start = self._log_start()
@@ -179,8 +179,8 @@ class PartitionTimer:
                 delay_ms=self._delays.of(progress.end_offset),
             )
         schedule = take_over(Directory(self._directory), log_start, progress)
-        self._reading.assign([TopicPartition(self.topic.topic, self.index, schedule.end_offset)])
-        self._looking_up.assign([TopicPartition(self.topic.topic, self.index, log_start)])
+        self._reader.assign([TopicPartition(self.topic.topic, self.index, schedule.end_offset)])
+        self._lookup_consumer.assign([TopicPartition(self.topic.topic, self.index, log_start)])
         log.info(
             "delivery of a schedule starts",
             topic=self.topic.topic,
@@ -193,10 +193,10 @@ class PartitionTimer:
         self._run_schedule(schedule, log_start)
 
     def _log_start(self) -> int:
-        found = self._reading.get_watermark_offsets(TopicPartition(self.topic.topic, self.index), TIMEOUT_S)
-        if found is None:
+        offsets = self._reader.get_watermark_offsets(TopicPartition(self.topic.topic, self.index), TIMEOUT_S)
+        if offsets is None:
             raise Deferred("the partition's offsets are not known; retrying")
-        return int(found[0])
+        return int(offsets[0])
 
     def _run_schedule(self, schedule: Schedule, log_start: int) -> None:
         committed_at = saved_at = trimmed_at = time.monotonic()
@@ -240,8 +240,8 @@ class PartitionTimer:
     # -- reading -----------------------------------------------------------------------------------
 
     def _read(self, schedule: Schedule, wait_s: float) -> bool:
-        """False: records were read that cannot be taken yet."""
-        batch = self._reading.consume_batch(READ_COUNT_MAX, wait_s)
+        """Returns False if records were read that the schedule cannot take yet."""
+        batch = self._reader.consume_batch(READ_COUNT_MAX, wait_s)
         if batch is None:
             return True
         rows = list(self._rows(batch))
@@ -257,7 +257,7 @@ class PartitionTimer:
 
         if schedule.read(rows, _now_ms(), due_of):
             return True
-        self._reading.seek(TopicPartition(self.topic.topic, self.index, schedule.end_offset))
+        self._reader.seek(TopicPartition(self.topic.topic, self.index, schedule.end_offset))
         return False
 
     def _keep(self, rows: list[Row], batch: Any, progress: Progress) -> None:
@@ -296,23 +296,23 @@ class PartitionTimer:
             yield Row(offset, plan.due_ms, plan.cancels)
 
     def _look_up(self, offsets: list[int], take: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-        """Yields what `take` returns for the records at these ascending offsets. Deleted records are
-        left out.
+        """Yields what `take` returns for the records at these ascending offsets. Deleted records
+        are left out.
         """
         at = 0
         while at < len(offsets):
             first = offsets[at]
-            if not self._looking_up_at <= first < self._looking_up_at + NEAR_COUNT:
-                self._looking_up.seek(TopicPartition(self.topic.topic, self.index, first))
-                self._looking_up_at = first
+            if not self._lookup_position <= first < self._lookup_position + NEAR_COUNT:
+                self._lookup_consumer.seek(TopicPartition(self.topic.topic, self.index, first))
+                self._lookup_position = first
             end = at + 1
             while end < len(offsets) and offsets[end] - offsets[end - 1] <= NEAR_COUNT and end - at < LOOK_UP_COUNT_MAX:
                 end += 1
-            batch = self._looking_up.consume_batch(offsets[end - 1] - self._looking_up_at + 1, TIMEOUT_S)
+            batch = self._lookup_consumer.consume_batch(offsets[end - 1] - self._lookup_position + 1, TIMEOUT_S)
             if batch is None:
-                self._looking_up_at = -1
+                self._lookup_position = -1
                 raise Deferred(f"the record at offset {first} cannot be read; retrying")
-            self._looking_up_at = batch.next_offset
+            self._lookup_position = batch.next_offset
             yield from take(_select(batch, offsets[at : bisect_left(offsets, batch.next_offset, at)]))
             at = bisect_left(offsets, batch.next_offset, at)
 
@@ -331,7 +331,7 @@ class PartitionTimer:
                     break
                 except BufferError:
                     if self._stopping.is_set():
-                        raise Deferred(f"it is stopped while {target} accepts no records") from None
+                        raise Deferred(f"the timer was stopped while {target} accepted no records") from None
                     producer.poll(0.1)
             sent += 1
         position = TopicPartition(
@@ -353,22 +353,26 @@ class PartitionTimer:
             status.late_s += late_s
 
     def _read_in_order(self, entries: list[Entry]) -> Iterator[Record]:
-        """The records of `entries`, in that order; looked up by offset, some at a time."""
+        """The records of `entries`, in that order; looked up by offset, LOOK_UP_COUNT_MAX at a
+        time.
+        """
         for begin in range(0, len(entries), LOOK_UP_COUNT_MAX):
-            some = entries[begin : begin + LOOK_UP_COUNT_MAX]
-            found = {}
-            for _, offset in some:
+            chunk = entries[begin : begin + LOOK_UP_COUNT_MAX]
+            records = {}
+            for _, offset in chunk:
                 record = self._take_kept(offset)
                 if record is not None:
-                    found[offset] = record
-            if len(found) < len(some):
-                found.update(self._look_up(sorted(one.offset for one in some if one.offset not in found), _records))
-            for entry in some:
-                if entry.offset in found:
-                    yield found[entry.offset]
+                    records[offset] = record
+            if len(records) < len(chunk):
+                records.update(
+                    self._look_up(sorted(one.offset for one in chunk if one.offset not in records), _records)
+                )
+            for entry in chunk:
+                if entry.offset in records:
+                    yield records[entry.offset]
 
     def _trim(self, offset: int) -> None:
-        """Deletes the records below `offset`: none of them is pending (T4)."""
+        """Deletes the records below `offset`, none of which is pending (T4)."""
         request = DeleteRecordsRequest(
             topics=[
                 DeleteRecordsRequest.Topic(
@@ -381,7 +385,9 @@ class PartitionTimer:
         response = self._producer.broker_request(_DELETE_RECORDS, request, TIMEOUT_S)
         error = response.topics[0].partitions[0].error_code
         if error:
-            log.warning("delivered records are not deleted", topic=self.topic.topic, partition=self.index, error=error)
+            log.warning(
+                "delivered records cannot be deleted", topic=self.topic.topic, partition=self.index, error=error
+            )
 
 
 def _size_bytes(record: Record) -> int:
@@ -404,17 +410,19 @@ def _select(batch: Any, wanted: list[int]) -> Any:
 
 
 class _PickedRecords:
-    """Single records of a batch, with the part of a batch's interface that _rows() and _records() use."""
+    """Single records of a batch, with the part of a batch's interface that _rows() and _records()
+    use.
+    """
 
     def __init__(self, batch: Any, indices: list[int], wanted: list[int]) -> None:
-        found = [
+        present = [
             at for at, one in zip(indices, wanted, strict=True) if at < len(batch) and int(batch.offsets[at]) == one
         ]
-        self.offsets, self.timestamps = batch.offsets[found], batch.timestamps[found]
-        self.keys = _ListWithToList([batch.keys[at] for at in found])
-        self.values = _ListWithToList([batch.values[at] for at in found])
+        self.offsets, self.timestamps = batch.offsets[present], batch.timestamps[present]
+        self.keys = _ListWithToList([batch.keys[at] for at in present])
+        self.values = _ListWithToList([batch.values[at] for at in present])
         sections = batch.header_sections
-        self.header_sections = None if sections is None else _ListWithToList([sections[at] for at in found])
+        self.header_sections = None if sections is None else _ListWithToList([sections[at] for at in present])
 
 
 class _ListWithToList(list[Any]):

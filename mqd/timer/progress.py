@@ -2,8 +2,8 @@
 mqd-delay-ms.
 
 Such a record keeps the delay with which it was first read, whatever schedule.delay.ms is later.
-Progress is a position in the order of due times: if a record's due time changed, a pending one could
-count as delivered, or a delivered one as pending.
+Progress is a position in the order of due times: if a record's due time changed, a pending one
+could be taken for delivered, or a delivered one for pending.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Delays:
         return self.changes[bisect_right(self._offsets, offset) - 1].delay_ms
 
     def changed(self, delay_ms: int, end_offset: int, log_start: int) -> Delays:
-        """The delays when `delay_ms` is set: it applies to records that have not been read yet, from
-        `end_offset` on. After CHANGE_COUNT_MAX changes it is not adopted until the log's start has
-        passed the earliest of them.
+        """The delays after `delay_ms` was set: it applies to records that have not been read yet,
+        from `end_offset` on. After CHANGE_COUNT_MAX changes it is not adopted until the log's start
+        has passed the earliest of them.
         """
         if not self.changes:
             return Delays([Change(0, delay_ms)])
@@ -55,8 +55,8 @@ def progress_text(topic_id: bytes, last: Entry, delays: Delays) -> str:
 
 
 def parse_progress(offset: int, text: str | None, topic_id: bytes) -> tuple[Progress, Delays]:
-    """`last` is START, and there are no delays, if nothing was committed, or only for another topic
-    of this name.
+    """If nothing was committed, or only for another topic of this name, `last` is START and there
+    are no delays.
     """
     fields = (text or "").split()
     if offset < 0 or len(fields) < 4 or fields[:2] != ["1", topic_id.hex()]:

@@ -1,4 +1,4 @@
-"""The files of an index: a directory of append-only files and one that is replaced."""
+"""The files of an index: a directory of append-only files, and one file that is replaced."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Storage(Protocol):
-    """What is appended and not yet synced may be lost, or remain in part."""
+    """Data that is appended and not yet synced may be lost, wholly or in part."""
 
     def names(self) -> list[str]: ...
     def size(self, name: str) -> int: ...
@@ -21,8 +21,8 @@ class Storage(Protocol):
 
 
 class Directory:
-    """A Storage on disk. Raises OSError. No file stays open: there may be hundreds, each touched
-    now and then.
+    """A Storage on disk. Raises OSError. No file stays open: there may be hundreds, each used
+    rarely.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,12 +53,12 @@ class Directory:
             os.fsync(file.fileno())
 
     def replace(self, name: str, data: bytes) -> None:
-        fresh = self._path / f"{name}.new"
-        with fresh.open("wb") as file:
+        temporary = self._path / f"{name}.new"
+        with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(fresh, self._path / name)
+        os.replace(temporary, self._path / name)
         descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)

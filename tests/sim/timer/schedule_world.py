@@ -171,13 +171,13 @@ class World:
 
     def check_memory(self) -> None:
         index = self.schedule.index
-        in_memory = len(index._front) - index._at + len(index._recent)
+        in_memory = len(index._front) - index._front_taken + len(index._recent)
         assert in_memory <= 3 * self.entry_count_max + max(Counter(self.dues()).values(), default=0), "I2"
 
     def dues(self) -> list[int]:
         """Due times of the entries in memory."""
         index = self.schedule.index
-        return index._front[index._at :, 0].tolist() + [entry.due_ms for entry in index._recent]
+        return index._front[index._front_taken :, 0].tolist() + [entry.due_ms for entry in index._recent]
 
     def run(self, step_count: int) -> World:
         for number in range(step_count):
