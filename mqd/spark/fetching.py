@@ -33,7 +33,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FetchRequest
 from mqd.spark.options import SourceOptions
 from mqd.spark.planning import Range
-from mqd.spark.wire import NOT_THERE, BrokerConnection, BrokerError, Cluster, MqdReadError, is_retriable
+from mqd.spark.wire import MISSING_CODES, BrokerConnection, BrokerError, Cluster, MqdReadError, is_retriable
 
 log = logging.getLogger("mqd.spark")
 
@@ -223,7 +223,7 @@ class TcpViews:
             self._topic_id = topic.topic_id
         if (
             topic is None
-            or topic.error in NOT_THERE
+            or topic.error in MISSING_CODES
             or (not topic.error and topic.topic_id != self._topic_id)
             or (not topic.error and self._range.partition not in topic.leaders)
         ):
@@ -320,7 +320,7 @@ class TcpViews:
             raise _LookUpNeeded
         error = BrokerError(response.error, f"fetching {self.name} at offset {self.position}")
         # the next lookup shows whether the topic still exists
-        if response.error in NOT_THERE or is_retriable(response.error):
+        if response.error in MISSING_CODES or is_retriable(response.error):
             raise _LookUpNeeded(str(error))
         raise MqdReadError(str(error))
 

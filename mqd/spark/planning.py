@@ -4,9 +4,10 @@ Without minPartitions and maxRecordsPerPartition a partition's range is one task
 Kafka source. maxRecordsPerPartition splits ranges that have more offsets. Then, if there are fewer
 tasks than minPartitions, ranges are split so that tasks have similar sizes: the size of a range is
 its number of offsets times the partition's average bytes per offset on the broker's disk (from
-DescribeLogDirs). If that is not known, offsets are used instead of bytes.
+DescribeLogDirs). If that is unknown for a range, the sizes of all ranges are their numbers of
+offsets.
 
-    P1  the ranges cover the planned offsets, each once
+    P1  the ranges cover the planned offsets, each exactly once
     P2  a trigger takes from each partition in proportion to its backlog, and at least one offset of
         each partition with a backlog if the limit allows it (rule of Spark's Kafka source)
 """
@@ -22,8 +23,8 @@ Key = tuple[str, int]
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Offsets [start, end) of a partition: one task. `topic_id` empty = not known; then only the
-    name counts.
+    """Offsets [start, end) of a partition: one task. `topic_id` empty: not known; then only the
+    name identifies the topic.
     """
 
     topic: str
@@ -55,15 +56,15 @@ def split(
 
 
 def _weights(ranges: list[Range], bytes_per_offset: Mapping[Key, float]) -> list[float]:
-    known = [bytes_per_offset.get((one.topic, one.partition), 0.0) for one in ranges]
-    if not all(known):  # bytes and offsets are not compared with each other
-        known = [1.0] * len(ranges)
-    return [one.size * weight for one, weight in zip(ranges, known, strict=True)]
+    averages = [bytes_per_offset.get((one.topic, one.partition), 0.0) for one in ranges]
+    if not all(averages):  # bytes and offsets are not compared with each other
+        averages = [1.0] * len(ranges)
+    return [one.size * weight for one, weight in zip(ranges, averages, strict=True)]
 
 
 def _counts(ranges: list[Range], weights: list[float], target: int) -> list[int]:
-    """The number of pieces of each range: at first in proportion to its weight, but at least one; then
-    repeatedly one more for the range with the largest pieces. At most one per offset.
+    """The number of pieces of each range: at first in proportion to its weight, but at least one;
+    then one more at a time for the range with the largest pieces. At most one piece per offset.
     """
     total = sum(weights)
     counts = [max(1, min(one.size, int(target * weight / total))) for one, weight in zip(ranges, weights, strict=True)]
@@ -75,10 +76,10 @@ def _counts(ranges: list[Range], weights: list[float], target: int) -> list[int]
     return counts
 
 
-def _cut(one: Range, count: int) -> list[Range]:
-    bounds = [one.start + one.size * i // count for i in range(count + 1)]
+def _cut(range_: Range, count: int) -> list[Range]:
+    bounds = [range_.start + range_.size * i // count for i in range(count + 1)]
     return [
-        msgspec.structs.replace(one, start=start, end=end)
+        msgspec.structs.replace(range_, start=start, end=end)
         for start, end in zip(bounds, bounds[1:], strict=False)
         if end > start
     ]
@@ -86,7 +87,7 @@ def _cut(one: Range, count: int) -> list[Range]:
 
 def rate_limited(start: Mapping[Key, int], latest: Mapping[Key, int], offsets_max: int) -> dict[Key, int]:
     """The end offsets of a trigger of at most `offsets_max` offsets (P2). Every partition of
-    `latest` is in the result; one without a start begins at its latest offset.
+    `latest` is in the result; a partition without a start begins at its latest offset.
     """
     backlog = {key: max(0, latest[key] - start.get(key, latest[key])) for key in latest}
     total = sum(backlog.values())
@@ -102,7 +103,7 @@ def rate_limited(start: Mapping[Key, int], latest: Mapping[Key, int], offsets_ma
     for key in sorted(taken, key=lambda key: (backlog[key], key)):
         if surplus <= 0:
             break
-        back = min(surplus, taken[key])
-        taken[key] -= back
-        surplus -= back
+        returned = min(surplus, taken[key])
+        taken[key] -= returned
+        surplus -= returned
     return {key: start.get(key, latest[key]) + taken[key] for key in latest}

@@ -11,8 +11,8 @@ transaction: through shared memory to a broker of this host, over TCP to others.
     S4  memory: at most QUEUED_BYTES_MAX plus one round of batches are queued
     S5  a partition that its topic no longer lists (retired and empty) still accepts the batches
         assigned to it, at its last leader; no new rows are assigned to it
-    S6  a silent leader delays only its own partitions, until kafka.request.timeout.ms or, if that
-        is sooner, delivery.timeout.ms
+    S6  a silent leader delays only its own partitions, for kafka.request.timeout.ms or, if that
+        is shorter, delivery.timeout.ms
 Concurrency: one task. Connections outlive the task (a Spark worker runs many), except those with an
 outstanding response.
 """
@@ -44,8 +44,8 @@ METADATA_AGE_S = 300.0
 RETRY_S = 0.05
 POLL_S = 0.002
 _ABSENT_S = 5.0  # how long a topic may take to appear after its creation was requested
-_WRITTEN = frozenset((0, int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)))
-_FENCED = frozenset(
+_WRITTEN_CODES = frozenset((0, int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)))
+_FENCED_CODES = frozenset(
     (
         ErrorCode.INVALID_PRODUCER_EPOCH,
         ErrorCode.PRODUCER_FENCED,
@@ -54,7 +54,7 @@ _FENCED = frozenset(
         ErrorCode.INVALID_TXN_STATE,
     )
 )
-_MOVED = frozenset(
+_MOVED_CODES = frozenset(
     (
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -62,14 +62,13 @@ _MOVED = frozenset(
         ErrorCode.FENCED_LEADER_EPOCH,
     )
 )
-_ABSENT = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE))
+_ABSENT_CODES = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE))
 
 Key = tuple[str, int]
 # a Spark process runs many queries one after the other, and each broker of this host costs
 # local_link.MEMORY_BYTES
 CONNECTIONS_MAX = 4
-# connections of this process, by all their settings, because timeouts differ by query; most
-# recently used last
+# by process id and all settings, because timeouts differ by query; the most recently used is last
 _connections: dict[tuple[int, bytes], Connections] = {}
 
 
@@ -81,7 +80,7 @@ class Connections:
         self._links: dict[int, BrokerConnection] = {}
         self._local: dict[int, LocalLink | None] = {}  # None: this broker cannot be reached through shared memory
         self.local_count = 0  # requests that went through shared memory
-        self.users = 0  # producers that are not closed
+        self.producer_count = 0  # producers that use it and are not closed
 
     def link(self, node_id: int, size_bytes: int) -> BrokerConnection | LocalLink:
         """Raises OSError, MqdWriteError."""
@@ -111,58 +110,58 @@ class Connections:
 
 
 def connections(options: SinkOptions) -> Connections:
-    """Returns the connections of this process with these options, never a parent's. If there are more
-    than CONNECTIONS_MAX, the least recently used are closed, unless they are in use.
+    """Returns this process's connections for these options, never those of a parent process. If
+    there are more than CONNECTIONS_MAX, closes the least recently used, unless they are in use.
     """
     process = os.getpid()
     key = (process, msgspec.json.encode(options.kafka, order="sorted"))
-    kept = _connections.pop(key, None)
-    found = _connections[key] = kept or Connections(options)
-    own = [one for one in _connections if one[0] == process]
-    for one in own[:-CONNECTIONS_MAX]:
-        if not _connections[one].users:
-            _connections.pop(one).close()
-    return found
+    existing = _connections.pop(key, None)
+    chosen = _connections[key] = existing or Connections(options)
+    own_keys = [key for key in _connections if key[0] == process]
+    for old_key in own_keys[:-CONNECTIONS_MAX]:
+        if not _connections[old_key].producer_count:
+            _connections.pop(old_key).close()
+    return chosen
 
 
 class _InFlight:
-    """A request whose response has not arrived. `deadline`: monotonic clock."""
+    """A request whose response has not arrived. `deadline`: by the monotonic clock."""
 
-    __slots__ = ("batches", "deadline", "link", "node_id", "number", "version")
+    __slots__ = ("batches", "correlation_id", "deadline", "link", "node_id", "version")
 
     def __init__(
         self,
         node_id: int,
         link: BrokerConnection | LocalLink,
         version: int,
-        number: int,
+        correlation_id: int,
         batches: list[Batch],
         deadline: float,
     ) -> None:
-        self.node_id, self.link, self.version, self.number, self.batches, self.deadline = (
+        self.node_id, self.link, self.version, self.correlation_id, self.batches, self.deadline = (
             node_id,
             link,
             version,
-            number,
+            correlation_id,
             batches,
             deadline,
         )
 
 
 class Producer:
-    """`identity`: producer id and epoch, of a child of the joint transaction `transactional_id`, or
-    of an idempotent producer (None).
+    """`identity`: producer id and epoch of a child of the joint transaction `transactional_id`, or,
+    if that is None, of an idempotent producer.
     """
 
     def __init__(self, options: SinkOptions, identity: tuple[int, int], transactional_id: str | None) -> None:
         self._options, self._identity, self._transactional_id = options, identity, transactional_id
         self._connections = connections(options)
-        self._connections.users += 1
+        self._connections.producer_count += 1
         self._closed = False
         self._topics: dict[str, Topic] = {}
-        # topic id, and the leader of each partition that it has ever listed
+        # topic id, and the last known leader of each partition that the topic has ever listed
         self._leaders: dict[str, tuple[bytes, dict[int, int]]] = {}
-        self._requested_at = 0.0
+        self._metadata_requested_at = 0.0
         self._queues: dict[Key, collections.deque[Batch]] = {}
         self._next_sequence: dict[Key, int] = {}
         self._not_before: dict[Key, float] = {}
@@ -177,7 +176,7 @@ class Producer:
 
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name)
-        if topic is None or topic.error or time.monotonic() - self._requested_at > METADATA_AGE_S:
+        if topic is None or topic.error or time.monotonic() - self._metadata_requested_at > METADATA_AGE_S:
             self._refresh([*self._topics, name])
             topic = self._topics[name]
         if topic.error:
@@ -186,10 +185,10 @@ class Producer:
 
     def _refresh(self, names: Iterable[str]) -> None:
         cluster = self._connections.cluster
-        found = cluster.with_retries("metadata of " + ", ".join(names), lambda: cluster.metadata(names))
-        for topic in found.topics.values():
+        metadata = cluster.with_retries("metadata of " + ", ".join(names), lambda: cluster.metadata(names))
+        for topic in metadata.topics.values():
             self._learn(topic)
-        self._requested_at = time.monotonic()
+        self._metadata_requested_at = time.monotonic()
 
     def _learn(self, topic: Topic) -> None:
         self._topics[topic.name] = topic
@@ -218,10 +217,12 @@ class Producer:
             topic = self._topics[name]
             if not topic.error and topic.leaders:
                 return topic
-            if topic.error not in _ABSENT or time.monotonic() >= deadline:
+            if topic.error not in _ABSENT_CODES or time.monotonic() >= deadline:
                 known = ERRORS.get(topic.error)
                 remedy = (
-                    f"create it first: mqd topic create {name}" if topic.error in _ABSENT else "see the broker's log"
+                    f"create it first: mqd topic create {name}"
+                    if topic.error in _ABSENT_CODES
+                    else "see the broker's log"
                 )
                 raise MqdWriteError(
                     f"topic {name} cannot be written: {known.message if known else topic.error}"
@@ -250,7 +251,7 @@ class Producer:
         if self._closed:
             return
         self._closed = True
-        self._connections.users -= 1
+        self._connections.producer_count -= 1
         for flight in self._flights.values():
             self._connections.drop(flight.node_id)
         self._flights = {}
@@ -272,8 +273,8 @@ class Producer:
             for flight in flights:
                 if _has_response(flight, 0) or time.monotonic() >= flight.deadline:
                     return flight
-            left = min(flight.deadline for flight in flights) - time.monotonic()
-            _has_response(flights[0], max(0, left if len(flights) == 1 else min(left, POLL_S)))
+            remaining_s = min(flight.deadline for flight in flights) - time.monotonic()
+            _has_response(flights[0], max(0, remaining_s if len(flights) == 1 else min(remaining_s, POLL_S)))
             flights.rotate()
 
     def _send_due(self) -> None:
@@ -282,7 +283,7 @@ class Producer:
         by_node: dict[int, list[Batch]] = {}
         busy = {(batch.topic, batch.partition) for flight in self._flights.values() for batch in flight.batches}
         due = [key for key in self._queues if key not in busy and self._not_before.get(key, 0.0) <= now]
-        if now - self._requested_at >= RETRY_S and any(self._leader(key) < 0 for key in due):
+        if now - self._metadata_requested_at >= RETRY_S and any(self._leader(key) < 0 for key in due):
             self._refresh_leaders()  # not left to _step(), which does it only while nothing is in flight
         for key in due:
             batch, leader = self._queues[key][0], self._leader(key)
@@ -321,12 +322,12 @@ class Producer:
                     f"the broker {link.host}:{link.port} does not support transactions of version 2 (KIP-890): set the"
                     " option delivery to at-least-once"
                 )
-            number, settings = link.send(request, version), self._options
+            correlation_id, settings = link.send(request, version), self._options
             deadline = min(
                 time.monotonic() + settings.kafka.request_timeout_s,
                 min(batch.first_sent for batch in chosen) + settings.delivery_timeout_s,
             )
-            self._flights[node_id] = _InFlight(node_id, link, version, number, chosen, deadline)
+            self._flights[node_id] = _InFlight(node_id, link, version, correlation_id, chosen, deadline)
         except OSError as error:
             self._on_connection_lost(node_id, chosen, str(error))
 
@@ -346,9 +347,11 @@ class Producer:
                 self._connections.cluster.prefer_other_brokers((host, port))
                 raise TimeoutError(f"broker {host}:{port} has not responded (kafka.request.timeout.ms)")
             frame = flight.link.receive()
-            number, response = decode_response(frame, PRODUCE, flight.version)
-            if number != flight.number:
-                raise ConnectionError(f"a response to request {number} where {flight.number} was expected")
+            correlation_id, response = decode_response(frame, PRODUCE, flight.version)
+            if correlation_id != flight.correlation_id:
+                raise ConnectionError(
+                    f"a response to request {correlation_id} where {flight.correlation_id} was expected"
+                )
         except (OSError, ProtocolError) as error:
             del self._flights[flight.node_id]
             self._on_connection_lost(flight.node_id, flight.batches, str(error))
@@ -359,7 +362,7 @@ class Producer:
         for batch in flight.batches:
             result = responses.get((batch.topic, batch.partition))
             code = result.error_code if result is not None else int(ErrorCode.UNKNOWN_SERVER_ERROR)
-            moved |= code in _MOVED
+            moved |= code in _MOVED_CODES
             self._handle_result(
                 batch, code, result.error_message if result is not None else "it is missing in the broker's response"
             )
@@ -368,7 +371,7 @@ class Producer:
 
     def _handle_result(self, batch: Batch, code: int, message: str | None) -> None:
         key = (batch.topic, batch.partition)
-        if code in _WRITTEN:
+        if code in _WRITTEN_CODES:
             self._remove_first(key)
             self.record_count += batch.count
             self.byte_count += len(batch.data)
@@ -383,11 +386,11 @@ class Producer:
                 f" the topic allows: {text}. Raise its max.message.bytes (mqd config set topic/{batch.topic}"
                 " max.message.bytes=...), or write smaller rows"
             )
-        elif code in _FENCED:
+        elif code in _FENCED_CODES:
             raise MqdWriteError(
                 f"topic {batch.topic}, partition {batch.partition}: this task's part of the transaction has ended:"
                 f" {text}. Another run of the query has replaced this one, the batch was committed or aborted"
-                " meanwhile, or it had no activity for kafka.transaction.timeout.ms"
+                " meanwhile, or the task had no activity for kafka.transaction.timeout.ms"
             )
         elif is_retriable(code):
             self._retry_later(key, batch, text)
@@ -404,7 +407,9 @@ class Producer:
             del self._queues[key]
 
     def _halve(self, key: Key, batch: Batch) -> None:
-        """Replaces a batch by its halves. None of it was written, so the halves reuse its sequences."""
+        """Replaces a batch by its halves. None of it was written, so the halves reuse its
+        sequences.
+        """
         queue = self._queues[key]
         queue.popleft()
         self._queued_bytes -= len(batch.data)
@@ -448,15 +453,15 @@ class Producer:
         names = sorted({name for name, _ in self._queues})
         cluster = self._connections.cluster
         try:
-            found = cluster.metadata(names).topics
+            topics = cluster.metadata(names).topics
         except (OSError, BrokerError):
             cluster.close()
             cluster.prefer_other_brokers()
             return
-        for topic in found.values():
+        for topic in topics.values():
             if not topic.error:
                 self._learn(topic)
-        self._requested_at = time.monotonic()
+        self._metadata_requested_at = time.monotonic()
 
 
 def _has_response(flight: _InFlight, seconds: float) -> bool:

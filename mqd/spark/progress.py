@@ -5,7 +5,7 @@ Spark keeps the offsets in the query's checkpoint; this object exists as long as
 holds only state that may be lost.
 
     S1  a batch's records depend on its start and end alone: a batch planned again after a restart
-        is the same, as long as the log holds its records
+        has the same records, as long as the log holds them
     S2  the offsets of a `latest` start are determined once, and kept in Spark's checkpoint. A query
         that begins at the end of the log makes its first batch empty, [end, end): Spark records
         that before anything is read. A restart before the first batch was committed looks up the
@@ -24,8 +24,8 @@ holds only state that may be lost.
         reads nothing twice; its id shows whether it was recreated
     S7  partitions that a topic (with the same id) no longer lists were retired, and have no records
         left. The query drops them; that is no loss if it had reached their end, which their leaders
-        report for partition.retire.grace.ms at least. Partitions that no leader reports any more
-        count as lost: records may have been added and deleted since the last lookup
+        report for partition.retire.grace.ms at least. Partitions that no leader reports are
+        treated as lost: records may have been added and deleted since the last lookup
 Source: the rules of Spark's Kafka source in its integration guide.
 """
 
@@ -61,8 +61,8 @@ class Progress:
         self._initial: Position | None = None
         self._first_batch_due = False  # the empty first batch of S2
         self._target: Position | None = None  # Trigger.AvailableNow
-        self._latest: Position | None = None  # as last seen
-        self._gone: set[Key] = set()  # partitions already reported as lost (S6)
+        self._latest: Position | None = None  # the ends of the logs at the last lookup
+        self._reported_lost: set[Key] = set()  # partitions already reported as lost (S6)
         self._last_trigger: float | None = None
         self._published: dict[Key, int] = {}
 
@@ -73,12 +73,12 @@ class Progress:
 
     def initial(self) -> dict[str, Any]:
         if self._initial is None:
+            starting = self.options.starting
             keys = self._driver.partitions()
-            starts = self._driver.resolve(self.options.starting, keys, "starting")
-            given = self.options.starting
+            starts = self._driver.resolve(starting, keys, "starting")
             self._first_batch_due = (
-                given.at == LATEST
-                or any(LATEST in partitions.values() for partitions in (given.offsets or {}).values())
+                starting.at == LATEST
+                or any(LATEST in partitions.values() for partitions in (starting.offsets or {}).values())
                 or self._starts_at_end_by_time()
             )
             self._initial = Position(starts, self._driver.ids())
@@ -88,7 +88,9 @@ class Progress:
         return self._initial is not None and position.offsets == self._initial.offsets
 
     def _starts_at_end_by_time(self) -> bool:
-        """Whether the query may start at the end because its starting time is later than all records."""
+        """Whether the query may start at the end because its starting time is later than all
+        records.
+        """
         return self.options.timestamp_without_match == "latest" and (
             self.options.starting.timestamp is not None or self.options.starting.timestamps is not None
         )
@@ -107,19 +109,19 @@ class Progress:
             return start
         if not is_first:
             self._publish_quietly(position)
-        if self._target is not None and self._misses(position, self._target.offsets.keys(), self._target.ids):
+        if self._target is not None and self._any_missing(position, self._target.offsets.keys(), self._target.ids):
             self._target = self._find_ends(position)
         available = self._target or self._find_ends(position)
         starts, ends = self._reconcile(position, available)
         if not unlimited:
-            if self._target is None and self._waits_for_more(starts, ends.offsets):
+            if self._target is None and self._must_wait_for_more(starts, ends.offsets):
                 return start
             if self.options.max_offsets_per_trigger is not None:
                 ends = Position(rate_limited(starts, ends.offsets, self.options.max_offsets_per_trigger), ends.ids)
         return ends.to_json()
 
     def _find_ends(self, position: Position) -> Position:
-        self._latest = self._log_ends(lambda: self._find(position))
+        self._latest = self._log_ends(lambda: self._find_partitions(position))
         return self._latest
 
     def _log_ends(self, find: Callable[[], list[Key]]) -> Position:
@@ -128,34 +130,34 @@ class Progress:
         except MqdMissingError:  # deleted in between: the caller decides whether that is a loss
             return Position(self._driver.offsets_at(find(), LATEST), self._driver.ids())
 
-    def _find(self, target: Position) -> list[Key]:
+    def _find_partitions(self, target: Position) -> list[Key]:
         """The existing partitions; if some of `target` are missing, they are requested again (S6)."""
         keys = self._driver.partitions(missing_is_lost=bool(target.offsets))
         for _ in range(ATTEMPTS):
-            if not self._misses(target, keys, self._driver.ids()):
+            if not self._any_missing(target, keys, self._driver.ids()):
                 break
             self._pause(PAUSE_S)
             self._driver.use_another_broker()
             keys = self._driver.partitions(missing_is_lost=True)
         return keys
 
-    def _misses(self, target: Position, keys: Collection[Key], ids: Mapping[str, bytes]) -> bool:
+    def _any_missing(self, target: Position, keys: Collection[Key], ids: Mapping[str, bytes]) -> bool:
         return any(
-            key not in self._gone and (key not in keys or _was_recreated(key[0], target.ids, ids))
+            key not in self._reported_lost and (key not in keys or _was_recreated(key[0], target.ids, ids))
             for key in target.offsets
         )
 
     def _reconcile(self, start: Position, available: Position) -> tuple[dict[Key, int], Position]:
-        """Returns (the start of each partition, its possible end), by the current state of the log.
-        Reports losses.
+        """Returns (the start of each partition, its possible end) according to the current state of
+        the log. Reports losses.
         """
         recreated = self._recreated(start, available)
         kept = self._keep_missing(start, available, recreated)
         starts = {
             key: offset for key, offset in start.offsets.items() if key in available.offsets and key not in recreated
         }
-        found = [key for key in available.offsets if key not in starts]
-        starts |= self._new_starts(found, start, recreated)
+        new_keys = [key for key in available.offsets if key not in starts]
+        starts |= self._new_starts(new_keys, start, recreated)
         ends = dict(available.offsets)
         for key, begin in starts.items():
             if ends[key] < begin:
@@ -180,7 +182,7 @@ class Progress:
 
     def _keep_missing(self, start: Position, available: Position, recreated: set[Key]) -> dict[Key, int]:
         """Reports missing partitions. Returns those that keep their position (S6)."""
-        self._gone -= available.offsets.keys()
+        self._reported_lost -= available.offsets.keys()
         kept: dict[Key, int] = {}
         for topic in start.topics():
             missing = sorted(
@@ -199,13 +201,13 @@ class Progress:
                     )
             elif topic in start.ids and topic not in available.ids:
                 kept |= {key: start.offsets[key] for key in missing}
-            if not self._gone.issuperset(missing):
+            if not self._reported_lost.issuperset(missing):
                 names = ", ".join(str(partition) for _, partition in missing)
                 self._driver.lost(
                     f"{topic}-{names} {'was' if len(missing) == 1 else 'were'} deleted; the last batch ended at"
                     f" {_ends(start, topic)}"
                 )
-            self._gone.update(missing)
+            self._reported_lost.update(missing)
         return kept
 
     def _new_starts(self, keys: list[Key], start: Position, recreated: set[Key]) -> dict[Key, int]:
@@ -215,16 +217,16 @@ class Progress:
                 self._driver.lost(f"the new partition {topic}-{partition} begins at {offset} instead of 0")
         return earliest
 
-    def _waits_for_more(self, starts: Mapping[Key, int], ends: Mapping[Key, int]) -> bool:
-        """Whether to wait for minOffsetsPerTrigger, for maxTriggerDelay at the longest; the first batch does
-        not wait.
+    def _must_wait_for_more(self, starts: Mapping[Key, int], ends: Mapping[Key, int]) -> bool:
+        """Whether to wait for minOffsetsPerTrigger, for maxTriggerDelay at most. The first batch
+        does not wait.
         """
-        least = self.options.min_offsets_per_trigger
+        min_offsets = self.options.min_offsets_per_trigger
         now, last = self._now(), self._last_trigger
         count = sum(ends[key] - starts[key] for key in ends)
         if (
-            least is not None
-            and count < least
+            min_offsets is not None
+            and count < min_offsets
             and last is not None
             and (now - last) * 1000 < self.options.max_trigger_delay_ms
         ):
@@ -240,9 +242,9 @@ class Progress:
             self._driver.partitions(missing_is_lost=True)  # after a restart: the leaders, for the sizes of tasks
         recreated = self._recreated(begin, stop)  # latest() has reported the other losses
         starts = {key: offset for key, offset in begin.offsets.items() if key in stop.offsets and key not in recreated}
-        found = [key for key in stop.offsets if key not in starts]
-        vanished = self._vanished(found, stop)
-        starts |= self._new_starts([key for key in found if key not in vanished], begin, recreated)
+        new_keys = [key for key in stop.offsets if key not in starts]
+        vanished = self._vanished(new_keys, stop)
+        starts |= self._new_starts([key for key in new_keys if key not in vanished], begin, recreated)
         ranges = []
         for key, until in sorted(stop.offsets.items()):
             if key in vanished:
@@ -253,21 +255,22 @@ class Progress:
                 ranges.append(Range(*key, starts[key], until, stop.ids.get(key[0], b"")))
         return self._driver.tasks(ranges)
 
-    def _vanished(self, found: list[Key], stop: Position) -> set[Key]:
-        """The partitions among `found`, which are new in this batch, that were deleted or recreated
-        before the batch was read: the query was restarted in between. They are reported as lost,
-        and dropped.
+    def _vanished(self, new_keys: list[Key], stop: Position) -> set[Key]:
+        """Those of `new_keys`, the partitions that are new in this batch, that were deleted or
+        recreated before the batch was read: the query was restarted in between. They are reported
+        as lost, and dropped.
         """
-        if not found:
+        if not new_keys:
             return set()
-        there, ids = set(self._find(Position({key: stop.offsets[key] for key in found}, stop.ids))), self._driver.ids()
-        vanished = {key for key in found if key not in there or _was_recreated(key[0], stop.ids, ids)}
-        for topic, partition in sorted(vanished - self._gone):
+        existing = set(self._find_partitions(Position({key: stop.offsets[key] for key in new_keys}, stop.ids)))
+        ids = self._driver.ids()
+        vanished = {key for key in new_keys if key not in existing or _was_recreated(key[0], stop.ids, ids)}
+        for topic, partition in sorted(vanished - self._reported_lost):
             self._driver.lost(
                 f"{topic}-{partition} was deleted or recreated; the batch that ends at"
                 f" {stop.offsets[topic, partition]} was not read"
             )
-        self._gone |= vanished
+        self._reported_lost |= vanished
         return vanished
 
     # -- reports -----------------------------------------------------------------------------------
@@ -285,7 +288,7 @@ class Progress:
         changed = {
             key: offset
             for key, offset in position.offsets.items()
-            if self._published.get(key) != offset and key not in self._gone
+            if self._published.get(key) != offset and key not in self._reported_lost
         }
         if not changed:
             return

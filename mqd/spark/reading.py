@@ -1,6 +1,7 @@
 """An executor's task: the records of one offset range as Arrow batches.
 
-    for batch in read_range(options, ("key", "value", ...), one): ...       # pyarrow.RecordBatch of at most ROWS_MAX rows
+    for batch in read_range(options, ("key", "value", ...), range_):
+        ...                                      # a pyarrow.RecordBatch of at most ROWS_MAX rows
 
 Two sources, one output. On the host of a broker that has the partition, records are read from its
 mapped segments (local.py), elsewhere by Fetch (fetching.py). Both return views: positions in bytes
@@ -10,7 +11,7 @@ columns topic and partition are created here, once per task.
     R1  the batches hold the range's records, in order, each once, without those of control batches
         and, with read_committed, of aborted transactions
     R2  a local read may continue over TCP at the same offset (the worker died, the leader moved, no
-        records arrived), but does not change back
+        records arrived), but never the other way round
     R3  a returned batch keeps its buffers; they are not reused while it exists
 Concurrency: one thread. A worker process keeps its attachment for the tasks that follow.
 """
@@ -88,21 +89,21 @@ def _repeat(text: bytes, count: int) -> Any:
     return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(text * count))
 
 
-def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iterator[pa.RecordBatch]:
-    """See the module. Raises MqdReadError."""
-    assembly = Assembly(names, one.topic, one.partition, min(ROWS_MAX, max(one.size, 1)))
+def read_range(options: SourceOptions, names: Sequence[str], range_: Range) -> Iterator[pa.RecordBatch]:
+    """See the module's docstring. Raises MqdReadError."""
+    assembly = Assembly(names, range_.topic, range_.partition, min(ROWS_MAX, max(range_.size, 1)))
     cluster = Cluster(options.kafka)
     try:
-        for view in _views(options, cluster, one):
+        for view in _views(options, cluster, range_):
             last = len(view) - 1
-            if view.offsets[last] >= one.end:
+            if view.offsets[last] >= range_.end:
                 # the record batch extends beyond the range
-                view = view[: int(np.searchsorted(view.offsets, one.end))]
+                view = view[: int(np.searchsorted(view.offsets, range_.end))]
             try:
                 yield from assembly.add(_decrypt(options, view))
             except NativeError as error:
                 raise MqdReadError(
-                    f"{one.topic}-{one.partition}: {error.strerror}. startingOffsets after it skips it"
+                    f"{range_.topic}-{range_.partition}: {error.strerror}. A startingOffsets after it skips it"
                 ) from error
         yield from assembly.rest()
     finally:
@@ -128,16 +129,16 @@ def _decrypt(options: SourceOptions, view: Any) -> Any:
     return opened
 
 
-def _views(options: SourceOptions, cluster: Cluster, one: Range) -> Iterator[Any]:
+def _views(options: SourceOptions, cluster: Cluster, range_: Range) -> Iterator[Any]:
     """Views from the range's start to its end, perhaps with some records beyond."""
     pool = BlockPool()
 
     def lost(_: int, text: str) -> None:
-        report_loss(options, f"{one.topic}-{one.partition}: {text}")
+        report_loss(options, f"{range_.topic}-{range_.partition}: {text}")
 
-    tcp_views = TcpViews(cluster, options, one, lost, pool)
+    tcp_views = TcpViews(cluster, options, range_, lost, pool)
     try:
-        local_views = _local(options, cluster, one, lost, pool)
+        local_views = _open_local(options, cluster, range_, lost, pool)
         if local_views is not None:
             yield from local_views.views()
             tcp_views.continue_at(local_views.position)  # R2
@@ -147,21 +148,21 @@ def _views(options: SourceOptions, cluster: Cluster, one: Range) -> Iterator[Any
         tcp_views.close()
 
 
-def _local(
-    options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool
+def _open_local(
+    options: SourceOptions, cluster: Cluster, range_: Range, lost: Callable[[int, str], None], pool: BlockPool
 ) -> local.LocalViews | None:
     """None: use TCP, because the broker is on another host, the topic id is not known, or the
     option transport says so.
     """
-    if options.kafka.transport == "tcp" or not one.topic_id:
+    if options.kafka.transport == "tcp" or not range_.topic_id:
         return None
     try:
-        return local.open_views(options, cluster, one, lost, pool)
+        return local.open_views(options, cluster, range_, lost, pool)
     except local.NotLocal as reason:
         if options.kafka.transport == "shm":
             raise MqdReadError(
-                f"{one.topic}-{one.partition}: transport is shm, but {reason}. transport=auto reads partitions of"
+                f"{range_.topic}-{range_.partition}: transport is shm, but {reason}. transport=auto reads partitions of"
                 " other hosts over TCP"
             ) from None
-        log.debug("%s-%d is read over TCP: %s", one.topic, one.partition, reason)
+        log.debug("%s-%d is read over TCP: %s", range_.topic, range_.partition, reason)
         return None

@@ -1,10 +1,10 @@
-"""The columns of a read, which are those of Spark's Kafka source, and the requested ones among
-them.
+"""The columns of a read, which are those of Spark's Kafka source, and the subset that a query
+requests.
 
-Spark prunes no columns for Python sources. `.schema("value binary")` on the reader does that
-explicitly: any of the columns, in any order, with their types; others are refused. Sources: Spark's
-Structured Streaming + Kafka Integration Guide (the columns); the types are exact, because Spark
-compares Arrow schemas for equality.
+Spark prunes no columns for Python sources. `.schema("value binary")` on the reader does so
+explicitly: it may list any of the columns, in any order, with their types; others are refused.
+Sources: Spark's Structured Streaming + Kafka Integration Guide (the columns); the types are exact,
+because Spark compares Arrow schemas for equality.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ def requested_columns(schema: Any) -> tuple[str, ...]:
     """The columns of a StructType from Spark: that of ddl(), or the user's. Raises MqdOptionError
     for a column that a record does not have.
     """
-    found = []
+    requested = []
     for field in schema.fields:
-        kind = COLUMNS.get(field.name)
-        if kind is None:
+        ddl_type = COLUMNS.get(field.name)
+        if ddl_type is None:
             raise MqdOptionError(
                 f"there is no column {field.name!r} in format mqd; there are {', '.join(COLUMNS)}. Select and cast"
                 " after load() instead of giving another schema"
             )
-        if field.dataType.simpleString() != kind:
+        if field.dataType.simpleString() != ddl_type:
             raise MqdOptionError(
-                f"column {field.name} is {kind} in format mqd and not {field.dataType.simpleString()}: cast it after"
+                f"column {field.name} is {ddl_type} in format mqd and not {field.dataType.simpleString()}: cast it after"
                 " load()"
             )
-        found.append(field.name)
-    if not found:
+        requested.append(field.name)
+    if not requested:
         raise MqdOptionError(
             "a schema without columns reads nothing: leave .schema() out, or list some of " + ", ".join(COLUMNS)
         )
-    return tuple(found)
+    return tuple(requested)
 
 
 def arrow_schema(columns: Sequence[str]) -> pyarrow.Schema:

@@ -105,7 +105,8 @@ def _write(options: SinkOptions, batch_run: BatchRun, batches: Iterator[pyarrow.
 def _end(
     options: SinkOptions, messages: Sequence[WriterCommitMessage | None], commit: bool, batch_run: BatchRun | None
 ) -> None:
-    """Ends a batch, according to the messages of its tasks. `batch_run`: if the driver knows it."""
+    """Ends a batch, according to the messages of its tasks. `batch_run`: None if only the messages
+    identify it."""
     from mqd.spark import writing
 
     written = [message for message in messages if isinstance(message, Written)]
@@ -180,7 +181,7 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
         _end(self.options, messages, True, None)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        # only a task knows the query and its run
+        # only the tasks' messages name the query and its run
         if self.options.is_exactly_once and not any(isinstance(message, Written) for message in messages):
             log.warning(
                 "batch %d has failed before one of its tasks was done, so its transaction is not aborted here. If"
@@ -196,15 +197,15 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
 
 @contextlib.contextmanager
 def _log_failed_abort() -> Iterator[None]:
-    """Only logs an error within this context. A failed abort is harmless: the transaction ends by
-    its timeout, or when the batch is repeated. Spark shows the error that caused the abort.
+    """Only logs an error within this context. A failed abort is harmless: the transaction ends
+    when it times out, or when the batch is repeated. Spark shows the error that caused the abort.
     """
     began = time.monotonic()
     try:
         yield
     except Exception as error:
         log.warning(
-            "the batch's transaction could not be aborted in %.1f s, and will end by its timeout: %s",
+            "the batch's transaction could not be aborted in %.1f s, and will end when it times out: %s",
             time.monotonic() - began,
             error,
         )

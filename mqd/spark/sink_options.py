@@ -1,6 +1,6 @@
 """Options and columns of the sink: those of Spark's Kafka sink, and some of mqd's own.
 
-    topic                 for every row; default: the column `topic`
+    topic                 the topic of every row; default: the column `topic`
     delivery              exactly-once (default): a batch is one transaction, and a repeated batch
                           is dropped; at-least-once
     txnAppId, txnVersion  batch writes: a write of an application and version that was committed
@@ -39,7 +39,7 @@ _NOT_TOPICS = frozenset((".", ".."))
 
 
 class SinkOptions(msgspec.Struct, frozen=True):
-    """All options of a write. `columns`: the schema's name for each of COLUMNS; "": it has none."""
+    """All options of a write. `columns`: the schema's name for each of COLUMNS, "" if it has none."""
 
     kafka: KafkaSettings
     columns: tuple[str, ...]
@@ -130,23 +130,23 @@ def _acks(others: Options, is_exactly_once: bool) -> int:
 
 def _columns(schema: Any, topic: str | None) -> tuple[str, ...]:
     """The columns of a StructType. Kafka's sink also compares names in lower case."""
-    found: dict[str, str] = {}
+    schema_names: dict[str, str] = {}
     for field in schema.fields:
         name = field.name.lower()
         if name in COLUMNS:
-            if name in found:
-                raise MqdOptionError(f"column {name} appears twice: as {found[name]} and {field.name}")
+            if name in schema_names:
+                raise MqdOptionError(f"column {name} appears twice: as {schema_names[name]} and {field.name}")
             _check_type(name, field.dataType.simpleString())
-            found[name] = field.name
-    if "value" not in found:
+            schema_names[name] = field.name
+    if "value" not in schema_names:
         columns = ", ".join(field.name for field in schema.fields) or "none"
         raise MqdOptionError(
-            f"column value is needed, string or binary, and is not among those of the rows ({columns}): for instance"
+            f"column value (string or binary) is required and not among the rows' columns ({columns}): use for instance"
             ' df.selectExpr("to_json(struct(*)) AS value")'
         )
-    if topic is None and "topic" not in found:
+    if topic is None and "topic" not in schema_names:
         raise MqdOptionError("the target is missing: set the option topic, or add a string column topic")
-    return tuple(found.get(name, "") for name in COLUMNS)
+    return tuple(schema_names.get(name, "") for name in COLUMNS)
 
 
 def _check_type(name: str, kind: str) -> None:
@@ -162,5 +162,5 @@ def _check_type(name: str, kind: str) -> None:
 
 
 def column_name(options: SinkOptions, name: str) -> str | None:
-    """How the rows name one of COLUMNS, for instance in upper case; None: they do not have it."""
+    """The rows' name for one of COLUMNS, which may be in upper case; None: they do not have it."""
     return options.columns[tuple(COLUMNS).index(name)] or None

@@ -5,7 +5,7 @@
     MqdDataSource.writer, .streamWriter              mqd.spark.sink
 
 1. Objects of this module are pickled to other processes: they hold options and plain values;
-   connections are opened where they are used.
+   connections are opened by the process that uses them.
 2. Nothing native is imported with this module, nor PyArrow: registering the format costs no more
    than PySpark itself.
 3. read() of one partition always returns the same records while the log holds them, so a replayed
@@ -107,7 +107,7 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._progress: Any = None
 
     def _get_progress(self) -> Any:
-        """Created on first use, because this object is pickled before."""
+        """Created on first use, because this object is pickled before that."""
         if self._progress is None:
             from mqd.spark import driver, progress
 

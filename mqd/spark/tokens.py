@@ -5,7 +5,7 @@
 
 Spark writes the options of a query into its plan and gives them to executors; the password stays in
 the driver's Python process. The token is renewed by a thread of that process while the block runs,
-and ended afterwards. It has the user's rights, and also works with Spark's own format("kafka").
+and expired afterwards. It has the user's rights, and also works with Spark's own format("kafka").
 
     X1  the password is only in the settings of this object's connection, never in a query's options
     X2  a renewal that fails or is refused is logged and retried until the token has expired: the
@@ -38,8 +38,8 @@ RETRY_S = 30.0
 
 
 class DelegationToken:
-    """`options`: a query's, with `kafka.bootstrap.servers` and the security of a user. Raises
-    MqdOptionError, MqdReadError, OSError.
+    """`options`: those of a query, with `kafka.bootstrap.servers` and a user's security settings.
+    Raises MqdOptionError, MqdReadError, OSError.
     """
 
     def __init__(self, options: Mapping[str, str], max_lifetime_s: float | None = None) -> None:
@@ -53,38 +53,38 @@ class DelegationToken:
         self._cluster = Cluster(settings)
         self._stopped = threading.Event()
         lifetime_ms = -1 if max_lifetime_s is None else max(1, int(max_lifetime_s * 1000))
-        made = self._request(CreateDelegationTokenRequest(max_lifetime_ms=lifetime_ms))
-        self.token_id: str = made.token_id
-        self._hmac = bytes(made.hmac)
-        self._issued_ms: int = made.issue_timestamp_ms
-        self.expires_ms: int = made.expiry_timestamp_ms  # as last reported
-        self.max_ms: int = made.max_timestamp_ms
+        created = self._request(CreateDelegationTokenRequest(max_lifetime_ms=lifetime_ms))
+        self.token_id: str = created.token_id
+        self._hmac = bytes(created.hmac)
+        self._issued_ms: int = created.issue_timestamp_ms
+        self.expires_ms: int = created.expiry_timestamp_ms  # as last reported
+        self.max_ms: int = created.max_timestamp_ms
         mechanism = security.get("sasl.mechanisms", "")
-        kept = {
+        other_options = {
             str(name): str(value) for name, value in options.items() if not str(name).lower().startswith("kafka.sasl.")
         }
         self.options: dict[str, str] = {
-            **kept,
+            **other_options,
             "kafka.sasl.mechanism": mechanism if mechanism in scram.MECHANISMS else "SCRAM-SHA-512",
             "kafka.sasl.jaas.config": client.jaas(
                 "scram.ScramLoginModule", self.token_id, base64.b64encode(self._hmac).decode(), is_token=True
             ),
         }
-        self._renewing = threading.Thread(target=self._keep_renewing, name="delegation-token", daemon=True)
-        self._renewing.start()
+        self._renewer = threading.Thread(target=self._keep_renewing, name="delegation-token", daemon=True)
+        self._renewer.start()
 
     def __enter__(self) -> DelegationToken:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 
     def close(self) -> None:
-        """Expires the token: queries that still use it fail when they reconnect."""
+        """Makes the token expire: queries that still use it fail when they reconnect."""
         self._stopped.set()
-        self._renewing.join()
+        self._renewer.join()
         try:
             self._request(ExpireDelegationTokenRequest(hmac=self._hmac, expiry_time_period_ms=-1))
         except (OSError, ProtocolError, MqdReadError) as error:

@@ -4,8 +4,8 @@ the executors' Fetch.
     cluster = Cluster(settings)                             # KafkaSettings; connects on first use
     metadata = cluster.metadata(["orders"])                 # leaders, topic ids
     response = cluster.connection_to(node_id).request(request)    # mqd.protocol's messages
-    cluster.with_retries("offsets of orders", attempt)         # retries transient errors, such as a
-                                                            # broker that restarts, a leader that moves
+    cluster.with_retries("offsets of orders", attempt)         # retries transient errors: a broker that
+                                                               # restarts, a leader that moves
 
     W1  retries end: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for a missing topic or partition
         (MqdMissingError), the last problem is raised, with the request and the broker
@@ -30,7 +30,7 @@ PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 API_TIMEOUT_S = 60.0  # kafka.default.api.timeout.ms
 UNKNOWN_TIMEOUT_S = 2.0  # for missing topics: a broker's metadata may lag a little
 PORT_DEFAULT = 9092
-NOT_THERE = frozenset(
+MISSING_CODES = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.UNKNOWN_TOPIC_ID,
@@ -73,16 +73,16 @@ def check(code: int, doing: str) -> None:
 
 
 def parse_servers(text: str) -> list[tuple[str, int]]:
-    """bootstrap.servers. Raises MqdReadError."""
-    found = []
+    """Parses bootstrap.servers. Raises MqdReadError."""
+    servers = []
     for word in filter(None, (part.strip() for part in text.split(","))):
         host, colon, port = word.rpartition(":") if not word.endswith("]") else (word, "", "")
         if colon and not port.isdecimal():
             raise MqdReadError(f"kafka.bootstrap.servers: {word!r} is not host:port")
-        found.append(((host or word).strip("[]"), int(port) if colon else PORT_DEFAULT))
-    if not found:
+        servers.append(((host or word).strip("[]"), int(port) if colon else PORT_DEFAULT))
+    if not servers:
         raise MqdReadError(f"kafka.bootstrap.servers: {text!r} has no host; use host:port, separated by commas")
-    return found
+    return servers
 
 
 class BrokerConnection(Connection):
@@ -99,7 +99,7 @@ class BrokerConnection(Connection):
             raise MqdReadError(str(error)) from None
 
     def pick(self, api_key: int, version_max: int = 1 << 14) -> int:
-        """The newest version that both support. Raises MqdReadError."""
+        """The newest version that both sides support. Raises MqdReadError."""
         try:
             return super().pick(api_key, version_max)
         except NoCommonVersion as error:
@@ -121,7 +121,7 @@ class Metadata(msgspec.Struct, frozen=True):
 
 
 class Cluster:
-    """See the module."""
+    """See the module's docstring."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
@@ -130,16 +130,16 @@ class Cluster:
         self._servers = parse_servers(settings.bootstrap_servers)
         self._links: dict[tuple[str, int], BrokerConnection] = {}
         self.brokers: dict[int, tuple[str, int]] = {}
-        # how often prefer_other_brokers() was called, and the brokers that any_connection() tries first
-        self._turns, self._first = 0, list[tuple[str, int]]()
+        # the number of calls of prefer_other_brokers(); the brokers that any_connection() tries first
+        self._rotation_count, self._preferred = 0, list[tuple[str, int]]()
 
     def close(self) -> None:
-        links, self._links, self._first = self._links, {}, []
+        links, self._links, self._preferred = self._links, {}, []
         for link in links.values():
             link.close()
 
     def new_connection(self, node_id: int) -> BrokerConnection:
-        """A connection for the caller alone."""
+        """A connection that only the caller uses."""
         address = self.brokers.get(node_id)
         if address is None:
             raise ConnectionError(f"broker {node_id} is not in the metadata")
@@ -158,28 +158,28 @@ class Cluster:
         return self._link(address)
 
     def any_connection(self) -> BrokerConnection:
-        """A connection to any reachable broker: first those selected by prefer_other_brokers(), then other
-        connected ones, bootstrap.servers, and those of the metadata.
+        """A connection to any reachable broker: first those selected by prefer_other_brokers(),
+        then other connected ones, bootstrap.servers, and those of the metadata.
         """
         problems = []
-        for address in dict.fromkeys([*self._first, *self._links, *self._servers, *self.brokers.values()]):
+        for address in dict.fromkeys([*self._preferred, *self._links, *self._servers, *self.brokers.values()]):
             try:
                 link = self._link(address)
             except OSError as error:
                 problems.append(str(error))
             else:
-                self._first = [address] if self._first else []
+                self._preferred = [address] if self._preferred else []
                 return link
         raise ConnectionError("; ".join(problems))
 
     def prefer_other_brokers(self, silent: tuple[str, int] | None = None) -> None:
-        """Makes any_connection() rotate to other brokers until close(); `silent` is used only if no other
-        can be reached.
+        """Makes any_connection() rotate to other brokers until close(); `silent` is used only if no
+        other can be reached.
         """
         known = list(dict.fromkeys([*self._servers, *(self.brokers[node] for node in sorted(self.brokers))]))
-        self._turns += 1
-        first = self._turns % len(known)
-        self._first = sorted(known[first:] + known[:first], key=lambda address: address == silent)
+        self._rotation_count += 1
+        first = self._rotation_count % len(known)
+        self._preferred = sorted(known[first:] + known[:first], key=lambda address: address == silent)
 
     def _link(self, address: tuple[str, int]) -> BrokerConnection:
         link = self._links.get(address)
@@ -188,11 +188,11 @@ class Cluster:
         return link
 
     def metadata(self, names: Iterable[str] | None) -> Metadata:
-        """None: all topics. A missing topic has an `error`."""
+        """`names` None: all topics. A missing topic has an `error`."""
         topics = None if names is None else [MetadataRequest.Topic(name=name, topic_id=_ANY_TOPIC) for name in names]
         response = self.any_connection().request(MetadataRequest(topics=topics, allow_auto_topic_creation=False))
         self.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
-        found = {
+        found_topics = {
             topic.name: Topic(
                 topic.name,
                 topic.topic_id,
@@ -205,7 +205,7 @@ class Cluster:
             for topic in response.topics
             if not (names is None and topic.is_internal)
         }
-        return Metadata(self.brokers, found)
+        return Metadata(self.brokers, found_topics)
 
     def with_retries(self, what: str, attempt: Callable[[], T], pause_s: float = PAUSE_MIN_S) -> T:
         """Calls attempt() and retries transient errors. Raises MqdReadError."""
@@ -220,14 +220,14 @@ class Cluster:
                 waited = time.monotonic() + pause - began
                 if (
                     isinstance(error, BrokerError)
-                    and error.code in NOT_THERE
+                    and error.code in MISSING_CODES
                     and waited >= min(UNKNOWN_TIMEOUT_S, self.api_timeout_s)
                 ):
                     raise MqdMissingError(f"{what}: {error}") from error
                 if waited >= self.api_timeout_s:
                     raise MqdReadError(
                         f"{what}: no response within {self.api_timeout_s:g} s from {self.settings.bootstrap_servers}:"
-                        f" {error}. Check that the broker runs and that kafka.bootstrap.servers is right."
+                        f" {error}. Check that the broker is running and that kafka.bootstrap.servers is right."
                         " kafka.default.api.timeout.ms sets how long to wait"
                     ) from error
             time.sleep(pause)  # between attempts: there is no notification when another process is back

@@ -1,5 +1,5 @@
-"""Writes a task's rows to topics: enlist, encode, send, wait for acknowledgements. Called by
-sink.py in an executor, and for the end of a batch; it does not depend on Spark.
+"""Writes a task's rows to topics: enlist, encode, send, wait for acknowledgements. sink.py
+calls it in an executor, and at the end of a batch. It does not depend on Spark.
 """
 
 from __future__ import annotations

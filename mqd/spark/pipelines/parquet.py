@@ -1,19 +1,18 @@
 """Writes and reads Parquet files of records in Spark's executors: Arrow batches through pyarrow.fs,
-never as rows of the JVM.
+without rows in the JVM.
 
-    writer(root, prefix)              records into an archive's files; for DataFrame.mapInArrow, on
-                                      columns of `archive.archived`
-    read(task, columns)               some offsets of one file
-    read_in_order(tasks, columns)     many files, partition after partition; files that were
-                                      compacted and deleted meanwhile are replaced by their
-                                      successors
+    writer(root, prefix)              writes records into an archive's files; for
+                                      DataFrame.mapInArrow, on the columns of `archive.archived`
+    read(task, columns)               reads some offsets of one file
+    read_in_order(tasks, columns)     reads many files, partition after partition; if a file was
+                                      compacted and deleted meanwhile, reads its successors instead
 
 Invariants
 1. A file holds each partition's records in the order of their offsets. Records must be
    passed in that order, or they are refused: nothing is sorted here.
-2. Files have unique names. They count when a commit lists them (mqd/spark/pipelines/manifest.py),
-   which the driver writes when all tasks have reported theirs; files of failed or repeated tasks
-   are deleted by a later vacuum.
+2. Files have unique names. A file belongs to the archive once a commit lists it
+   (mqd/spark/pipelines/manifest.py). The driver writes the commit when all tasks have reported
+   their files; a later vacuum deletes the files of failed or repeated tasks.
 3. A file and its folder are on disk before the task reports it.
 Sources: Parquet's format (encodings, logical types), as pyarrow writes it; every reader that
 supports Parquet 2.0 can read the files.
@@ -39,10 +38,9 @@ from mqd.spark.wire import MqdReadError
 COLUMNS = ("partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
 COMPRESSION = "zstd"
 GROUP_BYTES = 32 << 20
-"""Bytes of a row group in memory."""
+"""Size in memory at which a row group is written."""
 PENDING_BYTES = 96 << 20
-"""Bytes of all files of a task that wait to be written; beyond it the largest row group is
-written."""
+"""Limit of the unwritten bytes in all files of a task; beyond it the largest row group is written."""
 FILES_OPEN_MAX = 128
 ROWS_MAX, READ_BYTES = 65536, 16 << 20
 """Rows and bytes of a batch that is read, whichever limit comes first."""
@@ -63,19 +61,20 @@ class OrderError(Exception):
 
 
 def writer(root: str, prefix: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A task's function: its input is records with topic and date, its output a row `file`
-    (ArchivedFile as JSON) for each file that it has written below `root`.
+    """Returns the function that each task runs: it takes records with topic and date, writes them
+    into files below `root`, and yields a row for each file, with the column `file` (ArchivedFile as
+    JSON).
     """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        made = [msgspec.json.encode(file).decode() for file in write_files(batches, root, prefix)]
-        yield pa.record_batch({"file": pa.array(made, pa.string())})
+        encoded_files = [msgspec.json.encode(file).decode() for file in write_files(batches, root, prefix)]
+        yield pa.record_batch({"file": pa.array(encoded_files, pa.string())})
 
     return write
 
 
 def write_files(batches: Iterable[pa.RecordBatch], root: str, prefix: str) -> list[ArchivedFile]:
-    """Writes records into files. Raises OrderError, and ArchiveError for a record without topic or
+    """Writes records into files. Raises OrderError; ArchiveError for a record without a topic or
     timestamp.
     """
     task = _Task(root, prefix)
@@ -86,8 +85,8 @@ def write_files(batches: Iterable[pa.RecordBatch], root: str, prefix: str) -> li
 
 
 class _Task:
-    """The files of one task, one for each topic and day; more when there are too many to keep open at
-    the same time.
+    """The files of one task, one for each topic and day; more when there are too many to keep open
+    at the same time.
     """
 
     def __init__(self, root: str, prefix: str) -> None:
@@ -101,10 +100,10 @@ class _Task:
         if file is None:
             file = self._files[topic, date] = _File(self._filesystem, self._root, topic, date, self._prefix)
         file.add(records)
-        if file.waiting_bytes >= GROUP_BYTES:
+        if file.unwritten_bytes >= GROUP_BYTES:
             self._write(file)
-        while sum(one.waiting_bytes for one in self._files.values()) > PENDING_BYTES:
-            self._write(max(self._files.values(), key=lambda one: one.waiting_bytes))
+        while sum(one.unwritten_bytes for one in self._files.values()) > PENDING_BYTES:
+            self._write(max(self._files.values(), key=lambda one: one.unwritten_bytes))
 
     def close(self) -> list[ArchivedFile]:
         self._done += [file.close() for file in self._files.values()]
@@ -118,18 +117,16 @@ class _Task:
     def _write(self, file: _File) -> None:
         self._files[file.topic, file.date] = self._files.pop((file.topic, file.date))
         file.write_group()
-        opened = [one for one in self._files.values() if one.opened]
-        if len(opened) > FILES_OPEN_MAX:
-            self._done.append(self._files.pop((opened[0].topic, opened[0].date)).close())
+        open_files = [one for one in self._files.values() if one.is_open]
+        if len(open_files) > FILES_OPEN_MAX:
+            self._done.append(self._files.pop((open_files[0].topic, open_files[0].date)).close())
 
 
 def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
-    """A batch's records by topic and date; usually all belong to one."""
+    """Splits a batch by topic and date; usually all its records have the same."""
     columns = batch.select(["topic", "date"])
     if columns.column("date").null_count or columns.column("topic").null_count:
-        raise ArchiveError(
-            f"a record without topic or timestamp cannot be archived: set both ({_describe_first(batch)})"
-        )
+        raise ArchiveError(f"a record without topic or timestamp cannot be archived: set both ({_describe(batch)})")
     columns = columns.set_column(1, "date", _clamp_dates(columns.column("date")))
     days = pa.Table.from_batches([columns]).group_by(["topic", "date"]).aggregate([]).to_pylist()
     for day in days:
@@ -143,34 +140,34 @@ def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
 
 def _clamp_dates(dates: pa.Array) -> pa.Array:
     """A record's time is set by its producer: dates before DAY_MIN or after DAY_MAX are filed under
-    those. The timestamp itself is unchanged.
+    these limits. The timestamp itself is unchanged.
     """
     days = dates.cast(pa.int32())
     return pc.min_element_wise(pc.max_element_wise(days, DAY_MIN), DAY_MAX).cast(pa.int32()).cast(pa.date32())
 
 
-def _describe_first(batch: pa.RecordBatch) -> str:
+def _describe(batch: pa.RecordBatch) -> str:
     return (
-        f"among {batch.num_rows} records from {batch.column('topic')[0]}-{batch.column('partition')[0]}, offset"
-        f" {batch.column('offset')[0]}, on"
+        f"it is one of {batch.num_rows} records that begin at {batch.column('topic')[0]}-{batch.column('partition')[0]},"
+        f" offset {batch.column('offset')[0]}"
     )
 
 
 class _File:
     """A file that is being written. It is created with its first row group."""
 
-    def __init__(self, files: Any, root: str, topic: str, date: str, prefix: str) -> None:
-        self._files, self._root = files, root
+    def __init__(self, file_system: Any, root: str, topic: str, date: str, prefix: str) -> None:
+        self._filesystem, self._root = file_system, root
         self.topic, self.date = topic, date
         self._path = f"topic={topic}/date={date}/{prefix}-{uuid.uuid4().hex[:16]}.parquet"
         self._schema = arrow_schema(COLUMNS)
         self._parquet: Any = None
         self._group: list[pa.RecordBatch] = []
-        self.waiting_bytes = 0
+        self.unwritten_bytes = 0
         self._spans: dict[int, Span] = {}
 
     @property
-    def opened(self) -> bool:
+    def is_open(self) -> bool:
         return self._parquet is not None
 
     def add(self, records: pa.RecordBatch) -> None:
@@ -178,7 +175,7 @@ class _File:
         batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         self._add_to_spans(batch)
         self._group.append(batch)
-        self.waiting_bytes += batch.nbytes
+        self.unwritten_bytes += batch.nbytes
 
     def write_group(self) -> None:
         if not self._group:
@@ -187,7 +184,7 @@ class _File:
         if self._parquet is None:
             self._open()
         self._parquet.write_table(table, row_group_size=table.num_rows)
-        self._group, self.waiting_bytes = [], 0
+        self._group, self.unwritten_bytes = [], 0
 
     def close(self) -> ArchivedFile:
         """Completes the file and makes it durable; the task syncs its folder."""
@@ -195,14 +192,14 @@ class _File:
         self._parquet.close()
         self._sink.close()
         path = f"{self._root}/{self._path}"
-        sync(self._files, path)
+        sync(self._filesystem, path)
         spans = sorted(self._spans.values(), key=lambda span: span.partition)
-        return ArchivedFile(self._path, self.topic, self.date, self._files.get_file_info(path).size, spans)
+        return ArchivedFile(self._path, self.topic, self.date, self._filesystem.get_file_info(path).size, spans)
 
     def _open(self) -> None:
         path = f"{self._root}/{self._path}"
-        self._files.create_dir(path.rsplit("/", 1)[0], recursive=True)
-        self._sink = self._files.open_output_stream(path)
+        self._filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        self._sink = self._filesystem.open_output_stream(path)
         encodings = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
         self._parquet = pq.ParquetWriter(
             self._sink,
@@ -226,22 +223,18 @@ class _File:
                 pc.min_max(matching.column("timestamp").cast(pa.int64())).as_py(),
             )
             first, end = offsets[0].as_py(), offsets[-1].as_py() + 1
-            so_far = self._spans.get(partition)
+            span = self._spans.get(partition)
             in_order = pc.all(pc.less(offsets[:-1], offsets[1:])).as_py() is not False
-            if not in_order or (so_far is not None and first < so_far.end):
+            if not in_order or (span is not None and first < span.end):
                 raise OrderError(
                     f"records of {self.topic}-{partition} are not in the order of their offsets at {first}: this is a"
                     " bug of mqd unless you have called append(in_order=True) with records in another order"
                 )
             low_ms, high_ms = times["min"] // 1000, times["max"] // 1000
-            if so_far is not None:
-                first, low_ms, high_ms = (
-                    so_far.first,
-                    min(low_ms, so_far.min_timestamp),
-                    max(high_ms, so_far.max_timestamp),
-                )
+            if span is not None:
+                first, low_ms, high_ms = (span.first, min(low_ms, span.min_timestamp), max(high_ms, span.max_timestamp))
             self._spans[partition] = Span(
-                partition, first, end, len(matching) + (so_far.rows if so_far else 0), low_ms, high_ms
+                partition, first, end, len(matching) + (span.rows if span else 0), low_ms, high_ms
             )
 
 
@@ -249,7 +242,7 @@ class _File:
 
 
 class ArchivedTask(msgspec.Struct, frozen=True):
-    """One file of an archive, and the wanted parts as (partition, start, end)."""
+    """One file of an archive, and the wanted offset ranges as (partition, start, end)."""
 
     root: str
     path: str
@@ -258,8 +251,8 @@ class ArchivedTask(msgspec.Struct, frozen=True):
 
 
 def read_in_order(tasks: Iterable[ArchivedTask], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Partition after partition, each from all its files in the order of its offsets; `tasks` have
-    one span each, `names` includes offset. Raises MqdReadError.
+    """Reads partition after partition, each from all its files, in the order of its offsets. Each
+    task has one span; `names` includes offset. Raises MqdReadError.
 
     Around midnight, offsets of two days' files may interleave: overlapping files are merged, batch
     by batch. `tasks` must include all overlapping files of a day: if two of them are compacted
@@ -279,8 +272,8 @@ def read_in_order(tasks: Iterable[ArchivedTask], names: Sequence[str]) -> Iterat
 
 
 def _merge(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Merges the records of overlapping files. A file is opened when its first offset is reached, and
-    closed after its last.
+    """Merges the records of overlapping files. A file is opened when its first offset is reached,
+    and closed after its last.
     """
     if len(tasks) < 2:
         for task in tasks:
@@ -288,31 +281,31 @@ def _merge(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Recor
         return
     _allow_files(len(tasks))
     rows_max = max(ROWS_MAX // len(tasks), 64)
-    to_come, rest = collections.deque(sorted(tasks, key=lambda task: task.spans[0][1])), list[_OpenFile]()
-    while to_come or rest:
-        while to_come and (not rest or to_come[0].spans[0][1] <= min(one.last for one in rest)):
-            rest += [
-                one
-                for one in [
-                    _OpenFile(read(to_come.popleft(), names, rows_max, MERGED_BUFFER_BYTES, follow_compaction=True))
-                ]
-                if one.batch is not None
-            ]
-        if not rest:
+    unopened, open_files = collections.deque(sorted(tasks, key=lambda task: task.spans[0][1])), list[_OpenFile]()
+    while unopened or open_files:
+        while unopened and (not open_files or unopened[0].spans[0][1] <= min(one.last_offset for one in open_files)):
+            file = _OpenFile(read(unopened.popleft(), names, rows_max, MERGED_BUFFER_BYTES, follow_compaction=True))
+            if file.batch is not None:
+                open_files.append(file)
+        if not open_files:
             continue
-        until = min(one.last for one in rest)
-        parts = [part for one in rest if (part := one.take(until)) is not None]
-        rest = [one for one in rest if one.batch is not None]
+        until = min(one.last_offset for one in open_files)
+        parts = [part for one in open_files if (part := one.take(until)) is not None]
+        open_files = [one for one in open_files if one.batch is not None]
         yield from _without_duplicates(pa.Table.from_batches(parts).sort_by("offset").combine_chunks()).to_batches()
 
 
 def _without_duplicates(table: pa.Table) -> pa.Table:
-    """Drops the second copy of each record that two tasks have read. `table`: records of one partition
-    in the order of their offsets.
+    """Drops the second copy of each record that two tasks have read. `table`: records of one
+    partition, in the order of their offsets.
     """
     offsets = table.column("offset").combine_chunks()
-    again = pc.equal(offsets[1:], offsets[:-1])
-    return table.filter(pa.concat_arrays([pa.array([True]), pc.invert(again)])) if pc.any(again).as_py() else table
+    is_repeated = pc.equal(offsets[1:], offsets[:-1])
+    return (
+        table.filter(pa.concat_arrays([pa.array([True]), pc.invert(is_repeated)]))
+        if pc.any(is_repeated).as_py()
+        else table
+    )
 
 
 def _allow_files(count: int) -> None:
@@ -326,24 +319,24 @@ def _allow_files(count: int) -> None:
 
 
 class _OpenFile:
-    """The rest of one file."""
+    """A file that is being read. `batch`: its next records; None at its end."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
         self.batch: Any = next(batches, None)
 
     @property
-    def last(self) -> int:
+    def last_offset(self) -> int:
         return self.batch.column("offset")[-1].as_py()
 
     def take(self, until: int) -> pa.RecordBatch | None:
-        """Records up to an offset, inclusive; at most those of one batch, whose end is not before
-        `until`.
+        """Returns the records up to the offset `until`, inclusive, which is not above the batch's
+        last.
         """
         count = pc.sum(pc.less_equal(self.batch.column("offset"), until)).as_py()
-        found = self.batch.slice(0, count)
+        taken = self.batch.slice(0, count)
         self.batch = self.batch.slice(count) if count < self.batch.num_rows else next(self._batches, None)
-        return found if count else None
+        return taken if count else None
 
 
 def read(
@@ -360,19 +353,19 @@ def read(
     replaced it, which may have records of neighbouring files between those of this one
     (read_in_order).
     """
-    left = list(task.spans)
+    remaining_spans = list(task.spans)
     try:
         try:
-            yield from _read_file(task, left, names, rows_max, buffer_bytes)
+            yield from _read_file(task, remaining_spans, names, rows_max, buffer_bytes)
             return
         except FileNotFoundError:
-            replacements = _replacements(task, left)
+            replacements = _replacements(task, remaining_spans)
             if not replacements:
                 raise
         if not follow_compaction:
             raise MqdReadError(
                 f"{task.path} of the archive {task.root} ({_description(task)}) was compacted meanwhile, and deleted"
-                " an hour after that. Read it again in smaller parts, or with compact_from_files = 0 in the archive's"
+                " an hour later. Read it again in smaller parts, or with compact_from_files = 0 in the archive's"
                 " pipeline until the read has ended"
             )
         for batch in read_in_order(replacements, names if "offset" in names else (*names, "offset")):
@@ -388,33 +381,38 @@ def _description(task: ArchivedTask) -> str:
 
 
 def _read_file(
-    task: ArchivedTask, left: list[tuple[int, int, int]], names: Sequence[str], rows_max: int, buffer_bytes: int
+    task: ArchivedTask,
+    remaining_spans: list[tuple[int, int, int]],
+    names: Sequence[str],
+    rows_max: int,
+    buffer_bytes: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Reads the spans in `left`, and removes returned offsets from them, so that the caller can
+    """Reads `remaining_spans`, and removes the returned offsets from them, so that the caller can
     continue with other files: on an object store even an open file may be deleted.
     """
-    files, root = filesystem(task.root)
+    file_system, root = filesystem(task.root)
     columns = list(dict.fromkeys([*(name for name in names if name != "topic"), "partition", "offset"]))
-    with files.open_input_file(f"{root}/{task.path}") as file:
+    with file_system.open_input_file(f"{root}/{task.path}") as file:
         parquet = pq.ParquetFile(file, buffer_size=buffer_bytes, page_checksum_verification=True)
-        while left:
-            partition, start, end = left[0]
-            for batch in _batches(parquet, columns, rows_max, left[0]):
+        while remaining_spans:
+            partition, start, end = remaining_spans[0]
+            for batch in _batches(parquet, columns, rows_max, remaining_spans[0]):
                 offset = batch.column("offset")
                 matching = pc.and_(
                     pc.equal(batch.column("partition"), partition),
                     pc.and_(pc.greater_equal(offset, start), pc.less(offset, end)),
                 )
-                found = batch if pc.all(matching).as_py() else batch.filter(matching)
-                if found.num_rows:
-                    left[0] = (partition, found.column("offset")[-1].as_py() + 1, end)
-                    yield _to_schema(found, names, task.topic)
-            del left[0]
+                records = batch if pc.all(matching).as_py() else batch.filter(matching)
+                if records.num_rows:
+                    remaining_spans[0] = (partition, records.column("offset")[-1].as_py() + 1, end)
+                    yield _to_schema(records, names, task.topic)
+            del remaining_spans[0]
 
 
 def _replacements(task: ArchivedTask, spans: Iterable[tuple[int, int, int]]) -> list[ArchivedTask]:
     """The files into which the task's file was compacted: files of the same day, by invariant 4 of
-    manifest.py. Empty: the file still counts, or is unknown. Raises ArchiveError.
+    manifest.py. Empty if the archive still lists the file, or has no other with these records.
+    Raises ArchiveError.
     """
     archive = Archive(task.root)
     if task.path in archive.files:
@@ -432,17 +430,17 @@ def _replacements(task: ArchivedTask, spans: Iterable[tuple[int, int, int]]) -> 
 def _batches(
     parquet: pq.ParquetFile, columns: list[str], rows_max: int, span: tuple[int, int, int]
 ) -> Iterator[pa.RecordBatch]:
-    """Reads the row groups that may have records of the span one by one: a batch is at most
+    """Reads the row groups that may have records of the span, one by one. A batch has at most
     READ_BYTES, or one record.
     """
     for number in range(parquet.num_row_groups):
         group = parquet.metadata.row_group(number)
-        if _may_have(group, *span):
+        if _may_overlap(group, *span):
             rows = READ_BYTES * group.num_rows // max(group.total_byte_size, 1)
             yield from parquet.iter_batches(max(1, min(rows, rows_max)), row_groups=[number], columns=columns)
 
 
-def _may_have(group: Any, partition: int, start: int, end: int) -> bool:
+def _may_overlap(group: Any, partition: int, start: int, end: int) -> bool:
     """Whether a row group may have records of this range, by its statistics."""
     for number in range(group.num_columns):
         column = group.column(number)

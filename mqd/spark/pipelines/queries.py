@@ -2,7 +2,7 @@
 
 A view has the fields of the JSON values as columns, and the struct `record` (key and value as text,
 topic, partition, offset, timestamp). Fields come from a given schema, or are inferred from the
-topic's first SAMPLE values; a topic whose values are not JSON objects has only `record`.
+topic's first SAMPLE_COUNT values. A topic whose values are not JSON objects has only `record`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mqd.spark.pipelines.values import RECORD, decoded, rows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SAMPLE = 1000
+SAMPLE_COUNT = 1000
 FORMAT = "mqd"
 
 
@@ -36,8 +36,8 @@ def add_view(
     live: bool = False,
     starting: str = "earliest",
 ) -> None:
-    """Makes the topic a view of the session; `schema` in DDL ("" : no fields), None: inferred from
-    a sample.
+    """Makes the topic a view of the session. `schema`: the fields, in DDL ("": none); None: they
+    are inferred from a sample. `live`: a streaming view.
     """
     reader = spark.readStream if live else spark.read
     records = (
@@ -61,7 +61,7 @@ def add_view(
 
 
 def inferred_schema(spark: SparkSession, topic: str, bootstrap: str) -> str:
-    """DDL of the JSON objects among the topic's first values; "" where there are none."""
+    """DDL of the JSON objects among the topic's first values; "" if there are none."""
     records = (
         spark.read.format(FORMAT)
         .option("kafka.bootstrap.servers", bootstrap)
@@ -71,18 +71,21 @@ def inferred_schema(spark: SparkSession, topic: str, bootstrap: str) -> str:
     )
     values = [
         row.value
-        for row in records.selectExpr("CAST(value AS STRING) AS value").where("value LIKE '{%'").limit(SAMPLE).collect()
+        for row in records.selectExpr("CAST(value AS STRING) AS value")
+        .where("value LIKE '{%'")
+        .limit(SAMPLE_COUNT)
+        .collect()
     ]
     if not values:
         return ""
-    found = (
+    schema = (
         spark.read.option("columnNameOfCorruptRecord", "_corrupt_value")
         .json(spark.sparkContext.parallelize(values, 1))
         .schema
     )
     return ", ".join(
         f"`{field.name}` {field.dataType.simpleString()}"
-        for field in found.fields
+        for field in schema.fields
         if field.name not in ("_corrupt_value", RECORD)
     )
 
@@ -96,7 +99,7 @@ def prepared(
     live: bool = False,
     starting: str = "earliest",
 ) -> DataFrame:
-    """The query's DataFrame, its topics as views."""
+    """Makes the query's topics views, and returns its DataFrame."""
     for topic in topics_in(query, topics):
         add_view(spark, topic, bootstrap, schemas.get(topic), live, starting)
     return spark.sql(query)

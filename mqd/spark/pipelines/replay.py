@@ -33,7 +33,7 @@ def replay(
     Spark partition has one partition of the log, in the order of its offsets.
 
     Raises ArchiveError for a topic that the archive does not have, SettingsError for an invalid
-    time, and for a topic or partition that `to` or the offsets name but that is not replayed.
+    time, and for a topic or partition that is named in `to` or in the offsets but is not replayed.
     """
     requested = topics or archive.topics
     missing = [topic for topic in requested if topic not in archive.topics]
@@ -50,22 +50,22 @@ def replay(
     from pyspark.sql import functions as f
 
     tasks = _tasks(archive, requested, (first_ms, end_ms), (starting_offsets or {}, ending_offsets or {}))
-    found = archiving.scan(spark, tasks, ("topic", "partition", "offset", "key", "value", "headers", "timestamp"))
+    records = archiving.scan(spark, tasks, ("topic", "partition", "offset", "key", "value", "headers", "timestamp"))
     if first_ms is not None:
-        found = found.where(f.unix_millis("timestamp") >= first_ms)
+        records = records.where(f.unix_millis("timestamp") >= first_ms)
     if end_ms is not None:
-        found = found.where(f.unix_millis("timestamp") < end_ms)
+        records = records.where(f.unix_millis("timestamp") < end_ms)
     target = f.col("topic")
-    for topic, other in to.items():
-        target = f.when(f.col("topic") == topic, f.lit(other)).otherwise(target)
-    return found.select(target.alias("topic"), "partition", "key", "value", "headers", "timestamp")
+    for topic, target_topic in to.items():
+        target = f.when(f.col("topic") == topic, f.lit(target_topic)).otherwise(target)
+    return records.select(target.alias("topic"), "partition", "key", "value", "headers", "timestamp")
 
 
 def _refuse_unknown(
     archive: Archive, topics: list[str], to: Mapping[str, str], starting: Offsets, ending: Offsets
 ) -> None:
-    """Raises SettingsError for an unknown name. If a mistyped name were ignored, a topic would be replayed
-    into itself, or completely.
+    """Raises SettingsError for an unknown name. If a mistyped name were ignored, a topic would be
+    replayed into itself, or completely.
     """
     for setting, given in (("to", to), ("starting_offsets", starting), ("ending_offsets", ending)):
         unknown = [topic for topic in given if topic not in topics]
@@ -87,10 +87,10 @@ def _refuse_unknown(
 def _tasks(
     archive: Archive, topics: list[str], times: tuple[int | None, int | None], offsets: tuple[Offsets, Offsets]
 ) -> list[list[ArchivedTask]]:
-    """Returns a list for each partition: the files that may have wanted records."""
+    """Returns a list for each partition: its files that may have wanted records."""
     from mqd.spark.pipelines.parquet import ArchivedTask
 
-    found: dict[tuple[str, int], list[ArchivedTask]] = {}
+    by_partition: dict[tuple[str, int], list[ArchivedTask]] = {}
     for topic in topics:
         for file, span in ((each, span) for each in archive.files_of(topic) for span in each.spans):
             start, end = (
@@ -102,10 +102,10 @@ def _tasks(
                 and (times[0] is None or span.max_timestamp >= times[0])
                 and (times[1] is None or span.min_timestamp < times[1])
             ):
-                found.setdefault((topic, span.partition), []).append(
+                by_partition.setdefault((topic, span.partition), []).append(
                     ArchivedTask(archive.path, file.path, topic, ((span.partition, start, end),))
                 )
-    return [tasks for _, tasks in sorted(found.items())]
+    return [tasks for _, tasks in sorted(by_partition.items())]
 
 
 def _bound(offsets: Offsets, topic: str, partition: int, default: int) -> int:
@@ -116,7 +116,7 @@ def _milliseconds(name: str, text: str) -> int | None:
     if not text:
         return None
     try:
-        moment = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise SettingsError(f"{name}: {text!r} is not a time like 2026-11-21T10:00:00+01:00") from None
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -20,20 +20,20 @@ FROM_HEADER = "mqd.from"
 def route(
     records: DataFrame, *, value: Value, rules: Sequence[Rule], dead_letters: str, otherwise: str = ""
 ) -> DataFrame:
-    """Records with the column `topic`: that of the first matching rule, `otherwise`, or the dead
-    letters; key, value and headers are unchanged.
+    """Returns the records with the column `topic`: that of the first matching rule, `otherwise`, or
+    `dead_letters`. Key, value and headers are unchanged.
 
     A dead letter has two additional headers: `mqd.reason` (why) and `mqd.from`
     (topic-partition@offset). A record that matches no rule is dropped when there is no `otherwise`.
     """
     from pyspark.sql import functions as f
 
-    found = parsed(records, value).select("value.*", RECORD, CORRUPT)
+    rows = parsed(records, value).select("value.*", RECORD, CORRUPT)
     target = f.lit(otherwise or None).cast("string")
     for rule in reversed(rules):
         target = f.when(f.expr(rule.when), f.lit(rule.topic)).otherwise(target)
     dead = f.col(CORRUPT).isNotNull()
-    return found.select(
+    return rows.select(
         f.when(dead, f.lit(dead_letters)).otherwise(target).alias("topic"),
         f.col(f"{RECORD}.key").alias("key"),
         f.col(f"{RECORD}.value").alias("value"),

@@ -56,8 +56,9 @@ log = logging.getLogger("mqd.spark")
 FORMAT = "mqd"
 POLL_S = 0.5
 OVERLOAD_MESSAGES = ("failed to connect back", "CANNOT_OPEN_SOCKET")
-"""Spark's message when one of its Python processes takes longer than ten seconds to start, which no
-setting changes."""
+"""Spark's messages when one of its Python processes takes longer than ten seconds to start. No
+setting changes that limit.
+"""
 CANCELLED = "SPARK_JOB_CANCELLED"
 """Spark's message for a cancelled job."""
 STOP_MESSAGES = (CANCELLED, "InterruptedException", "InterruptedIOException", "ClosedByInterruptException")
@@ -71,13 +72,13 @@ _USER_ERROR_MARKERS = (
     ".OrderError:",
     "[USER_RAISED_EXCEPTION]",
 )
-"""Each precedes, in Spark's message, the text of an error for the user."""
+"""In Spark's message, each precedes the text of an error that is meant for the user."""
 _LAST_PYTHON_ERROR = re.compile(r"^((?:[\w.]*(?:Error|Exception))?: \S.*)$", re.MULTILINE)
-"""Java's text follows Py4J's in a line that begins with a colon."""
+"""In an error of Py4J, Java's text is in a line that begins with a colon."""
 
 
 class ReplayStoppedError(Exception):
-    """A replay was stopped before its end; the text has the state of its records."""
+    """A replay was stopped before its end; the text says which of its records were written."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -103,22 +104,22 @@ def _checkpoint(pipeline: Pipeline) -> str:
     return absolute(pipeline.checkpoint or f"checkpoints/{pipeline.name}")
 
 
-def _in_checkpoint(spark: SparkSession, pipeline: Pipeline, name: str) -> str:
-    """The text of a file of the checkpoint. Spark reads it, because only Spark's settings resolve a
+def _read_checkpoint_file(spark: SparkSession, pipeline: Pipeline, name: str) -> str:
+    """The text of a file in the checkpoint. Spark reads it, because only Spark's settings resolve a
     path like hdfs:/// or s3a://.
     """
     literal = re.sub(r"([{}\[\]*?\\])", r"\\\1", f"{_checkpoint(pipeline)}/{name}")  # Spark takes paths as globs
-    found = spark.read.text(literal, wholetext=True).first()
-    assert found is not None, f"{name} of the checkpoint is empty"
-    return str(found[0])
+    row = spark.read.text(literal, wholetext=True).first()
+    assert row is not None, f"{name} of the checkpoint is empty"
+    return str(row[0])
 
 
 # -- reading and writing ---------------------------------------------------------------------------
 
 
 def stream(spark: SparkSession, source: Source, pipeline: Pipeline, headers: bool = False) -> DataFrame:
-    """The records of a pipeline's source, as a stream; its progress is published as the consumer
-    group of the pipeline's name.
+    """The records of a pipeline's source, as a stream. Its progress is published under the consumer
+    group that has the pipeline's name.
     """
     reader = (
         spark.readStream.format(FORMAT)
@@ -162,10 +163,10 @@ def _to_sink(frame: DataFrame, pipeline: Pipeline, sink: Sink) -> DataStreamWrit
 
 
 def _ends(spark: SparkSession, pipeline: Archive, number: int) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
-    """The end offsets of a batch and its topic ids, from the log of offsets in its checkpoint: a
-    version line, a line of the query, then one for each source.
+    """The end offsets and topic ids of a batch, from the offset log in the checkpoint. A file of
+    the log has a line with its version, one for the query, then one for each source.
     """
-    offsets = msgspec.json.decode(_in_checkpoint(spark, pipeline, f"offsets/{number}").splitlines()[2])
+    offsets = msgspec.json.decode(_read_checkpoint_file(spark, pipeline, f"offsets/{number}").splitlines()[2])
     return {topic: partitions for topic, partitions in offsets.items() if topic != IDS}, offsets.get(IDS, {})
 
 
@@ -218,7 +219,7 @@ def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[Archived
 
 def _aggregate(spark: SparkSession, pipeline: Aggregate) -> DataStreamWriter:
     events = decoded(stream(spark, pipeline.source, pipeline), pipeline.value)
-    found = aggregate(
+    windows = aggregate(
         events,
         time=pipeline.time,
         window=pipeline.window,
@@ -227,21 +228,21 @@ def _aggregate(spark: SparkSession, pipeline: Aggregate) -> DataStreamWriter:
         by=pipeline.by,
         measures=pipeline.measures,
     )
-    return _to_sink(found, pipeline, pipeline.sink)
+    return _to_sink(windows, pipeline, pipeline.sink)
 
 
 def _dedup(spark: SparkSession, pipeline: Dedup) -> DataStreamWriter:
     records = stream(spark, pipeline.source, pipeline, headers=True)
-    found = dedup(
+    first_records = dedup(
         decoded(records, pipeline.value) if pipeline.value else rows(records),
         by=pipeline.by,
         time=pipeline.time,
         within=pipeline.within,
     )
     if pipeline.sink.path:
-        return _to_sink(found.select("record.*"), pipeline, pipeline.sink)
+        return _to_sink(first_records.select("record.*"), pipeline, pipeline.sink)
     return _to_topic(
-        found.select("record.key", "record.value", "record.headers"),
+        first_records.select("record.key", "record.value", "record.headers"),
         pipeline,
         pipeline.sink.topic,
         pipeline.sink.options,
@@ -250,23 +251,23 @@ def _dedup(spark: SparkSession, pipeline: Dedup) -> DataStreamWriter:
 
 def _route(spark: SparkSession, pipeline: Route) -> DataStreamWriter:
     records = stream(spark, pipeline.source, pipeline, headers=True)
-    found = route(
+    routed = route(
         records,
         value=pipeline.value,
         rules=pipeline.rules,
         dead_letters=pipeline.dead_letters,
         otherwise=pipeline.otherwise,
     )
-    return _to_topic(found, pipeline, None, pipeline.options)
+    return _to_topic(routed, pipeline, None, pipeline.options)
 
 
 def _stream_join(spark: SparkSession, pipeline: StreamJoin) -> DataStreamWriter:
     sides = []
     for name, side in (("left", pipeline.left), ("right", pipeline.right)):
-        named = msgspec.structs.replace(pipeline, name=f"{pipeline.name}-{name}")  # each has its own consumer group
+        renamed = msgspec.structs.replace(pipeline, name=f"{pipeline.name}-{name}")  # each has its own consumer group
         sides.append(
             timed(
-                decoded(stream(spark, side.source, named), side.value), time=side.time, watermark=side.watermark
+                decoded(stream(spark, side.source, renamed), side.value), time=side.time, watermark=side.watermark
             ).drop(RECORD)
         )
     return _to_sink(
@@ -280,7 +281,7 @@ def _table(spark: SparkSession, pipeline: Table) -> DataStreamWriter:
         """The name and id of the query, for txnAppId. The id changes with a new checkpoint, whose
         batch numbers begin again: under the name alone, these batches would be dropped as repeated.
         """
-        return f"{pipeline.name}-{msgspec.json.decode(_in_checkpoint(spark, pipeline, 'metadata'))['id']}"
+        return f"{pipeline.name}-{msgspec.json.decode(_read_checkpoint_file(spark, pipeline, 'metadata'))['id']}"
 
     def append(changes: DataFrame, number: int) -> None:
         writer = changes.select("key", "value").write.format(FORMAT).mode("append").options(**pipeline.options)
@@ -291,7 +292,7 @@ def _table(spark: SparkSession, pipeline: Table) -> DataStreamWriter:
 
 
 def _replay(spark: SparkSession, pipeline: Replay) -> None:
-    found = replay(
+    records = replay(
         spark,
         ArchiveFiles(pipeline.path),
         topics=pipeline.topics,
@@ -301,7 +302,7 @@ def _replay(spark: SparkSession, pipeline: Replay) -> None:
         starting_offsets=pipeline.starting_offsets,
         ending_offsets=pipeline.ending_offsets,
     )
-    found.write.format(FORMAT).mode("append").option("kafka.bootstrap.servers", pipeline.bootstrap).options(
+    records.write.format(FORMAT).mode("append").option("kafka.bootstrap.servers", pipeline.bootstrap).options(
         **pipeline.options
     ).save()
 
@@ -320,7 +321,7 @@ _STREAMS: dict[type, Callable[[SparkSession, Any], DataStreamWriter]] = {
 
 
 def start(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
-    """The running query of a pipeline that is a stream."""
+    """Starts the query of a pipeline that is a stream."""
     writer = (
         _STREAMS[type(pipeline)](spark, pipeline)
         .queryName(pipeline.name)
@@ -389,7 +390,7 @@ def _stopped_text(pipeline: Replay) -> str:
     ):
         return (
             "stopped before its end; the records written so far stay (delivery is at-least-once), and the next"
-            " start writes all again"
+            " start writes them all again"
         )
     return "stopped before its end: nothing was written; the next start begins again"
 
@@ -411,14 +412,14 @@ def _behind(end: str | None, latest: str | None) -> int | None:
     None: not known, as for a batch that is repeated after a crash ("null": Spark did not request
     the latest offsets).
     """
-    at, to = (msgspec.json.decode(encoded) if encoded else None for encoded in (end, latest))
-    if at is None or to is None:
+    end_offsets, latest_offsets = (msgspec.json.decode(encoded) if encoded else None for encoded in (end, latest))
+    if end_offsets is None or latest_offsets is None:
         return None
-    topics = [topic for topic in to if not topic.startswith("@")]
+    topics = [topic for topic in latest_offsets if not topic.startswith("@")]
     return sum(
-        max(0, offset - at.get(topic, {}).get(partition, 0))
+        max(0, offset - end_offsets.get(topic, {}).get(partition, 0))
         for topic in topics
-        for partition, offset in to[topic].items()
+        for partition, offset in latest_offsets[topic].items()
     )
 
 

@@ -25,14 +25,14 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 
 
 def defaults(master: str) -> dict[str, str]:
-    """Default configuration of a pipeline. Local: no web UI, and as many shuffle partitions as cores
-    (Spark's 200 would cost more than the work).
+    """Default configuration of a pipeline. Local: no web UI, and as many shuffle partitions as
+    cores (Spark's 200 would cost more than the work).
     """
-    found = {
+    settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         "spark.ui.showConsoleProgress": "false",
-        # no bound in bytes: with one, Spark 4.3 adds up the sizes of the Arrow buffers at every
+        # no limit in bytes: with a limit, Spark 4.3 adds up the sizes of the Arrow buffers at every
         # row, which costs ten times as much as filling them. Batches are bounded by rows instead
         # (Spark's default: 10,000).
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
@@ -42,19 +42,19 @@ def defaults(master: str) -> dict[str, str]:
     local = _LOCAL.fullmatch(master)
     if local:
         cores = int(local[1]) if (local[1] or "*").isdigit() else (os.cpu_count() or 1) if local[1] else 1
-        found |= {
+        settings |= {
             "spark.ui.enabled": "false",
             "spark.sql.shuffle.partitions": str(cores),
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
         }
-    return found
+    return settings
 
 
 def log_level(master: str, configuration: Mapping[str, str]) -> str:
-    """The level of Spark's log: `spark.log.level` if set. Local: fatal errors only, because the
-    error that ends a query is raised anyway, and the stack traces of tasks would hide it. On a
-    cluster: errors.
+    """The level of Spark's log: `spark.log.level` if set; otherwise, on a cluster, errors. A local
+    session logs fatal errors only, because the error that ends a query is raised anyway, and the
+    stack traces of tasks would hide it.
     """
     return configuration.get("spark.log.level", "FATAL" if _LOCAL.fullmatch(master) else "ERROR")
 
@@ -66,64 +66,64 @@ def captured_stderr() -> Iterator[None]:
 
     Java and Spark print ten lines at their start, which cannot be turned off before Spark runs.
     """
-    reader, writer = os.pipe()
-    held: list[bytes] = []
+    read_fd, write_fd = os.pipe()
+    captured: list[bytes] = []
     lock = threading.Lock()
-    holding = True
+    capturing = True
 
     def pass_on() -> None:
         while True:
-            select.select([reader], [], [])
+            select.select([read_fd], [], [])
             with lock:  # held for both steps, so that the output stays in order
-                output = os.read(reader, 65536)
+                output = os.read(read_fd, 65536)
                 if not output:
-                    os.close(reader)
+                    os.close(read_fd)
                     return
-                held.append(output) if holding else _write_through(output)
+                captured.append(output) if capturing else _write_through(output)
 
     threading.Thread(target=pass_on, name="stderr of Spark", daemon=True).start()
     sys.stderr.flush()
-    own = os.dup(2)
-    os.dup2(writer, 2)
-    os.close(writer)
+    original_fd = os.dup(2)
+    os.dup2(write_fd, 2)
+    os.close(write_fd)
     failed = True
     try:
         yield
         failed = False
     finally:
         sys.stderr.flush()
-        os.dup2(own, 2)
-        os.close(own)
+        os.dup2(original_fd, 2)
+        os.close(original_fd)
         with lock:
-            holding = False
+            capturing = False
             if failed:
-                _write_through(b"".join(held))
+                _write_through(b"".join(captured))
 
 
 def _write_through(output: bytes) -> None:
-    with contextlib.suppress(OSError):  # stderr has no reader any more
+    with contextlib.suppress(OSError):  # stderr no longer has a reader
         os.write(2, output)
 
 
 def require_spark() -> None:
-    """Raises SettingsError when PySpark or Java is missing, before Spark's script would report it in
-    several lines. Java is located as in that script.
+    """Raises SettingsError when PySpark or Java is missing, before Spark's script would report it
+    in several lines. Java is located as in that script.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise SettingsError("PySpark is missing; install it with: pip install 'mqd[spark]'")
-    home = os.environ.get("JAVA_HOME")
-    if shutil.which(os.path.join(home, "bin", "java") if home else "java") is None:
-        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
+    java_home = os.environ.get("JAVA_HOME")
+    if shutil.which(os.path.join(java_home, "bin", "java") if java_home else "java") is None:
+        problem = f"JAVA_HOME is {java_home}, which has no bin/java" if java_home else "there is no java on the PATH"
         raise SettingsError(
-            f"Spark needs Java 17 or newer, and {where}; install it, on Debian and Ubuntu with:"
+            f"Spark needs Java 17 or newer, and {problem}; install it, on Debian and Ubuntu with:"
             " apt install openjdk-17-jre-headless"
         )
 
 
 @contextlib.contextmanager
 def _java_ends_when_interrupted() -> Iterator[None]:
-    """Ends Java if PySpark is interrupted while it waits for Java. PySpark deletes the file in which
-    Java would report its port; Java then fails, and never exits.
+    """Ends Java if PySpark is interrupted while it waits for Java. PySpark deletes the file in
+    which Java would report its port; Java then fails, and never exits.
     """
     from pyspark import java_gateway
 
@@ -147,7 +147,9 @@ def _java_ends_when_interrupted() -> Iterator[None]:
 
 
 def session(name: str, master: str, configuration: Mapping[str, str] | None = None) -> SparkSession:
-    """A session for `name`. Raises SettingsError when PySpark or Java is missing."""
+    """Starts Spark's session for the application `name`. Raises SettingsError when PySpark or Java
+    is missing.
+    """
     # pandas may be installed for other programs; mqd does not use it
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     require_spark()

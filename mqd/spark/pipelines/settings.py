@@ -30,7 +30,7 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Source(_Strict, frozen=True, kw_only=True):
-    """Topics to read. Exactly one of `topics` and `pattern` (a Java regular expression)."""
+    """Topics to read. Exactly one of `topics` and `pattern` (a Java regular expression) is set."""
 
     topics: list[str] = []
     pattern: str = ""
@@ -48,8 +48,8 @@ class Source(_Strict, frozen=True, kw_only=True):
 
 
 class Value(_Strict, frozen=True, kw_only=True):
-    """How values are decoded: JSON according to a schema in Spark DDL, e.g. "carrier STRING, dep_delay INT,
-    time_hour TIMESTAMP".
+    """How values are decoded: JSON according to a schema in Spark DDL, e.g. "carrier STRING,
+    dep_delay INT, time_hour TIMESTAMP".
     """
 
     schema: str
@@ -59,7 +59,9 @@ class Value(_Strict, frozen=True, kw_only=True):
 
 
 class Sink(_Strict, frozen=True, kw_only=True):
-    """The target of rows. Exactly one of `topic` (values are JSON of the row) and `path` (Parquet)."""
+    """The target of rows. Exactly one of `topic` (values are JSON of the row) and `path` (Parquet)
+    is set.
+    """
 
     topic: str = ""
     path: str = ""
@@ -74,10 +76,12 @@ class Sink(_Strict, frozen=True, kw_only=True):
 
 
 class _Pipeline(_Strict, frozen=True, kw_only=True, tag_field="pipeline"):
-    """The settings of every pipeline."""
+    """The settings that all pipelines have."""
 
     name: str = ""
-    """Names the query, its checkpoint and its consumer group. The file's name without .toml by default."""
+    """Names the query, its checkpoint and its consumer group. The file's name without .toml by
+    default.
+    """
     bootstrap: str = DEFAULT_BOOTSTRAP
     master: str = "local[*]"
     trigger: str = "1 second"
@@ -90,34 +94,35 @@ class _Pipeline(_Strict, frozen=True, kw_only=True, tag_field="pipeline"):
     """Configuration of Spark."""
 
     nested_fields: ClassVar[tuple[str, ...]] = ("source", "sink", "left", "right")
-    streams: ClassVar[bool] = True
 
     def problems(self) -> list[str]:
         """Errors other than types, each beginning with its field."""
-        found = []
+        problems = []
         for field in self.nested_fields:
-            one = getattr(self, field, None)
-            found += [f"[{field}] {problem}" for problem in one.problems()] if one is not None else []
-        return found
+            nested = getattr(self, field, None)
+            problems += [f"[{field}] {problem}" for problem in nested.problems()] if nested is not None else []
+        return problems
 
 
 class Archive(_Pipeline, frozen=True, kw_only=True, tag="archive"):
-    """Topics into Parquet below `path`, by topic and date, with offsets, headers and timestamps."""
+    """Writes topics to Parquet files below `path`, by topic and date, with offsets, headers and
+    timestamps.
+    """
 
     source: Source
     path: str
     trigger: str = "1 minute"
     file_mb: int = 128
-    """Size that small files are compacted to, MB."""
+    """Size to which small files are compacted, in MB."""
     compact_from_files: int = 16
     """A topic's files of one day are compacted when at least this many of them are small; 0: never."""
 
     def problems(self) -> list[str]:
-        wrong = [] if self.file_mb > 0 else ["file_mb has to be at least 1"]
+        wrong = [] if self.file_mb > 0 else ["file_mb must be at least 1"]
         return (
             super().problems()
             + wrong
-            + ([] if self.compact_from_files >= 0 else ["compact_from_files has to be 0 or more"])
+            + ([] if self.compact_from_files >= 0 else ["compact_from_files must be 0 or more"])
         )
 
 
@@ -130,23 +135,21 @@ class Replay(_Pipeline, frozen=True, kw_only=True, tag="replay"):
     topics: list[str] = []
     """Topics of the archive; all by default."""
     to: dict[str, str] = {}
-    """Archived topic to topic; the same name by default. The topics must exist, with the same
-    number of partitions."""
+    """The target of each archived topic; by default the topic of the same name. The targets must
+    exist, with the same number of partitions."""
     starting_timestamp: str = ""
     """ISO 8601, UTC by default. Records from this time on; all by default."""
     ending_timestamp: str = ""
     """Records before this time."""
     starting_offsets: dict[str, dict[str, int]] = {}
-    """Topic to partition to first offset."""
+    """The first offset, by topic and partition."""
     ending_offsets: dict[str, dict[str, int]] = {}
-    """Topic to partition to the offset after the last."""
+    """The offset after the last, by topic and partition."""
     options: dict[str, str] = {}
-
-    streams: ClassVar[bool] = False
 
 
 class Aggregate(_Pipeline, frozen=True, kw_only=True, tag="aggregate"):
-    """Counts, sums, percentiles over windows of event time, emitted once a window is over."""
+    """Counts, sums and percentiles over windows of event time, emitted once a window is over."""
 
     source: Source
     value: Value
@@ -155,15 +158,16 @@ class Aggregate(_Pipeline, frozen=True, kw_only=True, tag="aggregate"):
     """SQL expression: the event's time."""
     window: str
     slide: str = ""
-    """Interval between the starts of successive windows; equal to the window by default (each event is
-    in one window)."""
+    """Interval between the starts of successive windows; equal to the window by default (each event
+    is in one window).
+    """
     watermark: str
     """How late an event may arrive. A window is emitted when the watermark has passed it; later
     events are dropped."""
     by: list[str] = []
     """SQL expressions to group by."""
     measures: dict[str, str]
-    """Name to SQL aggregate: { flights = "count(*)", p95 = "percentile_approx(dep_delay, 0.95)" }."""
+    """SQL aggregates by name: { flights = "count(*)", p95 = "percentile_approx(dep_delay, 0.95)" }."""
 
     def problems(self) -> list[str]:
         return super().problems() + (
@@ -181,7 +185,7 @@ class Dedup(_Pipeline, frozen=True, kw_only=True, tag="dedup"):
     value: Value | None = None
     time: str = "record.timestamp"
     within: str
-    """Repetitions are recognized for this long."""
+    """Period in which repetitions are recognized."""
 
     def problems(self) -> list[str]:
         return super().problems() + (
@@ -254,8 +258,8 @@ KINDS: dict[str, type[_Pipeline]] = {
 
 
 def load(path: Path, changes: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None) -> Pipeline:
-    """The pipeline of a TOML file. `changes` replace top-level fields, `defaults` fill in missing ones;
-    None values in either are ignored. Raises SettingsError.
+    """The pipeline that a TOML file describes. `changes` replace top-level fields, `defaults` fill
+    in missing ones; None values in either are ignored. Raises SettingsError.
     """
     try:
         raw = tomllib.loads(path.read_text())
@@ -266,10 +270,10 @@ def load(path: Path, changes: Mapping[str, Any] | None = None, defaults: Mapping
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not TOML: {error}") from None
-    own, defaulted = (
+    changed_fields, default_fields = (
         {key: value for key, value in (given or {}).items() if value is not None} for given in (changes, defaults)
     )
-    return checked({"name": path.stem, **defaulted, **raw, **own}, str(path))
+    return checked({"name": path.stem, **default_fields, **raw, **changed_fields}, str(path))
 
 
 def checked(raw: Mapping[str, Any], origin: str) -> Pipeline:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def stream_join(
     left: DataFrame, right: DataFrame, *, on: str, how: str = "inner", select: Sequence[str] = ("left.*", "right.*")
 ) -> DataFrame:
-    """The joined rows. `on` and `select` refer to the two as `left` and `right`, each with
+    """The joined rows. `on` and `select` refer to the two sides as `left` and `right`; each has
     `event_time` (added by `timed`).
     """
     from pyspark.sql import functions as f

@@ -11,7 +11,7 @@ LATEST = ("value", "timestamp", "partition", "offset")
 
 
 def table(records: DataFrame) -> DataFrame:
-    """Columns key, value (null: deleted), timestamp, partition, offset: of the last record of each
+    """Columns key, value (null: deleted), timestamp, partition, offset of the last record of each
     key. Records without a key cannot be in a table and are dropped.
 
     All records of a key are in one partition (of one topic), so the highest offset is the last one.

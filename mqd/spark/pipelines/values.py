@@ -35,29 +35,29 @@ def parsed(records: DataFrame, value: Value) -> DataFrame:
     schema = _schema(value)
     text = f.col(f"{RECORD}.value").cast("string")
     with_corrupt = StructType([*schema.fields]).add(CORRUPT, StringType())
-    found = f.from_json(text, with_corrupt, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
+    value_column = f.from_json(text, with_corrupt, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
     return (
         rows(records)
-        .withColumn("value", found)
+        .withColumn("value", value_column)
         .withColumn(CORRUPT, f.col(f"value.{CORRUPT}"))
         .withColumn("value", f.col("value").dropFields(CORRUPT))
     )
 
 
 def decoded(records: DataFrame, value: Value) -> DataFrame:
-    """Rows with the fields of the value. A malformed value stops the query (the error names its
-    topic, partition and offset), or its record is dropped.
+    """Rows with the fields of the value as columns. A malformed value stops the query (the error
+    names its topic, partition and offset), or its record is dropped.
     """
     from pyspark.sql import functions as f
 
-    found = parsed(records, value)
+    decoded_rows = parsed(records, value)
     if value.malformed == "drop":
-        found = found.where(f.col(CORRUPT).isNull())
+        decoded_rows = decoded_rows.where(f.col(CORRUPT).isNull())
     else:
-        found = found.withColumn(
+        decoded_rows = decoded_rows.withColumn(
             "value", f.when(f.col(CORRUPT).isNull(), f.col("value")).otherwise(f.raise_error(_error_text()))
         )
-    return found.select("value.*", RECORD)
+    return decoded_rows.select("value.*", RECORD)
 
 
 def encoded(frame: DataFrame, key: str) -> DataFrame:
@@ -79,10 +79,10 @@ def _schema(value: Value):
         schema = StructType.fromDDL(value.schema)
     except (ParseException, ValueError) as error:
         raise SettingsError(f"value.schema is not a schema: {str(error).strip().splitlines()[0]}") from None
-    taken = {RECORD, CORRUPT} & {name.lower() for name in schema.names}
-    if taken:
+    reserved = {RECORD, CORRUPT} & {name.lower() for name in schema.names}
+    if reserved:
         raise SettingsError(
-            f"value.schema has a field {sorted(taken)[0]!r}; that name is reserved for the record's metadata"
+            f"value.schema has a field {sorted(reserved)[0]!r}; that name is reserved for the record's metadata"
         )
     return schema
 
@@ -90,12 +90,12 @@ def _schema(value: Value):
 def _error_text():
     from pyspark.sql import functions as f
 
-    place = [
+    position = [
         f.col(f"{RECORD}.topic"),
         f.lit("-"),
         f.col(f"{RECORD}.partition").cast("string"),
         f.lit(", offset "),
         f.col(f"{RECORD}.offset").cast("string"),
     ]
-    remedy = f.lit(". Set value.malformed to drop, or send it elsewhere by the pipeline `route`.")
-    return f.concat(f.lit("the value is not JSON of value.schema: "), *place, remedy)
+    remedy = f.lit(". Set value.malformed to drop, or send it elsewhere with the pipeline `route`.")
+    return f.concat(f.lit("the value is not JSON of value.schema: "), *position, remedy)

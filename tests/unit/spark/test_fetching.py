@@ -143,7 +143,7 @@ def test_time_spent_on_local_records_does_not_count_as_silence_over_tcp(monkeypa
         requested.append(now[0])
         raise ConnectionError("the broker is starting")
 
-    monkeypatch.setattr(reading, "_local", lambda *_: Near())
+    monkeypatch.setattr(reading, "_open_local", lambda *_: Near())
     options = source_options(
         {"kafka.bootstrap.servers": "a:1", "subscribe": "t", "kafkaConsumer.pollTimeoutMs": "5000"}, streaming=True
     )

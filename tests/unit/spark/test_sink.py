@@ -86,7 +86,7 @@ def test_columns_are_case_insensitive_and_others_ignored() -> None:
 @pytest.mark.parametrize(
     ("topic", "kinds", "given", "problem"),
     [
-        ("t", {"key": "binary"}, {}, r"column value is needed.*\(key\)"),
+        ("t", {"key": "binary"}, {}, r"column value .* is required.*\(key\)"),
         ("t", {"value": "binary", "VALUE": "binary"}, {}, "column value appears twice"),
         ("t", {"value": "struct<a:int>"}, {}, "column value is struct<a:int>, and must be binary or string"),
         ("t", {"value": "binary", "timestamp": "bigint"}, {}, "column timestamp is bigint"),

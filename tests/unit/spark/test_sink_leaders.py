@@ -92,7 +92,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster()
 
     class Connections:
-        cluster, users, link, drop = found, 0, found.link, lambda self, node_id: None
+        cluster, producer_count, link, drop = found, 0, found.link, lambda self, node_id: None
 
     class Clock:
         def monotonic(self) -> float:

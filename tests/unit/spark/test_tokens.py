@@ -117,7 +117,7 @@ def test_it_is_renewed_repeatedly_and_failures_are_retried(monkeypatch: pytest.M
     says = (60_000, gone, 90_000, gone, gone, 90_000, MqdReadError("not now"), 600_000)
     cluster = played(monkeypatch, says=says)
     with DelegationToken(OPTIONS) as token:
-        token._renewing.join(20)
+        token._renewer.join(20)
     assert cluster.renewed_at_s == [40, 80, 80, 140, 140, *cluster.renewed_at_s[5:]]
     assert not cluster.says and token.expires_ms > token.max_ms
 
@@ -127,13 +127,13 @@ def test_renewals_end_at_the_maximum_lifetime(
 ) -> None:
     cluster = played(monkeypatch, lives_ms=1000, max_ms=1000)
     with DelegationToken(OPTIONS) as token:
-        token._renewing.join(20)
-        assert not token._renewing.is_alive(), "it cannot live longer"
+        token._renewer.join(20)
+        assert not token._renewer.is_alive(), "it cannot live longer"
     assert not cluster.renewed_at_s
     cluster = played(monkeypatch, says=(MqdReadError("no"),) * 100)
     with DelegationToken(OPTIONS) as token:
-        token._renewing.join(20)
-        assert not token._renewing.is_alive()
+        token._renewer.join(20)
+        assert not token._renewer.is_alive()
     assert "has expired" in caplog.text and len(cluster.renewed_at_s) < 10
 
 
