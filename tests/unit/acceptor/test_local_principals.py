@@ -14,7 +14,7 @@ from mqd import native
 from mqd.acceptor.local.clients import HANDOFF, HELLO, LAYOUT_MAGIC, LAYOUT_VERSION, WELCOME, LocalClients
 from mqd.acceptor.local.principals import CACHE_S, LocalPrincipals
 from mqd.security.acl import Operation, ResourceType
-from mqd.security.authorizer import configured
+from mqd.security.authorizer import from_config
 from mqd.security.principal import BROKER, user
 
 LOGINS = {7: "alice", 8: "Bob", 9: "x" * 300}
@@ -44,7 +44,7 @@ def test_mapping_rules_decide() -> None:
 
 def test_the_brokers_own_user_has_all_rights_and_its_name_is_reserved() -> None:
     assert principals(ON).find(3) == BROKER
-    rules = configured(ON)
+    rules = from_config(ON)
     assert rules is not None and rules.decide(BROKER, "127.0.0.1", Operation.WRITE, ResourceType.TOPIC, "any")
     assert user("broker") != BROKER and not user("x").startswith(BROKER.partition(":")[0] + ":")
     assert not rules.decide(user("broker"), "127.0.0.1", Operation.WRITE, ResourceType.TOPIC, "any")
