@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 
-gc.disable()  # no garbage collection while modules load: it took an eighth of the start's time
+gc.disable()  # no garbage collection while modules load: it took an eighth of the start-up time
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ from mqd.controller import directories, options, quotas, session
 from mqd.controller.alone import Alone
 from mqd.controller.directories import DirectoryRefused
 from mqd.controller.server import Server
-from mqd.controller.shell import Shell, new_topic_id, reports
+from mqd.controller.shell import Shell, directory_reports, new_topic_id
 from mqd.security import confinement
 from mqd.security.audit import Audit
 from mqd.shm.attach import KeeperClient, KeeperError
@@ -126,8 +126,8 @@ class Process:
         self.store = QuorumStore(layout.metadata_dir, self.key)
         self.membership = _membership(self.config, client, self.key)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.stopping = False  # whether Shutdown was received
-        self.left_epoch = -1  # the broker epoch in which this host has left (leave())
+        self.shutdown_received = False
+        self.left_epoch = -1  # the broker epoch that this host had when it left (leave()); -1: it has not left
         self._session_lock = threading.Lock()
         self._doubted_epoch = -1  # protected by the lock
         self.leaving: asyncio.Task[None] | None = None
@@ -140,8 +140,8 @@ class Process:
 
     def watch(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.end, signal.Signals(number).name)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, self.end, signal.Signals(signal_number).name)
 
         def on_death(death) -> None:
             if death.role == "worker" and self.shell is not None and self.server is not None:
@@ -162,7 +162,7 @@ class Process:
         self.leaving = asyncio.get_running_loop().create_task(work())
 
     def on_shutdown(self, reason: str) -> None:
-        self.stopping = True
+        self.shutdown_received = True
         self.end(reason)
 
     # -- the cluster -------------------------------------------------------------------------------
@@ -215,20 +215,20 @@ class Process:
 
     async def prepare_directories(self, cluster_id: str, state: MetadataState) -> list:
         broker = state.brokers.get(self.node_id)
-        # False: this node id is new, or another host had it; that host's replicas are placed again
-        # when this one registers
-        own = broker is not None and broker.directory_id in ("", directory_text(self.key.directory_id))
-        known = broker.directories if broker is not None and own else {}
-        used = (
+        # False if this node id is new, or was that of another host, whose replicas are placed again
+        # when this host registers
+        is_same_host = broker is not None and broker.directory_id in ("", directory_text(self.key.directory_id))
+        known = broker.directories if broker is not None and is_same_host else {}
+        used_ids = (
             {directory for node, directory in state.partition_counts if node == self.node_id and directory}
-            if own
+            if is_same_host
             else set()
         )
         entries = await directories.identify_in_time(
-            self.log_dirs, cluster_id, self.node_id, known, used, lambda: directory_text(new_topic_id())
+            self.log_dirs, cluster_id, self.node_id, known, used_ids, lambda: directory_text(new_topic_id())
         )
-        absent = used - {directory.directory_id for directory in entries}
-        for directory_id in sorted(absent):
+        absent_ids = used_ids - {directory.directory_id for directory in entries}
+        for directory_id in sorted(absent_ids):
             log.error(
                 "a log directory with partitions is not in log.dirs; they are offline",
                 directory_id=directory_id,
@@ -237,7 +237,7 @@ class Process:
         return entries
 
     async def devices(self) -> list[int]:
-        """The devices of log.dirs. If one does not respond, they count as different from before."""
+        """The devices of log.dirs; [-1], which equals no recorded value, if one does not respond."""
         (devices,) = await directories.query_in_time([partial(session.devices, self.log_dirs)])
         return devices.result() if devices.done() else [-1]
 
@@ -260,7 +260,7 @@ class Process:
             controller_host=controller[0],
             controller_port=controller[1],
             worker_count=welcome.worker_count,
-            directories=list(reports(entries)),
+            directories=list(directory_reports(entries)),
             clean_epoch=session.clean_epoch(self.session_path, directory_id, session.boot_id(), devices),
             features=features.supported(),
             flush_on_ack=bool(configuration.broker_value(self.config, "log.flush.on.ack")),
@@ -271,8 +271,7 @@ class Process:
         return self.layout.metadata_dir / "session"
 
     def record_session(self, broker_epoch: int, clean: bool) -> None:
-        # May hang on one of the directories: then nothing is written, and no other code waits for
-        # the lock.
+        # This may hang on one of the directories: then nothing is written, and the lock is not held.
         devices = session.devices(self.log_dirs)
         with self._session_lock:
             # a session in doubt stays in doubt: record_doubt() may have run while this thread hung
@@ -318,10 +317,10 @@ class Process:
         if shell.failed.done():
             return await self._finish()
         state = shell.core.committed
-        lacking = features.describe_unsupported(state.features, features.supported())
-        if lacking:
+        unsupported = features.describe_unsupported(state.features, features.supported())
+        if unsupported:
             raise Refused(
-                f"the cluster no longer supports this version of mqd: {lacking}. Install the version that the"
+                f"the cluster no longer supports this version of mqd: {unsupported}. Install the version that the"
                 " other hosts run"
             )
         entries, devices = await self._unless_ended(
@@ -371,7 +370,7 @@ class Process:
         )
 
     async def _unless_ended(self, work):
-        """The result of the work; raises Ended if this process must end first."""
+        """The result of `work`. Raises Ended if this process must end before the work is done."""
         task = asyncio.ensure_future(work)
         await asyncio.wait({task, self.ended}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -404,7 +403,7 @@ class Process:
     async def _finish(self) -> int:
         shell = self.shell
         assert shell is not None
-        if self.stopping and not shell.failed.done():
+        if self.shutdown_received and not shell.failed.done():
             await self._record_clean_shutdown(shell)
         if self.server is not None:
             await self.server.stop()
@@ -435,11 +434,11 @@ class Process:
         if epoch < 0:
             return
         workers_of: dict[str, list[int]] = {}
-        for path, index in self._marker_places(shell):
+        for path, index in self._marker_locations(shell):
             workers_of.setdefault(path, []).append(index)
         checks = {path: partial(_have_all_markers, Path(path), indices) for path, indices in workers_of.items()}
-        found = await self._responses(checks)
-        if len(found) == len(checks) and all(found.values()):
+        has_all_markers = await self._responses(checks)
+        if len(has_all_markers) == len(checks) and all(has_all_markers.values()):
             await self._responses({",".join(self.log_dirs): lambda: self.record_session(epoch, True)})
 
     async def _responses(self, queries: Mapping[str, Callable[[], T]]) -> dict[str, T]:
@@ -457,7 +456,7 @@ class Process:
             )
         return {path: response.result() for path, response in futures.items() if response.done()}
 
-    def _marker_places(self, shell: Shell) -> set[tuple[str, int]]:
+    def _marker_locations(self, shell: Shell) -> set[tuple[str, int]]:
         """(log directory, worker) of every partition on this host: after a clean shutdown the worker
         leaves a marker in the directory.
         """

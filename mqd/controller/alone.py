@@ -1,5 +1,5 @@
-"""The counterpart of mqd/controller/membership.py for a host that does not listen for others. Such
-a host does not import that module, so that its start does not pay for unused code.
+"""Replaces mqd/controller/membership.py on a host that does not listen for other hosts. Such a host
+does not import that module, so that its start does not take longer because of unused code.
 """
 
 from pathlib import Path

@@ -18,7 +18,7 @@ from mqd.cluster.metadata.rules.placement import Directory
 T = TypeVar("T")
 
 META_PROPERTIES = "meta.properties"
-RESPONSE_S = 5.0  # a file system that does not respond for this long counts as hanging
+RESPONSE_S = 5.0  # a file system that does not respond for this long is treated as hung
 log = logging.get("controller.directories")
 
 
@@ -63,21 +63,21 @@ async def identify_in_time(
     """Like identify(), in threads. A directory whose file system does not respond within RESPONSE_S
     is unusable, and its partitions are offline until the next start.
     """
-    places = list(paths)
+    all_paths = list(paths)
     responses = await query_in_time(
-        [partial(_identify_one, path, cluster_id, node_id, known, used, new_id) for path in places]
+        [partial(_identify_one, path, cluster_id, node_id, known, used, new_id) for path in all_paths]
     )
     return _refuse_copies(
         [
             response.result() if response.done() else _unresponsive(path, known)
-            for path, response in zip(places, responses)
+            for path, response in zip(all_paths, responses)
         ]
     )
 
 
 async def query_in_time(queries: Iterable[Callable[[], T]], limit_s: float | None = None) -> "list[asyncio.Future[T]]":
     """Runs queries of file systems, each in a thread of its own. Returns their futures when all are
-    done, or after `limit_s` (None: RESPONSE_S): the future of a query that hangs is not done then.
+    done, or after `limit_s` (None: RESPONSE_S); the futures of queries that hang are then not done.
     """
     responses = [in_thread(query) for query in queries]
     if responses:
@@ -91,13 +91,15 @@ def _unresponsive(path: str, known: Mapping[str, str]) -> Directory:
         directory=path,
         seconds=RESPONSE_S,
     )
-    return Directory(next((directory_id for directory_id, where in known.items() if where == path), ""), path, 0, False)
+    return Directory(
+        next((directory_id for directory_id, last_path in known.items() if last_path == path), ""), path, 0, False
+    )
 
 
-def _refuse_copies(found: list[Directory]) -> list[Directory]:
-    for index, directory in enumerate(found):
+def _refuse_copies(entries: list[Directory]) -> list[Directory]:
+    for index, directory in enumerate(entries):
         other = next(
-            (other for other in found[:index] if other.directory_id and other.directory_id == directory.directory_id),
+            (other for other in entries[:index] if other.directory_id and other.directory_id == directory.directory_id),
             None,
         )
         if other is not None:
@@ -105,13 +107,13 @@ def _refuse_copies(found: list[Directory]) -> list[Directory]:
                 f"{directory.path} and {other.path} have the same directory.id: one is a copy of the other; remove one"
                 " of them from log.dirs"
             )
-    return found
+    return entries
 
 
 def _identify_one(
     path: str, cluster_id: str, node_id: int, known: Mapping[str, str], used: set[str], new_id: Callable[[], str]
 ) -> Directory:
-    ids_of_path = [directory_id for directory_id, where in known.items() if where == path]
+    ids_of_path = [directory_id for directory_id, last_path in known.items() if last_path == path]
     properties_path = Path(path) / META_PROPERTIES
     try:
         properties = read_properties(properties_path)
@@ -154,10 +156,10 @@ def _has_partition_folder(path: str) -> bool:
 
 def _check_owner(properties: Mapping[str, str], path: Path, cluster_id: str, node_id: int) -> None:
     for name, own in (("cluster.id", cluster_id), ("node.id", str(node_id))):
-        theirs = properties.get(name, own)
-        if theirs != own:
+        actual = properties.get(name, own)
+        if actual != own:
             raise DirectoryRefused(
-                f"{path} has {name}={theirs}, this broker {name}={own}: the directory belongs to another broker;"
+                f"{path} has {name}={actual}, this broker {name}={own}: the directory belongs to another broker;"
                 " remove it from log.dirs"
             )
 
@@ -180,20 +182,19 @@ def measure(directory: Directory) -> Directory:
     if not directory.directory_id:
         return directory
     try:
-        about = os.statvfs(directory.path)
+        status = os.statvfs(directory.path)
     except OSError:
         return directory._replace(free_bytes=0, usable=False)
-    writable = not about.f_flag & os.ST_RDONLY
-    return directory._replace(free_bytes=about.f_bavail * about.f_frsize, usable=writable)
+    is_writable = not status.f_flag & os.ST_RDONLY
+    return directory._replace(free_bytes=status.f_bavail * status.f_frsize, usable=is_writable)
 
 
-class Measures:
-    """Periodic measurements of the file systems of log.dirs. Each is queried in a thread of its
-    own, one query at a time: a caller waits RESPONSE_S at most, and a hanging disk occupies only one
-    thread and does not keep the process from ending. `entries`: as identified at the start; a
-    directory that was unusable at the start stays so until a restart, whatever its file system
-    reports.
-    Concurrency: the event loop's thread.
+class DirectoryMonitor:
+    """Measures the file systems of log.dirs. Each is queried in a thread of its own, one query at a
+    time: a caller waits RESPONSE_S at most, and a disk that hangs occupies only one thread and does
+    not keep the process from ending. `entries`: as identified at the start; a directory that was
+    unusable at the start stays unusable until a restart, whatever its file system reports.
+    Used only in the event loop's thread.
     """
 
     def __init__(self, entries: Iterable[Directory]) -> None:
@@ -201,7 +202,7 @@ class Measures:
         self._requests: dict[int, asyncio.Future[Directory]] = {}
         self._unresponsive: set[int] = set()
 
-    async def take(self) -> list[Directory]:
+    async def measure_all(self) -> list[Directory]:
         """The entries in their current state; one whose file system does not respond is unusable."""
         for index, entry in enumerate(self._entries):
             if entry.usable and index not in self._requests:
@@ -232,8 +233,8 @@ class Measures:
 
 
 def holds_partitions(path: str) -> bool:
-    """Whether there is any partition in this directory. Used when the metadata log is empty but
-    perhaps should not be.
+    """Whether there is any partition in this directory. Called when the metadata log is empty, to
+    find out whether the metadata was lost.
     """
     try:
         return any(entry.is_dir() and (Path(entry.path) / "partition.metadata").exists() for entry in os.scandir(path))

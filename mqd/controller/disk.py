@@ -23,7 +23,7 @@ from mqd.cluster.raft import events
 from mqd.cluster.raft.messages import Batch, SnapshotMeta
 from mqd.cluster.raft.store import FlushFailed, QuorumStore, encode_state
 
-APPEND_BYTES_MAX = 8 << 20  # a write of this size takes no further appends
+APPEND_BYTES_MAX = 8 << 20  # no further appends are added to a write of this size
 
 log = logging.get("controller.disk")
 
@@ -45,7 +45,7 @@ Work = (
 
 class Disk:
     """`on_event(DiskDone | DiskRefused | SnapshotStored | SnapshotRead)` is called in the loop's
-    thread. `committed()`: the offset known to be committed.
+    thread. `committed_offset()`: the offset known to be committed.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class Disk:
         store: QuorumStore,
         on_event: Callable[[events.Event], None],
         on_failure: Callable[[str], None],
-        committed: Callable[[], int],
+        committed_offset: Callable[[], int],
     ) -> None:
         self._store = store
-        self._on_event, self._on_failure, self._committed = on_event, on_failure, committed
+        self._on_event, self._on_failure, self._committed_offset = on_event, on_failure, committed_offset
         self._queue: deque[Work] = deque()
-        self._working: asyncio.Task[None] | None = None
+        self._worker_task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "metadata-log")
         self._failed = False
         self.snapshot_pending = False
 
     @property
-    def idle(self) -> bool:
-        return self._working is None
+    def is_idle(self) -> bool:
+        return self._worker_task is None
 
     def submit(self, work: Work) -> None:
         if self._failed:
@@ -73,13 +73,13 @@ class Disk:
         if isinstance(work, StoreSnapshot):
             self.snapshot_pending = True
         self._queue.append(work)
-        if self._working is None:
-            self._working = asyncio.get_running_loop().create_task(self._work())
+        if self._worker_task is None:
+            self._worker_task = asyncio.get_running_loop().create_task(self._work())
 
     async def _work(self) -> None:
         try:
             while self._queue:
-                await self._next(self._queue.popleft())
+                await self._carry_out(self._queue.popleft())
         except FlushFailed as error:
             self._fail(f"a flush of the metadata log failed, so what is on disk is unknown: {error}")
         # A bug: log the traceback, then end; supervisord starts a successor, which reads what is on
@@ -88,20 +88,20 @@ class Disk:
             log.exception("the controller failed")
             self._fail(f"{type(error).__name__}: {error}")
         finally:
-            self._working = None
+            self._worker_task = None
 
     def _fail(self, reason: str) -> None:
         self._failed = True
         self._queue.clear()
         self._on_failure(reason)
 
-    async def _next(self, work: Work) -> None:
+    async def _carry_out(self, work: Work) -> None:
         run = asyncio.get_running_loop().run_in_executor
         try:
             match work:
                 case events.AppendLog():
                     sequence, batches = self._gather(work)
-                    await run(self._thread, self._store.append, batches, clock.now_ms(), self._committed())
+                    await run(self._thread, self._store.append, batches, clock.now_ms(), self._committed_offset())
                     self._on_event(events.DiskDone(sequence))
                 case events.PersistVote():
                     await run(self._thread, self._store.write_vote, work.vote)
@@ -169,11 +169,11 @@ class Disk:
                 self._on_event(events.DiskRefused(work.sequence, str(error)))
 
     async def restore_reserve(self) -> None:
-        if self.idle:
+        if self.is_idle:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._store.restore_reserve)
 
     async def stop(self) -> None:
-        while self._working is not None:
-            await self._working
+        while self._worker_task is not None:
+            await self._worker_task
         self._thread.shutdown()
         self._store.close()

@@ -18,9 +18,7 @@ log = logging.get("controller.forming")
 
 
 class ClusterFormation:
-    """`await run()` returns the decision; `on_query(connection, query)` handles requests that arrive
-    over connections.
-    """
+    """`await run()` returns the decision; `on_query(connection, query)` answers another host's query."""
 
     def __init__(
         self, core: FormationCore, peers: Peers, on_waiting: Callable[[str], None] = lambda text: None

@@ -4,11 +4,11 @@ address, a timer, and the file that counts this directory's starts.
     gossip = create(profile, secrets, cluster_id, seeds, udp_socket, peers, metadata_dir)
     gossip.on_change = ...
     await gossip.start()                       joins via the seeds, in the background
-    gossip.event(ControllerKnown(...))         or LoadMeasured, UnreachableHint, SeedsChanged,
+    gossip.handle(ControllerKnown(...))         or LoadMeasured, UnreachableHint, SeedsChanged,
                                                Forget, ProfileChanged
     await gossip.serve(hello, reader, writer)  a connection with the handshake purpose "gossip"
                                                (Peers' on_stream), until it ends
-    await gossip.stop()                        announces the departure first
+    await gossip.stop()                        announces this host's departure first
 
 `on_change` receives MemberChanged, ControllerSeen and DuplicateNodeId, in the loop's thread, after
 the core has handled the event. All of these are hints.
@@ -133,23 +133,24 @@ def look_up(host: str, port: int, family: int = 0) -> "asyncio.Future[list[tuple
 
 class _Resolver:
     """Resolves host names to socket addresses outside the loop; numeric addresses need no
-    resolution. Each name keeps one waiting datagram, the newest, and has one lookup at a time.
+    resolution. For each name, one lookup at a time runs, and only the newest datagram waits for it.
     """
 
     def __init__(self, family: int, send: Callable[[bytes, tuple], None]) -> None:
         self._family, self._send = family, send
-        self._found: dict[tuple[str, int], tuple[tuple, float]] = {}
+        # (host, port) -> socket address, loop time after which it is looked up again
+        self._addresses: dict[tuple[str, int], tuple[tuple, float]] = {}
         self._waiting: dict[tuple[str, int], bytes] = {}
-        self._under_way: dict[tuple[str, int], asyncio.Future[list[tuple]]] = {}
+        self._lookups: dict[tuple[str, int], asyncio.Future[list[tuple]]] = {}
 
     def send(self, host: str, port: int, data: bytes) -> None:
         if self._family == socket.AF_INET and ":" in host:
             return  # this socket cannot reach an IPv6 address, and asyncio would close it for the attempt
-        found = self._found.get((host, port))
+        cached = self._addresses.get((host, port))
         now = asyncio.get_running_loop().time()
-        if found is not None:
-            self._send(data, found[0])
-            if now < found[1]:
+        if cached is not None:
+            self._send(data, cached[0])
+            if now < cached[1]:
                 return
         elif (address := self._numeric_address(host, port)) is not None:
             self._keep((host, port), address, float("inf"))
@@ -157,8 +158,8 @@ class _Resolver:
             return
         elif (host, port) in self._waiting or len(self._waiting) < RESOLVE_COUNT_MAX:
             self._waiting[(host, port)] = data
-        if len(self._under_way) < RESOLVE_COUNT_MAX and (host, port) not in self._under_way:
-            response = self._under_way[(host, port)] = look_up(host, port, self._family)
+        if len(self._lookups) < RESOLVE_COUNT_MAX and (host, port) not in self._lookups:
+            response = self._lookups[(host, port)] = look_up(host, port, self._family)
             response.add_done_callback(lambda response: self._on_looked_up((host, port), response))
 
     def _numeric_address(self, host: str, port: int) -> tuple | None:
@@ -171,14 +172,14 @@ class _Resolver:
         return (host, port) if self._family == socket.AF_INET else (f"::ffff:{host}", port, 0, 0)
 
     def _keep(self, name: tuple[str, int], address: tuple, until: float) -> None:
-        self._found.pop(name, None)
-        self._found[name] = (address, until)
-        if len(self._found) > RESOLVED_COUNT_MAX:
-            del self._found[next(iter(self._found))]
+        self._addresses.pop(name, None)
+        self._addresses[name] = (address, until)
+        if len(self._addresses) > RESOLVED_COUNT_MAX:
+            del self._addresses[next(iter(self._addresses))]
 
     def _on_looked_up(self, name: tuple[str, int], response: "asyncio.Future[list[tuple]]") -> None:
         error, data = response.exception(), self._waiting.pop(name, None)
-        if self._under_way.pop(name, None) is None:
+        if self._lookups.pop(name, None) is None:
             return  # stopped
         if error is not None:
             log.debug("a host's name was not found", host=name[0], reason=str(error))
@@ -189,7 +190,7 @@ class _Resolver:
             self._send(data, address)
 
     def stop(self) -> None:
-        self._under_way.clear()
+        self._lookups.clear()
 
 
 class Gossip(asyncio.DatagramProtocol):
@@ -207,28 +208,28 @@ class Gossip(asyncio.DatagramProtocol):
         self._tasks: set[asyncio.Task[None]] = set()
         self._served_count = 0
         self._ended = False
-        self._left = asyncio.Event()
+        self._leave_done = asyncio.Event()
 
     async def start(self) -> None:
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
         self._transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(lambda: self, sock=self._socket)
-        self.event(events.Started())
+        self.handle(events.Started())
 
     async def stop(self) -> None:
-        """Announces the departure, waits until it was sent, closes the socket."""
+        """Announces this host's departure, waits until the announcement is sent, closes the socket."""
         if self._transport is None:
             return
-        self.event(events.Leave())
+        self.handle(events.Leave())
         try:
             async with asyncio.timeout(LEAVE_S_MAX):  # wait_for() may forget a cancellation
-                await self._left.wait()
+                await self._leave_done.wait()
         except TimeoutError:
             pass
         self.abort()
 
     def abort(self) -> None:
-        """Ends without an announcement: other hosts detect the departure."""
+        """Ends without an announcement: other hosts must detect the departure."""
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()
@@ -240,7 +241,7 @@ class Gossip(asyncio.DatagramProtocol):
 
     # -- the core ----------------------------------------------------------------------------------
 
-    def event(self, event: events.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         if self._ended:
             return
         changes: list[Change] = []
@@ -256,7 +257,7 @@ class Gossip(asyncio.DatagramProtocol):
                     log.warning("this directory is an old copy: other hosts know a later start of it", life=effect.life)
                     store_life(self._life_path, effect.life)
                 case LeaveDone():
-                    self._left.set()
+                    self._leave_done.set()
                 case _:
                     changes.append(effect)
         self._set_timer()
@@ -285,19 +286,19 @@ class Gossip(asyncio.DatagramProtocol):
             self._timer.cancel()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_at(
-            loop.time() + max(0, self.core.due_ms - clock.monotonic_ms()) / 1000, self.event, events.Tick()
+            loop.time() + max(0, self.core.due_ms - clock.monotonic_ms()) / 1000, self.handle, events.Tick()
         )
 
     # -- datagrams ---------------------------------------------------------------------------------
 
     def datagram_received(self, data: bytes, addr: object) -> None:
         if data.startswith(MAGIC):
-            self.event(events.DatagramReceived(data))
+            self.handle(events.DatagramReceived(data))
         else:
             self.on_other_datagram(data)
 
     def error_received(self, exc: Exception) -> None:
-        """An ICMP error for a sent datagram: the probe detects the failure by itself."""
+        """An ICMP error for a sent datagram. It is ignored: the probe will fail anyway."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._ended:
@@ -336,12 +337,12 @@ class Gossip(asyncio.DatagramProtocol):
                 port=effect.port,
                 reason=str(error) or type(error).__name__,
             )
-            self.event(events.ExchangeFailed(effect.exchange_id))
+            self.handle(events.ExchangeFailed(effect.exchange_id))
             return
         if isinstance(response, State):
-            self.event(events.StateReceived(response, effect.exchange_id))
+            self.handle(events.StateReceived(response, effect.exchange_id))
         else:
-            self.event(events.ExchangeFailed(effect.exchange_id))
+            self.handle(events.ExchangeFailed(effect.exchange_id))
 
     async def _probe(self, effect: ProbeStream) -> None:
         try:
@@ -354,10 +355,10 @@ class Gossip(asyncio.DatagramProtocol):
             effect.node_id,
             effect.directory_id,
         ):
-            self.event(events.StreamResponded(effect.probe_id))
+            self.handle(events.StreamResponded(effect.probe_id))
 
     async def serve(self, hello: Hello, reader: Reader, writer: Writer) -> None:
-        """Answers one message, then closes. Raises nothing."""
+        """Answers one message, then closes the connection. Raises nothing."""
         if self._served_count >= SERVED_COUNT_MAX or self._ended:
             writer.transport.abort()
             return
@@ -367,13 +368,13 @@ class Gossip(asyncio.DatagramProtocol):
                 message = await _read(reader)
                 if isinstance(message, State):
                     # before the peer's state is merged: a joining host must learn its own last known state
-                    own = self.core.state(wants_response=False)
-                    self.event(events.StateReceived(message))
-                    _write(writer, own)
+                    own_state = self.core.state(wants_response=False)
+                    self.handle(events.StateReceived(message))
+                    _write(writer, own_state)
                 elif isinstance(message, StreamPing) and self.core.is_for_this_host(message):
                     _write(writer, StreamAck(message.node_id, message.directory_id))
                 await writer.drain()
-                # the other side closes first, so that no part of the response is lost by a reset
+                # the other side closes first, so that no part of the response is lost to a reset
                 await reader.read(1)
         except (OSError, EOFError, Refused, TimeoutError) as error:
             log.debug("an exchange ended early", reason=str(error) or type(error).__name__)

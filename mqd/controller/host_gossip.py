@@ -1,8 +1,8 @@
 """This host's gossip: the information that it sends, and the use of the hints that it receives.
 
-    sent      profile (racks, capacity), load, the active controller as the quorum knows it; seeds:
-              cluster.seeds and every registered broker
-    hints     addresses of hosts (where connections are tried), hosts that may know the quorum's
+    sent      profile (racks, capacity), load, the active controller as the quorum knows it; the seeds
+              are cluster.seeds and every registered broker
+    hints     addresses of hosts (connections to them are tried), hosts that may know the quorum's
               leader (queried when this host knows none), suspected hosts (logged, and shown by views())
 
 The same socket carries the notices of keepers (mqd/cluster/membership/death_notice.py), which are
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from mqd.controller.peers import Peers
     from mqd.controller.shell import Shell
 
-UPDATE_S = 0.25  # interval of the updates of the sent information
+UPDATE_S = 0.25  # interval at which the sent information is updated
 SEEDS_EVERY, LOAD_EVERY = 4, 20  # intervals of these updates, in multiples of UPDATE_S
 DISK_SIZE_TIMEOUT_S = 1.0  # how long the start waits for the size of the log directories
 LOOK_UP_AGAIN_S = 10.0  # after a failed lookup
-PEERS_MAX = 8  # number of hosts queried for the quorum's leader
+PEERS_MAX = 8  # at most this many hosts are queried for the quorum's leader
 
 log = logging.get("controller.gossip")
 
@@ -56,22 +56,24 @@ def _version() -> str:
         return ""
 
 
-def _bytes(log_dirs: Iterable[str], field: Literal["total", "used"]) -> int:
-    """The sum of a field of shutil.disk_usage() over the file systems of log.dirs. Counts each file system
-    once.
+def _file_system_bytes(log_dirs: Iterable[str], field: Literal["total", "used"]) -> int:
+    """The sum of a field of shutil.disk_usage() over the file systems of log.dirs. Each file system
+    is counted once.
     """
-    found = {}
+    bytes_by_device = {}
     for path in log_dirs:
         try:
-            found[os.stat(path).st_dev] = getattr(shutil.disk_usage(path), field)
+            bytes_by_device[os.stat(path).st_dev] = getattr(shutil.disk_usage(path), field)
         except OSError:
             continue
-    return sum(found.values())
+    return sum(bytes_by_device.values())
 
 
 async def disk_bytes(config: Mapping[str, str]) -> int:
     """Size of the file systems of log.dirs; 0 if one of them does not respond."""
-    (response,) = await directories.query_in_time([partial(_bytes, _log_dirs(config), "total")], DISK_SIZE_TIMEOUT_S)
+    (response,) = await directories.query_in_time(
+        [partial(_file_system_bytes, _log_dirs(config), "total")], DISK_SIZE_TIMEOUT_S
+    )
     return response.result() if response.done() else 0
 
 
@@ -82,7 +84,7 @@ def _log_dirs(config: Mapping[str, str]) -> list[str]:
 class _Resolved(NamedTuple):
     """The socket addresses of a host and port."""
 
-    found: tuple[tuple[str, int], ...]
+    addresses: tuple[tuple[str, int], ...]
     until_s: float  # loop time from which the name is looked up again
 
 
@@ -117,11 +119,11 @@ class HostGossip:
         self._seeds = self._own_seeds
         self._cluster_id, self._run_dir = cluster_id, run_dir
         self._credentials = credentials
-        self._recipients: tuple[tuple[str, int], ...] = ()  # the other voters and brokers
+        self._recipients: tuple[tuple[str, int], ...] = ()  # of death notices: the other voters and brokers
         self._resolved: dict[tuple[str, int], _Resolved] = {}  # the addresses of recipients
         self._lookups: dict[tuple[str, int], asyncio.Future[list[tuple]]] = {}
         # (node id, whether its broker has ended too) -> the last notice that was logged
-        self._noticed: dict[tuple[int, bool], death_notice.Notice] = {}
+        self._logged_notices: dict[tuple[int, bool], death_notice.Notice] = {}
         self._proofs = death_proofs.DeathProofs(key.node_id)
         self._final_notice: death_notice.Notice | None = None
         self._instructions: death_notice.Instructions | None = None
@@ -185,40 +187,40 @@ class HostGossip:
     def _gossip_controller(self) -> None:
         core = self._shell.quorum.core
         if core.leader >= 0 and core.epoch > self.gossip.core.controller.epoch:
-            self.gossip.event(events.ControllerKnown(core.leader, core.epoch))
+            self.gossip.handle(events.ControllerKnown(core.leader, core.epoch))
 
     def _gossip_seeds(self) -> None:
         brokers = self._shell.core.committed.brokers
-        known = {
+        broker_addresses = {
             (broker.controller_host, broker.controller_port)
             for broker in brokers.values()
             if broker.controller_host and broker.controller_port
         }
-        seeds = tuple(sorted(known | set(self._own_seeds)))
+        seeds = tuple(sorted(broker_addresses | set(self._own_seeds)))
         if seeds != self._seeds:
             self._seeds = seeds
-            self.gossip.event(events.SeedsChanged(seeds))
+            self.gossip.handle(events.SeedsChanged(seeds))
         for view in self.gossip.core.views():
             if view.state in (events.DEAD, events.LEFT) and brokers and view.node_id not in brokers:
-                self.gossip.event(events.Forget(view.node_id))  # unregistered
+                self.gossip.handle(events.Forget(view.node_id))  # unregistered
 
     def _gossip_load(self) -> None:
         state, node_id = self._shell.core.committed, self._shell.node_id
         broker = state.brokers.get(node_id)
         replicas = sum(count for (node, _), count in state.partition_counts.items() if node == node_id)
-        self.gossip.event(
+        self.gossip.handle(
             events.LoadMeasured(
                 broker_epoch=broker.epoch if broker is not None else -1,
                 metadata_version=state.version,
                 cpu_permille=self._cpu_permille(),
-                disk_used_bytes=self._used(),
+                disk_used_bytes=self._disk_used_bytes(),
                 replica_count=replicas,
             )
         )
 
-    def _used(self) -> int:
-        """Bytes used on disk, as last measured: the loop, on which the controller's leases depend, must
-        not wait for a file system.
+    def _disk_used_bytes(self) -> int:
+        """The last measured number of bytes used on disk. Starts the next measurement in a thread: the
+        event loop, on which leases depend, must not wait for a file system.
         """
         if self._disk_check is None or self._disk_check.done():
             if self._disk_check is not None:
@@ -227,30 +229,31 @@ class HostGossip:
         return self._used_bytes
 
     def _measure_used(self) -> int:
-        return _bytes(self._log_dirs, "used")
+        return _file_system_bytes(self._log_dirs, "used")
 
     def _cpu_permille(self) -> int:
         """CPU use of the whole machine, 1000 per core, since the last call; from /proc/stat (user,
         nice, system, irq, softirq).
         """
         try:
-            words = Path("/proc/stat").read_text().split(None, 8)[1:8]
+            fields = Path("/proc/stat").read_text().split(None, 8)[1:8]
         except OSError:
             return 0
-        ticks = [int(word) for word in words]
+        ticks = [int(word) for word in fields]
         cpu_ns, now_ms = (
             (sum(ticks[:3]) + sum(ticks[5:7])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK"),
             clock.monotonic_ms(),
         )
-        spent, passed = cpu_ns - self._cpu_ns, max(1, now_ms - self._measured_ms)
-        first, self._cpu_ns, self._measured_ms = self._cpu_ns == 0, cpu_ns, now_ms
-        return 0 if first else max(0, min(1 << 20, spent // passed // 1_000))
+        spent_ns, passed_ms = cpu_ns - self._cpu_ns, max(1, now_ms - self._measured_ms)
+        is_first, self._cpu_ns, self._measured_ms = self._cpu_ns == 0, cpu_ns, now_ms
+        return 0 if is_first else max(0, min(1 << 20, spent_ns // passed_ms // 1_000))
 
     # -- proof of death ----------------------------------------------------------------------------
 
     def _update_recipients(self) -> None:
-        """Writes the list of hosts that the keeper is to notify if this process ends unexpectedly.
-        Host names are resolved in the background, whenever the hosts change; unresolved ones are not notified.
+        """Writes the list of hosts that the keeper must notify if this process ends unexpectedly. Host
+        names are resolved in the background whenever the hosts change; a host whose name is not
+        resolved is not notified.
         """
         recipients = death_proofs.recipients(self._shell.quorum.core, self._shell.core.committed)
         if recipients != self._recipients:
@@ -274,12 +277,12 @@ class HostGossip:
         if self._lookups.pop(recipient, None) is None or recipient not in self._recipients:
             return
         if error is None:
-            found = _Resolved(tuple((entry[4][0], entry[4][1]) for entry in response.result()), float("inf"))
+            resolved = _Resolved(tuple((entry[4][0], entry[4][1]) for entry in response.result()), float("inf"))
         else:
             log.debug("a host's name was not found", host=recipient[0], reason=str(error))
-            before = self._resolved.get(recipient, _Resolved((), 0.0))
-            found = before._replace(until_s=asyncio.get_running_loop().time() + LOOK_UP_AGAIN_S)
-        self._resolved[recipient] = found
+            previous = self._resolved.get(recipient, _Resolved((), 0.0))
+            resolved = previous._replace(until_s=asyncio.get_running_loop().time() + LOOK_UP_AGAIN_S)
+        self._resolved[recipient] = resolved
         self._try_write_instructions()
 
     def _write_instructions(self) -> None:
@@ -293,7 +296,7 @@ class HostGossip:
                 address
                 for recipient in self._recipients
                 if recipient in self._resolved
-                for address in self._resolved[recipient].found
+                for address in self._resolved[recipient].addresses
             )
         )
         if notice is not None and addresses:
@@ -325,13 +328,13 @@ class HostGossip:
                 self._shell.on_peer(proof.node_id, proof)
 
     def _on_notice(self, data: bytes) -> None:
-        opened = (death_notice.unseal(secret, self._cluster_id, data) for secret in self._credentials.secrets)
-        notice = next((notice for notice in opened if notice is not None), None)
+        unsealed = (death_notice.unseal(secret, self._cluster_id, data) for secret in self._credentials.secrets)
+        notice = next((notice for notice in unsealed if notice is not None), None)
         if notice is None:
             return
         subject = (notice.node_id, notice.broker_epoch >= 0)
-        if notice != self._noticed.get(subject):
-            self._noticed[subject] = notice
+        if notice != self._logged_notices.get(subject):
+            self._logged_notices[subject] = notice
             log.info(
                 "a keeper reports that processes of its host have ended",
                 node=notice.node_id,
@@ -340,9 +343,9 @@ class HostGossip:
                 broker_epoch=notice.broker_epoch,
                 controller_epoch=notice.controller_epoch,
             )
-        died, proof = self._proofs.on_notice(notice)
-        if died is not None:
-            self._shell.quorum.handle(died)
+        leader_died, proof = self._proofs.on_notice(notice)
+        if leader_died is not None:
+            self._shell.quorum.handle(leader_died)
         if proof is not None and self._shell.core.active:
             self._shell.on_peer(proof.node_id, proof)
 

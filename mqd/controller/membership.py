@@ -34,7 +34,7 @@ class Membership:
     def __init__(self, config: Mapping[str, str], client: KeeperClient, key: ReplicaKey) -> None:
         """Raises ConfigError: the cluster key or the host's certificate cannot be used."""
         self.seeds = cluster_config.seeds(config)
-        self.address = client.welcome.controller_listener or ("", 0)  # as announced to other hosts
+        self.address = client.welcome.controller_listener or ("", 0)  # as other hosts see it
         self._key = key
         self._waiting = client.waiting
         self._cluster_id = ""
@@ -101,8 +101,8 @@ class Membership:
     def members(self) -> tuple[int, ...]:
         """Node ids of the hosts that responded while this host queried the seeds."""
         assert self._forming is not None and self._forming.core.decision is not None
-        heard = {member.node_id for member in (*self._forming.core.members(), *self._forming.core.decision.voters)}
-        return tuple(sorted(heard - {self._key.node_id}))
+        responders = {member.node_id for member in (*self._forming.core.members(), *self._forming.core.decision.voters)}
+        return tuple(sorted(responders - {self._key.node_id}))
 
     def on_joined(self, cluster_id: str, shell: Shell) -> None:
         """Called when the cluster is known: from here on messages are accepted. Connections on

@@ -1,20 +1,21 @@
-"""Connections between the controllers of hosts: connecting, admission, addresses; messages out and
-in.
+"""Connections between the controllers of hosts: connects, admits other hosts, keeps their addresses,
+and sends and receives messages.
 
 Best effort: a message is sent over a live connection. Otherwise it waits (a few messages, for a
 short time) for the connection that is being opened, or is dropped; the cores repeat everything that
-matters. Messages are in order within a connection. Either side's connection serves both directions;
-a host sends over one of them until that ends.
+matters. Messages are in order within a connection. A connection opened by either side serves both
+directions; a host sends over the same connection until it ends.
 
 Every connection begins with the handshake (mqd/cluster/membership/handshake.py): everything after
-it comes from the authenticated node, and nothing before it is passed on. Where both hosts can, it
-continues as TLS (host_tls.py); what is written to the connection is then encrypted immediately, so
+it comes from the authenticated node, and nothing before it is passed on. If both hosts can, the
+connection continues as TLS (host_tls.py); what is written to it is then encrypted immediately, so
 that the bounds below count what is sent.
 
 Bounds
-    CONNECTIONS_PER_NODE_MAX  with one node; the oldest that this host does not send over is closed
-    HANDSHAKES_MAX            in progress; further connections are closed immediately
-    SEND_BYTES_MAX            unread by a peer: its connection is closed
+    CONNECTIONS_PER_NODE_MAX  connections to one node; when there are more, the oldest over which
+                              this host does not send is closed
+    HANDSHAKES_MAX            handshakes in progress; further connections are closed immediately
+    SEND_BYTES_MAX            bytes that a peer has not read; beyond this, its connection is closed
     PENDING_MAX               messages that wait for a connection; the oldest is dropped
     a peer that does not acknowledge bytes for LOST_MS_MAX is disconnected by the kernel
     (TCP_USER_TIMEOUT)
@@ -42,8 +43,8 @@ CONNECTIONS_PER_NODE_MAX = 4
 HANDSHAKES_MAX = 64
 SEND_BYTES_MAX = 64 << 20
 PENDING_MAX = 64
-# Short: after an outage an old connection retransmits at growing intervals, so a new one recovers
-# sooner.
+# This is short because, after an outage, an old connection retransmits at growing intervals: a new
+# connection recovers sooner.
 LOST_MS_MAX = 3_000
 CONNECT_SECONDS_MAX = 2.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
@@ -200,7 +201,7 @@ class Peers:
         return task
 
     async def _connect(self, node_id: int, node: _Node) -> None:
-        # the exponent is bounded, too: a host may be away for thousands of attempts
+        # the exponent is bounded, too: a host may be unreachable for thousands of attempts
         wait_s = min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2 ** min(node.failure_count, 16)) * self._random.uniform(0.7, 1.3)
         try:
             connection = await self._reach(node_id, node)
@@ -309,10 +310,10 @@ class Peers:
         """Logs a refusal; for an authenticated host only once for each reason."""
         if not self._refused_hosts.is_new(side.proven_node_id, reason):
             return
-        name = writer.get_extra_info("peername")
+        peer_address = writer.get_extra_info("peername")
         log.warning(
             "a connection to the controller's listener was refused",
-            address=f"{name[0]}:{name[1]}" if name else "?",
+            address=f"{peer_address[0]}:{peer_address[1]}" if peer_address else "?",
             node=side.proven_node_id if side.proven_node_id is not None else "unproven",
             reason=reason,
         )
@@ -382,11 +383,11 @@ class Peers:
         connected = [node.current for node in self._nodes.values() if node.current is not None and node.current.is_open]
         for connection in connected:
             connection.writer.transport.set_write_buffer_limits(0)
-        waits = [connection.writer.drain() for connection in connected]
-        if waits:
+        drains = [connection.writer.drain() for connection in connected]
+        if drains:
             try:
                 async with asyncio.timeout(seconds):
-                    await asyncio.gather(*waits, return_exceptions=True)
+                    await asyncio.gather(*drains, return_exceptions=True)
             except TimeoutError:
                 pass
 

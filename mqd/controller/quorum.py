@@ -72,7 +72,7 @@ class Quorum:
         self._schedule()
 
     def _schedule(self) -> None:
-        """A timer that fires too early is harmless: it is set again."""
+        """Arms the timer for the core's next deadline. A timer that fires too early is armed again."""
         deadline = self.core.next_deadline_ns
         if deadline >= self._timer_ns:
             return
@@ -111,14 +111,14 @@ class Quorum:
             )
         )
 
-    def change_voters(self, make: Callable[[object], events.Event], on_end: Callable[[int, str], None]) -> None:
-        """`make(token)`: AddVoter, RemoveVoter or UpdateVoter; `on_end(error, message)` is called
-        once.
+    def change_voters(self, make_event: Callable[[object], events.Event], on_end: Callable[[int, str], None]) -> None:
+        """`make_event(token)` returns an AddVoter, RemoveVoter or UpdateVoter. `on_end(error, message)`
+        is called once.
         """
         self._change_count += 1
         token = self._change_count
         self._voter_changes[token] = on_end
-        self.handle(make(token))
+        self.handle(make_event(token))
 
     # -- carrying out ------------------------------------------------------------------------------
 
@@ -189,12 +189,12 @@ class Quorum:
 
     def maybe_retry_snapshot(self) -> None:
         """Retries a snapshot that could not be written (no space)."""
-        due = (
+        is_due = (
             self.core.log.size_bytes >= self.core.settings.log_bytes_max
             and self.core.log.end_offset > self.core.log.start_offset
         )
         if (
-            due
+            is_due
             and not self.disk.snapshot_pending
             and asyncio.get_running_loop().time() - self._snapshot_requested_at >= SNAPSHOT_RETRY_S
         ):
@@ -205,7 +205,7 @@ class Quorum:
         self._stopped = True
         self._fail(
             f"node {effect.sender} belongs to generation {effect.generation} of this cluster, which was forced to continue"
-            " without this host: empty this host's data directory, then it joins as a new host"
+            " without this host: empty this host's data directory; it then joins as a new host"
         )
 
     def _on_note(self, effect: events.Note) -> None:
@@ -217,7 +217,7 @@ class Quorum:
 
     @property
     def voters_history(self) -> int:
-        """How the newest voter set got its size: FOUNDED with it, GROWING since, or SHRUNK at some time."""
+        """How the newest voter set got its size: it was FOUNDED with it, has been GROWING, or has SHRUNK."""
         return self.core.log.voters_history
 
     async def stop(self) -> None:

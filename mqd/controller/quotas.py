@@ -16,7 +16,7 @@ from mqd.native import QuotaKind, QuotaLevel, QuotaRule
 SECOND_NS = 1_000_000_000
 MUTATION_UNITS = 1_000_000  # parts of a partition mutation, so that rates far below one a second are exact
 _INTERVAL_MAX = 2**64 - 1
-# by (user, client id): True: named; False: the default one; None: not part of the entity
+# (user, client id) -> level; True: the entity names it; False: its default; None: not in the entity
 _LEVELS = {
     (True, True): QuotaLevel.USER_CLIENT,
     (True, False): QuotaLevel.USER_ANY_CLIENT,
@@ -30,8 +30,8 @@ _LEVELS = {
 
 
 def bursts_ns(config: Mapping[str, str]) -> list[int]:
-    """The burst of each QuotaKind. For partition mutations Kafka uses a token bucket, which holds
-    the quota of all its windows.
+    """The burst of each QuotaKind. For partition mutations Kafka uses a token bucket, whose capacity
+    is the quota for all windows together.
     """
     bursts = [quota_window_ns(config)] * len(QUOTA_KEYS)
     bursts[QuotaKind.MUTATION] = (

@@ -30,7 +30,7 @@ _decoder = msgspec.msgpack.Decoder(ToController)
 
 
 class InvalidMessage(Exception):
-    """A subscriber sent an invalid message. An error in handling a valid message is not one."""
+    """A subscriber sent an invalid message. Not raised for errors in handling a valid message."""
 
 
 def _decode(data: bytes) -> ToController:
@@ -47,8 +47,8 @@ class Connection:
         self.number = number
         self.name = f"connection-{number}"
         self._writer = writer
-        # for the audit log, if this is a tool: its identity, and the changes that it waits for, by
-        # request id
+        # for the audit log, if the subscriber is a tool: its identity, and request id -> change
+        # that it waits for
         self._identity: dict[str, object] = {}
         self._requests: dict[int, Change] = {}
 
@@ -109,11 +109,11 @@ class Server:
 
     async def start(self) -> None:
         self._path.unlink(missing_ok=True)
-        old = os.umask(0o177)
+        old_umask = os.umask(0o177)
         try:
             self._server = await asyncio.start_unix_server(self._serve, str(self._path), backlog=128)
         finally:
-            os.umask(old)
+            os.umask(old_umask)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -157,16 +157,16 @@ class Server:
             writer.close()
 
     async def _receive(self, connection: Connection, reader: asyncio.StreamReader) -> None:
-        subscribed = False
+        is_subscribed = False
         while True:
             size = int.from_bytes(await reader.readexactly(4), "big")
             if size > REQUEST_BYTES_MAX:
                 raise InvalidMessage(f"a message of {size} bytes; at most {REQUEST_BYTES_MAX} are allowed")
             message = _decode(await reader.readexactly(size))
-            if isinstance(message, Subscribe) == subscribed:
-                raise InvalidMessage("Subscribe must come first, and once")
+            if isinstance(message, Subscribe) == is_subscribed:
+                raise InvalidMessage("Subscribe must be the first message, and only the first")
             if isinstance(message, Subscribe):
-                subscribed = True
+                is_subscribed = True
                 connection.on_subscribe(message)
             elif isinstance(message, Request):
                 connection.on_request(message)

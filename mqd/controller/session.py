@@ -1,8 +1,8 @@
-"""The record of this host's last session as a broker, by which the next session decides whether its
-replicas may have lost something (R9 of the cluster's rules).
+"""The record of this host's last session as a broker. From it the next session decides whether this
+host's replicas may have lost something (R9 of the cluster's rules).
 
-DATA_DIR/metadata/session: one line of JSON, replaced as a whole. A session ended cleanly if it
-recorded that at its end; or if the machine has not been restarted since and the log directories are
+DATA_DIR/metadata/session: one line of JSON, replaced as a whole. A session counts as ended cleanly if
+it recorded so at its end, or if the machine has not been restarted since and the log directories are
 on the same devices: all writes of its processes are then in the page cache or on disk, even after
 kill -9 (a replica's position is reported only after write()).
 """
@@ -25,7 +25,9 @@ class Session(msgspec.Struct, frozen=True):
 
 
 def boot_id() -> str:
-    """ "" if the system does not provide it: then only a clean shutdown counts."""
+    """The id of the current boot; "" if the system does not provide it: then a session counts as ended
+    cleanly only if it recorded so.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -33,13 +35,13 @@ def boot_id() -> str:
 
 
 def devices(log_dirs: Iterable[str]) -> list[int]:
-    found = []
+    device_numbers = []
     for path in log_dirs:
         try:
-            found.append(os.stat(path).st_dev)
+            device_numbers.append(os.stat(path).st_dev)
         except OSError:
-            found.append(-1)
-    return found
+            device_numbers.append(-1)
+    return device_numbers
 
 
 def clean_epoch(path: Path, directory_id: str, boot_now: str, devices_now: list[int]) -> int:
@@ -50,11 +52,11 @@ def clean_epoch(path: Path, directory_id: str, boot_now: str, devices_now: list[
         last = msgspec.json.decode(path.read_bytes(), type=Session)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return -1
-    same_boot = bool(boot_now) and last.boot_id == boot_now
-    cache_kept = same_boot and last.devices == devices_now and -1 not in devices_now
-    return last.broker_epoch if last.directory_id == directory_id and (last.clean or cache_kept) else -1
+    is_same_boot = bool(boot_now) and last.boot_id == boot_now
+    is_cache_intact = is_same_boot and last.devices == devices_now and -1 not in devices_now
+    return last.broker_epoch if last.directory_id == directory_id and (last.clean or is_cache_intact) else -1
 
 
 def write(path: Path, session: Session) -> None:
-    """Durable when it returns. Raises native.NativeError."""
+    """Durable on return. Raises native.NativeError."""
     native.file_replace(path, msgspec.json.encode(session) + b"\n")

@@ -76,9 +76,9 @@ class Shell:
         self.server: Server | None = None
         # called in a thread, once for each registration
         self.on_registered: Callable[[int], None] = lambda broker_epoch: None
-        # the quorum's leader changed, or this host has become active
+        # called when the quorum's leader has changed, or this host has become the active controller
         self.on_leader_changed: Callable[[], None] = lambda: None
-        # called in a thread when a partition is not served, because its disk may have lost writes
+        # called in a thread when a partition is not served because its disk may have lost writes
         self.on_doubt: Callable[[int], None] = lambda broker_epoch: None
         self.failed: asyncio.Future[str] = loop.create_future()
         self.in_service: asyncio.Future[None] = loop.create_future()
@@ -94,7 +94,7 @@ class Shell:
             self._fail,
         )
         self._add_address = add_address
-        self._send_out = send
+        self._send_remote = send
         self._control = control
         self.directories: list[Directory] = []
         self._quota_bursts_ns = quota_bursts_ns
@@ -115,18 +115,18 @@ class Shell:
         if peers:
             self.quorum.handle(events.PeersKnown(peers))
 
-    async def wait_metadata(self, version: int, logged: int = 0) -> None:
-        """Waits until the committed state has reached `version` and `logged` or, if this host is
-        the only voter, until it is the active controller; or until the process must end. `logged`:
+    async def wait_metadata(self, version: int, log_end: int = 0) -> None:
+        """Waits until the committed state has reached `version` and `log_end` or, if this host is
+        the only voter, until it is the active controller; or until the process must end. `log_end`:
         the end of this host's log when the previous controller process ended. That process may have
         sent any committed state to workers, and all of that state is in the log. Records that the
         quorum's leader truncates were not committed.
         """
         waiting_since, log_count = clock.monotonic_ms(), 0
         while not self.failed.done():
-            known = self.core.committed
-            logged = min(logged, self.quorum.core.log.end_offset)
-            need = max(version, logged)
+            state = self.core.committed
+            log_end = min(log_end, self.quorum.core.log.end_offset)
+            needed = max(version, log_end)
             waited_s = (clock.monotonic_ms() - waiting_since) // 1000
             if waited_s >= 2 and waited_s // 10 >= log_count:
                 log_count = waited_s // 10 + 1
@@ -136,11 +136,11 @@ class Shell:
                     leader=core.leader,
                     epoch=core.epoch,
                     voters=",".join(str(voter.node_id) for voter in core.voters) or "?",
-                    have=known.version,
-                    need=need,
+                    have=state.version,
+                    need=needed,
                     seconds=waited_s,
                 )
-            if known.cluster_id and (self.core.active or (not self.quorum.core.is_alone and known.version >= need)):
+            if state.cluster_id and (self.core.active or (not self.quorum.core.is_alone and state.version >= needed)):
                 return
             # three cores and a disk must agree first, within milliseconds unless other hosts are
             # involved
@@ -152,13 +152,13 @@ class Shell:
         broker: BrokerCore,
         log_dirs: list[Directory],
         registration: peer.RegisterBroker,
-        process: int,
+        process_number: int,
     ) -> None:
         """When `metadata_ready` is done the server may accept subscribers; until then call tick().
-        `process`: a number that no earlier controller process of this host had.
+        `process_number`: a number that no earlier controller process of this host had.
         """
         self.host, self.broker, self.directories = host, broker, log_dirs
-        self._measures = directories.Measures(log_dirs)
+        self._directory_monitor = directories.DirectoryMonitor(log_dirs)
         self._registration = registration
         self._started = True
         self.on_metadata(metadata_core.DirectoriesSeen(tuple(log_dirs)))
@@ -171,14 +171,14 @@ class Shell:
         lease_ms = 0 if epoch < 0 else INT64_MAX if lease_ns == INT64_MAX else lease_ns // 1_000_000
         # reported now, because the metadata may never change again
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
-        self.on_broker(broker_core.Started(registration, process, epoch, lease_ms))
+        self.on_broker(broker_core.Started(registration, process_number, epoch, lease_ms))
         self._on_leader_changed()
         self._maybe_set_metadata_ready()
 
     def _maybe_set_metadata_ready(self) -> None:
         """This host's processes receive only metadata that include the host's current registration.
-        From older metadata a worker would serve partitions that it led before the restart (R10),
-        and set aside files whose topic is missing there.
+        With older metadata a worker would serve partitions that it led before the restart (R10),
+        and set aside the files of topics that are missing there.
         """
         own = self.core.committed.brokers.get(self.node_id)
         if (
@@ -194,19 +194,19 @@ class Shell:
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
 
     def _publish_quotas(self) -> None:
-        """Called before a change of quotas is published: they apply as soon as they are known."""
+        """Called before changed quotas are published: they apply as soon as they are known."""
         quotas.publish(self._control, self.core.committed.client_quotas, self._quota_bursts_ns)
 
     async def leave(self) -> int:
         """Moves this host's leaderships, and that of the quorum, to other hosts; until then it
-        continues to serve (R15). Returns its broker epoch, -1 if it has none.
+        continues to serve (R15). Returns its broker epoch, or -1 if it has none.
         """
         if not self._started or (self.quorum.core.is_alone and len(self.core.committed.brokers) <= 1):
             return self.broker_epoch
         self._leaving = True
         self.on_broker(broker_core.ShutdownRequested())
-        over: set[asyncio.Future[Any]] = {self.ended, self.failed}
-        await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+        end_futures: set[asyncio.Future[Any]] = {self.ended, self.failed}
+        await asyncio.wait(end_futures, return_when=asyncio.FIRST_COMPLETED)
         log.info("this host has left", reason=self.ended.result().reason if self.ended.done() else self.failed.result())
         if self.quorum.core.is_leader and not self.quorum.core.is_alone:
             self.quorum.handle(events.TransferLeadership())
@@ -264,10 +264,10 @@ class Shell:
         )
 
     async def _measure(self) -> None:
-        self.directories = await self._measures.take()
+        self.directories = await self._directory_monitor.measure_all()
         self.on_metadata(metadata_core.DirectoriesSeen(tuple(self.directories)))
         self.on_host(self._measurement())
-        self.on_broker(broker_core.DirectoriesSeen(reports(self.directories)))
+        self.on_broker(broker_core.DirectoriesSeen(directory_reports(self.directories)))
         self.quorum.maybe_retry_snapshot()
         await self.quorum.disk.restore_reserve()
 
@@ -297,10 +297,10 @@ class Shell:
             case messages.MoveCompleted():
                 self.on_host(host_core.MoveEnded(connection.number, message))
             case messages.FullDirectories():
-                found = frozenset(
+                full_directories = frozenset(
                     self.directories[index].directory_id for index in message.log_dirs if index < len(self.directories)
                 )
-                self.on_broker(broker_core.DirectoriesFull(message.worker, found))
+                self.on_broker(broker_core.DirectoriesFull(message.worker, full_directories))
             case messages.PartitionEmptied():
                 self.on_broker(broker_core.PartitionEmptied(message.topic_id, message.index, message.leader_epoch))
             case messages.ProposeInSync():
@@ -397,7 +397,7 @@ class Shell:
             asyncio.get_running_loop().call_soon(self.on_peer, node_id, message)
         else:
             try:
-                self._send_out(node_id, message)
+                self._send_remote(node_id, message)
             except PeerProtocolError as error:
                 log.error("a message to another host was not sent", node=node_id, reason=str(error))
 
@@ -478,7 +478,7 @@ class Shell:
 
     def on_host(self, event: host_core.Event) -> None:
         if not self.metadata_ready.done():
-            return  # the host core receives everything when it starts, a worker's death from the slots
+            return  # the host core learns everything when it starts, deaths of workers from the slots
         for action in self.host.handle(event, clock.monotonic_ms()):
             match action:
                 case host_core.AssignSlot():
@@ -501,17 +501,17 @@ class Shell:
                         log.error("a worker does not serve a partition", partition=partition, reason=reason)
                     self.on_broker(broker_core.ReplicasFailed(action.worker, action.partitions))
                     if action.failures and self.broker_epoch >= 0:
-                        self._doubt()
+                        self._record_doubt()
 
-    def _doubt(self) -> None:
-        """Records immediately, in a thread of its own, that the session is in doubt: a kill before
-        that would make the session look clean although its disk has lost writes.
+    def _record_doubt(self) -> None:
+        """Records immediately, in a thread of its own, that the session is in doubt. If the processes
+        were killed first, the session would look clean although its disk has lost writes.
         """
         epoch = self.broker_epoch
-        in_thread(lambda: self.on_doubt(epoch)).add_done_callback(self._on_doubted)
+        in_thread(lambda: self.on_doubt(epoch)).add_done_callback(self._on_doubt_recorded)
 
     @staticmethod
-    def _on_doubted(response: "asyncio.Future[None]") -> None:
+    def _on_doubt_recorded(response: "asyncio.Future[None]") -> None:
         if response.exception() is not None:
             log.error(
                 "it could not be recorded that a partition is not served: if this host's processes are killed now, its"
@@ -555,20 +555,20 @@ class Shell:
         lease_ms = action.lease_until_ms if action.ready else 0
         lease_ns = INT64_MAX if lease_ms >= INT64_MAX // 1_000_000 else lease_ms * 1_000_000
         self._control.set_broker(action.broker_epoch, action.incarnation, lease_ns)
-        before, self._broker_published = self._broker_published, action
-        if before is None or (before.fenced, before.ready, before.broker_epoch) != (
+        previous, self._broker_published = self._broker_published, action
+        if previous is None or (previous.fenced, previous.ready, previous.broker_epoch) != (
             action.fenced,
             action.ready,
             action.broker_epoch,
         ):
             log.info("this broker's state", broker_epoch=action.broker_epoch, ready=action.ready, fenced=action.fenced)
-        if action.broker_epoch >= 0 and (before is None or before.broker_epoch != action.broker_epoch):
+        if action.broker_epoch >= 0 and (previous is None or previous.broker_epoch != action.broker_epoch):
             # not awaited, because it queries the log directories, one of which may hang
             in_thread(lambda: self.on_registered(action.broker_epoch))
         self._maybe_set_in_service()
 
     def _maybe_set_in_service(self) -> None:
-        """Once the workers know that this host is unfenced, they serve its leaderships."""
+        """Sets `in_service` once this host is unfenced and its workers know it."""
         if self.in_service.done() or not self._is_in_service():
             return
         registered = self.core.committed.brokers.get(self.node_id)
@@ -581,8 +581,8 @@ class Shell:
 
 
 def new_topic_id() -> bytes:
-    """A random UUID whose text form (base64url) does not begin with a dash, which command lines
-    would take for an option.
+    """A random UUID whose text form (base64url) does not begin with a dash: command lines would take
+    it for an option.
     """
     while (topic_id := uuid.uuid4().bytes)[0] >> 2 == 62:
         pass
@@ -593,7 +593,7 @@ def boottime_ms() -> int:
     return clock.boottime_ns() // 1_000_000
 
 
-def reports(entries: list[Directory]) -> tuple[peer.DirectoryReport, ...]:
+def directory_reports(entries: list[Directory]) -> tuple[peer.DirectoryReport, ...]:
     return tuple(
         peer.DirectoryReport(entry.directory_id, entry.path, entry.free_bytes, entry.usable, entry.fresh)
         for entry in entries

@@ -9,14 +9,16 @@ from mqd.cluster.metadata.state import MetadataState
 
 
 def read_slots(control: native.Control, state: MetadataState) -> Started:
-    """The state that a starting controller finds. `state`: the committed metadata."""
+    """The event that tells a starting controller's host core what it finds. `state`: the committed
+    metadata.
+    """
     alive = {
         index: control.endpoint_generation(index)
         for index in range(control.worker_count)
         if control.endpoint_state(index) in (native.ProcessState.STARTING, native.ProcessState.RUNNING)
     }
     used, torn = control.slots_in_use()
-    found = (
+    seen_slots = (
         SlotSeen(
             slot,
             view.topic_id,
@@ -28,29 +30,29 @@ def read_slots(control: native.Control, state: MetadataState) -> Started:
         )
         for slot, view in used.items()
     )
-    return Started(state, tuple(found), tuple(torn), alive)
+    return Started(state, tuple(seen_slots), tuple(torn), alive)
 
 
 def assign(control: native.Control, action: AssignSlot) -> None:
-    """A partition without an owner is OFFLINE, and stays so until its new owner has opened it: a
-    flush of the previous owner may have failed, and the flag makes the new owner's recovery rewrite
-    what is perhaps not on the disk.
+    """Writes an assignment to its slot. A partition without an owner is OFFLINE, and stays so until
+    its new owner has opened it: a flush of the previous owner may have failed, and the flag makes the
+    new owner's recovery rewrite what may not be on the disk.
     """
-    before = _view(control, action.slot)
-    if action.moved and before is not None and _is_stale(control, before):
-        return  # the owner's old generation shows that it died; a new assignment would hide that
-    offline = action.owner == OWNER_NONE or (
-        before is not None and before.owner == OWNER_NONE and before.state == native.SlotState.OFFLINE
+    previous = _view(control, action.slot)
+    if action.moved and previous is not None and _is_stale(control, previous):
+        return  # the owner's old generation shows that it has died; a new assignment would hide this
+    is_offline = action.owner == OWNER_NONE or (
+        previous is not None and previous.owner == OWNER_NONE and previous.state == native.SlotState.OFFLINE
     )
     log_dir = action.log_dir if action.log_dir != LOG_DIR_NONE else 0
     control.assign_slot(action.slot, action.topic_id, action.index, action.owner, log_dir, action.leader_epoch)
-    if offline:
+    if is_offline:
         control.set_slot_state(action.slot, native.SlotState.OFFLINE)
 
 
 def _view(control: native.Control, slot: int) -> native.SlotView | None:
-    """The slot's view. None: the slot is torn, because a predecessor died while writing its
-    identity.
+    """The slot's view; None if the slot is torn, because a predecessor died while it wrote the
+    partition's identity.
     """
     try:
         return control.slot_view(slot)

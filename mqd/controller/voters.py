@@ -1,5 +1,5 @@
-"""The quorum's voters: changes that an operator requests, and automatic ones
-(mqd/cluster/raft/promotion.py). On the active controller; one change at a time.
+"""Changes to the quorum's voters, requested by an operator or automatic
+(mqd/cluster/raft/promotion.py). They are made on the active controller, one at a time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class VoterChanges:
         self._quorum.change_voters(lambda token: events.AddVoter(token, voter), on_end)
 
     def _voter_key(self, change: messages.RemoveVoter) -> ReplicaKey:
-        known = next(
+        voter_key = next(
             (
                 voter.key
                 for voter in self._quorum.voters
@@ -70,7 +70,7 @@ class VoterChanges:
             ),
             None,
         )
-        return known if known is not None else ReplicaKey(change.node_id, change.directory_id)
+        return voter_key if voter_key is not None else ReplicaKey(change.node_id, change.directory_id)
 
     def image(self) -> messages.QuorumImage:
         """Ages are converted to wall-clock times, which clients can interpret."""
@@ -85,10 +85,10 @@ class VoterChanges:
             host, port = addresses.get(one.key) or (
                 (broker.controller_host, broker.controller_port) if broker is not None else ("", 0)
             )
-            fetched = now_ms - one.last_fetch_age_ns // 1_000_000 if one.last_fetch_age_ns >= 0 else -1
-            caught_up = now_ms - one.last_caught_up_age_ns // 1_000_000 if one.last_caught_up_age_ns >= 0 else -1
+            fetched_ms = now_ms - one.last_fetch_age_ns // 1_000_000 if one.last_fetch_age_ns >= 0 else -1
+            caught_up_ms = now_ms - one.last_caught_up_age_ns // 1_000_000 if one.last_caught_up_age_ns >= 0 else -1
             return messages.QuorumReplica(
-                one.key.node_id, one.key.directory_id, one.log_end_offset, fetched, caught_up, host, port
+                one.key.node_id, one.key.directory_id, one.log_end_offset, fetched_ms, caught_up_ms, host, port
             )
 
         return messages.QuorumImage(
@@ -129,8 +129,8 @@ class VoterChanges:
                 lambda token: events.AddVoter(token, chosen), f"node {chosen.node_id} becomes a voter of the quorum"
             )
 
-    def _change(self, make: Callable[[object], events.Event], text: str) -> None:
-        log.info(text)
+    def _change(self, make_event: Callable[[object], events.Event], description: str) -> None:
+        log.info(description)
         self._busy = True
 
         def on_end(error: int, message: str) -> None:
@@ -139,9 +139,9 @@ class VoterChanges:
             if error:
                 log.info(
                     "a change of the quorum's voters was not made",
-                    change=text,
+                    change=description,
                     error=ErrorCode(error).name,
                     reason=message,
                 )
 
-        self._quorum.change_voters(make, on_end)
+        self._quorum.change_voters(make_event, on_end)

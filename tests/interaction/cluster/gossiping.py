@@ -68,7 +68,7 @@ async def run(node_id: int, port: int, directory: Path, seeds: list[tuple[str, i
     def on_line() -> None:
         line = sys.stdin.readline()
         if line.startswith("controller "):
-            gossip.event(events.ControllerKnown(node_id, int(line.split()[1])))
+            gossip.handle(events.ControllerKnown(node_id, int(line.split()[1])))
         elif line.startswith("counts"):
             emit(
                 counts=dict(gossip.core.counts),

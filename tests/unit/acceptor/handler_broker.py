@@ -31,7 +31,7 @@ from mqd.cluster.raft.identity import directory_text, load_or_create_key
 from mqd.cluster.raft.messages import SnapshotMeta, Voter
 from mqd.cluster.raft.store import QuorumStore
 from mqd.controller import directories
-from mqd.controller.shell import Shell, new_topic_id, reports
+from mqd.controller.shell import Shell, directory_reports, new_topic_id
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.codec import message_of
 from mqd.protocol.records import decode_batch_header
@@ -140,7 +140,7 @@ def registration(node_id: int, key, settled) -> broker_messages.RegisterBroker:
         controller_host="",
         controller_port=0,
         worker_count=WORKER_COUNT,
-        directories=list(reports(settled)),
+        directories=list(directory_reports(settled)),
         clean_epoch=-1,
         features={},
     )

@@ -20,7 +20,7 @@ from mqd.controller import __main__ as controller
 from mqd.controller import directories
 from mqd.controller import shell as shells
 from mqd.controller.__main__ import Process
-from mqd.controller.directories import Measures
+from mqd.controller.directories import DirectoryMonitor
 from mqd.controller.host_gossip import HostGossip, disk_bytes
 from tests.unit.cluster.test_rules import cluster, topic
 
@@ -72,14 +72,14 @@ def run(scenario) -> None:
 
 def test_a_hung_file_system_is_unusable_and_the_others_are_measured(systems: FileSystems) -> None:
     async def scenario() -> None:
-        measures = Measures([entry("a"), entry("b")])
-        assert seen(await measures.take()) == [("a", FREE, True), ("b", FREE, True)]
+        monitor = DirectoryMonitor([entry("a"), entry("b")])
+        assert seen(await monitor.measure_all()) == [("a", FREE, True), ("b", FREE, True)]
         systems.hung.add("/a")
         for _ in range(3):
-            assert seen(await measures.take()) == [("a", 0, False), ("b", FREE, True)]
+            assert seen(await monitor.measure_all()) == [("a", 0, False), ("b", FREE, True)]
         assert systems.requested.count("/a") == 2, "a hung disk takes one thread"
         systems.let_go()
-        while not (found := await measures.take())[0].usable:
+        while not (found := await monitor.measure_all())[0].usable:
             pass
         assert seen(found) == [("a", FREE, True), ("b", FREE, True)]
 
@@ -93,7 +93,7 @@ def test_a_directory_unusable_at_the_start_stays_unusable(tmp_path: Path) -> Non
 
     async def scenario() -> None:
         lost = Directory("lost", str(tmp_path), 0, False)
-        found = await Measures([lost, Directory("here", str(tmp_path), 0, True)]).take()
+        found = await DirectoryMonitor([lost, Directory("here", str(tmp_path), 0, True)]).measure_all()
         assert found[0] == lost and found[1].usable and found[1].free_bytes > 0
 
     run(scenario())
@@ -122,7 +122,7 @@ def test_a_directory_without_identity_is_not_probed(systems: FileSystems) -> Non
 
     async def scenario() -> None:
         nameless = Directory("", "/x", 0, False)
-        assert await Measures([nameless]).take() == [nameless] and not systems.requested
+        assert await DirectoryMonitor([nameless]).measure_all() == [nameless] and not systems.requested
 
     run(scenario())
 
@@ -205,7 +205,7 @@ def test_lost_metadata_beside_a_hung_log_directory_are_refused(hung: list[str], 
 
 def test_a_loop_that_ends_does_not_wait_for_a_hung_file_system(systems: FileSystems) -> None:
     systems.hung.add("/a")
-    run(Measures([entry("a")]).take())
+    run(DirectoryMonitor([entry("a")]).measure_all())
     assert systems.hung and any(thread.daemon and thread.name == "blocking-query" for thread in threading.enumerate())
 
 
@@ -221,7 +221,7 @@ def test_the_controllers_ticks_do_not_wait_for_a_file_system(
         received: list[object] = []
         one = object.__new__(shells.Shell)
         one.directories = [entry("a")]
-        one._measures = Measures(one.directories)
+        one._directory_monitor = DirectoryMonitor(one.directories)
         one.on_broker = one.on_metadata = one.on_host = received.append  # type: ignore[method-assign, assignment]
         one._voters = SimpleNamespace(tick=lambda: None)  # type: ignore[assignment]
         one._maybe_report_alive, one._pause_s = lambda: None, lambda: 0.001  # type: ignore[method-assign]
@@ -281,10 +281,12 @@ def test_the_load_in_gossip_does_not_wait_for_a_file_system() -> None:
             return 7
 
         gossip._measure_used = measure  # type: ignore[method-assign]
-        assert [gossip._used() for _ in range(3)] == [5, 5, 5] and len(requests) <= 1, "one that hangs is queried once"
+        assert [gossip._disk_used_bytes() for _ in range(3)] == [5, 5, 5] and len(requests) <= 1, (
+            "one that hangs is queried once"
+        )
         answered.set()
         async with asyncio.timeout(10):
-            while gossip._used() != 7:
+            while gossip._disk_used_bytes() != 7:
                 await asyncio.sleep(0.001)
 
     asyncio.run(work())
@@ -324,7 +326,7 @@ def test_shutdown_does_not_wait_for_a_hung_log_directory_and_is_not_recorded_as_
         process.left_epoch, process.log_dirs, process.key = 9, [str(place)], ReplicaKey(1, b"k" * 16)
         process._session_lock, process._doubted_epoch = threading.Lock(), -1
         process.layout = SimpleNamespace(metadata_dir=tmp_path)  # type: ignore[assignment]
-        process._marker_places = lambda shell: {(str(place), 0)}  # type: ignore[method-assign]
+        process._marker_locations = lambda shell: {(str(place), 0)}  # type: ignore[method-assign]
         await process._record_clean_shutdown(SimpleNamespace(broker_epoch=9))  # type: ignore[arg-type]
 
     late = threading.Timer(20, let_go.set)

@@ -89,7 +89,7 @@ def test_an_ipv6_address_does_not_end_an_ipv4_socket(resolver: Resolver) -> None
         names = gossip._Resolver(socket.AF_INET, lambda data, address: sent.append(address))
         names.send("::1", 9093, b"a")
         names.send("127.0.0.1", 9093, b"b")
-        assert sent == [("127.0.0.1", 9093)] and not names._under_way
+        assert sent == [("127.0.0.1", 9093)] and not names._lookups
 
     run(scenario(), resolver)
 
@@ -99,7 +99,7 @@ def test_a_name_that_is_not_found_is_looked_up_again(resolver: Resolver) -> None
         sent: list[bytes] = []
         names = gossip._Resolver(socket.AF_INET, lambda data, address: sent.append(data))
         names.send("unknown.example", 1, b"a")
-        await until(lambda: not names._under_way)
+        await until(lambda: not names._lookups)
         assert not sent
         resolver.unknown.clear()
         names.send("unknown.example", 1, b"b")

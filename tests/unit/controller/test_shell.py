@@ -81,7 +81,7 @@ def test_a_change_is_answered_before_the_host_core_has_started() -> None:
         one = shell(committed=9, log_end_offset=9)
         one._started = False
         sent: list[tuple[int, object]] = []
-        one._send_out = lambda node_id, message: sent.append((node_id, message))
+        one._send_remote = lambda node_id, message: sent.append((node_id, message))
         one.node_id = 1
         partition = PartitionState(0, (2,), ("d",), (2,), 2, 0)
         topic = TopicState("t", b"t" * 16, (partition,), {})
