@@ -524,7 +524,7 @@ class DeadLetters:
         response = await self.peers.request(node_id, request, PRODUCE_VERSION, PRODUCE_TIMEOUT_S)
         error = response.responses[0].partition_responses[0].error_code
         if error:
-            raise AppendError(error, unknown=True)
+            raise AppendError(error, is_outcome_unknown=True)
 
     async def serve(self, frame: bytes) -> bytes:
         """Appends another host's dead letters to partitions that this host leads. Raises

@@ -205,7 +205,7 @@ class TransactionService:
         marker = Marker(
             topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), is_bumped
         )
-        return self._log.marker_nowait(marker, leader_epoch)
+        return self._log.append_marker_nowait(marker, leader_epoch)
 
     # -- CHECK -------------------------------------------------------------------------------------
 

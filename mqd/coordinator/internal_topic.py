@@ -29,7 +29,7 @@ class Source(NamedTuple):
     high_watermark: int
 
     def is_same_term_as(self, other: "Source") -> bool:
-        """Whether leader epoch and generation of the owner are the same."""
+        """Whether the leader epoch and the owner's generation are the same."""
         return (self.leader_epoch, self.owner_generation) == (other.leader_epoch, other.owner_generation)
 
 

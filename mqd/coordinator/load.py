@@ -1,13 +1,13 @@
 """Reads a coordinator's partition from its segment files and builds the coordinator's cores (its
 state machines), in a thread. A million committed offsets are loaded in seconds.
 
-The records that count are those that compaction would keep: the last plain record of each key, in
-log order, without tombstones. The records of a transaction take effect at its commit marker, except
-those whose key has a current record that was written after them (Kafka compares the offsets of the
-two records in the same way). Records without a marker are pending. A pending record that can no
-longer count is passed to its core with its key but without its value. If the cores are `in_order`
-(share-partitions, whose topic is not compacted and has no transactions), every record counts, and
-is replayed when it is read.
+The records that take effect are those that compaction would keep: the last plain record of each
+key, in log order, without tombstones. The records of a transaction take effect at its commit
+marker, except those whose key has a current record that was written after them (Kafka compares the
+offsets of the two records in the same way). Records without a marker are pending. A pending record
+that can no longer take effect is passed to its core with its key but without its value. If the
+cores are `in_order` (share-partitions, whose topic is not compacted and has no transactions), every
+record is replayed as it is read.
 
 Damage is logged and skipped. At most the damaged batch is lost if the offset index shows where the
 next one begins. If a core cannot read a record, only that record is logged and skipped. A
@@ -38,35 +38,35 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 4 << 20
 RECORDS_AT_ONCE = 1 << 16
 _CRC_END = 21
-_NAMED_MAX = 10  # damaged places that are logged individually
+_LOGGED_MAX = 10  # problems that are logged individually
 
 log = logging.get("coordinator.load")
 
 
 class _State:
-    """The records that count so far."""
+    """The records that are in effect so far."""
 
     def __init__(self, cores: Cores, loaded: Loaded, name: str) -> None:
         self.cores, self.loaded, self.name = cores, loaded, name
         self.plain: dict[bytes, bytes] = {}
         # producer id -> (epoch, key -> (write counter, value))
         self.open_transactions: dict[int, tuple[int, dict[bytes, tuple[int, bytes | None]]]] = {}
-        # key -> the value of `write_count` when the record that counts was written. Kept only while
-        # a transaction is open; keys last written before then are absent.
+        # key -> the value of `write_count` when its current record was written. Kept only while a
+        # transaction is open; keys last written before then are absent.
         self.written: dict[bytes, int] = {}
         self.write_count = 0
         self.in_order: bool = getattr(cores, "in_order", False)
 
     def log_problem(self, text: str, **fields: object) -> None:
         self.loaded.skipped_count += 1
-        if self.loaded.skipped_count <= _NAMED_MAX:
+        if self.loaded.skipped_count <= _LOGGED_MAX:
             log.error(text, partition=self.name, **fields)
 
-    def on_plain(self, data: bytes, places: numpy.ndarray) -> None:
+    def on_plain(self, data: bytes, positions: numpy.ndarray) -> None:
         plain, discard, in_order = self.plain, self.plain.pop, self.in_order
-        starts = places[:, (0, 2)]
-        ends = starts + places[:, (1, 3)]
-        value_sizes = places[:, 3]
+        starts = positions[:, (0, 2)]
+        ends = starts + positions[:, (1, 3)]
+        value_sizes = positions[:, 3]
         for key_start, key_end, value_start, value_end, value_size in zip(
             starts[:, 0].tolist(),
             ends[:, 0].tolist(),
@@ -84,9 +84,9 @@ class _State:
                 plain[key] = data[value_start:value_end]
         if self.open_transactions:
             self.write_count += 1
-            for key_start, key_size in places[:, :2].tolist():
+            for key_start, key_size in positions[:, :2].tolist():
                 self.written[data[key_start : key_start + key_size]] = self.write_count
-        self.loaded.record_count += len(places)
+        self.loaded.record_count += len(positions)
 
     def put(self, key: bytes, value: bytes | None, written: int) -> None:
         if self.in_order:
@@ -100,34 +100,34 @@ class _State:
 
     def on_other(self, batch: BatchInfo, data: bytes) -> None:
         """Handles a transactional, control or compressed batch. Raises CorruptBatch."""
-        found = [(record.key, record.value) for record in records(batch, data)]
-        self.loaded.record_count += len(found)
+        key_values = [(record.key, record.value) for record in records(batch, data)]
+        self.loaded.record_count += len(key_values)
         self.write_count += 1
         if batch.control:
-            self._on_marker(batch, found)
+            self._on_marker(batch, key_values)
         elif batch.transactional:
             epoch, pending = self.open_transactions.get(batch.producer_id, (batch.producer_epoch, {}))
             self.open_transactions[batch.producer_id] = (max(epoch, batch.producer_epoch), pending)
-            for key, value in found:
+            for key, value in key_values:
                 if key is not None:
                     pending.pop(key, None)
                     pending[key] = (self.write_count, value)
         else:
-            for key, value in found:
+            for key, value in key_values:
                 if key is not None:
                     self.put(key, value, self.write_count)
 
-    def _on_marker(self, batch: BatchInfo, found: list[tuple[bytes | None, bytes | None]]) -> None:
+    def _on_marker(self, batch: BatchInfo, key_values: list[tuple[bytes | None, bytes | None]]) -> None:
         """Ends the producer's transaction. The marker's key: version int16, type int16 (0 abort, 1
         commit).
         """
-        kind = (
-            int.from_bytes(found[0][0][2:4], "big")
-            if found and found[0][0] is not None and len(found[0][0]) >= 4
+        marker_type = (
+            int.from_bytes(key_values[0][0][2:4], "big")
+            if key_values and key_values[0][0] is not None and len(key_values[0][0]) >= 4
             else -1
         )
         _, pending = self.open_transactions.pop(batch.producer_id, (-1, {}))
-        if kind == 1:
+        if marker_type == 1:
             for key, (written, value) in pending.items():
                 if self.written.get(key, -1) < written:
                     self.put(key, value, written)
@@ -147,7 +147,7 @@ class _State:
             for producer_id, (epoch, pending) in self.open_transactions.items()
             for key, (written, value) in pending.items()
         ]
-        for written, producer_id, epoch, key, value in sorted(pending_records, key=lambda one: one[0]):
+        for written, producer_id, epoch, key, value in sorted(pending_records, key=lambda record: record[0]):
             self._replay_pending(producer_id, epoch, key, value if self.written.get(key, -1) < written else None)
 
     def _replay_each(self) -> None:
@@ -201,7 +201,7 @@ def load(
             _read_segment(directory, base, min(next_base, end_offset), state, walker, progress)
         progress.stop_timing()
         state.build()
-        if loaded.skipped_count > _NAMED_MAX:
+        if loaded.skipped_count > _LOGGED_MAX:
             log.error(
                 "records of a coordinator cannot be read; only the first ones were logged",
                 partition=state.name,
@@ -245,13 +245,13 @@ def _read_block(
     data = os.pread(fd, BLOCK_BYTES, position)
     at = 0
     while True:
-        stop, at, next_offset, found = walker.walk(data, at, next_offset, end_offset)
-        if len(found):
-            state.on_plain(data, found)
+        stop, at, next_offset, positions = walker.walk(data, at, next_offset, end_offset)
+        if len(positions):
+            state.on_plain(data, positions)
         if stop == WalkStop.END_OFFSET:
             return True, position + at, next_offset
         if stop == WalkStop.OTHER:
-            at, next_offset = _take_other(data, at, position, state)
+            at, next_offset = _apply_batch(data, at, position, state)
         elif stop == WalkStop.CORRUPT:
             return _skip_damage(fd, directory, base, position + at, next_offset, end_offset, state)
         elif stop == WalkStop.END:
@@ -260,7 +260,7 @@ def _read_block(
             return _read_single_batch(fd, position, data, next_offset, directory, base, end_offset, state)
 
 
-def _take_other(data: bytes, at: int, position: int, state: _State) -> tuple[int, int]:
+def _apply_batch(data: bytes, at: int, position: int, state: _State) -> tuple[int, int]:
     batch = parse_header(data, at, position + at)
     try:
         state.on_other(batch, data[at : at + batch.size_bytes])
@@ -277,14 +277,14 @@ def _take_other(data: bytes, at: int, position: int, state: _State) -> tuple[int
 def _read_single_batch(
     fd: int, position: int, data: bytes, next_offset: int, directory: Path, base: int, end_offset: int, state: _State
 ) -> tuple[bool, int, int]:
-    """Reads one batch whole. Called when a block holds no complete batch: the batch is larger than
+    """Reads a whole batch. Called when a block holds no complete batch: the batch is larger than
     BLOCK_BYTES, or damaged, or the file ends too early.
     """
     batch = _header_at(fd, position)
-    whole = _read_batch(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
-    if batch is None or not whole or crc32c(whole[_CRC_END:]) != batch.crc:
+    batch_bytes = _read_batch(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
+    if batch is None or not batch_bytes or crc32c(batch_bytes[_CRC_END:]) != batch.crc:
         return _skip_damage(fd, directory, base, position, next_offset, end_offset, state)
-    _take_other(whole, 0, position, state)
+    _apply_batch(batch_bytes, 0, position, state)
     return False, position + batch.size_bytes, batch.next_offset
 
 
@@ -308,13 +308,13 @@ def _read_batch(fd: int, batch: BatchInfo) -> bytes:
 def _skip_damage(
     fd: int, directory: Path, base: int, position: int, next_offset: int, end_offset: int, state: _State
 ) -> tuple[bool, int, int]:
-    """Finds the next batch after a damaged one. Uses the damaged batch's length if a sound batch
-    follows there, otherwise the offset index.
+    """Finds the next batch after a damaged one: at the end of the damaged batch, as its length
+    gives it, if an intact batch is there; otherwise through the offset index.
     """
-    for candidate in _candidates(fd, directory, base, position):
+    for candidate in _next_batch_positions(fd, directory, base, position):
         batch = _header_at(fd, candidate)
-        whole = _read_batch(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
-        if batch is not None and whole and crc32c(whole[_CRC_END:]) == batch.crc:
+        batch_bytes = _read_batch(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
+        if batch is not None and batch_bytes and crc32c(batch_bytes[_CRC_END:]) == batch.crc:
             end = min(batch.base_offset, end_offset)
             _log_damage(state, base, position, next_offset, end)
             return False, candidate, end
@@ -332,7 +332,8 @@ def _log_damage(state: _State, base: int, position: int, first_offset: int, end_
     )
 
 
-def _candidates(fd: int, directory: Path, base: int, position: int) -> Iterator[int]:
+def _next_batch_positions(fd: int, directory: Path, base: int, position: int) -> Iterator[int]:
+    """Positions at which the next batch after the damaged one at `position` may begin."""
     damaged = _header_at(fd, position)
     if damaged is not None:
         yield position + damaged.size_bytes

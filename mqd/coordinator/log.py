@@ -8,11 +8,12 @@ Invariants
     L1  appends to one partition reach its owner in the order of the calls
     L2  every append is answered exactly once: by the owner, when the owner dies, or immediately
         when it cannot be sent
-    L3  an error says whether the batch may be in the log (`unknown`), as after the owner's death
+    L3  an error says whether the batch may be in the log (`is_outcome_unknown`), as after the
+        owner's death
     L4  an append that names a leader epoch is sent only while the partition is served in that
         epoch; it also names the owner's generation, so a successor never accepts it
-    L5  when the owner reports that a partition is being retired and its records go to another one,
-        its marker is written to both, and the append completes when both are written
+    L5  when the owner reports that a marker's partition is being retired and its records go to
+        another partition, the marker is written to both, and then the append completes
 Bounds: BYTES_MAX and COUNT_MAX in flight. Further appends are refused with
 COORDINATOR_NOT_AVAILABLE, which is retriable, and nothing is written.
 
@@ -40,12 +41,12 @@ _CRC = struct.Struct(">I")
 
 
 class AppendError(Exception):
-    """`unknown`: the batch may be in the log in spite of the error."""
+    """`is_outcome_unknown`: the batch may be in the log in spite of the error."""
 
-    def __init__(self, error: int, unknown: bool = False) -> None:
-        super().__init__(error_name(error) + (" (outcome unknown)" if unknown else ""))
+    def __init__(self, error: int, is_outcome_unknown: bool = False) -> None:
+        super().__init__(error_name(error) + (" (outcome unknown)" if is_outcome_unknown else ""))
         self.error = int(error)
-        self.unknown = unknown
+        self.is_outcome_unknown = is_outcome_unknown
 
 
 async def outcome(append: asyncio.Future[int]) -> int | Exception:
@@ -108,9 +109,9 @@ class Log:
         self._partitions = partitions
         self._sender = sender
         self._token_base = token_base
-        self._next = 0
+        self._last_number = 0
         self._pending: dict[int, _Append] = {}
-        self._bytes = 0
+        self._pending_bytes = 0
 
     @property
     def pending_count(self) -> int:
@@ -152,7 +153,7 @@ class Log:
         """Awaits append_nowait. Cancelling the caller does not cancel the append."""
         return await asyncio.shield(self.append_nowait(topic, partition, batch, leader_epoch, control))
 
-    def marker_nowait(self, marker: Marker, leader_epoch: int = -1) -> asyncio.Future[int]:
+    def append_marker_nowait(self, marker: Marker, leader_epoch: int = -1) -> asyncio.Future[int]:
         """Appends a marker, like append_nowait(). For partitions of __consumer_offsets call the
         group coordinator instead: the marker also changes its state.
         """
@@ -176,15 +177,15 @@ class Log:
         size = len(batch)
         if size > BATCH_BYTES_MAX:
             raise AppendError(ErrorCode.RECORD_LIST_TOO_LARGE)
-        if self._bytes + size > BYTES_MAX or len(self._pending) >= COUNT_MAX:
+        if self._pending_bytes + size > BYTES_MAX or len(self._pending) >= COUNT_MAX:
             raise AppendError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         served = self._partitions.served(topic, partition)
         if leader_epoch >= 0 and leader_epoch != served.leader_epoch:
             raise AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # L4
-        self._next += 1
-        token = self._token_base | self._next
+        self._last_number += 1
+        token = self._token_base | self._last_number
         self._pending[token] = _Append(future, served.owner, served.owner_generation, size, marker)
-        self._bytes += size
+        self._pending_bytes += size
         self._sender.send_batch(
             served.owner, token, served.slot, batch, PRODUCE_ACKS_ALL | flags, leader_epoch, served.owner_generation
         )
@@ -198,7 +199,7 @@ class Log:
         append = self._pending.pop(token, None)
         if append is None:
             return False
-        self._bytes -= append.size_bytes
+        self._pending_bytes -= append.size_bytes
         if append.future.done():
             return True
         if redirect >= 0 and append.marker is not None and _is_redirected(append.marker, error):
@@ -206,7 +207,7 @@ class Log:
         elif error:
             # After a failed write or flush the disk may or may not hold the batch. The next process
             # that loads the log will find out.
-            append.future.set_exception(AppendError(error, unknown=error == ErrorCode.KAFKA_STORAGE_ERROR))
+            append.future.set_exception(AppendError(error, is_outcome_unknown=error == ErrorCode.KAFKA_STORAGE_ERROR))
         else:
             append.future.set_result(base_offset)
         return True
@@ -214,15 +215,15 @@ class Log:
     def _redirect(
         self, future: asyncio.Future[int], marker: Marker, error: int, base_offset: int, redirect: int
     ) -> None:
-        """Writes the marker to the other partition, too (L5). `error`, `base_offset`: the result in the
-        retired partition itself.
+        """Writes the marker to the other partition, too (L5). `error` and `base_offset` are the
+        result in the retired partition.
         """
 
-        def on_written(second: asyncio.Future[int]) -> None:
-            failure = None if second.cancelled() else second.exception()
+        def on_written(second_append: asyncio.Future[int]) -> None:
+            failure = None if second_append.cancelled() else second_append.exception()
             if future.done():
                 return
-            if second.cancelled():
+            if second_append.cancelled():
                 future.cancel()
             elif failure is not None or error:
                 future.set_exception(failure or AppendError(error))
@@ -232,27 +233,27 @@ class Log:
         redirected = marker._replace(
             partition=redirect, producer_id=redirected_producer_id(marker.producer_id, marker.partition)
         )
-        self.marker_nowait(redirected).add_done_callback(on_written)
+        self.append_marker_nowait(redirected).add_done_callback(on_written)
 
     def on_owner_death(self, owner: int) -> None:
         """Ends the appends in flight to this owner: their outcome is unknown (L3)."""
         for token in [token for token, append in self._pending.items() if append.owner == owner]:
             append = self._pending.pop(token)
-            self._bytes -= append.size_bytes
+            self._pending_bytes -= append.size_bytes
             if not append.future.done():
-                append.future.set_exception(AppendError(ErrorCode.REQUEST_TIMED_OUT, unknown=True))
+                append.future.set_exception(AppendError(ErrorCode.REQUEST_TIMED_OUT, is_outcome_unknown=True))
 
     def close(self) -> None:
         for append in self._pending.values():
             append.future.cancel()
         self._pending.clear()
-        self._bytes = 0
+        self._pending_bytes = 0
 
 
 def _is_redirected(marker: Marker, error: int) -> bool:
     """Whether a marker for a retired partition must also be written to the partition that takes its
     records. INVALID_PRODUCER_EPOCH means that the retired partition has the marker already; the
-    other partition may not have it. Records are redirected once only (D3 of
+    other partition may not have it. Records are redirected only once (D3 of
     native/server/redirect.h), so a marker whose producer id was rewritten for a redirect is not
     written a second time.
     """
@@ -267,12 +268,12 @@ def _varint(value: int) -> bytes:
     value <<= 1
     if value < 0x80:
         return _ONE_BYTE[value]
-    out = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    out.append(value)
-    return bytes(out)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 _ONE_BYTE = [bytes([value]) for value in range(0x80)]
@@ -291,8 +292,8 @@ def records_batch(
     """
     parts: list[bytes] = []
     for delta, (key, value) in enumerate(records):
-        rest = b"\x01\x00" if value is None else _varint(len(value)) + value + b"\x00"  # no headers
-        body = b"\x00\x00" + _varint(delta) + _varint(len(key)) + key + rest  # attributes, timestamp delta
+        value_and_headers = b"\x01\x00" if value is None else _varint(len(value)) + value + b"\x00"  # no headers
+        body = b"\x00\x00" + _varint(delta) + _varint(len(key)) + key + value_and_headers  # attributes, timestamp delta
         parts += (_varint(len(body)), body)
     return _with_header(
         b"".join(parts),
@@ -307,7 +308,7 @@ def records_batch(
 def _with_header(
     body: bytes, count: int, attributes: int, timestamp_ms: int, producer_id: int, producer_epoch: int
 ) -> bytes:
-    head = HEADER.pack(
+    header = HEADER.pack(
         0,
         HEADER_BYTES - LENGTH_BYTES + len(body),
         -1,
@@ -322,7 +323,7 @@ def _with_header(
         -1,
         count,
     )
-    return head[:17] + _CRC.pack(crc32c(body, crc32c(head[21:]))) + head[21:] + body
+    return header[:17] + _CRC.pack(crc32c(body, crc32c(header[21:]))) + header[21:] + body
 
 
 _MARKER = struct.Struct(">hi")

@@ -33,14 +33,14 @@ class PartitionState:
     __slots__ = (
         "epoch",
         "index",
+        "last_write",
         "lazy_timer",
         "loading",
         "missed",
-        "not_before",
+        "not_before_s",
         "requests",
         "shard",
         "source",
-        "writing",
     )
 
     def __init__(self, index: int) -> None:
@@ -53,9 +53,9 @@ class PartitionState:
         self.missed: list[Missed] = []  # since that load
         self.lazy_timer: asyncio.TimerHandle | None = None  # fires when lazy Persists must be written
         self.requests: set[int] = set()
-        self.not_before = 0.0
-        # the last write, by this shard or by one since discarded
-        self.writing: InlineCoroutine | None = None
+        self.not_before_s = 0.0  # the event loop's time before which the partition is not loaded again
+        # by this shard or by one that has been discarded since
+        self.last_write: InlineCoroutine | None = None
 
     def forget_missed(self) -> None:
         """Drops the posted events: another host leads the partition, or may have led it, and has

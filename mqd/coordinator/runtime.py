@@ -13,8 +13,8 @@ Invariants
         it is reloaded
     R2  every request is answered once: by its core, by CoordinatorError when the shard is
         discarded, or by its timeout
-    R3  the first offset of every batch is where this shard expected it; otherwise the log holds
-        records from another writer (late ones of a predecessor), and the shard is reloaded
+    R3  every batch begins at the offset that this shard expects; otherwise the log holds records
+        from another writer (late records of a predecessor), and the shard is reloaded
     R4  a shard becomes active when everything it has loaded is below the high watermark: records
         that a predecessor had in flight are then committed
     R5  without its host's lease a shard answers no request: another host may already lead its
@@ -118,7 +118,7 @@ class Coordinator:
         for state in self.partition_states:
             if state.lazy_timer is not None:
                 state.lazy_timer.cancel()
-            self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the acceptor ends", quiet=True)
+            self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the acceptor ends", is_quiet=True)
         self._loop = None
 
     @property
@@ -126,8 +126,8 @@ class Coordinator:
         return self._partitions.count()
 
     def partition_for(self, name: str) -> int:
-        """The partition of a name. Raises CoordinatorError(COORDINATOR_NOT_AVAILABLE) without an
-        internal topic.
+        """The partition of a name. Raises CoordinatorError(COORDINATOR_NOT_AVAILABLE) if the
+        internal topic does not exist.
         """
         count = self._partitions.count()
         if not count:
@@ -196,9 +196,9 @@ class Coordinator:
         self._handle(state, shard, name, event)
 
     def post_all(self, event: object, concerns: Callable[[Core], bool]) -> None:
-        """Sends an event to every core that it concerns. Cores of a partition that is being loaded,
-        or that will be reloaded while no other host has led it, receive it after the load: they
-        have served no request in between (R7).
+        """Sends an event to every core that it concerns. If a partition is being loaded, or will be
+        reloaded without another host having led it in between, its cores receive the event after
+        the load, before they serve any request (R7).
         """
         for state in self.partition_states:
             if state.epoch >= 0:
@@ -206,9 +206,9 @@ class Coordinator:
                 del state.missed[:-MISSED_MAX]
 
     def on_led_elsewhere(self, partition: int, leader_epoch: int) -> None:
-        """Another host leads the partition in this epoch, or may have led it up to this epoch. It
-        has handled the posted events. Delivered again, they could remove what it has committed
-        since.
+        """Another host leads the partition in this epoch, or may have led it up to this epoch. That
+        host has handled the posted events. If they were delivered again, they could remove what it
+        has committed since.
         """
         if partition < len(self.partition_states) and self.partition_states[partition].epoch <= leader_epoch:
             self.partition_states[partition].forget_missed()
@@ -216,8 +216,8 @@ class Coordinator:
     def _notify(
         self, state: PartitionState, event: object, names: CoreNames, failed: frozenset[str] = frozenset()
     ) -> None:
-        """Delivers the event now, and again at a load that comes before its effects are written. If
-        a core fails on it the shard is discarded, and the other cores get the event again.
+        """Delivers the event now, and again if a load precedes the writing of its effects. If a core
+        fails on the event, the shard is discarded, and the other cores get the event again.
         """
         shard, written = state.shard, 0
         if shard is not None:
@@ -322,7 +322,7 @@ class Coordinator:
             return int(ErrorCode.NOT_COORDINATOR)
         return int(
             ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            if state.source is not None or state.not_before == 0.0
+            if state.source is not None or state.not_before_s == 0.0
             else ErrorCode.NOT_COORDINATOR
         )
 
@@ -330,7 +330,7 @@ class Coordinator:
         self, state: PartitionState, shard: Shard, name: str, event: object, only_existing: bool = False
     ) -> None:
         try:
-            (shard.handle_known if only_existing else shard.handle)(name, event, self._now_ms())
+            (shard.handle_existing if only_existing else shard.handle)(name, event, self._now_ms())
         except TooLarge as error:
             self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"{name} cannot be written: {error}")
         except Exception:
@@ -390,10 +390,10 @@ class Coordinator:
             self._log.append_nowait(self.topic, state.index, batch.encode(now_ms), shard.leader_epoch)
             for batch in unit.batches
         ]
-        work = state.writing = InlineCoroutine(self._turn, self._finish_write(state, shard, unit, futures))
-        self._tasks.add(work)
-        work.add_done_callback(self._tasks.discard)
-        work.start()
+        write = state.last_write = InlineCoroutine(self._turn, self._finish_write(state, shard, unit, futures))
+        self._tasks.add(write)
+        write.add_done_callback(self._tasks.discard)
+        write.start()
 
     async def _finish_write(
         self, state: PartitionState, shard: Shard, unit: Unit, futures: list[asyncio.Future[int]]
@@ -430,8 +430,8 @@ class Coordinator:
             shard = state.shard
             if shard is None:
                 continue
-            due = shard.timers.next_ms()
-            if due is None or due > now_ms:
+            due_ms = shard.timers.next_ms()
+            if due_ms is None or due_ms > now_ms:
                 continue
             for timer in shard.timers.take_due(now_ms):
                 name = shard.fire(timer)
@@ -451,9 +451,9 @@ class Coordinator:
         self._alarm = None
         self._fire_timers()
         shards = [state.shard for state in self.partition_states if state.shard is not None]
-        due = [at for shard in shards if (at := shard.timers.next_ms()) is not None]
-        if due:
-            self._on_armed(min(due))
+        due_times_ms = [at_ms for shard in shards if (at_ms := shard.timers.next_ms()) is not None]
+        if due_times_ms:
+            self._on_armed(min(due_times_ms))
 
     # -- loading -----------------------------------------------------------------------------------
 
@@ -478,13 +478,13 @@ class Coordinator:
             self.partition_states.append(PartitionState(len(self.partition_states)))
         if not self.partition_states:
             return  # until check_partitions() is called, when there is a topic
-        waiting = False
+        any_unloaded = False
         for partition, state in enumerate(self.partition_states):
             self._check_partition(partition, state)
-            waiting = waiting or (state.shard is None and not self._partitions.is_led_elsewhere(partition))
-        self._next_check = self._loop.call_later(self._poll_s if waiting else POLL_IDLE_S, self._check_partitions)
+            any_unloaded = any_unloaded or (state.shard is None and not self._partitions.is_led_elsewhere(partition))
+        self._next_check = self._loop.call_later(self._poll_s if any_unloaded else POLL_IDLE_S, self._check_partitions)
         # polls less and less often: a failed directory rarely recovers
-        self._poll_s = min(1.1 * self._poll_s, POLL_SLOW_S) if waiting else POLL_S
+        self._poll_s = min(1.1 * self._poll_s, POLL_SLOW_S) if any_unloaded else POLL_S
 
     def _check_partition(self, partition: int, state: PartitionState) -> None:
         assert self._loop is not None
@@ -505,7 +505,8 @@ class Coordinator:
             if self._partitions.is_led_elsewhere(partition):
                 state.forget_missed()
             return
-        if self._loop.time() < state.not_before or (state.writing is not None and not state.writing.done()):  # R6
+        is_writing = state.last_write is not None and not state.last_write.done()
+        if is_writing or self._loop.time() < state.not_before_s:  # R6
             return
         state.source, state.epoch = source, source.leader_epoch
         state.loading = self._loop.create_task(self._load(partition, state, source))
@@ -515,7 +516,7 @@ class Coordinator:
     async def _load(self, partition: int, state: PartitionState, source: Source) -> None:
         assert self._loop is not None
         try:
-            began = self._loop.time()
+            began_s = self._loop.time()
             loaded = await self._partitions.load(partition, source.end_offset, self._cores)
             while True:
                 current = self._partitions.source(partition)
@@ -546,14 +547,14 @@ class Coordinator:
                     records=loaded.record_count,
                     skipped=loaded.skipped_count,
                     leader_epoch=source.leader_epoch,
-                    milliseconds=round((self._loop.time() - began) * 1000),
+                    milliseconds=round((self._loop.time() - began_s) * 1000),
                 )
         except Exception as error:
-            self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), str(error), quiet=True)
-            state.not_before = self._loop.time() + (SILENT_RETRY_S if isinstance(error, TimeoutError) else RETRY_S)
+            self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), str(error), is_quiet=True)
+            state.not_before_s = self._loop.time() + (SILENT_RETRY_S if isinstance(error, TimeoutError) else RETRY_S)
             # any error that is not a disk error is a bug
-            write = log.error if isinstance(error, OSError) else log.exception
-            write(
+            log_failure = log.error if isinstance(error, OSError) else log.exception
+            log_failure(
                 "a coordinator's partition cannot be loaded; trying again",
                 topic=self.topic,
                 partition=partition,
@@ -574,15 +575,15 @@ class Coordinator:
             if event is not None and state.shard is shard:
                 self._notify(state, event, partial(one_core, name))
 
-    def _unload(self, state: PartitionState, error: int, reason: str, quiet: bool = False) -> None:
+    def _unload(self, state: PartitionState, error: int, reason: str, is_quiet: bool = False) -> None:
         """Discards the cores of a partition. Waiting requests get a retriable error."""
         shard, state.shard = state.shard, None
         if shard is None:
             return
         if self._loop is not None:
-            state.not_before = self._loop.time() + RETRY_S
+            state.not_before_s = self._loop.time() + RETRY_S
             self._loop.call_later(RETRY_S, self.check_partitions)
-        if not quiet and (len(shard) or state.requests):
+        if not is_quiet and (len(shard) or state.requests):
             log.warning(
                 "a coordinator's partition was unloaded",
                 topic=self.topic,

@@ -208,7 +208,7 @@ class Shard:
             entry = self._entries[name] = _Entry(self._cores.make(name))
         self._run(name, entry, entry.core.handle(event, now_ms))
 
-    def handle_known(self, name: str, event: object, now_ms: int) -> None:
+    def handle_existing(self, name: str, event: object, now_ms: int) -> None:
         """Like handle(), but ignores an event for a core that does not exist."""
         if name in self._entries:
             self.handle(name, event, now_ms)

@@ -220,7 +220,7 @@ class History:
         message = client.heartbeat(self.rng.randrange(3))
         outcome = self.handle(StreamsHeartbeat(self.number, client.member_id, "/h", message))
         demand(outcome is not None, "V2: a heartbeat is not answered")
-        self.create(outcome.missing)
+        self.create(outcome.missing_topics)
         if self.rng.random() < self.loss:
             client.reports_all = True
             return

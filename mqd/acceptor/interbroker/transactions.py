@@ -121,7 +121,7 @@ class RemoteMarkers:
             if future.done():
                 continue
             if code:
-                future.set_exception(AppendError(code, unknown=True))
+                future.set_exception(AppendError(code, is_outcome_unknown=True))
             else:
                 future.set_result(None)
 

@@ -207,7 +207,7 @@ class Coordinator:
         for timer in shard.timers.take_due(now_ms):
             name = shard.fire(timer)
             if name is not None and place.shard is shard:
-                shard.handle_known(name, TimerFired(timer[1]), now_ms)
+                shard.handle_existing(name, TimerFired(timer[1]), now_ms)
         next_ms = shard.timers.next_ms()
         if place.shard is shard and next_ms is not None:
             self._armed(place, next_ms)

@@ -259,7 +259,7 @@ class SimCoordinator(Coordinator):
     off: frozenset[str] = frozenset()
 
     def _handle(self, place: Any, shard: Any, name: str, event: object, only_existing: bool = False) -> None:
-        (shard.handle_known if only_existing else shard.handle)(name, event, self._now_ms())
+        (shard.handle_existing if only_existing else shard.handle)(name, event, self._now_ms())
         shard.check()
         core = shard.core(name)
         if core is not None:

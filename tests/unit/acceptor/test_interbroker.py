@@ -143,7 +143,7 @@ def test_a_markers_error_is_returned_and_a_lost_host_is_an_unknown_outcome() -> 
             hosts.answer = lambda _request: None  # it closes the connection
             with pytest.raises(AppendError) as lost:
                 await markers.write(3, MarkerToWrite(("t", 0), 1, 1, 7, True, False))
-            assert lost.value.error == ErrorCode.COORDINATOR_NOT_AVAILABLE and lost.value.unknown
+            assert lost.value.error == ErrorCode.COORDINATOR_NOT_AVAILABLE and lost.value.is_outcome_unknown
             hosts.answer = markers_answer(0)
             await markers.write(3, MarkerToWrite(("t", 0), 1, 1, 7, True, False))  # over a new connection
 
@@ -165,7 +165,9 @@ def test_each_marker_gets_a_result_with_any_fault(failure: Exception | None) -> 
         given = [markers.write(3, MarkerToWrite(("t", 0), producer, 1, 7, True, False)) for producer in range(3)]
         for error in await asyncio.wait_for(asyncio.gather(*given, return_exceptions=True), 10):
             assert (
-                isinstance(error, AppendError) and error.error == ErrorCode.COORDINATOR_NOT_AVAILABLE and error.unknown
+                isinstance(error, AppendError)
+                and error.error == ErrorCode.COORDINATOR_NOT_AVAILABLE
+                and error.is_outcome_unknown
             )
 
     asyncio.run(scenario())

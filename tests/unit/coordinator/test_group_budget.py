@@ -58,7 +58,7 @@ class World:
         self.shard.handle(group, event, 0)
         for timer in self.shard.timers.take_due(0):
             name = self.shard.fire(timer)
-            self.shard.handle_known(name, TimerFired(timer[1]), 0)
+            self.shard.handle_existing(name, TimerFired(timer[1]), 0)
         while self.shard.next_unit(is_lazy_due=True) is not None:
             self.shard.finish_write()
         self.shard.check()

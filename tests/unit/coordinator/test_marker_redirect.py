@@ -39,7 +39,7 @@ def run(*responses: tuple[int, int], marker: Marker = MARKER) -> tuple[list[tupl
     async def scenario() -> tuple[list[tuple[int, int]], Any]:
         owners = Owners()
         log = Log(owners, owners, 1 << 63)
-        future = log.marker_nowait(marker)
+        future = log.append_marker_nowait(marker)
         for number, (error, redirect) in enumerate(responses):
             assert log.on_produced(owners.sent[number][2], error, 20 + number, redirect)
             await asyncio.sleep(0)
@@ -108,7 +108,7 @@ class Written:
         topic = self.metadata.topics.get(name)
         return topic.partitions[index] if topic is not None and index < len(topic.partitions) else None
 
-    def marker_nowait(self, marker: Marker, _leader_epoch: int) -> "asyncio.Future[int]":
+    def append_marker_nowait(self, marker: Marker, _leader_epoch: int) -> "asyncio.Future[int]":
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.markers.append((marker.partition, marker.producer_id))
         if len(self.markers) > 1:

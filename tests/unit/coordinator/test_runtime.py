@@ -402,7 +402,7 @@ def test_an_owner_that_dies_leaves_the_outcome_open(tmp_path: Path) -> None:
         assert await waiting == [NOT_AVAILABLE] and log.pending_count == 0
         with pytest.raises(AppendError) as failure:
             await appending
-        assert failure.value.unknown and failure.value.error == ErrorCode.REQUEST_TIMED_OUT
+        assert failure.value.is_outcome_unknown and failure.value.error == ErrorCode.REQUEST_TIMED_OUT
 
     # the batch for t is invalid: the owners' stand-in would not accept it
     async def with_batch(broker: HandlerBroker) -> None:
@@ -422,7 +422,7 @@ def test_appends_have_bounds_and_conditions(tmp_path: Path) -> None:
         async def error_of(topic: str, partition: int, batch: bytes, leader_epoch: int = -1) -> tuple[int, bool]:
             with pytest.raises(AppendError) as failure:
                 await log.append_nowait(topic, partition, batch, leader_epoch)
-            return failure.value.error, failure.value.unknown
+            return failure.value.error, failure.value.is_outcome_unknown
 
         assert await error_of("nowhere", 0, b"") == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, False)
         assert await error_of("t", 9, b"") == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, False)

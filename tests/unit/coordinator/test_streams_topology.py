@@ -52,19 +52,19 @@ JOINED = topology(
 
 def test_missing_source_topics_are_named() -> None:
     found = configured(JOINED, payments=2)
-    assert found.status == (MISSING_SOURCE_TOPICS, "Source topics orders are missing.") and not found.missing
+    assert found.status == (MISSING_SOURCE_TOPICS, "Source topics orders are missing.") and not found.missing_topics
 
 
 def test_internal_topics_get_the_partition_count_of_joined_topics() -> None:
     found = configured(JOINED, orders=5, payments=2)
     assert found.status == (MISSING_INTERNAL_TOPICS, "Internal topics are missing: [by-number, changelog]")
-    assert found.missing == (NewTopic("by-number", 2, -1, ()), NewTopic("changelog", 2, -1, COMPACT))
+    assert found.missing_topics == (NewTopic("by-number", 2, -1, ()), NewTopic("changelog", 2, -1, COMPACT))
     assert not found.task_counts
 
 
 def test_a_topology_is_ready_when_all_its_topics_exist() -> None:
     found = configured(JOINED, orders=5, payments=2, by_number=2, changelog=2)
-    assert found.is_ready and found.task_counts == {"0": 5, "1": 2} and not found.missing
+    assert found.is_ready and found.task_counts == {"0": 5, "1": 2} and not found.missing_topics
 
 
 def test_an_internal_topic_with_another_partition_count_is_refused() -> None:
@@ -103,7 +103,7 @@ def test_repartition_topics_follow_each_other() -> None:
         subtopology(0, source_topics=["a", "b"], repartition_sink_topics=["first"]),
     )
     found = configured(chain, a=2, b=7)
-    assert [(topic.name, topic.partition_count) for topic in found.missing] == [("first", 7), ("second", 7)]
+    assert [(topic.name, topic.partition_count) for topic in found.missing_topics] == [("first", 7), ("second", 7)]
 
 
 @pytest.mark.parametrize(

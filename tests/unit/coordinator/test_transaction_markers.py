@@ -87,7 +87,7 @@ def test_failed_markers_are_retried() -> None:
         world.markers.carry_out("id", requested(T0), 9)
         for error in (
             AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER),
-            AppendError(ErrorCode.REQUEST_TIMED_OUT, unknown=True),
+            AppendError(ErrorCode.REQUEST_TIMED_OUT, is_outcome_unknown=True),
             AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         ):
             assert await world.settle(error) == [T0]
@@ -173,7 +173,7 @@ def test_a_repeated_bumped_marker_is_done() -> None:
         world = World()
         world.markers.carry_out("id", msgspec.structs.replace(requested(T0, G3), is_bumped=True), 9)
         assert world.identities == [(7, 1, 9, True, True)] * 2
-        await world.settle(AppendError(ErrorCode.REQUEST_TIMED_OUT, unknown=True))
+        await world.settle(AppendError(ErrorCode.REQUEST_TIMED_OUT, is_outcome_unknown=True))
         while len(world.appends) < 2:
             await asyncio.sleep(0)
         assert not world.posted

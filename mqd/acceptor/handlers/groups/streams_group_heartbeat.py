@@ -36,9 +36,9 @@ async def handle(
         return error_response
     try:
         outcome = await _heartbeat(context, header, request)
-        if not outcome.missing:
+        if not outcome.missing_topics:
             return outcome.response
-        failures = await _create_topics(context, header, outcome.missing)
+        failures = await _create_topics(context, header, outcome.missing_topics)
         if failures:
             for status in outcome.response.status or ():
                 if status.status_code == MISSING_INTERNAL_TOPICS:

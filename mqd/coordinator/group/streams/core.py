@@ -2,9 +2,8 @@
 
 The first member brings the topology. It is configured against the topics that exist (topology.py);
 while it is not ready, the target is empty. Epochs work as in a consumer group (consumer/core.py),
-but tasks in three roles are assigned, not partitions. Members move to the target by
-themselves: each first releases what it must lose, then gets what others have released
-(members.py).
+but tasks in three roles are assigned, not partitions. Members move to the target independently:
+each first releases what it must lose, then gets what others have released (members.py).
 
 Invariants (check())
     T1  a task is active on one member at most, and held by one member of a process at most, until
@@ -16,7 +15,7 @@ Invariants (check())
         task once as active
     T5  a STABLE member at the target's epoch holds its target. An UNREVOKED member has tasks to
         release, any other member has none
-    T6  each member has a session deadline; each UNREVOKED one also a deadline to release by, which
+    T6  each member has a session deadline; each UNREVOKED member also has a release deadline, which
         a heartbeat does not move
     T7  a group with members has a topology; a persisted topology never changes
     T8  a reply depends only on records persisted before it; each request has one reply
@@ -52,7 +51,7 @@ TIMERS = (DEADLINE_TIMER, INITIAL_TIMER)
 PROTOCOL = "streams"
 STALE_TOPOLOGY, SHUTDOWN_APPLICATION, ASSIGNMENT_DELAYED = 0, 4, 5  # statuses; the others: topology.py
 VERSION_MEMBER_EPOCH = 9  # the first OffsetCommit version with a member epoch
-# Memory of a member, and of a task that it holds, without the client's bytes: measured, rounded up.
+# Memory of a member and of a task that it holds, without the client's strings: measured, rounded up.
 MEMBER_BYTES, TASK_BYTES, NAME_BYTES = 2_000, 500, 200
 
 _Status = StreamsGroupHeartbeatResponse.Status
@@ -69,7 +68,7 @@ class StreamsGroup(ModernGroup):
 
     records: ClassVar[Any] = records
     deadline_timer: ClassVar[str] = DEADLINE_TIMER
-    first_epoch: ClassVar[int] = 2  # members that wait for the first assignment have epoch 1
+    first_epoch: ClassVar[int] = 2  # members that wait for their first assignment have epoch 1
 
     def __init__(self, group_id: str, cluster: Cluster) -> None:
         super().__init__(group_id, cluster)
@@ -79,7 +78,7 @@ class StreamsGroup(ModernGroup):
         self.topology: Topology | None = None
         self.configured = Configured({}, {})
         self.validated_epoch = -1
-        self.standby_replicas: int | None = None  # the setting that the last assignment used; None: not known
+        self.standby_replicas: int | None = None  # the setting that the last assignment used; None: unknown
         self.endpoint_epoch = 0
         self.held_count = self.topology_bytes = 0
         self.is_delayed = False  # the first assignment waits for INITIAL_TIMER
@@ -112,7 +111,7 @@ class StreamsGroup(ModernGroup):
         return (
             bool(self.members)
             and self.topology is not None
-            and any(topic in one.inputs for one in self.topology.subtopologies)
+            and any(topic in subtopology.inputs for subtopology in self.topology.subtopologies)
         )
 
     def commit_error(self, event: CommitOffsets) -> int:
@@ -129,15 +128,16 @@ class StreamsGroup(ModernGroup):
         if event.generation == member.epoch:
             return 0
         is_accepted = event.generation < member.epoch and all(
-            self._has_held_since(member, one.topic, one.partition, event.generation) for one in event.offsets
+            self._has_held_since(member, offset.topic, offset.partition, event.generation) for offset in event.offsets
         )
         return 0 if is_accepted else int(ErrorCode.STALE_MEMBER_EPOCH)
 
     def _has_held_since(self, member: Member, topic: str, partition: int, epoch: int) -> bool:
         subtopologies = self.topology.subtopologies if self.topology is not None else ()
         return any(
-            topic in one.inputs and member.current.epochs.get((one.subtopology_id, partition), epoch + 1) <= epoch
-            for one in subtopologies
+            topic in subtopology.inputs
+            and member.current.epochs.get((subtopology.subtopology_id, partition), epoch + 1) <= epoch
+            for subtopology in subtopologies
         )
 
     def fetch_error(self, member_id: str | None, member_epoch: int) -> int:
@@ -180,21 +180,21 @@ class StreamsGroup(ModernGroup):
 
     def _heartbeat(self, event: StreamsHeartbeat, now_ms: int) -> StreamsHeartbeatOutcome:
         message = event.message
-        known = self._find(event)
-        description = requests.updated_description(known.description if known is not None else None, event)
+        existing = self._find(event)
+        description = requests.updated_description(existing.description if existing is not None else None, event)
         owned = requests.owned_tasks(message)
         topology = self._check_topology(event)
         configured = self._configure(topology)
-        _check_tasks(owned, known, configured)
+        _check_tasks(owned, existing, configured)
         # from here on nothing is refused
         self._maybe_delay_assignment(now_ms)
         self._maybe_set_topology(topology)
-        member, bump = self._enroll(known, message.member_id, description)
+        member, bump = self._enroll(existing, message.member_id, description)
         self._set_configuration(configured, bump)
         if message.shutdown_application and self._shutdown_by is None:
             self._shutdown_by = member.member_id
         self._maybe_assign()
-        before = member.current
+        old_current = member.current
         self._reconcile(member, owned, now_ms)
         settings = self.cluster.streams_settings(self.group_id)
         self.deadlines.move(member, now_ms + settings.session_timeout_ms)
@@ -207,22 +207,22 @@ class StreamsGroup(ModernGroup):
         assigned = member.current.assigned
         if (
             message.member_epoch != member.epoch
-            or before.assigned != assigned
+            or old_current.assigned != assigned
             or (owned is not None and not contains(owned, assigned))  # it has missed a response
         ):
             responses.set_tasks(response, assigned)
-        if before.assigned != assigned and description.endpoint is not None:
+        if old_current.assigned != assigned and description.endpoint is not None:
             self.endpoint_epoch += 1
         if message.endpoint_information_epoch != self.endpoint_epoch:
             response.partitions_by_user_endpoint = responses.endpoints(self)
         response.endpoint_information_epoch = self.endpoint_epoch
-        return StreamsHeartbeatOutcome(response, configured.missing)
+        return StreamsHeartbeatOutcome(response, configured.missing_topics)
 
     def _statuses(self, member: Member) -> list[StreamsGroupHeartbeatResponse.Status]:
         assert self.topology is not None
-        found = []
+        statuses = []
         if member.description.topology_epoch < self.topology.epoch:
-            found.append(
+            statuses.append(
                 _Status(
                     STALE_TOPOLOGY,
                     f"The member's topology epoch {member.description.topology_epoch} is behind the group's topology"
@@ -230,26 +230,26 @@ class StreamsGroup(ModernGroup):
                 )
             )
         if self.is_delayed and self.epoch > self.assignment_epoch:
-            found.append(
+            statuses.append(
                 _Status(ASSIGNMENT_DELAYED, "Assignment delayed due to the configured initial rebalance delay.")
             )
         if self.configured.status is not None:
-            found.append(_Status(*self.configured.status))
+            statuses.append(_Status(*self.configured.status))
         if self._shutdown_by is not None:
-            found.append(
+            statuses.append(
                 _Status(
                     SHUTDOWN_APPLICATION,
                     f"Streams group member {self._shutdown_by} encountered a fatal error and requested a shutdown for"
                     " the entire application.",
                 )
             )
-        return found
+        return statuses
 
     # -- members -----------------------------------------------------------------------------------
 
     def _find(self, event: StreamsHeartbeat) -> Member | None:
-        """The sender, if it is a member with a valid epoch. None: it has to be created. Raises
-        Refused; then nothing has changed.
+        """The sender, if it is a member with a valid epoch. None: it must be created. Raises
+        Refused, in which case nothing has changed.
         """
         message = event.message
         member = self.members.get(message.member_id)
@@ -271,21 +271,21 @@ class StreamsGroup(ModernGroup):
             owned = requests.owned_tasks(message)
             if owned is not None and contains(current.assigned, owned):
                 return member  # it has missed the response with the new epoch
-        larger = "greater" if epoch > member.epoch else "smaller"
+        comparison = "greater" if epoch > member.epoch else "smaller"
         raise Refused(
             ErrorCode.FENCED_MEMBER_EPOCH,
-            f"The streams group member has a {larger} member epoch ({epoch}) than the one known by the group"
+            f"The streams group member has a {comparison} member epoch ({epoch}) than the one known by the group"
             f" coordinator ({member.epoch}). The member must abandon all its partitions and rejoin.",
         )
 
     def _unknown(self, member_id: str) -> Refused:
         return Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {self.group_id}.")
 
-    def _enroll(self, known: Member | None, member_id: str, description: Description) -> tuple[Member, bool]:
+    def _enroll(self, existing: Member | None, member_id: str, description: Description) -> tuple[Member, bool]:
         """Creates or updates the member. Also returns whether anything has changed: any change
         raises the group's epoch, as in Kafka.
         """
-        member = known
+        member = existing
         if member is not None and member.description == description:
             return member, False
         if member is None:
@@ -324,7 +324,7 @@ class StreamsGroup(ModernGroup):
             self.endpoint_epoch += member.description.endpoint is not None
             self.target.pop(member.member_id, None)
             self.deadlines.drop(member)
-            self.deadlines.drop(member.step)
+            self.deadlines.drop(member.release_deadline)
             self.pending += records.member_tombstones(self.group_id, member.member_id)
         self.deadlines.tidy(2 * len(self.members))
         if not self.members:
@@ -338,8 +338,8 @@ class StreamsGroup(ModernGroup):
                 self._maybe_assign()
             return
         self._armed_ms = None
-        late = {timed.member_id for timed in self.deadlines.take_expired(now_ms)}
-        if fenced := [member for member_id, member in self.members.items() if member_id in late]:
+        expired_ids = {timed.member_id for timed in self.deadlines.take_expired(now_ms)}
+        if fenced := [member for member_id, member in self.members.items() if member_id in expired_ids]:
             self._fence(fenced)
 
     def _set_current(self, member: Member, current: Current) -> None:
@@ -425,37 +425,39 @@ class StreamsGroup(ModernGroup):
         if self.is_delayed:
             self.assignment_epoch = max(self.assignment_epoch, self.first_epoch - 1)
             return
-        found = dict.fromkeys(self.members, NO_TASKS)
+        new_target = dict.fromkeys(self.members, NO_TASKS)
         if self.configured.is_ready and self.topology is not None:
             specs = {
                 name: MemberSpec(member.process_id, self.target.get(name, NO_TASKS))
                 for name, member in self.members.items()
             }
-            stateful = frozenset(one.subtopology_id for one in self.topology.subtopologies if one.changelogs)
+            stateful = frozenset(
+                subtopology.subtopology_id for subtopology in self.topology.subtopologies if subtopology.changelogs
+            )
             shape = Shape(self.configured.task_counts, stateful)
-            found = sticky(specs, shape, self.standby_replicas or 0)
-        for member_id, tasks in found.items():
+            new_target = sticky(specs, shape, self.standby_replicas or 0)
+        for member_id, tasks in new_target.items():
             if tasks != self.target.get(member_id):
                 self.pending.append(records.target_record(self.group_id, member_id, tasks))
-        self.target = found
+        self.target = new_target
         self.assignment_epoch = self.epoch
         self.pending.append(records.target_epoch_record(self.group_id, self.epoch))
 
     def _reconcile(self, member: Member, owned: Tasks | None, now_ms: int) -> None:
         """Moves the member as far towards the target as possible."""
-        before = member.current
+        old = member.current
         target = self.target.get(member.member_id, NO_TASKS)
         current = next_state(member, target, self.assignment_epoch, self.holders, owned)
-        if current == before:
+        if current == old:
             return
         self._set_current(member, current)
         if current.state != UNREVOKED:
-            self.deadlines.drop(member.step)
-        elif before.state != UNREVOKED or before.epoch != current.epoch:
+            self.deadlines.drop(member.release_deadline)
+        elif old.state != UNREVOKED or old.epoch != current.epoch:
             self._await_release(member, now_ms)
 
     def _await_release(self, member: Member, now_ms: int) -> None:
-        self.deadlines.move(member.step, now_ms + max(member.description.rebalance_timeout_ms, 0))
+        self.deadlines.move(member.release_deadline, now_ms + max(member.description.rebalance_timeout_ms, 0))
 
     # -- loading -----------------------------------------------------------------------------------
 
@@ -476,15 +478,15 @@ class StreamsGroup(ModernGroup):
 
     def on_loaded(self, now_ms: int) -> list[Action]:
         """Members get a full session timeout, because they could not reach this coordinator before.
-        Members that a damaged log leaves without a complete and consistent state are fenced, and
+        Members whose state is incomplete or inconsistent because of a damaged log are fenced, and
         join again.
         """
         loading, self._loading, self._loaded_keys = self._loading, {}, set()
         session_ms = self.cluster.streams_settings(self.group_id).session_timeout_ms
-        broken = []
+        broken_ids = []
         for name, (description, current) in loading.items():
             if description is None or self.topology is None or not self._load_member(name, description, current):
-                broken += [name] if description is not None or current is not None else []
+                broken_ids += [name] if description is not None or current is not None else []
                 continue
             member = self.members[name]
             self.deadlines.move(member, now_ms + session_ms)
@@ -495,14 +497,14 @@ class StreamsGroup(ModernGroup):
         self.epoch = max(self.epoch, self.assignment_epoch)
         # above the epochs that another coordinator has sent to members, and rising with each load
         self.endpoint_epoch = now_ms // 1000 & 0x3FFFFFFF
-        for name in broken:
+        for name in broken_ids:
             self.pending += records.member_tombstones(self.group_id, name)
         # a target of this epoch may lack tasks if records were lost
-        self.needs_new_epoch = self.needs_new_epoch or bool(broken)
+        self.needs_new_epoch = self.needs_new_epoch or bool(broken_ids)
         return self._actions([])
 
     def _load_member(self, name: str, description: Description, current: Current | None) -> bool:
-        """Returns False if the member's state contradicts itself or that of other members."""
+        """Returns False if the member's state contradicts itself or the state of other members."""
         member = Member(name, description)
         held = (current.assigned, current.revoking) if current is not None else ()
         if current is not None and (
@@ -511,7 +513,12 @@ class StreamsGroup(ModernGroup):
             or (current.state == UNREVOKED) == current.revoking.is_empty
         ):
             return False
-        tasks = [(task, number == 0) for one in held for number, role in enumerate(one) for task in each(role)]
+        tasks = [
+            (task, role_index == 0)
+            for tasks_by_role in held
+            for role_index, role in enumerate(tasks_by_role)
+            for task in each(role)
+        ]
         if len(tasks) != len({task for task, _ in tasks}) or not all(
             self.holders.may_take(name, description.process_id, task, is_active) for task, is_active in tasks
         ):

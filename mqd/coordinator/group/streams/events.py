@@ -9,7 +9,9 @@ from mqd.protocol.messages import StreamsGroupHeartbeatRequest, StreamsGroupHear
 
 
 class StreamsHeartbeat(msgspec.Struct, frozen=True, gc=False):
-    """The request handler has checked what needs no state. Answered with a StreamsHeartbeatOutcome."""
+    """The request handler checks everything that needs no state. Answered with a
+    StreamsHeartbeatOutcome.
+    """
 
     request: int
     client_id: str
@@ -18,10 +20,10 @@ class StreamsHeartbeat(msgspec.Struct, frozen=True, gc=False):
 
 
 class StreamsHeartbeatOutcome(msgspec.Struct, frozen=True):
-    """`missing`: internal topics that the handler has to create."""
+    """`missing_topics`: internal topics that the handler must create."""
 
     response: StreamsGroupHeartbeatResponse
-    missing: tuple[NewTopic, ...] = ()
+    missing_topics: tuple[NewTopic, ...] = ()
 
     @property
     def error_code(self) -> int:

@@ -27,15 +27,15 @@ def check(group: StreamsGroup) -> None:
 
 
 def _check_holders(group: StreamsGroup) -> None:
-    found = Holders()
+    rebuilt = Holders()
     for name, member in group.members.items():
         current = member.current
         for tasks in (current.assigned, current.revoking):
-            found.claim(name, member.process_id, tasks)
+            rebuilt.claim(name, member.process_id, tasks)
         active = {*each(current.assigned.active), *each(current.revoking.active)}
         assert current.epochs.keys() == active, "T2"
         assert all(0 < current.epochs[task] <= max(member.epoch, 1) for task in active), "T2"
-    assert (found.active, found.in_process) == (group.holders.active, group.holders.in_process), "T2"
+    assert (rebuilt.active, rebuilt.in_process) == (group.holders.active, group.holders.in_process), "T2"
 
 
 def _check_epochs(group: StreamsGroup) -> None:
@@ -62,7 +62,7 @@ def _check_target(group: StreamsGroup) -> None:
 def _check_deadlines(group: StreamsGroup) -> None:
     members = group.members.values()
     group.deadlines.check(members)
-    group.deadlines.check(member.step for member in members)
+    group.deadlines.check(member.release_deadline for member in members)
     for member in members:
         assert member.deadline_ms != NEVER, "T6"
-        assert (member.step.deadline_ms != NEVER) == (member.current.state == UNREVOKED), "T6"
+        assert (member.release_deadline.deadline_ms != NEVER) == (member.current.state == UNREVOKED), "T6"

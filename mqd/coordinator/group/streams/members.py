@@ -30,15 +30,17 @@ JUST_JOINED = Current(0, 0, STABLE, NO_TASKS, NO_TASKS, {})
 
 
 class Member(Timed):
-    """`deadline_ms` (of Timed): the end of its session. `step`: the deadline to release tasks."""
+    """`deadline_ms` (of Timed): the end of its session. `release_deadline`: by when it must release
+    its tasks.
+    """
 
-    __slots__ = ("current", "description", "step")
+    __slots__ = ("current", "description", "release_deadline")
 
     def __init__(self, member_id: str, description: Description, current: Current = JUST_JOINED) -> None:
         super().__init__(member_id)
         self.description = description
         self.current = current
-        self.step = Timed(member_id)
+        self.release_deadline = Timed(member_id)
 
     @property
     def epoch(self) -> int:
@@ -63,12 +65,12 @@ def next_state(member: Member, target: Tasks, target_epoch: int, holders: Holder
     revoking = difference(assigned, kept)
     if not revoking.is_empty and (owned is None or overlap(revoking, owned)):
         return Current(epoch, _previous(current, epoch), UNREVOKED, kept, revoking, _epochs(current, assigned))
-    free, waits = _free(member, difference(target, kept), holders)
+    free, must_wait = _free_tasks(member, difference(target, kept), holders)
     held = union(kept, free)
     return Current(
         target_epoch,
         _previous(current, target_epoch),
-        UNRELEASED if waits else STABLE,
+        UNRELEASED if must_wait else STABLE,
         held,
         NO_TASKS,
         dict.fromkeys(each(free.active), target_epoch) | _epochs(current, kept),
@@ -84,17 +86,17 @@ def _previous(current: Current, epoch: int) -> int:
     return current.epoch if epoch != current.epoch else current.previous_epoch
 
 
-def _free(member: Member, requested: Tasks, holders: Holders) -> tuple[Tasks, bool]:
-    """(the requested tasks that are free, whether some requested ones are not)."""
-    found = [
+def _free_tasks(member: Member, requested: Tasks, holders: Holders) -> tuple[Tasks, bool]:
+    """Returns the requested tasks that are free, and whether some requested tasks are not."""
+    roles = [
         task_set(
             [
                 task
                 for task in each(role)
-                if holders.may_take(member.member_id, member.process_id, task, is_active=number == 0)
+                if holders.may_take(member.member_id, member.process_id, task, is_active=role_index == 0)
             ]
         )
-        for number, role in enumerate(requested)
+        for role_index, role in enumerate(requested)
     ]
-    free = Tasks(*found)
+    free = Tasks(*roles)
     return free, free.size < requested.size

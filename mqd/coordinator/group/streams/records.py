@@ -31,7 +31,7 @@ Epochs = dict[tuple[str, int], int]  # active task -> the epoch in which its mem
 
 class Metadata(msgspec.Struct, frozen=True):
     """`validated_epoch`: the topology's epoch if it was ready, otherwise -1. `standby_replicas`:
-    the setting that the last assignment used; None: not known.
+    the setting that the last assignment used; None: unknown.
     """
 
     epoch: int
@@ -79,7 +79,7 @@ def group_record(group_id: str, metadata: Metadata) -> KeyValue:
 
 def decode_group(value: bytes) -> Metadata:
     record = _GROUP.decode_value(value)
-    configs = {one.key: one.value for one in record.last_assignment_configs or ()}
+    configs = {config.key: config.value for config in record.last_assignment_configs or ()}
     standby = configs.get(STANDBY_REPLICAS, "")
     return Metadata(
         valid_epoch(record.epoch),
@@ -115,7 +115,7 @@ def decode_member(value: bytes) -> Description:
         record.topology_epoch,
         record.process_id,
         None if endpoint is None else (endpoint.host, endpoint.port),
-        tuple(sorted((one.key, one.value) for one in record.client_tags)),
+        tuple(sorted((tag.key, tag.value) for tag in record.client_tags)),
     )
 
 
@@ -169,10 +169,10 @@ def decode_current(value: bytes) -> Current:
         Tasks(*map(tasks_of, assigned)),
         Tasks(*map(tasks_of, revoking)),
         {
-            (one.subtopology_id, partition): since
-            for one in (*assigned[0], *revoking[0])
+            (task_ids.subtopology_id, partition): since
+            for task_ids in (*assigned[0], *revoking[0])
             for partition, since in zip(
-                one.partitions, one.assignment_epochs or [epoch] * len(one.partitions), strict=False
+                task_ids.partitions, task_ids.assignment_epochs or [epoch] * len(task_ids.partitions), strict=False
             )
         },
     )
@@ -181,19 +181,19 @@ def decode_current(value: bytes) -> Current:
 def topology_record(group_id: str, topology: Topology) -> KeyValue:
     subtopologies = [
         _Topology.Subtopology(
-            subtopology_id=one.subtopology_id,
-            source_topics=list(one.source_topics),
-            state_changelog_topics=[_topic(topic) for topic in one.changelogs],
-            repartition_sink_topics=list(one.repartition_sinks),
-            repartition_source_topics=[_topic(topic) for topic in one.repartition_sources],
+            subtopology_id=subtopology.subtopology_id,
+            source_topics=list(subtopology.source_topics),
+            state_changelog_topics=[_topic(topic) for topic in subtopology.changelogs],
+            repartition_sink_topics=list(subtopology.repartition_sinks),
+            repartition_source_topics=[_topic(topic) for topic in subtopology.repartition_sources],
             copartition_groups=[
                 _Topology.CopartitionGroup(
                     source_topics=list(group.source_topics), repartition_source_topics=list(group.repartition_sources)
                 )
-                for group in one.copartition_groups
+                for group in subtopology.copartition_groups
             ],
         )
-        for one in topology.subtopologies
+        for subtopology in topology.subtopologies
     ]
     return _TOPOLOGY.encode_key(group_id), _TOPOLOGY.encode_value(_Topology(topology.epoch, subtopologies))
 
@@ -211,12 +211,12 @@ def _topic(topic: InternalTopic) -> Any:
 
 
 def member_tombstones(group_id: str, member_id: str) -> list[KeyValue]:
-    return [(one.encode_key(group_id, member_id), None) for one in (_CURRENT, _TARGET, _MEMBER)]
+    return [(record_type.encode_key(group_id, member_id), None) for record_type in (_CURRENT, _TARGET, _MEMBER)]
 
 
 def group_tombstones(group_id: str) -> list[KeyValue]:
     """Tombstones for the group itself, without its members."""
-    return [(one.encode_key(group_id), None) for one in (_TARGET_EPOCH, _TOPOLOGY, _GROUP)]
+    return [(record_type.encode_key(group_id), None) for record_type in (_TARGET_EPOCH, _TOPOLOGY, _GROUP)]
 
 
 def decode_key(key: bytes) -> tuple[int, str]:
@@ -230,23 +230,23 @@ def as_structs(role: TaskSet, cls: type) -> list[Any]:
 
 
 def _with_epochs(role: TaskSet, epochs: Epochs) -> list[Any]:
-    found = as_structs(role, _CURRENT.value.cls.TaskIds)
-    for one in found:
-        one.assignment_epochs = [epochs[one.subtopology_id, partition] for partition in one.partitions]
-    return found
+    structs = as_structs(role, _CURRENT.value.cls.TaskIds)
+    for struct in structs:
+        struct.assignment_epochs = [epochs[struct.subtopology_id, partition] for partition in struct.partitions]
+    return structs
 
 
-def tasks_of(listed: list[Any]) -> TaskSet:
+def tasks_of(structs: list[Any]) -> TaskSet:
     """Raises ValueError if a task is listed twice, or a partition is below 0."""
-    found: TaskSet = {}
-    for one in listed:
-        partitions = one.partitions
+    by_subtopology: TaskSet = {}
+    for task_ids in structs:
+        partitions = task_ids.partitions
         if (
-            one.subtopology_id in found
+            task_ids.subtopology_id in by_subtopology
             or any(partition < 0 for partition in partitions)
             or len(set(partitions)) != len(partitions)
         ):
             raise ValueError("an assignment lists a task twice, or a partition below 0")
         if partitions:
-            found[one.subtopology_id] = tuple(sorted(partitions))
-    return found
+            by_subtopology[task_ids.subtopology_id] = tuple(sorted(partitions))
+    return by_subtopology

@@ -16,7 +16,7 @@ SUBTOPOLOGIES_MAX = 10_000
 
 
 def problem_of(message: StreamsGroupHeartbeatRequest) -> str | None:
-    """Why the request is invalid in any group; None: it is valid."""
+    """Why the request is invalid whatever the group's state; None: it is valid."""
     epoch = message.member_epoch
     if not message.member_id.strip():
         return "MemberId can't be empty."
@@ -56,14 +56,14 @@ def _problem_of_joining(message: StreamsGroupHeartbeatRequest) -> str | None:
         return "Topology must be non-null when (re-)joining."
     if message.topology.epoch < 0:
         return "The epoch of the topology cannot be negative."
-    if any(one.source_topic_regex for one in message.topology.subtopologies):
+    if any(subtopology.source_topic_regex for subtopology in message.topology.subtopologies):
         return "Regular expressions for source topics are not supported yet."
     return _problem_of_size(message)
 
 
 def _problem_of_size(message: StreamsGroupHeartbeatRequest) -> str | None:
-    """Why the names do not fit into a record's strings (32,767 bytes) or a batch; None: they do. Each name and
-    number counts as a character more, because empty ones take space, too.
+    """Why the names do not fit into a record's strings (32,767 bytes) or a batch; None: they do.
+    Each name and number adds one character, because even an empty name takes space.
     """
     texts = [message.group_id, message.member_id, message.rack_id or "", message.process_id or ""]
     for tag in message.client_tags or ():
@@ -75,8 +75,8 @@ def _problem_of_size(message: StreamsGroupHeartbeatRequest) -> str | None:
         texts += topology_texts(message.topology)
         numbers = sum(
             1 + len(group.source_topics) + len(group.repartition_source_topics)
-            for one in message.topology.subtopologies
-            for group in one.copartition_groups
+            for subtopology in message.topology.subtopologies
+            for group in subtopology.copartition_groups
         )
     if numbers + len(texts) + sum(map(len, texts)) > SUBSCRIPTION_CHARS_MAX or any(
         len(text) > NAME_CHARS_MAX for text in texts
@@ -88,29 +88,35 @@ def _problem_of_size(message: StreamsGroupHeartbeatRequest) -> str | None:
 
 
 def topology_texts(topology: StreamsGroupHeartbeatRequest.Topology) -> list[str]:
-    found = []
-    for one in topology.subtopologies:
-        found += [one.subtopology_id, *one.source_topics, *one.repartition_sink_topics]
-        for topic in (*one.state_changelog_topics, *one.repartition_source_topics):
-            found.append(topic.name)
-            found += [text for config in topic.topic_configs for text in (config.key, config.value)]
-    return found
+    texts = []
+    for subtopology in topology.subtopologies:
+        texts += [subtopology.subtopology_id, *subtopology.source_topics, *subtopology.repartition_sink_topics]
+        for topic in (*subtopology.state_changelog_topics, *subtopology.repartition_source_topics):
+            texts.append(topic.name)
+            texts += [text for config in topic.topic_configs for text in (config.key, config.value)]
+    return texts
 
 
 def topic_names(message: StreamsGroupHeartbeatRequest) -> list[str]:
     """Every topic of the topology, sorted."""
-    found: set[str] = set()
-    for one in message.topology.subtopologies if message.topology is not None else ():
-        found.update(one.source_topics, one.repartition_sink_topics)
-        found.update(topic.name for topic in (*one.state_changelog_topics, *one.repartition_source_topics))
-    return sorted(found)
+    names: set[str] = set()
+    for subtopology in message.topology.subtopologies if message.topology is not None else ():
+        names.update(subtopology.source_topics, subtopology.repartition_sink_topics)
+        names.update(
+            topic.name for topic in (*subtopology.state_changelog_topics, *subtopology.repartition_source_topics)
+        )
+    return sorted(names)
 
 
 def internal_topic_names(message: StreamsGroupHeartbeatRequest) -> list[str]:
     """Topics that the coordinator would create."""
     subtopologies = message.topology.subtopologies if message.topology is not None else ()
     return sorted(
-        {topic.name for one in subtopologies for topic in (*one.state_changelog_topics, *one.repartition_source_topics)}
+        {
+            topic.name
+            for subtopology in subtopologies
+            for topic in (*subtopology.state_changelog_topics, *subtopology.repartition_source_topics)
+        }
     )
 
 
@@ -138,17 +144,17 @@ def updated_description(old: Description | None, event: StreamsHeartbeat) -> Des
     """The member's description of itself; absent fields keep their value. Raises Refused."""
     message = event.message
 
-    def or_known(value: Any, known: Any) -> Any:
-        return value if value is not None else known
+    def or_old(value: Any, old_value: Any) -> Any:
+        return value if value is not None else old_value
 
     endpoint = message.user_endpoint
-    process_id = or_known(message.process_id, old.process_id if old else "")
+    process_id = or_old(message.process_id, old.process_id if old else "")
     if old is not None and process_id != old.process_id and message.member_epoch:
         raise Refused(ErrorCode.INVALID_REQUEST, "ProcessId can only be changed by joining again.")
     tags = message.client_tags
     timeout_ms = message.rebalance_timeout_ms
     return Description(
-        or_known(message.rack_id, old.rack_id if old else None),
+        or_old(message.rack_id, old.rack_id if old else None),
         event.client_id,
         event.client_host,
         timeout_ms if timeout_ms != -1 else old.rebalance_timeout_ms if old else -1,

@@ -18,7 +18,7 @@ _Response, _Described = StreamsGroupHeartbeatResponse, StreamsGroupDescribeRespo
 
 
 class Group(Protocol):
-    """The part of core.StreamsGroup that is needed here; that module imports this one."""
+    """The part of core.StreamsGroup that is needed here; core.py imports this module."""
 
     group_id: str
     epoch: int
@@ -57,14 +57,16 @@ def endpoints(group: Group) -> list[StreamsGroupHeartbeatResponse.EndpointToPart
 
 def _partitions(group: Group, role: TaskSet) -> list[StreamsGroupHeartbeatResponse.TopicPartition]:
     """The input partitions of these tasks."""
-    found: dict[str, list[int]] = {}
+    by_topic: dict[str, list[int]] = {}
     for subtopology_id, partition in each(role):
         subtopology = group.topology.find(subtopology_id) if group.topology is not None else None
         for name in subtopology.inputs if subtopology is not None else ():
             topic = group.cluster.topic(name)
             if topic is not None and partition < topic.partition_count:
-                found.setdefault(name, []).append(partition)
-    return [_Response.TopicPartition(topic=name, partitions=partitions) for name, partitions in sorted(found.items())]
+                by_topic.setdefault(name, []).append(partition)
+    return [
+        _Response.TopicPartition(topic=name, partitions=partitions) for name, partitions in sorted(by_topic.items())
+    ]
 
 
 def describe_group(group: Group, configured: Configured) -> StreamsGroupDescribeResponse.Group:
@@ -86,13 +88,13 @@ def _topology(topology: Topology, configured: Configured) -> StreamsGroupDescrib
         epoch=topology.epoch,
         subtopologies=[
             _Described.Subtopology(
-                subtopology_id=one.subtopology_id,
-                source_topics=list(one.source_topics),
-                repartition_sink_topics=list(one.repartition_sinks),
-                state_changelog_topics=[_topic(topic, configured) for topic in one.changelogs],
-                repartition_source_topics=[_topic(topic, configured) for topic in one.repartition_sources],
+                subtopology_id=subtopology.subtopology_id,
+                source_topics=list(subtopology.source_topics),
+                repartition_sink_topics=list(subtopology.repartition_sinks),
+                state_changelog_topics=[_topic(topic, configured) for topic in subtopology.changelogs],
+                repartition_source_topics=[_topic(topic, configured) for topic in subtopology.repartition_sources],
             )
-            for one in topology.subtopologies
+            for subtopology in topology.subtopologies
         ],
     )
 

@@ -34,31 +34,31 @@ def each(role: TaskSet) -> Iterator[Task]:
 
 
 def task_set(tasks: list[Task]) -> TaskSet:
-    found: dict[str, list[int]] = {}
+    by_subtopology: dict[str, list[int]] = {}
     for name, partition in tasks:
-        found.setdefault(name, []).append(partition)
-    return {name: tuple(sorted(found[name])) for name in sorted(found)}
+        by_subtopology.setdefault(name, []).append(partition)
+    return {name: tuple(sorted(by_subtopology[name])) for name in sorted(by_subtopology)}
 
 
-def intersection(one: Tasks, other: Tasks) -> Tasks:
-    """The tasks that both have in the same role."""
-    return Tasks(*(sets.intersection(mine, theirs) for mine, theirs in zip(one, other, strict=True)))
+def intersection(left: Tasks, right: Tasks) -> Tasks:
+    """The tasks that are in both, in the same role."""
+    return Tasks(*(sets.intersection(left_role, right_role) for left_role, right_role in zip(left, right, strict=True)))
 
 
-def difference(one: Tasks, other: Tasks) -> Tasks:
-    return Tasks(*(sets.difference(mine, theirs) for mine, theirs in zip(one, other, strict=True)))
+def difference(left: Tasks, right: Tasks) -> Tasks:
+    return Tasks(*(sets.difference(left_role, right_role) for left_role, right_role in zip(left, right, strict=True)))
 
 
-def union(one: Tasks, other: Tasks) -> Tasks:
-    return Tasks(*(sets.union(mine, theirs) for mine, theirs in zip(one, other, strict=True)))
+def union(left: Tasks, right: Tasks) -> Tasks:
+    return Tasks(*(sets.union(left_role, right_role) for left_role, right_role in zip(left, right, strict=True)))
 
 
-def overlap(one: Tasks, other: Tasks) -> bool:
-    return any(sets.overlap(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+def overlap(left: Tasks, right: Tasks) -> bool:
+    return any(sets.overlap(left_role, right_role) for left_role, right_role in zip(left, right, strict=True))
 
 
 def contains(whole: Tasks, part: Tasks) -> bool:
-    return all(sets.contains(mine, theirs) for mine, theirs in zip(whole, part, strict=True))
+    return all(sets.contains(whole_role, part_role) for whole_role, part_role in zip(whole, part, strict=True))
 
 
 class Holders:
@@ -77,16 +77,16 @@ class Holders:
         return not is_active or self.active.get(task, member_id) == member_id
 
     def claim(self, member_id: str, process_id: str, tasks: Tasks) -> None:
-        for number, role in enumerate(tasks):
+        for role_index, role in enumerate(tasks):
             for task in each(role):
-                assert self.may_take(member_id, process_id, task, number == 0), f"T1: {task} would have two holders"
+                assert self.may_take(member_id, process_id, task, role_index == 0), f"T1: {task} would have two holders"
                 self.in_process[process_id, task] = member_id
-                if number == 0:
+                if role_index == 0:
                     self.active[task] = member_id
 
     def release(self, process_id: str, tasks: Tasks) -> None:
-        for number, role in enumerate(tasks):
+        for role_index, role in enumerate(tasks):
             for task in each(role):
                 self.in_process.pop((process_id, task), None)
-                if number == 0:
+                if role_index == 0:
                     self.active.pop(task, None)

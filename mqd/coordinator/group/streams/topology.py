@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 MISSING_SOURCE_TOPICS, INCORRECTLY_PARTITIONED_TOPICS, MISSING_INTERNAL_TOPICS = 1, 2, 3
-CountOf = Callable[[str], int | None]  # a topic's partitions; None: it does not exist
+CountOf = Callable[[str], int | None]  # a topic's partition count; None: it does not exist
 NAMED_MAX = 10  # topics that a status names
 
 
@@ -52,16 +52,18 @@ class Topology(msgspec.Struct, frozen=True):
 
     @property
     def topic_names(self) -> tuple[str, ...]:
-        """Names of all topics that it reads or keeps its state in, sorted."""
-        changelogs = {topic.name for one in self.subtopologies for topic in one.changelogs}
-        return tuple(sorted(changelogs.union(*(one.inputs for one in self.subtopologies))))
+        """Names of all topics that the application reads or keeps its state in, sorted."""
+        changelogs = {topic.name for subtopology in self.subtopologies for topic in subtopology.changelogs}
+        return tuple(sorted(changelogs.union(*(subtopology.inputs for subtopology in self.subtopologies))))
 
     def find(self, subtopology_id: str) -> Subtopology | None:
-        return next((one for one in self.subtopologies if one.subtopology_id == subtopology_id), None)
+        return next(
+            (subtopology for subtopology in self.subtopologies if subtopology.subtopology_id == subtopology_id), None
+        )
 
 
 class NewTopic(NamedTuple):
-    """An internal topic that has to be created. `replication_factor` -1: the broker's default."""
+    """An internal topic that must be created. `replication_factor` -1: the broker's default."""
 
     name: str
     partition_count: int
@@ -71,14 +73,14 @@ class NewTopic(NamedTuple):
 
 class Configured(NamedTuple):
     """`task_counts`: tasks of each subtopology; empty unless the topology is ready. `counts`:
-    partitions that the internal topics have or need. `status`: why it is not ready, as (status
-    code, detail).
+    partitions that the internal topics have or need. `status`: why the topology is not ready, as
+    (status code, detail).
     """
 
     task_counts: Mapping[str, int]
     counts: Mapping[str, int]
     status: tuple[int, str] | None = None
-    missing: tuple[NewTopic, ...] = ()
+    missing_topics: tuple[NewTopic, ...] = ()
 
     @property
     def is_ready(self) -> bool:
@@ -95,34 +97,34 @@ class _Mispartitioned(Exception):
 
 def parse(message: Any) -> Topology:
     """`message`: the topology of a heartbeat or of a record. Raises InvalidTopology."""
-    found: dict[str, Subtopology] = {}
-    for one in message.subtopologies:
-        if one.subtopology_id in found:
-            raise InvalidTopology(f"Subtopology {one.subtopology_id} occurs twice.")
+    by_id: dict[str, Subtopology] = {}
+    for subtopology in message.subtopologies:
+        if subtopology.subtopology_id in by_id:
+            raise InvalidTopology(f"Subtopology {subtopology.subtopology_id} occurs twice.")
         if any(
-            number < 0 or number >= len(one.source_topics)
-            for group in one.copartition_groups
-            for number in group.source_topics
+            index < 0 or index >= len(subtopology.source_topics)
+            for group in subtopology.copartition_groups
+            for index in group.source_topics
         ) or any(
-            number < 0 or number >= len(one.repartition_source_topics)
-            for group in one.copartition_groups
-            for number in group.repartition_source_topics
+            index < 0 or index >= len(subtopology.repartition_source_topics)
+            for group in subtopology.copartition_groups
+            for index in group.repartition_source_topics
         ):
             raise InvalidTopology(
-                f"A copartition group of subtopology {one.subtopology_id} refers to a topic that the subtopology does"
+                f"A copartition group of subtopology {subtopology.subtopology_id} refers to a topic that the subtopology does"
                 " not have."
             )
-        if not one.source_topics and not one.repartition_source_topics:
-            raise InvalidTopology(f"Subtopology {one.subtopology_id} does not contain any source topics.")
-        found[one.subtopology_id] = Subtopology(
-            one.subtopology_id,
-            tuple(sorted(one.source_topics)),
-            _internal(one.state_changelog_topics),
-            tuple(sorted(one.repartition_sink_topics)),
-            _internal(one.repartition_source_topics),
-            _copartition_groups(one),
+        if not subtopology.source_topics and not subtopology.repartition_source_topics:
+            raise InvalidTopology(f"Subtopology {subtopology.subtopology_id} does not contain any source topics.")
+        by_id[subtopology.subtopology_id] = Subtopology(
+            subtopology.subtopology_id,
+            tuple(sorted(subtopology.source_topics)),
+            _internal(subtopology.state_changelog_topics),
+            tuple(sorted(subtopology.repartition_sink_topics)),
+            _internal(subtopology.repartition_source_topics),
+            _copartition_groups(subtopology),
         )
-    return Topology(message.epoch, tuple(found[name] for name in sorted(found)))
+    return Topology(message.epoch, tuple(by_id[name] for name in sorted(by_id)))
 
 
 def _internal(topics: Iterable[Any]) -> tuple[InternalTopic, ...]:
@@ -130,12 +132,12 @@ def _internal(topics: Iterable[Any]) -> tuple[InternalTopic, ...]:
         sorted(
             (
                 InternalTopic(
-                    one.name,
-                    one.partitions,
-                    one.replication_factor,
-                    tuple(sorted((config.key, config.value) for config in one.topic_configs)),
+                    topic.name,
+                    topic.partitions,
+                    topic.replication_factor,
+                    tuple(sorted((config.key, config.value) for config in topic.topic_configs)),
                 )
-                for one in topics
+                for topic in topics
             ),
             key=lambda topic: topic.name,
         )
@@ -148,10 +150,10 @@ def _copartition_groups(message: Any) -> tuple[CopartitionGroup, ...]:
     repartitions = _sorted_indexes([topic.name for topic in message.repartition_source_topics])
     groups = (
         CopartitionGroup(
-            tuple(sorted(sources[number] for number in one.source_topics)),
-            tuple(sorted(repartitions[number] for number in one.repartition_source_topics)),
+            tuple(sorted(sources[index] for index in group.source_topics)),
+            tuple(sorted(repartitions[index] for index in group.repartition_source_topics)),
         )
-        for one in message.copartition_groups
+        for group in message.copartition_groups
     )
     return tuple(sorted(groups, key=lambda group: (group.source_topics, group.repartition_sources)))
 
@@ -165,41 +167,46 @@ def _sorted_indexes(names: list[str]) -> dict[int, int]:
 # -- configuration ---------------------------------------------------------------------------------
 
 
-def configure(topology: Topology, existing: CountOf) -> Configured:
+def configure(topology: Topology, existing_count: CountOf) -> Configured:
     """Raises InvalidTopology."""
     counts = _fixed_counts(topology)
-    order = _computable_order(topology, counts)
-    sources = {name for one in topology.subtopologies for name in one.source_topics}
-    missing = sorted(name for name in sources if existing(name) is None)
-    if missing:
-        return Configured({}, {}, (MISSING_SOURCE_TOPICS, f"Source topics {_first_names(missing)} are missing."))
+    order = _derivation_order(topology, counts)
+    sources = {name for subtopology in topology.subtopologies for name in subtopology.source_topics}
+    missing_sources = sorted(name for name in sources if existing_count(name) is None)
+    if missing_sources:
+        return Configured(
+            {}, {}, (MISSING_SOURCE_TOPICS, f"Source topics {_first_names(missing_sources)} are missing.")
+        )
 
     def count_of(name: str) -> int | None:
-        return counts.get(name) or existing(name)
+        return counts.get(name) or existing_count(name)
 
-    _derive_counts(order, counts, existing)
+    _derive_counts(order, counts, existing_count)
     try:
-        for one in topology.subtopologies:
-            for group in one.copartition_groups:
-                _copartition(one, group, counts, existing)
-        tasks = {one.subtopology_id: max(count_of(name) or 0 for name in one.inputs) for one in topology.subtopologies}
-        for one in topology.subtopologies:
-            for topic in one.changelogs:
-                counts[topic.name] = tasks[one.subtopology_id]
-        new = _missing(topology, counts, existing)
+        for subtopology in topology.subtopologies:
+            for group in subtopology.copartition_groups:
+                _apply_copartition_group(subtopology, group, counts, existing_count)
+        task_counts = {
+            subtopology.subtopology_id: max(count_of(name) or 0 for name in subtopology.inputs)
+            for subtopology in topology.subtopologies
+        }
+        for subtopology in topology.subtopologies:
+            for topic in subtopology.changelogs:
+                counts[topic.name] = task_counts[subtopology.subtopology_id]
+        missing_topics = _missing_topics(topology, counts, existing_count)
     except _Mispartitioned as problem:
         return Configured({}, {}, (INCORRECTLY_PARTITIONED_TOPICS, str(problem)))
-    if new:
-        detail = f"Internal topics are missing: [{_first_names([topic.name for topic in new])}]"
-        return Configured({}, counts, (MISSING_INTERNAL_TOPICS, detail), new)
-    return Configured(tasks, counts)
+    if missing_topics:
+        detail = f"Internal topics are missing: [{_first_names([topic.name for topic in missing_topics])}]"
+        return Configured({}, counts, (MISSING_INTERNAL_TOPICS, detail), missing_topics)
+    return Configured(task_counts, counts)
 
 
 def _fixed_counts(topology: Topology) -> dict[str, int]:
     return {
         topic.name: topic.partitions
-        for one in topology.subtopologies
-        for topic in one.repartition_sources
+        for subtopology in topology.subtopologies
+        for topic in subtopology.repartition_sources
         if topic.partitions > 0
     }
 
@@ -207,13 +214,17 @@ def _fixed_counts(topology: Topology) -> dict[str, int]:
 def _uncounted_topics(topology: Topology, counts: Mapping[str, int]) -> set[str]:
     """Repartition topics whose count is not known yet."""
     return {
-        topic.name for one in topology.subtopologies for topic in one.repartition_sources if topic.name not in counts
+        topic.name
+        for subtopology in topology.subtopologies
+        for topic in subtopology.repartition_sources
+        if topic.name not in counts
     }
 
 
-def _computable_order(topology: Topology, fixed: Mapping[str, int]) -> list[tuple[str, list[Subtopology]]]:
-    """The repartition topics whose counts are not fixed, each with the subtopologies that write it, after
-    all topics that these read. Raises InvalidTopology if there is no such order.
+def _derivation_order(topology: Topology, fixed: Mapping[str, int]) -> list[tuple[str, list[Subtopology]]]:
+    """Orders the repartition topics whose counts are not fixed so that each one follows all topics
+    that its writers read. Returns (topic, the subtopologies that write it) pairs. Raises
+    InvalidTopology if there is no such order.
 
     A topological sort in time proportional to the topology, because a client may send 10,000
     subtopologies in a chain.
@@ -222,31 +233,31 @@ def _computable_order(topology: Topology, fixed: Mapping[str, int]) -> list[tupl
     writers: dict[str, list[Subtopology]] = {name: [] for name in unknown}
     readers: dict[str, list[Subtopology]] = {name: [] for name in unknown}
     reads_left: dict[str, int] = {}
-    for one in topology.subtopologies:
-        for name in unknown.intersection(one.repartition_sinks):
-            writers[name].append(one)
-        read = unknown.intersection(topic.name for topic in one.repartition_sources)
+    for subtopology in topology.subtopologies:
+        for name in unknown.intersection(subtopology.repartition_sinks):
+            writers[name].append(subtopology)
+        read = unknown.intersection(topic.name for topic in subtopology.repartition_sources)
         for name in read:
-            readers[name].append(one)
-        reads_left[one.subtopology_id] = len(read)
+            readers[name].append(subtopology)
+        reads_left[subtopology.subtopology_id] = len(read)
     if not all(writers.values()):
         raise InvalidTopology(
             "Failed to compute number of partitions for all repartition topics, because a repartition source topic"
             " is never used as a sink topic."
         )
-    writers_left = {name: len(found) for name, found in writers.items()}
+    writers_left = {name: len(subtopologies) for name, subtopologies in writers.items()}
     order: list[tuple[str, list[Subtopology]]] = []
-    ready = [one for one in topology.subtopologies if not reads_left[one.subtopology_id]]
+    ready = [subtopology for subtopology in topology.subtopologies if not reads_left[subtopology.subtopology_id]]
     while ready:
         for name in unknown.intersection(ready.pop().repartition_sinks):
             writers_left[name] -= 1
             if writers_left[name]:
                 continue
             order.append((name, writers[name]))
-            for one in readers[name]:
-                reads_left[one.subtopology_id] -= 1
-                if not reads_left[one.subtopology_id]:
-                    ready.append(one)
+            for subtopology in readers[name]:
+                reads_left[subtopology.subtopology_id] -= 1
+                if not reads_left[subtopology.subtopology_id]:
+                    ready.append(subtopology)
     if len(order) < len(unknown):
         raise InvalidTopology(
             "Failed to compute number of partitions for all repartition topics. There may be loops in the topology"
@@ -255,26 +266,30 @@ def _computable_order(topology: Topology, fixed: Mapping[str, int]) -> list[tupl
     return order
 
 
-def _derive_counts(order: list[tuple[str, list[Subtopology]]], counts: dict[str, int], existing: CountOf) -> None:
+def _derive_counts(order: list[tuple[str, list[Subtopology]]], counts: dict[str, int], existing_count: CountOf) -> None:
     largest: dict[str, int] = {}  # subtopology -> partitions of its largest input
     for name, writers in order:
-        for one in writers:
-            if one.subtopology_id not in largest:
-                largest[one.subtopology_id] = max(counts.get(read) or existing(read) or 0 for read in one.inputs)
-        counts[name] = max(largest[one.subtopology_id] for one in writers)
+        for subtopology in writers:
+            if subtopology.subtopology_id not in largest:
+                largest[subtopology.subtopology_id] = max(
+                    counts.get(read) or existing_count(read) or 0 for read in subtopology.inputs
+                )
+        counts[name] = max(largest[subtopology.subtopology_id] for subtopology in writers)
 
 
-def _copartition(subtopology: Subtopology, group: CopartitionGroup, counts: dict[str, int], existing: CountOf) -> None:
+def _apply_copartition_group(
+    subtopology: Subtopology, group: CopartitionGroup, counts: dict[str, int], existing_count: CountOf
+) -> None:
     sources = {
-        subtopology.source_topics[number]: existing(subtopology.source_topics[number]) or 0
-        for number in group.source_topics
+        subtopology.source_topics[index]: existing_count(subtopology.source_topics[index]) or 0
+        for index in group.source_topics
     }
-    repartitions = [subtopology.repartition_sources[number] for number in group.repartition_sources]
+    repartitions = [subtopology.repartition_sources[index] for index in group.repartition_sources]
     fixed = {topic.name: topic.partitions for topic in repartitions if topic.partitions > 0}
     leading = sources or fixed
     if len(set(leading.values())) > 1:
-        listed = ", ".join(f"{name}={count}" for name, count in sorted(leading.items()))
-        raise _Mispartitioned(f"Following topics do not have the same number of partitions: [{listed}]")
+        described = ", ".join(f"{name}={count}" for name, count in sorted(leading.items()))
+        raise _Mispartitioned(f"Following topics do not have the same number of partitions: [{described}]")
     count = next(iter(leading.values()), 0) or max((counts[topic.name] for topic in repartitions), default=0)
     for name, actual in fixed.items():
         if actual != count:
@@ -285,20 +300,20 @@ def _copartition(subtopology: Subtopology, group: CopartitionGroup, counts: dict
     counts.update((topic.name, count) for topic in repartitions)
 
 
-def _missing(topology: Topology, counts: Mapping[str, int], existing: CountOf) -> tuple[NewTopic, ...]:
-    found: dict[str, NewTopic] = {}
-    for one in topology.subtopologies:
-        for topic in (*one.repartition_sources, *one.changelogs):
-            expected, actual = counts[topic.name], existing(topic.name)
+def _missing_topics(topology: Topology, counts: Mapping[str, int], existing_count: CountOf) -> tuple[NewTopic, ...]:
+    new_topics: dict[str, NewTopic] = {}
+    for subtopology in topology.subtopologies:
+        for topic in (*subtopology.repartition_sources, *subtopology.changelogs):
+            expected, actual = counts[topic.name], existing_count(topic.name)
             if actual is None:
                 factor = topic.replication_factor if topic.replication_factor > 0 else -1
-                found[topic.name] = NewTopic(topic.name, expected, factor, topic.configs)
+                new_topics[topic.name] = NewTopic(topic.name, expected, factor, topic.configs)
             elif actual != expected:
                 raise _Mispartitioned(
                     f"Existing topic {topic.name} has different number of partitions: expected {expected}, found"
                     f" {actual}"
                 )
-    return tuple(found[name] for name in sorted(found))
+    return tuple(new_topics[name] for name in sorted(new_topics))
 
 
 def _first_names(names: list[str]) -> str:
