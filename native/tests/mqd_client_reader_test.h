@@ -187,7 +187,7 @@ static void log_append(struct log *log, int32_t count, int attributes, int64_t p
         at += put_record(out + at, i, i, key, offset % 5 ? key_bytes : -1, value, offset % 7 ? value_bytes : -1);
         batch.record_count++;
     }
-    mqd_batch_seal(out, &batch, out + MQD_BATCH_HEADER_BYTES, at - MQD_BATCH_HEADER_BYTES);
+    mqd_batch_put_header(out, &batch, out + MQD_BATCH_HEADER_BYTES, at - MQD_BATCH_HEADER_BYTES);
     log_append_bytes(log, out, at);
     log->end_offset += count;
 }
@@ -201,7 +201,7 @@ __attribute__((unused)) static void log_append_marker(struct log *log, int64_t p
                               .base_sequence = -1,
                               .record_count = 1};
     uint32_t size = put_record(out + MQD_BATCH_HEADER_BYTES, 0, 0, key, 4, value, 6);
-    mqd_batch_seal(out, &batch, out + MQD_BATCH_HEADER_BYTES, size);
+    mqd_batch_put_header(out, &batch, out + MQD_BATCH_HEADER_BYTES, size);
     log_append_bytes(log, out, MQD_BATCH_HEADER_BYTES + size);
     log->end_offset++;
 }

@@ -8,7 +8,7 @@
 
 #define MQD_FILTER_NODES_MAX 64
 #define MQD_FILTER_BYTES_MAX 16384
-/* whether the filter is valid */
+/* Whether the filter is valid. */
 bool mqd_filter_check(const uint8_t *filter, uint32_t filter_bytes);
 struct mqd_filtered {
     uint8_t *bytes; /* malloc'd: whole batches; NULL = none */
@@ -22,7 +22,7 @@ struct mqd_filtered {
 void mqd_filtered_free(struct mqd_filtered *filtered);
 /* Reads the whole batches in the size_bytes at `bytes` until the output has output_bytes_max, which
  * only its last batch may exceed; records below from_offset are never selected. Returns 0 or a
- * Kafka error code; `out` is to be freed in either case. Any thread. */
+ * Kafka error code; the caller frees `out` in either case. May be called on any thread. */
 int16_t mqd_filter_batches(const uint8_t *filter, uint32_t filter_bytes, const uint8_t *bytes, uint64_t size_bytes,
                            int64_t from_offset, uint64_t output_bytes_max, struct mqd_filtered *out);
 

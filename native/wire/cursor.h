@@ -139,7 +139,7 @@ static inline int mqd_take_count(struct mqd_cursor_bytes *cursor, bool compact, 
 
 /* Length of a string or byte sequence in either form; -1 = null. Checked against the remaining
  * bytes. */
-static inline int mqd_take_length(struct mqd_cursor_bytes *cursor, bool compact, bool string, const char *field,
+static inline int mqd_take_length(struct mqd_cursor_bytes *cursor, bool compact, bool is_string, const char *field,
                                   int32_t *out)
 {
     int64_t length;
@@ -148,7 +148,7 @@ static inline int mqd_take_length(struct mqd_cursor_bytes *cursor, bool compact,
         if (mqd_take_varint(cursor, field, &raw))
             return -1;
         length = (int64_t)raw - 1;
-    } else if (string) {
+    } else if (is_string) {
         int16_t raw;
         if (mqd_take_i16(cursor, field, &raw))
             return -1;
@@ -161,7 +161,7 @@ static inline int mqd_take_length(struct mqd_cursor_bytes *cursor, bool compact,
     }
     if (MQD_UNLIKELY(length < -1))
         return mqd_wire_wrong(cursor, field, "a negative length,", length);
-    if (MQD_UNLIKELY(string && length > MQD_STRING_BYTES_MAX))
+    if (MQD_UNLIKELY(is_string && length > MQD_STRING_BYTES_MAX))
         return mqd_wire_wrong(cursor, field, "a string above 32767 bytes, its length is", length);
     if (MQD_UNLIKELY(length > (int64_t)mqd_cursor_left(cursor)))
         return mqd_wire_short(cursor, field, (size_t)length);
@@ -220,8 +220,8 @@ static inline int mqd_take_tag(struct mqd_cursor_bytes *cursor, uint32_t *tag, s
 static inline int mqd_tag_finished(const struct mqd_cursor_bytes *value, const char *field)
 {
     if (MQD_UNLIKELY(value->at != value->end))
-        return mqd_wire_wrong(
-            value, field, "a tagged field longer than its type, left over are bytes:", (int64_t)mqd_cursor_left(value));
+        return mqd_wire_wrong(value, field, "a tagged field that is longer than its type; bytes left over:",
+                              (int64_t)mqd_cursor_left(value));
     return 0;
 }
 
@@ -242,7 +242,7 @@ static inline int mqd_skip_tags(struct mqd_cursor_bytes *cursor, bool flexible)
 static inline int mqd_cursor_finished(const struct mqd_cursor_bytes *cursor, const char *request)
 {
     if (MQD_UNLIKELY(cursor->at != cursor->end))
-        return mqd_wire_wrong(cursor, request, "a request followed by bytes that its schema does not have, count:",
+        return mqd_wire_wrong(cursor, request, "a request followed by bytes that its schema does not have; count:",
                               (int64_t)mqd_cursor_left(cursor));
     return 0;
 }

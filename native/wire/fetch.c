@@ -29,14 +29,14 @@ static inline bool is_flexible(int16_t version)
 {
     return version >= 12;
 }
-static inline bool by_id(int16_t version)
+static inline bool uses_topic_ids(int16_t version)
 {
     return version >= 13;
 }
 
 static uint32_t topic_bytes_min(int16_t version)
 {
-    return by_id(version) ? 16 + 1 + 1 : is_flexible(version) ? 1 + 1 + 1 : 2 + 4;
+    return uses_topic_ids(version) ? 16 + 1 + 1 : is_flexible(version) ? 1 + 1 + 1 : 2 + 4;
 }
 
 static uint32_t partition_bytes_min(int16_t version)
@@ -45,7 +45,7 @@ static uint32_t partition_bytes_min(int16_t version)
            (is_flexible(version) ? 1 : 0);
 }
 
-static int walk(struct mqd_fetch_request *request)
+static int check_body(struct mqd_fetch_request *request)
 {
     struct mqd_fetch_topic topic;
     struct mqd_fetch_partition partition;
@@ -96,13 +96,13 @@ int mqd_fetch_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, s
     if (take_head(out))
         return -1;
     out->topics_left = out->topic_count;
-    struct mqd_fetch_request whole = *out;
-    if (walk(&whole))
+    struct mqd_fetch_request checked = *out;
+    if (check_body(&checked))
         return -1;
-    out->replica_id = whole.replica_id;
-    out->replica_epoch = whole.replica_epoch;
-    out->rack_id = whole.rack_id;
-    out->rack_id_bytes = whole.rack_id_bytes;
+    out->replica_id = checked.replica_id;
+    out->replica_epoch = checked.replica_epoch;
+    out->rack_id = checked.rack_id;
+    out->rack_id_bytes = checked.rack_id_bytes;
     return 0;
 }
 
@@ -112,7 +112,7 @@ int mqd_fetch_next_topic(struct mqd_fetch_request *request, struct mqd_fetch_top
     if (request->topics_left <= 0 || request->partitions_left > 0)
         return mqd_wire_misused("Fetch: no further topic here");
     request->topics_left--;
-    if (mqd_take_topic_key(&request->cursor, compact, by_id(request->version), &out->key) ||
+    if (mqd_take_topic_key(&request->cursor, compact, uses_topic_ids(request->version), &out->key) ||
         mqd_take_count(&request->cursor, compact, "partitions", partition_bytes_min(request->version),
                        &out->partition_count))
         return -1;
@@ -186,7 +186,7 @@ int mqd_fetch_next_forgotten_topic(struct mqd_fetch_request *request, struct mqd
     if (!request->forgotten_taken || request->topics_left <= 0 || request->partitions_left > 0)
         return mqd_wire_misused("Fetch: no further forgotten topic here");
     request->topics_left--;
-    if (mqd_take_topic_key(&request->cursor, compact, by_id(request->version), &out->key) ||
+    if (mqd_take_topic_key(&request->cursor, compact, uses_topic_ids(request->version), &out->key) ||
         mqd_take_count(&request->cursor, compact, "forgotten partitions", 4, &out->partition_count))
         return -1;
     request->partitions_left = out->partition_count;
@@ -227,7 +227,7 @@ static int take_request_tags(struct mqd_fetch_request *request)
 int mqd_fetch_end(struct mqd_fetch_request *request)
 {
     struct mqd_text rack_id = {.bytes = NULL, .size_bytes = 0};
-    /* a caller that ignores forgotten topics need not call mqd_fetch_begin_forgotten if there are none */
+    /* a caller may skip mqd_fetch_begin_forgotten if there are no forgotten topics */
     if (!request->forgotten_taken) {
         int32_t forgotten_count;
         if (mqd_fetch_begin_forgotten(request, &forgotten_count))
@@ -259,14 +259,14 @@ void mqd_fetch_response_begin(struct mqd_buffer *buffer, int16_t version, int32_
 void mqd_fetch_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key,
                               int32_t partition_count)
 {
-    mqd_put_topic_key(buffer, is_flexible(version), by_id(version), key);
+    mqd_put_topic_key(buffer, is_flexible(version), uses_topic_ids(version), key);
     mqd_put_count(buffer, is_flexible(version), partition_count);
 }
 
 static void put_aborted(struct mqd_buffer *buffer, int16_t version, const struct mqd_fetch_outcome *outcome)
 {
-    mqd_put_count(buffer, is_flexible(version), outcome->committed ? (int32_t)outcome->aborted_count : -1);
-    for (uint32_t i = 0; outcome->committed && i < outcome->aborted_count; i++) {
+    mqd_put_count(buffer, is_flexible(version), outcome->read_committed ? (int32_t)outcome->aborted_count : -1);
+    for (uint32_t i = 0; outcome->read_committed && i < outcome->aborted_count; i++) {
         mqd_put_i64(buffer, outcome->aborted[i].producer_id);
         mqd_put_i64(buffer, outcome->aborted[i].first_offset);
         mqd_put_no_tags(buffer, is_flexible(version));
@@ -298,13 +298,13 @@ void mqd_fetch_response_partition_end(struct mqd_buffer *buffer, int16_t version
 void mqd_fetch_response_partition_tags(struct mqd_buffer *buffer, int16_t version,
                                        const struct mqd_fetch_outcome *outcome)
 {
-    uint32_t tag_count = version < 12 ? 0 : outcome->diverges + (outcome->current_leader != NULL);
+    uint32_t tag_count = version < 12 ? 0 : outcome->has_diverging_epoch + (outcome->current_leader != NULL);
     if (!tag_count) {
         mqd_fetch_response_partition_end(buffer, version);
         return;
     }
     mqd_put_varint(buffer, tag_count);
-    if (outcome->diverges) {
+    if (outcome->has_diverging_epoch) {
         mqd_put_varint(buffer, 0);
         mqd_put_varint(buffer, 4 + 8 + 1);
         mqd_put_i32(buffer, outcome->diverging_epoch);

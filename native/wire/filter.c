@@ -27,7 +27,7 @@ struct step {
     uint32_t next; /* position of the next instruction */
 };
 
-/* Reads the instruction at `at`; false: it is cut off, or its number is unknown. */
+/* Reads the instruction at `at`. False: it is cut off, or its number is unknown. */
 static bool read_step(const uint8_t *filter, uint32_t filter_bytes, uint32_t at, struct step *step)
 {
     *step = (struct step){.instruction = filter[at], .next = at + 1};
@@ -65,15 +65,15 @@ bool mqd_filter_check(const uint8_t *filter, uint32_t filter_bytes)
     for (uint32_t at = 0; at < filter_bytes; at = step.next) {
         if (++count > MQD_FILTER_NODES_MAX || !read_step(filter, filter_bytes, at, &step))
             return false;
-        uint32_t taken = step.instruction < AND ? 0 : step.instruction == NOT ? 1 : 2;
-        if (depth < taken)
+        uint32_t operand_count = step.instruction < AND ? 0 : step.instruction == NOT ? 1 : 2;
+        if (depth < operand_count)
             return false;
-        depth += 1 - taken;
+        depth += 1 - operand_count;
     }
     return depth == 1;
 }
 
-static bool holds(enum comparison comparison, int order)
+static bool is_true(enum comparison comparison, int order)
 {
     switch (comparison) {
     case EQUAL:
@@ -91,16 +91,17 @@ static bool holds(enum comparison comparison, int order)
     }
 }
 
-static bool text_holds(enum comparison comparison, const uint8_t *value, uint32_t value_bytes, const struct step *step)
+static bool is_true_for_text(enum comparison comparison, const uint8_t *value, uint32_t value_bytes,
+                             const struct step *step)
 {
     uint32_t common = value_bytes < step->value_bytes ? value_bytes : step->value_bytes;
     int order = common ? memcmp(value, step->value, common) : 0;
     if (comparison >= PREFIX)
         return (order == 0 && common == step->value_bytes) == (comparison == PREFIX);
-    return holds(comparison, order ? order : (value_bytes > common) - (step->value_bytes > common));
+    return is_true(comparison, order ? order : (value_bytes > common) - (step->value_bytes > common));
 }
 
-static bool number_of(const uint8_t *text, uint32_t size_bytes, int64_t *number)
+static bool parse_number(const uint8_t *text, uint32_t size_bytes, int64_t *number)
 {
     bool negative = size_bytes && text[0] == '-';
     uint32_t at = negative;
@@ -116,20 +117,20 @@ static bool number_of(const uint8_t *text, uint32_t size_bytes, int64_t *number)
     return true;
 }
 
-static bool compare(const struct mqd_record *record, const struct step *step)
+static bool evaluate(const struct mqd_record *record, const struct step *step)
 {
     const uint8_t *value;
     int32_t value_bytes;
-    bool found = mqd_record_header(record, (const char *)step->name, step->name_bytes, &value, &value_bytes);
+    bool has_header = mqd_record_header(record, (const char *)step->name, step->name_bytes, &value, &value_bytes);
     if (step->instruction == EXISTS)
-        return found;
-    if (!found || value_bytes < 0)
+        return has_header;
+    if (!has_header || value_bytes < 0)
         return false;
     if (step->instruction <= TEXT_LAST)
-        return text_holds((enum comparison)(step->instruction - TEXT_FIRST), value, (uint32_t)value_bytes, step);
-    int64_t number, wanted = (int64_t)mqd_get_be64(step->value);
-    return number_of(value, (uint32_t)value_bytes, &number) &&
-           holds((enum comparison)(step->instruction - NUMBER_FIRST), (number > wanted) - (number < wanted));
+        return is_true_for_text((enum comparison)(step->instruction - TEXT_FIRST), value, (uint32_t)value_bytes, step);
+    int64_t number, operand = (int64_t)mqd_get_be64(step->value);
+    return parse_number(value, (uint32_t)value_bytes, &number) &&
+           is_true((enum comparison)(step->instruction - NUMBER_FIRST), (number > operand) - (number < operand));
 }
 
 bool mqd_filter_match(const uint8_t *filter, uint32_t filter_bytes, const struct mqd_record *record)
@@ -148,7 +149,7 @@ bool mqd_filter_match(const uint8_t *filter, uint32_t filter_bytes, const struct
             stack ^= 1;
             break;
         default:
-            stack = stack << 1 | compare(record, &step);
+            stack = stack << 1 | evaluate(record, &step);
         }
     }
     return stack & 1;

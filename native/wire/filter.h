@@ -3,7 +3,7 @@
  *
  * A filter is a program in postfix order, compiled by mqd/base/views/conditions.py: each
  * instruction is a byte, followed by its operands; it pushes a truth value on the stack, or
- * replaces the values on top by their combination.
+ * replaces the values on top with their combination.
  *
  *   comparison with text     name (uint8 size, bytes), value (uint16 size, bytes): the header's
  *                            bytes
@@ -12,9 +12,9 @@
  *   EXISTS                   name
  *   AND, OR, NOT             nothing
  *
- * Numbers are big-endian. A comparison, also !=, is false for a record that lacks the header, or
- * whose header has no value, or (if it is compared with a number) is not a number. Of several
- * headers with the same name the last counts.
+ * Numbers are big-endian. A comparison, even !=, is false for a record that lacks the header, or
+ * whose header has no value, or (in a comparison with a number) is not a number. If several headers
+ * have the same name, the last one is used.
  *
  * A filtered batch keeps what compaction keeps (wire/record_scan.h): base offset, last offset
  * delta, producer, sequence, leader epoch, and the bytes of each remaining record. A batch whose
@@ -32,7 +32,7 @@
 bool mqd_filter_match(const uint8_t *filter, uint32_t filter_bytes, const struct mqd_record *record);
 /* Like mqd_filter_batches, but appends to `out`: at most output_bytes_max, which only the last
  * batch may exceed. *consumed_bytes: the size of the whole batches that were read. After an error,
- * `out` has what was selected before the invalid batch. */
+ * `out` has the records that were selected before the invalid batch. */
 int16_t mqd_filter_append(const uint8_t *filter, uint32_t filter_bytes, const uint8_t *bytes, uint64_t size_bytes,
                           int64_t from_offset, uint64_t output_bytes_max, struct mqd_filtered *out,
                           uint64_t *consumed_bytes);

@@ -31,7 +31,7 @@ static bool reserve(struct mqd_filtered *out, uint64_t size_bytes)
     return true;
 }
 
-static bool add(struct mqd_filtered *out, const uint8_t *bytes, uint64_t size_bytes)
+static bool append(struct mqd_filtered *out, const uint8_t *bytes, uint64_t size_bytes)
 {
     if (!reserve(out, size_bytes))
         return false;
@@ -40,33 +40,33 @@ static bool add(struct mqd_filtered *out, const uint8_t *bytes, uint64_t size_by
     return true;
 }
 
-/* Appends space for the header, then the selected records. Returns their count; -1: they cannot be
- * parsed, or *no_memory. */
+/* Appends space for the header, then the selected records. Returns their count; or -1 if the records
+ * cannot be parsed, or if there is no memory (*no_memory). */
 static int64_t select_records(struct work *work, struct mqd_batch *batch, const uint8_t *bytes, uint64_t size_bytes,
                               bool *no_memory)
 {
     struct mqd_records records;
     struct mqd_record record;
     int64_t count = 0, max_timestamp_ms = -1;
-    int more;
+    int result;
     mqd_records_begin(&records, batch, bytes, size_bytes);
-    while ((more = mqd_records_next(&records, &record)) == 1) {
+    while ((result = mqd_records_next(&records, &record)) == 1) {
         if (batch->base_offset + record.offset_delta < work->from_offset ||
             !mqd_filter_match(work->filter, work->filter_bytes, &record))
             continue;
         if (count++ == 0 && !(*no_memory = !reserve(work->out, MQD_BATCH_HEADER_BYTES)))
             work->out->size_bytes += MQD_BATCH_HEADER_BYTES;
-        if (*no_memory || (*no_memory = !add(work->out, record.bytes, record.size_bytes)))
+        if (*no_memory || (*no_memory = !append(work->out, record.bytes, record.size_bytes)))
             return -1;
         int64_t timestamp_ms = mqd_record_timestamp_ms(batch, &record);
         max_timestamp_ms = timestamp_ms > max_timestamp_ms ? timestamp_ms : max_timestamp_ms;
     }
     if (!(batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME))
         batch->max_timestamp_ms = max_timestamp_ms;
-    return more < 0 ? -1 : count;
+    return result < 0 ? -1 : count;
 }
 
-/* Appends one batch with the selected records; nothing if there are none. Returns 0 or an error
+/* Appends a batch with the selected records, or nothing if there are none. Returns 0 or an error
  * code. */
 static int16_t filter_batch(struct work *work, const uint8_t *bytes, const struct mqd_batch *batch)
 {
@@ -78,7 +78,7 @@ static int16_t filter_batch(struct work *work, const uint8_t *bytes, const struc
     const char *reason;
     bool no_memory = false;
     if (batch->attributes & MQD_ATTRIBUTE_CONTROL)
-        return add(out, bytes, (uint64_t)batch->size_bytes) ? 0 : NO_MEMORY;
+        return append(out, bytes, (uint64_t)batch->size_bytes) ? 0 : NO_MEMORY;
     if (codec && !mqd_codec_available(codec))
         return MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE;
     if (codec)
@@ -93,24 +93,24 @@ static int16_t filter_batch(struct work *work, const uint8_t *bytes, const struc
         return 0;
     if (count == batch->record_count) {
         out->size_bytes = begin;
-        return add(out, bytes, (uint64_t)batch->size_bytes) ? 0 : NO_MEMORY;
+        return append(out, bytes, (uint64_t)batch->size_bytes) ? 0 : NO_MEMORY;
     }
     header.record_count = (int32_t)count;
     header.attributes &= (int16_t)~MQD_ATTRIBUTE_COMPRESSION;
-    mqd_batch_seal(out->bytes + begin, &header, out->bytes + begin + MQD_BATCH_HEADER_BYTES,
-                   (uint32_t)(out->size_bytes - begin - MQD_BATCH_HEADER_BYTES));
+    mqd_batch_put_header(out->bytes + begin, &header, out->bytes + begin + MQD_BATCH_HEADER_BYTES,
+                         (uint32_t)(out->size_bytes - begin - MQD_BATCH_HEADER_BYTES));
     return 0;
 }
 
 /* Writes a batch without records, which may replace a batch in which no record is selected. */
-static void seal_empty(struct mqd_filtered *out, const struct mqd_batch *batch)
+static void put_empty(struct mqd_filtered *out, const struct mqd_batch *batch)
 {
     struct mqd_batch header = *batch;
     header.record_count = 0;
     header.attributes &= (int16_t)~MQD_ATTRIBUTE_COMPRESSION;
     if (!(header.attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME))
         header.max_timestamp_ms = -1;
-    mqd_batch_seal(out->empty, &header, NULL, 0);
+    mqd_batch_put_header(out->empty, &header, NULL, 0);
     out->has_empty = true;
 }
 
@@ -126,10 +126,10 @@ int16_t mqd_filter_append(const uint8_t *filter, uint32_t filter_bytes, const ui
 {
     struct work work = {filter, filter_bytes, from_offset, out};
     struct mqd_batch batch;
-    uint64_t at = 0, began = out->size_bytes;
+    uint64_t at = 0, begin_bytes = out->size_bytes;
     int16_t error = 0;
-    while (at < size_bytes && (out->size_bytes == began || out->size_bytes - began < output_bytes_max)) {
-        uint64_t before = out->size_bytes;
+    while (at < size_bytes && (out->size_bytes == begin_bytes || out->size_bytes - begin_bytes < output_bytes_max)) {
+        uint64_t old_bytes = out->size_bytes;
         if (size_bytes - at < MQD_BATCH_HEADER_BYTES || mqd_batch_decode(bytes + at, size_bytes - at, &batch) < 0 ||
             (uint64_t)batch.size_bytes > size_bytes - at) {
             error = MQD_KAFKA_CORRUPT_MESSAGE;
@@ -139,13 +139,13 @@ int16_t mqd_filter_append(const uint8_t *filter, uint32_t filter_bytes, const ui
         if (next_offset > from_offset) {
             error = filter_batch(&work, bytes + at, &batch);
             if (error) {
-                out->size_bytes = before; /* drops the records of this batch that were selected before the error */
+                out->size_bytes = old_bytes; /* drops the records of this batch that were already selected */
                 break;
             }
             out->next_offset = next_offset;
             out->has_empty = false;
-            if (out->size_bytes == before)
-                seal_empty(out, &batch);
+            if (out->size_bytes == old_bytes)
+                put_empty(out, &batch);
         }
         at += (uint64_t)batch.size_bytes;
     }

@@ -22,7 +22,7 @@ static inline bool is_flexible(int16_t version)
     return version >= 6;
 }
 
-static int walk(struct mqd_list_offsets_request *request)
+static int check_body(struct mqd_list_offsets_request *request)
 {
     struct mqd_list_offsets_topic topic;
     struct mqd_list_offsets_partition partition;
@@ -52,10 +52,10 @@ int mqd_list_offsets_parse(const uint8_t *body, uint32_t size_bytes, int16_t ver
         mqd_take_count(&out->cursor, compact, "topics", compact ? 1 + 1 + 1 : 2 + 4, &out->topic_count))
         return -1;
     out->topics_left = out->topic_count;
-    struct mqd_list_offsets_request whole = *out;
-    if (walk(&whole))
+    struct mqd_list_offsets_request checked = *out;
+    if (check_body(&checked))
         return -1;
-    out->timeout_ms = whole.timeout_ms;
+    out->timeout_ms = checked.timeout_ms;
     return 0;
 }
 

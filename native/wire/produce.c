@@ -24,14 +24,14 @@ static inline bool is_flexible(int16_t version)
 {
     return version >= 9;
 }
-static inline bool by_id(int16_t version)
+static inline bool uses_topic_ids(int16_t version)
 {
     return version >= 13;
 }
 
 static uint32_t topic_bytes_min(int16_t version)
 {
-    return by_id(version) ? 16 + 1 + 1 : is_flexible(version) ? 1 + 1 + 1 : 2 + 4;
+    return uses_topic_ids(version) ? 16 + 1 + 1 : is_flexible(version) ? 1 + 1 + 1 : 2 + 4;
 }
 
 /* Whether the batch, as far as it has arrived, is of format 2 and not transactional. */
@@ -44,7 +44,7 @@ static inline bool is_plain(const struct mqd_produce_partition *partition)
            (partition->size_bytes < MQD_BATCH_ATTRIBUTES_END || !(batch[22] & MQD_ATTRIBUTE_TRANSACTIONAL));
 }
 
-static int walk(struct mqd_produce_request request, struct mqd_produce_request *out)
+static int check_body(struct mqd_produce_request request, struct mqd_produce_request *out)
 {
     struct mqd_produce_topic topic;
     struct mqd_produce_partition partition;
@@ -78,7 +78,7 @@ int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version,
         mqd_take_count(&out->cursor, is_flexible(version), "topic_data", topic_bytes_min(version), &out->topic_count))
         return -1;
     out->topics_left = out->topic_count;
-    return walk(*out, out);
+    return check_body(*out, out);
 }
 
 int mqd_produce_next_topic(struct mqd_produce_request *request, struct mqd_produce_topic *out)
@@ -87,7 +87,7 @@ int mqd_produce_next_topic(struct mqd_produce_request *request, struct mqd_produ
     if (request->topics_left <= 0 || request->partitions_left > 0)
         return mqd_wire_misused("Produce: no further topic here");
     request->topics_left--;
-    if (mqd_take_topic_key(&request->cursor, compact, by_id(request->version), &out->key) ||
+    if (mqd_take_topic_key(&request->cursor, compact, uses_topic_ids(request->version), &out->key) ||
         mqd_take_count(&request->cursor, compact, "partition_data", compact ? 4 + 1 + 1 : 4 + 4, &out->partition_count))
         return -1;
     request->partitions_left = out->partition_count;
@@ -129,7 +129,7 @@ void mqd_produce_response_topics(struct mqd_buffer *buffer, int16_t version, int
 void mqd_produce_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key,
                                 int32_t partition_count)
 {
-    mqd_put_topic_key(buffer, is_flexible(version), by_id(version), key);
+    mqd_put_topic_key(buffer, is_flexible(version), uses_topic_ids(version), key);
     mqd_put_count(buffer, is_flexible(version), partition_count);
 }
 

@@ -80,11 +80,11 @@ bool mqd_record_header(const struct mqd_record *record, const char *name, uint32
         const uint8_t *key = mqd_varint_size(at, end, &size_bytes);
         if (!key || size_bytes < 0)
             return false;
-        bool same = (uint64_t)size_bytes == name_bytes && memcmp(key, name, name_bytes) == 0;
+        bool is_match = (uint64_t)size_bytes == name_bytes && memcmp(key, name, name_bytes) == 0;
         at = mqd_varint_size(key + size_bytes, end, &size_bytes);
         if (!at)
             return false;
-        if (same) {
+        if (is_match) {
             found = true;
             *value = at;
             *value_bytes = (int32_t)size_bytes;
@@ -118,7 +118,7 @@ uint32_t mqd_record_rebase(uint8_t *out, const struct mqd_batch *batch, const st
     return at + delta_bytes + rest_bytes;
 }
 
-void mqd_batch_seal(uint8_t *out, const struct mqd_batch *batch, const uint8_t *records, uint32_t records_bytes)
+void mqd_batch_put_header(uint8_t *out, const struct mqd_batch *batch, const uint8_t *records, uint32_t records_bytes)
 {
     mqd_put_be64(out, (uint64_t)batch->base_offset);
     mqd_put_be32(out + 8, MQD_BATCH_HEADER_BYTES - 12 + records_bytes);

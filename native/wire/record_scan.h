@@ -45,10 +45,11 @@ struct mqd_records {
 /* `bytes`: the uncompressed records of the batch. */
 void mqd_records_begin(struct mqd_records *records, const struct mqd_batch *batch, const uint8_t *bytes,
                        uint64_t size_bytes);
-/* 1: a record; 0: the end, with no trailing bytes; -1: invalid records, `reason` says why. */
+/* Returns 1 with the next record; 0 at the end, if no bytes follow; or -1 if the records are invalid
+ * (`reason` says why). */
 int mqd_records_next(struct mqd_records *records, struct mqd_record *out);
 
-/* Whether the record has a header of this name; false also if the headers cannot be parsed. *value:
+/* Whether the record has a header of this name. False, too, if the headers cannot be parsed. *value:
  * the value of the last such header, as in Kafka's lastHeader (size -1: null). */
 bool mqd_record_header(const struct mqd_record *record, const char *name, uint32_t name_bytes, const uint8_t **value,
                        int32_t *value_bytes);
@@ -63,6 +64,6 @@ uint32_t mqd_record_rebase(uint8_t *out, const struct mqd_batch *batch, const st
 
 /* Writes the header of a batch to `out`, for the records_bytes at `records`, which are not copied.
  * `batch` provides everything except the size, and the CRC, which covers header and records. */
-void mqd_batch_seal(uint8_t *out, const struct mqd_batch *batch, const uint8_t *records, uint32_t records_bytes);
+void mqd_batch_put_header(uint8_t *out, const struct mqd_batch *batch, const uint8_t *records, uint32_t records_bytes);
 
 #endif

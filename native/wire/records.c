@@ -22,7 +22,7 @@ struct walk {
     const uint8_t *end;
 };
 
-/* Advances to `next`; on NULL (a parse failure) it stays. */
+/* Advances to `next`, unless that is NULL (a parse failure). */
 static inline bool move(struct walk *walk, const uint8_t *next)
 {
     if (next)
@@ -51,8 +51,8 @@ static const char *skip_headers(struct walk *walk)
     return NULL;
 }
 
-/* Skips one record. NULL, or the text of what is wrong with it. */
-static const char *skip_record(struct walk *walk, int32_t index, bool *keyed)
+/* Skips one record. Returns NULL, or the reason why the record is invalid. */
+static const char *skip_record(struct walk *walk, int32_t index, bool *has_key)
 {
     int64_t size_bytes, number;
     if (!move(walk, mqd_varint_size(walk->at, walk->end, &size_bytes)) || size_bytes < RECORD_BYTES_MIN - 1)
@@ -64,7 +64,7 @@ static const char *skip_record(struct walk *walk, int32_t index, bool *keyed)
         return "a record's offset delta is not its place in the batch";
     if (!skip_blob(&record, true, &size_bytes))
         return "a record's key is cut off or has an impossible length";
-    *keyed = size_bytes >= 0;
+    *has_key = size_bytes >= 0;
     if (!skip_blob(&record, true, &size_bytes))
         return "a record's value is cut off or has an impossible length";
     const char *reason = skip_headers(&record);
@@ -83,10 +83,10 @@ int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t
     int32_t count = 0;
     *reason = NULL;
     for (int32_t i = 0; i < record_count; i++) {
-        bool keyed;
-        if ((*reason = skip_record(&walk, i, &keyed)))
+        bool has_key;
+        if ((*reason = skip_record(&walk, i, &has_key)))
             return -1 - i;
-        if (keyed)
+        if (has_key)
             continue;
         if ((uint32_t)count < unkeyed_count_max)
             unkeyed[count] = i;

@@ -49,7 +49,7 @@ static int take_head(struct mqd_share_fetch_request *out)
     return mqd_take_count(cursor, true, "topics", TOPIC_BYTES_MIN, &out->topic_count);
 }
 
-static int walk(struct mqd_share_fetch_request *request)
+static int check_body(struct mqd_share_fetch_request *request)
 {
     struct mqd_share_fetch_topic topic;
     struct mqd_share_fetch_partition partition;
@@ -89,8 +89,8 @@ int mqd_share_fetch_parse(const uint8_t *body, uint32_t size_bytes, int16_t api_
     if (take_head(out))
         return -1;
     out->topics_left = out->topic_count;
-    struct mqd_share_fetch_request whole = *out;
-    return walk(&whole);
+    struct mqd_share_fetch_request checked = *out;
+    return check_body(&checked);
 }
 
 int mqd_share_fetch_next_topic(struct mqd_share_fetch_request *request, struct mqd_share_fetch_topic *out)

@@ -84,7 +84,7 @@ void mqd_share_write_end(struct mqd_buffer *buffer)
 
 /* ---- responses ---- */
 
-static int take_one(struct mqd_cursor_bytes *cursor, const char *field, uint32_t bytes_min)
+static int take_count_of_one(struct mqd_cursor_bytes *cursor, const char *field, uint32_t bytes_min)
 {
     int32_t count;
     if (mqd_take_count(cursor, true, field, bytes_min, &count))
@@ -106,8 +106,9 @@ static int take_head(struct mqd_cursor_bytes *cursor, const struct mqd_share_nam
 {
     struct mqd_topic_key topic;
     int32_t partition_index;
-    if (take_one(cursor, "results", 16 + 1 + 1) || mqd_take_topic_key(cursor, true, true, &topic) ||
-        take_one(cursor, "partitions", PARTITION_BYTES_MIN) || mqd_take_i32(cursor, "partition", &partition_index))
+    if (take_count_of_one(cursor, "results", 16 + 1 + 1) || mqd_take_topic_key(cursor, true, true, &topic) ||
+        take_count_of_one(cursor, "partitions", PARTITION_BYTES_MIN) ||
+        mqd_take_i32(cursor, "partition", &partition_index))
         return -1;
     if (memcmp(topic.topic_id, name->topic_id, sizeof name->topic_id) != 0 || partition_index != name->partition_index)
         return mqd_wire_wrong(cursor, "partition", "a response about another share-partition,", partition_index);

@@ -9,8 +9,8 @@
  *   response results[ topic_id | partitions[ index | error | message |
  *             (READ: state_epoch | start | runs[ first | last | state | count ]) ] ]
  *
- * A response that names another share-partition, is cut off, or is followed by more bytes, is
- * refused. Concurrency: none; no state.
+ * A response that names another share-partition, is truncated, or is followed by more bytes is
+ * refused. Concurrency: there is no shared state.
  */
 #ifndef MQD_SHARE_STATE_WIRE_H
 #define MQD_SHARE_STATE_WIRE_H
@@ -39,7 +39,7 @@ struct mqd_share_epoch {
 #define MQD_SHARE_EPOCH_LOG_END INT32_MAX
 #define MQD_SHARE_EPOCHS_TAG 9100
 
-/* Appends a READ request. Without epochs no part of the state is compared with the log. */
+/* Appends a READ request. Without epochs the state is not compared with the log. */
 void mqd_share_encode_read(struct mqd_buffer *buffer, const struct mqd_share_name *name, int32_t leader_epoch,
                            const struct mqd_share_epoch *epochs, uint32_t epoch_count);
 

@@ -103,14 +103,14 @@ static const int16_t flexible_from[API_KEY_COUNT] = {
     [92] = 0,                                                            /* DeleteShareGroupOffsets */
 };
 
-static bool api_known(int16_t api_key)
+static bool is_known_api(int16_t api_key)
 {
     return api_key >= 0 && api_key < API_KEY_COUNT && flexible_from[api_key] != UNKNOWN;
 }
 
 bool mqd_api_flexible(int16_t api_key, int16_t api_version)
 {
-    return api_known(api_key) && flexible_from[api_key] != NEVER && api_version >= flexible_from[api_key];
+    return is_known_api(api_key) && flexible_from[api_key] != NEVER && api_version >= flexible_from[api_key];
 }
 
 int mqd_request_header_parse(const uint8_t *frame, uint32_t size_bytes, struct mqd_request_header *out, bool *known)
@@ -124,7 +124,7 @@ int mqd_request_header_parse(const uint8_t *frame, uint32_t size_bytes, struct m
         mqd_take_i32(&cursor, "correlation_id", &out->correlation_id))
         return -1;
     out->header_bytes = (uint32_t)(cursor.at - cursor.begin);
-    if (!api_known(out->api_key))
+    if (!is_known_api(out->api_key))
         return 0;
     *known = true;
     /* client_id keeps its INT16 length in header v2, so that a broker can read it before it knows

@@ -119,8 +119,8 @@ struct mqd_fetch_partition {
 int mqd_fetch_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_fetch_request *out);
 int mqd_fetch_next_topic(struct mqd_fetch_request *request, struct mqd_fetch_topic *out);
 int mqd_fetch_next_partition(struct mqd_fetch_request *request, struct mqd_fetch_partition *out);
-/* After all topics: the forgotten topics. *forgotten_count: their number. Then next_forgotten_topic
- * and next_forgotten_partition; then end. */
+/* Called after all topics; sets *forgotten_count to the number of forgotten topics. Then call
+ * _next_forgotten_topic and _next_forgotten_partition for each of them, then _end. */
 int mqd_fetch_begin_forgotten(struct mqd_fetch_request *request, int32_t *forgotten_count);
 int mqd_fetch_next_forgotten_topic(struct mqd_fetch_request *request, struct mqd_fetch_topic *out);
 int mqd_fetch_next_forgotten_partition(struct mqd_fetch_request *request, int32_t *partition_index);
@@ -202,7 +202,7 @@ int mqd_share_fetch_begin_forgotten(struct mqd_share_fetch_request *request, int
 int mqd_share_fetch_next_forgotten_partition(struct mqd_share_fetch_request *request, int32_t *partition_index);
 int mqd_share_fetch_end(struct mqd_share_fetch_request *request);
 
-/* -- encoding -- a growing buffer; `failed` is sticky (out of memory), checked once at the end. */
+/* -- encoding -- a growing buffer. `failed` (out of memory) is sticky, and checked once at the end. */
 struct mqd_buffer {
     uint8_t *bytes;
     uint32_t size_bytes;
@@ -265,22 +265,22 @@ struct mqd_fetch_outcome {
     int64_t last_stable_offset;
     int64_t log_start_offset;
     uint32_t records_bytes;
-    /* read_committed; otherwise aborted_transactions are null */
-    bool committed;
+    /* isolation level; if it is not read_committed, aborted_transactions are null */
+    bool read_committed;
     const struct mqd_aborted *aborted;
     uint32_t aborted_count;
     bool has_preferred;
     int32_t preferred_read_replica; /* v11+ (KIP-392) */
-    bool diverges;
+    bool has_diverging_epoch;
     int32_t diverging_epoch;
     int64_t diverging_end;                           /* v12+, to a follower (KIP-595) */
     const struct mqd_current_leader *current_leader; /* v12+, NULL = none */
 };
-/* everything up to and including the length of the records; the records_bytes themselves follow
- * from elsewhere, then _partition_end */
+/* Appends everything up to and including the length of the records. The caller sends the
+ * records_bytes themselves from elsewhere, then calls _partition_end. */
 void mqd_fetch_response_partition(struct mqd_buffer *buffer, int16_t version, const struct mqd_fetch_outcome *outcome);
 void mqd_fetch_response_partition_end(struct mqd_buffer *buffer, int16_t version);
-/* instead of _partition_end, with the tagged fields from the outcome */
+/* Called instead of _partition_end: appends the tagged fields from the outcome. */
 void mqd_fetch_response_partition_tags(struct mqd_buffer *buffer, int16_t version,
                                        const struct mqd_fetch_outcome *outcome);
 void mqd_fetch_response_topic_end(struct mqd_buffer *buffer, int16_t version);
@@ -300,9 +300,9 @@ struct mqd_share_fetch_outcome {
     struct mqd_current_leader current_leader;
     uint32_t records_bytes;
 };
-/* ShareFetch: everything up to and including the length of the records; the records_bytes
- * themselves follow from elsewhere, then _acquired, that many _run, _partition_end.
- * ShareAcknowledge: then _partition_end. */
+/* ShareFetch: appends everything up to and including the length of the records. The caller sends the
+ * records_bytes themselves from elsewhere, then calls _acquired, _run for each run, and
+ * _partition_end. ShareAcknowledge: the caller then calls _partition_end. */
 void mqd_share_fetch_response_partition(struct mqd_buffer *buffer, int16_t api_key,
                                         const struct mqd_share_fetch_outcome *outcome);
 void mqd_share_fetch_response_acquired(struct mqd_buffer *buffer, int32_t run_count);

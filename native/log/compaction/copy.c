@@ -41,7 +41,7 @@ static int write_rebuilt(struct mqd_compact *compact, const struct mqd_batch *ba
     uint8_t header[MQD_BATCH_HEADER_BYTES];
     if (!fits(compact, size_bytes + sizeof header))
         return copy_unchanged(compact);
-    mqd_batch_seal(header, batch, records, (uint32_t)size_bytes);
+    mqd_batch_put_header(header, batch, records, (uint32_t)size_bytes);
     compact->group_changed = true;
     compact->figures.batches_rebuilt++;
     return write_batch(compact, batch, header, sizeof header, records, (uint32_t)size_bytes);
@@ -82,7 +82,7 @@ static int drop_batch(struct mqd_compact *compact)
     empty.record_count = 0;
     empty.attributes &= ~(MQD_ATTRIBUTE_COMPRESSION | MQD_ATTRIBUTE_DELETE_HORIZON);
     empty.base_timestamp_ms = empty.max_timestamp_ms = -1; /* no record is left */
-    mqd_batch_seal(header, &empty, NULL, 0);
+    mqd_batch_put_header(header, &empty, NULL, 0);
     compact->figures.batches_emptied++;
     return write_batch(compact, &empty, header, sizeof header, NULL, 0);
 }

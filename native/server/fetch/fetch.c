@@ -328,7 +328,7 @@ static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *
 {
     struct mqd_positions positions;
     uint32_t slot;
-    if (mqd_fetch_entry_check(r, entry, &slot, &positions) || entry->outcome.diverges ||
+    if (mqd_fetch_entry_check(r, entry, &slot, &positions) || entry->outcome.has_diverging_epoch ||
         entry->fetch_offset < positions.high_watermark)
         return 1;
     bool marks_changed = !entry->sent_once || entry->high_watermark != entry->sent_high_watermark ||
@@ -377,14 +377,14 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     uint32_t slot = UINT32_MAX;
     entry->outcome = (struct mqd_fetch_outcome){.partition_index = entry->partition_index};
     entry->range = (struct mqd_range){0};
-    entry->outcome.committed = request->isolation_level != 0;
+    entry->outcome.read_committed = request->isolation_level != 0;
     entry->outcome.error = mqd_fetch_entry_check(r, entry, &slot, &positions);
     int32_t nearest = entry->outcome.error == 0 && request->set->rack ? mqd_nearest_replica(r, request->set, slot) : -1;
     if (nearest >= 0) {
         entry->outcome.has_preferred = true;
         entry->outcome.preferred_read_replica = nearest;
     }
-    bool has_data = entry->outcome.error == 0 && nearest < 0 && !entry->outcome.diverges &&
+    bool has_data = entry->outcome.error == 0 && nearest < 0 && !entry->outcome.has_diverging_epoch &&
                     mqd_fetch_position(entry) < mqd_fetch_readable_end(request, &positions);
     if (has_data && request->positions_only && request->isolation_level)
         mqd_fetch_find_aborted(r, request, entry, slot, &positions);
@@ -400,7 +400,7 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     entry->outcome.log_start_offset = no_positions ? -1 : positions.log_start_offset;
     bool changed = has_changed(entry, entry->outcome.error, entry->outcome.high_watermark,
                                entry->outcome.last_stable_offset, entry->outcome.log_start_offset);
-    bool must_report = request->lists_all || entry->outcome.diverges || entry->outcome.has_preferred ||
+    bool must_report = request->lists_all || entry->outcome.has_diverging_epoch || entry->outcome.has_preferred ||
                        entry->range.size_bytes || entry->outcome.records_bytes || entry->outcome.error || changed ||
                        (request->positions_only && has_data);
     if (must_report && !include(request->set, entry))

@@ -165,7 +165,7 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
 {
     struct mqd_owned *owned = r->owned[slot];
     struct mqd_replica_response response;
-    entry->outcome.diverges = false;
+    entry->outcome.has_diverging_epoch = false;
     if (!owned || owned->closing || !owned->replica || owned->truncating)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (r->log_dirs[owned->log_dir].failed)
@@ -188,7 +188,7 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
     read_to_the_end(positions);
     entry->high_watermark = response.high_watermark;
     if (response.diverging_epoch >= 0) {
-        entry->outcome.diverges = true;
+        entry->outcome.has_diverging_epoch = true;
         entry->outcome.diverging_epoch = response.diverging_epoch;
         entry->outcome.diverging_end = response.diverging_end;
     }

@@ -277,7 +277,7 @@ static uint8_t *batches_new(int count, size_t *size)
             .record_count = 1, .base_offset = 5 + 2 * i, .producer_id = -1, .producer_epoch = -1, .base_sequence = -1};
         uint8_t *at = bytes + one * (size_t)i;
         memcpy(at + MQD_BATCH_HEADER_BYTES, record, sizeof record);
-        mqd_batch_seal(at, &batch, at + MQD_BATCH_HEADER_BYTES, sizeof record);
+        mqd_batch_put_header(at, &batch, at + MQD_BATCH_HEADER_BYTES, sizeof record);
     }
     *size = one * (size_t)count;
     return bytes;

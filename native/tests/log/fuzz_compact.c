@@ -87,7 +87,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (more == 0) { /* a valid batch: its header too */
         uint8_t header[MQD_BATCH_HEADER_BYTES];
         struct mqd_batch again;
-        mqd_batch_seal(header, &batch, bytes, (uint32_t)length);
+        mqd_batch_put_header(header, &batch, bytes, (uint32_t)length);
         uint8_t *whole = malloc(sizeof header + length);
         memcpy(whole, header, sizeof header);
         memcpy(whole + sizeof header, bytes, length);

@@ -63,7 +63,7 @@ static void append(struct mqd_partition *partition, struct model *model, bool to
         size_bytes += put_record(records + size_bytes, i, key, mark);
         model->last[key] = mark;
     }
-    mqd_batch_seal(bytes, &batch, records, size_bytes);
+    mqd_batch_put_header(bytes, &batch, records, size_bytes);
     memcpy(bytes + MQD_BATCH_HEADER_BYTES, records, size_bytes);
     struct mqd_stage_result result;
     bool rolled;

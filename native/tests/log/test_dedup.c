@@ -70,7 +70,7 @@ static uint32_t encode(uint8_t *out, const int *ids, int count, int producer, in
                               .producer_epoch = producer < 0 ? -1 : 0,
                               .base_sequence = producer < 0 ? -1 : sequence,
                               .record_count = count};
-    mqd_batch_seal(out, &batch, records, (uint32_t)(at - records));
+    mqd_batch_put_header(out, &batch, records, (uint32_t)(at - records));
     memcpy(out + MQD_BATCH_HEADER_BYTES, records, (size_t)(at - records));
     return (uint32_t)(MQD_BATCH_HEADER_BYTES + (at - records));
 }

@@ -49,7 +49,7 @@ static void begin(struct world *w, uint64_t bytes_max)
                                   .base_sequence = -1};
         uint8_t *at = w->bytes + w->size_bytes;
         memcpy(at + MQD_BATCH_HEADER_BYTES, records, records_bytes);
-        mqd_batch_seal(at, &batch, at + MQD_BATCH_HEADER_BYTES, records_bytes);
+        mqd_batch_put_header(at, &batch, at + MQD_BATCH_HEADER_BYTES, records_bytes);
         w->size_bytes += MQD_BATCH_HEADER_BYTES + records_bytes;
     }
     CHECK(w->fd >= 0 && w->cache && write(w->fd, w->bytes, w->size_bytes) == (ssize_t)w->size_bytes);

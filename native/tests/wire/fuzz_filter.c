@@ -53,7 +53,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         struct mqd_batch batch = {.base_offset = 1, .record_count = from_offset % 8 + 1, .last_offset_delta = 9};
         uint8_t *sealed = malloc(MQD_BATCH_HEADER_BYTES + rest);
         memcpy(sealed + MQD_BATCH_HEADER_BYTES, batches, rest);
-        mqd_batch_seal(sealed, &batch, sealed + MQD_BATCH_HEADER_BYTES, (uint32_t)rest);
+        mqd_batch_put_header(sealed, &batch, sealed + MQD_BATCH_HEADER_BYTES, (uint32_t)rest);
         int16_t error =
             mqd_filter_batches(filter, filter_bytes, sealed, MQD_BATCH_HEADER_BYTES + rest, 0, 1 << 16, &found);
         if (!error)

@@ -32,7 +32,7 @@ static void walk_records(const uint8_t *data, size_t size)
     size_t length = size - 1;
     uint8_t *bytes = malloc(MQD_BATCH_HEADER_BYTES + length);
     memcpy(bytes + MQD_BATCH_HEADER_BYTES, data + 1, length);
-    mqd_batch_seal(bytes, &batch, bytes + MQD_BATCH_HEADER_BYTES, (uint32_t)length);
+    mqd_batch_put_header(bytes, &batch, bytes + MQD_BATCH_HEADER_BYTES, (uint32_t)length);
     int32_t unkeyed[4], unkeyed_count = 0, walked = 0;
     const char *reason;
     struct mqd_records records;
