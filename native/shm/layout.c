@@ -29,13 +29,13 @@ _Static_assert(offsetof(struct mqd_control_header, metadata_version) == 2 * MQD_
                "words of different writers are on different lines");
 _Static_assert(offsetof(struct mqd_worker_slot, sleeping) == MQD_CACHE_LINE &&
                    offsetof(struct mqd_worker_slot, connection_count) == 2 * MQD_CACHE_LINE,
-               "as above");
+               "words of different writers are on different lines");
 _Static_assert(offsetof(struct mqd_partition_slot, version) == 2 * MQD_CACHE_LINE &&
                    offsetof(struct mqd_partition_slot, waiters) == 3 * MQD_CACHE_LINE,
-               "as above");
+               "words of different writers are on different lines");
 _Static_assert(offsetof(struct mqd_partition_slot, topic_id) % 8 == 0 && offsetof(struct mqd_blob, bytes) % 8 == 0 &&
                    MQD_BLOB_BYTES_MAX % 8 == 0,
-               "copied word by word");
+               "what is copied word by word is aligned to words");
 _Static_assert(MQD_COUNTER_COUNT <= sizeof((struct mqd_worker_stats){0}.counter) / 8, "counters fit");
 _Static_assert(MQD_HISTOGRAM_COUNT <= sizeof((struct mqd_worker_stats){0}.histogram) / (8 * MQD_HISTOGRAM_BUCKET_COUNT),
                "histograms fit");
@@ -211,7 +211,7 @@ int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, 
     return 0;
 }
 
-#define OTHER_BUILD                                                                                                    \
+#define RESTART_REMEDY                                                                                                 \
     "; the processes of this broker are of different builds: stop it (mqd down) and start it again, so that all run "  \
     "the installed build"
 
@@ -232,26 +232,26 @@ int mqd_control_attach(void *control, size_t size_bytes)
                              (unsigned long long)magic);
     if (header->layout_version != MQD_LAYOUT_VERSION)
         return mqd_error_set(MQD_E_LAYOUT,
-                             "the control segment has layout version %u, this process knows %u" OTHER_BUILD,
+                             "the control segment has layout version %u, this process knows %u" RESTART_REMEDY,
                              header->layout_version, MQD_LAYOUT_VERSION);
     if (header->abi_hash != mqd_abi_hash())
         return mqd_error_set(MQD_E_LAYOUT,
-                             "the control segment has layout hash %016llx, this process %016llx" OTHER_BUILD,
+                             "the control segment has layout hash %016llx, this process %016llx" RESTART_REMEDY,
                              (unsigned long long)header->abi_hash, (unsigned long long)mqd_abi_hash());
     if (header->total_bytes != TOTAL_BYTES || size_bytes < TOTAL_BYTES)
         return mqd_error_set(MQD_E_LAYOUT,
-                             "the control segment has %llu bytes (%zu mapped), this process expects %zu" OTHER_BUILD,
+                             "the control segment has %llu bytes (%zu mapped), this process expects %zu" RESTART_REMEDY,
                              (unsigned long long)header->total_bytes, size_bytes, (size_t)TOTAL_BYTES);
     if (header->worker_count < 1 || header->worker_count > MQD_WORKER_COUNT_MAX ||
         header->partition_slot_count != MQD_PARTITION_SLOT_COUNT)
-        return mqd_error_set(MQD_E_LAYOUT, "the control segment has %u workers and %u partition slots" OTHER_BUILD,
+        return mqd_error_set(MQD_E_LAYOUT, "the control segment has %u workers and %u partition slots" RESTART_REMEDY,
                              header->worker_count, header->partition_slot_count);
     return 0;
 }
 
-static void *part_at(void *control, size_t at, size_t size, uint32_t index, uint32_t count)
+static void *part_at(void *control, size_t offset, size_t size, uint32_t index, uint32_t count)
 {
-    return index < count ? (uint8_t *)control + at + (size_t)index * size : NULL;
+    return index < count ? (uint8_t *)control + offset + (size_t)index * size : NULL;
 }
 
 struct mqd_control_header *mqd_control_header(void *control)

@@ -11,7 +11,7 @@
  *   ...   struct mqd_worker_slot[66], one for each endpoint: each cache line names its writer
  *   ...   struct mqd_worker_stats[64]: each worker writes its own; the acceptor reads them
  *         (metrics)
- *   ...   struct mqd_partition_slot[MQD_PARTITION_SLOT_COUNT]: likewise
+ *   ...   struct mqd_partition_slot[MQD_PARTITION_SLOT_COUNT]: each cache line names its writer
  *   ...   struct mqd_quota_table: rules are written by the controller, buckets by workers and
  *         acceptor (shm/quota.h)
  *   ...   struct mqd_tally_table: connections by address and listener, counted by workers
@@ -107,8 +107,8 @@ struct mqd_worker_slot {
     uint8_t pad3[MQD_CACHE_LINE];
 };
 
-/* Latencies: bucket i counts values v (microseconds) with floor(log2(v|1)) * 4 + next two bits; 128
- * buckets reach 2^32 us. */
+/* Latencies: a value v in microseconds is counted in bucket floor(log2(v|1)) * 4 + the next two bits
+ * of v; 128 buckets reach 2^32 us. */
 #define MQD_HISTOGRAM_BUCKET_COUNT 128
 struct mqd_worker_stats {
     uint64_t counter[64];                               /* enum mqd_counter */
@@ -134,8 +134,8 @@ struct mqd_partition_slot {
     uint8_t compacted;      /* written by the owner: every record needs a key (cleanup.policy) */
     uint8_t role;           /* written by the owner: enum mqd_slot_role */
     uint8_t latest_pending; /* owner writes: the latest offset may not be returned yet */
-    /* owner writes: this replica is a follower and not in sync; what it lacks is read from other
-     * replicas */
+    /* owner writes: this replica is a follower and not in sync; records that it lacks are read from
+     * other replicas */
     uint8_t lagging;
     uint8_t validation;    /* owner writes: enum mqd_record_validation */
     uint8_t flush_on_ack;  /* owner writes */
@@ -145,12 +145,12 @@ struct mqd_partition_slot {
     /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges the
      * word to 0 and notifies these workers by link */
     uint64_t waiters;
-    /* owner writes: node ids of the other in-sync replicas, as many as fit; each word independently
+    /* owner writes, each word independently: node ids of the other in-sync replicas, as many as fit
      * (server/fetch/nearest.c) */
     uint32_t in_sync_follower_count;
     int32_t in_sync_followers[MQD_SLOT_FOLLOWER_COUNT_MAX];
-    /* owner writes: how clients' batches are to be compressed (struct mqd_log_options), and how
-     * large a batch may be; each word independently */
+    /* owner writes, each word independently: how clients' batches must be compressed (struct
+     * mqd_log_options), and how large a batch may be */
     int32_t compression_level;
     int32_t message_bytes_max;
     uint8_t compression;
@@ -189,11 +189,12 @@ void mqd_slot_publish(struct mqd_partition_slot *slot, const struct mqd_position
 void mqd_slot_count_in(struct mqd_partition_slot *slot, uint64_t records, uint64_t bytes);
 /* Called by any worker when it sends bytes of records to a client. */
 void mqd_slot_count_out(struct mqd_partition_slot *slot, uint64_t bytes);
-/* Any process. */
+/* Any process may call it. */
 void mqd_slot_positions(const struct mqd_partition_slot *slot, struct mqd_positions *out);
 
-/* Double-copy blob. write: single writer; returns -1 when size_bytes > MQD_BLOB_BYTES_MAX. read:
- * copies at most capacity bytes, returns the size or -1 when never written. */
+/* Blobs, published by double copy. _write is called by the blob's only writer; it returns -1 if
+ * size_bytes > MQD_BLOB_BYTES_MAX. _read copies at most `capacity` bytes; it returns the blob's
+ * size, or -1 if the blob was never written. */
 int mqd_blob_write(struct mqd_blob *blob, const void *bytes, uint32_t size_bytes);
 int mqd_blob_read(const struct mqd_blob *blob, void *out, uint32_t capacity);
 

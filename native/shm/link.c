@@ -14,8 +14,8 @@
  * edge-triggered waiting needs no read.
  *
  * Invariants
- *   K1  nothing staged waits during a sleep: prepare_sleep flushes first. What was sent quietly may
- *       wait in its ring while the consumer sleeps.
+ *   K1  no staged descriptor waits during a sleep: prepare_sleep flushes first. Descriptors that
+ *       were sent quietly may wait in their ring while the consumer sleeps.
  *   K2  descriptors of one link are taken in the order in which they were sent; no link waits for
  *       more than one round of the others.
  *   K3  a corrupt link (R1 of shm/ring.h) is empty for drain and full for send; the other links
@@ -41,7 +41,7 @@
 struct mqd_endpoint {
     uint32_t self;
     uint32_t count;
-    uint32_t turn; /* the link that drain begins with */
+    uint32_t first_peer; /* the peer whose link drain reads first */
     uint64_t generation;
     uint64_t wake_count;
     uint32_t *sleeping; /* this endpoint's word */
@@ -214,7 +214,7 @@ int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out
 {
     uint32_t total = 0;
     uint32_t idle = 0; /* consecutive links found empty */
-    uint32_t peer = endpoint->turn;
+    uint32_t peer = endpoint->first_peer;
     while (total < max && idle < endpoint->count) {
         uint32_t limit = max - total < ROUND_DESCRIPTOR_COUNT ? max - total : ROUND_DESCRIPTOR_COUNT;
         uint32_t count = mqd_ring_take(&endpoint->in[peer], out + total, limit);
@@ -224,11 +224,11 @@ int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out
         idle = count ? 0 : idle + 1;
         peer = peer + 1 == endpoint->count ? 0 : peer + 1;
     }
-    endpoint->turn = peer;
+    endpoint->first_peer = peer;
     return (int)total;
 }
 
-int mqd_endpoint_waiting(struct mqd_endpoint *endpoint)
+int mqd_endpoint_has_waiting(struct mqd_endpoint *endpoint)
 {
     for (uint32_t peer = 0; peer < endpoint->count; peer++)
         if (mqd_ring_waiting_count(&endpoint->in[peer]))
@@ -241,7 +241,7 @@ int mqd_endpoint_prepare_sleep(struct mqd_endpoint *endpoint)
     mqd_endpoint_flush(endpoint);
     mqd_store_seq_cst(endpoint->sleeping, 1); /* S1 */
     mqd_fence_full();                         /* S2 */
-    if (!mqd_endpoint_waiting(endpoint))      /* S3 */
+    if (!mqd_endpoint_has_waiting(endpoint))  /* S3 */
         return 0;
     mqd_endpoint_end_sleep(endpoint);
     return 1;

@@ -13,7 +13,7 @@
  *                       a request. Ring of submission_count, a power of two
  *   replies_offset      bytes, worker -> client: responses as on a TCP connection (length word
  *                       first). Ring of reply_bytes, a power of two
- *   data_offset         bytes, arranged by the client as it likes; the worker only reads them
+ *   data_offset         bytes, which the client arranges as it chooses; the worker only reads them
  *
  * Invariants
  *   A1  the worker trusts nothing in the memfd: it reads each word once, checks its own copy,
@@ -118,12 +118,14 @@ struct mqd_local_welcome {
     uint64_t magic;
     uint64_t total_bytes; /* of the memfd; everything else is in its header */
     uint32_t worker;
-    int32_t error;    /* 0, or an MQD_E_ code or errno: refused, without descriptors, and the socket is closed */
-    char reason[232]; /* of the refusal, with what to do; NUL-terminated */
+    /* 0; or an MQD_E_ code or errno: the client is refused, gets no descriptors, and the socket is
+     * closed */
+    int32_t error;
+    char reason[232]; /* the reason of the refusal, and a remedy; NUL-terminated */
 };
 
 enum mqd_local_query_kind { MQD_LOCAL_QUERY_SEGMENT = 1 };
-/* client -> worker: queries where an offset is stored. Answered in order; at most 16 may be
+/* client -> worker: asks where an offset is stored. Queries are answered in order; at most 16 may be
  * unanswered. */
 struct mqd_local_query {
     uint32_t kind;
@@ -134,7 +136,7 @@ struct mqd_local_query {
     int64_t offset; /* below the high watermark, or at it in the active segment */
 };
 
-/* a compaction is replacing files: the version of the opened one is not known */
+/* a compaction is replacing files: the version of the opened file is not known */
 #define MQD_LOCAL_CHANGING UINT64_MAX
 /* worker -> client; with one descriptor (the .log file, read-only) when error is 0 */
 struct mqd_local_segment {

@@ -95,11 +95,11 @@ int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t coun
                              MQD_QUOTA_RULE_COUNT_MAX);
     for (uint32_t i = 0; i < count; i++)
         if (rules[i].level >= MQD_QUOTA_LEVEL_COUNT)
-            return mqd_error_set(MQD_E_INVALID, "a quota of level %llu; there are %d",
+            return mqd_error_set(MQD_E_INVALID, "a quota has level %llu, but there are only %d levels",
                                  (unsigned long long)rules[i].level, MQD_QUOTA_LEVEL_COUNT);
     struct mqd_quota_table *table = mqd_control_quotas(control);
-    uint64_t next = mqd_load_relaxed(&table->version) + 1;
-    struct mqd_quota_rules *to = &table->rules[next & 1];
+    uint64_t new_version = mqd_load_relaxed(&table->version) + 1;
+    struct mqd_quota_rules *to = &table->rules[new_version & 1];
     uint32_t kinds = 0;
     uint64_t levels = 0;
     if (count)
@@ -116,7 +116,7 @@ int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t coun
     mqd_store_release(&to->levels, levels);
     mqd_store_release(&to->kinds, kinds);
     mqd_store_release(&to->count, count);
-    mqd_store_release(&table->version, next);
+    mqd_store_release(&table->version, new_version);
     clear_debts(table);
     return 0;
 }
@@ -147,8 +147,8 @@ uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits)
         uint64_t *to = (uint64_t *)&limits->rules;
         for (size_t i = 0; i < sizeof limits->rules / 8; i++)
             to[i] = mqd_load_acquire(&from[i]);
-        /* also if the copy was torn: then the table's version has advanced, so the next check finds
-         * a difference */
+        /* set even if the copy was torn: the table's version has then advanced, so the next check
+         * finds a difference */
         limits->version = version;
         if (mqd_load_acquire(&table->version) == version)
             break;
@@ -185,17 +185,17 @@ void mqd_quota_match(const struct mqd_quota_limits *limits, uint64_t user_key, u
                      struct mqd_quota_match *match)
 {
     const struct mqd_quota_rules *rules = &limits->rules;
-    uint32_t open = rules->kinds; /* kinds for which no rule has been found yet */
+    uint32_t unmatched_kinds = rules->kinds;
     memset(match, 0, sizeof *match);
-    for (uint32_t level = 0; level < MQD_QUOTA_LEVEL_COUNT && open; level++) {
+    for (uint32_t level = 0; level < MQD_QUOTA_LEVEL_COUNT && unmatched_kinds; level++) {
         const struct mqd_quota_rule *rule =
             rules->levels >> level & 1 ? rule_of(rules, mqd_quota_rule_key(level, user_key, client_key)) : NULL;
         for (uint32_t kind = 0; rule && kind < MQD_QUOTA_KIND_COUNT; kind++) {
-            if (!(open >> kind & 1) || !rule->interval[kind])
+            if (!(unmatched_kinds >> kind & 1) || !rule->interval[kind])
                 continue;
             match->interval[kind] = rule->interval[kind];
             match->bucket[kind] = bucket_key(level, user_key, client_key);
-            open &= ~(1u << kind);
+            unmatched_kinds &= ~(1u << kind);
         }
     }
 }
@@ -237,16 +237,16 @@ static struct mqd_quota_bucket *choose_victim(struct mqd_quota_bucket *set, int6
     return best;
 }
 
-static struct mqd_quota_bucket *bucket_take(struct mqd_quota_table *table, uint64_t key, int64_t now_ns)
+static struct mqd_quota_bucket *claim_bucket(struct mqd_quota_table *table, uint64_t key, int64_t now_ns)
 {
     struct mqd_quota_bucket *set = &table->bucket[key % SET_COUNT * MQD_QUOTA_WAY_COUNT], *bucket;
     for (uint32_t tries = 0; tries < MQD_QUOTA_WAY_COUNT; tries++) {
         if ((bucket = bucket_of(set, key)))
             return bucket;
         bucket = choose_victim(set, now_ns);
-        uint64_t before = mqd_load_relaxed(&bucket->key);
+        uint64_t old_key = mqd_load_relaxed(&bucket->key);
         bool indebted = is_indebted(bucket, now_ns);
-        if (before == key || !mqd_compare_exchange(&bucket->key, &before, key))
+        if (old_key == key || !mqd_compare_exchange(&bucket->key, &old_key, key))
             continue;
         mqd_store_relaxed(&bucket->used_ns, now_ns);
         for (uint32_t kind = 0; indebted && kind < MQD_QUOTA_KIND_COUNT; kind++)
@@ -254,7 +254,7 @@ static struct mqd_quota_bucket *bucket_take(struct mqd_quota_table *table, uint6
         bucket = bucket_of(set, key); /* Q2 */
         return bucket ? bucket : set;
     }
-    return set; /* other clients have just taken all eight buckets: one of these is charged instead */
+    return set; /* other clients have just claimed all eight buckets: the first of them is charged instead */
 }
 
 int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, uint64_t interval, uint64_t units,
@@ -262,18 +262,18 @@ int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, 
 {
     if (!interval || !units)
         return interval ? mqd_quota_debt_ns(control, key, kind, burst_ns, now_ns) : 0;
-    struct mqd_quota_bucket *bucket = bucket_take(mqd_control_quotas(control), key, now_ns);
+    struct mqd_quota_bucket *bucket = claim_bucket(mqd_control_quotas(control), key, now_ns);
     unsigned __int128 product = (unsigned __int128)units * interval >> 32;
-    int64_t cost = product > (unsigned __int128)DEBT_NS_MAX ? DEBT_NS_MAX : (int64_t)product;
-    int64_t before = mqd_load_relaxed(&bucket->arrival_ns[kind]), after;
+    int64_t cost_ns = product > (unsigned __int128)DEBT_NS_MAX ? DEBT_NS_MAX : (int64_t)product;
+    int64_t old_arrival_ns = mqd_load_relaxed(&bucket->arrival_ns[kind]), arrival_ns;
     do {
-        after = (before > now_ns ? before : now_ns) + cost;
-        if (after > now_ns + DEBT_NS_MAX)
-            after = now_ns + DEBT_NS_MAX;
-    } while (!mqd_compare_exchange(&bucket->arrival_ns[kind], &before, after));
+        arrival_ns = (old_arrival_ns > now_ns ? old_arrival_ns : now_ns) + cost_ns;
+        if (arrival_ns > now_ns + DEBT_NS_MAX)
+            arrival_ns = now_ns + DEBT_NS_MAX;
+    } while (!mqd_compare_exchange(&bucket->arrival_ns[kind], &old_arrival_ns, arrival_ns));
     mqd_store_relaxed(&bucket->used_ns, now_ns);
-    int64_t delay = after - now_ns - burst_ns;
-    return delay > 0 ? delay : 0;
+    int64_t delay_ns = arrival_ns - now_ns - burst_ns;
+    return delay_ns > 0 ? delay_ns : 0;
 }
 
 int64_t mqd_quota_debt_ns(void *control, uint64_t key, enum mqd_quota_kind kind, int64_t burst_ns, int64_t now_ns)

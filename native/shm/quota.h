@@ -1,10 +1,10 @@
 /* Quotas by user and client id: limits that the controller publishes, and buckets that all workers
  * and the acceptor charge. In the control segment.
  *
- * A client is (the name of its principal, its client id). For each kind the first matching rule in
- * the order of enum mqd_quota_level applies, and determines which clients share a bucket, as in
- * Kafka: with a rule for users and clients each such pair has a bucket, with a rule for users each
- * user, with a rule for clients each client id. Names are hashed with the host's boot id, so a
+ * The name of its principal and its client id identify a client. For each kind the first matching
+ * rule in the order of enum mqd_quota_level applies, and determines which clients share a bucket, as
+ * in Kafka: each pair of user and client id has a bucket if the rule is for both, each user if it is
+ * for users, and each client id if it is for clients. Names are hashed with the host's boot id, so a
  * client cannot choose an id whose bucket is another user's.
  *
  * struct mqd_quota_table:
@@ -78,7 +78,7 @@ struct mqd_quota_match {
 };
 void mqd_quota_match(const struct mqd_quota_limits *limits, uint64_t user_key, uint64_t client_key,
                      struct mqd_quota_match *match);
-/* Charges the units, and returns how long to wait; 0 = not at all. */
+/* Charges the units. Returns how long to wait in nanoseconds; 0 = there is no debt. */
 int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, uint64_t interval, uint64_t units,
                          int64_t burst_ns, int64_t now_ns);
 /* The current debt, without a charge. */

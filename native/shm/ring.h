@@ -59,8 +59,8 @@ struct mqd_ring_reader {
 };
 
 size_t mqd_ring_size_bytes(uint32_t capacity);
-/* capacity: power of two. -1 MQD_E_INVALID, MQD_E_CORRUPT (counters left by an earlier process are
- * inconsistent). */
+/* `capacity` must be a power of two. Returns 0; or -1 with MQD_E_INVALID, or with MQD_E_CORRUPT if
+ * the counters that an earlier process left are inconsistent. */
 int mqd_ring_writer_open(struct mqd_ring_writer *writer, struct mqd_ring *ring, uint32_t capacity);
 int mqd_ring_reader_open(struct mqd_ring_reader *reader, struct mqd_ring *ring, uint32_t capacity);
 
@@ -75,8 +75,8 @@ static inline uint32_t mqd_ring_free_count(struct mqd_ring_writer *writer)
     return writer->corrupt ? 0 : writer->capacity - (uint32_t)(writer->tail - writer->head);
 }
 
-/* The slot of the next descriptor, NULL when the ring is full or corrupt. Fill it in, then call
- * mqd_ring_put. */
+/* Returns the slot of the next descriptor, or NULL if the ring is full or corrupt. Fill in the slot,
+ * then call mqd_ring_put. */
 static inline struct mqd_descriptor *mqd_ring_next(struct mqd_ring_writer *writer)
 {
     if (writer->tail - writer->head >= writer->capacity && mqd_ring_free_count(writer) == 0)
@@ -129,8 +129,9 @@ static inline uint32_t mqd_ring_take(struct mqd_ring_reader *reader, struct mqd_
  * reason. Wakes the peer only when at least half of the ring is used. */
 int mqd_endpoint_send_quietly(struct mqd_endpoint *endpoint, uint32_t to, const struct mqd_descriptor *descriptor);
 
-/* 1 when descriptors wait: checks without fences and without announcing sleep, for spinning. */
-int mqd_endpoint_waiting(struct mqd_endpoint *endpoint);
+/* Returns 1 if descriptors are waiting. Uses no fences and does not announce a sleep: for
+ * spinning. */
+int mqd_endpoint_has_waiting(struct mqd_endpoint *endpoint);
 uint64_t mqd_endpoint_wake_count(const struct mqd_endpoint *endpoint); /* eventfds written so far */
 
 #endif

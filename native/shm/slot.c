@@ -67,10 +67,10 @@ void mqd_slot_positions(const struct mqd_partition_slot *slot, struct mqd_positi
     uint64_t version = mqd_load_acquire(&slot->version);
     for (;;) {
         words_load(out, (const uint64_t *)&slot->positions[version & 1], sizeof *out);
-        uint64_t again = mqd_load_acquire(&slot->version);
-        if (again == version)
+        uint64_t new_version = mqd_load_acquire(&slot->version);
+        if (new_version == version)
             return;
-        version = again; /* the writer is alive and advancing, so this loop ends */
+        version = new_version; /* the writer is alive and advancing, so this loop ends */
     }
 }
 
@@ -104,10 +104,10 @@ int mqd_blob_read(const struct mqd_blob *blob, void *out, uint32_t capacity)
         uint32_t size = mqd_load_acquire(&blob->size_bytes[version & 1]);
         if (size <= MQD_BLOB_BYTES_MAX)
             words_load(out, (const uint64_t *)blob->bytes[version & 1], size < capacity ? size : capacity);
-        uint64_t again = mqd_load_acquire(&blob->version);
-        if (again == version)
+        uint64_t new_version = mqd_load_acquire(&blob->version);
+        if (new_version == version)
             return size <= MQD_BLOB_BYTES_MAX ? (int)size : -1;
-        version = again;
+        version = new_version;
     }
     return -1;
 }
@@ -127,16 +127,17 @@ static void identity_write_end(struct mqd_partition_slot *slot, uint32_t odd)
     mqd_store_release(&slot->identity_version, odd + 1);
 }
 
-static bool same_identity(const struct mqd_partition_slot *slot, const uint8_t topic_id[16], int32_t partition_index)
+static bool has_identity(const struct mqd_partition_slot *slot, const uint8_t topic_id[16], int32_t partition_index)
 {
-    uint8_t held[16];
-    words_load(held, (const uint64_t *)slot->topic_id, sizeof held);
-    return memcmp(held, topic_id, sizeof held) == 0 && mqd_load_relaxed(&slot->partition_index) == partition_index;
+    uint8_t slot_topic_id[16];
+    words_load(slot_topic_id, (const uint64_t *)slot->topic_id, sizeof slot_topic_id);
+    return memcmp(slot_topic_id, topic_id, sizeof slot_topic_id) == 0 &&
+           mqd_load_relaxed(&slot->partition_index) == partition_index;
 }
 
-/* A free slot becomes OPENING. A slot that holds this same partition keeps its positions and,
- * unless the owner changes, its state: so a restarted controller may assign existing slots again.
- * Another partition's slot is refused: clear it first. */
+/* A free slot becomes OPENING. A slot that already holds this partition keeps its positions and,
+ * unless the owner changes, its state, so a restarted controller may assign existing slots again. A
+ * slot that holds another partition is refused: clear it first. */
 int mqd_slot_assign(void *control, uint32_t index, const uint8_t topic_id[16], int32_t partition_index, uint16_t owner,
                     uint8_t log_dir, int32_t leader_epoch)
 {
@@ -146,12 +147,12 @@ int mqd_slot_assign(void *control, uint32_t index, const uint8_t topic_id[16], i
         return mqd_error_set(MQD_E_INVALID, "slot %u for partition %d of worker %u in log directory %u: out of range",
                              index, partition_index, owner, log_dir);
     /* false: a controller died while it wrote the slot, so its contents cannot be trusted */
-    bool complete = (mqd_load_acquire(&slot->identity_version) & 1) == 0;
-    bool held = mqd_load_acquire(&slot->state) != MQD_SLOT_FREE;
-    if (complete && held && !same_identity(slot, topic_id, partition_index))
+    bool is_complete = (mqd_load_acquire(&slot->identity_version) & 1) == 0;
+    bool is_held = mqd_load_acquire(&slot->state) != MQD_SLOT_FREE;
+    if (is_complete && is_held && !has_identity(slot, topic_id, partition_index))
         return mqd_error_set(MQD_E_INVALID, "slot %u holds another partition (%d); clear it first", index,
                              mqd_load_relaxed(&slot->partition_index));
-    bool keep_state = complete && held && mqd_load_relaxed(&slot->owner) == owner;
+    bool keep_state = is_complete && is_held && mqd_load_relaxed(&slot->owner) == owner;
     uint32_t odd = identity_write_begin(slot);
     words_store((uint64_t *)slot->topic_id, topic_id, 16);
     mqd_store_release(&slot->partition_index, partition_index);

@@ -25,39 +25,39 @@ static struct mqd_tally *tally_of(struct mqd_tally *set, uint64_t key)
 /* T1. False: the tally is in use, or another process has claimed it. */
 static bool claim(struct mqd_tally *tally, uint64_t key)
 {
-    uint64_t before = mqd_load_relaxed(&tally->key);
-    if (before == LOCKED || sum_of(tally) || !mqd_compare_exchange(&tally->key, &before, LOCKED))
+    uint64_t old_key = mqd_load_relaxed(&tally->key);
+    if (old_key == LOCKED || sum_of(tally) || !mqd_compare_exchange(&tally->key, &old_key, LOCKED))
         return false;
     mqd_fence_full();
-    bool unused = sum_of(tally) == 0;
-    mqd_store_release(&tally->key, unused ? key : before);
-    return unused;
+    bool is_unused = sum_of(tally) == 0;
+    mqd_store_release(&tally->key, is_unused ? key : old_key);
+    return is_unused;
 }
 
-static bool count(struct mqd_tally *tally, uint64_t key, uint32_t worker)
+static bool increment(struct mqd_tally *tally, uint64_t key, uint32_t worker)
 {
-    uint16_t *own = &tally->count[worker];
-    if (*own == UINT16_MAX)
+    uint16_t *own_count = &tally->count[worker];
+    if (*own_count == UINT16_MAX)
         return false;
-    mqd_store_relaxed(own, (uint16_t)(*own + 1));
+    mqd_store_relaxed(own_count, (uint16_t)(*own_count + 1));
     mqd_fence_full();
     if (mqd_load_acquire(&tally->key) == key)
         return true;
-    mqd_store_relaxed(own, (uint16_t)(*own - 1));
+    mqd_store_relaxed(own_count, (uint16_t)(*own_count - 1));
     return false;
 }
 
 int32_t mqd_tally_enter(void *control, uint64_t key, uint32_t worker, uint32_t *sum)
 {
     struct mqd_tally_table *table = mqd_control_tallies(control);
-    uint32_t at = (uint32_t)(key % MQD_TALLY_SET_COUNT);
-    struct mqd_tally *set = &table->tally[at * MQD_TALLY_WAY_COUNT];
+    uint32_t set_index = (uint32_t)(key % MQD_TALLY_SET_COUNT);
+    struct mqd_tally *set = &table->tally[set_index * MQD_TALLY_WAY_COUNT];
     key += key <= LOCKED ? 2 : 0;
     *sum = 0;
-    mqd_fetch_or(&table->touched[at / 64], 1ull << at % 64);
+    mqd_fetch_or(&table->touched[set_index / 64], 1ull << set_index % 64);
     for (uint32_t tries = 0; tries < TRIES; tries++) {
         struct mqd_tally *tally = tally_of(set, key);
-        if (tally && count(tally, key, worker)) {
+        if (tally && increment(tally, key, worker)) {
             *sum = sum_of(tally);
             return (int32_t)(tally - table->tally);
         }
@@ -76,15 +76,16 @@ void mqd_tally_leave(void *control, int32_t tally, uint32_t worker)
 {
     if (tally < 0)
         return;
-    uint16_t *own = &mqd_control_tallies(control)->tally[tally].count[worker];
-    mqd_store_release(own, (uint16_t)(*own - 1));
+    uint16_t *own_count = &mqd_control_tallies(control)->tally[tally].count[worker];
+    mqd_store_release(own_count, (uint16_t)(*own_count - 1));
 }
 
 void mqd_tally_reset(void *control, uint32_t worker)
 {
     struct mqd_tally_table *table = mqd_control_tallies(control);
-    for (uint32_t at = 0; at < MQD_TALLY_SET_COUNT; at++)
-        for (uint32_t way = 0; mqd_load_relaxed(&table->touched[at / 64]) >> at % 64 & 1 && way < MQD_TALLY_WAY_COUNT;
+    for (uint32_t set_index = 0; set_index < MQD_TALLY_SET_COUNT; set_index++)
+        for (uint32_t way = 0;
+             mqd_load_relaxed(&table->touched[set_index / 64]) >> set_index % 64 & 1 && way < MQD_TALLY_WAY_COUNT;
              way++)
-            mqd_store_relaxed(&table->tally[at * MQD_TALLY_WAY_COUNT + way].count[worker], 0);
+            mqd_store_relaxed(&table->tally[set_index * MQD_TALLY_WAY_COUNT + way].count[worker], 0);
 }

@@ -42,8 +42,8 @@ _Static_assert(sizeof(struct mqd_tally) == 192, "whole cache lines");
 
 struct mqd_tally_table *mqd_control_tallies(void *control); /* shm/layout.c */
 
-/* Counts one more connection for this worker. Returns the argument for mqd_tally_leave, and in
- * `sum` the count of all workers; MQD_TALLY_NONE: there is no room, `sum` is 0. */
+/* Counts one more connection for this worker. Returns the argument for mqd_tally_leave, and sets
+ * *sum to the total of all workers. MQD_TALLY_NONE: there is no room, and *sum is 0. */
 int32_t mqd_tally_enter(void *control, uint64_t key, uint32_t worker, uint32_t *sum);
 void mqd_tally_leave(void *control, int32_t tally, uint32_t worker);
 void mqd_tally_reset(void *control, uint32_t worker); /* T2 */

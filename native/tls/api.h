@@ -7,8 +7,8 @@
 #include "native.h"
 /* MQD_CDEF_ON */
 
-/* Returns 1; -1, with the reason and the remedy, if OpenSSL 3.0 or later cannot be used. The first
- * call loads it. */
+/* Returns 1; or -1, with the reason and the remedy, if OpenSSL 3.0 or later cannot be used. The
+ * first call loads it. */
 int mqd_tls_available(void);
 const char *mqd_tls_version(void); /* "OpenSSL 3.0.19 27 Jan 2026"; "" = not available */
 
@@ -28,7 +28,7 @@ struct mqd_tls_identity {
 #define MQD_TLS_IDENTITY_COUNT_MAX 64
 #define MQD_TLS_TICKET_KEY_BYTES 80
 struct mqd_tls_settings {
-    /* the first one serves clients that send no host name, or one that no certificate has */
+    /* the first identity serves clients that send no host name, or a name that no certificate has */
     const struct mqd_tls_identity *identities;
     uint32_t identity_count;
     int client_auth;              /* enum mqd_tls_client_auth */
@@ -36,15 +36,15 @@ struct mqd_tls_settings {
     int version_min, version_max; /* 0x303 = TLS 1.2, 0x304 = TLS 1.3 */
     const char *ciphers_12;       /* OpenSSL's names, separated by colons */
     const char *ciphers_13;
-    /* equal in all processes that may resume each other's sessions; all zero = sessions are not
-     * resumed */
+    /* equal in all processes that may resume each other's sessions; all bytes zero = sessions are
+     * not resumed */
     uint8_t ticket_key[80];
     /* for connections between hosts, in both roles: TLS 1.3, certificates are required of both, and
      * each must name the host that is expected (tls/session.h) */
     uint8_t between_hosts;
 };
 struct mqd_tls_context;
-/* On failure NULL with the reason, which names the file and what is wrong with it. */
+/* Returns NULL on failure, with a reason that names the file and its error. */
 struct mqd_tls_context *mqd_tls_context_create(const struct mqd_tls_settings *settings);
 /* existing sessions that use the context are not affected */
 void mqd_tls_context_free(struct mqd_tls_context *context);

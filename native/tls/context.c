@@ -3,7 +3,7 @@
  * connections between hosts: one context for both roles, TLS 1.3 only.
  *
  * A client names a host (SNI) and gets the first identity with a certificate for that host,
- * otherwise the listener's first identity. Sessions resume by tickets, which no process stores.
+ * otherwise the listener's first identity. Sessions are resumed by tickets, which no process stores.
  * Clients with certificates cannot resume, because OpenSSL would not verify the certificate again.
  */
 #include <errno.h>
@@ -21,6 +21,7 @@
 #define TLS_1_3 0x304
 #define READ_BUFFER_BYTES 32768 /* several records by one recv; freed while it is empty */
 
+/* An identity of the listener. */
 struct member {
     SSL_CTX *context;
     X509 *leaf;
@@ -96,9 +97,9 @@ static int read_pem_certificates(const struct mqd_tls_file *file, struct content
             break;
     }
     unsigned long error = openssl.ERR_peek_last_error();
-    bool ended = (error & 0x7fffff) == PEM_R_NO_START_LINE;
+    bool is_at_end = (error & 0x7fffff) == PEM_R_NO_START_LINE;
     openssl.BIO_free(bio);
-    if (result == 0 && !ended)
+    if (result == 0 && !is_at_end)
         return fail("a certificate is damaged");
     openssl.ERR_clear_error();
     return result < 0 || content->count ? result : mqd_error_set(MQD_E_INVALID, "it has no PEM certificate");
@@ -126,9 +127,9 @@ static int read_pkcs12(const struct mqd_tls_file *file, struct content *content)
         return fail("it is not a PKCS12 file");
     X509 *leaf = NULL;
     STACK *others = NULL;
-    int good = openssl.PKCS12_parse(store, file->password ? file->password : "", &content->key, &leaf, &others);
+    int is_open = openssl.PKCS12_parse(store, file->password ? file->password : "", &content->key, &leaf, &others);
     openssl.PKCS12_free(store);
-    if (!good)
+    if (!is_open)
         return fail("the PKCS12 file cannot be opened with the password");
     int result = leaf ? add_certificate(content, leaf) : 0;
     for (int i = 0; others && i < openssl.OPENSSL_sk_num(others); i++) {
@@ -185,17 +186,17 @@ static int set_trust(SSL_CTX *context, const struct mqd_tls_settings *settings)
     content_free(&content);
     if (result < 0)
         return mqd_error_wrap("the trust store");
-    bool required = settings->client_auth == MQD_TLS_CLIENT_AUTH_REQUIRED;
-    openssl.SSL_CTX_set_verify(context, SSL_VERIFY_PEER | (required ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0),
+    bool is_required = settings->client_auth == MQD_TLS_CLIENT_AUTH_REQUIRED;
+    openssl.SSL_CTX_set_verify(context, SSL_VERIFY_PEER | (is_required ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0),
                                settings->between_hosts ? mqd_tls_verify_host : NULL);
     return 0;
 }
 
 static void set_tickets(SSL_CTX *context, const struct mqd_tls_settings *settings)
 {
-    static const uint8_t none[MQD_TLS_TICKET_KEY_BYTES];
+    static const uint8_t no_key[MQD_TLS_TICKET_KEY_BYTES];
     openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_SESS_CACHE_MODE, SSL_SESS_CACHE_OFF, NULL);
-    if (settings->client_auth != MQD_TLS_CLIENT_AUTH_NONE || memcmp(settings->ticket_key, none, sizeof none) == 0) {
+    if (settings->client_auth != MQD_TLS_CLIENT_AUTH_NONE || memcmp(settings->ticket_key, no_key, sizeof no_key) == 0) {
         openssl.SSL_CTX_set_options(context, SSL_OP_NO_TICKET);
         openssl.SSL_CTX_set_num_tickets(context, 0);
         return;
@@ -218,7 +219,7 @@ static int set_groups(SSL_CTX *context)
             openssl.ERR_clear_error(); /* clears the error of an earlier list */
             return 0;
         }
-    return fail("this OpenSSL does not offer the groups of key exchange");
+    return fail("this OpenSSL does not offer the required groups for key exchange");
 }
 
 static int configure(SSL_CTX *context, const struct mqd_tls_settings *settings)

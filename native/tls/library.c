@@ -1,5 +1,5 @@
-/* Loads libssl.so.3 and fills the table of its functions. dlsym on libssl also finds what
- * libcrypto, which it depends on, defines. */
+/* Loads libssl.so.3 and fills the table of its functions. dlsym on libssl also finds the functions
+ * of libcrypto, on which libssl depends. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -16,14 +16,14 @@ struct mqd_tls_library mqd_tls_library;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char version[96], problem[224];
 
-static bool find_all(void *handle)
+static bool find_functions(void *handle)
 {
     const char *missing = NULL;
 #define FIND(result, name, parameters)                                                                                 \
     {                                                                                                                  \
-        void *found = dlsym(handle, #name);                                                                            \
-        memcpy(&mqd_tls_library.name, &found, sizeof found);                                                           \
-        if (!found)                                                                                                    \
+        void *function = dlsym(handle, #name);                                                                         \
+        memcpy(&mqd_tls_library.name, &function, sizeof function);                                                     \
+        if (!function)                                                                                                 \
             missing = #name;                                                                                           \
     }
     MQD_TLS_FUNCTIONS(FIND)
@@ -34,7 +34,7 @@ static bool find_all(void *handle)
 }
 
 /* The library stays loaded until the process ends. */
-static void open_once(void)
+static void load_library(void)
 {
     const char *name = getenv("MQD_TEST_LIBSSL"); /* tests: a name that does not exist */
     void *handle = dlopen(name ? name : "libssl.so.3", RTLD_NOW | RTLD_LOCAL);
@@ -43,7 +43,7 @@ static void open_once(void)
                  dlerror());
         return;
     }
-    if (!find_all(handle))
+    if (!find_functions(handle))
         return;
     unsigned long number = mqd_tls_library.OpenSSL_version_num();
     snprintf(version, sizeof version, "%s", mqd_tls_library.OpenSSL_version(0));
@@ -55,13 +55,13 @@ static void open_once(void)
 
 int mqd_tls_available(void)
 {
-    pthread_once(&once, open_once);
+    pthread_once(&once, load_library);
     return problem[0] ? mqd_error_set(ENOENT, "%s", problem) : 1;
 }
 
 const char *mqd_tls_version(void)
 {
-    pthread_once(&once, open_once);
+    pthread_once(&once, load_library);
     return problem[0] ? "" : version;
 }
 

@@ -49,8 +49,8 @@ static bool push(struct mqd_tls **stack, struct mqd_tls *tls)
 }
 
 /* Removes the first session of the list, which is refilled from the stack when it is empty. NULL:
- * none. */
-static struct mqd_tls *next_of(struct mqd_tls **list, struct mqd_tls **stack)
+ * there is none. */
+static struct mqd_tls *pop_oldest(struct mqd_tls **list, struct mqd_tls **stack)
 {
     if (!*list) {
         struct mqd_tls *tls = mqd_exchange(stack, NULL);
@@ -67,15 +67,15 @@ static struct mqd_tls *next_of(struct mqd_tls **list, struct mqd_tls **stack)
     return first;
 }
 
-static struct mqd_tls *take(struct mqd_tls_pool *pool)
+static struct mqd_tls *take_submitted(struct mqd_tls_pool *pool)
 {
     pthread_mutex_lock(&pool->mutex);
-    struct mqd_tls *tls = next_of(&pool->taken, &pool->submitted);
+    struct mqd_tls *tls = pop_oldest(&pool->taken, &pool->submitted);
     pthread_mutex_unlock(&pool->mutex);
     return tls;
 }
 
-static void step(struct mqd_tls *tls)
+static void compute_step(struct mqd_tls *tls)
 {
     struct mqd_tls_link *link = mqd_tls_link(tls);
     if (__atomic_load_n(&link->abandoned, __ATOMIC_RELAXED)) {
@@ -99,8 +99,8 @@ static void *thread_main(void *argument)
             ; /* interrupted by a debugger; signals are blocked */
         if (mqd_load_acquire(&pool->stopping))
             return NULL;
-        struct mqd_tls *tls = take(pool);
-        step(tls);
+        struct mqd_tls *tls = take_submitted(pool);
+        compute_step(tls);
         if (push(&pool->done, tls))
             eventfd_write(pool->event_fd, 1);
     }
@@ -109,13 +109,13 @@ static void *thread_main(void *argument)
 static int start_thread(struct mqd_tls_pool *pool)
 {
     pthread_attr_t attributes;
-    sigset_t all, before;
-    sigfillset(&all);
+    sigset_t all_signals, old_mask;
+    sigfillset(&all_signals);
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the main thread handles signals */
+    pthread_sigmask(SIG_SETMASK, &all_signals, &old_mask); /* the main thread handles signals */
     int error = pthread_create(&pool->thread[pool->thread_count], &attributes, thread_main, pool);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_sigmask(SIG_SETMASK, &old_mask, NULL);
     pthread_attr_destroy(&attributes);
     if (error)
         return error;
@@ -153,7 +153,7 @@ void mqd_tls_pool_destroy(struct mqd_tls_pool *pool)
     for (uint32_t i = 0; i < pool->thread_count; i++)
         pthread_join(pool->thread[i], NULL);
     struct mqd_tls *tls;
-    while ((tls = take(pool)) || (tls = next_of(&pool->collected, &pool->done)))
+    while ((tls = take_submitted(pool)) || (tls = pop_oldest(&pool->collected, &pool->done)))
         mqd_tls_free(tls);
     sem_destroy(&pool->waiting);
     pthread_mutex_destroy(&pool->mutex);
@@ -169,7 +169,7 @@ void mqd_tls_pool_submit(struct mqd_tls_pool *pool, struct mqd_tls *tls)
 
 struct mqd_tls *mqd_tls_pool_collect(struct mqd_tls_pool *pool)
 {
-    struct mqd_tls *tls = next_of(&pool->collected, &pool->done);
+    struct mqd_tls *tls = pop_oldest(&pool->collected, &pool->done);
     if (tls)
         mqd_tls_link(tls)->lent = false;
     return tls;

@@ -1,4 +1,4 @@
-/* See tls/session.h. OpenSSL reads and writes through a BIO of ours, `transport`: it takes received
+/* See tls/session.h. OpenSSL reads and writes through our own BIO, `transport`: it takes received
  * bytes from memory, then (only when established) from the socket, and puts encrypted bytes into
  * memory. */
 #include "tls/session.h"
@@ -36,10 +36,10 @@ struct mqd_tls {
     bool ended;                  /* the connection has ended, with ended_errno and ended_reason */
     int socket_errno;            /* of the recv that failed */
     uint32_t receive_bytes_left; /* of MQD_TLS_READ_BYTES_MAX, for the current read */
-    uint8_t *in;                 /* received during the handshake; bytes from in_at on are not taken yet */
-    uint32_t in_bytes, in_at;
-    bool first_is_record; /* the first bytes may be a TLS record */
-    bool first_seen;
+    uint8_t *in;                 /* received during the handshake; the first in_taken bytes have been taken */
+    uint32_t in_bytes, in_taken;
+    bool may_be_record; /* the first bytes may be a TLS record */
+    bool received_first;
     uint8_t *out; /* encrypted bytes; during a call of mqd_tls_write the caller's memory */
     uint32_t out_bytes, out_sent, out_capacity;
     bool out_lent;
@@ -66,11 +66,11 @@ static int transport_read(BIO *bio, char *bytes, int size)
     openssl.BIO_clear_flags(bio, BIO_FLAGS_RETRY);
     if (size <= 0)
         return 0;
-    uint32_t left = tls->in_bytes - tls->in_at;
+    uint32_t left = tls->in_bytes - tls->in_taken;
     if (left) {
         uint32_t count = left < (uint32_t)size ? left : (uint32_t)size;
-        memcpy(bytes, tls->in + tls->in_at, count);
-        tls->in_at += count;
+        memcpy(bytes, tls->in + tls->in_taken, count);
+        tls->in_taken += count;
         return (int)count;
     }
     if (!tls->established || tls->receive_bytes_left == 0)
@@ -91,21 +91,21 @@ static int transport_read(BIO *bio, char *bytes, int size)
     return n == 0 ? 0 : -1;
 }
 
-static bool out_reserve(struct mqd_tls *tls, uint32_t more)
+static bool out_reserve(struct mqd_tls *tls, uint32_t added_bytes)
 {
-    uint32_t need = tls->out_bytes + more, capacity = tls->out_capacity ? tls->out_capacity : 1024;
-    if (need <= tls->out_capacity)
+    uint32_t needed = tls->out_bytes + added_bytes, capacity = tls->out_capacity ? tls->out_capacity : 1024;
+    if (needed <= tls->out_capacity)
         return true;
-    if (need > MQD_TLS_UNSENT_BYTES_MAX)
+    if (needed > MQD_TLS_UNSENT_BYTES_MAX)
         return false;
-    while (capacity < need)
+    while (capacity < needed)
         capacity *= 2;
-    uint8_t *bigger = tls->out_lent ? malloc(capacity) : realloc(tls->out, capacity);
-    if (!bigger)
+    uint8_t *grown = tls->out_lent ? malloc(capacity) : realloc(tls->out, capacity);
+    if (!grown)
         return false;
     if (tls->out_lent)
-        memcpy(bigger, tls->out, tls->out_bytes);
-    tls->out = bigger;
+        memcpy(grown, tls->out, tls->out_bytes);
+    tls->out = grown;
     tls->out_capacity = capacity;
     tls->out_lent = false;
     return true;
@@ -191,7 +191,7 @@ void mqd_tls_free(struct mqd_tls *tls)
 {
     if (!tls)
         return;
-    openssl.SSL_free(tls->ssl); /* and the BIO */
+    openssl.SSL_free(tls->ssl); /* frees the BIO too */
     mqd_tls_context_free(tls->context);
     free(tls->in);
     free(tls->out);
@@ -202,20 +202,20 @@ void mqd_tls_free(struct mqd_tls *tls)
 
 ssize_t mqd_tls_receive(struct mqd_tls *tls)
 {
-    if (tls->in_at < tls->in_bytes)
-        return tls->in_bytes - tls->in_at;
+    if (tls->in_taken < tls->in_bytes)
+        return tls->in_bytes - tls->in_taken;
     if (!tls->in && !(tls->in = malloc(RECEIVE_BYTES))) {
         errno = ENOMEM;
         return -1;
     }
     ssize_t n = recv(tls->fd, tls->in, RECEIVE_BYTES, MSG_DONTWAIT);
-    tls->in_at = 0;
+    tls->in_taken = 0;
     tls->in_bytes = n > 0 ? (uint32_t)n : 0;
     if (n > 0) {
-        if (!tls->first_seen)
+        if (!tls->received_first)
             /* a handshake record of any version: 22, 3 */
-            tls->first_is_record = tls->in[0] == 22 && (n == 1 || tls->in[1] == 3);
-        tls->first_seen = true;
+            tls->may_be_record = tls->in[0] == 22 && (n == 1 || tls->in[1] == 3);
+        tls->received_first = true;
         return n;
     }
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -227,7 +227,7 @@ ssize_t mqd_tls_receive(struct mqd_tls *tls)
 
 bool mqd_tls_is_plain(const struct mqd_tls *tls)
 {
-    return tls->first_seen && !tls->first_is_record;
+    return tls->received_first && !tls->may_be_record;
 }
 
 static bool has_name(X509 *certificate, const char *name)
@@ -247,10 +247,10 @@ static bool has_name(X509 *certificate, const char *name)
 
 /* Checks the name after the chain: a failure here is sent as an alert, so both hosts can report
  * it. */
-int mqd_tls_verify_host(int good, X509_STORE_CTX *verification)
+int mqd_tls_verify_host(int chain_verified, X509_STORE_CTX *verification)
 {
-    if (good != 1 || openssl.X509_STORE_CTX_get_error_depth(verification) > 0)
-        return good;
+    if (chain_verified != 1 || openssl.X509_STORE_CTX_get_error_depth(verification) > 0)
+        return chain_verified;
     const SSL *ssl = openssl.X509_STORE_CTX_get_ex_data(verification, openssl.SSL_get_ex_data_X509_STORE_CTX_idx());
     struct mqd_tls *tls = openssl.BIO_get_data(openssl.SSL_get_rbio(ssl));
     char name[32];
@@ -261,7 +261,7 @@ int mqd_tls_verify_host(int good, X509_STORE_CTX *verification)
     return tls->node_proved;
 }
 
-static void keep_reason(struct mqd_tls *tls, int ssl_error)
+static void store_reason(struct mqd_tls *tls, int ssl_error)
 {
     char reason[128];
     const char *peer = tls->node < 0 ? "client" : "other host";
@@ -297,10 +297,10 @@ int mqd_tls_handshake(struct mqd_tls *tls)
     if (error == SSL_ERROR_WANT_READ) {
         free(tls->in); /* so that a client that never continues uses little memory */
         tls->in = NULL;
-        tls->in_bytes = tls->in_at = 0;
+        tls->in_bytes = tls->in_taken = 0;
         return 0;
     }
-    keep_reason(tls, error);
+    store_reason(tls, error);
     return mqd_error_set(EPROTO, "%s", tls->ended_reason);
 }
 
@@ -335,7 +335,8 @@ uint32_t mqd_tls_peer_name(const struct mqd_tls *tls, char *name, uint32_t size_
 
 /* ---- established ---- */
 
-static ssize_t end(struct mqd_tls *tls)
+/* Sets the error with which the connection has ended, and returns -1. */
+static ssize_t fail_ended(struct mqd_tls *tls)
 {
     if (tls->ended_reason[0])
         mqd_error_set(tls->ended_errno, "%s", tls->ended_reason);
@@ -353,12 +354,13 @@ static void on_end(struct mqd_tls *tls, int error)
         tls->ended_errno = tls->socket_errno;
     } else {
         tls->ended_errno = EPROTO;
-        keep_reason(tls, error);
+        store_reason(tls, error);
     }
     openssl.ERR_clear_error();
 }
 
-/* Returns the bytes from SSL_read, 0: it needs more input, -1: the connection has ended. */
+/* Returns the number of bytes from SSL_read, 0 if it needs more input, or -1 if the connection has
+ * ended. */
 static int read_once(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes)
 {
     openssl.ERR_clear_error();
@@ -377,15 +379,15 @@ ssize_t mqd_tls_read(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes, b
     uint32_t total = 0;
     *drained = false;
     if (tls->ended)
-        return end(tls);
+        return fail_ended(tls);
     tls->receive_bytes_left = MQD_TLS_READ_BYTES_MAX;
     tls->drained = false;
     while (total < size_bytes) {
         int n = read_once(tls, bytes + total, size_bytes - total);
         if (n < 0)
-            return total ? total : end(tls);
+            return total ? total : fail_ended(tls);
         total += (uint32_t)n;
-        /* SSL_has_pending is 1 also for an incomplete record: then the next round receives, and
+        /* SSL_has_pending is 1 even for an incomplete record: the next round then receives, and
          * drains the socket */
         if (tls->drained && (n == 0 || !openssl.SSL_has_pending(tls->ssl))) {
             *drained = true;
@@ -394,10 +396,10 @@ ssize_t mqd_tls_read(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes, b
         if (tls->receive_bytes_left == 0)
             break;
     }
-    if (tls->in && tls->in_at == tls->in_bytes) {
+    if (tls->in && tls->in_taken == tls->in_bytes) {
         free(tls->in);
         tls->in = NULL;
-        tls->in_bytes = tls->in_at = 0;
+        tls->in_bytes = tls->in_taken = 0;
     }
     return total;
 }
@@ -431,7 +433,7 @@ int mqd_tls_flush(struct mqd_tls *tls)
 }
 
 /* Moves the bytes that the socket did not take from the caller's memory to the session's. */
-static int out_keep(struct mqd_tls *tls)
+static int out_keep_unsent(struct mqd_tls *tls)
 {
     uint32_t left = mqd_tls_unsent(tls);
     if (!tls->out_lent)
@@ -473,7 +475,7 @@ static void renew_key(struct mqd_tls *tls, uint32_t record_count)
 
 int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes, uint8_t *scratch)
 {
-    MQD_ASSERT(!mqd_tls_unsent(tls), "bytes are unsent when more are to be encrypted");
+    MQD_ASSERT(!mqd_tls_unsent(tls), "bytes are still unsent when more must be encrypted");
     out_lend(tls, scratch, MQD_TLS_SCRATCH_BYTES);
     renew_key(tls, (size_bytes + RECORD_BYTES_MAX - 1) / RECORD_BYTES_MAX);
     openssl.ERR_clear_error();
@@ -486,7 +488,7 @@ int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes
         return -1;
     }
     int flushed = mqd_tls_flush(tls), error = errno;
-    int kept = out_keep(tls);
+    int kept = out_keep_unsent(tls);
     if (flushed < 0)
         errno = error;
     return flushed < 0 || kept < 0 ? -1 : 0;

@@ -4,9 +4,9 @@
  * (tls/pool.h) on bytes in memory: receive -> handshake -> flush, until it is established. Then the
  * owner reads and writes.
  *
- * Records are encrypted into memory of the caller, up to MQD_TLS_WRITE_BYTES_MAX of plain text at a
- * time, and sent by one system call. What the socket does not take is kept here and is flushed
- * before more is written: SSL_write never blocks and is never repeated.
+ * Records are encrypted into the caller's memory, up to MQD_TLS_WRITE_BYTES_MAX of plain text at a
+ * time, and sent with one system call. Bytes that the socket does not take are kept here and are
+ * flushed before more is written: SSL_write never blocks and is never repeated.
  *
  * Bounds: handshake input of one receive, MQD_TLS_UNSENT_BYTES_MAX unsent bytes (a peer that makes
  * us send more and does not read is disconnected), MQD_TLS_READ_BYTES_MAX received bytes for
@@ -31,24 +31,25 @@ extern _Atomic uint32_t mqd_tls_key_records_max;
 struct mqd_tls;
 struct mqd_tls_context;
 
-/* Returns NULL and sets mqd_error on failure. fd stays the caller's. */
+/* Returns NULL and sets mqd_error on failure. The caller keeps ownership of fd. */
 struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd);
 /* A session of a connection between hosts, with a context for such connections. `client`: this host
  * has opened the connection. The other host's certificate must have the URI "mqd://node/N", N =
- * `node`, among its alternative names. Otherwise the handshake fails, as for a certificate of
- * another CA. */
+ * `node`, among its alternative names. Otherwise the handshake fails, as it does for a certificate
+ * of another CA. */
 struct mqd_tls *mqd_tls_create_between_hosts(struct mqd_tls_context *context, int fd, bool client, int32_t node);
 void mqd_tls_free(struct mqd_tls *tls);
 
 /* ---- the handshake ---- */
 
-/* Receives what the next step needs. Returns the number of bytes, 0: none available, -1: error
- * (errno), or the peer has closed the connection (errno 0). */
+/* Receives the bytes that the next step needs. Returns their number; 0 if none are available; or -1
+ * on an error (errno), or if the peer has closed the connection (errno 0). */
 ssize_t mqd_tls_receive(struct mqd_tls *tls);
 /* the first bytes are not a TLS record */
 bool mqd_tls_is_plain(const struct mqd_tls *tls);
-/* Computes the next step, without a system call that waits. 1: established; 0: more bytes are
- * needed; -1: failed, with the reason. Call mqd_tls_flush afterwards, whatever the result. */
+/* Computes the next step, without a system call that waits. Returns 1 if the session is established,
+ * 0 if more bytes are needed, or -1 with the reason if it has failed. Call mqd_tls_flush afterwards,
+ * whatever the result. */
 int mqd_tls_handshake(struct mqd_tls *tls);
 /* whether the handshake is complete */
 bool mqd_tls_established(const struct mqd_tls *tls);
@@ -61,15 +62,15 @@ uint32_t mqd_tls_peer_name(const struct mqd_tls *tls, char *name, uint32_t size_
 
 /* ---- established ---- */
 
-/* Returns the bytes read; 0: none now; -1: closed by the peer (errno 0), a system error (errno), or
- * an invalid record (errno EPROTO, and the reason). *drained: nothing is left in the socket or
- * here; epoll reports the next byte. */
+/* Returns the number of bytes read; 0 if there are none now; or -1 if the peer has closed the
+ * connection (errno 0), on a system error (errno), or on an invalid record (errno EPROTO, and the
+ * reason). *drained: nothing is left in the socket or here; epoll reports the next byte. */
 ssize_t mqd_tls_read(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes, bool *drained);
-/* Encrypts and sends up to MQD_TLS_WRITE_BYTES_MAX bytes. Only while nothing is unsent. 0: all
- * bytes are taken; -1: error (errno). `scratch`: MQD_TLS_SCRATCH_BYTES, used only during the
- * call. */
+/* Encrypts and sends up to MQD_TLS_WRITE_BYTES_MAX bytes. May be called only while nothing is
+ * unsent. Returns 0 if all bytes are taken, or -1 (errno). `scratch`: MQD_TLS_SCRATCH_BYTES, used
+ * only during the call. */
 int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes, uint8_t *scratch);
-/* Sends what is unsent: 1 nothing is left, 0 the socket is full, -1 error (errno). */
+/* Sends the unsent bytes. Returns 1 if none are left, 0 if the socket is full, or -1 (errno). */
 int mqd_tls_flush(struct mqd_tls *tls);
 uint32_t mqd_tls_unsent(const struct mqd_tls *tls);
 /* Sends close_notify, if that is possible without waiting. */
