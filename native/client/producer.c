@@ -310,7 +310,7 @@ static void handle_outcome(struct mqd_producer *producer, struct mqd_producer_ba
 static int parse_response(const uint8_t *bytes, uint32_t size_bytes, int32_t *index, int16_t *error,
                           int64_t *base_offset, int64_t *log_append_time_ms)
 {
-    struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes, size_bytes);
+    struct mqd_byte_cursor cursor = mqd_cursor_over(bytes, size_bytes);
     int32_t correlation, count, throttle_ms, batch_index;
     int64_t log_start_offset;
     struct mqd_text text;

@@ -75,7 +75,7 @@ static struct mqd_response *await(struct mqd_client *client, uint32_t correlatio
 
 /* ---- Metadata ---- */
 
-static int skip_array(struct mqd_cursor_bytes *cursor, uint32_t element_bytes)
+static int skip_array(struct mqd_byte_cursor *cursor, uint32_t element_bytes)
 {
     int32_t count;
     if (mqd_take_count(cursor, true, "nodes", element_bytes, &count))
@@ -84,7 +84,7 @@ static int skip_array(struct mqd_cursor_bytes *cursor, uint32_t element_bytes)
     return 0;
 }
 
-static int skip_broker(struct mqd_cursor_bytes *cursor)
+static int skip_broker(struct mqd_byte_cursor *cursor)
 {
     int32_t number;
     struct mqd_text text;
@@ -93,7 +93,7 @@ static int skip_broker(struct mqd_cursor_bytes *cursor)
            mqd_skip_tags(cursor, true);
 }
 
-static int skip_partition(struct mqd_cursor_bytes *cursor)
+static int skip_partition(struct mqd_byte_cursor *cursor)
 {
     int16_t error;
     int32_t number;
@@ -102,7 +102,7 @@ static int skip_partition(struct mqd_cursor_bytes *cursor)
            skip_array(cursor, 4) || skip_array(cursor, 4) || skip_array(cursor, 4) || mqd_skip_tags(cursor, true);
 }
 
-static int parse_topic(struct mqd_cursor_bytes *cursor, struct mqd_client_topic *out)
+static int parse_topic(struct mqd_byte_cursor *cursor, struct mqd_client_topic *out)
 {
     int16_t error;
     int8_t internal;
@@ -126,7 +126,7 @@ static int parse_topic(struct mqd_cursor_bytes *cursor, struct mqd_client_topic 
 
 static int parse_metadata(const struct mqd_response *response, struct mqd_client_topic *out)
 {
-    struct mqd_cursor_bytes cursor = mqd_cursor_over(response->bytes, response->size_bytes);
+    struct mqd_byte_cursor cursor = mqd_cursor_over(response->bytes, response->size_bytes);
     struct mqd_text text;
     int32_t number, count;
     if (mqd_take_i32(&cursor, "correlation id", &number) || mqd_skip_tags(&cursor, true) ||

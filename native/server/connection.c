@@ -68,7 +68,7 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     mqd_list_remove(&c->stall_node);
     mqd_list_remove(&c->response_node);
     mqd_list_remove(&c->control_turn);
-    mqd_throttle_untrack(r, c);
+    mqd_throttle_unmute(r, c);
     mqd_authentication_close(c);
     mqd_subject_detach(r, c);
     mqd_output_clear(r, c);

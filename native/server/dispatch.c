@@ -56,7 +56,7 @@ static bool skips_empty_batches(struct mqd_text name)
 
 static bool api_versions_valid(struct mqd_connection *c, const uint8_t *body, uint32_t body_bytes)
 {
-    struct mqd_cursor_bytes cursor = mqd_cursor_over(body, body_bytes);
+    struct mqd_byte_cursor cursor = mqd_cursor_over(body, body_bytes);
     struct mqd_text name, version;
     bool valid = !mqd_take_text(&cursor, true, false, "client_software_name", &name) &&
                  !mqd_take_text(&cursor, true, false, "client_software_version", &version) &&

@@ -149,7 +149,7 @@ void mqd_flush_start_all(struct mqd_reactor *r)
             continue;
         mqd_turn_part_begin(r);
         start_directory_flushes(r, &r->log_dirs[i], i);
-        mqd_turn_spent(r, MQD_TIME_LOOP_FLUSH, r->turn.part_begun.now_ns);
+        mqd_turn_add_time(r, MQD_TIME_LOOP_FLUSH, r->turn.part_begun.now_ns);
         mqd_turn_part_end(r);
     }
 }

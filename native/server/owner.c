@@ -276,7 +276,7 @@ static int write_staged(struct mqd_reactor *r, struct mqd_partition *partition, 
     int64_t began_ns = mqd_turn_now_ns(), allocated_bytes = mqd_partition_allocated_bytes(partition);
     int result = mqd_partition_write(partition, r->wall_ms, rolled);
     bool allocates = *rolled || mqd_partition_allocated_bytes(partition) != allocated_bytes;
-    mqd_turn_spent(r, allocates ? MQD_TIME_LOOP_ALLOCATION : MQD_TIME_LOOP_WRITE, began_ns);
+    mqd_turn_add_time(r, allocates ? MQD_TIME_LOOP_ALLOCATION : MQD_TIME_LOOP_WRITE, began_ns);
     return result;
 }
 

@@ -89,7 +89,7 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
         if (event->flags & MQD_POLL_HANGUP) {
             c->hangup = 1;
             c->broken |= (event->flags & MQD_POLL_BROKEN) != 0;
-            mqd_throttle_untrack(r, c);
+            mqd_throttle_unmute(r, c);
             if (c->head && c->head->kind == MQD_REQUEST_FETCH && c->head->set && c->head->set->request == c->head)
                 mqd_fetch_evaluate(r, c->head, true);
         }

@@ -469,7 +469,7 @@ void mqd_dispatch_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t
 void mqd_throttle_refresh(struct mqd_reactor *r);
 void mqd_throttle_run(struct mqd_reactor *r); /* reads again the connections whose debt is paid */
 /* called when the connection closes or its client has hung up */
-void mqd_throttle_untrack(struct mqd_reactor *r, struct mqd_connection *c);
+void mqd_throttle_unmute(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, uint32_t kind, uint64_t units);
 bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame,
                              uint32_t size_bytes);

@@ -143,7 +143,7 @@ static void mute(struct mqd_reactor *r, struct mqd_connection *c, int64_t delay_
     wheel_enter(r, c, until_ns);
 }
 
-void mqd_throttle_untrack(struct mqd_reactor *r, struct mqd_connection *c)
+void mqd_throttle_unmute(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (!c->muted)
         return;
@@ -173,7 +173,7 @@ static int64_t debt_ns(struct mqd_reactor *r, struct mqd_connection *c)
 static void check_muted(struct mqd_reactor *r, struct mqd_connection *c)
 {
     int64_t debt = debt_ns(r, c);
-    mqd_throttle_untrack(r, c);
+    mqd_throttle_unmute(r, c);
     if (debt > 0) {
         wheel_enter(r, c, r->now_ns + debt);
         return;

@@ -22,7 +22,7 @@ static bool may_open_another(const struct mqd_share *share)
     return (share->open_count < share->settings.open_max || PLANTED_BUG(share, WINDOW)) && has_room(share); /* S7 */
 }
 
-int64_t mqd_share_next(struct mqd_share *share)
+int64_t mqd_share_next_offset(struct mqd_share *share)
 {
     if (!mqd_share_fifo_apply_settings(share))
         return -1;

@@ -134,7 +134,7 @@ static bool prepare_write(struct mqd_share_partition *partition)
 {
     struct mqd_share_run runs[RUNS_PER_WRITE];
     struct mqd_share_difference difference;
-    mqd_share_difference(&partition->state, runs, RUNS_PER_WRITE, &difference);
+    mqd_share_take_difference(&partition->state, runs, RUNS_PER_WRITE, &difference);
     partition->dirty_ms = -1;
     if (difference.is_empty) {
         respond_all(partition, &partition->waiting, 0);

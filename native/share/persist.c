@@ -44,8 +44,8 @@ static int64_t list_page_changes(struct mqd_share *share, struct mqd_share_page 
     return offset;
 }
 
-void mqd_share_difference(struct mqd_share *share, struct mqd_share_run *out, uint32_t out_max,
-                          struct mqd_share_difference *difference)
+void mqd_share_take_difference(struct mqd_share *share, struct mqd_share_run *out, uint32_t out_max,
+                               struct mqd_share_difference *difference)
 {
     int64_t offset = share->changed_first > share->start ? share->changed_first : share->start;
     int64_t last = share->changed_last < share->end ? share->changed_last : share->end - 1;

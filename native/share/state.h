@@ -152,7 +152,7 @@ void mqd_share_check(const struct mqd_share *share);
 /* ---- acquiring ---- */
 
 /* The first offset that may be acquired, from which the owner reads next. -1: none now. */
-int64_t mqd_share_next(struct mqd_share *share);
+int64_t mqd_share_next_offset(struct mqd_share *share);
 
 /* With FIFO: the offset from which mqd_share_acquire needs the keys of records. Otherwise
  * MQD_SHARE_NEVER. */
@@ -184,7 +184,7 @@ struct mqd_share_acquisition {
     uint8_t strict;
 };
 /* Acquires for a member the Available records of `batches`, which must be all batches of the log
- * from `from` (the result of mqd_share_next) to the end of the last one. Offsets between batches
+ * from `from` (the result of mqd_share_next_offset) to the end of the last one. Offsets between batches
  * are archived, because they are not in the log. Fills `out` with the acquired runs, at most
  * out_max, and returns their number.
  *
@@ -231,8 +231,8 @@ struct mqd_share_difference {
 };
 /* Lists the changes since the last difference, and marks them as listed. Acquired offsets are listed
  * as they were before their acquisition. */
-void mqd_share_difference(struct mqd_share *share, struct mqd_share_run *out, uint32_t out_max,
-                          struct mqd_share_difference *difference);
+void mqd_share_take_difference(struct mqd_share *share, struct mqd_share_run *out, uint32_t out_max,
+                               struct mqd_share_difference *difference);
 /* The state from `from` on as it would be persisted in a snapshot: runs that are finished or were
  * delivered before. Returns their number; *next is where to continue, or -1. */
 uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t from, struct mqd_share_run *out, uint32_t out_max,

@@ -24,36 +24,36 @@
 
 /* Cold path: these functions set the message. The inline functions below return -1 themselves, so
  * that the compiler sees that no value is used after a failure. */
-void mqd_wire_report_short(const struct mqd_cursor_bytes *cursor, const char *field, size_t needed_bytes);
-void mqd_wire_report_wrong(const struct mqd_cursor_bytes *cursor, const char *field, const char *what, int64_t value);
+void mqd_wire_report_short(const struct mqd_byte_cursor *cursor, const char *field, size_t needed_bytes);
+void mqd_wire_report_wrong(const struct mqd_byte_cursor *cursor, const char *field, const char *what, int64_t value);
 int mqd_wire_misused(const char *what);
 
-static inline int mqd_wire_short(const struct mqd_cursor_bytes *cursor, const char *field, size_t needed_bytes)
+static inline int mqd_wire_short(const struct mqd_byte_cursor *cursor, const char *field, size_t needed_bytes)
 {
     mqd_wire_report_short(cursor, field, needed_bytes);
     return -1;
 }
 
-static inline int mqd_wire_wrong(const struct mqd_cursor_bytes *cursor, const char *field, const char *what,
+static inline int mqd_wire_wrong(const struct mqd_byte_cursor *cursor, const char *field, const char *what,
                                  int64_t value)
 {
     mqd_wire_report_wrong(cursor, field, what, value);
     return -1;
 }
 
-static inline struct mqd_cursor_bytes mqd_cursor_over(const uint8_t *bytes, uint32_t size_bytes)
+static inline struct mqd_byte_cursor mqd_cursor_over(const uint8_t *bytes, uint32_t size_bytes)
 {
-    return (struct mqd_cursor_bytes){.at = bytes, .end = bytes + size_bytes, .begin = bytes};
+    return (struct mqd_byte_cursor){.at = bytes, .end = bytes + size_bytes, .begin = bytes};
 }
 
-static inline size_t mqd_cursor_left(const struct mqd_cursor_bytes *cursor)
+static inline size_t mqd_cursor_left(const struct mqd_byte_cursor *cursor)
 {
     return (size_t)(cursor->end - cursor->at);
 }
 
 #define MQD_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
-static inline int mqd_take_i8(struct mqd_cursor_bytes *cursor, const char *field, int8_t *out)
+static inline int mqd_take_i8(struct mqd_byte_cursor *cursor, const char *field, int8_t *out)
 {
     if (MQD_UNLIKELY(mqd_cursor_left(cursor) < 1))
         return mqd_wire_short(cursor, field, 1);
@@ -61,7 +61,7 @@ static inline int mqd_take_i8(struct mqd_cursor_bytes *cursor, const char *field
     return 0;
 }
 
-static inline int mqd_take_i16(struct mqd_cursor_bytes *cursor, const char *field, int16_t *out)
+static inline int mqd_take_i16(struct mqd_byte_cursor *cursor, const char *field, int16_t *out)
 {
     if (MQD_UNLIKELY(mqd_cursor_left(cursor) < 2))
         return mqd_wire_short(cursor, field, 2);
@@ -70,7 +70,7 @@ static inline int mqd_take_i16(struct mqd_cursor_bytes *cursor, const char *fiel
     return 0;
 }
 
-static inline int mqd_take_i32(struct mqd_cursor_bytes *cursor, const char *field, int32_t *out)
+static inline int mqd_take_i32(struct mqd_byte_cursor *cursor, const char *field, int32_t *out)
 {
     if (MQD_UNLIKELY(mqd_cursor_left(cursor) < 4))
         return mqd_wire_short(cursor, field, 4);
@@ -79,7 +79,7 @@ static inline int mqd_take_i32(struct mqd_cursor_bytes *cursor, const char *fiel
     return 0;
 }
 
-static inline int mqd_take_i64(struct mqd_cursor_bytes *cursor, const char *field, int64_t *out)
+static inline int mqd_take_i64(struct mqd_byte_cursor *cursor, const char *field, int64_t *out)
 {
     if (MQD_UNLIKELY(mqd_cursor_left(cursor) < 8))
         return mqd_wire_short(cursor, field, 8);
@@ -90,7 +90,7 @@ static inline int mqd_take_i64(struct mqd_cursor_bytes *cursor, const char *fiel
 
 /* UNSIGNED_VARINT of at most 32 bits. Longer encodings of a small number are legal, more than 32
  * bits are not. */
-static inline int mqd_take_varint(struct mqd_cursor_bytes *cursor, const char *field, uint32_t *out)
+static inline int mqd_take_varint(struct mqd_byte_cursor *cursor, const char *field, uint32_t *out)
 {
     if (MQD_UNLIKELY(cursor->at == cursor->end))
         return mqd_wire_short(cursor, field, 1);
@@ -114,7 +114,7 @@ static inline int mqd_take_varint(struct mqd_cursor_bytes *cursor, const char *f
 
 /* Array length in either form. A null array is refused: none of the hot requests has a nullable
  * one. */
-static inline int mqd_take_count(struct mqd_cursor_bytes *cursor, bool compact, const char *field,
+static inline int mqd_take_count(struct mqd_byte_cursor *cursor, bool compact, const char *field,
                                  uint32_t element_bytes_min, int32_t *out)
 {
     int64_t count;
@@ -139,7 +139,7 @@ static inline int mqd_take_count(struct mqd_cursor_bytes *cursor, bool compact, 
 
 /* Length of a string or byte sequence in either form; -1 = null. Checked against the remaining
  * bytes. */
-static inline int mqd_take_length(struct mqd_cursor_bytes *cursor, bool compact, bool is_string, const char *field,
+static inline int mqd_take_length(struct mqd_byte_cursor *cursor, bool compact, bool is_string, const char *field,
                                   int32_t *out)
 {
     int64_t length;
@@ -169,7 +169,7 @@ static inline int mqd_take_length(struct mqd_cursor_bytes *cursor, bool compact,
     return 0;
 }
 
-static inline int mqd_take_text(struct mqd_cursor_bytes *cursor, bool compact, bool nullable, const char *field,
+static inline int mqd_take_text(struct mqd_byte_cursor *cursor, bool compact, bool nullable, const char *field,
                                 struct mqd_text *out)
 {
     int32_t length;
@@ -186,7 +186,7 @@ static inline int mqd_take_text(struct mqd_cursor_bytes *cursor, bool compact, b
     return 0;
 }
 
-static inline int mqd_take_topic_key(struct mqd_cursor_bytes *cursor, bool compact, bool by_id,
+static inline int mqd_take_topic_key(struct mqd_byte_cursor *cursor, bool compact, bool by_id,
                                      struct mqd_topic_key *out)
 {
     out->by_id = by_id;
@@ -204,20 +204,20 @@ static inline int mqd_take_topic_key(struct mqd_cursor_bytes *cursor, bool compa
 
 /* Reads the head of one tagged field: `value` becomes a cursor over its bytes only; the outer
  * cursor continues after them. */
-static inline int mqd_take_tag(struct mqd_cursor_bytes *cursor, uint32_t *tag, struct mqd_cursor_bytes *value)
+static inline int mqd_take_tag(struct mqd_byte_cursor *cursor, uint32_t *tag, struct mqd_byte_cursor *value)
 {
     uint32_t size_bytes;
     if (mqd_take_varint(cursor, "tag", tag) || mqd_take_varint(cursor, "size of a tagged field", &size_bytes))
         return -1;
     if (MQD_UNLIKELY(size_bytes > mqd_cursor_left(cursor)))
         return mqd_wire_short(cursor, "tagged field", size_bytes);
-    *value = (struct mqd_cursor_bytes){.at = cursor->at, .end = cursor->at + size_bytes, .begin = cursor->begin};
+    *value = (struct mqd_byte_cursor){.at = cursor->at, .end = cursor->at + size_bytes, .begin = cursor->begin};
     cursor->at += size_bytes;
     return 0;
 }
 
 /* A tagged field that we parse must end exactly at its declared length. */
-static inline int mqd_tag_finished(const struct mqd_cursor_bytes *value, const char *field)
+static inline int mqd_tag_finished(const struct mqd_byte_cursor *value, const char *field)
 {
     if (MQD_UNLIKELY(value->at != value->end))
         return mqd_wire_wrong(value, field, "a tagged field that is longer than its type; bytes left over:",
@@ -225,11 +225,11 @@ static inline int mqd_tag_finished(const struct mqd_cursor_bytes *value, const c
     return 0;
 }
 
-int mqd_skip_tags_many(struct mqd_cursor_bytes *cursor, uint32_t tag_count);
+int mqd_skip_tags_many(struct mqd_byte_cursor *cursor, uint32_t tag_count);
 
 /* Skips tagged fields (KIP-482: unknown ones are ignored). Versions that are not flexible have
  * none. */
-static inline int mqd_skip_tags(struct mqd_cursor_bytes *cursor, bool flexible)
+static inline int mqd_skip_tags(struct mqd_byte_cursor *cursor, bool flexible)
 {
     uint32_t tag_count;
     if (!flexible)
@@ -239,7 +239,7 @@ static inline int mqd_skip_tags(struct mqd_cursor_bytes *cursor, bool flexible)
     return MQD_UNLIKELY(tag_count > 0) ? mqd_skip_tags_many(cursor, tag_count) : 0;
 }
 
-static inline int mqd_cursor_finished(const struct mqd_cursor_bytes *cursor, const char *request)
+static inline int mqd_cursor_finished(const struct mqd_byte_cursor *cursor, const char *request)
 {
     if (MQD_UNLIKELY(cursor->at != cursor->end))
         return mqd_wire_wrong(cursor, request, "a request followed by bytes that its schema does not have; count:",

@@ -71,7 +71,7 @@ static int check_body(struct mqd_fetch_request *request)
 
 static int take_head(struct mqd_fetch_request *out)
 {
-    struct mqd_cursor_bytes *cursor = &out->cursor;
+    struct mqd_byte_cursor *cursor = &out->cursor;
     int16_t version = out->version;
     if ((version <= 14 && mqd_take_i32(cursor, "replica_id", &out->replica_id)) ||
         mqd_take_i32(cursor, "max_wait_ms", &out->wait_ms_max) || mqd_take_i32(cursor, "min_bytes", &out->bytes_min) ||
@@ -121,10 +121,10 @@ int mqd_fetch_next_topic(struct mqd_fetch_request *request, struct mqd_fetch_top
 }
 
 /* Tag 0 (replica_directory_id) is skipped like an unknown tag, but it must have 16 bytes. */
-static int take_partition_tags(struct mqd_cursor_bytes *cursor, int16_t version, struct mqd_fetch_partition *out)
+static int take_partition_tags(struct mqd_byte_cursor *cursor, int16_t version, struct mqd_fetch_partition *out)
 {
     uint32_t tag_count, tag;
-    struct mqd_cursor_bytes value;
+    struct mqd_byte_cursor value;
     if (mqd_take_varint(cursor, "tagged fields", &tag_count))
         return -1;
     for (uint32_t i = 0; i < tag_count; i++) {
@@ -143,7 +143,7 @@ static int take_partition_tags(struct mqd_cursor_bytes *cursor, int16_t version,
 
 int mqd_fetch_next_partition(struct mqd_fetch_request *request, struct mqd_fetch_partition *out)
 {
-    struct mqd_cursor_bytes *cursor = &request->cursor;
+    struct mqd_byte_cursor *cursor = &request->cursor;
     int16_t version = request->version;
     if (request->partitions_left <= 0)
         return mqd_wire_misused("Fetch: no further partition here");
@@ -205,7 +205,7 @@ int mqd_fetch_next_forgotten_partition(struct mqd_fetch_request *request, int32_
 static int take_request_tags(struct mqd_fetch_request *request)
 {
     uint32_t tag_count, tag;
-    struct mqd_cursor_bytes value;
+    struct mqd_byte_cursor value;
     struct mqd_text cluster_id;
     if (mqd_take_varint(&request->cursor, "tagged fields", &tag_count))
         return -1;

@@ -31,7 +31,7 @@
 
 static int take_head(struct mqd_share_fetch_request *out)
 {
-    struct mqd_cursor_bytes *cursor = &out->cursor;
+    struct mqd_byte_cursor *cursor = &out->cursor;
     if (mqd_take_text(cursor, true, true, "group_id", &out->group_id) ||
         mqd_take_text(cursor, true, true, "member_id", &out->member_id) ||
         mqd_take_i32(cursor, "share_session_epoch", &out->session_epoch))
@@ -132,7 +132,7 @@ int mqd_share_fetch_next_partition(struct mqd_share_fetch_request *request, stru
 int mqd_share_fetch_next_acknowledgement(struct mqd_share_fetch_request *request,
                                          struct mqd_share_fetch_acknowledgement *out)
 {
-    struct mqd_cursor_bytes *cursor = &request->cursor;
+    struct mqd_byte_cursor *cursor = &request->cursor;
     int32_t type_count;
     if (request->acknowledgements_left <= 0)
         return mqd_wire_misused("ShareFetch: no further acknowledgement here");

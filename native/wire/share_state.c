@@ -84,7 +84,7 @@ void mqd_share_write_end(struct mqd_buffer *buffer)
 
 /* ---- responses ---- */
 
-static int take_count_of_one(struct mqd_cursor_bytes *cursor, const char *field, uint32_t bytes_min)
+static int take_count_of_one(struct mqd_byte_cursor *cursor, const char *field, uint32_t bytes_min)
 {
     int32_t count;
     if (mqd_take_count(cursor, true, field, bytes_min, &count))
@@ -92,7 +92,7 @@ static int take_count_of_one(struct mqd_cursor_bytes *cursor, const char *field,
     return count == 1 ? 0 : mqd_wire_wrong(cursor, field, "not exactly one, but", count);
 }
 
-static int take_run(struct mqd_cursor_bytes *cursor, struct mqd_share_state_run *out)
+static int take_run(struct mqd_byte_cursor *cursor, struct mqd_share_state_run *out)
 {
     int8_t state;
     if (mqd_take_i64(cursor, "first_offset", &out->first) || mqd_take_i64(cursor, "last_offset", &out->last) ||
@@ -102,7 +102,7 @@ static int take_run(struct mqd_cursor_bytes *cursor, struct mqd_share_state_run 
     return mqd_skip_tags(cursor, true);
 }
 
-static int take_head(struct mqd_cursor_bytes *cursor, const struct mqd_share_name *name)
+static int take_head(struct mqd_byte_cursor *cursor, const struct mqd_share_name *name)
 {
     struct mqd_topic_key topic;
     int32_t partition_index;
@@ -118,7 +118,7 @@ static int take_head(struct mqd_cursor_bytes *cursor, const struct mqd_share_nam
 int mqd_share_response_parse(const uint8_t *body, uint32_t size_bytes, int api_key, const struct mqd_share_name *name,
                              struct mqd_share_response *out)
 {
-    struct mqd_cursor_bytes cursor = mqd_cursor_over(body, size_bytes);
+    struct mqd_byte_cursor cursor = mqd_cursor_over(body, size_bytes);
     struct mqd_text message;
     *out = (struct mqd_share_response){0};
     if (take_head(&cursor, name) || mqd_take_i16(&cursor, "error_code", &out->error) ||

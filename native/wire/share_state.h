@@ -56,7 +56,7 @@ void mqd_share_write_run(struct mqd_buffer *buffer, const struct mqd_share_state
 void mqd_share_write_end(struct mqd_buffer *buffer);
 
 struct mqd_share_response {
-    struct mqd_cursor_bytes cursor;
+    struct mqd_byte_cursor cursor;
     int16_t error;
     int32_t state_epoch; /* READ only, like start and the runs */
     int64_t start;

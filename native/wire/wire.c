@@ -115,7 +115,7 @@ bool mqd_api_flexible(int16_t api_key, int16_t api_version)
 
 int mqd_request_header_parse(const uint8_t *frame, uint32_t size_bytes, struct mqd_request_header *out, bool *known)
 {
-    struct mqd_cursor_bytes cursor = mqd_cursor_over(frame, size_bytes);
+    struct mqd_byte_cursor cursor = mqd_cursor_over(frame, size_bytes);
     struct mqd_text client_id;
     *known = false;
     out->client_id = NULL;
@@ -138,7 +138,7 @@ int mqd_request_header_parse(const uint8_t *frame, uint32_t size_bytes, struct m
     return 0;
 }
 
-__attribute__((cold, noinline)) void mqd_wire_report_short(const struct mqd_cursor_bytes *cursor, const char *field,
+__attribute__((cold, noinline)) void mqd_wire_report_short(const struct mqd_byte_cursor *cursor, const char *field,
                                                            size_t needed_bytes)
 {
     mqd_error_set(EBADMSG,
@@ -147,7 +147,7 @@ __attribute__((cold, noinline)) void mqd_wire_report_short(const struct mqd_curs
                   field, (size_t)(cursor->at - cursor->begin), needed_bytes, mqd_cursor_left(cursor));
 }
 
-__attribute__((cold, noinline)) void mqd_wire_report_wrong(const struct mqd_cursor_bytes *cursor, const char *field,
+__attribute__((cold, noinline)) void mqd_wire_report_wrong(const struct mqd_byte_cursor *cursor, const char *field,
                                                            const char *what, int64_t value)
 {
     mqd_error_set(
@@ -161,10 +161,10 @@ __attribute__((cold, noinline)) int mqd_wire_misused(const char *what)
     return mqd_error_set(MQD_E_INVALID, "%s; the caller's loop must follow the counts that the parser gave", what);
 }
 
-int mqd_skip_tags_many(struct mqd_cursor_bytes *cursor, uint32_t tag_count)
+int mqd_skip_tags_many(struct mqd_byte_cursor *cursor, uint32_t tag_count)
 {
     uint32_t tag;
-    struct mqd_cursor_bytes value;
+    struct mqd_byte_cursor value;
     /* each tagged field takes at least two bytes, so a wrong count fails at the end of the frame */
     for (uint32_t i = 0; i < tag_count; i++)
         if (mqd_take_tag(cursor, &tag, &value))

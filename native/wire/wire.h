@@ -15,7 +15,7 @@
 #include "native.h"
 #include "wire/aborted.h"
 
-struct mqd_cursor_bytes {
+struct mqd_byte_cursor {
     const uint8_t *at;
     const uint8_t *end;
     const uint8_t *begin;
@@ -50,7 +50,7 @@ struct mqd_topic_key {
 /* -- Produce 0..13; 0..2 carry message sets older than magic 2, parsed so that each partition can
  * be answered (43 UNSUPPORTED_FOR_MESSAGE_FORMAT) -- */
 struct mqd_produce_request {
-    struct mqd_cursor_bytes cursor;
+    struct mqd_byte_cursor cursor;
     int16_t version;
     struct mqd_text transactional_id;
     int16_t required_acks;
@@ -84,7 +84,7 @@ int mqd_produce_end(struct mqd_produce_request *request); /* reads the tags; byt
 
 /* -- Fetch 4..18 -- */
 struct mqd_fetch_request {
-    struct mqd_cursor_bytes cursor;
+    struct mqd_byte_cursor cursor;
     int16_t version;
     int32_t replica_id;
     int64_t replica_epoch;
@@ -128,7 +128,7 @@ int mqd_fetch_end(struct mqd_fetch_request *request);
 
 /* -- ListOffsets 1..11 -- */
 struct mqd_list_offsets_request {
-    struct mqd_cursor_bytes cursor;
+    struct mqd_byte_cursor cursor;
     int16_t version;
     int32_t replica_id;
     int8_t isolation_level;
@@ -156,7 +156,7 @@ int mqd_list_offsets_end(struct mqd_list_offsets_request *request);
 /* -- ShareFetch (78) and ShareAcknowledge (79), 1..2 -- */
 /* ShareAcknowledge has no field between the epoch and is_renewal, and no forgotten topics. */
 struct mqd_share_fetch_request {
-    struct mqd_cursor_bytes cursor;
+    struct mqd_byte_cursor cursor;
     int16_t api_key;
     int16_t version;
     struct mqd_text group_id; /* size -1 = null */

@@ -377,7 +377,7 @@ void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c)
     if (!c->hangup || !local->drain_bytes)
         local->drain_bytes = local->data_bytes;
     c->hangup = c->readable = c->writable = 1;
-    mqd_throttle_untrack(r, c);
+    mqd_throttle_unmute(r, c);
     if ((c->chunk_count || mqd_output_pending_bytes(c)) && !mqd_list_linked(&c->output_node))
         mqd_list_append(&r->to_send, &c->output_node); /* the chunk is discarded and the output after it continues */
     mqd_connection_resume(r, c);

@@ -37,12 +37,12 @@ void mqd_relay_encode(struct mqd_buffer *out, const struct mqd_relay_request *re
         mqd_store_be32(out->bytes + begin, out->size_bytes - begin - 4);
 }
 
-static int check_one(const struct mqd_cursor_bytes *cursor, const char *what, int32_t count)
+static int check_one(const struct mqd_byte_cursor *cursor, const char *what, int32_t count)
 {
     return count == 1 ? 0 : mqd_wire_wrong(cursor, what, "not 1, as requested, but", count);
 }
 
-static int take_record_errors(struct mqd_cursor_bytes *cursor, bool flexible, struct mqd_relay_response *out)
+static int take_record_errors(struct mqd_byte_cursor *cursor, bool flexible, struct mqd_relay_response *out)
 {
     int32_t count, index;
     struct mqd_text text;
@@ -61,7 +61,7 @@ static int take_record_errors(struct mqd_cursor_bytes *cursor, bool flexible, st
     return mqd_take_text(cursor, flexible, true, "error message", &out->message);
 }
 
-static int take_partition(struct mqd_cursor_bytes *cursor, int16_t version, struct mqd_relay_response *out)
+static int take_partition(struct mqd_byte_cursor *cursor, int16_t version, struct mqd_relay_response *out)
 {
     bool flexible = version >= FLEXIBLE_VERSION;
     if (mqd_take_i32(cursor, "partition index", &out->partition_index) ||
@@ -83,7 +83,7 @@ static int take_partition(struct mqd_cursor_bytes *cursor, int16_t version, stru
 int mqd_relay_parse(const uint8_t *frame, uint32_t size_bytes, int16_t version, struct mqd_relay_response *out)
 {
     bool flexible = version >= FLEXIBLE_VERSION;
-    struct mqd_cursor_bytes cursor = mqd_cursor_over(frame, size_bytes);
+    struct mqd_byte_cursor cursor = mqd_cursor_over(frame, size_bytes);
     int32_t correlation_id, count, throttle_ms;
     struct mqd_topic_key key;
     *out = (struct mqd_relay_response){.base_offset = -1,

@@ -101,7 +101,7 @@ void mqd_response_parser_begin(struct mqd_response_parser *parser, uint32_t fram
 
 /* Reads the number of elements that follow; each takes at least element_bytes_min of the rest of
  * the frame. */
-static int take_count(struct mqd_cursor_bytes *cursor, const struct mqd_response_parser *parser, const char *field,
+static int take_count(struct mqd_byte_cursor *cursor, const struct mqd_response_parser *parser, const char *field,
                       uint32_t element_bytes_min, uint32_t *out)
 {
     uint32_t raw;
@@ -114,7 +114,7 @@ static int take_count(struct mqd_cursor_bytes *cursor, const struct mqd_response
     return 0;
 }
 
-static int take_head(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
+static int take_head(struct mqd_response_parser *parser, struct mqd_byte_cursor *cursor)
 {
     if (mqd_take_i32(cursor, "correlation id", &parser->correlation_id) || mqd_skip_tags(cursor, true) ||
         mqd_take_i32(cursor, "throttle_time_ms", &parser->throttle_ms) ||
@@ -123,7 +123,7 @@ static int take_head(struct mqd_response_parser *parser, struct mqd_cursor_bytes
     return take_count(cursor, parser, "responses", TOPIC_BYTES_MIN, &parser->topics_left);
 }
 
-static int take_topic(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
+static int take_topic(struct mqd_response_parser *parser, struct mqd_byte_cursor *cursor)
 {
     if (mqd_cursor_left(cursor) < 16)
         return mqd_wire_short(cursor, "topic id", 16);
@@ -135,7 +135,7 @@ static int take_topic(struct mqd_response_parser *parser, struct mqd_cursor_byte
 }
 
 /* Skips the aborted transactions, which a replica does not need. */
-static int skip_aborted(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
+static int skip_aborted(struct mqd_response_parser *parser, struct mqd_byte_cursor *cursor)
 {
     uint32_t raw;
     int64_t unused;
@@ -150,7 +150,7 @@ static int skip_aborted(struct mqd_response_parser *parser, struct mqd_cursor_by
     return 0;
 }
 
-static int take_partition(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
+static int take_partition(struct mqd_response_parser *parser, struct mqd_byte_cursor *cursor)
 {
     struct mqd_parsed_partition *partition = &parser->partition;
     int32_t preferred_replica;
@@ -172,10 +172,10 @@ static int take_partition(struct mqd_response_parser *parser, struct mqd_cursor_
     return 0;
 }
 
-static int take_partition_end(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
+static int take_partition_end(struct mqd_response_parser *parser, struct mqd_byte_cursor *cursor)
 {
     struct mqd_parsed_partition *partition = &parser->partition;
-    struct mqd_cursor_bytes value;
+    struct mqd_byte_cursor value;
     uint32_t tag_count, tag;
     if (mqd_take_varint(cursor, "tagged fields", &tag_count))
         return -1;
@@ -194,10 +194,10 @@ static int take_partition_end(struct mqd_response_parser *parser, struct mqd_cur
     return parser->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0; /* the topic's */
 }
 
-static int take_tail(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
+static int take_tail(struct mqd_response_parser *parser, struct mqd_byte_cursor *cursor)
 {
     uint32_t tag_count, tag;
-    struct mqd_cursor_bytes value;
+    struct mqd_byte_cursor value;
     if (mqd_take_varint(cursor, "tagged fields", &tag_count))
         return -1;
     /* node_endpoints: ignored, since the metadata has the addresses */
@@ -215,7 +215,7 @@ static uint8_t after_topic(const struct mqd_response_parser *parser)
 
 /* Takes one step other than records. Returns 0, or -1 when it is incomplete or invalid; then the
  * parser is unchanged. */
-static int take_step(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
+static int take_step(struct mqd_response_parser *parser, struct mqd_byte_cursor *cursor)
 {
     struct mqd_response_parser before = *parser;
     int result;
@@ -273,7 +273,7 @@ enum mqd_parsed_step mqd_response_parser_next(struct mqd_response_parser *parser
         if (parser->phase == PHASE_OVER)
             return MQD_PARSED_END;
         bool complete = available == parser->frame_left || available >= MQD_PARSED_STEP_BYTES_MAX;
-        struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes + *taken, available);
+        struct mqd_byte_cursor cursor = mqd_cursor_over(bytes + *taken, available);
         if (take_step(parser, &cursor))
             return complete ? MQD_PARSED_WRONG : MQD_PARSED_MORE;
         uint32_t used = (uint32_t)(cursor.at - cursor.begin);

@@ -22,7 +22,7 @@ struct walk {
     struct mqd_share_owned *owned;
     const struct mqd_share_owner_request *request;
     uint32_t slot;
-    int64_t from; /* the offset that mqd_share_next returned */
+    int64_t from; /* the offset that mqd_share_next_offset returned */
     struct mqd_positions positions;
     struct mqd_range range;
     struct mqd_aborted_list aborted;
@@ -250,7 +250,7 @@ static bool acquire_range(struct walk *w, uint32_t from, struct mqd_descriptor *
     }
     if (count)
         send_runs(w, from, runs, count, response);
-    return count == 0 && !state->pool_exhausted && mqd_share_next(state) > w->from;
+    return count == 0 && !state->pool_exhausted && mqd_share_next_offset(state) > w->from;
 }
 
 static int16_t error_of(int16_t code)
@@ -271,7 +271,7 @@ void mqd_share_acquire_now(struct mqd_reactor *r, struct mqd_share_owned *owned,
     for (int round = 0; more; round++) {
         mqd_slot_positions(mqd_control_partition(r->options.control, w.slot), &w.positions);
         mqd_share_set_log_start(state, w.positions.log_start_offset);
-        w.from = mqd_share_next(state);
+        w.from = mqd_share_next_offset(state);
         if (w.from < 0)
             return;
         if (round == ROUNDS_MAX) {

@@ -239,7 +239,7 @@ void mqd_share_on_acknowledged(struct mqd_reactor *r, struct mqd_share_part *par
         part->error = (int16_t)response->error;
     if (response->slot)
         job->lock_ms = (int32_t)response->slot;
-    job->acknowledgements--;
+    job->pending_acknowledgements--;
     mqd_share_schedule(r, job);
 }
 
@@ -300,14 +300,14 @@ static int32_t rank_below(const struct mqd_share_job *job, int32_t rank)
 static void begin_rank(struct mqd_share_job *job, int32_t rank)
 {
     job->rank = rank;
-    job->next = 0;
-    job->records_max += job->records_kept;
-    job->bytes_max += job->bytes_kept;
+    job->handled_count = 0;
+    job->records_max += job->records_reserved;
+    job->bytes_max += job->bytes_reserved;
     bool is_last = rank_below(job, rank) < 0;
-    job->records_kept = is_last ? 0 : job->records_max / MQD_SHARE_RESERVE_DIVISOR;
-    job->bytes_kept = is_last ? 0 : job->bytes_max / MQD_SHARE_RESERVE_DIVISOR;
-    job->records_max -= job->records_kept;
-    job->bytes_max -= job->bytes_kept;
+    job->records_reserved = is_last ? 0 : job->records_max / MQD_SHARE_RESERVE_DIVISOR;
+    job->bytes_reserved = is_last ? 0 : job->bytes_max / MQD_SHARE_RESERVE_DIVISOR;
+    job->records_max -= job->records_reserved;
+    job->bytes_max -= job->bytes_reserved;
 }
 
 /* Requests records from the remaining parts of this pass, by rank. false: a response is awaited. */
@@ -316,15 +316,15 @@ static bool run_pass(struct mqd_reactor *r, struct mqd_share_job *job)
     if (job->ranked && job->rank < 0)
         begin_rank(job, rank_below(job, INT32_MAX));
     do {
-        while (job->next < job->part_count && (has_budget(job) || job->measures)) {
-            struct mqd_share_part *part = &job->parts[(job->turn + job->next++) % job->part_count];
+        while (job->handled_count < job->part_count && (has_budget(job) || job->measures)) {
+            struct mqd_share_part *part = &job->parts[(job->first_part + job->handled_count++) % job->part_count];
             if (part->reads && part->ready && !part->error && !part->run_count &&
                 (!job->ranked || part->rank == job->rank))
                 request_records(r, part);
             if (job->awaits_owner)
                 return false;
         }
-        job->next = 0;
+        job->handled_count = 0;
         if (job->ranked)
             begin_rank(job, rank_below(job, job->rank));
     } while (job->rank >= 0);
@@ -389,7 +389,7 @@ static void advance(struct mqd_reactor *r, struct mqd_share_job *job)
         return;
     if (!job->ended && (!job->fetches || continue_acquiring(r, job)))
         end_job(r, job);
-    if (job->ended && !job->acknowledgements && !job->request->pending)
+    if (job->ended && !job->pending_acknowledgements && !job->request->pending)
         mqd_request_complete(r, job->request);
 }
 

@@ -433,9 +433,9 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
         return;
     memcpy(request.topic_id, part->topic_id, sizeof request.topic_id);
     part->joins = 0;
-    job->acknowledgements++;
+    job->pending_acknowledgements++;
     if (!mqd_share_call_owner(r, part, part->slot, owner, generation, &request, job->group, &ranges)) {
-        job->acknowledgements--;
+        job->pending_acknowledgements--;
         part->joins = request.joins;
         *error = MQD_KAFKA_REQUEST_TIMED_OUT;
     }
@@ -499,7 +499,7 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
     }
     assign_ranks(r, job, a->session ? a->session->turn : 0);
     if (a->session && job->part_count)
-        job->turn = a->session->turn++ % job->part_count;
+        job->first_part = a->session->turn++ % job->part_count;
 }
 
 static int accept_request(struct mqd_reactor *r, struct arrival *a)

@@ -122,13 +122,14 @@ struct mqd_share_job {
     uint64_t member;
     uint64_t session_hash, session_number; /* 0 = none */
     struct mqd_share_part *parts;          /* in order of topic id and index */
-    uint32_t part_count, turn, next;       /* a pass begins with part `turn` and has handled `next` parts */
-    uint32_t awaits_owner;                 /* a request for records to a part's owner is in flight: 0 or 1 */
-    uint32_t acknowledgements;             /* acknowledgements whose outcome is awaited */
-    uint32_t records_max, bytes_max;       /* the unused remainder of the request's limits */
-    uint32_t records_kept, bytes_kept;     /* reserved for ranks below that of this pass */
-    int32_t rank;                          /* of this pass; -1: between passes */
-    uint8_t ranked;                        /* the parts have different ranks */
+    uint32_t part_count;
+    uint32_t first_part, handled_count; /* a pass begins with part `first_part` and has handled this many parts */
+    uint32_t awaits_owner;              /* a request for records to a part's owner is in flight: 0 or 1 */
+    uint32_t pending_acknowledgements;  /* acknowledgements whose outcome is awaited */
+    uint32_t records_max, bytes_max;    /* the unused remainder of the request's limits */
+    uint32_t records_reserved, bytes_reserved; /* reserved for ranks below that of this pass */
+    int32_t rank;                              /* of this pass; -1: between passes */
+    uint8_t ranked;                            /* the parts have different ranks */
     uint32_t bytes_min;
     int32_t lock_ms;
     uint16_t group_bytes;

@@ -93,7 +93,7 @@ void mqd_turn_part_end(struct mqd_reactor *r)
         r->turn.blocked_in_parts_ns += blocked_ns(r->turn.part_begun, read_clock(r));
 }
 
-void mqd_turn_spent(struct mqd_reactor *r, enum mqd_histogram cause, int64_t since_ns)
+void mqd_turn_add_time(struct mqd_reactor *r, enum mqd_histogram cause, int64_t since_ns)
 {
     if (mqd_turn_measured(r))
         r->turn.spent_ns[cause] += mqd_turn_now_ns() - since_ns;

@@ -25,6 +25,6 @@ void mqd_turn_part_end(struct mqd_reactor *r);
 
 int64_t mqd_turn_now_ns(void);
 /* `cause`: MQD_TIME_LOOP_WRITE, MQD_TIME_LOOP_ALLOCATION or MQD_TIME_LOOP_FLUSH */
-void mqd_turn_spent(struct mqd_reactor *r, enum mqd_histogram cause, int64_t since_ns);
+void mqd_turn_add_time(struct mqd_reactor *r, enum mqd_histogram cause, int64_t since_ns);
 
 #endif

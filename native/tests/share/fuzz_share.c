@@ -71,7 +71,7 @@ static void acquire(struct world *w, struct input *in)
     struct mqd_share_run runs[RUNS_MAX];
     struct mqd_share_acquisition acquisition = {
         .member = byte_of(in) % 3, .now_ms = w->now_ms, .records_max = byte_of(in), .strict = byte_of(in) & 1};
-    int64_t from = mqd_share_next(state), at = from;
+    int64_t from = mqd_share_next_offset(state), at = from;
     if (from < 0 || !acquisition.records_max)
         return;
     uint32_t count = 1 + byte_of(in) % 4;

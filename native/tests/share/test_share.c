@@ -33,7 +33,7 @@ static uint32_t acquire(struct mqd_share *share, uint64_t member, int64_t now_ms
 {
     struct mqd_share_acquisition asked = {.member = member, .now_ms = now_ms, .records_max = most, .strict = 1};
     struct mqd_share_run runs[64];
-    int64_t from = mqd_share_next(share);
+    int64_t from = mqd_share_next_offset(share);
     if (from < 0 || from >= log_end)
         return 0;
     struct mqd_share_batch batch = {.first = from, .last = log_end - 1};
@@ -102,7 +102,7 @@ TEST(a_poison_record_is_delivered_alone_the_last_time)
     CHECK_EQUAL(share.start, 64);
     struct mqd_share_run runs[8];
     struct mqd_share_difference difference;
-    mqd_share_difference(&share, runs, 8, &difference);
+    mqd_share_take_difference(&share, runs, 8, &difference);
     CHECK_EQUAL(difference.start, 64);
     CHECK_EQUAL(difference.run_count, 0);
     ended(&share);
@@ -119,7 +119,7 @@ TEST(one_slow_record_does_not_hold_up_a_million)
         CHECK_EQUAL(acknowledge(&share, 2, share.end - taken, share.end - 1, MQD_SHARE_ACCEPT, 1), 0);
         struct mqd_share_run runs[8];
         struct mqd_share_difference difference;
-        mqd_share_difference(&share, runs, 8, &difference);
+        mqd_share_take_difference(&share, runs, 8, &difference);
         CHECK(difference.is_whole);
     }
     CHECK_EQUAL(share.start, 500);
@@ -240,11 +240,11 @@ TEST(holes_and_aborted_batches_are_archived)
     struct mqd_share_batch far = {.first = 1ll << 50, .last = 1ll << 50};
     CHECK_EQUAL(mqd_share_acquire(&share, &asked, share.end, &far, 1, runs, 8), 0);
     CHECK_EQUAL(share.end - share.start, MQD_SHARE_SPAN_MAX);
-    CHECK_EQUAL(mqd_share_next(&share), -1);
+    CHECK_EQUAL(mqd_share_next_offset(&share), -1);
     CHECK_EQUAL(mqd_share_release_member(&share, 1, 0), 20);
     mqd_share_set_log_start(&share, 1ll << 50);
     CHECK_EQUAL(acknowledge(&share, 9, 1ll << 40, (1ll << 50) - 1, MQD_SHARE_ACCEPT, 0), 0); /* it is gone */
-    CHECK_EQUAL(mqd_share_next(&share), 1ll << 50);
+    CHECK_EQUAL(mqd_share_next_offset(&share), 1ll << 50);
     CHECK_EQUAL(mqd_share_acquire(&share, &asked, 1ll << 50, &far, 1, runs, 8), 1);
     ended(&share);
 }
@@ -257,7 +257,7 @@ TEST(returned_records_were_not_delivered)
         CHECK_EQUAL(mqd_share_at(&share, 5).count, 1);
         CHECK_EQUAL(acknowledge(&share, 1, 0, 9, MQD_SHARE_RETURN, 1), 0);
         CHECK_EQUAL(mqd_share_at(&share, 5).count, 0);
-        CHECK_EQUAL(mqd_share_next(&share), 0);
+        CHECK_EQUAL(mqd_share_next_offset(&share), 0);
         mqd_share_check(&share);
     }
     CHECK_EQUAL(acquire(&share, 1, 0, 10, 100), 10);
@@ -266,7 +266,7 @@ TEST(returned_records_were_not_delivered)
     CHECK_EQUAL(acknowledge(&share, 1, 0, 0, MQD_SHARE_RETURN, 1), 0);
     CHECK_EQUAL(acquire(&share, 1, 0, 1, 1), 1);
     CHECK_EQUAL(acknowledge(&share, 1, 0, 0, MQD_SHARE_RELEASE, 1), 0);
-    CHECK_EQUAL(mqd_share_next(&share), 1);
+    CHECK_EQUAL(mqd_share_next_offset(&share), 1);
     ended(&share);
 }
 
@@ -313,7 +313,7 @@ static int64_t measured(uint32_t acquired, uint32_t step, int64_t records)
         struct mqd_share_run runs[8];
         struct mqd_share_difference difference;
         if (acquired > 1)
-            mqd_share_difference(&share, runs, 8, &difference);
+            mqd_share_take_difference(&share, runs, 8, &difference);
     }
     int64_t spent = (cpu_ns() - begin_ns) / records;
     ended(&share);

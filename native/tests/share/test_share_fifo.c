@@ -34,7 +34,7 @@ static uint32_t acquire(struct mqd_share *share, uint64_t member, uint32_t most,
     static struct mqd_share_record records[RECORDS];
     struct mqd_share_acquisition asked = {.member = member, .records_max = most, .strict = 1};
     struct mqd_share_run runs[RECORDS];
-    int64_t from = mqd_share_next(share);
+    int64_t from = mqd_share_next_offset(share);
     if (from < 0)
         return 0;
     int64_t first = from - from % RECORDS;
@@ -61,7 +61,7 @@ TEST(the_next_record_of_a_key_comes_when_the_one_before_has_ended)
     CHECK_EQUAL(mqd_share_at(&share, 10).state, MQD_SHARE_WAITING);
     CHECK_EQUAL(acquire(&share, 1, 1, 10), 0);
     CHECK_EQUAL(acknowledge(&share, 3, 3, MQD_SHARE_ACCEPT), 0);
-    CHECK_EQUAL(mqd_share_next(&share), 13);
+    CHECK_EQUAL(mqd_share_next_offset(&share), 13);
     CHECK_EQUAL(acquire(&share, 1, 1000, 10), 1);
     CHECK_EQUAL(mqd_share_at(&share, 13).state, MQD_SHARE_ACQUIRED);
     ended(&share);
@@ -72,7 +72,7 @@ TEST(a_released_record_keeps_its_place)
     struct mqd_share share = made(2000, 1);
     CHECK_EQUAL(acquire(&share, 1, 1000, 10), 10);
     CHECK_EQUAL(acknowledge(&share, 3, 3, MQD_SHARE_RELEASE), 0);
-    CHECK_EQUAL(mqd_share_next(&share), 3);
+    CHECK_EQUAL(mqd_share_next_offset(&share), 3);
     CHECK_EQUAL(mqd_share_at(&share, 13).state, MQD_SHARE_WAITING);
     CHECK_EQUAL(acquire(&share, 1, 1000, 10), 1);
     CHECK_EQUAL(mqd_share_at(&share, 3).count, 2);
@@ -86,7 +86,7 @@ TEST(nothing_is_acquired_whose_key_is_not_known)
     struct mqd_share_batch batch = {.first = 0, .last = 9};
     struct mqd_share_run run;
     CHECK_EQUAL(mqd_share_acquire(&share, &asked, 0, &batch, 1, &run, 1), 0);
-    CHECK_EQUAL(mqd_share_next(&share), 0);
+    CHECK_EQUAL(mqd_share_next_offset(&share), 0);
     ended(&share);
 }
 

@@ -61,7 +61,7 @@ static void put_state(struct mqd_buffer *out, const struct coordinator *c)
 /* Applies a WRITE; returns its error. */
 static int16_t apply(struct coordinator *c, const struct mqd_buffer *body)
 {
-    struct mqd_cursor_bytes at = mqd_cursor_over(body->bytes, body->size_bytes);
+    struct mqd_byte_cursor at = mqd_cursor_over(body->bytes, body->size_bytes);
     struct mqd_text group;
     struct mqd_topic_key topic;
     int32_t one, index, state_epoch, leader_epoch, complete, runs;
@@ -174,7 +174,7 @@ static uint32_t acquire(struct owner *o, uint32_t most, struct mqd_share_run *ru
 {
     struct mqd_share *state = &o->partition.state;
     struct mqd_share_acquisition asked = {.member = 7, .now_ms = o->now_ms, .records_max = most, .strict = 1};
-    int64_t from = mqd_share_next(state);
+    int64_t from = mqd_share_next_offset(state);
     struct mqd_share_batch batch = {.first = from, .last = OFFSETS - 1};
     return from < 0 || from >= OFFSETS ? 0 : mqd_share_acquire(state, &asked, from, &batch, 1, runs, 8);
 }

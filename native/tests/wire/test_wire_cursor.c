@@ -13,7 +13,7 @@ static int varint(const char *bytes, uint32_t size_bytes, uint32_t *out)
 {
     uint8_t *copy = malloc(size_bytes ? size_bytes : 1); /* exact size, for ASan */
     memcpy(copy, bytes, size_bytes);
-    struct mqd_cursor_bytes cursor = mqd_cursor_over(copy, size_bytes);
+    struct mqd_byte_cursor cursor = mqd_cursor_over(copy, size_bytes);
     int result = mqd_take_varint(&cursor, "number", out);
     if (result == 0 && cursor.at != cursor.end)
         result = 1; /* left something over */
@@ -51,7 +51,7 @@ TEST(varints_of_the_encoder_are_decoded)
 
 static int text(bool compact, bool nullable, const void *bytes, uint32_t size_bytes, struct mqd_text *out)
 {
-    struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes, size_bytes);
+    struct mqd_byte_cursor cursor = mqd_cursor_over(bytes, size_bytes);
     return mqd_take_text(&cursor, compact, nullable, "name", out);
 }
 
@@ -80,7 +80,7 @@ TEST(strings_null_negative_and_too_long)
 
 TEST(records_may_fill_the_frame_and_no_more)
 {
-    struct mqd_cursor_bytes cursor = mqd_cursor_over((const uint8_t *)"\x7f\xff\xff\xff....", 8);
+    struct mqd_byte_cursor cursor = mqd_cursor_over((const uint8_t *)"\x7f\xff\xff\xff....", 8);
     int32_t length;
     CHECK_EQUAL(mqd_take_length(&cursor, false, false, "records", &length), -1);
     cursor = mqd_cursor_over((const uint8_t *)"\xff\xff\xff\xff\x0f...", 8);

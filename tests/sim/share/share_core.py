@@ -100,7 +100,7 @@ class Share:
         return lib.mqd_share_acquire_end(self.native, records_max)
 
     def next(self) -> int:
-        return lib.mqd_share_next(self.native)
+        return lib.mqd_share_next_offset(self.native)
 
     def acquire(
         self, member: int, now_ms: int, records_max: int, strict: bool, from_: int, batches: Sequence[Batch]
@@ -137,7 +137,7 @@ class Share:
 
     def difference(self, runs_max: int = RUNS) -> Difference:
         out = ffi.new("struct mqd_share_difference *")
-        lib.mqd_share_difference(self.native, self._out, runs_max, out)
+        lib.mqd_share_take_difference(self.native, self._out, runs_max, out)
         return Difference(out.start, self._runs(out.run_count), out.finished, bool(out.is_whole))
 
     def snapshot(self) -> list[Run]:
