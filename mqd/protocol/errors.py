@@ -84,7 +84,7 @@ _TABLE = """
 46  DUPLICATE_SEQUENCE_NUMBER               no   the producer's sequence number was seen before
 47  INVALID_PRODUCER_EPOCH                  no   the producer's epoch is old
 48  INVALID_TXN_STATE                       no   the transaction's state does not allow this
-49  INVALID_PRODUCER_ID_MAPPING             no   the producer id is not the one of this transactional id
+49  INVALID_PRODUCER_ID_MAPPING             no   the producer id does not belong to this transactional id
 50  INVALID_TRANSACTION_TIMEOUT             no   the transaction timeout is above transaction.max.timeout.ms
 51  CONCURRENT_TRANSACTIONS                 yes  another operation on the same transaction is running
 52  TRANSACTION_COORDINATOR_FENCED          no   the transaction coordinator has been replaced
@@ -129,7 +129,7 @@ _TABLE = """
 91  RESOURCE_NOT_FOUND                      no   the resource named in the request does not exist
 92  DUPLICATE_RESOURCE                      no   the request names the same thing twice
 93  UNACCEPTABLE_CREDENTIAL                 no   the credential breaks the rules
-94  INCONSISTENT_VOTER_SET                  no   the voters of the request are not the configured ones
+94  INCONSISTENT_VOTER_SET                  no   the voters in the request differ from the configured ones
 95  INVALID_UPDATE_VERSION                  no   the feature version cannot be set
 96  FEATURE_UPDATE_FAILED                   no   the features could not be updated
 97  PRINCIPAL_DESERIALIZATION_FAILURE       no   the forwarded principal cannot be read
@@ -160,7 +160,7 @@ _TABLE = """
 122 SHARE_SESSION_NOT_FOUND                 yes  no such share session
 123 INVALID_SHARE_SESSION_EPOCH             yes  the epoch of the share session is not the expected one
 124 FENCED_STATE_EPOCH                      no   the share partition's state epoch is old
-125 INVALID_VOTER_KEY                       no   the voter's key is not the receiver's
+125 INVALID_VOTER_KEY                       no   the voter's key is not that of the receiving replica
 126 DUPLICATE_VOTER                         no   the voter is in the set already
 127 VOTER_NOT_FOUND                         no   the voter is not in the set
 128 INVALID_REGULAR_EXPRESSION              no   the regular expression is invalid

@@ -4,18 +4,23 @@
 
 from tests.kafka_parity.compare import Allowed
 
-HASHED = "Kafka responds in the order of its hash tables, or errors first; mqd in the request's order, or by name"
+HASHED = (
+    "Kafka's lists have the order of its hash tables, or errors first; mqd's have the request's order, or that of names"
+)
 CRASHED = "Kafka fails with an internal exception on such a request; mqd reports what is wrong with it"
 
 TEXTS = "texts are mqd's own; the error code is compared"
 
 BESIDE_ERRORS = (
-    "with an error such as OFFSET_OUT_OF_RANGE, mqd also gives the log's ends; Kafka gives -1, and other empty lists"
+    "with an error such as OFFSET_OUT_OF_RANGE, mqd also returns the offsets of the log; Kafka returns -1, and null"
+    " where mqd has an empty list, or the reverse"
 )
 NO_PARTITIONS = "a topic that is named without partitions is repeated in the response; Kafka omits it"
 
 ELR = "with eligible leader replicas, Kafka stores min.insync.replicas for the whole cluster"
-OF_NO_TOPIC = "mqd's default follows the number of replicas: a broker shows -1, a topic the number in force"
+OF_NO_TOPIC = (
+    "mqd's default depends on the number of replicas: a broker shows -1, and a topic shows the effective number"
+)
 NO_TIERS = "mqd has no tiered storage"
 BETWEEN_BROKERS = "the states of share groups are sent only between brokers, over a listener that clients cannot use"
 OWN_PROPERTY = "mqd has properties of its own"
@@ -34,7 +39,9 @@ OWN_PROPERTIES = {
     "dedup.window.ms": OWN_PROPERTY,
     "dedup.header": OWN_PROPERTY,
     "dedup.ids.max": OWN_PROPERTY,
-    "errors.deadletterqueue.group.enable": "dead letters of share groups (KIP-1191) are Apache Kafka 4.4's",
+    "errors.deadletterqueue.group.enable": (
+        "dead letters of share groups (KIP-1191) exist in Apache Kafka only from 4.4 on"
+    ),
 }
 HOURS = "Kafka calls log.retention.ms a default where it is set by log.retention.hours"
 ANY_NAME = "because of its plugins Kafka accepts unknown properties of brokers; mqd refuses them by name"
@@ -42,38 +49,47 @@ LAST_FETCHED = (
     "only replicas send last_fetched_epoch; a worker that reads for a consumer has no epochs to compare it with"
 )
 DELETED_NEWEST = (
-    "among records with the largest timestamp, Kafka names the batch's first, even if DeleteRecords removed it; mqd"
-    " the first that can be read"
+    "if several records have the largest timestamp, Kafka returns the batch's first, even if DeleteRecords removed"
+    " it; mqd returns the first that can be read"
 )
 ENDED = (
     "a batch of an ended transaction is not a duplicate"
     " (docs/decisions/coordinators/2026-11-22-sequences-of-ended-transactions.md)"
 )
-SENT_TWICE = "for a batch that was sent twice, Kafka gives its timestamp, although the topic keeps the producer's"
+SENT_TWICE = (
+    "for a batch that was sent twice, Kafka returns its timestamp as the append time, although the topic uses"
+    " CreateTime"
+)
 ONLY_NAMED = (
     "Kafka closes the connection for versions that it advertises only because of old clients; mqd returns an error"
 )
-VERIFIED_LATER = "acks, batches and sequences are checked before the transaction's coordinator is consulted"
-ONE_PRODUCER = "if a request has batches of two producers, Kafka refuses both, mqd those of the second"
+VERIFIED_LATER = "mqd checks acks, batches and sequences before it consults the transaction's coordinator"
+ONE_PRODUCER = (
+    "if a request has batches of two producers, Kafka refuses both producers' batches, mqd only those of the second"
+)
 BESIDE_FENCED = (
     "with INVALID_PRODUCER_EPOCH, Kafka gives the log's start only if the batch was refused by the log rather than by"
     " the coordinator"
 )
-EMPTY_ADD = "adding an empty list of partitions does not begin a transaction"
-FENCED_FIRST = "a producer with another epoch is fenced; Kafka first aborts the transaction that is open"
+EMPTY_ADD = "in mqd, adding an empty list of partitions does not begin a transaction"
+FENCED_FIRST = "mqd fences a producer with another epoch; Kafka first aborts the open transaction"
 WRITTEN = "mqd returns the time at which the producer's last batch was written, Kafka the batch's timestamp"
 OWN_LOG = "each broker has its own metadata log"
 SHARE_START = "Kafka stores a share partition's start at the first acknowledgement, mqd at the first fetch"
-NO_GROUP = "without a group id, Kafka looks for, and opens, sessions of a group without a name; mqd refuses"
+NO_GROUP = "without a group id, Kafka finds and opens sessions of a group without a name; mqd refuses the request"
 NEVER_READ = (
     "if nothing was read from a share partition since its leader started, Kafka says that it does not exist, and"
     " clients retry; mqd says that the member has not acquired these records"
 )
-ALTERED = "altering offsets raises the epoch of the group, so that state that was read before cannot overwrite them"
-REFUSED_LAST = "mqd lists the partitions whose offsets are refused last"
-NOT_ALTERED = "altering an offset creates a missing group; Kafka creates it even if no offset could be altered"
-NEGATIVE = "a negative start offset is refused; in Kafka the group begins as if it had never read"
-TWO_EPOCHS = "aborting an open transaction raises the epoch by two, so that a late EndTxn is recognized"
+ALTERED = (
+    "altering offsets raises the group's epoch, so that state that was read earlier cannot overwrite the new offsets"
+)
+REFUSED_LAST = "partitions whose offsets are refused come last in mqd's list"
+NOT_ALTERED = (
+    "mqd creates a missing group if it can alter an offset; Kafka creates it even if no offset could be altered"
+)
+NEGATIVE = "mqd refuses a negative start offset; in Kafka the group begins as if it had never read"
+TWO_EPOCHS = "in mqd, aborting an open transaction raises the epoch by two, so that a late EndTxn is recognized"
 RESOLVED = (
     "Kafka resolves a regular expression in the background, so the member gets its partitions later; mqd resolves it"
     " immediately"
@@ -105,7 +121,12 @@ ALLOWED = (
     Allowed("AlterUserScramCredentials", "0", "results", HASHED, order=True),
     Allowed("TxnOffsetCommit", "0-5", "topics[].partitions", HASHED, order=True),
     Allowed("Produce", "0-13", "responses[] only mqd", NO_PARTITIONS),
-    Allowed("Metadata", "12-13", "topics[] only mqd", "if a topic is named by id, Kafka omits those named by name"),
+    Allowed(
+        "Metadata",
+        "12-13",
+        "topics[] only mqd",
+        "if the request names a topic by id, Kafka omits the topics that it names by name",
+    ),
     Allowed("ListOffsets", "1-11", "topics[] only mqd", NO_PARTITIONS),
     Allowed("OffsetCommit", "2-10", "topics[] only mqd", NO_PARTITIONS),
     Allowed("TxnOffsetCommit", "0-5", "topics[] only mqd", NO_PARTITIONS),
@@ -280,7 +301,7 @@ ALLOWED = (
         "ElectLeaders",
         "0-2",
         "replica_election_results[] only Kafka",
-        "when all partitions are requested, Kafka names every topic, and under it only the elected ones",
+        "when all partitions are requested, Kafka lists every topic, but only those partitions that got a new leader",
     ),
     *(
         Allowed("DescribeQuorum", "0-2", f"topics[].partitions[].{field}", OWN_LOG)
@@ -307,13 +328,13 @@ ALLOWED = (
         "ApiVersions",
         "4",
         "supported_features[] only mqd",
-        "only in version 3 does Kafka hide features whose minimum is 0; it has no mqd.version",
+        "Kafka hides features whose minimum is 0 only in version 3, and it has no mqd.version",
     ),
     Allowed(
         "ApiVersions",
         "3-4",
         "supported_features[].min_version",
-        "metadata.version begins where KRaft has all that mqd needs",
+        "mqd's lowest metadata.version is the first in which KRaft has all that mqd needs",
     ),
     Allowed("ConsumerGroupHeartbeat", "1", "assignment.topic_partitions[] only mqd", RESOLVED),
     Allowed(

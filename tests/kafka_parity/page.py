@@ -13,8 +13,9 @@ INTRODUCTION = """
 ## Differences from Apache Kafka 4.2
 
 mqd and Apache Kafka are sent the same requests, and their responses are compared field by field
-(`python -m tests.kafka_parity`). The differences below are allowed, and no others; `*` is every API,
-or the end of every path. "order" is the order of a list.
+(`python -m tests.kafka_parity`). Only the differences below are allowed. As an API, `*` means all of
+them; in a field, it is any path that leads to that field. "order" means that only the order of the
+list differs.
 
 """
 OPEN_INTRODUCTION = """
@@ -30,7 +31,7 @@ LEFT_OUT_INTRODUCTION = """
 FEWER_INTRODUCTION = f"""
 ### Fewer than {WHOLE} cases
 
-Each version of each API is compared in at least {WHOLE} distinct cases, except where there are no more:
+Each version of each API is compared in at least {WHOLE} distinct cases, except these, which have no more cases:
 
 """
 

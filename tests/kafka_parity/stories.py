@@ -46,8 +46,8 @@ LEFT_OUT = {
     "AddRaftVoter": "it changes the quorum, and each of the two brokers compared is a quorum of one",
     "RemoveRaftVoter": "it changes the quorum, and each of the two brokers compared is a quorum of one",
     "UpdateFeatures": "a downgrade would change every later case",
-    "AlterReplicaLogDirs": "the directories have other paths, and moves take their time",
-    "WriteTxnMarkers": "what brokers send to each other; mqd takes aborts only (above)",
+    "AlterReplicaLogDirs": "the two brokers' directories have different paths, and moves do not take equally long",
+    "WriteTxnMarkers": "brokers send it to each other; from clients, mqd accepts only aborts (see above)",
 }
 
 # Versions for which generate() finds fewer than 200 cases.
@@ -60,8 +60,8 @@ FEWER = {
     "DescribeCluster": ("0", "one field, a boolean"),
     "ListGroups": ("0-3", NO_FIELDS),
     "ListConfigResources": ("0", NO_FIELDS),
-    "SaslHandshake": ("0-1", "one field, and a listener without SASL, which refuses each"),
-    "SaslAuthenticate": ("0-2", "one field, and a listener without SASL, which refuses each"),
+    "SaslHandshake": ("0-1", "one field; the compared listeners have no SASL and refuse every request"),
+    "SaslAuthenticate": ("0-2", "one field; the compared listeners have no SASL and refuse every request"),
 }
 
 
