@@ -25,7 +25,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         "socket.send.buffer.bytes socket.receive.buffer.bytes replica.socket.receive.buffer.bytes"
     ),
     "The kernel's net.core.somaxconn is used.": "socket.listen.backlog.size",
-    "A consumer that names its rack is always sent to an in-sync replica there (KIP-392).": "replica.selector.class",
+    "A consumer that names its rack is always sent to an in-sync replica in that rack (KIP-392).": "replica.selector.class",
     "A shutdown is always controlled.": "controlled.shutdown.enable",
     "See default.replication.factor.": (
         "offsets.topic.replication.factor transaction.state.log.replication.factor"
@@ -65,7 +65,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "Internal topics are written uncompressed.": (
         "offsets.topic.compression.codec share.coordinator.state.topic.compression.codec"
     ),
-    "The system's OpenSSL does TLS. For TLS between hosts see cluster.tls.": (
+    "mqd uses the system's OpenSSL for TLS. For TLS between hosts see cluster.tls.": (
         "ssl.protocol ssl.provider ssl.keymanager.algorithm ssl.trustmanager.algorithm ssl.secure.random.implementation"
         " ssl.endpoint.identification.algorithm ssl.allow.dn.changes ssl.allow.san.changes"
     ),

@@ -32,7 +32,7 @@ listeners.insecure.allow: bool = false
     (mqd) Allow listeners without authentication on addresses that other hosts can reach. Any client that reaches them
     can read and write everything.
 security.inter.broker.protocol: enum(PLAINTEXT) ignored = PLAINTEXT
-    Accepted. Hosts authenticate each other by cluster.key.file, and encrypt by cluster.tls.
+    Accepted. Hosts authenticate each other with cluster.key.file; cluster.tls encrypts the traffic between them.
     refused SSL: hosts authenticate by cluster.key.file; cluster.tls=required encrypts their traffic
     refused SASL_PLAINTEXT: hosts authenticate by cluster.key.file; cluster.tls=required encrypts their traffic
     refused SASL_SSL: hosts authenticate by cluster.key.file; cluster.tls=required encrypts their traffic
@@ -44,22 +44,23 @@ config.providers: list =
 broker.rack: string
     The rack (availability zone) of this broker, as clients see it.
 max.connections: int >=1 <=1000000 dynamic per_listener = 10000
-    Connections that the broker accepts; further ones are closed immediately. For one listener
-    (listener.name.NAME.max.connections): its own limit, within that number. At run time it can be raised to 65536, or
-    to its value at start if that was higher.
+    Maximum number of open connections; further ones are closed immediately. For one listener
+    (listener.name.NAME.max.connections): the listener's own limit, within that of the broker. At run time it can be
+    raised to 65536, or to its value at start if that was higher.
 max.connections.per.ip: int >=0 dynamic = INT_MAX
-    Connections that one address may have; further ones are closed immediately.
+    Maximum number of open connections from one address; further ones are closed immediately.
 max.connections.per.ip.overrides: string dynamic =
     Limits for single addresses instead of max.connections.per.ip: ADDRESS:NUMBER, separated by
     commas. Host names are not resolved.
 max.connection.creation.rate: int >=1 dynamic per_listener = INT_MAX
-    Connections per second that the broker accepts, after a burst of quota.window.num - 1 windows; further ones wait.
-    For one listener (listener.name.NAME.max.connection.creation.rate): connections that the listener accepts. For one
+    Maximum number of new connections per second, after a burst of quota.window.num - 1 windows; further ones wait. For
+    one listener (listener.name.NAME.max.connection.creation.rate): connections that the listener accepts. For one
     address: quotas of the entity type ips (kafka-configs, mqd quota).
 connections.max.idle.ms: long >=-1 <=INT_MAX = 600000
     A connection is closed after this time without a request. -1: never.
 connection.inflight.max: int >=1 <=65536 = 256
-    (mqd) Requests of one connection that have no response yet; above this number the broker does not read from it.
+    (mqd) Maximum number of requests of one connection that have no response yet; above it the broker stops reading from
+    the connection.
 socket.request.max.bytes: int >=65536 <=1073741824 = 104857600
     The largest request; a larger one ends its connection. No topic's max.message.bytes may exceed it.
 sasl.server.max.receive.size: int >=1024 <=1048576 = 524288
@@ -76,14 +77,15 @@ queued.max.request.bytes: long >=1048576 = 67108864
     Memory of one worker for requests and connections in addition to its receive arena; above that the worker stops
     reading from connections.
 local.attachments.max: int >=0 <=65536 = 1024
-    (mqd) Clients on this host that the broker serves through shared memory; further ones connect over TCP. 0: none, and
-    no client socket.
+    (mqd) Maximum number of clients on this host that the broker serves through shared memory; further ones connect over
+    TCP. 0: none, and no client socket.
 local.memory.max.bytes: long >=1048576 <=1099511627776 = 1073741824
     (mqd) Shared memory of all clients on this host together (a client requests 16 MiB by default). Only memory that is
     used is allocated.
 local.socket.permissions: enum(0600|0660|0666) = 0600
     (mqd) File permissions of the client socket, run/client.sock in the data directory. A process that may connect to it
-    has the permissions of the user that local.principal.mapping.rules gives it; without an authorizer, all of them.
+    has the permissions of the user that local.principal.mapping.rules gives it; without an authorizer, it may do
+    everything.
 admin.port: int >=-1 <=65535 = 0
     (mqd) Port of the metrics page on the loopback address. 0: the clients' port + 552, or a free one if that is in use
     (mqd status shows it); -1: no metrics page.
@@ -190,12 +192,12 @@ ssl.cipher.suites: list pattern={"|".join(_SUITES)} per_listener
 
 _CLUSTER = r"""
 cluster.seeds: list
-    (mqd) Controller listeners of some hosts, HOST:PORT separated by commas; the same on every host. On empty
-    directories the hosts named here form a cluster once all of them are up, and are its first voters; a later host that
-    names them joins. Not set: this host is a cluster of its own.
+    (mqd) Controller listeners of some hosts, HOST:PORT separated by commas; the same on every host. If their data
+    directories are empty, the hosts named here form a cluster once all of them are up, and are its first voters; a host
+    that names them later joins it. Not set: this host is a cluster of its own.
 controller.listener: string
     (mqd) HOST:PORT where other hosts reach this one's controller (TCP, and UDP for gossip). Not set: with cluster.seeds
-    or inter.broker.listener, the address of the first listener and its port + 2; else no other host can reach it.
+    or inter.broker.listener, the address of the first listener and its port + 2; otherwise no other host can reach it.
 advertised.controller.listener: string
     (mqd) The address that other hosts use instead of controller.listener. Required if controller.listener binds to all
     addresses.
@@ -206,13 +208,12 @@ advertised.inter.broker.listener: string
     (mqd) The address that other hosts use instead of inter.broker.listener. Required if inter.broker.listener binds to
     all addresses.
 cluster.key.file: string
-    (mqd) File with the secret by which hosts of one cluster authenticate each other: the same on every host, readable
-    by this user only; `mqd cluster key` creates one, and rotates it while the cluster runs.
-    Required if a listener between hosts can be reached from other machines. A changed file is used
-    without a restart.
+    (mqd) File with the secret with which hosts of one cluster authenticate each other: the same on every host, readable
+    by this user only; `mqd cluster key` creates one, and rotates it while the cluster runs. Required if a listener
+    between hosts can be reached from other machines. A changed file is used without a restart.
 cluster.tls: enum(off|allowed|required) = off
-    (mqd) TLS 1.3 between hosts. Each host proves its node id by a certificate. allowed = with every host that
-    supports it; required = hosts without it are refused. `mqd up --secure` sets required.
+    (mqd) TLS 1.3 between hosts. Each host proves its node id with a certificate. allowed: TLS is used with every host
+    that supports it; required: hosts without TLS are refused. `mqd up --secure` sets required.
 cluster.tls.certificate.file: string
     (mqd) PEM file with this host's certificate and its chain up to the CA. The certificate has the URI
     mqd://node/NODE_ID as a subject alternative name. Required unless cluster.tls=off. A changed file is used without
@@ -237,34 +238,37 @@ replica.lag.time.max.ms: long >=100 <=INT_MAX dynamic = 30000
 replica.fetch.wait.max.ms: int >=1 <=60000 = 500
     How long a leader may delay its response to a follower that has all records.
 replica.fetch.max.bytes: int >=1024 <=1073741824 = 1048576
-    Bytes of one partition in a leader's response; a single batch may be larger.
+    Maximum number of bytes of one partition in a leader's response; a single batch may be larger.
 replica.fetch.response.max.bytes: int >=1024 <=536870912 = 4194304
-    Bytes of a leader's response (Kafka: 10485760); a single batch may be larger.
+    Maximum size of a leader's response in bytes (Kafka: 10485760); a single batch may be larger.
 replica.fetch.backoff.ms: int >=1 <=60000 = 200
-    Delay before a partition that its leader refused is fetched again (Kafka: 1000). While the
-    leader may not know yet that it leads, the delay begins at 5 ms and doubles.
+    How long a follower waits, after the leader has refused a fetch of a partition, before it fetches again (Kafka:
+    1000). While the leader may not know yet that it leads, the delay begins at 5 ms and doubles.
 replica.socket.timeout.ms: int >=100 <=600000 = 10000
     A follower reconnects to a leader that does not respond for this time beyond replica.fetch.wait.max.ms (Kafka:
     30000).
 follower.replication.throttled.rate: long >=1 <=LONG_MAX dynamic = LONG_MAX
-    Bytes per second that this host's replicas fetch while they are not in sync, if they are listed in their topic's
-    follower.replication.throttled.replicas; each worker gets an equal share. In-sync replicas are never throttled.
+    Maximum number of bytes per second that this host's replicas fetch while they are not in sync, if they are listed in
+    their topic's follower.replication.throttled.replicas; each worker gets an equal share. In-sync replicas are never
+    throttled.
 leader.replication.throttled.rate: long >=0 <=LONG_MAX dynamic ignored = LONG_MAX
     Accepted. Replication is throttled at the follower: follower.replication.throttled.rate of its host.
 replica.alter.log.dirs.io.max.bytes.per.second: long >=1 <=LONG_MAX dynamic = LONG_MAX
-    Bytes per second that are copied to move partitions between log directories; each worker gets an equal share.
-    The limit does not apply to records written during a move: they are copied at its end, while the partition is
-    closed.
+    Maximum number of bytes per second that are copied to move partitions between log directories; each worker gets an
+    equal share. The limit does not apply to records written during a move: they are copied at its end, while the
+    partition is closed.
 auto.leader.rebalance.enable: bool = true
     Return leaderships to preferred leaders that are in sync again.
 leader.imbalance.check.interval.seconds: long >=1 <=INT_MAX = 300
     How often leaderships are checked for auto.leader.rebalance.enable.
 leader.imbalance.per.broker.percentage: int >=0 <=100 = 10
-    Share of a host's preferred leaderships that may be elsewhere before they are returned.
+    Leadership is returned to a host when other hosts lead more than this percentage of the partitions that prefer it as
+    leader.
 replication.recovery.delay.ms: long >=-1 <=LONG_MAX = 600000
     (mqd) The replicas of a lost host are created on other hosts after this time, unless the host returns. -1: never.
 replica.moves.max: int >=1 <=100000 = 50
-    (mqd) Partitions whose replicas are moved at a time to drain a host, to balance the load, or to replace a lost host.
+    (mqd) Maximum number of partitions whose replicas are moved at the same time to drain a host, to balance the load,
+    or to replace a lost host.
 controlled.shutdown.transfers.max: int >=1 <=1000000 = 1000
     (mqd) How many leaderships a host hands over with each heartbeat while it shuts down.
 controlled.shutdown.wait.ms: int >=0 <=INT_MAX = 30000
@@ -312,11 +316,12 @@ compression.zstd.level: int >=-131072 <=22 dynamic = 3
 fetch.max.bytes: int >=1024 = 57671680
     The largest response to a Fetch, in bytes.
 max.incremental.fetch.session.cache.slots: int >=0 <=1000000 = 1000
-    Fetch sessions (KIP-227) that one worker keeps.
+    Maximum number of fetch sessions (KIP-227) that one worker keeps.
 producer.id.expiration.ms: int >=1 = 86400000
     A producer's sequence numbers are dropped after this time without a batch.
 producer.id.count.max: int >=16 <=1000000 = 4096
-    (mqd) Idempotent producers that one partition remembers; those that were idle the longest are dropped first.
+    (mqd) Maximum number of idempotent producers that one partition remembers; those that were idle the longest are
+    dropped first.
 """
 
 _LOG = r"""
@@ -327,25 +332,25 @@ log.segment.bytes: int >=4096 dynamic = 1073741824
 log.roll.ms: long >=1 dynamic
     Age at which a segment is rolled. Not set: log.roll.hours.
 log.roll.hours: int >=1 = 168
-    As log.roll.ms, in hours.
+    Like log.roll.ms, but in hours.
 log.roll.jitter.ms: long >=0 dynamic
-    Roll up to this much earlier, at random, so that segments do not all roll at the same time. Not set:
-    log.roll.jitter.hours.
+    Segments are rolled up to this much earlier, by a random amount, so that they do not all roll at the same time. Not
+    set: log.roll.jitter.hours.
 log.roll.jitter.hours: int >=0 = 0
-    As log.roll.jitter.ms, in hours.
+    Like log.roll.jitter.ms, but in hours.
 log.retention.ms: long >=-1 dynamic
     Age at which records are deleted; -1: never. Not set: log.retention.minutes.
 log.retention.minutes: int >=-1
-    As log.retention.ms, in minutes. Not set: log.retention.hours.
+    Like log.retention.ms, but in minutes. Not set: log.retention.hours.
 log.retention.hours: int >=-1 = 168
-    As log.retention.ms, in hours.
+    Like log.retention.ms, but in hours.
 log.retention.bytes: long >=-1 dynamic = -1
     Size of a partition above which its oldest segments are deleted; -1: no limit.
 log.retention.check.interval.ms: long >=1 = 300000
     How often retention is checked.
 log.scrub.interval.ms: long >=-1 = 604800000
-    (mqd) How often every closed segment is read and its checksums are checked; a new segment within an hour. At least
-    1000; -1: never.
+    (mqd) How often every closed segment is read and its checksums are checked; a newly closed one is checked within an
+    hour. At least 1000; -1: never.
 log.scrub.bytes.per.second: long >=65536 = 52428800
     (mqd) How fast one worker reads for log.scrub.interval.ms.
 retention.free.bytes: long >=-1 dynamic = -1
@@ -405,7 +410,7 @@ _COORDINATORS = r"""
 offsets.topic.num.partitions: int >=1 <=16384 = 50
     Partitions of __consumer_offsets. Used when the topic is created; must not change afterwards.
 offsets.topic.segment.bytes: int >=4096 = 104857600
-    Segment size of __consumer_offsets, used when it is created.
+    Segment size of __consumer_offsets, used when the topic is created.
 offsets.retention.minutes: int >=1 = 10080
     Committed offsets of a group are deleted this long after the group lost its last member, or after the commit if it
     never had one.
@@ -423,11 +428,11 @@ group.min.session.timeout.ms: int >=1 = 6000
 group.max.session.timeout.ms: int >=1 = 1800000
     The longest session.timeout.ms that a consumer of the classic protocol may request.
 group.max.size: int >=1 = INT_MAX
-    Members that a group of the classic protocol may have.
+    Maximum number of members of a group of the classic protocol.
 group.coordinator.memory.bytes: long >=67108864 = 268435456
     (mqd) Memory of all groups that this host coordinates: members with their metadata and assignments, offsets with
-    their metadata. New groups are refused from three quarters on, new members from seven eighths, with an error that
-    clients retry (COORDINATOR_LOAD_IN_PROGRESS); existing groups continue.
+    their metadata. When three quarters are in use, new groups are refused, and from seven eighths on also new members,
+    with an error that clients retry (COORDINATOR_LOAD_IN_PROGRESS); existing groups continue.
 group.consumer.session.timeout.ms: int >=1 = 45000
     A member of a consumer group (KIP-848) is removed after this time without a heartbeat. Per group:
     consumer.session.timeout.ms.
@@ -448,7 +453,7 @@ group.consumer.min.heartbeat.interval.ms: int >=1 = 5000
 group.consumer.max.heartbeat.interval.ms: int >=1 = 15000
     The longest consumer.heartbeat.interval.ms that a group may have.
 group.consumer.max.size: int >=1 = INT_MAX
-    Members that a consumer group may have.
+    Maximum number of members of a consumer group.
 group.consumer.assignors: list(uniform|range) = uniform,range
     Server-side assignors that members of consumer groups may request; the first one is the default.
 group.consumer.migration.policy: enum(bidirectional|upgrade|downgrade|disabled) = bidirectional
@@ -468,9 +473,9 @@ group.streams.min.heartbeat.interval.ms: int >=1 = 5000
 group.streams.max.heartbeat.interval.ms: int >=1 = 15000
     The longest streams.heartbeat.interval.ms that a group may have.
 group.streams.max.size: int >=1 = INT_MAX
-    Members that a streams group may have.
+    Maximum number of members of a streams group.
 group.streams.num.standby.replicas: int >=0 = 0
-    Standby tasks of each stateful task. Per group: streams.num.standby.replicas.
+    Number of standby tasks for each stateful task. Per group: streams.num.standby.replicas.
 group.streams.max.standby.replicas: int >=0 = 2
     The largest streams.num.standby.replicas that a group may have.
 group.streams.initial.rebalance.delay.ms: int >=0 = 3000
@@ -491,7 +496,7 @@ group.share.min.heartbeat.interval.ms: int >=1 = 5000
 group.share.max.heartbeat.interval.ms: int >=1 = 15000
     The longest share.heartbeat.interval.ms that a group may have.
 group.share.max.size: int >=1 <=1000 = 200
-    Members that a share group may have.
+    Maximum number of members of a share group.
 group.share.delivery.count.limit: int >=2 <=10 = 5
     A record that has been delivered this many times to a share group, and not accepted, is not delivered again.
 errors.deadletterqueue.topic.name.prefix: string dynamic = dlq.
@@ -506,21 +511,21 @@ group.share.min.record.lock.duration.ms: int >=1000 <=30000 = 15000
 group.share.max.record.lock.duration.ms: int >=30000 <=3600000 = 60000
     The longest share.record.lock.duration.ms that a group may have.
 group.share.partition.max.record.locks: int >=100 <=10000 = 2000
-    The most records of a partition that are acquired, or released and not yet delivered again, at any one time. A slow
-    record does not block others: records after it that were accepted do not count.
+    Maximum number of records per partition that are acquired, or released and awaiting redelivery. A slow record does
+    not block others: accepted records after it do not count.
 group.share.max.share.sessions: int >=1 = 2000
-    Share sessions of a broker, one for each member of each share group that reads from it.
+    Maximum number of share sessions on a broker. Each member of a share group that reads from the broker has one.
 share.memory.max.bytes: int >=1048576 = 67108864
     (mqd) Memory of one worker for the states of share groups. When all of it is in use, no further
     records are delivered.
 group.share.initialize.retry.interval.ms: int >=1 = 30000
-    A share-partition whose initialization has had no outcome for this long is initialized again.
+    If the initialization of a share-partition has had no outcome for this long, it is repeated.
 share.coordinator.state.topic.num.partitions: int >=1 <=16384 = 50
     Partitions of __share_group_state. Used when the topic is created; must not change afterwards.
 share.coordinator.state.topic.segment.bytes: int >=1048576 <=1073741824 = 104857600
-    Segment size of __share_group_state, used when it is created.
+    Segment size of __share_group_state, used when the topic is created.
 share.coordinator.snapshot.update.records.per.snapshot: int >=0 <=500 = 500
-    Updates of a share-partition that are written to __share_group_state between two snapshots.
+    Number of updates of a share-partition that are written to __share_group_state between two snapshots.
 share.coordinator.state.topic.prune.interval.ms: int >=1 = 300000
     How often records of __share_group_state that no share-partition needs are deleted.
 share.coordinator.cold.partition.snapshot.interval.ms: int >=1 = 300000
@@ -539,7 +544,7 @@ transaction.max.timeout.ms: int >=1 = 900000
 transactional.id.expiration.ms: int >=1 = 604800000
     A transactional id that has not been used for this time is dropped.
 transaction.state.log.segment.bytes: int >=4096 = 104857600
-    Segment size of __transaction_state, used when it is created.
+    Segment size of __transaction_state, used when the topic is created.
 log.cleaner.enable: bool = true
     Compact the topics whose cleanup.policy includes compact.
 log.cleaner.backoff.ms: long >=0 dynamic = 15000
@@ -550,7 +555,7 @@ log.cleaner.dedupe.buffer.size: long >=1048576 dynamic = 134217728
 log.cleaner.io.buffer.load.factor: double >=0.01 <=0.95 dynamic = 0.9
     How full log.cleaner.dedupe.buffer.size may become.
 log.cleaner.io.max.bytes.per.second: double >=65536 dynamic = 1.7976931348623157E308
-    How fast all workers together read and write for compaction.
+    Maximum number of bytes per second that all workers together read and write for compaction.
 """
 
 _RIGHTS = r"""
@@ -611,7 +616,7 @@ receive.arena.bytes: long >=1048576 <=4294967296 = 16777216
 sendfile.bytes.min: int >=0 = 8192
     (mqd) Ranges of at least this size are sent to consumers by sendfile, smaller ones are copied.
 read.fd.count.max: int >=16 <=65536 = 512
-    (mqd) Open segment files that one worker keeps for reading.
+    (mqd) Maximum number of segment files that one worker keeps open for reading.
 slow.request.ms: int >=0 <=2147483647 = 0
     (mqd) Requests that take longer are logged by the worker that handles them (docs/operations.md),
     with the time of each stage: at most 20 a second. 0: none.
@@ -651,7 +656,7 @@ segment.bytes: as log.segment.bytes
 segment.ms: as log.roll.ms = 604800000
     Age at which a segment is rolled.
 segment.jitter.ms: as log.roll.jitter.ms = 0
-    Roll up to this much earlier, at random.
+    Segments are rolled up to this much earlier, by a random amount.
 segment.index.bytes: as log.index.size.max.bytes
     Accepted; indexes grow as needed.
 max.message.bytes: as message.max.bytes
@@ -678,8 +683,8 @@ file.delete.delay.ms: as log.segment.delete.delay.ms
 preallocate: as log.preallocate
     Accepted. mqd always preallocates, in steps.
 unclean.leader.election.enable: as unclean.leader.election.enable
-    true: if no in-sync replica is alive, a replica that lacks records leads; the missing records are lost, including
-    acknowledged ones.
+    true: if no in-sync replica is alive, a replica that lacks records becomes leader; the missing records are lost,
+    including acknowledged ones.
 delete.retention.ms: as log.cleaner.delete.retention.ms
 min.compaction.lag.ms: as log.cleaner.min.compaction.lag.ms
 max.compaction.lag.ms: as log.cleaner.max.compaction.lag.ms
@@ -694,8 +699,8 @@ record.validation: enum(none|uncompressed|all) dynamic = all
     is refused with INVALID_RECORD: `all`, as in Kafka; `uncompressed`: compressed batches are stored without this
     check; `none`. Batches for compacted topics are always parsed.
 schedule.to: string dynamic =
-    (mqd) The topic to which the records of this one are delivered when they are due, by their headers mqd-deliver-at or
-    mqd-delay-ms (docs/schedules.md). Retention by age and size does not apply: records are deleted when they
+    (mqd) The topic to which this topic's records are delivered at the time that their header mqd-deliver-at or
+    mqd-delay-ms specifies (docs/schedules.md). Retention by age and size does not apply: records are deleted when they
     have been delivered. Empty: none.
 schedule.delay.ms: long >=0 <=31622400000 dynamic = 0
     (mqd) With schedule.to: how long after its timestamp a record without such a header is delivered. A
@@ -732,14 +737,15 @@ acks.replicas: int >=0 <=16 dynamic = 0
     min.insync.replicas has no effect and must not be higher. Needs mqd.version 10 (docs/delivery.md). 0: all replicas
     that are in sync.
 view.of: string dynamic =
-    (mqd) The base topic. It makes this topic a view, which has no log of its own and shows those records of the base
-    that view.filter selects, in the same partitions and at the same offsets. Set when the view is created, with
-    view.filter and nothing else; it never changes. Needs mqd.version 9 (docs/views.md). Empty: the topic has a log.
+    (mqd) The base topic. If it is set, this topic is a view: it has no log of its own, and shows those records of the
+    base that view.filter selects, in the same partitions and at the same offsets. It is set when the view is created,
+    with view.filter as the only other property, and never changes. Needs mqd.version 9 (docs/views.md). Empty: the
+    topic has a log.
 view.filter: string dynamic =
     (mqd) With view.of: a condition on the headers of records, such as tag IN ('a', 'b') AND NOT EXISTS test; at most 64
     comparisons and operators. It never changes.
 errors.deadletterqueue.group.enable: bool dynamic = false
-    The topic receives dead letters of share groups.
+    The topic may receive dead letters of share groups.
 remote.storage.enable: bool dynamic ignored = false
     Accepted as Kafka's default: tiered storage is not available.
     refused true: tiered storage is not available
@@ -768,13 +774,13 @@ GROUP: dict[str, Property] = table(  # of groups (ConfigResource type 32)
 consumer.session.timeout.ms: as group.consumer.session.timeout.ms
     A member is removed after this time without a heartbeat.
 consumer.heartbeat.interval.ms: as group.consumer.heartbeat.interval.ms
-    How often its members send heartbeats.
+    How often the group's members send heartbeats.
 streams.session.timeout.ms: as group.streams.session.timeout.ms
     A member of a streams group is removed after this time without a heartbeat.
 streams.heartbeat.interval.ms: as group.streams.heartbeat.interval.ms
     How often members of a streams group send heartbeats.
 streams.num.standby.replicas: as group.streams.num.standby.replicas
-    Standby tasks of each stateful task.
+    Number of standby tasks for each stateful task.
 streams.initial.rebalance.delay.ms: as group.streams.initial.rebalance.delay.ms
     How long the first assignment of the empty group waits for further members.
 share.session.timeout.ms: as group.share.session.timeout.ms
