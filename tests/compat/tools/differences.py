@@ -29,7 +29,8 @@ class Allowed:
 
 
 MIN_ISR = (
-    "`min.insync.replicas` of a topic follows its number of replicas, and descriptions show the effective number;"
+    "the default of a topic's `min.insync.replicas` depends on its number of replicas, and descriptions show the"
+    " effective number;"
     " Kafka gives the cluster a default of 1"
 )
 SYNONYMS = (
@@ -48,7 +49,7 @@ TIERED = (
     "not in mqd: tiered storage and its settings. `flush.on.ack`, `record.validation`, `replica.lag.max.messages`,"
     " `schedule.*`, `queue.delete.on.ack`, `queue.unflushed.bytes`, `share.priority`, `view.*`, `dedup.*`"
     " and `acks.replicas` are mqd's own;"
-    " `errors.deadletterqueue.group.enable` is Kafka 4.4's"
+    " `errors.deadletterqueue.group.enable` exists in Kafka only from 4.4 on"
 )
 INTERNAL = "internal topics have explicit settings of mqd's own"
 FORMATS = "values in internal topics: OffsetCommitValue is version 3, not 4; `previousProducerId` is always written"
@@ -58,8 +59,8 @@ INDEX = (
 )
 ELR = "with no leader and an empty ISR, Kafka lists the last leader under LastKnownElr too; mqd lists it under Elr only"
 GROUP_CONFIGS = "a group is unknown again when its last setting is deleted; Kafka keeps an empty entry"
-VOTERS = "one broker alone has no directory id and no separate controller listener"
-FEATURES = "mqd has a feature of its own, `mqd.version`, and its oldest metadata.version is Kafka 4.0's"
+VOTERS = "a single broker has no directory id and no separate controller listener"
+FEATURES = "mqd has a feature of its own, `mqd.version`, and its oldest metadata.version is that of Kafka 4.0"
 ERROR = r"err (java\.util\.concurrent\.ExecutionException: |Caused by: |)org\.apache\.kafka\.common\.errors\."
 FAILED = r"err Error while executing config command .*"
 CODES = r"exit [01]"
