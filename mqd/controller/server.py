@@ -17,7 +17,7 @@ from mqd.base import logging
 from mqd.cluster.host import audited
 from mqd.cluster.host.messages import Change, FromController, Request, Response, Subscribe, ToController
 from mqd.security.audit import Audit
-from mqd.shm.attach import peer_pid
+from mqd.shm.attach import peer_credentials
 
 REQUEST_BYTES_MAX = 16 << 20
 SEND_BYTES_MAX = 192 << 20
@@ -55,7 +55,7 @@ class Connection:
     def on_subscribe(self, message: Subscribe) -> None:
         self.name = f"{message.role}-{message.index}" if message.role == "worker" else message.role
         if message.role not in ROLES_OF_PROCESSES:
-            pid, uid = peer_pid(self._writer.get_extra_info("socket"))
+            pid, uid = peer_credentials(self._writer.get_extra_info("socket"))
             self._identity = {"by": f"uid {uid}", "pid": pid, "through": "controller.sock"}
 
     def on_request(self, request: Request) -> None:

@@ -41,7 +41,7 @@ from mqd.keeper.resources import Resources
 from mqd.keeper.settings import Settings
 from mqd.keeper.sockets import will_recur
 from mqd.native import ProcessState
-from mqd.shm.attach import peer_pid, peer_pidfd, receive_packet, send_message
+from mqd.shm.attach import peer_credentials, peer_pidfd, receive_packet, send_message
 from mqd.shm.keeper_messages import (
     Alive,
     Death,
@@ -208,7 +208,9 @@ class Keeper(BrokerState):
         try:
             message = _decode(packet)
         except msgspec.DecodeError as error:
-            log.warning("a packet on the keeper's socket is malformed", pid=peer_pid(connection)[0], error=str(error))
+            log.warning(
+                "a packet on the keeper's socket is malformed", pid=peer_credentials(connection)[0], error=str(error)
+            )
             self._on_disconnect(connection, process)
             return
         if isinstance(message, Ready):
@@ -241,7 +243,7 @@ class Keeper(BrokerState):
         except OSError as error:
             log.warning(
                 "a response could not be sent",
-                pid=peer_pid(connection)[0],
+                pid=peer_credentials(connection)[0],
                 response=type(message).__name__,
                 error=error.strerror,
             )
@@ -314,7 +316,7 @@ class Keeper(BrokerState):
             return f"the broker is shutting down: {self._ending}"
         if process is None:
             return f"this broker has no {hello.role} {hello.index} (it has {self.settings.worker_count} workers)"
-        pid, uid = peer_pid(connection)
+        pid, uid = peer_credentials(connection)
         if pid != hello.pid or uid != os.getuid():
             return f"pid {hello.pid} is not the pid of the sender (pid {pid}, uid {uid})"
         if hello.abi_hash != native.abi_hash():

@@ -12,7 +12,8 @@ shared memory.
    into it.
 3. The process's own arena is mapped writable, every other one read-only.
 
-One thread. The socket is blocking until `ready`, then read only when it is readable.
+One thread. The socket blocks until `ready` has been called; after that it is read only when it is
+readable.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def send_message(connection: socket.socket, message: Any, fds: list[int] | None 
 def receive_packet(
     connection: socket.socket, flags: int = 0, size_bytes_max: int = MESSAGE_BYTES_MAX
 ) -> tuple[bytes, list[int]]:
-    """(bytes, descriptors); b"" means that the peer closed. Raises OSError; EMSGSIZE if the packet
-    did not fit (its descriptors are closed).
+    """(bytes, descriptors); b"" means that the peer has closed the connection. Raises OSError;
+    EMSGSIZE if the packet did not fit (its descriptors are closed).
     """
     data, ancillary, message_flags, _ = connection.recvmsg(
         size_bytes_max, socket.CMSG_SPACE(DESCRIPTOR_COUNT_MAX * 4), flags | socket.MSG_CMSG_CLOEXEC
@@ -98,8 +99,10 @@ def receive_packet(
     return data, fds
 
 
-def peer_pid(connection: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the process that connected or listened, according to the kernel."""
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process at the other end of the socket, as recorded by the kernel when that
+    process connected or began to listen.
+    """
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 
@@ -111,14 +114,14 @@ def peer_pidfd(connection: socket.socket) -> int:
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
             raise
-    return os.pidfd_open(peer_pid(connection)[0])
+    return os.pidfd_open(peer_credentials(connection)[0])
 
 
-def _owner(path: Path) -> str:
-    """The owner of the deepest accessible directory above `path`."""
-    for place in path.parents:
+def _describe_owner(path: Path) -> str:
+    """The owner of the deepest accessible directory above `path`, as text."""
+    for directory in path.parents:
         try:
-            return f"its user (uid {os.stat(place).st_uid})"
+            return f"its user (uid {os.stat(directory).st_uid})"
         except OSError:
             continue
     return "its user"
@@ -131,7 +134,7 @@ def connect_keeper(path: str | os.PathLike[str], timeout_s: float = 0.0) -> sock
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             connection.connect(os.fspath(path))
-            _, uid = peer_pid(connection)
+            _, uid = peer_credentials(connection)
             if not trusts(Path(path).parent, uid):
                 raise KeeperDenied(
                     f"the process that listens at {path} runs as another user (uid {uid}), so it is not this user's"
@@ -151,7 +154,7 @@ def connect_keeper(path: str | os.PathLike[str], timeout_s: float = 0.0) -> sock
             connection.close()
             raise KeeperDenied(
                 f"this user may not reach {path}, so it is not known whether a broker runs there: try again as"
-                f" {_owner(Path(path))} or as root"
+                f" {_describe_owner(Path(path))} or as root"
             ) from error
         except OSError as error:
             connection.close()
@@ -167,14 +170,15 @@ class KeeperClient:
     control             native.Control, attached
     control_read_fd     the control segment opened read-only, to be passed to local clients
     links               mapping of the links segment
-    endpoint            this process's end of the links; endpoint_index: its index
+    endpoint            this process's end of the links, with the index endpoint_index
     endpoint_count      how many endpoints the broker has
-    generation          this process's, in the control segment
-    eventfds            one per endpoint, this process's at endpoint_index
-    arenas              mappings by endpoint, None = has none; `arena` is this process's
-    handoff_fds         worker: [own end]; acceptor: one per worker, by worker index
+    generation          of this process, in the control segment
+    eventfds            one per endpoint; this process's own is at endpoint_index
+    arenas              mappings by endpoint, None if it has none; `arena` is this process's
+    handoff_fds         worker: [its own end]; acceptor: one per worker, by worker index
     listeners           acceptor: the listening sockets, in the order of welcome.listeners
-    local_listener      acceptor: where clients of this host request shared memory; None = nowhere
+    local_listener      acceptor: the socket at which this host's clients request shared memory, or
+                        None
     cluster_sockets     controller: TCP listener and UDP socket for other hosts; acceptor: the
                         inter-broker listener; [] on a host that accepts no other hosts
     lock_fds            held open, so that the directory locks last as long as this process
@@ -189,18 +193,18 @@ class KeeperClient:
         self._parent_fds: list[tuple[int, str]] = []
         self.exit_status = 0  # clean shutdown
         self.confinement = ""  # restrictions in force, for `mqd status` (mqd/security/confinement.py)
-        take = iter(fds)
-        self.eventfds = [next(take) for _ in range(welcome.eventfd_count)]
-        self.handoff_fds = [next(take) for _ in range(welcome.handoff_count)]
-        self.listeners = [socket.socket(fileno=next(take)) for _ in range(welcome.listener_count)]
-        self.lock_fds = [next(take) for _ in range(welcome.lock_count)]
-        self.local_listener = socket.socket(fileno=next(take)) if welcome.local_listener_count else None
-        self.cluster_sockets = [socket.socket(fileno=next(take)) for _ in range(welcome.cluster_socket_count)]
-        segment_fds = [next(take) for _ in range(welcome.segment_count)]
+        remaining_fds = iter(fds)
+        self.eventfds = [next(remaining_fds) for _ in range(welcome.eventfd_count)]
+        self.handoff_fds = [next(remaining_fds) for _ in range(welcome.handoff_count)]
+        self.listeners = [socket.socket(fileno=next(remaining_fds)) for _ in range(welcome.listener_count)]
+        self.lock_fds = [next(remaining_fds) for _ in range(welcome.lock_count)]
+        self.local_listener = socket.socket(fileno=next(remaining_fds)) if welcome.local_listener_count else None
+        self.cluster_sockets = [socket.socket(fileno=next(remaining_fds)) for _ in range(welcome.cluster_socket_count)]
+        segment_fds = [next(remaining_fds) for _ in range(welcome.segment_count)]
         self.endpoint_index = welcome.endpoint
         self.endpoint_count = welcome.eventfd_count
         self._map(*segment_fds)
-        self._open_parents()
+        self._open_parent_pidfds()
 
     @classmethod
     def connect(
@@ -227,7 +231,7 @@ class KeeperClient:
                 raise KeeperError(f"the broker is shutting down: {response.reason}")
             if not isinstance(response, Welcome):
                 raise KeeperError(f"the keeper answered Hello with {type(response).__name__}")
-            announced = (
+            announced_count = (
                 response.eventfd_count
                 + response.handoff_count
                 + response.listener_count
@@ -236,7 +240,7 @@ class KeeperClient:
                 + response.cluster_socket_count
                 + response.segment_count
             )
-            if len(fds) != announced:
+            if len(fds) != announced_count:
                 raise KeeperError(f"the keeper sent {len(fds)} descriptors, not the number that it announced")
             return cls(connection, role, index, response, fds)
         except TimeoutError as error:
@@ -267,7 +271,7 @@ class KeeperClient:
             )
         return self._endpoint
 
-    def _open_parents(self) -> None:
+    def _open_parent_pidfds(self) -> None:
         try:
             self._parent_fds.append((peer_pidfd(self._connection), "the keeper ended"))
             if self.welcome.supervisor_pid:
@@ -280,8 +284,8 @@ class KeeperClient:
     # -- after attaching ---------------------------------------------------------------------------
 
     def ready(self, detail: str = "") -> None:
-        """Reports that this process serves. The acceptor's detail: "metrics_port=12345". Raises
-        KeeperError.
+        """Reports that this process serves now. `detail`: "metrics_port=12345" from the acceptor.
+        Raises KeeperError.
         """
         try:
             send_message(self._connection, Ready(detail, self.confinement))
@@ -289,7 +293,7 @@ class KeeperClient:
             raise KeeperError("the keeper ended") from error
 
     def waiting(self, text: str) -> None:
-        """Reports what this process waits for before it is ready."""
+        """Reports what this process is waiting for before it can be ready."""
         try:
             send_message(self._connection, Waiting(text[:1000]))
         except OSError:
@@ -311,7 +315,9 @@ class KeeperClient:
         return [fd for fd, _ in self._parent_fds]
 
     def parent_death(self) -> str | None:
-        """Why this process should end, because a parent has ended; None: neither has. Never blocks."""
+        """Which parent has ended, as text, so that this process must end too; None if neither has.
+        Never blocks.
+        """
         poll = select.poll()
         for fd, _ in self._parent_fds:
             poll.register(fd, select.POLLIN)
@@ -334,13 +340,13 @@ class KeeperClient:
                 os.close(fd)
             if not packet:
                 if notices:
-                    return notices  # the next call finds again that the keeper has ended
+                    return notices  # the next call will raise KeeperError
                 raise KeeperError("the keeper ended")
             message = _decode(packet)
             if isinstance(message, Death | Leave | Shutdown):
                 notices.append(message)
             elif isinstance(message, Probe):
-                self._alive()
+                self._send_alive()
 
     def watch(
         self,
@@ -350,16 +356,16 @@ class KeeperClient:
         on_parent_death: Callable[[str], None],
         on_leave: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """Calls back from an asyncio loop. `on_parent_death` is called at most once, and never
+        """Calls the callbacks from an asyncio loop. `on_parent_death` is called at most once, and never
         after `on_shutdown`; after either, the process must end with `exit_status`.
         """
-        ending = False
+        is_ending = False
 
         def parent_died(reason: str) -> None:
-            nonlocal ending
+            nonlocal is_ending
             unwatch()
-            if not ending:
-                ending = True
+            if not is_ending:
+                is_ending = True
                 if self.welcome.supervisor_is_own:
                     self._end_supervisor()
                 else:
@@ -367,39 +373,39 @@ class KeeperClient:
                 on_parent_death(reason)
 
         @crash_on_error
-        def notices() -> None:
-            nonlocal ending
+        def handle_notices() -> None:
+            nonlocal is_ending
             try:
-                messages = self.receive()
+                notices = self.receive()
             except KeeperError as error:
                 parent_died(str(error))
                 return
-            for message in messages:
-                if isinstance(message, Death):
-                    on_death(message)
-                elif isinstance(message, Leave):
-                    on_leave(message.reason)
-                elif not ending:
-                    ending = True
-                    on_shutdown(message.reason)
+            for notice in notices:
+                if isinstance(notice, Death):
+                    on_death(notice)
+                elif isinstance(notice, Leave):
+                    on_leave(notice.reason)
+                elif not is_ending:
+                    is_ending = True
+                    on_shutdown(notice.reason)
 
         def unwatch() -> None:
             loop.remove_reader(self._connection.fileno())
             for fd, _ in self._parent_fds:
                 loop.remove_reader(fd)
 
-        loop.add_reader(self._connection.fileno(), notices)
+        loop.add_reader(self._connection.fileno(), handle_notices)
         for fd, reason in self._parent_fds:
             loop.add_reader(fd, parent_died, reason)
 
-    def _alive(self) -> None:
+    def _send_alive(self) -> None:
         with contextlib.suppress(OSError):  # the keeper has ended, or is slow and will probe again
             self._connection.sendmsg([_encode(Alive())], [], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def _end_supervisor(self) -> None:
-        """Ends a supervisord that runs only this broker. Such a supervisord does not restart the
-        keeper, so the whole broker ends after the keeper, even if no `mqd up` is there to stop it.
-        The signal is sent by pidfd, so that it cannot hit another process.
+        """Ends a supervisord that runs only this broker: since it does not restart the keeper, the
+        whole broker must end with the keeper, even if no `mqd up` is there to stop it. The signal is
+        sent through a pidfd, so that it cannot reach another process.
         """
         for fd, _ in self._parent_fds[1:]:
             try:
@@ -408,7 +414,7 @@ class KeeperClient:
                 pass
 
     def close(self) -> None:
-        """Leaves the broker. The mappings stay."""
+        """Detaches from the broker. The mappings stay."""
         if self._endpoint is not None:
             self._endpoint.close()
             self._endpoint = None

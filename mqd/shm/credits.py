@@ -4,11 +4,11 @@ is a SysV semaphore from which the workers lease blocks with SEM_UNDO.
 When a worker dies, for whatever reason, the kernel returns its blocks. There is no bookkeeping that
 could be wrong.
 
-K1  the semaphore counts blocks that no worker holds; blocks x block size never exceeds
+K1  the semaphore counts the blocks that no worker holds; number of blocks x block size never exceeds
     max.connections.
-K2  for each keeper process (`generation`) the first worker that attaches recreates the semaphore,
-    under a lock file; a second semaphore holds the generation. A keeper starts only when every worker of
-    the previous one is gone, so no process holds credits of the old one.
+K2  for each keeper process (`generation`) the first worker that attaches recreates the semaphore
+    while it holds a lock file; a second semaphore holds the generation. A keeper starts only when every worker of
+    the previous one is gone, so no process holds credits of the previous generation.
 K3  a worker may hold connections up to `granted`; it leases in advance, because connections arrive
     faster than it checks, and returns unused blocks when the budget runs out, so that no worker
     starves next to an idle one.
@@ -16,7 +16,7 @@ K3  a worker may hold connections up to `granted`; it leases in advance, because
 These rules are stated for connections; they apply to memory (local.memory.max.bytes) in MiB.
 
 K4  when the semaphores are removed under a running broker (systemd's RemoveIPC=, ipcrm), the first
-    worker that notices recreates them, and each worker takes its held blocks from the new one.
+    worker that notices recreates them, and each worker acquires the blocks that it holds from the new semaphore.
 
 Keys are derived from the broker's shared-memory name. SysV semaphores outlive processes: after a
 kill -9 of the whole broker its four small semaphores remain, and the next start reuses them; the
@@ -32,7 +32,7 @@ from pathlib import Path
 import msgspec
 import sysv_ipc
 
-BLOCK_MAX = 64
+BLOCK_SIZE_MAX = 64
 _SEMAPHORE_MAX = 32767  # SEMVMX
 _MODE = 0o600
 
@@ -42,29 +42,29 @@ class Budget(msgspec.Struct, frozen=True):
     worker gets some.
     """
 
-    block: int  # connections per block
+    block_size: int  # connections per block
     block_count: int
 
     @classmethod
     def of(cls, connection_count_max: int, worker_count: int) -> "Budget":
-        block = max(1, min(BLOCK_MAX, connection_count_max // (8 * worker_count)))
-        return cls(block, max(1, min(connection_count_max // block, _SEMAPHORE_MAX)))
+        block_size = max(1, min(BLOCK_SIZE_MAX, connection_count_max // (8 * worker_count)))
+        return cls(block_size, max(1, min(connection_count_max // block_size, _SEMAPHORE_MAX)))
 
     @property
     def connection_count(self) -> int:
         """The whole budget."""
-        return self.block * self.block_count
+        return self.block_size * self.block_count
 
-    def target_blocks(self, connection_count: int, worker_count: int, exhausted: bool) -> int:
+    def target_blocks(self, connection_count: int, worker_count: int, is_exhausted: bool) -> int:
         """Number of blocks that a worker with this many connections should hold: most of its fair
         share, because connections arrive faster than any check; if it uses more, the used blocks
-        and some headroom. If the budget is exhausted: the used blocks and one more.
+        and some headroom. If the budget is exhausted, only the used blocks and one more.
         """
-        used = -(-connection_count // self.block)
-        if exhausted:
-            return min(used + 1, self.block_count)
+        used_blocks = -(-connection_count // self.block_size)
+        if is_exhausted:
+            return min(used_blocks + 1, self.block_count)
         share = self.block_count / worker_count
-        return max(1, min(max(int(share * 3 / 4), used + max(1, int(share / 8))), self.block_count))
+        return max(1, min(max(int(share * 3 / 4), used_blocks + max(1, int(share / 8))), self.block_count))
 
 
 def _key(name: str, number: int) -> int:
@@ -76,7 +76,7 @@ class Credits:
     """One worker's lease. Not thread-safe."""
 
     def __init__(self, open_semaphore: Callable[[bool], sysv_ipc.Semaphore], budget: Budget, worker_count: int):
-        """`open_semaphore(again)`: the credits of this keeper process, created if needed."""
+        """`open_semaphore(had_credits)`: see _open_credits."""
         self._open = open_semaphore
         self._semaphore = open_semaphore(False)
         self.budget = budget
@@ -91,21 +91,21 @@ class Credits:
         lock_path: Path,
         connection_count_max: int,
         worker_count: int,
-        what: str = "max.connections",
+        property_name: str = "max.connections",
     ) -> "Credits":
-        """`name`: the broker's control segment, or `local_memory` of it. `lock_path`: a file that
+        """`name`: that of the broker's control segment, or local_memory() of it. `lock_path`: a file that
         the workers of one broker share. Raises OSError with the remedy.
         """
         budget = Budget.of(connection_count_max, worker_count)
 
-        def open_semaphore(again: bool) -> sysv_ipc.Semaphore:
+        def open_semaphore(had_credits: bool) -> sysv_ipc.Semaphore:
             fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                return _current(name, generation, budget.block_count, again)
+                return _open_credits(name, generation, budget.block_count, had_credits)
             except sysv_ipc.Error as error:
                 raise OSError(
-                    f"cannot get the semaphore of {what}: {error}; see the limits in /proc/sys/kernel/sem and `ipcs -s`"
+                    f"cannot get the semaphore of {property_name}: {error}; see the limits in /proc/sys/kernel/sem and `ipcs -s`"
                 ) from error
             finally:
                 os.close(fd)
@@ -115,7 +115,7 @@ class Credits:
     @property
     def granted(self) -> int:
         """Number of connections that this worker may hold now."""
-        return self.held_blocks * self.budget.block
+        return self.held_blocks * self.budget.block_size
 
     @property
     def free_blocks(self) -> int:
@@ -126,21 +126,21 @@ class Credits:
         `connection_count` needs. If the semaphore is gone it is recreated (K4); until that
         succeeds, the held blocks stay valid.
         """
-        before = self.held_blocks
+        previously_held = self.held_blocks
         try:
             self._adjust(connection_count)
         except sysv_ipc.ExistentialError:
             try:
                 self._semaphore = self._open(True)
                 self.held_blocks = 0
-                self._acquire(before)
+                self._acquire(previously_held)
                 self._adjust(connection_count)
             except (OSError, sysv_ipc.Error):
-                self.held_blocks = self.held_blocks or before
-        return self.held_blocks != before
+                self.held_blocks = self.held_blocks or previously_held
+        return self.held_blocks != previously_held
 
     def _adjust(self, connection_count: int) -> None:
-        target_blocks = self.budget.target_blocks(connection_count, self._worker_count, exhausted=False)
+        target_blocks = self.budget.target_blocks(connection_count, self._worker_count, is_exhausted=False)
         if self.held_blocks < target_blocks:
             self._acquire(target_blocks - self.held_blocks)
         # hysteresis: do not adjust with every connection
@@ -150,7 +150,8 @@ class Credits:
             self._release(
                 max(
                     0,
-                    self.held_blocks - self.budget.target_blocks(connection_count, self._worker_count, exhausted=True),
+                    self.held_blocks
+                    - self.budget.target_blocks(connection_count, self._worker_count, is_exhausted=True),
                 )
             )
 
@@ -179,8 +180,8 @@ class Credits:
 
 
 def _open(key: int, initial_value: int) -> tuple[sysv_ipc.Semaphore, bool]:
-    """(semaphore, created now). Called under the lock, so no process sees it between its creation
-    and its initialization.
+    """(semaphore, whether this call created it). Called under the lock, so no process sees it between
+    its creation and its initialization.
     """
     try:
         return sysv_ipc.Semaphore(key, sysv_ipc.IPC_CREX, _MODE, initial_value), True
@@ -188,17 +189,17 @@ def _open(key: int, initial_value: int) -> tuple[sysv_ipc.Semaphore, bool]:
         return sysv_ipc.Semaphore(key), False
 
 
-def _current(name: str, generation: int, block_count: int, again: bool) -> sysv_ipc.Semaphore:
-    """The credits of this keeper process, created if needed (K2). `again`: this worker had credits
-    before, so it must not replace those of a later keeper: raises ExistentialError instead.
+def _open_credits(name: str, generation: int, block_count: int, had_credits: bool) -> sysv_ipc.Semaphore:
+    """The credits of this keeper process, created if needed (K2). `had_credits`: this worker
+    had credits before, so it must not replace those of a later keeper: raises ExistentialError.
     """
     mark = generation % _SEMAPHORE_MAX
-    # _SEMAPHORE_MAX is no generation's mark: it means that the semaphore was created, but not set yet
+    # no generation has the mark _SEMAPHORE_MAX: it means that the semaphore was created, but not set yet
     generation_semaphore, _ = _open(_key(name, 1), _SEMAPHORE_MAX)
-    if again and generation_semaphore.value not in (mark, _SEMAPHORE_MAX):
+    if had_credits and generation_semaphore.value not in (mark, _SEMAPHORE_MAX):
         raise sysv_ipc.ExistentialError(f"the semaphores belong to another run of the broker than {generation}")
-    credits, made = _open(_key(name, 0), block_count)
-    if generation_semaphore.value != mark and not made:
+    credits, is_new = _open(_key(name, 0), block_count)
+    if generation_semaphore.value != mark and not is_new:
         credits.remove()
         credits, _ = _open(_key(name, 0), block_count)
     generation_semaphore.value = mark  # last: after a crash before this, the next worker recreates both
@@ -215,9 +216,9 @@ def remove(name: str) -> None:
     """Removes the semaphores at the clean shutdown of a broker. A process that still holds credits
     no longer needs to return them.
     """
-    for which in (name, local_memory(name)):
+    for semaphore_name in (name, local_memory(name)):
         for number in (0, 1):
             try:
-                sysv_ipc.Semaphore(_key(which, number)).remove()
+                sysv_ipc.Semaphore(_key(semaphore_name, number)).remove()
             except sysv_ipc.ExistentialError:
                 pass

@@ -95,7 +95,7 @@ class Leave(msgspec.Struct, tag=True, frozen=True):
 
 class Left(msgspec.Struct, tag=True, frozen=True):
     """Sent by the controller when nothing depends on this host any more, as far as the controller
-    could arrange that.
+    was able to achieve that.
     """
 
 
@@ -108,8 +108,8 @@ class Alive(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProbeQuery(msgspec.Struct, tag=True, frozen=True):
-    """Sent by supervisord's process, every few seconds: has every process answered within `within_s`?
-    The keeper responds immediately, and probes the processes for the next query.
+    """Sent by supervisord's process every few seconds: have all processes answered their probes within
+    `within_s`? The keeper responds immediately, and probes the processes for the next query.
     """
 
     within_s: float
@@ -130,7 +130,7 @@ class SetLogLevel(msgspec.Struct, tag=True, frozen=True):
 class ProcessStatus(msgspec.Struct, frozen=True):
     name: str  # mqd-worker-0
     role: str
-    pid: int  # 0 = it has ended
+    pid: int  # 0 if it has ended
     state: str  # starting | running | dead
     started_ms: int
     restart_count: int

@@ -3,8 +3,8 @@
 1. The lock belongs to the open file description, which the workers get from the keeper. It is free
    only when the keeper and all workers are gone, so a new broker never runs while a worker of the
    old one still writes.
-2. The file holds the pid that took the lock: for messages, never for a decision. A dead process
-   holds no lock.
+2. The file contains the pid of the process that took the lock: for messages, never for decisions,
+   because the kernel releases the lock when its holder dies.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ ATTEMPT_INTERVAL_S = 0.01
 
 
 class DirectoryInUse(OSError):
-    """Another broker holds the directory. `holder` is its pid if the lock file contains it,
-    otherwise None.
+    """Another broker holds the directory. `holder_pid` is its pid, or None if the lock file does
+    not contain it.
     """
 
-    holder: int | None = None
+    holder_pid: int | None = None
 
 
-def _holder(fd: int) -> int | None:
+def _read_holder_pid(fd: int) -> int | None:
     text = os.pread(fd, 32, 0).split(b"\n")[0].strip()
     return int(text) if text.isdigit() else None
 
@@ -38,8 +38,8 @@ def lock_file(path: str | os.PathLike[str]) -> int | None:
     """The locked descriptor of `path` (created if missing), or None if another process holds the
     lock. Raises OSError if it cannot be opened.
 
-    Tools take the lock briefly to see whether it is held (is_locked), while a broker keeps it. So
-    this tries a few times before it gives up.
+    Tools take the lock briefly to see whether it is held (is_locked), while a broker keeps it.
+    Therefore this function tries a few times before it gives up.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -61,7 +61,7 @@ def lock_file(path: str | os.PathLike[str]) -> int | None:
     return None
 
 
-def _write_holder(fd: int) -> None:
+def _write_holder_pid(fd: int) -> None:
     try:
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
@@ -93,48 +93,48 @@ def lock_directory(directory: str | os.PathLike[str], data_dir: str | os.PathLik
 
     Raises DirectoryInUse, or OSError if the directory cannot be written; both name the remedy.
     """
-    place = Path(directory)
+    path = Path(directory)
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        fd = lock_file(place / LOCK_NAME)
+        path.mkdir(parents=True, exist_ok=True)
+        fd = lock_file(path / LOCK_NAME)
         if fd is not None:
-            _write_holder(fd)
+            _write_holder_pid(fd)
             return fd
     except OSError as error:
-        raise _explain(error, place) from error
-    raise _in_use(place, Path(data_dir) if data_dir is not None else place)
+        raise _explain(error, path) from error
+    raise _in_use(path, Path(data_dir) if data_dir is not None else path)
 
 
-def _in_use(place: Path, data_dir: Path) -> DirectoryInUse:
-    holder = None
+def _in_use(directory: Path, data_dir: Path) -> DirectoryInUse:
+    holder_pid = None
     try:
-        fd = os.open(place / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            holder = _holder(fd)
+            holder_pid = _read_holder_pid(fd)
         finally:
             os.close(fd)
     except OSError:
         pass
-    who = f"another broker (pid {holder})" if holder is not None else "another broker"
-    if place == data_dir:
+    holder_text = f"another broker (pid {holder_pid})" if holder_pid is not None else "another broker"
+    if directory == data_dir:
         remedy = f"stop it with: mqd down --data-dir {data_dir}, or choose another directory with --data-dir"
     else:
         remedy = "stop that broker, or choose other log.dirs"
-    error = DirectoryInUse(errno.EBUSY, f"{who} is using {place}; {remedy}")
-    error.holder = holder
+    error = DirectoryInUse(errno.EBUSY, f"{holder_text} is using {directory}; {remedy}")
+    error.holder_pid = holder_pid
     return error
 
 
 def lock_directories(directories: Iterable[str | os.PathLike[str]], data_dir: str | os.PathLike[str]) -> list[int]:
-    """Locks all or none; a directory that is named twice (or by two paths) is locked once. Raises
-    like lock_directory.
+    """Locks all or none; a directory that is named twice (or by two paths) is locked once. Raises the
+    same errors as lock_directory.
     """
     fds: list[int] = []
-    seen: set[str] = set()
+    locked_paths: set[str] = set()
     try:
         for directory in directories:
-            if (real := os.path.realpath(directory)) not in seen:
-                seen.add(real)
+            if (real_path := os.path.realpath(directory)) not in locked_paths:
+                locked_paths.add(real_path)
                 fds.append(lock_directory(directory, data_dir))
     except BaseException:
         for fd in fds:

@@ -1,29 +1,29 @@
 """Lets a client find the client socket of a broker that it knows only by `bootstrap.servers`.
 
 The keeper publishes symbolic links to `run/client.sock`, named after its listening addresses; a
-client on the same host looks for the one of its bootstrap server.
+client on the same host looks for the link that has its bootstrap server's address.
 
     DIRECTORY/0.0.0.0@9092.net-f0000000-5bd2a1c0     listens on every IPv4 address
     DIRECTORY/127.0.0.1@9092.net-f0000000-5bd2a1c0   listens on this address
-    DIRECTORY/.NAME.lock                             locked by the keeper that has made the link
+    DIRECTORY/.NAME.lock                             locked by the keeper that created the link
 
 The end of a name identifies the network namespace: its number, and the beginning of the machine's
 boot id.
 
 DIRECTORY is /run/mqd and $XDG_RUNTIME_DIR/mqd (/run/user/UID/mqd if the variable is not set): the
-broker creates its links in both, as far as it may write there, and in ~/.mqd if it may write to
-neither. A client uses the first directory that has a link to its broker. Broker and client use the
-directories in $MQD_RUN_RENDEZVOUS (separated by colons) instead if it is set.
+broker creates its links in each of the two to which it may write, and in ~/.mqd if it may write to
+neither. A client uses the first directory that has a link to its broker. If $MQD_RUN_RENDEZVOUS is set, broker and client use the
+directories in it (separated by colons) instead.
 
-1. A directory is trusted only if it is a real directory owned by root, by this process's user, or
-   by any user if the directory's parent belongs to root and only root can write there.
+1. A directory is trusted only if it is a real directory that belongs to root or to this process's
+   user, or to any user if its parent belongs to root and only root can write to the parent.
 2. A link proves nothing: its broker may have been killed, and its path may lead elsewhere in
    another container. The client sends the name in its hello, and a broker that does not serve that
    name refuses (mqd/acceptor/local/clients.py). One socket at a time listens on an address and port
    of a network namespace, so a broker that serves the name is the broker that TCP would reach.
 3. A link whose lock is held is never replaced or removed by another broker. The kernel releases the
-   lock when the keeper ends, however it ends. A broker removes its own links at its end, and the
-   links of killed brokers at its start.
+   lock when the keeper ends, however it ends. A broker removes its own links when it ends, and the
+   links of killed brokers when it starts.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 PORT_DEFAULT = 9092
-_NAME = re.compile(r"[0-9a-f.:]+@\d+\.net-[0-9a-f]+-[0-9a-f]+")  # as server_name() makes them
+_NAME = re.compile(r"[0-9a-f.:]+@\d+\.net-[0-9a-f]+-[0-9a-f]+")  # the result of server_name()
 _SWEEP_COUNT_MAX = 8192
 _LOCK_ATTEMPT_COUNT = 10
-_IN_HOME = ".mqd"
+_HOME_SUBDIRECTORY = ".mqd"
 _DIRECTORIES_VARIABLE = "MQD_RUN_RENDEZVOUS"
 SOCKET_VARIABLE = "MQD_SOCKET"
 
@@ -71,10 +71,14 @@ def directories() -> list[Path]:
     if configured:
         return [Path(text) for text in configured.split(":") if text]
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
-    return [Path("/run/mqd"), Path(runtime) / "mqd", *([home / _IN_HOME] if (home := _user_directory()) else [])]
+    return [
+        Path("/run/mqd"),
+        Path(runtime) / "mqd",
+        *([home / _HOME_SUBDIRECTORY] if (home := _home_directory()) else []),
+    ]
 
 
-def _user_directory() -> Path | None:
+def _home_directory() -> Path | None:
     """The home directory in the user database, so that broker and client agree whatever $HOME is."""
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
@@ -83,7 +87,7 @@ def _user_directory() -> Path | None:
 
 
 def network_namespace() -> str:
-    """This process's network namespace, in the form in which link names end. A namespace's number
+    """This process's network namespace, as it appears at the end of link names. A namespace's number
     is unique only on its machine and while the namespace exists, and several machines may share a
     directory. Raises OSError without /proc.
     """
@@ -95,7 +99,7 @@ def server_name(host: str, port: int) -> str:
     """The name of one bound listening address in this network namespace. Raises OSError without
     /proc.
     """
-    return f"{_plain(host)}@{port}.net-{network_namespace()}"
+    return f"{_canonical(host)}@{port}.net-{network_namespace()}"
 
 
 def server_names(addresses: Iterable[tuple[str, int]]) -> frozenset[str]:
@@ -108,25 +112,25 @@ def server_names(addresses: Iterable[tuple[str, int]]) -> frozenset[str]:
         return frozenset()
 
 
-def _plain(address: str) -> str:
-    """One spelling for each address: IPv4-mapped IPv6 becomes IPv4, "" means every address."""
+def _canonical(address: str) -> str:
+    """The canonical spelling of an address: IPv4-mapped IPv6 becomes IPv4, "" means every address."""
     ip = ipaddress.ip_address(address.partition("%")[0] or "0.0.0.0")
     mapped = getattr(ip, "ipv4_mapped", None)
     return str(mapped or ip)
 
 
-def _distrust(directory: Path) -> str | None:
-    """Why the directory is not trusted; None = it is."""
+def _reason_for_distrust(directory: Path) -> str | None:
+    """Why the directory is not trusted; None if it is."""
     try:
-        about, parent = os.lstat(directory), os.stat(directory.parent)
+        status, parent = os.lstat(directory), os.stat(directory.parent)
     except OSError as error:
         return error.strerror or "missing"
-    if not stat.S_ISDIR(about.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return "not a directory"
     chosen_by_root = parent.st_uid == 0 and not parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if about.st_uid not in (0, os.getuid()) and not chosen_by_root:
-        return f"belongs to uid {about.st_uid}"
-    if about.st_mode & stat.S_IWOTH or (about.st_mode & stat.S_IWGRP and about.st_uid != 0 and not chosen_by_root):
+    if status.st_uid not in (0, os.getuid()) and not chosen_by_root:
+        return f"belongs to uid {status.st_uid}"
+    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_uid != 0 and not chosen_by_root):
         return "others can write to it"
     return None
 
@@ -134,19 +138,19 @@ def _distrust(directory: Path) -> str | None:
 # -- the keeper ------------------------------------------------------------------------------------
 
 
-def _make(directory: Path, shared: bool) -> bool:
-    """Creates the directory; True if links can be created there. The mode of an existing directory
+def _prepare_directory(directory: Path, is_shared: bool) -> bool:
+    """Creates the directory if missing; returns True if links can be created in it. The mode of an existing directory
     is not changed, even if others can write to it.
     """
     try:
-        directory.mkdir(mode=0o755 if shared else 0o700)
-        if shared:
+        directory.mkdir(mode=0o755 if is_shared else 0o700)
+        if is_shared:
             directory.chmod(0o755)  # whatever the umask
     except FileExistsError:
         pass
     except OSError:
         return False  # the parent is missing, or this user cannot write to it
-    return _distrust(directory) is None and os.access(directory, os.W_OK | os.X_OK)
+    return _reason_for_distrust(directory) is None and os.access(directory, os.W_OK | os.X_OK)
 
 
 def _lock_path(link: Path) -> Path:
@@ -154,8 +158,8 @@ def _lock_path(link: Path) -> Path:
 
 
 def _lock(link: Path) -> int | None:
-    """The descriptor that holds a name's lock. None: a live broker holds it, or the file is another
-    user's.
+    """The descriptor that holds a name's lock. None: a live broker holds it, or the file belongs to
+    another user.
     """
     path = _lock_path(link)
     for _ in range(_LOCK_ATTEMPT_COUNT):
@@ -182,7 +186,7 @@ def _remove(link: Path, lock_fd: int) -> None:
         link.unlink(missing_ok=True)
         _lock_path(link).unlink(missing_ok=True)
     except OSError:
-        # the directory is not writable any more; the lock is free, so the next broker may remove it
+        # the directory has become read-only; the lock is free, so the next broker may remove the link
         pass
     finally:
         os.close(lock_fd)
@@ -196,12 +200,12 @@ def _sweep(directory: Path) -> None:
         return
     for name in {name[1:-5] if name.startswith(".") and name.endswith(".lock") else name for name in names}:
         link = directory / name
-        is_ours = _NAME.fullmatch(name) is not None and (link.is_symlink() or not link.exists())
-        if is_ours and (lock_fd := _lock(link)) is not None:
+        is_broker_link = _NAME.fullmatch(name) is not None and (link.is_symlink() or not link.exists())
+        if is_broker_link and (lock_fd := _lock(link)) is not None:
             _remove(link, lock_fd)
 
 
-def _link(link: Path, socket_path: str) -> Published | None:
+def _create_link(link: Path, socket_path: str) -> Published | None:
     lock_fd = _lock(link)
     if lock_fd is None:
         return None
@@ -221,18 +225,20 @@ def publish(
     the user's home only if there is no other. The socket must be listening already. Never raises
     for an unusable directory. Returns the created links, whose locks are held until `withdraw`.
     """
-    made: list[Published] = []
+    published: list[Published] = []
     names, target = sorted(server_names(addresses)), os.path.abspath(socket_path)
     for directory in directories() if places is None else places:
-        if (directory.name == _IN_HOME and made) or not _make(directory, shared=directory.parent == Path("/run")):
+        if (directory.name == _HOME_SUBDIRECTORY and published) or not _prepare_directory(
+            directory, is_shared=directory.parent == Path("/run")
+        ):
             continue
         _sweep(directory)
-        made.extend(one for name in names if (one := _link(directory / name, target)) is not None)
-    return made
+        published.extend(link for name in names if (link := _create_link(directory / name, target)) is not None)
+    return published
 
 
 def withdraw(published: Iterable[Published]) -> None:
-    """Removes the links, at the broker's end."""
+    """Removes the links; called when the broker ends."""
     for link, lock_fd in published:
         _remove(link, lock_fd)
 
@@ -244,7 +250,7 @@ def addresses_of(bootstrap_servers: str) -> list[tuple[str, int]]:
     """ "host:port,[::1]:port,host" as (host, port). Invalid addresses are left out: the TCP client
     will report them.
     """
-    found = []
+    addresses = []
     for text in bootstrap_servers.split(","):
         text = text.strip().rpartition("://")[2]
         if text.startswith("["):
@@ -255,12 +261,12 @@ def addresses_of(bootstrap_servers: str) -> list[tuple[str, int]]:
         else:
             host, _, port = text.partition(":")
         if host and (not port or port.isdecimal()):
-            found.append((host, int(port or PORT_DEFAULT)))
-    return found
+            addresses.append((host, int(port or PORT_DEFAULT)))
+    return addresses
 
 
 def _is_local(address: str) -> bool:
-    """An address of this host is one that a socket can be bound to."""
+    """Whether the address belongs to this host, that is, whether a socket can be bound to it."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if ip.is_loopback or ip.is_unspecified:
         return True
@@ -274,7 +280,7 @@ def _is_local(address: str) -> bool:
         return False
 
 
-def _addresses(host: str) -> list[str]:
+def _resolve(host: str) -> list[str]:
     try:
         return list(
             dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
@@ -294,10 +300,10 @@ def _search(names: Sequence[str], places: Sequence[Path]) -> tuple[str, str | No
     """(name, socket path or None, obstacles): the first link that leads to a socket."""
     obstacles = []
     for directory in places:
-        why = _distrust(directory)
-        if why is not None:
+        distrust = _reason_for_distrust(directory)
+        if distrust is not None:
             if os.path.lexists(directory):
-                obstacles.append(f"{directory} is not trusted: {why}")
+                obstacles.append(f"{directory} is not trusted: {distrust}")
             continue
         for name in names:
             try:
@@ -310,14 +316,14 @@ def _search(names: Sequence[str], places: Sequence[Path]) -> tuple[str, str | No
     return "", None, obstacles
 
 
-def _names(addresses: Iterable[str], port: int) -> list[str]:
+def _candidate_names(addresses: Iterable[str], port: int) -> list[str]:
     """The names that a broker may have published if its TCP listener accepts connections to one of
     these addresses. A listener on :: accepts IPv4 too (mqd/keeper/sockets.py). Raises OSError
     without /proc.
     """
     hosts: list[str] = []
     for address in addresses:
-        wildcards = ["::"] if ":" in _plain(address) else ["0.0.0.0", "::"]
+        wildcards = ["::"] if ":" in _canonical(address) else ["0.0.0.0", "::"]
         hosts += [address, *wildcards]
     return [server_name(host, port) for host in dict.fromkeys(hosts)]
 
@@ -325,7 +331,7 @@ def _names(addresses: Iterable[str], port: int) -> list[str]:
 def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequence[Path] | None = None) -> Rendezvous:
     """The client socket of the first of `bootstrap_servers` ("host:port,host:port") that is on this
     host. `socket_path` (property mqd.socket.path) or $MQD_SOCKET gives it directly, without
-    verification. Never raises. Resolves names (which may take as long as the resolver does).
+    verification. Never raises. Resolves host names, so it may block for as long as the resolver does.
     """
     configured = socket_path or os.environ.get(SOCKET_VARIABLE)
     if configured:
@@ -339,23 +345,23 @@ def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequenc
     places = directories() if places is None else places
     reasons: list[str] = []
     for host, port in addresses_of(bootstrap_servers):
-        found = find_at(host, port, places)
-        if found.path is not None:
-            return found
-        reasons.append(found.reason)
+        result = find_at(host, port, places)
+        if result.path is not None:
+            return result
+        reasons.append(result.reason)
     return Rendezvous(None, "; ".join(reasons) or "bootstrap.servers has no address")
 
 
 def find_at(host: str, port: int, places: Sequence[Path] | None = None) -> Rendezvous:
-    """The client socket of the broker at this address, if it is on this host, whatever $MQD_SOCKET
-    says. Never raises.
+    """The client socket of the broker at this address, if it is on this host. Ignores $MQD_SOCKET. Never
+    raises.
     """
     places = directories() if places is None else places
-    local = [address for address in _addresses(host) if _is_local(address)]
-    if not local:
+    local_addresses = [address for address in _resolve(host) if _is_local(address)]
+    if not local_addresses:
         return Rendezvous(None, f"{host}:{port} is not on this host")
     try:
-        names = _names(local, port)
+        names = _candidate_names(local_addresses, port)
     except OSError as error:
         return Rendezvous(None, f"this process's network namespace is not known: {error}")
     name, path, obstacles = _search(names, places)

@@ -7,11 +7,11 @@ removed.
    cannot supply would kill the process with SIGBUS; a refused reservation is an error that names
    the remedy.
 3. The keeper holds an flock on its control segment as long as it lives. If that flock is free, the
-   broker was killed and not restarted: the next keeper of the same user that starts, for whatever
-   directory, removes the broker's segments. The process that removes a dead broker's segments (its
-   successor or a sweeping keeper) meanwhile holds the flock on the dead broker's control segment:
-   when several brokers start at the same time, one could otherwise remove segments that another has
-   just created again.
+   broker was killed and not restarted: the next keeper that the same user starts, for any data
+   directory, removes the broker's segments. While a process removes a dead broker's segments (its
+   successor does so, or a sweeping keeper), it holds the flock on the dead broker's control segment.
+   Otherwise, when several brokers start at the same time, one could remove segments that another has
+   just created.
 4. Names are used only for creation and removal. Other processes get descriptors from the keeper,
    which stay valid when systemd (RemoveIPC=) or an operator empties /dev/shm under a running
    broker.
@@ -38,7 +38,7 @@ from mqd.native import ENDPOINT_COUNT_MAX
 MODE = 0o600
 SHM_DIRECTORY = "/dev/shm"  # where Linux shows POSIX shared memory
 HOLD_S = 1.0  # how long a sweep may lock a segment that it finds too young to remove; normally microseconds
-TAKE_OVER_S = 10.0  # how long another process's sweep may take; it normally takes milliseconds
+TAKE_OVER_S = 10.0  # how long to wait for another process's sweep, which normally takes milliseconds
 SWEEP_AGE_S = 10.0  # younger segments are left alone: a keeper locks its segment microseconds after creating it
 
 
@@ -48,8 +48,8 @@ class SegmentError(OSError):
 
 def prefix(data_dir: str | os.PathLike[str]) -> str:
     """ "/mqd-0123456789abcdef" for an existing data directory."""
-    about = os.stat(data_dir)
-    return "/mqd-" + hashlib.sha256(f"{about.st_dev}:{about.st_ino}:{os.getuid()}".encode()).hexdigest()[:16]
+    status = os.stat(data_dir)
+    return "/mqd-" + hashlib.sha256(f"{status.st_dev}:{status.st_ino}:{os.getuid()}".encode()).hexdigest()[:16]
 
 
 def control_name(base: str) -> str:
@@ -88,7 +88,7 @@ def create(name: str, size_bytes: int, reserved_bytes: int | None = None) -> mma
         memory.close_fd()
 
 
-def _refusal(what: str, name: str, error: Exception) -> SegmentError:
+def _refusal(verb: str, name: str, error: Exception) -> SegmentError:
     if isinstance(error, OSError) and error.errno == errno.EROFS:
         return SegmentError(
             errno.EROFS,
@@ -98,13 +98,13 @@ def _refusal(what: str, name: str, error: Exception) -> SegmentError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else error
     return SegmentError(
         errno.EIO,
-        f"cannot {what} the shared memory segment {name}: {reason}; check that {SHM_DIRECTORY} is mounted and writable",
+        f"cannot {verb} the shared memory segment {name}: {reason}; check that {SHM_DIRECTORY} is mounted and writable",
     )
 
 
 def descriptor(name: str, writable: bool = True) -> int:
-    """A descriptor of an existing segment, for other processes: it stays valid when the name is
-    gone. Raises SegmentError.
+    """A descriptor of an existing segment, for other processes: it stays valid after the name was
+    removed. Raises SegmentError.
     """
     flags = os.O_RDWR if writable else os.O_RDONLY
     try:
@@ -115,37 +115,37 @@ def descriptor(name: str, writable: bool = True) -> int:
         ) from error
 
 
-def attach(fd: int, what: str, size_bytes: int, writable: bool = True) -> mmap.mmap:
-    """Maps a whole segment by the keeper's descriptor, and closes the descriptor. `size_bytes`:
-    required minimum size. Raises SegmentError.
+def attach(fd: int, segment: str, size_bytes: int, writable: bool = True) -> mmap.mmap:
+    """Maps a whole segment through the keeper's descriptor, and closes the descriptor. `segment`: its
+    name in messages; `size_bytes`: the required minimum size. Raises SegmentError.
     """
     try:
-        actual = os.fstat(fd).st_size
-        if actual == 0 or actual < size_bytes:
+        actual_bytes = os.fstat(fd).st_size
+        if actual_bytes == 0 or actual_bytes < size_bytes:
             raise SegmentError(
                 errno.EINVAL,
-                f"the shared memory segment {what} has {actual} bytes, expected {size_bytes}: restart the whole broker",
+                f"the shared memory segment {segment} has {actual_bytes} bytes, expected {size_bytes}: restart the whole broker",
             )
-        return mmap.mmap(fd, actual, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+        return mmap.mmap(fd, actual_bytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
     except SegmentError:
         raise
     except OSError as error:
         raise SegmentError(
-            error.errno or errno.EIO, f"cannot map the shared memory segment {what}: {error.strerror}"
+            error.errno or errno.EIO, f"cannot map the shared memory segment {segment}: {error.strerror}"
         ) from error
     finally:
         os.close(fd)
 
 
 def free_bytes(data_dir: str | os.PathLike[str]) -> int | None:
-    """Shared memory available to a start with this data directory: the free memory, plus the
-    remains of a dead broker of this directory. None: unbounded, or unknown.
+    """The shared memory that a broker with this data directory could use if it started now: the free
+    memory, plus the remains of a dead broker of this directory. None: unlimited, or unknown.
     """
     try:
-        about = os.statvfs(SHM_DIRECTORY)
+        file_system = os.statvfs(SHM_DIRECTORY)
     except OSError:
         return None
-    if about.f_blocks == 0:
+    if file_system.f_blocks == 0:
         return None
     removable = 0
     with contextlib.suppress(OSError):  # no data directory yet
@@ -153,7 +153,7 @@ def free_bytes(data_dir: str | os.PathLike[str]) -> int | None:
         for entry in os.scandir(SHM_DIRECTORY):
             if f"/{entry.name}".startswith(f"{base}-"):
                 removable += entry.stat(follow_symlinks=False).st_blocks * 512
-    return about.f_bavail * about.f_frsize + removable
+    return file_system.f_bavail * file_system.f_frsize + removable
 
 
 def unlink(name: str) -> bool:
@@ -168,7 +168,7 @@ def unlink(name: str) -> bool:
 
 
 def clean(base: str) -> list[str]:
-    """Removes every remaining segment of a broker; returns their names. Only for the holder of the
+    """Removes all remaining segments of a broker; returns their names. Only for the holder of the
     directory's lock. The control segment is removed last, because `sweep` looks for it.
     """
     names = [
@@ -180,8 +180,8 @@ def clean(base: str) -> list[str]:
 
 
 def hold(name: str) -> int:
-    """The keeper's flock on its control segment; the descriptor must stay open as long as the
-    keeper lives. A sweep may hold the lock briefly, until it sees how young the segment is.
+    """Takes the keeper's flock on its control segment; the returned descriptor must stay open as long
+    as the keeper lives. A sweep may hold the lock briefly, until it sees how young the segment is.
     Raises SegmentError.
     """
     try:
@@ -191,8 +191,8 @@ def hold(name: str) -> int:
 
 
 def _lock(path: str, wait_s: float) -> int:
-    """The flock of the segment with this name, once acquired; the caller must close the descriptor.
-    Raises OSError if there is no such segment, BlockingIOError if it is still locked after wait_s.
+    """Waits for the flock on the segment with this name, and returns the descriptor that holds it; the
+    caller must close the descriptor. Raises OSError if there is no such segment, BlockingIOError if it is still locked after wait_s.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -227,7 +227,7 @@ def taking_over(base: str) -> Iterator[None]:
             " it may be suspended. Let it continue, or end it",
         ) from None
     except OSError:
-        fd = -1  # nothing is left, or nothing that we may access: the creation reports that
+        fd = -1  # no segment is left, or none that we may access: then creating the segments reports the error
     try:
         yield
     finally:
@@ -235,9 +235,10 @@ def taking_over(base: str) -> Iterator[None]:
             os.close(fd)
 
 
-def _is_old(path: str, now: float) -> bool:
-    about = os.stat(path, follow_symlinks=False)
-    return about.st_uid == os.getuid() and now - max(about.st_mtime, about.st_ctime) >= SWEEP_AGE_S
+def _may_sweep(path: str, now: float) -> bool:
+    """Whether the segment belongs to this user and is old enough."""
+    status = os.stat(path, follow_symlinks=False)
+    return status.st_uid == os.getuid() and now - max(status.st_mtime, status.st_ctime) >= SWEEP_AGE_S
 
 
 def sweep(now: float | None = None) -> list[str]:
@@ -254,11 +255,11 @@ def sweep(now: float | None = None) -> list[str]:
             continue
         path = f"{SHM_DIRECTORY}/{entry}"
         with contextlib.suppress(OSError):  # its keeper is alive, or it is another user's or gone by now
-            if _is_old(path, time.time() if now is None else now):
+            if _may_sweep(path, time.time() if now is None else now):
                 fd = _lock(path, 0)
                 try:
                     # another segment may have taken its name
-                    if _is_old(path, time.time() if now is None else now):
+                    if _may_sweep(path, time.time() if now is None else now):
                         clean("/" + entry.removesuffix("-control"))
                         swept.append("/" + entry)
                 finally:

@@ -32,7 +32,7 @@ class KeeperTool:
             send_message(self._connection, message)
             packet, _ = receive_packet(self._connection, size_bytes_max=MESSAGE_BYTES_MAX)
         except TimeoutError as error:
-            raise KeeperError(f"the keeper does not answer within {RESPONSE_TIMEOUT_S:.0f} s; see its log") from error
+            raise KeeperError(f"the keeper did not answer within {RESPONSE_TIMEOUT_S:.0f} s; see its log") from error
         except OSError as error:
             raise KeeperError(f"the keeper's socket failed: {error.strerror}") from error
         if not packet:
@@ -58,20 +58,20 @@ class KeeperTool:
 
 
 def supervisor_of(status: Status) -> int:
-    """supervisord's pid, 0 if the keeper has no supervisor."""
+    """The pid of supervisord, or 0 if the keeper has no supervisor."""
     return next((process.pid for process in status.processes if process.role == "supervisord"), 0)
 
 
-def held_pid(lock: Path) -> int | None:
+def held_pid(lock_path: Path) -> int | None:
     """The pid in a lock file that is held now; None if it is not held, 0 if the pid cannot be read
     or trusted.
     """
-    if not locks.is_locked(lock):
+    if not locks.is_locked(lock_path):
         return None
     try:
-        if not trusts(lock.parent, lock.stat().st_uid):
+        if not trusts(lock_path.parent, lock_path.stat().st_uid):
             return 0
-        text = lock.read_text().split("\n")[0].strip()
+        text = lock_path.read_text().split("\n")[0].strip()
     except OSError:
         return 0
     return int(text) if text.isdigit() else 0

@@ -37,7 +37,7 @@ from mqd.acceptor.handoff import Handoff
 from mqd.acceptor.local.principals import LocalPrincipals
 from mqd.base import logging
 from mqd.base.blocking_pool import in_thread
-from mqd.shm.attach import peer_pid
+from mqd.shm.attach import peer_credentials
 
 LAYOUT_MAGIC = 0x314C434F4C44514D  # MQD_LOCAL_MAGIC
 LAYOUT_VERSION = 2  # MQD_LOCAL_LAYOUT_VERSION
@@ -211,7 +211,7 @@ class LocalClients:
         self._loop.remove_reader(connection.fileno())
 
     def _drop(self, connection: socket.socket, reason: str) -> None:
-        log.warning("a local client was dropped", reason=reason, pid=peer_pid(connection)[0])
+        log.warning("a local client was dropped", reason=reason, pid=peer_credentials(connection)[0])
         self._forget(connection)
         connection.close()
 
@@ -226,7 +226,7 @@ class LocalClients:
         if not packet:
             connection.close()  # the client only probed for a listener
             return
-        pid, uid = peer_pid(connection)
+        pid, uid = peer_credentials(connection)
         hello = parse(packet, self._abi_hash)
         if isinstance(hello, Hello) and (not hello.server or hello.server in self._servers):
             self._find_principal(connection, hello, uid, pid)

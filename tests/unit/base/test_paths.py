@@ -82,7 +82,7 @@ def test_the_process_behind_the_socket_must_run_as_this_user(data_dir: Path, mon
         if os.getuid() != 0:  # root is trusted
             with pytest.raises(KeeperDenied, match="another user"):
                 connect_keeper(places.keeper_socket)
-        monkeypatch.setattr("mqd.shm.attach.peer_pid", lambda _connection: (1, 4321))
+        monkeypatch.setattr("mqd.shm.attach.peer_credentials", lambda _connection: (1, 4321))
         with pytest.raises(KeeperDenied, match="uid 4321"):
             connect_keeper(places.keeper_socket)
 

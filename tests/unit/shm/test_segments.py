@@ -196,7 +196,7 @@ def test_a_directory_is_locked_once_and_the_error_names_the_holder(tmp_path):
     fd = locks.lock_directory(tmp_path)
     with pytest.raises(locks.DirectoryInUse, match=f"pid {os.getpid()}.*mqd down --data-dir {tmp_path}") as error:
         locks.lock_directory(tmp_path)
-    assert error.value.holder == os.getpid()
+    assert error.value.holder_pid == os.getpid()
     assert locks.is_locked(tmp_path / locks.LOCK_NAME)
     os.close(fd)
     assert not locks.is_locked(tmp_path / locks.LOCK_NAME)

@@ -53,8 +53,8 @@ def kill(pid: int) -> None:
 @given(st.integers(1, 1_000_000), st.integers(1, 64))
 def test_blocks_never_exceed_the_budget(maximum: int, workers: int) -> None:
     budget = Budget.of(maximum, workers)
-    assert 1 <= budget.block <= 64 and budget.block_count >= 1
-    assert budget.block * budget.block_count <= maximum
+    assert 1 <= budget.block_size <= 64 and budget.block_count >= 1
+    assert budget.block_size * budget.block_count <= maximum
 
 
 @given(st.integers(1, 1_000_000), st.integers(1, 64), st.integers(0, 1_000_000))
@@ -63,7 +63,7 @@ def test_leased_credits_cover_used_ones(maximum: int, workers: int, used: int) -
     for exhausted in (False, True):
         blocks = budget.target_blocks(used, workers, exhausted)
         assert 1 <= blocks <= budget.block_count
-        assert blocks * budget.block >= min(used, budget.block_count * budget.block)
+        assert blocks * budget.block_size >= min(used, budget.block_count * budget.block_size)
 
 
 def test_credits_of_a_killed_process_are_returned(name: str, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_credits_of_a_killed_process_are_returned(name: str, tmp_path: Path) -> 
         assert theirs.granted >= 5000
 
     pid = in_child(take)
-    assert ours.free_blocks <= total - 5000 // ours.budget.block
+    assert ours.free_blocks <= total - 5000 // ours.budget.block_size
     kill(pid)
     assert ours.free_blocks == total
 
