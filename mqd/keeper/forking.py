@@ -1,11 +1,11 @@
-"""The broker's processes are forks of the supervisord that starts them, which has imported their
-modules: five new interpreters would import most of the same modules five times, and a process that
-is killed would be back only after its imports.
+"""The broker's processes are forks of supervisord, which has already imported their modules: five
+new interpreters would import mostly the same modules, and a killed process would be back only after
+its imports.
 
-A fork continues as if it had been started by exec: arguments, environment, signals and files are
-those that supervisord gives it, and so is what `ps` shows. It has its parent's memory and memory
-layout; every secret in that memory is one that it gets from the keeper anyway. supervisord has no
-threads (mqd.keeper.supervise).
+A fork continues as if it had been started by exec: supervisord sets its arguments, environment,
+signals and files, and what `ps` shows. It inherits its parent's memory and memory layout; the
+keeper would give it every secret in that memory anyway. supervisord has no threads
+(mqd.keeper.supervise).
 
 Another supervisord (`mqd up --print-supervisord`), or another Python, starts the programs by exec.
 """
@@ -25,23 +25,24 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PROGRAMS = ("mqd.keeper", "mqd.controller", "mqd.worker", "mqd.acceptor", "mqd.timer")
-# imported by the programs only after their start
+# modules that the programs import only after they have started
 _LATER_IMPORTS = (
     *("mqd.keeper.loop", "mqd.keeper.resources", "mqd.keeper.broker_state", "mqd.keeper.identity"),
     *("mqd.keeper.sockets", "mqd.worker.worker", "mqd.controller.membership", "encodings.idna"),
 )
 # variables for tests, which the native library reads when it is loaded
-_READ_AT_LOAD = frozenset({"MQD_FILE_JOURNAL", "MQD_FILE_FAULTS"})
+_LOAD_TIME_VARIABLES = frozenset({"MQD_FILE_JOURNAL", "MQD_FILE_FAULTS"})
 _PR_SET_NAME = 15
-# fields of /proc/self/stat, counted after the name: start addresses; each end is in the next field
-_ARGUMENTS_AT, _ENVIRONMENT_AT = 45, 47
+# indexes of the start addresses of the arguments and the environment, among the fields that follow
+# the name in /proc/self/stat; each end address is in the next field
+_ARGUMENTS_FIELD, _ENVIRONMENT_FIELD = 45, 47
 
 
 @functools.cache
 def preload() -> None:
     """Imports the programs, once. Called by a process that becomes their parent and does nothing else."""
     if not sys.flags.safe_path:
-        del sys.path[0]  # as -P: no module comes from the directory of a script, or from the working directory
+        del sys.path[0]  # like -P: import no module from a script's directory or the working directory
     gc.disable()
     for name in (*(f"{program}.__main__" for program in PROGRAMS), *_LATER_IMPORTS):
         importlib.import_module(name)
@@ -59,7 +60,7 @@ def main_of(argv: Sequence[str]) -> Callable[[], Any] | None:
 def execve(filename: str, argv: list[str], environment: Mapping[str, str]) -> NoReturn:
     """Replaces os.execve for supervisord, in the child that it has forked."""
     main = main_of(argv)
-    if main is not None and environment.keys().isdisjoint(_READ_AT_LOAD):
+    if main is not None and environment.keys().isdisjoint(_LOAD_TIME_VARIABLES):
         become(argv, environment, main)
     os.execve(filename, argv, environment)
 
@@ -78,8 +79,8 @@ def become(argv: Sequence[str], environment: Mapping[str, str], main: Callable[[
         os.environ.update(environment)
         sys.argv[:] = argv[3:]
         _set_title(argv)
-        ended = main()
-        status = ended if isinstance(ended, int) else 0
+        result = main()
+        status = result if isinstance(result, int) else 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -98,15 +99,15 @@ def _set_title(argv: Sequence[str]) -> None:
     that the parent was started with: it may have secrets that the parent has removed since.
     """
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    if len(fields) < _ENVIRONMENT_AT + 2:
+    if len(fields) < _ENVIRONMENT_FIELD + 2:
         return  # an emulator (qemu-user), which reports no addresses
-    begin, end = map(int, fields[_ARGUMENTS_AT : _ARGUMENTS_AT + 2])
+    begin, end = map(int, fields[_ARGUMENTS_FIELD : _ARGUMENTS_FIELD + 2])
     size = end - begin
     title = b"".join(word.encode() + b"\0" for word in argv)
     if len(title) > size:  # shorter: without the path of the Python interpreter
         title = b"".join(word.encode() + b"\0" for word in argv[3:])[: size - 1]
     ctypes.memmove(begin, title.ljust(size, b"\0"), size)
-    begin, end = map(int, fields[_ENVIRONMENT_AT : _ENVIRONMENT_AT + 2])
+    begin, end = map(int, fields[_ENVIRONMENT_FIELD : _ENVIRONMENT_FIELD + 2])
     ctypes.memset(begin, 0, end - begin)
     name = os.environ.get("SUPERVISOR_PROCESS_NAME", argv[3])
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

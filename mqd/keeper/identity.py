@@ -54,23 +54,23 @@ def load_identity(places: Layout) -> Identity | None:
     """The directory's identity; None if no keeper has run here yet. Raises IdentityError."""
     path = places.meta_properties
     try:
-        found = read_properties(path)
+        properties = read_properties(path)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise IdentityError(f"cannot read {path}: {error}") from error
-    if found.get("version") != _VERSION:
+    if properties.get("version") != _VERSION:
         raise IdentityError(
-            f"{path} has version {found.get('version')!r}, this mqd knows {_VERSION}: use the mqd that wrote it, or"
+            f"{path} has version {properties.get('version')!r}, this mqd knows {_VERSION}: use the mqd that wrote it, or"
             " another --data-dir"
         )
     node_id, cluster_id, directory_id = (
-        found.get("node.id", ""),
-        found.get("cluster.id", ""),
-        found.get("directory.id", ""),
+        properties.get("node.id", ""),
+        properties.get("cluster.id", ""),
+        properties.get("directory.id", ""),
     )
     # cluster.id may be empty: the host has not formed or joined its cluster yet
-    if not node_id.isdigit() or "cluster.id" not in found or not directory_id:
+    if not node_id.isdigit() or "cluster.id" not in properties or not directory_id:
         raise IdentityError(
             f"{path} is incomplete (it needs cluster.id, node.id, directory.id): restore it, or choose another"
             " --data-dir"
@@ -82,15 +82,15 @@ def check_node_id(identity: Identity, places: Layout, node_id: int) -> None:
     """Raises IdentityError when the directory is another node's."""
     if identity.node_id != node_id:
         raise IdentityError(
-            f"{places.data_dir} belongs to node.id {identity.node_id}, but this broker is to be node.id {node_id}:"
-            f" start it with --node-id {identity.node_id}, or choose another --data-dir"
+            f"{places.data_dir} belongs to node.id {identity.node_id}, but this broker is configured as node.id"
+            f" {node_id}: start it with --node-id {identity.node_id}, or choose another --data-dir"
         )
 
 
 def load_or_create(places: Layout, node_id: int, cluster_id: str | None = None) -> Identity:
-    """The directory's identity; if it has none, a new one is created durably. `cluster_id` of a new
-    one: None = a new cluster, "" = not known yet (the controller writes it). Raises IdentityError,
-    native.NativeError.
+    """The directory's identity; if it has none, a new one is created durably. `cluster_id` is for a
+    new identity: None = create a new cluster's id, "" = not known yet (the controller writes it
+    later). Raises IdentityError, native.NativeError.
     """
     identity = load_identity(places)
     if identity is None:
@@ -110,7 +110,8 @@ def next_generation(places: Layout) -> int:
     """A number larger than every earlier one of this directory: the clock's milliseconds, or one
     more than the last number if the clock went back.
 
-    On a full disk the number is not stored: a broker must be able to start, to delete something.
+    On a full disk the number is not stored: a broker must be able to start, so that something can
+    be deleted.
     """
     try:
         text = places.generation.read_text().strip()
@@ -127,8 +128,8 @@ def next_generation(places: Layout) -> int:
 
 
 def boot_id() -> bytes:
-    """16 bytes that change with every boot of the machine: earlier knowledge about the page cache
-    is void after a reboot.
+    """16 bytes that change with every boot of the machine: what was known about the page cache no
+    longer holds after a reboot.
     """
     try:
         return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes

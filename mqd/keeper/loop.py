@@ -6,7 +6,7 @@ does nothing else, to minimize its own risk of dying.
 2. DEAD is stored, and every other process notified, only after the pidfd has shown that the process
    has ended. A closed connection alone proves nothing: its process gets LOST_GRACE_S to end and is
    then killed, so that its resources cannot still be in use when its successor gets them.
-3. A process gets the same descriptors as its predecessor of that role and index.
+3. A process gets the same descriptors as its predecessor with the same role and index.
 4. The keeper never blocks on a peer. A process that leaves NOTICE_COUNT_MAX notices unread is
    killed; at most TOOL_COUNT_MAX tools are connected at a time.
 5. The keeper serves no client. When all processes that act as the broker have ended and the other
@@ -63,7 +63,8 @@ from mqd.shm.keeper_messages import (
 
 LOST_GRACE_S = 1.0
 SHUTDOWN_GRACE_S = 25.0
-LEAVE_S = 10.0  # together with the grace period less than supervisord's wait for the keeper
+# LEAVE_S + SHUTDOWN_GRACE_S must be less than the time that supervisord waits for the keeper to end
+LEAVE_S = 10.0
 NOTICE_COUNT_MAX = 1024
 TOOL_COUNT_MAX = 128
 REFUSED_COUNT_MAX = 64  # connections refused per turn of the loop
@@ -87,7 +88,7 @@ class Keeper(BrokerState):
         self._tools: dict[socket.socket, None] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
-        self._leaving = ""  # reason of the leave phase before the shutdown
+        self._leave_reason = ""  # of the leave phase before the shutdown; "" = not leaving
         self._done = False
         self._tls_secret = secrets.token_bytes(32)
         self._death_reported = self._is_refusing = False
@@ -116,7 +117,7 @@ class Keeper(BrokerState):
         return self.exit_status
 
     def _deliver(self, key: selectors.SelectorKey, mask: int) -> None:
-        """Delivers the event unless an earlier one of this turn closed or replaced its object."""
+        """Delivers the event unless an earlier event of this turn closed or replaced its source."""
         if self._selector.get_map().get(key.fd) is key:
             key.data(mask)
 
@@ -184,9 +185,9 @@ class Keeper(BrokerState):
         self._tools[connection] = None
         self._watch(connection, self._on_packet, connection, None)
 
-    def _pause_listener(self, listener: socket.socket, again: Callable[[], None]) -> None:
+    def _pause_listener(self, listener: socket.socket, resume: Callable[[], None]) -> None:
         self._forget(listener)
-        self._after(ACCEPT_PAUSE_S, again)
+        self._after(ACCEPT_PAUSE_S, resume)
 
     def _drop_tool(self, connection: socket.socket) -> None:
         self._tools.pop(connection, None)
@@ -224,8 +225,8 @@ class Keeper(BrokerState):
                 self._waiting = message.text
                 self._publish()
         elif isinstance(message, Left):
-            if process is not None and process.role == "controller" and self._leaving:
-                self.shut_down(self._leaving)
+            if process is not None and process.role == "controller" and self._leave_reason:
+                self.shut_down(self._leave_reason)
         elif isinstance(message, Alive):
             if process is not None:
                 process.answered_s, process.probed = time.monotonic(), False
@@ -281,14 +282,14 @@ class Keeper(BrokerState):
             pass
 
     def _on_set_log_level(self, connection: socket.socket, message: SetLogLevel) -> None:
-        number = logging.SYSLOG_OF_LEVEL.get(message.level)
-        if number is None:
+        syslog_level = logging.SYSLOG_OF_LEVEL.get(message.level)
+        if syslog_level is None:
             self._respond(
                 connection,
                 Refused(f"{message.level!r} is not a log level; the levels are {', '.join(logging.SYSLOG_OF_LEVEL)}"),
             )
             return
-        self.resources.control.log_level = number
+        self.resources.control.log_level = syslog_level
         log.info("log level changed", level=message.level)
         self._respond(connection, self.status())
 
@@ -307,7 +308,7 @@ class Keeper(BrokerState):
         hold_back_s = self._hold_back_s(process)
         if hold_back_s > 0:
             log.warning("a process that keeps dying is held back", process=process.name, seconds=round(hold_back_s, 1))
-            self._after(hold_back_s, lambda: self._on_held_back(connection, hello, process))
+            self._after(hold_back_s, lambda: self._on_hold_back_end(connection, hello, process))
         else:
             self._welcome(connection, hello, process)
 
@@ -329,10 +330,10 @@ class Keeper(BrokerState):
 
     def _hold_back_s(self, process: Process) -> float:
         now = time.monotonic()
-        recent = sum(1 for when in process.deaths if now - when < DEATH_WINDOW_S)
+        recent = sum(1 for died_s in process.deaths if now - died_s < DEATH_WINDOW_S)
         return min(HOLD_BACK_S_MAX, 0.1 * 2.0 ** (recent - 3)) if recent >= 3 else 0.0
 
-    def _on_held_back(self, connection: socket.socket, hello: Hello, process: Process) -> None:
+    def _on_hold_back_end(self, connection: socket.socket, hello: Hello, process: Process) -> None:
         if connection not in self._tools:
             return  # it has disconnected in the meantime
         refusal = self._refusal(connection, hello, process)
@@ -368,48 +369,47 @@ class Keeper(BrokerState):
         self._publish()
 
     def _make_welcome(self, process: Process) -> tuple[Welcome, list[int]]:
-        made = self.resources
-        handoffs, listeners, lock_fds, local = [], [], [], []
+        resources = self.resources
+        handoffs, listeners, lock_fds, local_listeners = [], [], [], []
         cluster_sockets: list[socket.socket] = []
-        cluster = made.cluster
+        cluster = resources.cluster
         if cluster is not None and process.role == "controller":
             cluster_sockets = [cluster.controller, cluster.gossip]
         elif cluster is not None and process.role == "acceptor":
             cluster_sockets = [cluster.inter_broker]
         if process.role == "worker":
-            handoffs, lock_fds = [made.handoffs[process.index][1]], made.lock_fds
+            handoffs, lock_fds = [resources.handoffs[process.index][1]], resources.lock_fds
         elif process.role == "acceptor":
-            handoffs, listeners = [pair[0] for pair in made.handoffs], made.listeners
-            local = [made.local_listener] if made.local_listener is not None else []
+            handoffs, listeners = [pair[0] for pair in resources.handoffs], resources.listeners
+            local_listeners = [resources.local_listener] if resources.local_listener is not None else []
         message = Welcome(
             endpoint=process.endpoint,
-            generation=made.generation,
+            generation=resources.generation,
             worker_count=self.settings.worker_count,
-            control_name=made.control_name,
-            arena_bytes=made.arena_bytes,
+            control_name=resources.control_name,
+            arena_bytes=resources.arena_bytes,
             keeper_pid=os.getpid(),
             supervisor_pid=self.supervisor_pid,
             supervisor_is_own=self.supervisor_is_own,
-            listeners=made.addresses,
-            eventfd_count=len(made.eventfds),
+            listeners=resources.addresses,
+            eventfd_count=len(resources.eventfds),
             handoff_count=len(handoffs),
             listener_count=len(listeners),
             lock_count=len(lock_fds),
-            segment_count=len(made.segment_fds),
-            local_listener_count=len(local),
+            segment_count=len(resources.segment_fds),
+            local_listener_count=len(local_listeners),
             cluster_socket_count=len(cluster_sockets),
             controller_listener=cluster.controller_advertised if cluster is not None else None,
             inter_broker_listener=cluster.inter_broker_advertised if cluster is not None else None,
             config=self.settings.config,
             tls_secret=self._tls_secret if process.role == "worker" else b"",
         )
-        sockets = (*handoffs, *listeners), (*local, *cluster_sockets)
         return message, [
-            *made.eventfds,
-            *(one.fileno() for one in sockets[0]),
+            *resources.eventfds,
+            *(connection.fileno() for connection in (*handoffs, *listeners)),
             *lock_fds,
-            *(one.fileno() for one in sockets[1]),
-            *made.segment_fds,
+            *(listener.fileno() for listener in (*local_listeners, *cluster_sockets)),
+            *resources.segment_fds,
         ]
 
     def _on_ready(self, process: Process, message: Ready) -> None:
@@ -436,7 +436,7 @@ class Keeper(BrokerState):
             self._on_death(process)
 
     def _on_death(self, process: Process) -> None:
-        """The death is proven: publish it, notify, wake; all of that before anything else."""
+        """Publishes a proven death, notifies the other processes and wakes them, before anything else."""
         control = self.resources.control
         death = Death(process.role, process.index, process.endpoint, process.generation, process.pid)
         control.set_endpoint_state(process.endpoint, ProcessState.DEAD, process.pid)
@@ -454,8 +454,8 @@ class Keeper(BrokerState):
                 os.eventfd_write(eventfd, 1)
             except BlockingIOError:
                 pass  # it is already readable
-        if self._leaving and process.role == "controller":
-            self.shut_down(self._leaving)
+        if self._leave_reason and process.role == "controller":
+            self.shut_down(self._leave_reason)
         if self._ending is None:
             log.warning("process died", process=process.name, pid=process.pid, generation=death.generation)
             self._report_death(process)
@@ -463,10 +463,10 @@ class Keeper(BrokerState):
         self._maybe_end()
 
     def _report_death(self, ended: Process) -> None:
-        """In a cluster, reports that this host's controller has ended, and perhaps all workers: no
-        other process can report it.
+        """In a cluster, reports that this host's controller has ended, or all processes but the
+        acceptor: no other process can report it.
         """
-        if self._notify_voters is None or self.resources.cluster is None or self._leaving:
+        if self._notify_voters is None or self.resources.cluster is None or self._leave_reason:
             return
         all_ended = all(process.pidfd < 0 for process in self.processes if process.role != "acceptor")
         if ended.role != "acceptor" and (all_ended or ended.role == "controller"):
@@ -483,10 +483,10 @@ class Keeper(BrokerState):
             self._set_refusing(True)
 
     def _set_refusing(self, refuse: bool, repeat: bool = False) -> None:
-        """Starts or stops refusing connections. They are refused from the end of all processes until
-        an acceptor is back: other hosts then lead this host's partitions, and a client whose
-        connection the kernel accepts but no process answers would wait, while a refused one tries
-        another host. `repeat`: even if nothing changes, because a listener was paused.
+        """Starts or stops refusing connections. They are refused from the end of all processes
+        until an acceptor is back: other hosts then lead this host's partitions, and a client whose
+        connection the kernel accepts but no process answers would wait, while a refused client
+        tries another host. `repeat`: do so even if nothing changes, because a listener was paused.
         """
         if refuse == self._is_refusing and not repeat:
             return
@@ -536,7 +536,7 @@ class Keeper(BrokerState):
                 self._listen_to(process, selectors.EVENT_READ | selectors.EVENT_WRITE)
                 return
             except OSError:
-                return  # it is ending; its pidfd will show it
+                return  # the process is ending; its pidfd will show it
             process.notices.popleft()
         self._listen_to(process, selectors.EVENT_READ)
 
@@ -556,14 +556,14 @@ class Keeper(BrokerState):
     # -- the end -----------------------------------------------------------------------------------
 
     def shut_down(self, reason: str) -> None:
-        """Begins the shutdown. In a cluster the controller first hands over this host's leaderships,
-        within LEAVE_S, or until a second request to stop.
+        """Begins the shutdown. In a cluster the controller first hands over this host's
+        leaderships, within LEAVE_S, or until a second request to stop.
         """
         controller = self._by_role[("controller", 0)]
         if self._ending is not None:
             return
-        if self.resources.cluster is not None and controller.state == "running" and not self._leaving:
-            self._leaving = reason
+        if self.resources.cluster is not None and controller.state == "running" and not self._leave_reason:
+            self._leave_reason = reason
             log.info("handing over the leaderships before the shutdown", reason=reason)
             controller.notices.append(Leave(reason))
             self._send_notices(controller)

@@ -22,14 +22,14 @@ def notify_voters(
     config: Mapping[str, str],
     run_dir: Path,
     control: native.Control,
-    datagrams: socket.socket,
+    gossip_socket: socket.socket,
     call_later: CallLater,
     all_ended: bool = True,
 ) -> bool:
-    """Sends a notice immediately, and repeats it a few times. False if there is no recipient or nothing to
-    report. Never raises, never blocks, because it runs in the keeper's own loop. `all_ended`: the
-    controller and all workers have ended; otherwise only the controller has, which concerns other
-    hosts only if it led the metadata quorum.
+    """Sends a notice immediately, and repeats it a few times. Returns False if there is no
+    recipient or nothing to report. Never raises, never blocks, because it runs in the keeper's own
+    loop. `all_ended`: the controller and all workers have ended; otherwise only the controller has,
+    which concerns other hosts only if it led the metadata quorum.
     """
     instructions = death_notice.read_instructions(run_dir, control.generation)
     if instructions is None or (
@@ -50,7 +50,9 @@ def notify_voters(
         clock.boottime_ns() // 1_000_000,
         instructions.led,
     )
-    _repeat(death_notice.seal(secret, instructions.cluster_id, notice), instructions, datagrams, call_later)
+    _send_repeatedly(
+        death_notice.seal(secret, instructions.cluster_id, notice), instructions, gossip_socket, call_later
+    )
     if all_ended:
         log.warning(
             "all processes that act as the broker have ended; notifying the voters",
@@ -66,13 +68,15 @@ def notify_voters(
     return True
 
 
-def _repeat(data: bytes, instructions: Instructions, datagrams: socket.socket, call_later: CallLater) -> None:
+def _send_repeatedly(
+    data: bytes, instructions: Instructions, gossip_socket: socket.socket, call_later: CallLater
+) -> None:
     def send() -> None:
         for host, port in instructions.addresses:
-            # a socket of both families takes IPv4 addresses only in this form
-            mapped = f"::ffff:{host}" if datagrams.family == socket.AF_INET6 and ":" not in host else host
+            # an IPv6 socket that also serves IPv4 takes IPv4 addresses only in the mapped form
+            mapped = f"::ffff:{host}" if gossip_socket.family == socket.AF_INET6 and ":" not in host else host
             try:
-                datagrams.sendto(data, socket.MSG_DONTWAIT, (mapped, port))
+                gossip_socket.sendto(data, socket.MSG_DONTWAIT, (mapped, port))
             except OSError:
                 pass  # no route at the moment
 

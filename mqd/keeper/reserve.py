@@ -1,7 +1,7 @@
 """A ballast file that is deleted when a broker starts, so that the broker can start on a full disk:
-its small files and the first log lines then have room. The ballast file is recreated, as far as it
-fits, when the broker serves and after the broker has ended. (The metadata log has a reserve of its
-own: mqd/cluster/raft/store.py.)
+its small files and the first log lines then have room. The ballast file is recreated, as large as
+free space allows, when the broker serves and after it has ended. (The metadata log has a reserve of
+its own: mqd/cluster/raft/store.py.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def release(places: Layout) -> None:
 
 
 def recreate(places: Layout) -> None:
-    """Creates the file as far as it fits. Never raises: the broker works without it."""
+    """Creates the file, as large as free space allows. Never raises: the broker works without it."""
     size = RESERVE_BYTES
     with contextlib.suppress(OSError):
         fd = os.open(places.reserve, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -57,7 +57,7 @@ def make(settings: Settings) -> Resources:
     """
     places, worker_count = settings.places, settings.worker_count
     lock_fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)
-    who = identity.load_or_create(
+    own_identity = identity.load_or_create(
         places, int(settings.config.get("node.id", "1")), "" if settings.config.get("cluster.seeds") else None
     )
     listeners = sockets.listen_all(settings.config)
@@ -72,17 +72,17 @@ def make(settings: Settings) -> Resources:
     with segments.taking_over(base):
         control, control_lock, segment_fds = _make_segments(base, settings, generation, arenas)
     addresses = [_address(listener) for listener in listeners]
-    local_listener, links_made = _listen_local(settings, addresses)
+    local_listener, published_links = _listen_local(settings, addresses)
     return Resources(
         generation=generation,
-        identity=who,
+        identity=own_identity,
         lock_fds=lock_fds,
         listeners=listeners,
         addresses=addresses,
         cluster=cluster,
         keeper_socket=sockets.listen_keeper(places.keeper_socket),
         local_listener=local_listener,
-        rendezvous=links_made,
+        rendezvous=published_links,
         eventfds=[os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(endpoint_count)],
         handoffs=[sockets.handoff_pair() for _ in range(worker_count)],
         control=control,

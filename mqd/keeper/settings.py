@@ -18,8 +18,8 @@ import msgspec
 
 from mqd.base.paths import Layout, default_data_dir, layout
 
-# Variables with our prefix that are not properties: used by supervisord.conf, the file layer and
-# the processes themselves.
+# Variables with our prefix that are not properties: used by supervisord.conf, the native
+# file layer and the processes themselves.
 _NOT_PROPERTIES = ("MQD_WORKERS", "MQD_PYTHON", "MQD_RUN_", "MQD_FILE_")
 # acceptor and controller: for responses and control records, not record traffic
 CONTROL_ARENA_BYTES = 8 << 20
@@ -48,19 +48,23 @@ def resolve(config: dict[str, str], places: Layout, worker_count: int | None = N
     from mqd.base.property_values import ConfigError
     from mqd.security import host_identity, tls_files
 
-    named = config.get("log.dirs")
+    configured_dirs = config.get("log.dirs")
     log_dirs = (
-        [os.path.abspath(text.strip()) for text in named.split(",") if text.strip()] if named else [str(places.log_dir)]
+        [os.path.abspath(text.strip()) for text in configured_dirs.split(",") if text.strip()]
+        if configured_dirs
+        else [str(places.log_dir)]
     )
     if len({os.path.realpath(directory) for directory in log_dirs}) != len(log_dirs):
-        raise ConfigError(f"log.dirs names a directory twice: {named}", "log.dirs", named)
+        raise ConfigError(f"log.dirs names a directory twice: {configured_dirs}", "log.dirs", configured_dirs)
     if len(log_dirs) > 32:
-        raise ConfigError(f"log.dirs names {len(log_dirs)} directories; at most 32 are possible", "log.dirs", named)
+        raise ConfigError(
+            f"log.dirs names {len(log_dirs)} directories; at most 32 are possible", "log.dirs", configured_dirs
+        )
     if any("," in directory for directory in log_dirs):
         raise ConfigError(
             "a directory of log.dirs cannot have a comma in its name; choose another --data-dir or log.dirs",
             "log.dirs",
-            named,
+            configured_dirs,
         )
     configured = broker_value(config, "worker.count")
     count = worker_count or (configured if isinstance(configured, int) else 0) or _default_worker_count(config, places)
@@ -70,27 +74,29 @@ def resolve(config: dict[str, str], places: Layout, worker_count: int | None = N
 
 
 def _default_worker_count(config: dict[str, str], places: Layout) -> int:
-    """One for each usable CPU, as far as their shared memory fits. At least one, even if the memory
-    is too small; the keeper then reports what is missing.
+    """One worker for each usable CPU, or fewer if there is too little shared memory for them. At
+    least one, even if the memory is too small; the keeper then reports what is missing.
     """
     from mqd import native
     from mqd.base.config import broker_number, usable_cpu_count
     from mqd.shm import segments
 
-    count, free = usable_cpu_count(), segments.free_bytes(places.data_dir)
-    if free is None:
+    count, free_bytes = usable_cpu_count(), segments.free_bytes(places.data_dir)
+    if free_bytes is None:
         return count
     arena_bytes = broker_number(config, "receive.arena.bytes")
 
-    def needed(workers: int) -> int:
-        rest = native.control_size_bytes() + native.links_size_bytes(workers + 2)
-        return rest + workers * arena_bytes + 2 * CONTROL_ARENA_BYTES
+    def needed_bytes(workers: int) -> int:
+        fixed_bytes = native.control_size_bytes() + native.links_size_bytes(workers + 2)
+        return fixed_bytes + workers * arena_bytes + 2 * CONTROL_ARENA_BYTES
 
-    return next((workers for workers in range(count, 1, -1) if needed(workers) <= free), 1)
+    return next((workers for workers in range(count, 1, -1) if needed_bytes(workers) <= free_bytes), 1)
 
 
 def save(settings: Settings) -> None:
-    """Writes the file for the keeper that `mqd up` is about to start; the keeper removes it. Raises OSError."""
+    """Writes the file for the keeper that `mqd up` is about to start; the keeper removes it. Raises
+    OSError.
+    """
     temporary = settings.places.resolved_config.with_suffix(".new")
     temporary.unlink(missing_ok=True)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -108,7 +114,7 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
     resolved = environment.get("MQD_RUN_RESOLVED")
     if resolved:
         config = msgspec.json.decode(Path(resolved).read_bytes(), type=dict[str, str])
-        Path(resolved).unlink()  # it holds passwords; a keeper is started once
+        Path(resolved).unlink()  # it holds passwords, and the keeper reads it only once
         return Settings(places, config, int(config["worker.count"]), config["log.dirs"].split(","))
     from mqd.base.config import load_broker
 

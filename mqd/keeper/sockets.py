@@ -41,21 +41,26 @@ def _addresses(host: str, port: int) -> list[tuple[int, tuple]]:
         return [*families, (socket.AF_INET, ("0.0.0.0", port))]
     # as bytes: for a str, Python loads the idna codec with its tables
     name = host.encode() if host.isascii() else host
-    found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return sorted(((family, address) for family, _, _, _, address in found), key=lambda one: one[0] != socket.AF_INET)
+    results = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return sorted(
+        ((family, address) for family, _, _, _, address in results), key=lambda pair: pair[0] != socket.AF_INET
+    )
 
 
 def listen(
     host: str, port: int, setting: str = "listeners", remedy: str = "choose another with --port"
 ) -> socket.socket:
-    """A non-blocking listening TCP socket for the address in `setting`. Raises ListenError."""
-    where = f"{host or '*'}:{port}"
+    """A non-blocking listening TCP socket. `setting`: the property that holds the address, for
+    error messages. Raises ListenError.
+    """
+    address_text = f"{host or '*'}:{port}"
     try:
         addresses = _addresses(host, port)
     except socket.gaierror as error:
         raise ListenError(
             errno.EADDRNOTAVAIL,
-            f"cannot listen on {where}: the name {host} is not known ({error.strerror}); correct the setting {setting}",
+            f"cannot listen on {address_text}: the name {host} is not known ({error.strerror}); correct the setting"
+            f" {setting}",
         ) from error
     failure: OSError | None = None
     for family, address in addresses:
@@ -75,14 +80,14 @@ def listen(
             if error.errno == errno.EADDRINUSE:
                 break
     assert failure is not None
-    raise ListenError(failure.errno, _explain(where, port, failure, setting, remedy)) from failure
+    raise ListenError(failure.errno, _explain(address_text, port, failure, setting, remedy)) from failure
 
 
 def _avoid_pacing(listener: socket.socket) -> None:
     """If the host's default is BBR, it paces with a timer for every 64 KiB, which doubles the CPU
     cost of a fetch over loopback without any benefit. Connections inherit the listener's algorithm;
-    one that began with BBR is paced forever, whatever is set later (sk_pacing_status), so the
-    algorithm is set here and not after accept.
+    a connection that began with BBR is paced forever, whatever is set later (sk_pacing_status), so
+    the algorithm is set here and not after accept.
     """
     for algorithm in (b"cubic", b"reno"):
         try:
@@ -92,22 +97,22 @@ def _avoid_pacing(listener: socket.socket) -> None:
             continue  # not in this kernel, or not permitted
 
 
-def _explain(where: str, port: int, error: OSError, setting: str, remedy: str) -> str:
+def _explain(address_text: str, port: int, error: OSError, setting: str, remedy: str) -> str:
     if error.errno == errno.EADDRINUSE:
         holder = port_holder(port)
         return (
-            f"port {port} is in use{f' by {holder}' if holder else ''} (cannot listen on {where}): stop that process,"
-            f" or {remedy.replace('another', 'another port', 1)}"
+            f"port {port} is in use{f' by {holder}' if holder else ''} (cannot listen on {address_text}): stop that"
+            f" process, or {remedy.replace('another', 'another port', 1)}"
         )
     if error.errno == errno.EACCES:
-        return f"cannot listen on {where}: ports below 1024 are privileged; {remedy}"
+        return f"cannot listen on {address_text}: ports below 1024 are privileged; {remedy}"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"cannot listen on {where}: this host has no such address; correct the setting {setting}"
-    return f"cannot listen on {where}: {error.strerror}"
+        return f"cannot listen on {address_text}: this host has no such address; correct the setting {setting}"
+    return f"cannot listen on {address_text}: {error.strerror}"
 
 
 def port_holder(port: int, proc: str = "/proc") -> str | None:
-    """ "java (pid 4711)": the process that listens on a TCP port, as far as this user may see it;
+    """ "java (pid 4711)": the process that listens on a TCP port, if this user may see it;
     None = not found.
     """
     inodes = set()
@@ -162,8 +167,8 @@ class ClusterSockets(NamedTuple):
     inter_broker_advertised: tuple[str, int]
 
     def close(self) -> None:
-        for one in (self.controller, self.gossip, self.inter_broker):
-            one.close()
+        for opened in (self.controller, self.gossip, self.inter_broker):
+            opened.close()
 
 
 def _advertised_address(configured: HostListener, listener: socket.socket) -> tuple[str, int]:
@@ -171,7 +176,9 @@ def _advertised_address(configured: HostListener, listener: socket.socket) -> tu
 
 
 def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:
-    """Listens for other hosts; None on a host that does not. Raises ListenError, ConfigError."""
+    """Listens for other hosts; returns None on a host that has no cluster. Raises ListenError,
+    ConfigError.
+    """
     from mqd.base.cluster_config import cluster_listeners
 
     listeners = cluster_listeners(config)
@@ -186,8 +193,8 @@ def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:
             opened.append(listen(configured.host, configured.port, setting, f"set {setting}"))
         opened.append(_bind_udp(opened[0]))
     except BaseException:
-        for one in opened:
-            one.close()
+        for listener in opened:
+            listener.close()
         raise
     controller, inter_broker, gossip = opened
     return ClusterSockets(
@@ -219,8 +226,8 @@ def _bind_udp(listener: socket.socket) -> socket.socket:
 
 
 def listen_keeper(path: Path) -> socket.socket:
-    """The keeper's socket for processes and tools. Only for the holder of the data directory's
-    lock: an old socket file is removed.
+    """The keeper's socket for processes and tools. An old socket file is removed, so the caller
+    must hold the data directory's lock.
     """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -238,8 +245,8 @@ def traversal_bits(permissions: int) -> int:
 
 
 def listen_local(path: Path, permissions: int) -> socket.socket:
-    """The socket on which local clients request shared memory (mqd/acceptor/local/clients.py). Only
-    for the holder of the data directory's lock. If other users may connect, they may also traverse
+    """The socket on which local clients request shared memory (mqd/acceptor/local/clients.py). The
+    caller must hold the data directory's lock. If other users may connect, they may also traverse
     the directory: they cannot list it, and every other socket in it is accessible to this user
     only.
     """

@@ -42,8 +42,8 @@ from mqd.shm.keeper_messages import CANNOT_START
 KEEPER = "mqd-keeper"
 TIMER = "mqd-timer"
 START_FAILURE_COUNT_MAX = 5
-_SOON_S = 0.005
-_STARTING_S = 0.01
+_QUICK_POLL_S = 0.005
+_STARTUP_POLL_S = 0.01
 # turns of the loop from the end of a child to the start of its successor: read its output, reap it,
 # note its state, start
 _QUICK_POLL_COUNT = 4
@@ -86,8 +86,9 @@ class BrokerStatus(msgspec.Struct):
 
 
 def _fork() -> int:
-    """os.fork() for a child that becomes another program: a signal ends the child from the first moment on.
-    The handlers of this process would only record a SIGTERM, and execve would lose the record.
+    """os.fork() for a child that becomes another program: a signal ends the child from the first
+    moment on. The handlers of this process would only record a SIGTERM, and execve would lose the
+    record.
     """
     handled = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
@@ -173,9 +174,9 @@ class BrokerSupervisor(Supervisor):
         self._on_ready, self._on_waiting = on_ready, on_waiting
         self._waiting = ""
         self._is_ready = False
-        self._quick_polls = 1  # the first children should not wait for the first timeout
+        self._quick_polls_left = 1  # the first children should not wait for the first timeout
         self._failures: dict[str, int] = {}
-        # older data belongs to an earlier run
+        # what the logs hold up to these sizes belongs to an earlier run
         self._log_sizes = {path.stem: path.stat().st_size for path in layout.logs_dir.glob("*.log")}
         options.poller = _AdjustablePoller(options.poller, self._poll_timeout_s, self._poll_soon)
         receive = options.signal_receiver.receive
@@ -203,7 +204,7 @@ class BrokerSupervisor(Supervisor):
             signal.SIGHUP,
             signal.SIG_IGN if self._outlives_terminal else lambda _number, frame: receive(signal.SIGTERM, frame),
         )
-        self._publish_restarts()  # an empty file replaces that of an earlier run
+        self._publish_restarts()  # an empty file replaces the one from an earlier run
         for kind in (events.ProcessStateExitedEvent, events.ProcessStateStoppedEvent):
             events.subscribe(kind, self._on_exit)
         super().runforever()
@@ -211,7 +212,7 @@ class BrokerSupervisor(Supervisor):
     # -- waiting -----------------------------------------------------------------------------------
 
     def _poll_soon(self) -> None:
-        self._quick_polls = _QUICK_POLL_COUNT
+        self._quick_polls_left = _QUICK_POLL_COUNT
 
     def _poll_timeout_s(self, timeout: float) -> float:
         if not self._is_ready and not self.stopping:
@@ -221,10 +222,10 @@ class BrokerSupervisor(Supervisor):
         if self.options.mood < SupervisorStates.RUNNING and not self._has_notified_stopping:
             self._has_notified_stopping = True
             self._manager.notify("STOPPING=1")
-        if self._quick_polls:
-            self._quick_polls -= 1
-            return _SOON_S
-        return timeout if self._is_ready and not self.stopping else _STARTING_S
+        if self._quick_polls_left:
+            self._quick_polls_left -= 1
+            return _QUICK_POLL_S
+        return timeout if self._is_ready and not self.stopping else _STARTUP_POLL_S
 
     def _status(self) -> BrokerStatus | None:
         """The status of our keeper; None while there is none."""
@@ -252,7 +253,9 @@ class BrokerSupervisor(Supervisor):
     # -- ended processes --------------------------------------------------------------------------
 
     def _reap_and_count(self) -> tuple[int | None, int | None]:
-        """supervisord's waitpid(), which also records the status: supervisord does not keep the signal."""
+        """Calls supervisord's waitpid() and counts the exit by its reason: supervisord itself does
+        not keep the signal.
+        """
         pid, status = self._reap()
         process = self.options.pidhistory.get(pid) if pid else None
         if process is not None and status is not None and self.options.mood >= SupervisorStates.RUNNING:
@@ -263,7 +266,7 @@ class BrokerSupervisor(Supervisor):
         return pid, status
 
     def _publish_restarts(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk costs a number on the metrics page
+        with contextlib.suppress(OSError):  # a full disk costs only a number on the metrics page
             restarts.write(self._layout.run_dir, self._restarts)
 
     def _on_exit(self, event: Any) -> None:
@@ -274,9 +277,9 @@ class BrokerSupervisor(Supervisor):
             # Also while the broker is being stopped: the other processes may signal supervisord to
             # end before it has seen the keeper's death itself.
             if process.exitstatus != 0 and self.failure is None and not self._stopped_before_it_began(event):
-                words = self._last_error(name) if process.exitstatus > 0 else ""
+                error_text = self._last_error(name) if process.exitstatus > 0 else ""
                 self.failure = (
-                    words or f"the keeper ended ({_describe_exit(process.exitstatus)}); see {self._log(name)}"
+                    error_text or f"the keeper ended ({_describe_exit(process.exitstatus)}); see {self._log_path(name)}"
                 )
             self._end()
             return
@@ -293,15 +296,16 @@ class BrokerSupervisor(Supervisor):
         elif not event.expected and not self._is_ready:
             self._failures[name] = self._failures.get(name, 0) + 1
             if process.exitstatus == CANNOT_START or self._failures[name] >= START_FAILURE_COUNT_MAX:
-                words = self._last_error(name) or "it logged nothing"
+                error_text = self._last_error(name) or "it logged nothing"
                 self.failure = (
-                    f"{name} does not start ({_describe_exit(process.exitstatus)}): {words}; see {self._log(name)}"
+                    f"{name} does not start ({_describe_exit(process.exitstatus)}): {error_text};"
+                    f" see {self._log_path(name)}"
                 )
                 self._end()
 
     def _stopped_before_it_began(self, event: Any) -> bool:
-        """The keeper was ended by our SIGTERM before it had a handler for that. No other process knew the
-        keeper yet, so none can have stopped us because of its death.
+        """Whether the keeper was ended by our SIGTERM before it had a handler for it. No other
+        process knew the keeper yet, so none can have stopped us because of its death.
         """
         return (
             isinstance(event, events.ProcessStateStoppedEvent)
@@ -309,18 +313,18 @@ class BrokerSupervisor(Supervisor):
             and not self._layout.broker_json.exists()
         )
 
-    def _log(self, name: str) -> Path:
+    def _log_path(self, name: str) -> Path:
         return self._layout.logs_dir / f"{name}.log"
 
     def _last_error(self, name: str) -> str:
-        return last_error(self._log(name), self._log_sizes.get(name, 0))
+        return last_error(self._log_path(name), self._log_sizes.get(name, 0))
 
     def _end(self) -> None:
         self.options.mood = SupervisorStates.SHUTDOWN
 
 
 def _describe_exit(status: int | None) -> str:
-    """supervisord reports -1 for a signal."""
+    """The status in words; supervisord reports -1 for a signal."""
     return "killed by a signal" if status is None or status < 0 else f"exit status {status}"
 
 
@@ -339,7 +343,7 @@ def _error_of(line: str) -> str | None:
 
 def last_error(log_path: Path, from_position: int, size_bytes: int = 4096) -> str:
     """The last error in a log after `from_position`, otherwise its last line (the end of a
-    traceback); "" = empty.
+    traceback). Returns "" if the log is empty or cannot be read.
     """
     try:
         with log_path.open("rb") as file:

@@ -1,12 +1,12 @@
 """`mqd up --print-supervisord`: the shipped supervisord.conf with its variables filled in.
 
     whole      for a supervisord that runs this broker and nothing else, and ends with it
-    include    the programs alone, for a supervisord that runs others too. The broker never stops that
-               supervisord, which restarts the keeper and with it the other processes
+    include    the programs alone, for a supervisord that runs others too. The broker never stops
+               that supervisord, which restarts the keeper and with it the other processes
                (KeeperClient.exit_status)
 
-Programs are groups of their own: supervisord stops groups one after the other, the keeper first,
-so that a host in a cluster hands over its leaderships before its processes end.
+Each program is a group of its own: supervisord stops groups one after the other, beginning with
+the keeper, so that a host in a cluster hands over its leaderships before its processes end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VARIABLE = re.compile(r"%\(ENV_(\w+)\)s")
 # An exit within startsecs counts as a failed start: a keeper that cannot bind its port or lock its
 # directories is restarted ten times, with growing delays. While it is away, the others wait.
 START_S = 1
-_KEEPER = {"autorestart": "unexpected", "exitcodes": "0", "startsecs": str(START_S), "startretries": "10"}
+_KEEPER_OPTIONS = {"autorestart": "unexpected", "exitcodes": "0", "startsecs": str(START_S), "startretries": "10"}
 _HEAD = "; Printed by `mqd up --print-supervisord {kind}`: print it again after a change of options or version.\n"
 _START_AND_STOP = (
     "; Start: supervisorctl start {keeper} {others}. Stop, cleanly: supervisorctl stop {keeper}, or mqd down.\n"
@@ -34,14 +34,14 @@ class Unprintable(ValueError):
 
 def _quote(name: str, value: str) -> str:
     """NAME="value" in supervisord's syntax, which has no escapes."""
-    mark = "'" if '"' in value else '"'
+    quote = "'" if '"' in value else '"'
     # supervisord takes everything after a space and a semicolon for a comment
-    if mark in value or value.strip("'\"") != value or "\n" in value or " ;" in value:
+    if quote in value or value.strip("'\"") != value or "\n" in value or " ;" in value:
         raise Unprintable(
             f"{name}: supervisord's configuration cannot hold this value because of a quotation mark, a line break or a"
             " semicolon after a space; set it in a file (--config)"
         )
-    return f"{name}={mark}{value.replace('%', '%%')}{mark}"
+    return f"{name}={quote}{value.replace('%', '%%')}{quote}"
 
 
 def _environment(values: Mapping[str, str]) -> str:
@@ -51,16 +51,16 @@ def _environment(values: Mapping[str, str]) -> str:
 def render_configuration(
     shipped: Path, kind: str, variables: Mapping[str, str], properties: Mapping[str, str], user: str, prefix: str
 ) -> str:
-    """`variables` are those that the shipped file names; `properties` are for the keeper. `user` and
-    `prefix` (the programs' names begin with it) matter to `include` only. Raises Unprintable.
+    """`variables` are those that the shipped file names; `properties` are for the keeper. `user`
+    and `prefix` (the programs' names begin with it) matter to `include` only. Raises Unprintable.
     """
-    filled = configparser.RawConfigParser(strict=True)
-    filled.read_string(_VARIABLE.sub(lambda found: variables[found[1]], shipped.read_text(encoding="utf-8")))
+    shipped_sections = configparser.RawConfigParser(strict=True)
+    shipped_sections.read_string(_VARIABLE.sub(lambda match: variables[match[1]], shipped.read_text(encoding="utf-8")))
     common_environment = {"MQD_DATA_DIR": variables["MQD_DATA_DIR"]}
     keeper_environment = {"MQD_CONFIG": variables["MQD_CONFIG"], "MQD_WORKERS": variables["MQD_WORKERS"], **properties}
     out = configparser.RawConfigParser()
-    for section in filled.sections():
-        rows = dict(filled[section])
+    for section in shipped_sections.sections():
+        options = dict(shipped_sections[section])
         if section.startswith("program:"):
             role = section.removeprefix("program:mqd-")
             environment = common_environment
@@ -72,11 +72,11 @@ def render_configuration(
                 }
             if kind == "include":
                 section = f"program:{prefix}-{role}"
-                rows |= {"user": user, **(_KEEPER if role == "keeper" else {})}
-            rows["environment"] = _environment(environment)
+                options |= {"user": user, **(_KEEPER_OPTIONS if role == "keeper" else {})}
+            options["environment"] = _environment(environment)
         elif kind == "include":
             continue
-        out[section] = rows
+        out[section] = options
     text = io.StringIO()
     text.write(_HEAD.format(kind=kind))
     if kind == "include":

@@ -4,8 +4,8 @@
     WATCHDOG=1    the keeper responds, and every process has responded to it within RESPONSE_S
     STOPPING=1    the broker is shutting down
 
-The watchdog is fed by supervisord's process and through its loop, so a hang there is noticed as well.
-Only processes that serve are probed: supervisord watches those that start or recover.
+supervisord's loop feeds the watchdog, so a hang there is noticed as well. Only processes that serve
+are probed: supervisord watches those that are starting or recovering.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Manager:
         """Takes systemd's variables out of `environment`, so that no child inherits them."""
         address = environment.pop("NOTIFY_SOCKET", "")
         microseconds, watchdog_pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", str(pid))
-        watches = bool(address) and microseconds.isdigit() and watchdog_pid == str(pid)
-        return cls(address, int(microseconds) / 1e6 if watches else 0.0)
+        is_watched = bool(address) and microseconds.isdigit() and watchdog_pid == str(pid)
+        return cls(address, int(microseconds) / 1e6 if is_watched else 0.0)
 
     def notify(self, *states: str) -> None:
         """Sends a message. Never blocks or fails: a manager that does not read loses the message."""

@@ -115,7 +115,7 @@ def test_a_socket_of_both_address_families_reaches_ipv4_addresses() -> None:
         except OSError as error:
             pytest.skip(f"this machine has no IPv6: {error}")
         instructions = Instructions(11, 3, 5, 7, "cluster", (recipient.getsockname(),))
-        proof._repeat(b"notice", instructions, datagrams, lambda seconds, send: None)
+        proof._send_repeatedly(b"notice", instructions, datagrams, lambda seconds, send: None)
         assert recipient.recv(100) == b"notice"
 
 
