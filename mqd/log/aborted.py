@@ -20,22 +20,22 @@ Aborted = tuple[int, int, int]  # producer id, first offset, offset of the abort
 
 
 class AbortedTransactions:
-    """Takes the batches of all segments in order. Bound: one entry for each open transaction and
-    for each aborted one of the current segment.
+    """Receives the batches of all segments in order. Memory: one entry for each open transaction,
+    and for each aborted one of the current segment.
     """
 
     def __init__(self) -> None:
-        self._begun: dict[int, int] = {}  # producer id -> first offset
+        self._open_transactions: dict[int, int] = {}  # producer id -> first offset
         self._pending: list[Aborted] = []  # of the current segment
-        # producer id, offset: every abort marker of the current segment
+        # (producer id, offset) of every abort marker of the current segment
         self._markers: set[tuple[int, int]] = set()
 
     def take(self, batch: BatchInfo, data: bytes) -> None:
         if not batch.control:
             if batch.transactional:
-                self._begun.setdefault(batch.producer_id, batch.base_offset)
+                self._open_transactions.setdefault(batch.producer_id, batch.base_offset)
             return
-        first = self._begun.pop(batch.producer_id, -1)
+        first = self._open_transactions.pop(batch.producer_id, -1)
         if _marker_type(data) != _ABORT:
             return
         self._markers.add((batch.producer_id, batch.base_offset))
@@ -43,29 +43,31 @@ class AbortedTransactions:
             self._pending.append((batch.producer_id, first, batch.base_offset))
 
     def compare(self, directory: Path, base_offset: int, next_offset: int) -> list[str]:
-        """Problems of the segment whose batches were taken since the last call. Entries at or beyond
-        next_offset are still being written.
+        """Problems of the segment whose batches were taken since the last call. Entries at or
+        beyond next_offset are still being written.
         """
         pending, markers = self._pending, self._markers
         self._pending, self._markers = [], set()
         sums = _contents(directory, base_offset, ".txnsum")  # first: a running broker writes it last
         data = _contents(directory, base_offset, ".txnindex")
-        found = [_ENTRY.unpack_from(data, at)[1:4] for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size)]
-        firsts = {(producer_id, last): first for producer_id, first, last in found}
+        entries = [
+            _ENTRY.unpack_from(data, position)[1:4] for position in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size)
+        ]
+        first_offsets = {(producer_id, last): first for producer_id, first, last in entries}
         for producer_id, first, last in pending:
-            first_offset = firsts.get((producer_id, last))
+            first_offset = first_offsets.get((producer_id, last))
             if first_offset is None or not 0 <= first_offset <= first:
                 return [
                     f"transaction index: the transaction of producer {producer_id} from offset {first}, aborted at"
                     f" {last}, is not in it"
                 ]
-        for producer_id, _, last in found:
+        for producer_id, _, last in entries:
             if (producer_id, last) not in markers and last < next_offset:
                 return [
                     f"transaction index: has an abort of producer {producer_id} at offset {last}, which the segment"
                     " does not contain"
                 ]
-        return _compare_sums(base_offset, data, sums, [last for _, _, last in found], next_offset)
+        return _compare_sums(base_offset, data, sums, [last for _, _, last in entries], next_offset)
 
 
 def _contents(directory: Path, base_offset: int, suffix: str) -> bytes:
@@ -75,12 +77,12 @@ def _contents(directory: Path, base_offset: int, suffix: str) -> bytes:
         return b""
 
 
-def _compare_sums(base_offset: int, data: bytes, sums: bytes, lasts: list[int], next_offset: int) -> list[str]:
-    """`lasts`: the offsets of the abort markers, one for each entry of the index."""
+def _compare_sums(base_offset: int, data: bytes, sums: bytes, marker_offsets: list[int], next_offset: int) -> list[str]:
+    """`marker_offsets`: the offsets of the abort markers, one for each entry of the index."""
     from mqd import native  # hardware CRC-32C
 
     expected = 0
-    for number, last in enumerate(lasts):
+    for number, last in enumerate(marker_offsets):
         if len(sums) < (number + 1) * _SUM.size:
             if last >= next_offset:
                 return []
@@ -89,20 +91,20 @@ def _compare_sums(base_offset: int, data: bytes, sums: bytes, lasts: list[int], 
         expected = native.crc32c(_BASE_OFFSET.pack(base_offset) + entry, expected)
         if _SUM.unpack_from(sums, number * _SUM.size)[0] != expected:
             return [f"transaction index: the checksum of the abort at offset {last} is wrong"]
-    extra = len(sums) // _SUM.size - len(lasts)
+    extra = len(sums) // _SUM.size - len(marker_offsets)
     return [f"transaction index: .txnsum has {extra} checksums without an entry"] if extra > 0 else []
 
 
 def _marker_type(data: bytes) -> int:
-    """The type of a control batch's marker; -1: invalid. The batch's single record has attributes, two
-    deltas and a key of 4 bytes.
+    """The type of a control batch's marker; -1: invalid. The batch's single record has attributes,
+    two deltas and a key of 4 bytes.
     """
-    at = HEADER_BYTES
+    position = HEADER_BYTES
     for skipped in ("length", "attributes", "timestamp delta", "offset delta", "key length"):
         if skipped == "attributes":
-            at += 1
+            position += 1
             continue
-        while at < len(data) and data[at] & 0x80:
-            at += 1
-        at += 1
-    return _MARKER.unpack_from(data, at)[1] if at + _MARKER.size <= len(data) else -1
+        while position < len(data) and data[position] & 0x80:
+            position += 1
+        position += 1
+    return _MARKER.unpack_from(data, position)[1] if position + _MARKER.size <= len(data) else -1

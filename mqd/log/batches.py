@@ -116,9 +116,9 @@ def parse_header(data: bytes, at: int, position: int) -> BatchInfo:
 
 
 def walk(fd: int, position: int, end_position: int) -> Iterator[BatchInfo]:
-    """Headers from a batch boundary on. Ends at `end_position`, at the end of the file, or at a
-    batch that the file does not hold completely; raises CorruptBatch for an invalid header. Reads
-    ahead in blocks, skips the bodies of large batches.
+    """Yields the headers from `position`, a batch boundary, on. Ends at `end_position`, at the end
+    of the file, or at a batch that the file holds only in part; raises CorruptBatch for an invalid
+    header. Reads ahead in blocks, and skips the bodies of large batches.
     """
     block, start = b"", position
     while position + HEADER_BYTES <= end_position:

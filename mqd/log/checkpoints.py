@@ -17,7 +17,7 @@ Files, W = worker index:
 The first two have Kafka's text format (version line, count line, then `topic partition offset`),
 version 1 with a fourth column: the topic id. Files of several workers, of an earlier worker count
 or of a deleted topic of the same name may contradict each other about one partition. The id
-distinguishes incarnations, and of the remaining values the safe one counts:
+distinguishes incarnations; of the remaining values, the safe one is used:
 
 C1  recovery point: the lowest of all files. A low value costs a scan; a high one would trust bytes
     that a power cut destroyed.
@@ -118,14 +118,14 @@ class InitialCheckpoints(msgspec.Struct):
 class TrustedPoints:
     """Determines the trusted values of single partitions (C1, C2, C3)."""
 
-    def __init__(self, found: InitialCheckpoints, worker: int):
-        self._clean = found.clean
+    def __init__(self, initial: InitialCheckpoints, worker: int):
+        self._clean = initial.clean
         self._own = str(worker)
-        self._recovery = _by_key(found.recovery_points)
-        self._starts = _by_key(found.log_starts)
+        self._recovery = _by_key(initial.recovery_points)
+        self._starts = _by_key(initial.log_starts)
 
     def recovery_point(self, topic: str, partition: int, topic_id: bytes) -> int:
-        """Everything below is on disk; -1 = unknown."""
+        """Everything below this offset is on disk; -1 = unknown."""
         offsets = [offset for _, offset in _offsets_of(self._recovery, topic, partition, topic_id)]
         return min(offsets) if offsets else -1
 
@@ -149,8 +149,8 @@ def _by_key(files: Mapping[str, list[Entry]]) -> dict[Key, list[tuple[str, Entry
 def _offsets_of(
     table: dict[Key, list[tuple[str, Entry]]], topic: str, partition: int, topic_id: bytes
 ) -> list[tuple[str, int]]:
-    """(file suffix, offset) of this incarnation. Entries without an id count only if no entry has
-    one.
+    """(file suffix, offset) of this incarnation. Entries without an id are used only if no entry
+    has an id.
     """
     rows = table.get((topic, partition), [])
     matching = [(suffix, entry.offset) for suffix, entry in rows if entry.topic_id == topic_id]
@@ -166,28 +166,28 @@ def _suffixes(directory: Path, stem: str) -> dict[str, Path]:
 
 
 def _read(directory: Path, stem: str, problems: list[str]) -> dict[str, list[Entry]]:
-    found = {}
+    entries_by_suffix = {}
     for suffix, path in _suffixes(directory, stem).items():
         try:
             if path.stat().st_size > _FILE_BYTES_MAX:
                 raise CheckpointError(f"{path}: larger than any checkpoint ({path.stat().st_size} bytes)")
-            found[suffix] = parse_checkpoint(path.read_bytes(), str(path))
+            entries_by_suffix[suffix] = parse_checkpoint(path.read_bytes(), str(path))
         except FileNotFoundError:
-            continue  # its owner has just replaced or removed the file
+            continue  # its worker has just replaced or removed the file
         except (OSError, CheckpointError) as error:
             problems.append(str(error))
-    return found
+    return entries_by_suffix
 
 
 def open_directory(directory: Path, worker: int, worker_count: int, files: Files) -> InitialCheckpoints:
     """Reads the files, then durably removes the worker's own clean-shutdown marker and those of
-    workers that no longer exist: from here on a crash counts as a crash. Nothing else may be
+    workers that no longer exist: the next start can then recognize a crash. Nothing else may be
     written to the directory before this call. Raises OSError.
     """
-    found = InitialCheckpoints()
-    found.clean = _marker(directory, worker).exists()
-    found.recovery_points = _read(directory, RECOVERY_POINT, found.problems)
-    found.log_starts = _read(directory, LOG_START, found.problems)
+    initial = InitialCheckpoints()
+    initial.clean = _marker(directory, worker).exists()
+    initial.recovery_points = _read(directory, RECOVERY_POINT, initial.problems)
+    initial.log_starts = _read(directory, LOG_START, initial.problems)
     outdated = [
         path
         for suffix, path in _suffixes(directory, CLEAN_SHUTDOWN).items()
@@ -200,7 +200,7 @@ def open_directory(directory: Path, worker: int, worker_count: int, files: Files
             pass  # another worker has removed it
     if outdated:
         files.sync_directory(directory)
-    return found
+    return initial
 
 
 def read_high_watermarks(directory: Path, worker: int) -> dict[tuple[str, int, bytes], int]:
@@ -234,13 +234,13 @@ def write_clean_shutdown(directory: Path, worker: int, generation: int, files: F
 class CheckpointWriter:
     """The checkpoint files of one worker in one log directory. Not thread-safe: one caller at a time."""
 
-    def __init__(self, directory: Path, worker: int, files: Files, found: InitialCheckpoints):
+    def __init__(self, directory: Path, worker: int, files: Files, initial: InitialCheckpoints):
         self.directory = directory
         self._worker = worker
         self._files = files
         self._carried = {
-            RECOVERY_POINT: found.recovery_points.get(str(worker), []),
-            LOG_START: found.log_starts.get(str(worker), []),
+            RECOVERY_POINT: initial.recovery_points.get(str(worker), []),
+            LOG_START: initial.log_starts.get(str(worker), []),
             HIGH_WATERMARK: [],
         }
         self._written: dict[str, bytes] = {}

@@ -4,10 +4,10 @@ directory.
     cleaner-offset-checkpoint.W      W = worker; Kafka's text format with a fourth column, like the
                                      other checkpoints (checkpoints.py)
 
-Unlike in those, the highest value of all files counts: once clean, always clean, whichever worker
-recorded it. Losing a file costs a compaction but no data, so unreadable contents are ignored.
-Entries of partitions that moved to another worker are carried along; a file never has more entries
-than this host has had partitions.
+Unlike in those, the highest value in all files is used: what was once clean stays clean, whichever
+worker recorded it. Losing a file costs a compaction but no data, so unreadable contents are
+ignored. Entries of partitions that moved to another worker are carried along; a file never has more
+entries than this host has had partitions.
 
 One writer per file. Blocking.
 """
@@ -22,7 +22,7 @@ from mqd.log.files import Files
 CLEANER_OFFSET = "cleaner-offset-checkpoint"
 _NAME = re.compile(re.escape(CLEANER_OFFSET) + r"(?:\.([0-9]{1,2}))?")
 
-Name = tuple[str, int, bytes]  # topic, partition, topic id
+PartitionKey = tuple[str, int, bytes]  # topic, partition, topic id
 
 
 class CleanerCheckpoint:
@@ -30,7 +30,7 @@ class CleanerCheckpoint:
         self._path = directory / f"{CLEANER_OFFSET}.{worker}"
         self._directory = directory
         self._files = files
-        self._offsets: dict[Name, int] = {}
+        self._offsets: dict[PartitionKey, int] = {}
         self.problems: list[str] = []
 
     def load(self) -> None:
@@ -54,14 +54,14 @@ class CleanerCheckpoint:
         return self._offsets.get((topic, partition, topic_id))
 
     def put(
-        self, topic: str, partition: int, topic_id: bytes, offset: int, existing: Iterable[Name] | None = None
+        self, topic: str, partition: int, topic_id: bytes, offset: int, existing: Iterable[PartitionKey] | None = None
     ) -> None:
-        """Writes durably. `existing`: the partitions that still exist; entries of others are dropped.
-        Raises OSError.
+        """Writes durably. `existing`: the partitions that still exist; entries of others are
+        dropped. Raises OSError.
         """
         self._offsets[topic, partition, topic_id] = offset
         if existing is not None:
-            kept = {*existing, (topic, partition, topic_id)}
-            self._offsets = {name: value for name, value in self._offsets.items() if name in kept}
+            existing_keys = {*existing, (topic, partition, topic_id)}
+            self._offsets = {key: value for key, value in self._offsets.items() if key in existing_keys}
         rows = [Entry(name, index, value, identity) for (name, index, identity), value in sorted(self._offsets.items())]
         self._files.replace(self._path, format_checkpoint(rows))

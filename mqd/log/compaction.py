@@ -2,7 +2,7 @@
 The work is implemented in native/log/compaction/compact.h and driven by mqd/worker/compaction.py.
 
     log start          first dirty offset              end of the compactable part
-        | clean segments       | dirty segments                | younger ones, not yet stable ones, the active one
+        | clean segments       | dirty segments                | too young, not yet stable, or active
         +----------------------+-------------------------------+---------------------------------------------
 
 L1  only whole segments that are below the last stable offset, the high watermark's segment and the
@@ -13,7 +13,7 @@ L3  everything from the log start on is rewritten. A record is outdated if the d
 L4  the first dirty offset only ever rises, and only after the new files of all groups of segments
     are in place.
 
-Rules are Kafka's (LogCleanerManager): the dirtiest log first, if the dirty bytes exceed
+The rules are Kafka's (LogCleanerManager): the dirtiest log first, if the dirty bytes exceed
 min.cleanable.dirty.ratio of the bytes to read; immediately if a record has waited longer than
 max.compaction.lag.ms.
 """
@@ -77,28 +77,28 @@ class Plan(msgspec.Struct, frozen=True):
     def dirty_ratio(self) -> float:
         return self.dirty_bytes / self.total_bytes if self.total_bytes else 0.0
 
-    def due(self, policy: CompactionPolicy) -> bool:
+    def is_due(self, policy: CompactionPolicy) -> bool:
         return self.dirty_bytes > 0 and (self.overdue or self.dirty_ratio > policy.dirty_ratio_min)
 
 
-def first_dirty(checkpoint: int | None, log_start_base: int, active_base: int) -> int:
+def first_dirty_offset(checkpoint: int | None, log_start_base: int, active_base: int) -> int:
     """Start of the dirty part. A checkpoint beyond the sealed segments belongs to a log that has
-    been truncated since: no part counts as clean.
+    been truncated since: no part is treated as clean.
     """
     if checkpoint is None or checkpoint < log_start_base or checkpoint > active_base:
         return log_start_base
     return checkpoint
 
 
-def _stable_count(stored: Sequence[StoredSegment], ends: LogOffsets) -> int:
-    """How many segments L1 allows to compact."""
+def _stable_count(stored: Sequence[StoredSegment], offsets: LogOffsets) -> int:
+    """How many segments may be compacted according to L1."""
     count = 0
     for segment, following in zip(stored, stored[1:], strict=False):
         end = following.base_offset
         if (
-            end > ends.last_stable_offset
-            or end > ends.durable_offset
-            or segment.base_offset >= ends.high_watermark_segment
+            end > offsets.last_stable_offset
+            or end > offsets.durable_offset
+            or segment.base_offset >= offsets.high_watermark_segment
         ):
             break
         count += 1
@@ -106,17 +106,19 @@ def _stable_count(stored: Sequence[StoredSegment], ends: LogOffsets) -> int:
 
 
 def plan(
-    stored: Sequence[StoredSegment], ends: LogOffsets, policy: CompactionPolicy, checkpoint: int | None, now_ms: int
+    stored: Sequence[StoredSegment], offsets: LogOffsets, policy: CompactionPolicy, checkpoint: int | None, now_ms: int
 ) -> Plan | None:
     """`stored` ascending, active segment last, without those wholly below the log start. None: no
     dirty segment may be compacted.
     """
-    start = max((number for number, one in enumerate(stored) if one.base_offset <= ends.log_start_offset), default=0)
+    start = max(
+        (number for number, entry in enumerate(stored) if entry.base_offset <= offsets.log_start_offset), default=0
+    )
     stored = stored[start:]
     if len(stored) < 2:
         return None
-    dirty_from = first_dirty(checkpoint, stored[0].base_offset, stored[-1].base_offset)
-    limit = _stable_count(stored, ends)
+    dirty_from = first_dirty_offset(checkpoint, stored[0].base_offset, stored[-1].base_offset)
+    limit = _stable_count(stored, offsets)
     first = next((number for number in range(limit) if stored[number + 1].base_offset > dirty_from), limit)
     for number in range(first, limit):
         if policy.min_lag_ms > 0 and stored[number].segment.age_timestamp_ms > now_ms - policy.min_lag_ms:  # L2
@@ -125,38 +127,38 @@ def plan(
     if first >= limit:
         return None
     dirty = stored[first:limit]
-    oldest_ms = min((one.first_timestamp_ms for one in dirty if one.first_timestamp_ms > 0), default=now_ms)
-    last = max(number for number, one in enumerate(stored) if one.base_offset <= ends.high_watermark_segment)
+    oldest_ms = min((entry.first_timestamp_ms for entry in dirty if entry.first_timestamp_ms > 0), default=now_ms)
+    last = max(number for number, entry in enumerate(stored) if entry.base_offset <= offsets.high_watermark_segment)
     return Plan(
-        tuple(one.base_offset for one in stored[: last + 1]),
+        tuple(entry.base_offset for entry in stored[: last + 1]),
         limit,
         max(dirty_from, stored[0].base_offset),
-        sum(one.segment.size_bytes for one in dirty),
-        sum(one.segment.size_bytes for one in stored[:limit]),
+        sum(entry.segment.size_bytes for entry in dirty),
+        sum(entry.segment.size_bytes for entry in stored[:limit]),
         oldest_ms < now_ms - policy.max_lag_ms,
-        ends.high_watermark_position if stored[last].base_offset == ends.high_watermark_segment else -1,
+        offsets.high_watermark_position if stored[last].base_offset == offsets.high_watermark_segment else -1,
     )
 
 
 def groups(stored: Sequence[StoredSegment], end_offset: int, segment_bytes: int) -> list[tuple[int, int]]:
-    """Adjacent segments that may be merged: (first number, count). `end_offset`: base of the
-    segment after the last one.
+    """Adjacent segments that may be merged: (index of the first, count). `end_offset`: the
+    base offset of the segment after the last one.
     """
-    found: list[tuple[int, int]] = []
-    first = size = index = 0
-    bases = [one.base_offset for one in stored] + [end_offset]
-    for number, one in enumerate(stored):
-        joins = (
+    ranges: list[tuple[int, int]] = []
+    first = size_bytes = index_bytes = 0
+    bases = [entry.base_offset for entry in stored] + [end_offset]
+    for number, entry in enumerate(stored):
+        fits = (
             number > first
-            and size + one.segment.size_bytes <= segment_bytes
-            and index + one.index_bytes <= INDEX_BYTES_MAX
+            and size_bytes + entry.segment.size_bytes <= segment_bytes
+            and index_bytes + entry.index_bytes <= INDEX_BYTES_MAX
             and bases[number + 1] - bases[first] <= OFFSET_SPAN_MAX
         )
-        if not joins and number > first:
-            found.append((first, number - first))
-            first, size, index = number, 0, 0
-        size += one.segment.size_bytes
-        index += one.index_bytes
+        if not fits and number > first:
+            ranges.append((first, number - first))
+            first, size_bytes, index_bytes = number, 0, 0
+        size_bytes += entry.segment.size_bytes
+        index_bytes += entry.index_bytes
     if stored:
-        found.append((first, len(stored) - first))
-    return found
+        ranges.append((first, len(stored) - first))
+    return ranges

@@ -44,9 +44,9 @@ def _path(run_dir: Path, worker: int) -> Path:
 def write(run_dir: Path, worker: int, report: Report) -> None:
     """Blocking. Raises OSError."""
     path = _path(run_dir, worker)
-    fresh = path.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.encode(report))
-    os.replace(fresh, path)
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(msgspec.json.encode(report))
+    os.replace(temporary, path)
 
 
 def read(run_dir: Path, worker: int) -> Report:

@@ -31,12 +31,12 @@ def _path(run_dir: Path, worker: int) -> Path:
     return run_dir / f"damage.{worker}.json"
 
 
-def write(run_dir: Path, worker: int, found: list[Damage]) -> None:
+def write(run_dir: Path, worker: int, damage: list[Damage]) -> None:
     """Blocking. Raises OSError."""
     path = _path(run_dir, worker)
-    fresh = path.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.encode(found))
-    os.replace(fresh, path)
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(msgspec.json.encode(damage))
+    os.replace(temporary, path)
 
 
 def read(run_dir: Path, worker: int) -> list[Damage]:

@@ -3,8 +3,8 @@
 A partition lives in LOG_DIR/TOPIC-PARTITION. `partition.metadata` in it holds the topic id (Kafka's
 format, KIP-516), so that a directory left by an earlier topic of the same name is never served.
 
-D1  a directory is served only if its partition.metadata names the topic id of the image, or if it
-    holds no record and no metadata (a crash between the two steps of its creation).
+D1  a directory is served only if its partition.metadata names the topic id in the metadata image,
+    or if it holds no record and no metadata (a crash between the two steps of its creation).
 D2  any other directory of that name is moved aside to TOPIC-PARTITION.UUID-stray: never served,
     never deleted automatically.
 D3  deletion renames to TOPIC-PARTITION.UUID-delete first; the name is free from then on, and the
@@ -14,7 +14,7 @@ D4  a partition that has records according to a checkpoint never restarts at off
     directory is lost, the only replica is not served; a replica that has others starts empty, and
     the caller marks it as shortened.
 
-Names are Kafka's. Called off the reactor and off the event loop.
+Names are Kafka's. These functions block: never call them on the reactor or the event loop.
 """
 
 import errno
@@ -88,30 +88,30 @@ def prepare(
     has_other_replicas: the partition has other replicas (D4).
 
     A new directory is durable only after sync_directory(log_dir), which the caller calls once for
-    many.
+    many directories.
     """
     path = partition_path(log_dir, topic, partition)
-    moved = None
+    stray_path = None
     if path.exists():
         try:
-            found = parse_metadata((path / METADATA).read_bytes())
+            stored_id = parse_metadata((path / METADATA).read_bytes())
         except FileNotFoundError:
-            found = None
+            stored_id = None
         except TopicIdMismatch:
-            found = b""
-        if found == topic_id:
+            stored_id = b""
+        if stored_id == topic_id:
             return path, None
-        if not found and known_end > 0 and _holds_records(path):  # lost or unreadable, and not another topic's
+        if not stored_id and known_end > 0 and _holds_records(path):  # lost or unreadable, not another topic's
             raise OSError(errno.EIO, _lost_metadata(path, topic_id, known_end))
-        if found is not None or _holds_records(path):
-            moved = log_dir / aside_name(topic, partition, "stray")
-            files.rename(path, moved)
+        if stored_id is not None or _holds_records(path):
+            stray_path = log_dir / aside_name(topic, partition, "stray")
+            files.rename(path, stray_path)
     if known_end > 0 and not has_other_replicas:
         raise OSError(errno.EIO, _lost_records(path, known_end))
-    if moved is not None or not path.exists():
+    if stray_path is not None or not path.exists():
         files.make_directory(path)
     files.replace(path / METADATA, format_metadata(topic_id))
-    return path, moved
+    return path, stray_path
 
 
 def _lost_metadata(path: Path, topic_id: bytes, known_end: int) -> str:
@@ -143,7 +143,7 @@ def exists(log_dir: Path, topic: str, partition: int, topic_id: bytes) -> bool:
 
 
 def set_aside_for_deletion(log_dir: Path, topic: str, partition: int, files: Files) -> Path | None:
-    """Frees the name (D3), durably. None: there was no directory. Raises OSError."""
+    """Frees the name (D3), durably. Returns the new path; None if there was no directory. Raises OSError."""
     target = log_dir / aside_name(topic, partition, "delete")
     try:
         files.rename(partition_path(log_dir, topic, partition), target)

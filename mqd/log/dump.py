@@ -166,22 +166,22 @@ def _verify_batch(path: Path, batch: BatchInfo, report: SegmentReport, deep: boo
 
 def _report_tail(path: Path, size: int, report: SegmentReport) -> None:
     """Reports the bytes after the last complete batch: a truncated batch, or zeroes."""
-    left = size - report.valid_bytes
+    tail_bytes = size - report.valid_bytes
     with open(path, "rb") as file:
         data = os.pread(file.fileno(), HEADER_BYTES, report.valid_bytes)
     report.incomplete = True
-    report.problem = f"{left} bytes at position {report.valid_bytes} are not a complete batch"
+    report.problem = f"{tail_bytes} bytes at position {report.valid_bytes} are not a complete batch"
     if len(data) == HEADER_BYTES:
         try:
             report.problem_offset = parse_header(data, 0, report.valid_bytes).base_offset
         except CorruptBatch as error:
             report.problem, report.incomplete = str(error), False
-    if report.incomplete and (later := _later_complete_batch(path, size, report)) is not None:
+    if report.incomplete and (later_batch := _later_complete_batch(path, size, report)) is not None:
         # a crash or a running writer leaves nothing after an unfinished batch
         report.incomplete = False
         report.problem = (
             f"the batch at position {report.valid_bytes} has a wrong length: a complete one begins at position"
-            f" {later.position}, offset {later.base_offset}"
+            f" {later_batch.position}, offset {later_batch.base_offset}"
         )
 
 
@@ -189,8 +189,8 @@ def _later_complete_batch(path: Path, size: int, report: SegmentReport) -> Batch
     """The first batch with a valid checksum in what seems to be the rest of a truncated one."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
         at = report.valid_bytes
-        while (found := data.find(_MAGIC, at + 1 + _MAGIC_POSITION)) >= 0:
-            at = found - _MAGIC_POSITION
+        while (magic_position := data.find(_MAGIC, at + 1 + _MAGIC_POSITION)) >= 0:
+            at = magic_position - _MAGIC_POSITION
             if at + HEADER_BYTES > size:
                 return None
             try:
@@ -246,26 +246,26 @@ def verify_directory(
     aborted = AbortedTransactions()
     gaps_allowed = (directory / "compacted").exists()
     for number, segment in enumerate(paths):
-        found = verify_segment(segment, deep, progress, sum(sizes[:number]), sum(sizes), aborted)
-        if found.problem is None or found.incomplete:
-            found.aborted_problems = aborted.compare(directory, found.base_offset, found.next_offset)
+        checked = verify_segment(segment, deep, progress, sum(sizes[:number]), sum(sizes), aborted)
+        if checked.problem is None or checked.incomplete:
+            checked.aborted_problems = aborted.compare(directory, checked.base_offset, checked.next_offset)
         else:
-            aborted = AbortedTransactions()  # transactions that end in its unread rest are unknown
+            aborted = AbortedTransactions()  # transactions that end in the unread part of this segment are unknown
         previous = report.segments[-1] if report.segments else None
-        if previous is not None and previous.next_offset > found.base_offset and found.problem is None:
-            found.problem = (
-                f"begins at offset {found.base_offset}, but the segment before it reaches {previous.next_offset}"
+        if previous is not None and previous.next_offset > checked.base_offset and checked.problem is None:
+            checked.problem = (
+                f"begins at offset {checked.base_offset}, but the segment before it reaches {previous.next_offset}"
             )
         elif (
             previous is not None
-            and previous.next_offset < found.base_offset
+            and previous.next_offset < checked.base_offset
             and not gaps_allowed
             and previous.problem is None
-            and found.problem is None
+            and checked.problem is None
         ):
-            found.problem = (
-                f"offsets {previous.next_offset} to {found.base_offset - 1} are missing before it: was a segment"
+            checked.problem = (
+                f"offsets {previous.next_offset} to {checked.base_offset - 1} are missing before it: was a segment"
                 " deleted?"
             )
-        report.segments.append(found)
+        report.segments.append(checked)
     return report

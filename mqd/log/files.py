@@ -3,7 +3,7 @@ through the native file layer.
 
 The native layer can record, refuse and drop every change (tests/crash); a change that bypassed it
 would be invisible to those tests. Code takes a `Files` as an argument, so that it can be tested
-without the extension, and a test can observe the order of changes. Reading needs no layer.
+without the extension, and a test can observe the order of changes. Reads do not use it.
 """
 
 from collections.abc import Callable

@@ -5,7 +5,7 @@
 
 Indexes are hints: sparse, written after the data that they point to, rebuilt by recovery, and
 perhaps with half an entry at the end while their owner writes. Entries are truncated to the valid
-prefix (offsets and keys rise); where the hint is insufficient the log itself is read. numpy is
+prefix (offsets and keys rise); where the hint is insufficient, the log itself is read. numpy is
 imported in the functions that need it, so that a broker starts without it.
 """
 
@@ -37,7 +37,7 @@ def _read_index(path: Path, fields: list[tuple[str, str]]) -> numpy.ndarray:
 
 
 def _sound_prefix(entries: numpy.ndarray, key: str) -> numpy.ndarray:
-    """The entries before the first one that does not rise (zeroes of a preallocated end, torn
+    """The entries before the first decreasing one (zeroes of a preallocated end, torn
     writes).
     """
     import numpy
@@ -52,8 +52,8 @@ def _sound_prefix(entries: numpy.ndarray, key: str) -> numpy.ndarray:
 
 
 def read_time_index(directory: Path, base_offset: int) -> numpy.ndarray:
-    """Fields TIME_INDEX, the valid prefix; offsets relative to base_offset. An index whose only entry
-    is zero counts as empty.
+    """Fields TIME_INDEX, the valid prefix; offsets relative to base_offset. An index whose only
+    entry is zero is treated as empty.
     """
     entries = _sound_prefix(_read_index(segment_path(directory, base_offset, ".timeindex"), TIME_INDEX), "timestamp")
     return entries[:0] if len(entries) == 1 and not entries["timestamp"][0] and not entries["offset"][0] else entries

@@ -72,9 +72,9 @@ def timestamp_from(
 
 
 def records_at(directory: str | os.PathLike[str], offsets: Sequence[int], bytes_max: int) -> tuple[int, list[Record]]:
-    """Returns (number of offsets searched, the records found); ends after reading `bytes_max` of batches.
-    `offsets` are ascending and below the high watermark; those that the log does not have are left out.
-    Raises OSError, CorruptBatch.
+    """Returns (number of offsets searched, the records found); ends after reading `bytes_max` of
+    batches. `offsets` are ascending and below the high watermark; those that the log does not have
+    are left out. Raises OSError, CorruptBatch.
     """
     return _retry(_records_at, Path(directory), offsets, bytes_max)
 
@@ -89,7 +89,7 @@ def _retry(query: Callable[..., _T], directory: Path, *arguments: Any) -> _T:
     raise AssertionError
 
 
-def _bases(directory: Path, log_start_offset: int, high_watermark: int) -> list[int]:
+def _overlapping_bases(directory: Path, log_start_offset: int, high_watermark: int) -> list[int]:
     """Base offsets of the segments that overlap [log_start_offset, high_watermark)."""
     bases = segments.base_offsets(directory)
     following = [*bases[1:], _UNBOUNDED]
@@ -98,7 +98,7 @@ def _bases(directory: Path, log_start_offset: int, high_watermark: int) -> list[
     ]
 
 
-def _newest_of_sealed(directory: Path, base: int) -> int:
+def _newest_timestamp_hint(directory: Path, base: int) -> int:
     """Upper bound of a sealed segment's timestamps, as a hint: its last time index entry; -1 =
     there is none, and the log must be read.
     """
@@ -109,22 +109,22 @@ def _newest_of_sealed(directory: Path, base: int) -> int:
 def _offset_for_timestamp(
     directory: Path, timestamp_ms: int, log_start_offset: int, high_watermark: int
 ) -> OffsetAndTimestamp:
-    bases = _bases(directory, log_start_offset, high_watermark)
+    bases = _overlapping_bases(directory, log_start_offset, high_watermark)
     for number, base in enumerate(bases):
         sealed = number + 1 < len(bases)
-        if sealed and 0 <= _newest_of_sealed(directory, base) < timestamp_ms:
+        if sealed and 0 <= _newest_timestamp_hint(directory, base) < timestamp_ms:
             continue
-        found = _search_segment(directory, base, timestamp_ms, log_start_offset, high_watermark)
-        if found is not None:
-            return found
+        result = _search_segment(directory, base, timestamp_ms, log_start_offset, high_watermark)
+        if result is not None:
+            return result
     return UNKNOWN
 
 
 def _search_segment(
     directory: Path, base: int, timestamp_ms: int, log_start_offset: int, high_watermark: int
 ) -> OffsetAndTimestamp | None:
-    """Searches one segment. All records up to an index entry with an older timestamp are older, so the
-    walk starts there.
+    """Searches one segment. All records up to an index entry with an older timestamp are older, so
+    the walk starts there.
     """
     entries = indexes.read_time_index(directory, base)
     older = int(entries["timestamp"].searchsorted(timestamp_ms, side="left"))
@@ -141,10 +141,10 @@ def _search_segment(
 
 def _max_timestamp(directory: Path, log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp:
     best: OffsetAndTimestamp = UNKNOWN
-    bases = _bases(directory, log_start_offset, high_watermark)
+    bases = _overlapping_bases(directory, log_start_offset, high_watermark)
     for number, base in enumerate(bases):
         sealed = number + 1 < len(bases)
-        if sealed and 0 <= _newest_of_sealed(directory, base) <= best.timestamp_ms:
+        if sealed and 0 <= _newest_timestamp_hint(directory, base) <= best.timestamp_ms:
             continue
         best = _newest_in_segment(directory, base, log_start_offset, high_watermark, best)
     return best
@@ -152,31 +152,31 @@ def _max_timestamp(directory: Path, log_start_offset: int, high_watermark: int) 
 
 def _timestamp_from(directory: Path, offset: int, log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp:
     first = max(offset, log_start_offset)
-    for base in _bases(directory, first, high_watermark):
+    for base in _overlapping_bases(directory, first, high_watermark):
         with _Reader(directory, base) as reader:
             for batch in reader.batches(first, high_watermark):
-                for found, timestamp in reader.record_times(batch):
-                    if first <= found < high_watermark:
-                        return OffsetAndTimestamp(found, timestamp)
+                for record_offset, timestamp in reader.record_times(batch):
+                    if first <= record_offset < high_watermark:
+                        return OffsetAndTimestamp(record_offset, timestamp)
     return UNKNOWN
 
 
 def _records_at(directory: Path, offsets: Sequence[int], bytes_max: int) -> tuple[int, list[Record]]:
-    found: list[Record] = []
+    results: list[Record] = []
     bytes_left, searched, end = bytes_max, 0, offsets[-1] + 1
-    for base in _bases(directory, offsets[0], end):
+    for base in _overlapping_bases(directory, offsets[0], end):
         with _Reader(directory, base) as reader:
             for batch in reader.batches(offsets[searched], end):
                 if bytes_left <= 0:
-                    return searched, found
-                inside = {offset for offset in offsets[searched:] if offset <= batch.last_offset}
-                searched += len(inside)
-                if any(offset >= batch.base_offset for offset in inside):
+                    return searched, results
+                requested = {offset for offset in offsets[searched:] if offset <= batch.last_offset}
+                searched += len(requested)
+                if any(offset >= batch.base_offset for offset in requested):
                     bytes_left -= batch.size_bytes
-                    found += [record for record in reader.records(batch) if record.offset in inside]
+                    results += [record for record in reader.records(batch) if record.offset in requested]
                 if searched == len(offsets):
-                    return searched, found
-    return len(offsets), found
+                    return searched, results
+    return len(offsets), results
 
 
 def _newest_in_segment(
@@ -184,7 +184,7 @@ def _newest_in_segment(
 ) -> OffsetAndTimestamp:
     """The first record with the newest timestamp, or `best` if none is newer. Of the index
     entries, let E be the first with the newest timestamp: the walk starts at the entry before E,
-    because all records before that one are older.
+    because all records before that entry are older.
     """
     entries = indexes.read_time_index(directory, base)
     from_offset = max(base, log_start_offset)
@@ -202,8 +202,8 @@ def _newest_in_segment(
                 candidate = batch
         if candidate is None:
             return best
-        found = reader.newest_record(candidate, log_start_offset, high_watermark, UNKNOWN)
-        return max(found, best, key=lambda it: (it.timestamp_ms, -it.offset))
+        newest = reader.newest_record(candidate, log_start_offset, high_watermark, UNKNOWN)
+        return max(newest, best, key=lambda result: (result.timestamp_ms, -result.offset))
 
 
 class _Reader:
@@ -226,8 +226,8 @@ class _Reader:
     def _position(self, offset: int) -> int:
         entries = indexes.read_offset_index(self._directory, self._base)
         self._require_same_log()
-        found = int(entries["offset"].searchsorted(offset - self._base, side="right"))
-        return int(entries["position"][found - 1]) if found else 0
+        entry_count = int(entries["offset"].searchsorted(offset - self._base, side="right"))
+        return int(entries["position"][entry_count - 1]) if entry_count else 0
 
     def _require_same_log(self) -> None:
         """Compaction replaces the log, then the index: an index of another log file does not apply

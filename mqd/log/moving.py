@@ -55,7 +55,7 @@ def futures(log_dir: Path) -> Iterator[tuple[Path, int]]:
                 yield Path(entry.path), int(match[2])
 
 
-def future_of(log_dir: Path, topic_id: bytes, partition: int) -> Path | None:
+def find_future(log_dir: Path, topic_id: bytes, partition: int) -> Path | None:
     for path, index in futures(log_dir):
         try:
             if (
@@ -92,9 +92,9 @@ class Copy:
         self._topic, self._partition, self._topic_id = topic, partition, topic_id
         self._files = files
         # fingerprints of the source's closed files when they were copied
-        self._seen: dict[str, Fingerprint] = {}
-        self._held: dict[str, int] = {}  # descriptors of logs copied while they were being written
-        self._copied: dict[str, int] = {}  # bytes copied of each file
+        self._copied_fingerprints: dict[str, Fingerprint] = {}
+        self._held_fds: dict[str, int] = {}  # descriptors of logs copied while they were being written
+        self._copied_sizes: dict[str, int] = {}  # bytes copied of each file
         self.copied_bytes = 0
 
     def begin(self) -> None:
@@ -103,8 +103,8 @@ class Copy:
         self._files.sync_directory(self._log_dir)
 
     def advance(self, active_segment: int, active_position: int) -> Iterator[int]:
-        """Copies the closed segments, and the active log up to its published position, while the source
-        is being written. Yields the bytes of each step.
+        """Copies the closed segments, and the active log up to its published position, while the
+        source is being written. Yields the bytes of each step.
         """
         active_log = f"{active_segment:020d}.log"
         names = [
@@ -128,7 +128,7 @@ class Copy:
 
     def missing_bytes(self, active_segment: int, active_position: int) -> int:
         """Bytes that advance() would copy; a closed file that has been replaced since (by
-        compaction) counts in full.
+        compaction) is counted in full.
         """
         missing, active_log = 0, f"{active_segment:020d}.log"
         for name in os.listdir(self.source):
@@ -136,11 +136,15 @@ class Copy:
             if match is None or (name != active_log and int(match[1]) >= active_segment):
                 continue
             try:
-                now = _fingerprint(os.stat(self.source / name))
+                fingerprint = _fingerprint(os.stat(self.source / name))
             except FileNotFoundError:
                 continue
             limit = active_position if name == active_log else None
-            missing += max(0, (now[1] if limit is None else min(limit, now[1])) - self._reusable(name, now, limit))
+            missing += max(
+                0,
+                (fingerprint[1] if limit is None else min(limit, fingerprint[1]))
+                - self._reusable_bytes(name, fingerprint, limit),
+            )
         return missing
 
     def finish(self, log_start_offset: int) -> Path:
@@ -172,54 +176,55 @@ class Copy:
         """
         with open(self.source / name, "rb") as source:
             began_ns = time.time_ns()
-            now = _fingerprint(os.fstat(source.fileno()))
-            done = self._reusable(name, now, limit)
-            end = now[1] if limit is None else min(limit, now[1])
-            if limit is None and self._seen.get(name) == now and done == end:
+            fingerprint = _fingerprint(os.fstat(source.fileno()))
+            copied = self._reusable_bytes(name, fingerprint, limit)
+            end = fingerprint[1] if limit is None else min(limit, fingerprint[1])
+            if limit is None and self._copied_fingerprints.get(name) == fingerprint and copied == end:
                 return
-            if done == 0:
+            if copied == 0:
                 self._close_held(name)
-            if limit is not None and name not in self._held:
-                self._held[name] = os.dup(source.fileno())
+            if limit is not None and name not in self._held_fds:
+                self._held_fds[name] = os.dup(source.fileno())
             with open(self.path / name, "r+b" if (self.path / name).exists() else "w+b") as target:
-                target.truncate(done)
-                while done < end:
-                    step = _copy_range(source.fileno(), target.fileno(), done, min(CHUNK_BYTES, end - done))
+                target.truncate(copied)
+                while copied < end:
+                    step = _copy_range(source.fileno(), target.fileno(), copied, min(CHUNK_BYTES, end - copied))
                     if step == 0:
-                        raise OSError(errno.EIO, f"it ends at byte {done}, before {end}", str(self.source / name))
-                    done += step
-                    self._copied[name] = done
+                        raise OSError(errno.EIO, f"it ends at byte {copied}, before {end}", str(self.source / name))
+                    copied += step
+                    self._copied_sizes[name] = copied
                     self.copied_bytes += step
                     yield step
                 # flushed here: finish(), with the partition closed, need not wait for this data
                 os.fdatasync(target.fileno())
-            self._copied[name] = done
+            self._copied_sizes[name] = copied
             if limit is None:
                 self._close_held(name)
                 # a file changed in place may keep its size, and its time if the clock is coarse
-                if name.endswith(".log") or now[2] + COARSE_NS < began_ns:
-                    self._seen[name] = now
+                if name.endswith(".log") or fingerprint[2] + COARSE_NS < began_ns:
+                    self._copied_fingerprints[name] = fingerprint
 
-    def _reusable(self, name: str, now: Fingerprint, limit: int | None) -> int:
+    def _reusable_bytes(self, name: str, fingerprint: Fingerprint, limit: int | None) -> int:
         """How many bytes of the copy still equal the source's. While a log is being written its
         file is held open, so that no other file can get its inode.
         """
-        done = self._copied.get(name, 0)
-        if name in self._held:
+        copied = self._copied_sizes.get(name, 0)
+        if name in self._held_fds:
             return (
-                done
-                if os.fstat(self._held[name]).st_ino == now[0] and done <= (now[1] if limit is None else limit)
+                copied
+                if os.fstat(self._held_fds[name]).st_ino == fingerprint[0]
+                and copied <= (fingerprint[1] if limit is None else limit)
                 else 0
             )
-        return done if self._seen.get(name) == now else 0
+        return copied if self._copied_fingerprints.get(name) == fingerprint else 0
 
     def _close_held(self, name: str) -> None:
-        fd = self._held.pop(name, -1)
+        fd = self._held_fds.pop(name, -1)
         if fd >= 0:
             os.close(fd)
 
     def close(self) -> None:
-        for name in list(self._held):
+        for name in list(self._held_fds):
             self._close_held(name)
 
 

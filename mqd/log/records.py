@@ -48,7 +48,7 @@ def _payload(batch: BatchInfo, data: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _corrupt() -> Iterator[None]:
+def _as_corrupt_batch() -> Iterator[None]:
     try:
         yield
     except IndexError:
@@ -57,7 +57,7 @@ def _corrupt() -> Iterator[None]:
         raise error if isinstance(error, CorruptBatch) else CorruptBatch(str(error)) from None
 
 
-def _next(data: bytes, position: int, batch: BatchInfo) -> tuple[int, int, int, int]:
+def _read_record_start(data: bytes, position: int, batch: BatchInfo) -> tuple[int, int, int, int]:
     """Reads the start of a record: (position of its key, its end, timestamp, offset)."""
     size, at = read_varint(data, position)
     end = at + size
@@ -74,9 +74,9 @@ def record_times(batch: BatchInfo, data: bytes) -> Iterator[tuple[int, int]]:
     CorruptBatch.
     """
     payload, position = _payload(batch, data), 0
-    with _corrupt():
+    with _as_corrupt_batch():
         for _ in range(batch.record_count):
-            at, position, timestamp, offset = _next(payload, position, batch)
+            at, position, timestamp, offset = _read_record_start(payload, position, batch)
             if at > position:
                 raise CorruptBatch(f"the record at offset {offset} is longer than its length field")
             yield offset, timestamp
@@ -85,9 +85,9 @@ def record_times(batch: BatchInfo, data: bytes) -> Iterator[tuple[int, int]]:
 def records(batch: BatchInfo, data: bytes) -> Iterator[Record]:
     """Each record with its key, value and headers. Raises CorruptBatch."""
     payload, position = _payload(batch, data), 0
-    with _corrupt():
+    with _as_corrupt_batch():
         for _ in range(batch.record_count):
-            at, position, timestamp, offset = _next(payload, position, batch)
+            at, position, timestamp, offset = _read_record_start(payload, position, batch)
             key, at = read_blob(payload, at, position, "a key")
             value, at = read_blob(payload, at, position, "a value")
             headers, at = read_headers(payload, at, position, "replace")

@@ -38,7 +38,7 @@ class Decision(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-def _removable(segments: Sequence[Segment], high_watermark: int) -> int:
+def _removable_count(segments: Sequence[Segment], high_watermark: int) -> int:
     """How many of the oldest segments may be deleted according to R1 and R2."""
     count = 0
     for following in segments[1:]:
@@ -83,7 +83,7 @@ def decide(
     roll = active.size_bytes > 0 and _active_is_old(active, policy, now_ms, active_first_timestamp_ms)
     count, reason = 0, ""
     if policy.delete:
-        limit = _removable(segments, high_watermark)
+        limit = _removable_count(segments, high_watermark)
         by_age, by_size = (
             _count_by_age(segments, limit, policy.retention_ms, now_ms),
             _count_by_size(segments, limit, policy.retention_bytes),
@@ -119,7 +119,7 @@ def starts_that_free(candidates: Sequence[Candidate[Key]], bytes_needed: int) ->
         for index, candidate in enumerate(candidates)
         if candidate.delete
         for position, segment in enumerate(
-            candidate.segments[: _removable(candidate.segments, candidate.high_watermark)]
+            candidate.segments[: _removable_count(candidate.segments, candidate.high_watermark)]
         )
     ]
     starts: dict[Key, int] = {}

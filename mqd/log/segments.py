@@ -78,16 +78,16 @@ class TimestampCache:
     one only appended data is read again.
 
     Only one thread at a time uses a directory. Any other may `forget` it concurrently; a result
-    that the first thread is computing meanwhile is not kept. Bound: one small entry per segment
+    that the first thread is computing meanwhile is not kept. Memory: one small entry per segment
     file of the owned partitions; `forget` drops them.
     """
 
     def __init__(self, scan: ScanMaxTimestamp):
         self._scan = scan
-        self._known: dict[Path, _CachedTimestamps] = {}
+        self._by_directory: dict[Path, _CachedTimestamps] = {}
 
     def _cached(self, directory: Path) -> _CachedTimestamps:
-        return self._known.setdefault(directory, _CachedTimestamps())
+        return self._by_directory.setdefault(directory, _CachedTimestamps())
 
     def sealed(self, directory: Path, base_offset: int) -> int:
         known = self._cached(directory).sealed
@@ -107,14 +107,14 @@ class TimestampCache:
         known_base, position, newest = known.active or (base_offset, 0, -1)
         if known_base != base_offset:
             position, newest = 0, -1
-        position, found = self._scan(segment_path(directory, base_offset), base_offset, position)
-        newest = max(newest, found)
+        position, scanned_newest = self._scan(segment_path(directory, base_offset), base_offset, position)
+        newest = max(newest, scanned_newest)
         known.active = (base_offset, position, newest)
         return newest
 
     def forget(self, directory: Path) -> None:
         """Drops the cached values of a directory's segments. From any thread."""
-        self._known.pop(directory, None)
+        self._by_directory.pop(directory, None)
 
     def forget_below(self, directory: Path, base_offset: int) -> None:
         """Drops only the values of segments below `base_offset`. From the thread that uses the directory."""
@@ -127,7 +127,7 @@ def list_segments(directory: Path, active_base_offset: int, cache: TimestampCach
     """All segments up to the active one, ascending; the active one is last. Raises OSError; a file
     that vanishes in the meantime is left out.
     """
-    found = []
+    segments = []
     for base_offset in base_offsets(directory):
         if base_offset > active_base_offset:
             break  # the log has just been rolled to it
@@ -136,8 +136,8 @@ def list_segments(directory: Path, active_base_offset: int, cache: TimestampCach
             newest = (cache.active if base_offset == active_base_offset else cache.sealed)(directory, base_offset)
         except FileNotFoundError:
             continue
-        found.append(Segment(base_offset, stat.st_size, newest, stat.st_mtime_ns // 1_000_000))
-    return found
+        segments.append(Segment(base_offset, stat.st_size, newest, stat.st_mtime_ns // 1_000_000))
+    return segments
 
 
 def files_below(directory: Path, offset: int) -> list[Path]:
@@ -145,10 +145,10 @@ def files_below(directory: Path, offset: int) -> list[Path]:
     with the log of a segment last (so that after a crash in the middle the rest is still recognized
     as a segment).
     """
-    found = []
+    matching = []
     with os.scandir(directory) as entries:
         for entry in entries:
             stem, dot, suffix = entry.name.partition(".")
             if len(stem) == 20 and stem.isdigit() and int(stem) < offset and dot + suffix in SEGMENT_SUFFIXES:
-                found.append((int(stem), dot + suffix == ".log", entry.name))
-    return [directory / name for _, _, name in sorted(found)]
+                matching.append((int(stem), dot + suffix == ".log", entry.name))
+    return [directory / name for _, _, name in sorted(matching)]

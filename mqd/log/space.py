@@ -1,8 +1,8 @@
-"""Decides when a log directory counts as full: a reserve with hysteresis, sans I/O.
+"""Decides when a log directory is treated as full: a reserve with hysteresis, sans I/O.
 
 Below the reserve Produce is refused, so that fetching, deleting and checkpoints still have room. It
 is accepted again only when clearly more is free; otherwise every freed block would admit one batch.
-After a write that got ENOSPC the directory counts as full immediately, whatever statvfs reports
+After a write that got ENOSPC the directory is treated as full immediately, whatever statvfs reports
 (quotas, reserved blocks), for a hold time that doubles up to a minute while such writes keep
 failing.
 """
@@ -19,7 +19,7 @@ class SpaceGuard:
         self.full = False
         self._hold_until_ms = 0
         self._hold_ms = HOLD_MS_MIN
-        self._open_since_ms: int | None = None
+        self._accepting_since_ms: int | None = None
 
     @property
     def resume_bytes(self) -> int:
@@ -32,7 +32,7 @@ class SpaceGuard:
         """Takes a new measurement; returns whether `full` changed."""
         if not self.full:
             if free_bytes >= self.reserve_bytes:
-                if self._open_since_ms is not None and now_ms - self._open_since_ms > HOLD_MS_MAX:
+                if self._accepting_since_ms is not None and now_ms - self._accepting_since_ms > HOLD_MS_MAX:
                     self._hold_ms = HOLD_MS_MIN
                 return False
             self.full = True
@@ -40,7 +40,7 @@ class SpaceGuard:
         if free_bytes < self.resume_bytes or now_ms < self._hold_until_ms:
             return False
         self.full = False
-        self._open_since_ms = now_ms
+        self._accepting_since_ms = now_ms
         return True
 
     def on_write_refused(self, now_ms: int) -> bool:

@@ -29,13 +29,13 @@ LATE_COUNT_MAX = 4096
 
 
 class Row(NamedTuple):
-    """A committed record of the partition; `due_ms` and `cancels` as in
+    """A committed record of the partition; `due_ms` and `cancelled_offset` as in
     mqd.log.schedule_headers.Plan.
     """
 
     offset: int
     due_ms: int
-    cancels: int = -1
+    cancelled_offset: int = -1
 
 
 class Progress(NamedTuple):
@@ -92,8 +92,8 @@ class Schedule:
             is_late = row.due_ms >= 0 and entry <= self.progress.last and row.offset >= self.progress.end_offset
             if is_late and (row.due_ms > now_ms or len(self._late) >= LATE_COUNT_MAX):
                 return False
-            if 0 <= row.cancels < row.offset:
-                self._cancel(row.cancels, due_of)
+            if 0 <= row.cancelled_offset < row.offset:
+                self._cancel(row.cancelled_offset, due_of)
             if is_late:
                 self._late.append(entry)
             elif row.due_ms >= 0 and not self.progress.is_delivered(entry):

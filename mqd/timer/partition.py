@@ -290,10 +290,10 @@ class PartitionTimer:
             delay_ms = self._delays.of(offset)
             try:
                 plan = schedule_headers.plan(section, timestamp, delay_ms)
-            except schedule_headers.Unreadable:
+            except schedule_headers.InvalidScheduleHeader:
                 self.status.unreadable += 1
                 plan = schedule_headers.plan(None, timestamp, delay_ms)
-            yield Row(offset, plan.due_ms, plan.cancels)
+            yield Row(offset, plan.due_ms, plan.cancelled_offset)
 
     def _look_up(self, offsets: list[int], take: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
         """Yields what `take` returns for the records at these ascending offsets. Deleted records

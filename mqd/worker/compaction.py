@@ -211,7 +211,9 @@ class Compactor:
         self._report_of(opened).dirty_ratio = plan.dirty_ratio
         first = next(number for number, one in enumerate(stored) if one.base_offset == plan.bases[0])
         return (
-            _Candidate(opened, plan, stored[first : first + plan.clean_count]) if plan.due(opened.compaction) else None
+            _Candidate(opened, plan, stored[first : first + plan.clean_count])
+            if plan.is_due(opened.compaction)
+            else None
         )
 
     async def _first_dirty(self, opened: OpenPartition) -> int | None:

@@ -44,7 +44,7 @@ def plan(stored, at=None, checkpoint=None, policy=POLICY):
 def test_all_sealed_segments_are_dirty_at_first():
     found = plan(log(10, 20, 30, 5))
     assert found.bases == (0, 100, 200, 300) and found.clean_count == 3 and found.first_dirty_offset == 0
-    assert (found.dirty_bytes, found.total_bytes, found.end_position) == (60, 60, 7) and found.due(POLICY)
+    assert (found.dirty_bytes, found.total_bytes, found.end_position) == (60, 60, 7) and found.is_due(POLICY)
 
 
 def test_an_active_segment_alone_is_not_compacted():
@@ -54,7 +54,7 @@ def test_an_active_segment_alone_is_not_compacted():
 def test_clean_segments_count_for_the_ratio():
     found = plan(log(10, 20, 30, 5), checkpoint=200)
     assert (found.first_dirty_offset, found.dirty_bytes, found.total_bytes, found.clean_count) == (200, 30, 60, 3)
-    assert not found.due(POLICY) and found.due(msgspec.structs.replace(POLICY, dirty_ratio_min=0.49))
+    assert not found.is_due(POLICY) and found.is_due(msgspec.structs.replace(POLICY, dirty_ratio_min=0.49))
     assert plan(log(10, 20, 30, 5), checkpoint=300) is None
     # in the middle: the table of keys was full
     assert plan(log(10, 20, 30, 5), checkpoint=250).first_dirty_offset == 250
@@ -64,7 +64,7 @@ def test_clean_segments_count_for_the_ratio():
     "checkpoint, expected", [(None, 100), (50, 100), (100, 100), (250, 250), (300, 300), (301, 100)]
 )
 def test_a_checkpoint_counts_only_within_the_sealed_log(checkpoint, expected):
-    assert compaction.first_dirty(checkpoint, 100, 300) == expected
+    assert compaction.first_dirty_offset(checkpoint, 100, 300) == expected
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,10 @@ def test_young_segments_and_all_later_ones_wait():
 def test_a_record_that_waited_too_long_makes_it_due():
     policy = msgspec.structs.replace(POLICY, max_lag_ms=5000)
     stored = log(100, 1, 5, firsts_ms=(NOW - 9000, NOW - 6000, NOW))
-    assert plan(stored, checkpoint=100, policy=policy).due(policy)
-    assert not plan(log(100, 1, 5, firsts_ms=(NOW - 9000, NOW - 4000, NOW)), checkpoint=100, policy=policy).due(policy)
+    assert plan(stored, checkpoint=100, policy=policy).is_due(policy)
+    assert not plan(log(100, 1, 5, firsts_ms=(NOW - 9000, NOW - 4000, NOW)), checkpoint=100, policy=policy).is_due(
+        policy
+    )
 
 
 def test_groups_are_bounded_by_size_index_and_span():

@@ -162,4 +162,6 @@ def test_long_names_fit(tmp_path: Path) -> None:
     path.mkdir()
     (path / directories.METADATA).write_bytes(directories.format_metadata(TOPIC_ID))
     assert [index for _, index in moving.futures(tmp_path)] == [16383]
-    assert moving.future_of(tmp_path, TOPIC_ID, 16383) == path and moving.future_of(tmp_path, b"o" * 16, 16383) is None
+    assert (
+        moving.find_future(tmp_path, TOPIC_ID, 16383) == path and moving.find_future(tmp_path, b"o" * 16, 16383) is None
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.log.schedule_headers import DELAY_MS_MAX, Plan, Unreadable, header_sections, plan
+from mqd.log.schedule_headers import DELAY_MS_MAX, InvalidScheduleHeader, Plan, header_sections, plan
 from mqd.native import batches
 from mqd.protocol.records import HEADER_BYTES, Record, encode_batch
 
@@ -58,19 +58,19 @@ def test_plans(headers: dict[str, str], expected: Plan) -> None:
     ],
 )
 def test_invalid_values(headers: dict[str, str | None], word: str) -> None:
-    with pytest.raises(Unreadable, match=word):
+    with pytest.raises(InvalidScheduleHeader, match=word):
         plan(section(**headers), NOW_MS, 0, NOW_MS)
 
 
 @pytest.mark.parametrize("headers", [{}, {"mqd_delay_ms": "0"}, {"mqd_other": "5"}])
 def test_a_timestamp_far_in_the_future(headers: dict[str, str]) -> None:
     assert plan(section(**headers), NOW_MS + YEAR, 0, NOW_MS) == Plan(NOW_MS + YEAR)
-    with pytest.raises(Unreadable, match="more than a year"):
+    with pytest.raises(InvalidScheduleHeader, match="more than a year"):
         plan(section(**headers), NOW_MS + YEAR + 1, 0, NOW_MS)
 
 
 def test_invalid_header_sections() -> None:
-    with pytest.raises(Unreadable, match="cannot be read"):
+    with pytest.raises(InvalidScheduleHeader, match="cannot be read"):
         plan(b"\x7fmqd-", NOW_MS, 0)
 
 

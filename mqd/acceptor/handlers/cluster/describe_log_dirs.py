@@ -160,7 +160,7 @@ def _future_replicas(
     if not any(True for _ in moving.futures(directory)):
         return
     for name, topic_id, partition in partitions_with_id:
-        path = moving.future_of(directory, topic_id, partition.index)
+        path = moving.find_future(directory, topic_id, partition.index)
         on_progress()
         if path is not None:
             yield name, partition, path
