@@ -1,6 +1,6 @@
 """Prometheus' alerting rules for brokers.
 
-Each alert has a section in docs/monitoring.md, under its name, with what to do.
+Each alert has a section of the same name in docs/monitoring.md, which says what to do.
 """
 
 import json
@@ -12,13 +12,13 @@ CLUSTER = "cluster"  # the label of its targets that distinguishes clusters
 
 
 class Alert(NamedTuple):
-    """`lasts`: how long the expression must hold, in Prometheus' notation. `critical`: clients are
-    affected, or records are at risk: page an operator.
+    """`holds_for`: how long the expression must hold, in Prometheus' notation. `critical`: clients
+    are affected, or records are at risk: page an operator.
     """
 
     name: str
     expression: str
-    lasts: str
+    holds_for: str
     critical: bool
     summary: str
 
@@ -36,7 +36,7 @@ ALERTS = (
         "mqd_worker_running == 0",
         "30s",
         True,
-        "Worker {{ $labels.worker }} of {{ $labels.instance }} does not run",
+        "Worker {{ $labels.worker }} of {{ $labels.instance }} is not running",
     ),
     Alert(
         "MqdProcessKeepsDying",
@@ -172,7 +172,7 @@ ALERTS = (
         f" and on ({CLUSTER}, consumergroup) max by ({CLUSTER}, consumergroup) (kafka_consumergroup_members) > 0",
         "15m",
         False,
-        "Group {{ $labels.consumergroup }} has members and commits nothing of {{ $labels.topic }}-{{"
+        "Group {{ $labels.consumergroup }} has members and commits nothing for {{ $labels.topic }}-{{"
         " $labels.partition }}",
     ),
     Alert(
@@ -213,7 +213,7 @@ ALERTS = (
         "mqd_group_memory_bytes / mqd_group_memory_max_bytes > 0.9",
         "5m",
         False,
-        "Groups take {{ $value | humanizePercentage }} of their memory at {{ $labels.instance }}",
+        "Groups use {{ $value | humanizePercentage }} of the memory allowed for them at {{ $labels.instance }}",
     ),
     Alert(
         "MqdConnectionsRefused",
@@ -255,17 +255,17 @@ ALERTS = (
 
 
 def rules(runbook: str, alerts: Sequence[Alert] = ALERTS) -> str:
-    """The file of rules, YAML. `runbook`: address of docs/monitoring.md."""
+    """The rules file, in YAML. `runbook`: the address of docs/monitoring.md."""
     lines = ["groups:", "  - name: mqd", "    rules:"]
-    for one in alerts:
+    for alert in alerts:
         lines += [
-            f"      - alert: {one.name}",
-            f"        expr: {json.dumps(one.expression)}",
-            f"        for: {one.lasts}",
+            f"      - alert: {alert.name}",
+            f"        expr: {json.dumps(alert.expression)}",
+            f"        for: {alert.holds_for}",
             "        labels:",
-            f"          severity: {'critical' if one.critical else 'warning'}",
+            f"          severity: {'critical' if alert.critical else 'warning'}",
             "        annotations:",
-            f"          summary: {json.dumps(one.summary)}",
-            f"          runbook_url: {json.dumps(f'{runbook}#{one.name.lower()}')}",
+            f"          summary: {json.dumps(alert.summary)}",
+            f"          runbook_url: {json.dumps(f'{runbook}#{alert.name.lower()}')}",
         ]
     return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ _SOURCE = {"type": "prometheus", "uid": "${source}"}
 
 class Panel(NamedTuple):
     """`queries`: (PromQL, legend). `unit`: Grafana's name. `limits`: values from which the panel
-    is yellow and red; `is_state`: a number instead of a curve.
+    is yellow and red; `is_number`: shows a number instead of a curve.
     """
 
     title: str
@@ -21,7 +21,7 @@ class Panel(NamedTuple):
     queries: tuple[tuple[str, str], ...]
     description: str = ""
     limits: tuple[float, float] | None = None
-    is_state: bool = False
+    is_number: bool = False
 
 
 class Variable(NamedTuple):
@@ -60,7 +60,7 @@ CLUSTER = Dashboard(
             "Brokers in service",
             "none",
             (('max by (cluster) (mqd_cluster_brokers{state="in_service"})', "{{cluster}}"),),
-            is_state=True,
+            is_number=True,
         ),
         Panel(
             "Partitions without a leader",
@@ -83,7 +83,7 @@ CLUSTER = Dashboard(
             "none",
             (("sum by (cluster) (mqd_partitions_under_replicated)", "{{cluster}}"),),
             limits=(1, 100),
-            is_state=True,
+            is_number=True,
         ),
         Panel(
             "Active controllers",
@@ -123,7 +123,7 @@ CLUSTER = Dashboard(
             (("sum by (instance) (rate(mqd_replica_bytes_total[$__rate_interval]))", "{{instance}}"),),
         ),
         Panel(
-            "Changes of in-sync sets",
+            "In-sync set changes",
             "cps",
             (
                 ("sum by (instance) (rate(mqd_in_sync_shrinks_total[$__rate_interval]))", "left, {{instance}}"),
@@ -131,10 +131,10 @@ CLUSTER = Dashboard(
             ),
         ),
         Panel(
-            "Elections of leaders",
+            "Leader elections",
             "cps",
             (("max by (cluster) (rate(mqd_leader_elections_total[$__rate_interval]))", "{{cluster}}"),),
-            "Some when a host leaves or is drained, none otherwise.",
+            "Expected only when a host leaves or is drained.",
         ),
         Panel(
             "Topics written to most",
@@ -161,7 +161,7 @@ CLUSTER = Dashboard(
                     "{{consumergroup}} {{topic}}",
                 ),
             ),
-            "How long the first record that the group has not committed has waited.",
+            "How long the first uncommitted record has waited for the group.",
         ),
     ),
 )
@@ -209,15 +209,15 @@ TOPIC = Dashboard(
             "none",
             ((f"count(mqd_partition_online{{{_TOPIC_MATCHER}}} == 0) or vector(0)", ""),),
             limits=(1, 1),
-            is_state=True,
+            is_number=True,
         ),
         Panel(
-            "Lag of its groups",
+            "Lag of consumer groups",
             "none",
             ((f"sum by (consumergroup) (kafka_consumergroup_lag{{{_TOPIC_MATCHER}}})", "{{consumergroup}}"),),
         ),
         Panel(
-            "Time lag of its groups",
+            "Time lag of consumer groups",
             "s",
             ((f"max by (consumergroup) (mqd_consumergroup_lag_seconds{{{_TOPIC_MATCHER}}})", "{{consumergroup}}"),),
         ),
@@ -229,7 +229,7 @@ GROUP = Dashboard(
     "mqd: a consumer group",
     (Variable("group", "kafka_consumergroup_members", "consumergroup"),),
     (
-        Panel("Members", "none", ((f"max(kafka_consumergroup_members{{{_GROUP_MATCHER}}})", ""),), is_state=True),
+        Panel("Members", "none", ((f"max(kafka_consumergroup_members{{{_GROUP_MATCHER}}})", ""),), is_number=True),
         Panel("Lag", "none", ((f"sum by (topic) (kafka_consumergroup_lag{{{_GROUP_MATCHER}}})", "{{topic}}"),)),
         Panel("Time lag", "s", ((f"max by (topic) (mqd_consumergroup_lag_seconds{{{_GROUP_MATCHER}}})", "{{topic}}"),)),
         Panel("Rebalance", "s", ((f"max(mqd_consumergroup_rebalance_seconds{{{_GROUP_MATCHER}}})", "lasts"),)),
@@ -259,13 +259,13 @@ BROKER = Dashboard(
     "mqd: inside a broker",
     (Variable("broker", "mqd_worker_running", "instance"),),
     (
-        Panel("Running workers", "none", ((f"sum(mqd_worker_running{{{_BROKER_MATCHER}}})", ""),), is_state=True),
+        Panel("Running workers", "none", ((f"sum(mqd_worker_running{{{_BROKER_MATCHER}}})", ""),), is_number=True),
         Panel(
             "Process deaths today",
             "none",
             ((f"sum by (process) (increase(mqd_process_deaths_total{{{_BROKER_MATCHER}}}[1d]))", "{{process}}"),),
             limits=(1, 5),
-            is_state=True,
+            is_number=True,
         ),
         Panel(
             "Process restarts today, by reason",
@@ -281,7 +281,7 @@ BROKER = Dashboard(
             "Certificates expire in",
             "s",
             ((f"mqd_certificate_expiry_timestamp_seconds{{{_BROKER_MATCHER}}} - time()", "{{listener}}"),),
-            is_state=True,
+            is_number=True,
         ),
         Panel("Produce latency", "s", _latency("mqd_produce_seconds", _BROKER_MATCHER, "worker")),
         Panel(
@@ -302,7 +302,7 @@ BROKER = Dashboard(
             _latency("mqd_loop_seconds", _BROKER_MATCHER, "worker"),
             "How long everything else on the worker waits.",
         ),
-        Panel("Requests of the acceptor", "s", _latency("mqd_handler_seconds", _BROKER_MATCHER, "api")),
+        Panel("Requests handled by the acceptor", "s", _latency("mqd_handler_seconds", _BROKER_MATCHER, "api")),
         Panel(
             "Requests",
             "reqps",
@@ -322,7 +322,7 @@ BROKER = Dashboard(
                 ),
             ),
         ),
-        Panel("Heap of requests", "bytes", ((f"mqd_heap_bytes{{{_BROKER_MATCHER}}}", "worker {{worker}}"),)),
+        Panel("Heap used by requests", "bytes", ((f"mqd_heap_bytes{{{_BROKER_MATCHER}}}", "worker {{worker}}"),)),
         Panel(
             "Stalls",
             "cps",
@@ -330,7 +330,7 @@ BROKER = Dashboard(
                 (f"sum(rate(mqd_{kind}_stalls_total{{{_BROKER_MATCHER}}}[$__rate_interval]))", kind)
                 for kind in ("arena", "link", "large")
             ),
-            "Waits for shared memory, for another process, for memory of large requests.",
+            "Waits for shared memory, for another process, or for memory for large requests.",
         ),
         Panel(
             "Fetches of bytes outside the page cache",
@@ -346,11 +346,14 @@ DASHBOARDS = (CLUSTER, TOPIC, GROUP, BROKER)
 
 def queries() -> list[tuple[str, str]]:
     """(dashboard: panel, PromQL) of every panel and variable."""
-    found = []
+    result = []
     for board in DASHBOARDS:
-        found += [(f"{board.title}: ${one.name}", f"{one.metric}{{{one.label}!=''}}") for one in board.variables]
-        found += [(f"{board.title}: {panel.title}", query) for panel in board.panels for query, _ in panel.queries]
-    return found
+        result += [
+            (f"{board.title}: ${variable.name}", f"{variable.metric}{{{variable.label}!=''}}")
+            for variable in board.variables
+        ]
+        result += [(f"{board.title}: {panel.title}", query) for panel in board.panels for query, _ in panel.queries]
+    return result
 
 
 def document(board: Dashboard) -> str:
@@ -376,13 +379,13 @@ def _source_variable() -> dict[str, Any]:
     return {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
 
 
-def _variable(one: Variable) -> dict[str, Any]:
-    query = f"label_values({one.metric}, {one.label})"
+def _variable(variable: Variable) -> dict[str, Any]:
+    query = f"label_values({variable.metric}, {variable.label})"
     return {
-        "name": one.name,
+        "name": variable.name,
         "type": "query",
         "datasource": _SOURCE,
-        "query": {"query": query, "refId": one.name},
+        "query": {"query": query, "refId": variable.name},
         "definition": query,
         "refresh": 2,
         "sort": 1,
@@ -401,7 +404,7 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
         "id": number + 1,
         "title": panel.title,
         "description": panel.description,
-        "type": "stat" if panel.is_state else "timeseries",
+        "type": "stat" if panel.is_number else "timeseries",
         "datasource": _SOURCE,
         "gridPos": {"h": _HEIGHT, "w": width, "x": column * width, "y": row * _HEIGHT},
         "fieldConfig": {"defaults": defaults, "overrides": []},
