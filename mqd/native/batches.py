@@ -125,17 +125,17 @@ class RecordPositions:
     def walk(
         self, data: bytes, position: int, next_offset: int, end_offset: int
     ) -> tuple[WalkStop, int, int, numpy.ndarray]:
-        """Walks from `position` on. Returns (why the walk stopped, where, the offset after the last
-        processed batch, int32[n, 4] with the position and size of each key and of each value; size
-        -1 = null).
+        """Walks from `position` on. Returns (why the walk stopped, its position, the offset after
+        the last processed batch, int32[n, 4] with the position and size of each key and of each
+        value; size -1 = null).
         """
         import numpy
 
         memory, walk = bytes_of(data, writable=False), self._walk
         walk.position, walk.next_offset = position, next_offset
         lib.mqd_records_locate(memory, len(memory), end_offset, walk, self._out, self._capacity)
-        places = numpy.frombuffer(self._bytes, numpy.int32, 4 * walk.record_count).reshape(-1, 4)
-        return WalkStop(walk.stop), walk.position, walk.next_offset, places
+        positions = numpy.frombuffer(self._bytes, numpy.int32, 4 * walk.record_count).reshape(-1, 4)
+        return WalkStop(walk.stop), walk.position, walk.next_offset, positions
 
 
 def records_unkeyed(records: Any, record_count: int, unkeyed_count_max: int) -> tuple[int, list[int]]:

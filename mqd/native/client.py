@@ -21,7 +21,7 @@ import msgspec
 
 from mqd.native.core import E_FULL, E_INVALID, NativeError, bytes_of, check, failure, ffi, lib
 
-# Client.submit takes correlation ids below this; the producer uses those from this one on.
+# Client.submit takes correlation ids below this; the producer uses this and higher ones.
 CORRELATION_ID_END = 1 << 30
 INT64_MAX = (1 << 63) - 1  # Producer.next_send_us: no batch is open
 
@@ -138,7 +138,7 @@ class Client:
         return ffi.buffer(self._bytes[0], size)[:] if size else None
 
     def wait(self, timeout_us: int = -1) -> int:
-        """Waits until a reply has arrived (1: call poll) or the time is over (0). Any thread."""
+        """Returns 1 when a reply has arrived (call poll), or 0 after the timeout. Any thread."""
         return check(lib.mqd_client_wait(self.pointer, timeout_us))
 
     def wake(self) -> None:
@@ -186,8 +186,8 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Columns(msgspec.Struct, kw_only=True, gc=False):
     """struct mqd_record_columns. Each column is a buffer (bytes or a numpy array), or None.
     `values`, `keys` and `headers` each hold the blobs of all records back to back; sizes are int32
-    (-1 = null), times int64. None as keys or headers: no record has any; as value sizes, partitions
-    or times: the scalar field applies to all records.
+    (-1 = null), times int64. None for keys or headers: no record has any; None for value sizes,
+    partitions or times: the scalar field applies to all records.
     """
 
     count: int
@@ -211,7 +211,7 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
 
         column = numpy.ascontiguousarray(getattr(self, name), dtype=numpy.int32)
         if len(column) < self.count:
-            raise NativeError(E_INVALID, f"{name} has {len(column)} elements, there are {self.count} records")
+            raise NativeError(E_INVALID, f"{name} has {len(column)} elements, but there are {self.count} records")
         column = column[: self.count]
         return column, int(numpy.maximum(column, 0, dtype=numpy.int64).sum()) if self.count else 0
 
@@ -229,7 +229,7 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
         setattr(native, name, memory)
 
     def native(self) -> tuple[Any, list[Any]]:
-        """The C struct, and the objects that must live as long as it."""
+        """Returns the C struct, and the objects that must live as long as it does."""
         native = ffi.new("struct mqd_record_columns *")
         held: list[Any] = []
         native.count, native.fixed_value_bytes = self.count, self.fixed_value_bytes
@@ -311,7 +311,7 @@ class Producer:
         timestamp_ms: int,
     ) -> int:
         """Appends one record; partition -1 = chosen by the partitioner. Returns the number of its
-        batch, 0 = full. `headers` encoded as in a record.
+        batch, 0 = full. `headers` are encoded as in a record.
         """
         number = self._put(
             self._pointer,
@@ -329,20 +329,20 @@ class Producer:
             raise failure()
         return number
 
-    def append(self, topic: int, columns: Columns, batch_of: Any = None) -> int:
-        """Returns how many records were appended, in order. batch_of: a writable buffer of `count`
-        uint64, which receives the batch number of each. Raises NativeError (E_INVALID) when the
-        first record can never be appended.
+    def append(self, topic: int, columns: Columns, batch_numbers: Any = None) -> int:
+        """Appends records in order, and returns how many. batch_numbers: a writable buffer of
+        `count` uint64, which receives the batch number of each record. Raises NativeError
+        (E_INVALID) when the first record can never be appended.
         """
         native, held = columns.native()
         out = ffi.NULL
-        if batch_of is not None:
-            out = ffi.from_buffer("uint64_t[]", batch_of, require_writable=True)
+        if batch_numbers is not None:
+            out = ffi.from_buffer("uint64_t[]", batch_numbers, require_writable=True)
             if len(out) < columns.count:
                 raise NativeError(E_INVALID, f"batch_of has {len(out)} elements, there are {columns.count} records")
-        taken = lib.mqd_producer_append(self.pointer, topic, native, out)
+        appended = lib.mqd_producer_append(self.pointer, topic, native, out)
         held.clear()
-        return check(taken)
+        return check(appended)
 
     def append_batch(self, topic: int, partition: int, batch: Any) -> int:
         """Appends a whole encoded batch, such as a compressed one. Returns its number, 0 = full.
@@ -381,12 +381,12 @@ class Producer:
         out = self._deliveries
         if not self._unreturned:
             self._unreturned = lib.mqd_producer_deliveries(self.pointer, out, self.DELIVERIES_MAX)
-        found = [
+        deliveries = [
             Delivery(d.batch, d.topic, d.partition, d.base_offset, d.timestamp_ms, d.record_count, d.error)
             for d in out[0 : self._unreturned]
         ]
         self._unreturned = 0
-        return found
+        return deliveries
 
     def retry(self, batch: int) -> None:
         check(lib.mqd_producer_retry(self.pointer, batch))
@@ -424,16 +424,18 @@ def records_encode(columns: Columns, out: Any, records_max: int = 0) -> tuple[in
     records); (0, 0) when not even one fits.
     """
     native, held = columns.native()
-    memory, taken = bytes_of(out), ffi.new("uint32_t *")
-    size = check(lib.mqd_records_encode(native, records_max, memory, len(memory), taken))
+    memory, encoded_count = bytes_of(out), ffi.new("uint32_t *")
+    size = check(lib.mqd_records_encode(native, records_max, memory, len(memory), encoded_count))
     held.clear()
-    return size, taken[0]
+    return size, encoded_count[0]
 
 
-def partitions_for(partitioner: int, columns: Columns, partition_count: int, without_key: int, partitions: Any) -> None:
-    """Fills in the negative entries of `partitions` (int32, one for each record) by the record's
-    key in `columns`, with `without_key` if it has none. Only for partitioners that depend on the
-    key alone: MURMUR2_RANDOM, FNV1A_RANDOM.
+def partitions_for(
+    partitioner: int, columns: Columns, partition_count: int, unkeyed_partition: int, partitions: Any
+) -> None:
+    """Fills in the negative entries of `partitions` (int32, one for each record): with the
+    partition of the record's key in `columns`, or with `unkeyed_partition` if it has no key. Only
+    for partitioners that depend on the key alone: MURMUR2_RANDOM, FNV1A_RANDOM.
     """
     native, held = columns.native()
     if len(partitions) != columns.count:
@@ -445,7 +447,7 @@ def partitions_for(partitioner: int, columns: Columns, partition_count: int, wit
             native.key_bytes,
             columns.count,
             partition_count,
-            without_key,
+            unkeyed_partition,
             ffi.from_buffer("int32_t[]", partitions, require_writable=True),
         )
     )

@@ -2,12 +2,12 @@
 
     rows = ArrowRows(65536, 8 << 20, {"key", "value", "offset", "timestamp", "timestampType",
     "headers"})
-    taken = rows.append(view, start)      # view: a RecordBatchView of mqd.client. While some of its
+    count = rows.append(view, start)      # view: a RecordBatchView of mqd.client. While some of its
                                           records are left: finish(), and append again
-    count, arrays = rows.finish()         # {"key": pyarrow.Array...}; `rows` is empty again
+    row_count, arrays = rows.finish()     # {"key": pyarrow.Array...}; `rows` is empty again
 
-Buffers are used again as soon as no array over them exists (BUFFER_SETS_MAX are kept): new
-memory for each batch would cost more than filling it. Concurrency: one thread at a time.
+Buffers are reused as soon as no array refers to them (BUFFER_SETS_MAX are kept): new memory for
+each batch would cost more than filling it. Concurrency: one thread at a time.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class _Buffers:
             plan += self._blobs("header_keys", sizes["headers"]) + self._blobs("header_values", sizes["headers"])
         self.memory = np.empty(sum(-(-size // _ALIGNMENT) * _ALIGNMENT for _, size in plan) or 1, np.uint8)
         self._pointer = ffi.from_buffer("uint8_t[]", self.memory)
-        at = 0
+        position = 0
         for name, size in plan:
-            self.views[name] = self.memory[at : at + size]
-            self._point(name, self._pointer + at)
-            at += -(-size // _ALIGNMENT) * _ALIGNMENT
+            self.views[name] = self.memory[position : position + size]
+            self._set_pointer(name, self._pointer + position)
+            position += -(-size // _ALIGNMENT) * _ALIGNMENT
         self.idle_references = sys.getrefcount(self.memory)
         lib.mqd_arrow_begin(self.rows)
 
@@ -66,7 +66,7 @@ class _Buffers:
             (f"{name}.data", self.sizes[name]),
         ]
 
-    def _point(self, name: str, pointer: Any) -> None:
+    def _set_pointer(self, name: str, pointer: Any) -> None:
         owner, _, field = name.rpartition(".")
         target = getattr(self.rows, owner) if owner else self.rows
         kinds = {
@@ -84,8 +84,9 @@ class _Buffers:
 
 
 class ArrowRows:
-    """See the module. `data_bytes` limits the keys of one batch, and likewise its values; a single
-    larger record gets the memory that it needs. Raises NativeError (E_CORRUPT) for damaged headers.
+    """See the module docstring. `data_bytes` limits the keys of one batch, and likewise its values;
+    a single larger record gets the memory that it needs. Raises NativeError (E_CORRUPT) for damaged
+    headers.
     """
 
     def __init__(self, row_count: int, data_bytes: int, columns: Collection[str]) -> None:
@@ -93,11 +94,11 @@ class ArrowRows:
         self._sizes = {
             "keys": data_bytes,
             "values": data_bytes,
-            "headers": 2 * row_count,
+            "headers": 2 * row_count,  # a count; the others are bytes
             "header_keys": data_bytes // 2,
             "header_values": data_bytes // 2,
         }
-        self._kept: list[_Buffers] = []
+        self._buffer_sets: list[_Buffers] = []
         self._current: _Buffers | None = None
         self._view = ffi.new("struct mqd_record_view *")
 
@@ -106,18 +107,20 @@ class ArrowRows:
 
     @property
     def _buffers(self) -> _Buffers:
-        """Allocated for the first row, not before: a task without records needs none."""
+        """Allocated only when the first row comes: a task without records needs none."""
         if self._current is None:
-            self._current = self._take()
+            self._current = self._take_buffers()
         return self._current
 
-    def _take(self) -> _Buffers:
-        for buffers in self._kept:
+    def _take_buffers(self) -> _Buffers:
+        for buffers in self._buffer_sets:
             if buffers.sizes == self._sizes and buffers.is_free:
                 lib.mqd_arrow_begin(buffers.rows)
                 return buffers
         buffers = _Buffers(self._row_count, self._sizes, self._columns)
-        self._kept = [one for one in self._kept if one.sizes == self._sizes][-(BUFFER_SETS_MAX - 1) :] + [buffers]
+        self._buffer_sets = [kept for kept in self._buffer_sets if kept.sizes == self._sizes][
+            -(BUFFER_SETS_MAX - 1) :
+        ] + [buffers]
         return buffers
 
     def append(self, view: Any, start: int = 0) -> int:
@@ -127,9 +130,9 @@ class ArrowRows:
         count = len(view)
         native = self._native_view(view, count)
         while True:
-            taken = check(lib.mqd_arrow_append(self._buffers.rows, native, start, count))
-            if taken or len(self) or start == count:
-                return taken
+            appended = check(lib.mqd_arrow_append(self._buffers.rows, native, start, count))
+            if appended or len(self) or start == count:
+                return appended
             self._grow()
 
     def _native_view(self, view: Any, count: int) -> Any:

@@ -83,11 +83,11 @@ class Compaction:
         """Returns a CompactState. `done_bytes` counts the bytes read and written; after DECOMPRESS
         or COMPRESS, the caller converts the data of `unconverted` and passes it to resume().
         """
-        return check(lib.mqd_compact_step(self._open(), bytes_max, self._work))
+        return check(lib.mqd_compact_step(self._checked_pointer(), bytes_max, self._work))
 
     def resume(self, data: bytes) -> int:
         memory = bytes_of(data, writable=False)
-        return check(lib.mqd_compact_resume(self._open(), memory, len(memory), self._work))
+        return check(lib.mqd_compact_resume(self._checked_pointer(), memory, len(memory), self._work))
 
     @property
     def done_bytes(self) -> int:
@@ -101,17 +101,17 @@ class Compaction:
         )
 
     def group_begin(self, first: int, count: int) -> None:
-        """`first`: index in `bases`."""
-        check(lib.mqd_compact_group_begin(self._open(), first, count))
+        """Begins a group of `count` segments. `first`: its first segment's index in `bases`."""
+        check(lib.mqd_compact_group_begin(self._checked_pointer(), first, count))
 
     def group_end(self) -> CompactGroup:
         group = ffi.new("struct mqd_compact_group *")
-        check(lib.mqd_compact_group_end(self._open(), group))
+        check(lib.mqd_compact_group_end(self._checked_pointer(), group))
         return CompactGroup(group.size_bytes, bool(group.changed), bool(group.has_transactions))
 
     def figures(self) -> CompactFigures:
         figures = ffi.new("struct mqd_compact_figures *")
-        lib.mqd_compact_read_figures(self._open(), figures)
+        lib.mqd_compact_read_figures(self._checked_pointer(), figures)
         return CompactFigures(*[getattr(figures, name) for name in CompactFigures.__struct_fields__])
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class Compaction:
             lib.mqd_compact_close(self._compact)
             self._compact = ffi.NULL
 
-    def _open(self) -> Any:
+    def _checked_pointer(self) -> Any:
         if self._compact == ffi.NULL:
             raise NativeError(E_INVALID, "this compaction was closed")
         return self._compact

@@ -3,7 +3,7 @@ broker share.
 
 A mapping passed to Control is held as long as the object lives: the C side keeps raw pointers into
 it. Concurrency: Control may be shared by threads: each read of a slot uses a buffer that no other
-read uses meanwhile. Quotas belongs to one thread.
+read is using. Quotas belongs to one thread.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ class QuotaLevel(IntEnum):
 
 class QuotaRule(NamedTuple):
     level: QuotaLevel
-    user: str  # where the level names one
-    client_id: str
-    intervals: Sequence[int]  # by QuotaKind: ns for a unit, times 2^32; 0 = no limit
+    user: str  # "" unless the level names a user
+    client_id: str  # "" unless the level names a client
+    intervals: Sequence[int]  # by QuotaKind: ns per unit, times 2^32; 0 = no limit
 
 
 def abi_hash() -> int:
@@ -288,20 +288,20 @@ class Control:
         return lib.mqd_control_lease_deadline_ns(self._memory)
 
     def set_api_versions(self, version: int, body: bytes) -> None:
-        """Called by the acceptor: the prebuilt ApiVersions body for one request version (0..7), of
-        at most 4080 bytes.
+        """Called by the acceptor. `body`: the prebuilt ApiVersions response for one request version
+        (0..7), at most 4080 bytes.
         """
         check(lib.mqd_control_set_api_versions(self._memory, version, body, len(body)))
 
     def set_share_version(self, level: int) -> None:
-        """Called by the acceptor: the current level of share.version. Workers serve ShareFetch and
-        ShareAcknowledge if it is above 0.
+        """Called by the acceptor with the current level of share.version. Workers serve ShareFetch
+        and ShareAcknowledge if it is above 0.
         """
         lib.mqd_control_set_share_version(self._memory, level)
 
     def set_endpoint_state(self, endpoint: int, state: int, pid: int) -> None:
-        """Called by the keeper. DEAD raises the generation, which invalidates all buffers lent to or by
-        the dead process."""
+        """Called by the keeper. DEAD raises the generation, which invalidates all buffers lent to
+        or by the dead process."""
         lib.mqd_endpoint_set_state(self._memory, endpoint, state, pid)
 
     def endpoint_state(self, endpoint: int) -> int:
@@ -326,11 +326,11 @@ class Control:
         )
 
     def clear_slot(self, slot: int) -> None:
-        self._slot_exists(slot)
+        self._check_slot(slot)
         lib.mqd_slot_clear(self._memory, slot)
 
     def set_slot_state(self, slot: int, state: int) -> None:
-        self._slot_exists(slot)
+        self._check_slot(slot)
         lib.mqd_slot_set_state(self._memory, slot, state)
 
     def await_flush(self, slot: int) -> None:
@@ -341,8 +341,9 @@ class Control:
 
     @contextlib.contextmanager
     def opening(self, slot: int) -> Iterator[int]:
-        """Wraps the opening of a partition, on the thread that opens it. Yields how often since the
-        broker's start a worker was aborted by a broken invariant while it opened this partition.
+        """Wraps the opening of a partition, on the thread that opens it. Yields how many times
+        since the broker's start a worker has aborted (a broken invariant) while it opened this
+        partition.
         """
         aborts = lib.mqd_slot_recovery_begin(self._memory, slot)
         check(aborts)
@@ -352,17 +353,17 @@ class Control:
             lib.mqd_slot_recovery_end()
 
     @staticmethod
-    def _slot_exists(slot: int) -> None:
+    def _check_slot(slot: int) -> None:
         if not 0 <= slot < PARTITION_SLOT_COUNT:
             raise NativeError(E_INVALID, f"no partition slot {slot}: there are {PARTITION_SLOT_COUNT}")
 
     def publish_quotas(self, rules: Sequence[QuotaRule], burst_ns: Sequence[int]) -> None:
         """Called by the controller. `burst_ns`: by QuotaKind. Resets the token buckets."""
         c_rules = ffi.new("struct mqd_quota_rule[]", max(len(rules), 1))
-        for rule, one in zip(c_rules, rules, strict=False):
-            user, client_id = self._quota_key(one.user.encode()), self._quota_key(one.client_id.encode())
-            rule.key = lib.mqd_quota_rule_key(one.level, user, client_id)
-            rule.interval, rule.level = list(one.intervals), one.level
+        for c_rule, rule in zip(c_rules, rules, strict=False):
+            user, client_id = self._quota_key(rule.user.encode()), self._quota_key(rule.client_id.encode())
+            c_rule.key = lib.mqd_quota_rule_key(rule.level, user, client_id)
+            c_rule.interval, c_rule.level = list(rule.intervals), rule.level
         check(lib.mqd_quota_publish(self._memory, c_rules, len(rules), list(burst_ns)))
 
     def _quota_key(self, name: bytes) -> int:
@@ -371,15 +372,15 @@ class Control:
     def slot_view(self, slot: int) -> SlotView:
         """Used in hot paths, so it makes as few calls as possible."""
         try:
-            lent = view, view_bytes = self._idle.pop()  # used by this call alone until it is put back
+            lent = view, view_bytes = self._idle.pop()  # only this call uses it until it is put back
         except IndexError:  # the first time, or while other threads use all of them
             view = ffi.new("struct mqd_partition_view *")
             lent = view, view_bytes = view, ffi.buffer(view)
         if _read_slot(self._memory, slot, view) < 0:
             raise failure()
-        found = SlotView(*_unpack_view(view_bytes))
+        slot_view = SlotView(*_unpack_view(view_bytes))
         self._idle.append(lent)
-        return found
+        return slot_view
 
     def slot_traffic(self, slot: int) -> tuple[int, int, int]:
         """Traffic of clients with this host's replica since the slot was assigned to it: records
@@ -408,7 +409,7 @@ class Control:
         return ffi.unpack(slots, lib.mqd_slots_used(self._memory, slots))
 
     def partition_counts(self) -> list[int]:
-        """Number of assigned partitions of every worker."""
+        """How many partitions are assigned to each worker."""
         counts, view = [0] * self.worker_count, ffi.new("struct mqd_partition_view *")
         memory, read, free = self._memory, lib.mqd_slot_view, lib.MQD_SLOT_FREE
         for slot in self._used_slots():
@@ -447,8 +448,9 @@ class Quotas:
             raise failure()
 
     def refresh(self) -> int:
-        """The kinds for which any client has a quota, one bit for each QuotaKind; 0 = there are no
-        quotas."""
+        """Reads the quotas again. Returns the kinds for which any client has a quota, one bit for
+        each QuotaKind; 0 = there are no quotas.
+        """
         return lib.mqd_quota_refresh(self._control.pointer, self._limits)
 
     def charge(self, user: bytes, client_id: bytes, kind: int, units: int, now_ns: int) -> int:

@@ -1,5 +1,5 @@
-"""The one module that touches cffi: the extension, its errors, and helpers of every module of this
-package.
+"""The one module that touches cffi: the extension, its errors, and helpers for the other modules of
+this package.
 
 1. A failing call raises NativeError with the cause and the remedy; `check` and `failure` create it
    from the core's last error on this thread.
@@ -62,7 +62,7 @@ def bytes_of(buffer: Any, writable: bool = True) -> Any:
 
 
 def copy_in(source: msgspec.Struct, target: Any) -> Any:
-    """Copies field by field, by equal names."""
+    """Copies each field of `source` to the field of the same name."""
     for name in source.__struct_fields__:
         setattr(target, name, getattr(source, name))
     return target

@@ -21,8 +21,8 @@ def file_replace(path: str | os.PathLike[str], data: Any) -> None:
 
 
 def file_open_append(path: str | os.PathLike[str], position: int) -> int:
-    """Opens for appending at `position`; bytes after it are cut off. Returns a file descriptor for
-    the calls below.
+    """Opens for appending at `position`; bytes after it are truncated. Returns a file descriptor
+    for the calls below.
     """
     return check(lib.mqd_file_open_append(os.fsencode(path), position), path)
 

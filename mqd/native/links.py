@@ -125,22 +125,22 @@ class Endpoint:
         self._links = bytes_of(links_buffer)
         self._eventfds = ffi.new("int[]", list(eventfds))
         self._capacity = 256
-        self._out = ffi.new("struct mqd_descriptor[]", self._capacity)
-        self._from = ffi.new("uint32_t[]", self._capacity)
-        self._out_bytes = ffi.buffer(self._out)
-        self._one = ffi.new("struct mqd_descriptor *")
-        self._one_bytes = ffi.buffer(self._one)
+        self._received = ffi.new("struct mqd_descriptor[]", self._capacity)
+        self._senders = ffi.new("uint32_t[]", self._capacity)
+        self._received_bytes = ffi.buffer(self._received)
+        self._sent = ffi.new("struct mqd_descriptor *")
+        self._sent_bytes = ffi.buffer(self._sent)
         self._endpoint = lib.mqd_endpoint_open(control.pointer, self._links, index, endpoint_count, self._eventfds)
         if self._endpoint == ffi.NULL:
             raise failure()
 
     def send(self, to: int, descriptor: Descriptor) -> bool:
-        """Queues a descriptor; it is visible to the peer after flush(). False when the ring to `to` is
-        full: keep the descriptor and try again after the peer's next wake.
+        """Queues a descriptor; it is visible to the peer after flush(). Returns False when the ring
+        to that peer is full: keep the descriptor and try again after the peer's next wake.
         """
         d = descriptor
         _DESCRIPTOR.pack_into(
-            self._one_bytes,
+            self._sent_bytes,
             0,
             d.kind,
             d.flags,
@@ -154,7 +154,7 @@ class Endpoint:
             d.c,
             d.generation,
         )
-        if lib.mqd_endpoint_send(self._endpoint, to, self._one) == 0:
+        if lib.mqd_endpoint_send(self._endpoint, to, self._sent) == 0:
             return True
         if lib.mqd_error_code() == E_FULL:
             return False
@@ -166,11 +166,11 @@ class Endpoint:
 
     def drain(self, max: int = 256) -> list[tuple[int, Descriptor]]:
         """Up to `max` (at most 256) descriptors that have arrived, with their senders."""
-        count = check(lib.mqd_endpoint_drain(self._endpoint, self._out, self._from, min(max, self._capacity)))
-        senders, size = self._from, _DESCRIPTOR.size
+        count = check(lib.mqd_endpoint_drain(self._endpoint, self._received, self._senders, min(max, self._capacity)))
+        senders, size = self._senders, _DESCRIPTOR.size
         return [
             (senders[i], Descriptor(*fields))
-            for i, fields in enumerate(_DESCRIPTOR.iter_unpack(self._out_bytes[: count * size]))
+            for i, fields in enumerate(_DESCRIPTOR.iter_unpack(self._received_bytes[: count * size]))
         ]
 
     def free_count(self, to: int) -> int:

@@ -118,10 +118,10 @@ class Partition:
         committed_end: int | None = None,
         has_other_replicas: bool = False,
     ) -> Partition:
-        """Opens or creates and recovers; fills `recovery`. May read the whole log: call it off the
-        event loop. `committed_end`, for a partition with several replicas: everything below this offset
-        is known to be committed; the reactor does not serve the partition before its first assignment.
-        `has_other_replicas`: other hosts have replicas.
+        """Opens or creates and recovers; fills `recovery`. May read the whole log: do not call it
+        on the event loop. `committed_end`, for a partition with several replicas: everything below
+        this offset is known to be committed; the reactor does not serve the partition before its
+        first assignment. `has_other_replicas`: other hosts have replicas.
         """
         recovery = recovery if recovery is not None else Recovery()
         c_recovery = copy_in(recovery, ffi.new("struct mqd_recovery *"))
@@ -138,20 +138,20 @@ class Partition:
 
     @property
     def log_end_offset(self) -> int:
-        return lib.mqd_partition_log_end_offset(self._open())
+        return lib.mqd_partition_log_end_offset(self._checked_pointer())
 
     def close(self, clean: bool = True) -> None:
-        """clean: writes indexes and a producer snapshot and syncs. The object cannot be used
-        afterwards, even if this raises.
+        """`clean`: also writes indexes and a producer snapshot, and flushes. The object cannot be
+        used afterwards, even if this raises.
         """
-        pointer, self.pointer = self._open(), ffi.NULL
+        pointer, self.pointer = self._checked_pointer(), ffi.NULL
         check(lib.mqd_partition_close(pointer, clean))
 
     def give_away(self) -> Any:
-        pointer, self.pointer = self._open(), ffi.NULL
+        pointer, self.pointer = self._checked_pointer(), ffi.NULL
         return pointer
 
-    def _open(self) -> Any:
+    def _checked_pointer(self) -> Any:
         if self.pointer == ffi.NULL:
             raise NativeError(E_INVALID, "this partition was closed or belongs to the reactor")
         return self.pointer

@@ -76,17 +76,19 @@ class Backend(IntEnum):
 
 
 def _topic_partitions(partitions: Sequence[tuple[int, int, int, int, int, int]]) -> Any:
-    places = ffi.new("struct mqd_topic_partition[]", max(1, len(partitions)))
-    for place, (slot, leader, leader_epoch, redirect, retiring, leader_worker) in zip(places, partitions, strict=False):
-        place.slot = slot if slot >= 0 else SLOT_NONE
-        place.leader, place.leader_epoch, place.redirect, place.retiring, place.leader_worker = (
-            leader,
-            leader_epoch,
-            redirect,
-            retiring,
-            leader_worker,
-        )
-    return places
+    c_partitions = ffi.new("struct mqd_topic_partition[]", max(1, len(partitions)))
+    for c_partition, (slot, leader, leader_epoch, redirect, retiring, leader_worker) in zip(
+        c_partitions, partitions, strict=False
+    ):
+        c_partition.slot = slot if slot >= 0 else SLOT_NONE
+        (
+            c_partition.leader,
+            c_partition.leader_epoch,
+            c_partition.redirect,
+            c_partition.retiring,
+            c_partition.leader_worker,
+        ) = (leader, leader_epoch, redirect, retiring, leader_worker)
+    return c_partitions
 
 
 class ReactorOptions(msgspec.Struct, kw_only=True):
@@ -106,7 +108,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     spin_us: int = 0
     connection_count_max: int = 10000
     request_bytes_max: int = 8 << 20
-    large_bytes: int = 0  # kept for large requests at the end of this reactor's arena
+    large_bytes: int = 0  # reserved for large requests, at the end of this reactor's arena
     large_ms_max: int = 30_000
     heap_bytes_max: int = 64 << 20
     inflight_count_max: int = 64
@@ -172,7 +174,7 @@ class SlowRequest(msgspec.Struct, frozen=True):
     principal: str
     whole_us: int
     spent_us: tuple[int, ...]
-    left_out: int  # slow requests before it that were not reported
+    left_out: int  # how many slow requests before this one were not reported
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -185,7 +187,7 @@ class Proposal(msgspec.Struct, frozen=True):
     in_sync: tuple[tuple[int, int], ...]  # (node id, broker epoch with which it fetched)
 
 
-def _slow(event: Any) -> SlowRequest:
+def _slow_request(event: Any) -> SlowRequest:
     text = bytes(ffi.buffer(event.text))
     client_id, principal = text[: event.error], text[event.error :].rstrip(b"\0")
     return SlowRequest(
@@ -240,8 +242,8 @@ class Reactor:
         return Backend(lib.mqd_reactor_backend(self._reactor))
 
     def is_idle(self) -> bool:
-        """Whether nothing is connected or to be flushed, and nothing has happened for a second.
-        EventKind.RESUMED reports the end of this state.
+        """Whether nothing is connected, nothing waits for a flush, and nothing has happened for a
+        second. EventKind.RESUMED reports the end of this state.
         """
         return bool(lib.mqd_reactor_is_idle(self._reactor))
 
@@ -285,16 +287,16 @@ class Reactor:
                     partition,
                     text,
                     _take_proposal(event.proposal) if event.kind == EventKind.PROPOSE_IN_SYNC else None,
-                    _slow(event) if event.kind == EventKind.SLOW else None,
+                    _slow_request(event) if event.kind == EventKind.SLOW else None,
                     event.count,
                 )
             )
         return events
 
-    def log_dir(self, token: int, log_dir: int, path: str | os.PathLike[str]) -> None:
+    def add_log_dir(self, token: int, log_dir: int, path: str | os.PathLike[str]) -> None:
         check(lib.mqd_reactor_add_log_dir(self._reactor, token, log_dir, os.fsencode(path)))
 
-    def log_dir_full(self, token: int, log_dir: int, full: bool) -> None:
+    def set_log_dir_full(self, token: int, log_dir: int, full: bool) -> None:
         check(lib.mqd_reactor_set_log_dir_full(self._reactor, token, log_dir, full))
 
     def topic_put(self, token: int, topic_id: bytes, name: str, slots: Sequence[int]) -> None:
@@ -308,13 +310,13 @@ class Reactor:
     def topic_put_partitions(
         self, token: int, topic_id: bytes, name: str, partitions: Sequence[tuple[int, int, int, int, int, int]]
     ) -> None:
-        """`partitions`, by index: (slot of this host's replica or -1, leader's node id or -1, leader
-        epoch, redirect or -1, retiring, which worker of the leader's host owns it).
+        """`partitions`, by index: (slot of this host's replica or -1, leader's node id or -1,
+        leader epoch, redirect or -1, retiring, the worker of the leader's host that owns it).
         """
-        places = _topic_partitions(partitions)
+        c_partitions = _topic_partitions(partitions)
         check(
             lib.mqd_reactor_topic_put_partitions(
-                self._reactor, token, checked_topic_id(topic_id), name.encode(), places, len(partitions)
+                self._reactor, token, checked_topic_id(topic_id), name.encode(), c_partitions, len(partitions)
             )
         )
 
@@ -327,8 +329,8 @@ class Reactor:
         base: str,
         compiled_filter: bytes,
     ) -> None:
-        """A topic without a log: the records of the topic `base` that the filter selects.
-        `partitions`: those of the base, as for topic_put_partitions.
+        """Adds a topic without a log: it has the records of the topic `base` that the filter
+        selects. `partitions`: those of the base, as for topic_put_partitions.
         """
         check(
             lib.mqd_reactor_view_put(
@@ -345,8 +347,8 @@ class Reactor:
         )
 
     def brokers_put(self, token: int, node_id: int, brokers: Sequence[tuple[int, str, int, str | None]]) -> None:
-        """This host's node id, and all brokers that clients may be directed to: (node id, host,
-        port, rack). Texts beyond 255 bytes are truncated.
+        """Sets this host's node id, and all brokers that clients may be directed to: (node id,
+        host, port, rack). Texts beyond 255 bytes are truncated.
         """
         addresses = ffi.new("struct mqd_broker_address[]", max(1, len(brokers)))
         for address, (node, host, port, rack) in zip(addresses, brokers, strict=False):
@@ -389,7 +391,7 @@ class Reactor:
         check(lib.mqd_reactor_replica_set(self._reactor, token, slot, native, leader_worker))
 
     def in_sync_response(self, token: int, slot: int, sequence: int, leader_epoch: int, error: int) -> None:
-        """The controller's response to PROPOSE_IN_SYNC."""
+        """Passes on the controller's response to PROPOSE_IN_SYNC."""
         check(lib.mqd_reactor_in_sync_response(self._reactor, token, slot, sequence, leader_epoch, error))
 
     def fetcher_put(self, token: int, fd: int, options: FetcherOptions) -> None:
@@ -404,8 +406,8 @@ class Reactor:
     def fetcher_remove(self, token: int, leader_node: int, leader_worker: int, lane: int) -> None:
         check(lib.mqd_reactor_fetcher_remove(self._reactor, token, leader_node, leader_worker, lane))
 
-    def fetcher_rate(self, token: int, bytes_per_second_max: int) -> None:
-        """The rate limit of all throttled lanes together; 0 = no limit."""
+    def set_fetcher_rate(self, token: int, bytes_per_second_max: int) -> None:
+        """Sets the rate limit of all throttled lanes together; 0 = no limit."""
         check(lib.mqd_reactor_set_fetcher_rate(self._reactor, token, bytes_per_second_max))
 
     def relay_put(
@@ -429,13 +431,13 @@ class Reactor:
         check(lib.mqd_reactor_relay_remove(self._reactor, token, leader_node))
 
     def subject_put(self, token: int, subject: int, topics: bytes, transactional_ids: bytes, groups: bytes) -> None:
-        """Answers SUBJECT_REQUESTED of that token, or replaces the earlier response
-        (mqd/security/rights_table.py has the tables). The event's error is E_STALE when the subject
+        """Answers the SUBJECT_REQUESTED with that token, or replaces the earlier response; for the
+        tables see mqd/security/rights_table.py. The event's error is E_STALE when the subject
         is gone.
         """
         tables = ffi.new("struct mqd_rights_tables *")
-        kept = [ffi.from_buffer("uint8_t[]", table) for table in (topics, transactional_ids, groups)]
-        for number, table in enumerate(kept):
+        buffers = [ffi.from_buffer("uint8_t[]", table) for table in (topics, transactional_ids, groups)]
+        for number, table in enumerate(buffers):
             tables.table[number], tables.size_bytes[number] = table, len(table)
         check(lib.mqd_reactor_subject_put(self._reactor, token, subject, tables))
 
@@ -450,7 +452,7 @@ class Reactor:
     def partition_open(self, token: int, slot: int, log_dir: int, partition: Partition) -> None:
         """Transfers the partition to the reactor; when this raises, it still belongs to the
         caller."""
-        check(lib.mqd_reactor_partition_open(self._reactor, token, slot, log_dir, partition._open()))
+        check(lib.mqd_reactor_partition_open(self._reactor, token, slot, log_dir, partition._checked_pointer()))
         partition.give_away()
 
     def partition_close(self, token: int, slot: int) -> None:
@@ -463,8 +465,8 @@ class Reactor:
         check(lib.mqd_reactor_set_options(self._reactor, token, slot, options.native()))
 
     def advance_start(self, token: int, slot: int, offset: int) -> None:
-        """offset -1 = high watermark; the event's `offset` is the new start. Unlink files only
-        after the event.
+        """Moves the log start to `offset` (-1 = the high watermark); the event's `offset` is the
+        new start. Unlink files only after the event.
         """
         check(lib.mqd_reactor_advance_start(self._reactor, token, slot, offset))
 
@@ -478,8 +480,8 @@ class Reactor:
         check(lib.mqd_reactor_segments_replaced(self._reactor, token, slot, first, last))
 
     def segments_hold(self, token: int, slot: int, hold: int) -> None:
-        """1: no truncation of the log begins until a call with 0; -1: a query only. The event's
-        `offset`: how often the log was truncated since it was opened.
+        """`hold` 1: no truncation of the log begins until a call with 0; -1: only a query. The
+        event's `offset`: how many times the log has been truncated since it was opened.
         """
         check(lib.mqd_reactor_segments_hold(self._reactor, token, slot, hold))
 

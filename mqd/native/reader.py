@@ -37,9 +37,9 @@ class ReadStop(IntEnum):
 
 BATCH_HEADER_BYTES = 61
 
-_WIDE = ("offsets", "timestamps_ms", "key_positions", "value_positions", "header_positions")
-_NARROW = ("key_bytes", "value_bytes", "header_bytes")
-RECORD_BLOCK_BYTES = 8 * len(_WIDE) + 4 * len(_NARROW)
+_INT64_COLUMNS = ("offsets", "timestamps_ms", "key_positions", "value_positions", "header_positions")
+_INT32_COLUMNS = ("key_bytes", "value_bytes", "header_bytes")
+RECORD_BLOCK_BYTES = 8 * len(_INT64_COLUMNS) + 4 * len(_INT32_COLUMNS)
 
 
 class Block:
@@ -49,7 +49,7 @@ class Block:
     Arrays over it (slices too) keep `memory` alive.
     """
 
-    __slots__ = (*_WIDE, *_NARROW, "_pointer", "capacity", "memory", "view")
+    __slots__ = (*_INT64_COLUMNS, *_INT32_COLUMNS, "_pointer", "capacity", "memory", "view")
 
     offsets: np.ndarray
     timestamps_ms: np.ndarray
@@ -67,7 +67,10 @@ class Block:
         self.view.capacity = capacity
         self._pointer = ffi.from_buffer("uint8_t[]", self.memory)  # its own reference to `memory`
         at = 0
-        for names, kind, pointer, width in ((_WIDE, np.int64, "int64_t *", 8), (_NARROW, np.int32, "int32_t *", 4)):
+        for names, kind, pointer, width in (
+            (_INT64_COLUMNS, np.int64, "int64_t *", 8),
+            (_INT32_COLUMNS, np.int32, "int32_t *", 4),
+        ):
             for name in names:
                 setattr(self, name, self.memory[at : at + capacity * width].view(kind))
                 setattr(
@@ -92,15 +95,15 @@ class ReadState(msgspec.Struct):
 
 
 class SegmentReader:
-    """Reads one partition from an offset on. Raises NativeError (an OSError): EPIPE when the attachment
-    has ended, ETIMEDOUT, EIO.
+    """Reads one partition from an offset on. Raises NativeError (an OSError): EPIPE when the
+    attachment has ended, ETIMEDOUT, EIO.
     """
 
-    def __init__(self, handle: object, keep: object = None) -> None:
+    def __init__(self, handle: object, referenced: object = None) -> None:
         if handle == ffi.NULL:
             raise failure()
         self._reader = handle
-        self._keep = keep  # objects that the C side may point to
+        self._referenced = referenced  # objects that the C side may point to
         self._state = ffi.new("struct mqd_read_state *")
 
     @classmethod
@@ -131,13 +134,13 @@ class SegmentReader:
         pointer = ffi.from_buffer("uint8_t[]", batches)
         return cls(lib.mqd_segment_reader_open_memory(pointer, len(pointer), offset, isolation_level), pointer)
 
-    def _open(self) -> object:
+    def _checked_reader(self) -> object:
         if self._reader is None:
             raise NativeError(lib.MQD_E_INVALID, "this reader was closed")
         return self._reader
 
     def close(self) -> None:
-        """Held views stay valid."""
+        """Closes the reader; views from hold() stay valid."""
         reader, self._reader = self._reader, None
         if reader is not None:
             lib.mqd_segment_reader_close(reader)
@@ -147,39 +150,44 @@ class SegmentReader:
             self.close()
 
     def move(self, client: object) -> None:
-        """Moves the reader to another attachment. Raises NativeError when that has ended
-        already."""
-        check(lib.mqd_segment_reader_move(self._open(), _pointer(client)))
+        """Moves the reader to another attachment. Raises NativeError when that attachment has
+        already ended.
+        """
+        check(lib.mqd_segment_reader_move(self._checked_reader(), _pointer(client)))
 
     def seek(self, offset: int) -> None:
-        lib.mqd_segment_reader_seek(self._open(), offset)
+        lib.mqd_segment_reader_seek(self._checked_reader(), offset)
 
     @property
     def position(self) -> int:
-        return lib.mqd_segment_reader_position(self._open())
+        return lib.mqd_segment_reader_position(self._checked_reader())
 
     def lag_end(self) -> int:
         """High watermark, or last stable offset for read_committed; -1 = not known now."""
-        return lib.mqd_segment_reader_lag_end(self._open())
+        return lib.mqd_segment_reader_lag_end(self._checked_reader())
 
     def log_start(self) -> int:
-        return lib.mqd_segment_reader_log_start(self._open())
+        return lib.mqd_segment_reader_log_start(self._checked_reader())
 
     def set_aborted(self, transactions: list[tuple[int, int]], until_offset: int) -> None:
-        """(producer id, first offset) of the aborted transactions below `until_offset` that overlap
-        the records not read yet.
+        """Sets the aborted transactions below `until_offset` that overlap the records not read yet,
+        as (producer id, first offset).
         """
         producers = ffi.new("int64_t[]", [producer_id for producer_id, _ in transactions] or [0])
         firsts = ffi.new("int64_t[]", [first_offset for _, first_offset in transactions] or [0])
-        check(lib.mqd_segment_reader_set_aborted(self._open(), producers, firsts, len(transactions), until_offset))
+        check(
+            lib.mqd_segment_reader_set_aborted(
+                self._checked_reader(), producers, firsts, len(transactions), until_offset
+            )
+        )
 
     def next(
         self, block: Block, bytes_max: int, check_crc: bool = True, record_count_max: int | None = None
     ) -> ReadState:
-        """Fills `block` (block.count records, at most record_count_max of them)."""
+        """Fills `block`, with at most record_count_max records; block.count is then their number."""
         state, view = self._state, block.view
         view.capacity = block.capacity if record_count_max is None else min(record_count_max, block.capacity)
-        check(lib.mqd_segment_reader_next(self._open(), bytes_max, check_crc, view, state))
+        check(lib.mqd_segment_reader_next(self._checked_reader(), bytes_max, check_crc, view, state))
         stop = ReadStop(state.stop)
         if stop <= ReadStop.SEGMENT:
             return ReadState(stop)
@@ -190,13 +198,13 @@ class SegmentReader:
 
     def skip(self) -> None:
         """Skips the compressed or corrupt batch that stopped the last call."""
-        check(lib.mqd_segment_reader_skip(self._open()))
+        check(lib.mqd_segment_reader_skip(self._checked_reader()))
 
     def hold(self, block: Block) -> memoryview:
-        """The bytes that the positions in `block` count from; see Lifetime. Call it after next() and
-        before the following call of next().
+        """The bytes that the positions in `block` count from; see Lifetime. Call it after next()
+        and before the following call of next().
         """
-        mapping = lib.mqd_segment_reader_hold(self._open())
+        mapping = lib.mqd_segment_reader_hold(self._checked_reader())
         if not mapping:
             return memoryview(b"")
         view = block.view
@@ -235,11 +243,11 @@ def compressed_batch(block: Block, state: ReadState) -> tuple[CompressedBatch, m
 
 def fill_from_records(block: Block, start: int, header: bytes | memoryview, records: bytes, from_offset: int) -> int:
     """Parses the records of a decompressed batch into `block` from row `start` on, except those
-    below from_offset. Returns how many. Positions count from records[0]. Raises NativeError
+    below from_offset. Returns how many records. Positions count from records[0]. Raises NativeError
     (E_CORRUPT).
     """
     view = ffi.new("struct mqd_record_view *")
-    for name in _WIDE + _NARROW:
+    for name in _INT64_COLUMNS + _INT32_COLUMNS:
         setattr(view, name, getattr(block.view, name) + start)
     view.capacity = block.capacity - start
     check(
@@ -265,7 +273,7 @@ def gather(
     base: memoryview, positions: np.ndarray, sizes: np.ndarray, with_offsets: bool = False
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The concatenated blobs (uint8), and on request the start of each (int64, one more than there
-    are blobs). Nulls count as empty.
+    are blobs). Nulls are treated as empty.
     """
     positions, sizes = np.ascontiguousarray(positions, np.int64), np.ascontiguousarray(sizes, np.int32)
     count = len(sizes)
@@ -296,7 +304,7 @@ def arrow_views(base: memoryview, positions: np.ndarray, sizes: np.ndarray) -> t
     _check_bounds(base, positions, sizes)
     origin = int(positions.min()) if count else 0
     views, validity = np.empty((count, 16), np.uint8), np.empty((count + 7) // 8, np.uint8)
-    nulls = lib.mqd_columns_arrow(
+    null_count = lib.mqd_columns_arrow(
         _bytes(base),
         origin,
         ffi.cast("uint64_t *", ffi.from_buffer(positions)),
@@ -305,7 +313,7 @@ def arrow_views(base: memoryview, positions: np.ndarray, sizes: np.ndarray) -> t
         ffi.from_buffer("uint8_t[]", views),
         ffi.from_buffer("uint8_t[]", validity),
     )
-    return views, validity, check(nulls), origin
+    return views, validity, check(null_count), origin
 
 
 def _bytes(base: memoryview) -> object:
@@ -313,6 +321,6 @@ def _bytes(base: memoryview) -> object:
 
 
 def _check_bounds(base: memoryview, positions: np.ndarray, sizes: np.ndarray) -> None:
-    """Checks again: the arrays belong to the caller, which may have written to them."""
+    """Raises ValueError. The arrays belong to the caller, which may have written to them."""
     if len(sizes) and (int(positions.min()) < 0 or int((positions + np.maximum(sizes, 0)).max()) > len(base)):
         raise ValueError("a position lies outside the buffer")

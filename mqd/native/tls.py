@@ -15,9 +15,8 @@ import msgspec
 from mqd.native.core import bytes_of, check, failure, ffi, lib
 
 TICKET_KEY_BYTES: int = lib.MQD_TLS_TICKET_KEY_BYTES
-LISTENER_HOSTS: int = (
-    lib.MQD_LISTENER_HOSTS
-)  # pseudo listener id of Reactor.set_listener_tls: connections between hosts
+# pseudo listener id for Reactor.set_listener_tls: connections between hosts
+LISTENER_HOSTS: int = lib.MQD_LISTENER_HOSTS
 IDENTITY_COUNT_MAX: int = lib.MQD_TLS_IDENTITY_COUNT_MAX
 TLS_1_2, TLS_1_3 = 0x303, 0x304
 CIPHERS_BETWEEN_HOSTS = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"

@@ -213,7 +213,7 @@ class Upkeep:
 
     async def _report_space(self, log_dir: LogDirectory, free_bytes: int) -> None:
         full = log_dir.guard.full
-        await self._commands.run(self._reactor.log_dir_full, log_dir.index, full)
+        await self._commands.run(self._reactor.set_log_dir_full, log_dir.index, full)
         self.on_space()
         if full:
             self._log.error(

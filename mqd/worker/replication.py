@@ -171,7 +171,7 @@ class Replication:
         rate = 0 if rate >= 1 << 62 else max(1, rate // max(1, worker_count))
         if rate != self._rate:
             self._rate = rate
-            self._start_task(self._run(self._reactor.fetcher_rate, rate))
+            self._start_task(self._run(self._reactor.set_fetcher_rate, rate))
 
     def _drop(self, route: Route) -> None:
         connection = self._connections.pop(route)

@@ -280,7 +280,7 @@ class Worker:
         self._commands.watch()
         self._log.info("reactor runs", backend=self._reactor.backend.name.lower(), connection_max=self._credits.granted)
         for log_dir in self._log_dirs:
-            await self._commands.run(self._reactor.log_dir, log_dir.index, str(log_dir.path))
+            await self._commands.run(self._reactor.add_log_dir, log_dir.index, str(log_dir.path))
         await self._link.run()
 
     def _stop(self, reason: str) -> None:

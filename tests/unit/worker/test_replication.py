@@ -147,7 +147,7 @@ class FakeReactor:
     def fetcher_remove(self, token: int, node: int, worker: int, lane: int) -> None:
         self.removed.append((node, worker, lane))
 
-    def fetcher_rate(self, token: int, rate: int) -> None:
+    def set_fetcher_rate(self, token: int, rate: int) -> None:
         self.rates.append(rate)
 
 
