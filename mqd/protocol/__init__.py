@@ -1,9 +1,9 @@
 """The Kafka wire protocol, sans I/O: bytes in, structs out, and back.
 
-schema/      every message, defined once                messages.py   their classes
-codec.py     (message, version) compiled on first use   headers.py    headers, and SUPPORTED versions
-api.py       whole frames, as broker and as client      errors.py     ProtocolError; the table of Kafka's error codes
-records.py   record batches (magic 2)                   table.py      SUPPORTED as Markdown
+schema/      every message, defined once                messages/     their classes codec.py
+(message, version) compiled on first use   headers.py    headers, and SUPPORTED versions api.py
+whole frames, as broker and as client      errors.py     ProtocolError; the table of Kafka's error
+codes records.py   record batches (magic 2)                   table.py      SUPPORTED as Markdown
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from mqd.protocol.headers import KNOWN, SUPPORTED, ApiSpec, RequestHeader, UnsupportedVersion
 
 # Imported on first use: users of the error codes alone should not pay for the codec.
-_HOMES = {
+_MODULE_EXPORTS = {
     "api": ("decode_request", "decode_response", "encode_request", "encode_response", "with_length"),
     "errors": ("ERRORS", "ErrorCode", "ProtocolError"),
     "headers": ("KNOWN", "SUPPORTED", "ApiSpec", "RequestHeader", "UnsupportedVersion"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULE_EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     return value
 
 

@@ -38,8 +38,8 @@ def decode_request(
 
 
 def encode_response(header: RequestHeader, response: object, *, version: int | None = None) -> bytes:
-    """The response frame to a request. `version`: that of the body, where it is not the request's
-    (ApiVersions' error 35 has a body of version 0).
+    """The response frame to a request. `version`: the version of the body, if it is not the
+    request's (ApiVersions' error 35 has a body of version 0).
     """
     if version is None:
         version = header.api_version
@@ -66,5 +66,5 @@ def decode_response(frame: bytes | bytearray | memoryview, api_key: int, version
 
 
 def with_length(frame: bytes) -> bytes:
-    """The frame as it goes over a socket."""
+    """The frame with its length word, as it is sent over a socket."""
     return struct.pack(">i", len(frame)) + frame

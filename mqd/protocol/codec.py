@@ -1,15 +1,15 @@
-"""Decodes and encodes message structs by code that is generated for each (message, version) on
+"""Decodes and encodes message structs with code that is generated for each (message, version) on
 first use.
 
 Decoding treats its input as untrusted:
  1. The frame is copied once, before anything is checked: a peer that shares the memory cannot
     change it between check and use.
- 2. A length is checked against the remaining bytes before it is used. So is the count of an array,
-    times the smallest size of an element, before the list is created.
+ 2. A length is checked against the remaining bytes before it is used. Likewise the count of an
+    array, times the smallest size of an element, before the list is created.
  3. Unknown tagged fields are skipped (KIP-482); known ones must fill exactly the size they claim;
     bytes left over after the message raise TrailingBytes (the acceptor then ignores them).
- 4. Every failure raises ProtocolError, with message, field and position. The fast path pays nothing
-    for it: the failing line of the generated code identifies the field.
+ 4. Every failure raises ProtocolError, which names message, field and position. The fast path pays
+    nothing for this: the failing line of the generated code identifies the field.
 
 Encoding omits fields that the version lacks, and tagged fields with their default value.
 
@@ -61,7 +61,9 @@ def _check_version(cls: type, version: int) -> None:
     message = message_of(cls)[0]
     if version not in message.versions:
         first, last = message.versions.first, message.versions.last
-        raise ProtocolError(f"version {version} is not supported, {first} to {last} are", message.name)
+        raise ProtocolError(
+            f"version {version} is not supported; the supported versions are {first} to {last}", message.name
+        )
 
 
 def _compile_decoder(cls: type, version: int) -> Callable:

@@ -49,12 +49,12 @@ def skip_tagged_fields(data: bytes, position: int, count: int, end: int) -> int:
     return position
 
 
-class TooLong(Malformed):
-    """Bytes after a whole message."""
+class BytesLeftOver(Malformed):
+    """There are bytes after the message."""
 
 
-def refuse_rest(size: int) -> None:
-    raise TooLong(f"{size} bytes too many")
+def refuse_trailing_bytes(size: int) -> None:
+    raise BytesLeftOver(f"{size} bytes too many")
 
 
 def refuse(problem: str) -> None:
@@ -92,7 +92,7 @@ class DecoderWriter:
             "refuse": refuse,
             "refuse_size": refuse_size,
             "refuse_count": refuse_count,
-            "refuse_rest": refuse_rest,
+            "refuse_trailing_bytes": refuse_trailing_bytes,
         }
         # fixed-size fields not yet read: (struct letter, size, variable, label)
         self.pending: list[tuple[str, int, str, str]] = []
@@ -105,7 +105,7 @@ class DecoderWriter:
         value = self.struct(root, "")
         self.flush()
         if self.message.name not in TRAILING_BYTES_IGNORED:
-            add("if p != end: refuse_rest(end - p)", "")
+            add("if p != end: refuse_trailing_bytes(end - p)", "")
         add(f"return {value}", "")
         return self.code.build("def run(d, p):", f"decode {self.message.name} v{self.version}")
 
@@ -120,7 +120,7 @@ class DecoderWriter:
             problem = "not UTF-8"
         else:
             problem = f"cut off: the frame ends at byte {size}"
-        kind = TrailingBytes if isinstance(error, TooLong) else ProtocolError
+        kind = TrailingBytes if isinstance(error, BytesLeftOver) else ProtocolError
         return kind(problem, title, label or "", min(position, size))
 
     # -- fixed-size runs ---------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class DecoderWriter:
     # -- sizes -------------------------------------------------------------------------------------
 
     def size_min(self, field: Field) -> int:
-        """Size of the smallest element of an array, by which an array's count is multiplied."""
+        """The smallest size of an array's element, by which the array's count is multiplied."""
         if field.type in FIXED:
             return FIXED[field.type][1]
         if field.struct is None:
@@ -325,6 +325,7 @@ class DecoderWriter:
 
 
 def _first_beyond(run: tuple[tuple[str, int], ...], position: int, size: int) -> tuple[int, str]:
+    """The position and label of the first field of the run that extends beyond the frame."""
     for label, width in run:
         if position + width > size:
             return position, label

@@ -82,7 +82,7 @@ class EncoderWriter:
         named = [label for label in labels if label]
         label = " to ".join(dict.fromkeys((named[0], named[-1]))) if named else ""
         arguments = [expression for expression in expressions if expression]
-        if not arguments:  # only counts of tagged fields, and none is sent: zeroes
+        if not arguments:  # the run has only counts of tagged fields, and none is sent: all are zero
             self.code.add(f"o += {bytes(len(letters))!r}", label)
             return
         pack = self.code.struct_function(">" + "".join(letters), "pack")
@@ -109,8 +109,8 @@ class EncoderWriter:
         else:
             self.blob(field.type, source, path, nullable)
 
-    def take(self, source: str, path: str) -> str:
-        """Flushes, then holds the value in a variable."""
+    def assign(self, source: str, path: str) -> str:
+        """Flushes, then assigns the value to a new variable."""
         self.flush()
         value = self.code.fresh("x")
         self.code.add(f"{value} = {source}", path)
@@ -130,7 +130,7 @@ class EncoderWriter:
 
     def blob(self, type_: str, source: str, path: str, nullable: bool) -> None:
         add = self.code.add
-        value = self.take(source, path)
+        value = self.assign(source, path)
         letter, width = ("h", 2) if type_ == "string" else ("i", 4)
         if nullable:
             self.begin_nullable(value, repr(b"\0" if self.flexible else b"\xff" * width), path)
@@ -146,7 +146,7 @@ class EncoderWriter:
 
     def array(self, field: Field, source: str, path: str, nullable: bool) -> None:
         add = self.code.add
-        value = self.take(source, path)
+        value = self.assign(source, path)
         if nullable:
             self.begin_nullable(value, repr(b"\0" if self.flexible else b"\xff" * 4), path)
         count = self.code.fresh("n")
@@ -170,7 +170,7 @@ class EncoderWriter:
         self.code.indent -= nullable
 
     def nested(self, struct_: Struct, source: str, path: str, nullable: bool) -> None:
-        value = self.take(source, path)
+        value = self.assign(source, path)
         if nullable:
             self.begin_nullable(value, repr(b"\xff"), path)
             self.code.add("o.append(1)", path)
@@ -193,7 +193,7 @@ class EncoderWriter:
             label = path + field.name
             value = self.code.fresh("x")
             add(f"{value} = {source}.{field.name}", label)
-            add(f"if {self.differs(field, value)}:", label)
+            add(f"if {self.send_condition(field, value)}:", label)
             self.code.indent += 1
             add(f"{outer} = o; o = bytearray()", label)
             self.field(field, value, label)
@@ -209,8 +209,8 @@ class EncoderWriter:
         add(f"for {tag}, {part} in {parts}: o += uvarint({tag}); o += uvarint(len({part})); o += {part}", label)
         self.code.indent -= 1
 
-    def differs(self, field: Field, value: str) -> str:
-        """The condition under which a tagged field is sent."""
+    def send_condition(self, field: Field, value: str) -> str:
+        """The expression that is true if a tagged field must be sent."""
         if field.struct is not None and not field.is_array and self.version not in field.nullable:
             root = message_class(
                 self.message.api_key, "Request" if self.message.name.endswith("Request") else "Response"

@@ -1,5 +1,5 @@
-"""Source lines of a generated codec, each with the field that it handles, and the constants that
-the lines use. For the encoder and the decoder.
+"""Collects the source lines of a generated codec, each with the field that it handles, and the
+constants that the lines use. Shared by the encoder and the decoder.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ class CodeWriter:
         self.labels.append(label)
 
     def fresh(self, prefix: str) -> str:
+        """A variable name that is not used yet."""
         self._counter += 1
         return f"{prefix}{self._counter}"
 
     def constant(self, value: object, prefix: str) -> str:
+        """The name by which the lines refer to `value`."""
         for name, known in self.names.items():
             if known is value:
                 return name

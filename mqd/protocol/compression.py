@@ -61,11 +61,11 @@ def compress(compression: int | str, data: bytes, level: int | None = None) -> b
 def _xerial(data: bytes) -> bytes:
     import cramjam
 
-    parts, view = [_XERIAL_HEADER], memoryview(data)
+    blocks, view = [_XERIAL_HEADER], memoryview(data)
     for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
         block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
-        parts += (struct.pack(">i", len(block)), block)
-    return b"".join(parts)
+        blocks += (struct.pack(">i", len(block)), block)
+    return b"".join(blocks)
 
 
 def decompress(compression: int, data: bytes | memoryview, size_max: int = DECOMPRESSED_BYTES_MAX) -> bytes:
@@ -83,15 +83,15 @@ def decompress(compression: int, data: bytes | memoryview, size_max: int = DECOM
     import cramjam
 
     module = {GZIP: cramjam.gzip, LZ4: cramjam.lz4, ZSTD: cramjam.zstd}[compression]
-    room = min(size_max, len(data) * _RATIO_MAX.get(compression, size_max) + 4096)
-    with mmap.mmap(-1, room + 1) as buffer:  # one byte more tells "exactly the bound" from "beyond it"
+    output_bytes_max = min(size_max, len(data) * _RATIO_MAX.get(compression, size_max) + 4096)
+    with mmap.mmap(-1, output_bytes_max + 1) as buffer:  # one byte more tells "exactly the bound" from "beyond it"
         try:
             size = module.decompress_into(data, buffer)
         except cramjam.DecompressionError as error:
             if "write whole buffer" in str(error):
                 raise _too_large(compression, size_max) from None
             raise _damaged(compression, str(error)) from None
-        if size > room:
+        if size > output_bytes_max:
             raise _too_large(compression, size_max)
         return buffer[:size]
 
@@ -99,7 +99,7 @@ def decompress(compression: int, data: bytes | memoryview, size_max: int = DECOM
 def _decompress_snappy(data: bytes, size_max: int) -> bytes:
     if not data.startswith(_XERIAL_MAGIC):
         return _decompress_snappy_block(data, size_max, size_max)
-    parts, position, size = [], len(_XERIAL_HEADER), 0
+    blocks, position, size = [], len(_XERIAL_HEADER), 0
     while position < len(data):
         if position + 4 > len(data):
             raise _damaged(SNAPPY, "a block's size is cut off")
@@ -107,19 +107,19 @@ def _decompress_snappy(data: bytes, size_max: int) -> bytes:
         position += 4
         if not 0 < block_bytes <= len(data) - position:
             raise _damaged(SNAPPY, f"a block of {block_bytes} bytes where {len(data) - position} remain")
-        part = _decompress_snappy_block(data[position : position + block_bytes], size_max - size, size_max)
-        parts.append(part)
-        size += len(part)
+        block_data = _decompress_snappy_block(data[position : position + block_bytes], size_max - size, size_max)
+        blocks.append(block_data)
+        size += len(block_data)
         position += block_bytes
-    return b"".join(parts)
+    return b"".join(blocks)
 
 
-def _decompress_snappy_block(block: bytes, room: int, size_max: int) -> bytes:
+def _decompress_snappy_block(block: bytes, output_bytes_max: int, size_max: int) -> bytes:
     import cramjam
 
     try:
         size = cramjam.snappy.decompress_raw_len(block)
-        if size > room:
+        if size > output_bytes_max:
             raise _too_large(SNAPPY, size_max)
         # two or three bytes of input encode a copy of at most 64 bytes: a valid block claims no
         # more than this, and a larger claim must not be allocated
@@ -132,7 +132,7 @@ def _decompress_snappy_block(block: bytes, room: int, size_max: int) -> bytes:
 
 def _too_large(compression: int, size_max: int) -> ProtocolError:
     return ProtocolError(
-        f"{CODECS[compression]} data becomes more than {size_max} bytes: read it with a higher limit if it is valid",
+        f"{CODECS[compression]} data expands to more than {size_max} bytes: read it with a higher limit if it is valid",
         "record batch",
         "records",
     )

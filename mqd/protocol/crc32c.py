@@ -94,7 +94,7 @@ def crc32c_fallback(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
 
 
 @functools.cache
-def _best() -> Callable[..., int]:
+def _fastest_implementation() -> Callable[..., int]:
     try:
         from mqd.native import crc32c as native
     except ImportError:  # the extension is not built: tools still read batches
@@ -104,4 +104,4 @@ def _best() -> Callable[..., int]:
 
 def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
     """CRC-32C of `data`, continuing from the checksum `crc` of the bytes before."""
-    return _best()(data, crc)
+    return _fastest_implementation()(data, crc)

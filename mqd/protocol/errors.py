@@ -21,12 +21,12 @@ class ProtocolError(Exception):
 
     def __init__(self, problem: str, message: str = "", field: str = "", position: int | None = None) -> None:
         self.problem, self.message, self.field, self.position = problem, message, field, position
-        where = ", ".join(
+        location = ", ".join(
             part
             for part in (message, f"field {field}" if field else "", f"byte {position}" if position is not None else "")
             if part
         )
-        super().__init__(f"{where}: {problem}" if where else problem)
+        super().__init__(f"{location}: {problem}" if location else problem)
 
 
 class TrailingBytes(ProtocolError):

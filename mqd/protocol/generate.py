@@ -59,7 +59,11 @@ def message_classes(family: str) -> str:
     apis = [api for api in APIS.values() if FAMILY_NAMES[api.key] == family]
     names = sorted(api.name + kind for api in apis for kind in ("Request", "Response"))
     lines = [
-        f'"""{MARK.format(source=f"schema/{family}")}"""',
+        f'"""{MARK.format(source=f"schema/{family}")}',
+        "",
+        "A field's comment gives the versions that have the field, those in which it may be null, and its",
+        "tag. 1+: version 1 and all later ones. Tags from 9100 on belong to fields that only mqd has.",
+        '"""',
         "",
         "from __future__ import annotations",
         "",
@@ -87,7 +91,8 @@ def _quoted(text: str) -> str:
 def _message_class(api: Api, kind: str) -> Iterator[str]:
     message = api.message(kind)
     yield f"class {message.name}(msgspec.Struct, gc=False):"
-    yield f'    """API key {api.key}, versions {_versions(message.versions)}."""'
+    noun = "version" if message.versions.first == message.versions.last else "versions"
+    yield f'    """API key {api.key}, {noun} {_versions(message.versions)}."""'
     for struct in message.structs.values():
         yield ""
         yield f"    class {struct.name}(msgspec.Struct, gc=False):"

@@ -1,10 +1,10 @@
 """Request and response headers, and the table of supported APIs.
 
-A frame here excludes the 4-byte length word. Request header v1: api_key int16, api_version
-int16, correlation_id int32, client_id nullable string (int16 length, in flexible versions too); v2
-adds tagged fields. Response header v0: correlation_id; v1 adds tagged fields. The response to
-ApiVersions has header v0 in every version (KIP-511), so that a client that does not know the version
-can read the error.
+Frames here exclude the 4-byte length word. Request header v1: api_key int16, api_version int16,
+correlation_id int32, client_id nullable string (int16 length, in flexible versions too); v2 adds
+tagged fields. Response header v0: correlation_id; v1 adds tagged fields. The response to
+ApiVersions has header v0 in every version (KIP-511), so that a client that does not know the
+version can read the error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SUPPORTED: dict[int, ApiSpec] = {key: spec for key, spec in KNOWN.items() if key
 
 
 class RequestHeader(msgspec.Struct, gc=False):
-    """`body_position` is where the body begins in the frame."""
+    """`body_position`: where the body begins in the frame."""
 
     api_key: int
     api_version: int
@@ -62,10 +62,10 @@ class RequestHeader(msgspec.Struct, gc=False):
 
 class UnsupportedVersion(ProtocolError):
     """A valid header of an unsupported API or version. `header` has the key, version, correlation
-    id and, where it could be read, client id.
+    id and, if it could be read, the client id.
 
-    Only for ApiVersions is there a response to an unsupported version: error 35 in a body of version
-    0 (KIP-511).
+    Only for ApiVersions is there a response to an unsupported version: error 35 in a body of
+    version 0 (KIP-511).
     """
 
     def __init__(self, problem: str, header: RequestHeader) -> None:
@@ -73,7 +73,7 @@ class UnsupportedVersion(ProtocolError):
         self.header = header
 
 
-_FIRST = struct.Struct(">hhih")
+_FIXED_FIELDS = struct.Struct(">hhih")
 
 
 def decode_request_header(frame: bytes, supported: Mapping[int, ApiSpec] = SUPPORTED) -> RequestHeader:
@@ -84,7 +84,7 @@ def decode_request_header(frame: bytes, supported: Mapping[int, ApiSpec] = SUPPO
         raise ProtocolError(f"a frame of {len(frame)} bytes is not a request", "request header", position=len(frame))
     if len(frame) < 10:
         return _refuse(RequestHeader(*struct.unpack_from(">hhi", frame)), None, supported)
-    api_key, api_version, correlation_id, size = _FIRST.unpack_from(frame)
+    api_key, api_version, correlation_id, size = _FIXED_FIELDS.unpack_from(frame)
     header = RequestHeader(api_key, api_version, correlation_id)
     spec = supported.get(api_key)
     position = 10
@@ -122,13 +122,15 @@ def _refuse(header: RequestHeader, problem: str | None, supported: Mapping[int, 
         raise UnsupportedVersion(f"api key {header.api_key} is not supported", header)
     if not spec.min_version <= header.api_version <= spec.max_version:
         versions = f"{spec.min_version} to {spec.max_version}"
-        raise UnsupportedVersion(f"{spec.name} version {header.api_version} is not supported, {versions} are", header)
+        raise UnsupportedVersion(
+            f"{spec.name} version {header.api_version} is not supported; the supported versions are {versions}", header
+        )
     raise ProtocolError(problem or "cut off", f"{spec.name} request header", "client_id", 8)
 
 
 def encode_request_header(header: RequestHeader, flexible: bool) -> bytes:
     client_id = None if header.client_id is None else header.client_id.encode()
-    fixed = _FIRST.pack(
+    fixed = _FIXED_FIELDS.pack(
         header.api_key, header.api_version, header.correlation_id, -1 if client_id is None else len(client_id)
     )
     return fixed + (client_id or b"") + (b"\0" if flexible else b"")

@@ -1,12 +1,12 @@
 """The message classes: `from mqd.protocol.messages import MetadataRequest, MetadataResponse`.
 
 Each is a msgspec.Struct with the fields of every version; encoding omits fields that the version
-lacks, decoding sets them to their default. Nested structs are attributes of their message:
+lacks, and decoding sets them to their defaults. Nested structs are attributes of their message:
 `MetadataResponse.Topic(name="t", partitions=[MetadataResponse.Partition(...)])`. All arguments are
-optional and positional arguments follow the order of the schema; write keywords.
+optional; pass them by keyword, because positional ones follow the order of the schema.
 
-The modules beside this one are generated from mqd/protocol/schema, one for each of its modules, and
-imported on first use of one of their classes: most processes need few of them.
+The modules beside this one are generated from mqd/protocol/schema, one for each of its modules. Each is
+imported when one of its classes is first used: most processes need few of them.
 """
 
 from __future__ import annotations

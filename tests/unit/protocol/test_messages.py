@@ -270,7 +270,7 @@ def test_out_of_range_values_are_named(message: object, version: int, field: str
 
 
 def test_versions_outside_the_schema_are_refused() -> None:
-    with pytest.raises(ProtocolError, match="version 14 is not supported, 0 to 13 are"):
+    with pytest.raises(ProtocolError, match="version 14 is not supported; the supported versions are 0 to 13"):
         codec.encode(MetadataRequest(), 14)
     with pytest.raises(ProtocolError, match="not supported"):
         codec.decode(MetadataRequest, -1, b"")
