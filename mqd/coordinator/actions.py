@@ -40,20 +40,20 @@ def as_persists(records: list[KeyValue]) -> list["Action"]:
     (more only if a single record is larger). After every one of them the log must hold a state that
     can be loaded.
     """
-    found: list[Action] = []
+    persists: list[Action] = []
     first = size = 0
     for number, (key, value) in enumerate(records):
-        more = len(key) + len(value or b"") + 32
-        if number > first and size + more > PERSIST_BYTES_MAX:
-            found.append(Persist(tuple(records[first:number])))
+        record_bytes = len(key) + len(value or b"") + 32
+        if number > first and size + record_bytes > PERSIST_BYTES_MAX:
+            persists.append(Persist(tuple(records[first:number])))
             first, size = number, 0
-        size += more
-    return [*found, Persist(tuple(records[first:]))] if records else []
+        size += record_bytes
+    return [*persists, Persist(tuple(records[first:]))] if records else []
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The response to the request with that number. Each request is answered exactly once. The
-    runtime ignores the Reply if the request no longer waits.
+    """The response to the request with the number `request`. Each request is answered exactly once.
+    The runtime ignores the Reply if the request no longer waits.
     """
 
     request: int
@@ -61,8 +61,8 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Timer(msgspec.Struct, frozen=True):
-    """Arms this core's timer of that name. If it is already armed, `at_ms` replaces its time; None
-    disarms it. It fires once, as TimerFired, not before `at_ms`.
+    """Arms this core's timer `name`. If it is already armed, `at_ms` replaces its time; None disarms
+    it. The timer fires once, as TimerFired, not before `at_ms`.
     """
 
     name: str
@@ -70,11 +70,11 @@ class Timer(msgspec.Struct, frozen=True):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """Base of the effects that only one kind of core requests (a transaction's WriteMarkers). The
-    runtime holds it back like a Reply, then passes it once to the coordinator's function
+    """Base of the effects that only one kind of core requests (such as a transaction's WriteMarkers).
+    The runtime holds an effect back like a Reply, then passes it once to the coordinator's function
     `carry_out(name, effect, leader_epoch)`. The result returns as an event to the same core, unless
-    the core has been reloaded since: then on_loaded has requested once more the effects that are
-    unfinished according to the log.
+    the core has been reloaded in the meantime: its on_loaded() then requests every effect again that
+    the log shows as unfinished.
     """
 
 
@@ -86,9 +86,9 @@ class TimerFired(msgspec.Struct, frozen=True):
 
 
 class TransactionEnded(msgspec.Struct, frozen=True):
-    """The marker of a transaction. The event goes to every core that has persisted something with
-    that producer id since the previous marker. A core needs no Persist for the changes that it then
-    makes: the marker itself is the record.
+    """The marker of a transaction was written. The event goes to every core that has persisted
+    records with this producer id since the producer's previous marker. The changes that a core then
+    makes need no Persist: the marker already records them.
     """
 
     producer_id: int
@@ -129,7 +129,7 @@ class TransactionalCore(Core, Protocol):
 
     def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
         """Applies a record of a transaction whose marker is not in the log yet. Called after all
-        replay() calls. A None value means that the record was superseded and will never count.
+        replay() calls. A None value means that the record was superseded and will never be applied.
         """
 
 
@@ -137,8 +137,8 @@ class Cores(Protocol):
     """Makes the cores of one kind of coordinator."""
 
     def core_name_of(self, key: bytes) -> str | None:
-        """The name of the core that a record of the log belongs to. None: the record has a newer
-        version, or belongs to no core. Raises ValueError for bytes that are not a key.
+        """The name of the core to which the record with this key belongs; None if it belongs to none,
+        or has a newer version. Raises ValueError for bytes that are not a key.
         """
 
     def make(self, name: str) -> Core: ...

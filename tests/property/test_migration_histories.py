@@ -9,7 +9,7 @@ import pytest
 from mqd.coordinator.group import migration
 from mqd.coordinator.group.classic.core import ClassicGroup
 from mqd.coordinator.group.consumer import known_members
-from mqd.coordinator.group.consumer.classic_members import ClassicSide
+from mqd.coordinator.group.consumer.classic_members import ClassicMembers
 from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.group import Group
 from tests.property.migration_histories import MigrationHistory
@@ -68,18 +68,18 @@ def does_not_rebalance_after_a_downgrade(patch: pytest.MonkeyPatch) -> None:
 
 
 def assumes_that_a_classic_member_has_released(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ClassicSide, "_owned_partitions", lambda self, subscription: {})
+    patch.setattr(ClassicMembers, "_owned_partitions", lambda self, subscription: {})
 
 
 def never_makes_a_classic_member_rejoin(patch: pytest.MonkeyPatch) -> None:
-    original = ClassicSide.on_heartbeat
+    original = ClassicMembers.on_heartbeat
 
     def on_heartbeat(self, event, now_ms, replies) -> None:
         original(self, event, now_ms, replies)
         if replies[-1].response.error_code == 27:
             replies[-1].response.error_code = 0
 
-    patch.setattr(ClassicSide, "on_heartbeat", on_heartbeat)
+    patch.setattr(ClassicMembers, "on_heartbeat", on_heartbeat)
 
 
 def keeps_the_instance_id_of_a_classic_member(patch: pytest.MonkeyPatch) -> None:

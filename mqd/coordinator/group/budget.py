@@ -10,7 +10,7 @@ Requests are refused in stages, so that existing groups continue when others hav
     above the limit                         no commit that adds offsets, no larger assignment
 
 Requests that add nothing are never refused: heartbeats, a member that joins again with the same
-metadata, a commit that replaces earlier ones. Which error codes refusals have, and why:
+metadata, a commit that replaces earlier ones. The error codes of refusals, and the reasons:
 docs/decisions/coordinators/2026-11-26-memory-of-groups.md.
 """
 
@@ -79,41 +79,41 @@ class GroupBudget:
 
 def _growth_bytes(group: Group | None, event: object) -> int:
     """Upper bound on the additional memory of the group after this event."""
-    more = GROUP_BYTES if group is None else 0
+    base_bytes = GROUP_BYTES if group is None else 0
     if type(event) is JoinGroup:
         message = event.message
         new_bytes = protocols_size_bytes((one.name, one.metadata) for one in message.protocols)
-        return more + _member_growth_bytes(group, message.member_id, message.group_instance_id, new_bytes)
+        return base_bytes + _member_growth_bytes(group, message.member_id, message.group_instance_id, new_bytes)
     if type(event) is ConsumerHeartbeat:
         if event.message.member_epoch < 0:
             return 0
         names = event.message.subscribed_topic_names
-        new_bytes = _size_bytes(names or ()) + len(event.message.subscribed_topic_regex or "")
-        return more + _member_growth_bytes(group, event.message.member_id, event.message.instance_id, new_bytes)
+        new_bytes = _names_size_bytes(names or ()) + len(event.message.subscribed_topic_regex or "")
+        return base_bytes + _member_growth_bytes(group, event.message.member_id, event.message.instance_id, new_bytes)
     if type(event) is ShareHeartbeat:
-        return more + _share_growth_bytes(group, event)
+        return base_bytes + _share_growth_bytes(group, event)
     if type(event) is StreamsHeartbeat:
-        return more + _streams_growth_bytes(group, event)
+        return base_bytes + _streams_growth_bytes(group, event)
     if type(event) is SyncGroup and group is not None:
-        before = sum(len(member.assignment) for member in group.classic.members.by_id.values())
-        return max(0, sum(len(one.assignment) for one in event.message.assignments) - before)
+        old_bytes = sum(len(member.assignment) for member in group.classic.members.by_id.values())
+        return max(0, sum(len(one.assignment) for one in event.message.assignments) - old_bytes)
     if type(event) is CommitOffsets:
         if group is None:
-            return more + sum(300 + len(one.topic) + len(one.metadata) for one in event.offsets)
+            return base_bytes + sum(300 + len(one.topic) + len(one.metadata) for one in event.offsets)
         return group.offsets.growth_bytes(event)
     return 0
 
 
 def _share_growth_bytes(group: Group | None, event: ShareHeartbeat) -> int:
     message = event.message
-    known = None
+    member = None
     if group is not None and group.share is not None:
-        known = group.share.members.get(message.member_id)
-    if message.member_epoch < 0 or (known is not None and message.subscribed_topic_names is None):
+        member = group.share.members.get(message.member_id)
+    if message.member_epoch < 0 or (member is not None and message.subscribed_topic_names is None):
         return 0
-    new_bytes = _size_bytes(message.subscribed_topic_names or ())
-    if known is not None:
-        return max(0, new_bytes - _size_bytes(known.description.topic_names))
+    new_bytes = _names_size_bytes(message.subscribed_topic_names or ())
+    if member is not None:
+        return max(0, new_bytes - _names_size_bytes(member.description.topic_names))
     return SHARE_MEMBER_BYTES + new_bytes + len(message.member_id) + len(message.rack_id or "")
 
 
@@ -124,13 +124,13 @@ def _streams_growth_bytes(group: Group | None, event: StreamsHeartbeat) -> int:
         return 0
     texts = [message.member_id, message.process_id or "", message.rack_id or ""]
     texts += [text for tag in message.client_tags or () for text in (tag.key, tag.value)]
-    topology = 0
+    topology_bytes = 0
     if streams is None or streams.topology is None:
-        topology = sum(NAME_BYTES + len(name) for name in topic_names(message))
-    return STREAMS_MEMBER_BYTES + sum(map(len, texts)) + topology
+        topology_bytes = sum(NAME_BYTES + len(name) for name in topic_names(message))
+    return STREAMS_MEMBER_BYTES + sum(map(len, texts)) + topology_bytes
 
 
-def _size_bytes(names: Iterable[str]) -> int:
+def _names_size_bytes(names: Iterable[str]) -> int:
     return sum(50 + len(name) for name in names)
 
 
@@ -142,10 +142,10 @@ def _member_growth_bytes(group: Group | None, member_id: str, instance_id: str |
             return max(0, new_bytes - protocols_size_bytes(classic.protocols.items()))
         consumer = group.consumer
         if consumer is not None:
-            known = consumer.members.get(consumer.static.get(instance_id or "", member_id))
-            if known is not None:
-                description = known.description
+            member = consumer.members.get(consumer.static.get(instance_id or "", member_id))
+            if member is not None:
+                description = member.description
                 protocols = description.classic.protocols if description.classic is not None else ()
-                before = _size_bytes(description.topic_names) + len(description.topic_regex or "")
-                return max(0, new_bytes - before - protocols_size_bytes(protocols))
+                old_bytes = _names_size_bytes(description.topic_names) + len(description.topic_regex or "")
+                return max(0, new_bytes - old_bytes - protocols_size_bytes(protocols))
     return MEMBER_BYTES + new_bytes + len(member_id) + len(instance_id or "")

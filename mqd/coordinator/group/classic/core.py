@@ -110,7 +110,7 @@ class ClassicGroup(Rebalancing):
             error = ILLEGAL_GENERATION
         if error == NONE:
             member = self.members.by_id[message.member_id]
-            if not member.is_new:  # its first join decides whether and how long it stays
+            if not member.is_new:  # a new member's deadline is that of its first JoinGroup
                 self._touch(member, now_ms)
             if self.state is PREPARING:
                 error = REBALANCE_IN_PROGRESS
@@ -165,7 +165,7 @@ class ClassicGroup(Rebalancing):
         self._session_armed_ms = None
         for timed in self.members.deadlines.take_expired(now_ms):
             if timed.deadline_ms != NEVER:
-                continue  # the loss of a member before it in this batch has given it a new deadline
+                continue  # the removal of a member earlier in this loop has given it a new deadline
             member_id = timed.member_id
             if self.members.remove_pending(member_id):
                 self._maybe_complete_join(now_ms, actions)
@@ -203,7 +203,7 @@ class ClassicGroup(Rebalancing):
         error = self.validate_member(member_id, message.group_instance_id)
         if error != NONE:
             return self._refuse_join(event, member_id, error, actions)
-        self._join_known(event, self.members.by_id[member_id], protocols, now_ms, actions)
+        self._rejoin(event, self.members.by_id[member_id], protocols, now_ms, actions)
 
     def _refuse_join(self, event: JoinGroup, member_id: str, error: int, actions: list[Action]) -> None:
         actions.append(
@@ -211,8 +211,8 @@ class ClassicGroup(Rebalancing):
         )
 
     def _has_room_for(self, member_id: str) -> bool:
-        """Whether the group may have this member, too. In a join phase only the members that have
-        joined count, so that a group above the limit loses the members that join last.
+        """Whether the group can admit this member. In a join phase only the members that have joined
+        count, so that a group above the limit loses the members that join last.
         """
         member = self.members.by_id.get(member_id)
         if self.state is EMPTY:
@@ -241,9 +241,9 @@ class ClassicGroup(Rebalancing):
     def _join_new(self, event: JoinGroup, protocols: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
         message = event.message
         if message.group_instance_id is not None:
-            known = self.members.static.get(message.group_instance_id)
-            if known is not None:
-                return self._replace_static(event, self.members.by_id[known], protocols, now_ms, actions)
+            known_id = self.members.static.get(message.group_instance_id)
+            if known_id is not None:
+                return self._replace_static(event, self.members.by_id[known_id], protocols, now_ms, actions)
         elif event.version >= VERSION_MEMBER_ID_REQUIRED:
             pending = Pending(event.new_member_id, event.client_id, event.client_host, now_ms)
             self.members.add_pending(
@@ -278,11 +278,11 @@ class ClassicGroup(Rebalancing):
             self._initial_wait_ms = min(now_ms + self.settings.initial_rebalance_delay_ms, self._initial_until_ms)
         self._rebalance_or_complete(f"member {member_id} joined{_reason_text(message.reason)}", now_ms, actions)
 
-    def _join_known(
+    def _rejoin(
         self, event: JoinGroup, member: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]
     ) -> None:
-        """A member with unchanged metadata that needs no rebalance receives the current generation:
-        it may have missed the first response.
+        """Handles the JoinGroup of a member. If its metadata is unchanged and no rebalance is needed, it
+        receives the current generation: it may have missed the first response.
         """
         unchanged = self.state is not PREPARING and member.matches(protocols)
         is_leader = member.member_id == self.leader
@@ -467,11 +467,11 @@ class ClassicGroup(Rebalancing):
     # -- leaving -----------------------------------------------------------------------------------
 
     def _on_leave(self, event: LeaveGroup, now_ms: int, actions: list[Action]) -> None:
-        left: list[str] = []
-        responses = [self._leave_one(one, left, actions) for one in event.message.members]
-        if left:
+        departed: list[str] = []
+        responses = [self._leave_one(one, departed, actions) for one in event.message.members]
+        if departed:
             self._rebalance_after_loss(
-                f"{', '.join(left[:3])}{' and others' if len(left) > 3 else ''} left", now_ms, actions
+                f"{', '.join(departed[:3])}{' and others' if len(departed) > 3 else ''} left", now_ms, actions
             )
         else:
             # the group may have waited only for the pending member that left
@@ -479,25 +479,25 @@ class ClassicGroup(Rebalancing):
         actions.append(Reply(event.request, LeaveGroupResponse(members=responses)))
 
     def _leave_one(
-        self, one: LeaveGroupRequest.MemberIdentity, left: list[str], actions: list[Action]
+        self, identity: LeaveGroupRequest.MemberIdentity, departed: list[str], actions: list[Action]
     ) -> LeaveGroupResponse.MemberResponse:
         """A request with an instance id but no member id comes from an administrator that removes
         this member.
         """
-        member_id, instance_id = one.member_id, one.group_instance_id
+        member_id, instance_id = identity.member_id, identity.group_instance_id
         error = NONE
         if not member_id:
             member_id = self.members.static.get(instance_id, "") if instance_id is not None else ""
             error = NONE if member_id else UNKNOWN_MEMBER_ID
         elif self.members.remove_pending(member_id):
-            return LeaveGroupResponse.MemberResponse(member_id=one.member_id, group_instance_id=instance_id)
+            return LeaveGroupResponse.MemberResponse(member_id=identity.member_id, group_instance_id=instance_id)
         else:
             error = self.validate_member(member_id, instance_id)
         if error == NONE:
             self._remove_member(self.members.by_id[member_id], actions)
-            left.append(member_id + _reason_text(one.reason))
+            departed.append(member_id + _reason_text(identity.reason))
         return LeaveGroupResponse.MemberResponse(
-            member_id=one.member_id, group_instance_id=instance_id, error_code=error
+            member_id=identity.member_id, group_instance_id=instance_id, error_code=error
         )
 
 

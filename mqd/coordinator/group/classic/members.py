@@ -38,8 +38,8 @@ def protocols_size_bytes(protocols: Iterable[tuple[str, bytes]]) -> int:
 
 
 class Timed:
-    """Something with a deadline. `deadline_ms` NEVER: none. `armed_ms`: the time of its one valid
-    heap entry.
+    """Something that can have a deadline. `armed_ms`: the time of its only valid heap entry. Both
+    times are NEVER if there is none.
     """
 
     __slots__ = ("armed_ms", "deadline_ms", "member_id")
@@ -104,7 +104,7 @@ class Member(Timed):
         self.is_new = is_new
         self.join_request: int | None = None
         self.sync_request: int | None = None
-        self.seen_ms = -1  # not since this coordinator started
+        self.seen_ms = -1  # it has sent no request since this coordinator started
 
     @property
     def size_bytes(self) -> int:
@@ -112,7 +112,7 @@ class Member(Timed):
         return MEMBER_BYTES + names + protocols_size_bytes(self.protocols.items()) + len(self.assignment)
 
     def matches(self, protocols: dict[str, bytes]) -> bool:
-        """Whether `protocols` are the member's: same metadata, same order."""
+        """Whether `protocols` equal the member's, including their order."""
         return list(self.protocols.items()) == list(protocols.items())
 
     def describe(self, protocol: str | None) -> DescribeGroupsResponse.Member:
@@ -139,7 +139,7 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Timed]] = []
         self._number = 0  # tie-breaker for entries of the same time
-        self._superseded = 0  # number of entries that an earlier one has replaced
+        self._superseded_count = 0  # number of entries that an earlier one has replaced
 
     @property
     def next_ms(self) -> int | None:
@@ -151,9 +151,9 @@ class Deadlines:
         if timed.armed_ms == NEVER:
             self._push(timed)
         elif deadline_ms < timed.armed_ms:
-            self._superseded += 1
+            self._superseded_count += 1
             self._push(timed)
-            if 2 * self._superseded > len(self._heap) + HEAP_SLACK:
+            if 2 * self._superseded_count > len(self._heap) + HEAP_SLACK:
                 self._rebuild()
 
     def drop(self, timed: Timed) -> None:
@@ -167,23 +167,23 @@ class Deadlines:
 
     def take_expired(self, now_ms: int) -> list[Timed]:
         """Returns the Timed objects whose deadline has passed, and clears their deadlines."""
-        found = []
+        expired = []
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, _, timed = heapq.heappop(self._heap)
             if timed.armed_ms != at_ms:
-                self._superseded -= 1  # this entry was superseded by an earlier one
+                self._superseded_count -= 1  # this entry was superseded by an earlier one
                 continue
             timed.armed_ms = NEVER
             if timed.deadline_ms > now_ms:
                 self._push(timed)
             elif timed.deadline_ms != NEVER:
                 timed.deadline_ms = NEVER
-                found.append(timed)
-        return found
+                expired.append(timed)
+        return expired
 
     def tidy(self, possible_count: int) -> None:
-        """Purges superseded and dropped entries when they outnumber the others. `possible_count`:
-        the number of possible deadlines.
+        """Purges superseded and dropped entries when they outnumber the others. `possible_count`: how
+        many objects can have a deadline.
         """
         if len(self._heap) > 2 * possible_count + HEAP_SLACK:
             self._rebuild()
@@ -194,21 +194,21 @@ class Deadlines:
             if entry[2].deadline_ms == NEVER:
                 entry[2].armed_ms = NEVER
         heapq.heapify(entries)
-        self._heap, self._superseded = entries, 0
+        self._heap, self._superseded_count = entries, 0
 
     def check(self, timed: Iterable[Timed]) -> None:
         entries = {(entry[0], id(entry[2])) for entry in self._heap}
-        for one in timed:
-            if one.deadline_ms != NEVER:
+        for each in timed:
+            if each.deadline_ms != NEVER:
                 assert (
-                    one.armed_ms != NEVER and one.armed_ms <= one.deadline_ms and (one.armed_ms, id(one)) in entries
-                ), f"M5: {one.member_id} is not timed"
+                    each.armed_ms != NEVER
+                    and each.armed_ms <= each.deadline_ms
+                    and (each.armed_ms, id(each)) in entries
+                ), f"M5: {each.member_id} is not timed"
 
 
 class Members:
-    """Maps member id to Member in join order, with counters that make every query about all of them
-    O(1).
-    """
+    """Maps member id to Member in join order. Counters make the queries about all members O(1)."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, Member] = {}
@@ -231,7 +231,7 @@ class Members:
         self.by_id[member.member_id] = member
         if member.instance_id is not None:
             self.static[member.instance_id] = member.member_id
-        self._count(member, 1)
+        self._count_votes(member, 1)
         self.size_bytes += member.size_bytes
         if member.join_request is not None:
             self.awaiting_join_count += 1
@@ -241,7 +241,7 @@ class Members:
         member = self.by_id.pop(member_id)
         if member.instance_id is not None:
             del self.static[member.instance_id]
-        self._count(member, -1)
+        self._count_votes(member, -1)
         self.size_bytes -= member.size_bytes
         if member.join_request is not None:
             self.awaiting_join_count -= 1
@@ -249,7 +249,7 @@ class Members:
         self.deadlines.tidy(len(self.by_id) + len(self.pending))
         return member
 
-    def _count(self, member: Member, by: int) -> None:
+    def _count_votes(self, member: Member, by: int) -> None:
         votes = self.votes
         for name in member.protocols:
             count = votes.get(name, 0) + by
@@ -259,22 +259,22 @@ class Members:
                 del votes[name]
 
     def set_protocols(self, member: Member, protocols: dict[str, bytes]) -> None:
-        self._count(member, -1)
+        self._count_votes(member, -1)
         self.size_bytes -= member.size_bytes
         member.protocols = protocols
         self.size_bytes += member.size_bytes
-        self._count(member, 1)
+        self._count_votes(member, 1)
 
     def set_assignment(self, member: Member, assignment: bytes) -> None:
         self.size_bytes += len(assignment) - len(member.assignment)
         member.assignment = assignment
 
     def await_join(self, member: Member, request: int) -> int | None:
-        """Returns the number of the request that waited before, if any; it is superseded."""
-        before, member.join_request = member.join_request, request
-        if before is None:
+        """Makes `request` the member's waiting JoinGroup. Returns the request that it supersedes, if any."""
+        superseded, member.join_request = member.join_request, request
+        if superseded is None:
             self.awaiting_join_count += 1
-        return before
+        return superseded
 
     def take_join(self, member: Member) -> int | None:
         request, member.join_request = member.join_request, None

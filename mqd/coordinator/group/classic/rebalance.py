@@ -50,10 +50,10 @@ class Rebalancing(ClassicState):
 
     def _joined_members(self) -> list[JoinGroupResponse.Member]:
         """The members that the leader assigns partitions to."""
-        make, protocol = JoinGroupResponse.Member, self.protocol
+        make_member, protocol = JoinGroupResponse.Member, self.protocol
         assert protocol is not None  # a group with a leader has a protocol
         return [
-            make(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.protocols[protocol])
+            make_member(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.protocols[protocol])
             for one in self.members.by_id.values()
         ]
 
@@ -82,9 +82,9 @@ class Rebalancing(ClassicState):
             self._prepare_rebalance(reason, now_ms, actions)
 
     def _prepare_rebalance(self, reason: str, now_ms: int, actions: list[Action]) -> None:
-        """Sends members that wait for an assignment back to join. The join phase lasts until all
-        have joined, at most the longest rebalance timeout. The first join phase after Empty waits
-        for more members: group.initial.rebalance.delay.ms from the last member that joined.
+        """Begins a join phase; members that wait for an assignment must join again. The phase lasts
+        until all have joined, at most the longest rebalance timeout. The first join phase after Empty
+        waits for more members: group.initial.rebalance.delay.ms after the last member that joined.
         """
         if self.state is COMPLETING:
             for member in self.members.by_id.values():
@@ -138,13 +138,13 @@ class Rebalancing(ClassicState):
             self._persist(actions)
 
     def _elect_leader(self) -> bool:
-        """The leader stays if it has joined. False: no member has joined."""
+        """Keeps the leader if it has joined. Returns False if no member has joined."""
         if self.leader is not None and self.members.by_id[self.leader].join_request is not None:
             return True
-        joined = next((member for member in self.members.by_id.values() if member.join_request is not None), None)
-        if joined is not None:
-            self.leader = joined.member_id
-        return joined is not None
+        new_leader = next((member for member in self.members.by_id.values() if member.join_request is not None), None)
+        if new_leader is not None:
+            self.leader = new_leader.member_id
+        return new_leader is not None
 
     def _begin_sync(self, now_ms: int, actions: list[Action]) -> None:
         self.protocol = self.members.elect_protocol()

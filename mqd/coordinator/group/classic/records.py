@@ -10,7 +10,7 @@ Kafka writes it (key version 2, value version 3).
                 subscription bytes, assignment bytes
     string  int16 length (-1: null), UTF-8;   bytes: int32 length
 
-Version 4 is the same with flexible encoding; it can be read too. Values come from disk or from
+Value version 4 is the same in flexible encoding; it can be read, too. Values come from disk or from
 another broker's log: every length is checked before use, and invalid data raises ValueError.
 Source: GroupMetadataKey and GroupMetadataValue of Kafka's message schemas.
 """
@@ -41,7 +41,7 @@ class MemberRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupRecord(msgspec.Struct, frozen=True):
-    """`state_since_ms` -1: the writer's version (value version 0 or 1) has no such field."""
+    """`state_since_ms` is -1 in value versions 0 and 1, which have no such field."""
 
     protocol_type: str
     generation: int
@@ -142,10 +142,10 @@ class _Reader:
     def blob(self) -> bytes:
         return self.take(self.varint() - 1 if self.flexible else self.number(_I32)) or b""
 
-    def count(self, smallest: int) -> int:
-        """An array's length. `smallest`: minimum bytes per element."""
+    def count(self, bytes_min: int) -> int:
+        """An array's length. `bytes_min`: minimum bytes per element."""
         count = self.varint() - 1 if self.flexible else self.number(_I32)
-        if count < 0 or count * smallest > len(self.data) - self.position:
+        if count < 0 or count * bytes_min > len(self.data) - self.position:
             raise ValueError(
                 f"GroupMetadata has a count of {count} members at byte {self.position}, where"
                 f" {len(self.data) - self.position} bytes remain"
@@ -168,14 +168,14 @@ def decode_value(data: bytes) -> GroupRecord:
     reader.flexible = version >= 4
     protocol_type, generation = reader.string(), reader.number(_I32)
     protocol, leader = reader.optional_string(), reader.optional_string()
-    since = reader.number(_I64) if version >= 2 else -1
+    state_since_ms = reader.number(_I64) if version >= 2 else -1
     members = tuple(_decode_member(reader, version) for _ in range(reader.count(14)))
     reader.skip_tags()
     if reader.position != len(data):
         raise ValueError(f"GroupMetadata has {len(data) - reader.position} bytes too many")
     if len({member.member_id for member in members}) != len(members):
         raise ValueError("GroupMetadata lists a member twice")
-    return GroupRecord(protocol_type, generation, protocol, leader, since, members)
+    return GroupRecord(protocol_type, generation, protocol, leader, state_since_ms, members)
 
 
 def _decode_member(reader: _Reader, version: int) -> MemberRecord:

@@ -19,7 +19,7 @@ CONSUMER_PROTOCOL = "consumer"
 # highest generation that is accepted from a record: later ones must fit into an int32
 GENERATION_MAX = 2**31 - 2**16
 
-# Plain integers: on the heartbeat's path reading an enum attribute costs as much as all the rest.
+# Plain integers: on a heartbeat's path, reading an enum attribute costs as much as everything else.
 NONE, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID = (
     int(ErrorCode.NONE),
     int(ErrorCode.REBALANCE_IN_PROGRESS),
@@ -71,9 +71,9 @@ class ClassicState:
         self.members = Members()
         self.pending_sync: set[str] = set()
         self.state_since_ms = -1
-        self.rebalance_since_ms = -1  # when the group was last Stable or Empty; -1: it still is
+        self.rebalance_since_ms = -1  # when the group ceased to be Stable or Empty; -1: it is one of them
         self.rebalance_reason = ""
-        self.is_persisted = False  # the log has a record of this group
+        self.is_persisted = False  # whether the log has a record of this group
         # latest end of the join phase of the first rebalance after Empty
         self._initial_until_ms = NEVER
         self._initial_wait_ms = NEVER  # end of that phase unless another member joins first
@@ -91,7 +91,7 @@ class ClassicState:
         """The members that a rebalance waits for: first the leader if its assignment is missing,
         then the longest silent. There are none if the first rebalance only waits for more members.
         """
-        found = [
+        delaying = [
             DelayingMember(
                 one.member_id, None, one.client_id, one.client_host, "first join", one.since_ms, one.since_ms
             )
@@ -108,24 +108,24 @@ class ClassicState:
                 )
                 for member_id in self.pending_sync
             ]
-        for member, what in late:
-            found.append(
+        for member, waited_for in late:
+            delaying.append(
                 DelayingMember(
                     member.member_id,
                     member.instance_id,
                     member.client_id,
                     member.client_host,
-                    what,
+                    waited_for,
                     self.state_since_ms,
                     member.seen_ms,
                 )
             )
-        found.sort(key=lambda holder: (holder.waited_for != "assignment", holder.seen_ms))
-        return found if self.state in (PREPARING, COMPLETING) or self.pending_sync else []
+        delaying.sort(key=lambda holder: (holder.waited_for != "assignment", holder.seen_ms))
+        return delaying if self.state in (PREPARING, COMPLETING) or self.pending_sync else []
 
     def subscribed_topics(self) -> frozenset[str] | None:
-        """The topics that the members of this generation subscribe to. None if they cannot be
-        known: another protocol type, or metadata that does not parse.
+        """The topics that the members of this generation subscribe to; None if they cannot be known
+        (another protocol type, or metadata that does not parse).
         """
         if self.protocol_type != CONSUMER_PROTOCOL:
             return None
@@ -175,7 +175,7 @@ class ClassicState:
     # -- the log -----------------------------------------------------------------------------------
 
     def _persist(self, actions: list[Action]) -> bool:
-        """Persists the generation. False: it does not fit into a record, and nothing was done."""
+        """Persists the generation. Returns False, and does nothing, if it does not fit into a record."""
         protocol = self.protocol
         members = tuple(
             records.MemberRecord(

@@ -3,7 +3,8 @@
     uniform   every member gets the same number of partitions (plus or minus one), with as few moves
               as that allows
     range     every subscribed member gets a contiguous run of each topic's partitions; topics with
-              the same subscribers and partition count are split alike, as stream joins require
+              the same subscribers and partition count are split in the same way, as joins of streams
+              require
 
 Guarantees of both (asserted by check_assignment() and the property tests)
     A1  every partition of a topic with subscribers has exactly one owner, which is a subscriber
@@ -57,15 +58,16 @@ def uniform(members: Members, counts: Counts) -> dict[str, Partitions]:
 
 class _Draft:
     """An assignment under construction: every member begins with the partitions that it may keep.
-    An untouched member keeps its original object, so a large group with few moves costs little.
-    `taken`: for each topic, which partitions have an owner. `sizes`: each member's count.
+    Members whose partitions do not change keep their original objects, so a large group with few
+    moves costs little. `taken`: for each topic, which partitions have an owner. `sizes`: how many
+    partitions each member has.
     """
 
     def __init__(self, members: Members, counts: Counts) -> None:
         self.taken = {topic: bytearray(count) for topic, count in counts.items()}
         self.sizes: dict[str, int] = {}
         self._untouched: dict[str, Mapping[bytes, tuple[int, ...]]] = {}
-        self._own: dict[str, dict[bytes, list[int]]] = {}  # of members that are not in _untouched
+        self._modified: dict[str, dict[bytes, list[int]]] = {}  # of members that are not in _untouched
         for member_id in sorted(members):
             self._take(member_id, members[member_id])
 
@@ -83,35 +85,35 @@ class _Draft:
                 break
         if keeps_all:
             self._untouched[member_id] = spec.current
-        mine: dict[bytes, list[int]] = {}
+        kept_by_topic: dict[bytes, list[int]] = {}
         for topic, indexes in spec.current.items():
             flags = taken.get(topic)
             if flags is None or topic not in spec.topics:
                 continue
-            have = indexes if keeps_all else [index for index in indexes if index < len(flags) and not flags[index]]
-            for index in have:
+            kept = indexes if keeps_all else [index for index in indexes if index < len(flags) and not flags[index]]
+            for index in kept:
                 flags[index] = 1
-            size += len(have)
-            if have and not keeps_all:
-                mine[topic] = list(have)
+            size += len(kept)
+            if kept and not keeps_all:
+                kept_by_topic[topic] = list(kept)
         self.sizes[member_id] = size
         if not keeps_all:
-            self._own[member_id] = mine
+            self._modified[member_id] = kept_by_topic
 
-    def own(self, member_id: str) -> dict[bytes, list[int]]:
-        """The member's partitions, for modification. The caller must keep `sizes` up to date."""
-        mine = self._own.get(member_id)
-        if mine is None:
-            mine = self._own[member_id] = {
+    def editable(self, member_id: str) -> dict[bytes, list[int]]:
+        """The member's partitions, which the caller may modify; it must keep `sizes` up to date."""
+        partitions = self._modified.get(member_id)
+        if partitions is None:
+            partitions = self._modified[member_id] = {
                 topic: list(indexes) for topic, indexes in self._untouched.pop(member_id).items()
             }
-        return mine
+        return partitions
 
     def has(self, member_id: str, topic: bytes) -> bool:
-        mine = self._own.get(member_id)
-        return bool(mine.get(topic) if mine is not None else self._untouched[member_id].get(topic))
+        partitions = self._modified.get(member_id)
+        return bool(partitions.get(topic) if partitions is not None else self._untouched[member_id].get(topic))
 
-    def free(self) -> list[tuple[bytes, int]]:
+    def free_partitions(self) -> list[tuple[bytes, int]]:
         return [
             (topic, index)
             for topic, flags in self.taken.items()
@@ -121,10 +123,12 @@ class _Draft:
         ]
 
     def build(self) -> dict[str, Partitions]:
-        found: dict[str, Partitions] = dict(self._untouched)  # type: ignore[arg-type]  # the caller's objects
-        for member_id, mine in self._own.items():
-            found[member_id] = {topic: tuple(sorted(mine[topic])) for topic in sorted(mine) if mine[topic]}
-        return found
+        assignment: dict[str, Partitions] = dict(self._untouched)  # type: ignore[arg-type]  # the caller's objects
+        for member_id, partitions in self._modified.items():
+            assignment[member_id] = {
+                topic: tuple(sorted(partitions[topic])) for topic in sorted(partitions) if partitions[topic]
+            }
+        return assignment
 
 
 def _uniform_alike(members: Members, counts: Counts) -> dict[str, Partitions]:
@@ -136,31 +140,31 @@ def _uniform_alike(members: Members, counts: Counts) -> dict[str, Partitions]:
         if size > low and extra:
             quota, extra = low + 1, extra - 1
         if size > quota:
-            _give_up(draft.own(member_id), size - quota, draft.taken)
+            _give_up(draft.editable(member_id), size - quota, draft.taken)
             sizes[member_id] = quota
     below_low = [member_id for member_id, size in sizes.items() if size < low]
     extra_takers = [member_id for member_id, size in sizes.items() if size <= low]
-    free = draft.free()
+    free = draft.free_partitions()
     next_free = 0
     while below_low:  # round-robin, so that a topic's partitions are spread
         for member_id in below_low:
             topic, index = free[next_free]
             next_free += 1
-            draft.own(member_id).setdefault(topic, []).append(index)
+            draft.editable(member_id).setdefault(topic, []).append(index)
             sizes[member_id] += 1
         below_low = [member_id for member_id in below_low if sizes[member_id] < low]
     for member_id, (topic, index) in zip(extra_takers, free[next_free:], strict=False):
-        draft.own(member_id).setdefault(topic, []).append(index)
+        draft.editable(member_id).setdefault(topic, []).append(index)
     return draft.build()
 
 
-def _give_up(mine: dict[bytes, list[int]], count: int, taken: dict[bytes, bytearray]) -> None:
+def _give_up(partitions: dict[bytes, list[int]], count: int, taken: dict[bytes, bytearray]) -> None:
     """Gives up `count` partitions, each from the topic with the most partitions left."""
-    heap = [(-len(indexes), topic) for topic, indexes in mine.items()]
+    heap = [(-len(indexes), topic) for topic, indexes in partitions.items()]
     heapq.heapify(heap)
     for _ in range(count):
         size, topic = heap[0]
-        taken[topic][mine[topic].pop()] = 0
+        taken[topic][partitions[topic].pop()] = 0
         heapq.heapreplace(heap, (size + 1, topic))
 
 
@@ -173,11 +177,11 @@ def _uniform_mixed(members: Members, counts: Counts) -> dict[str, Partitions]:
         for topic in members[member_id].topics:
             if topic in counts:
                 subscribers.setdefault(topic, []).append(member_id)
-    requested = {topic: counts[topic] for topic in sorted(subscribers)}
-    draft = _Draft(members, requested)
+    subscribed_counts = {topic: counts[topic] for topic in sorted(subscribers)}
+    draft = _Draft(members, subscribed_counts)
     sizes = draft.sizes
     # Topics with few subscribers first: their partitions have the fewest alternatives.
-    order = sorted(requested, key=lambda topic: (len(subscribers[topic]), topic))
+    order = sorted(subscribed_counts, key=lambda topic: (len(subscribers[topic]), topic))
     for topic in order:
         free = [index for index, flag in enumerate(draft.taken[topic]) if not flag]
         if free:
@@ -185,11 +189,11 @@ def _uniform_mixed(members: Members, counts: Counts) -> dict[str, Partitions]:
             heapq.heapify(heap)
             for index in free:
                 size, member_id = heap[0]
-                draft.own(member_id).setdefault(topic, []).append(index)
+                draft.editable(member_id).setdefault(topic, []).append(index)
                 sizes[member_id] = size + 1
                 heapq.heapreplace(heap, (size + 1, member_id))
     for _ in range(PASSES_MAX):
-        # sum() and not any(): every topic gets its turn in every pass
+        # sum() rather than any(): every pass handles every topic
         if not sum(_even_out(topic, subscribers[topic], draft) for topic in order):
             break
     return draft.build()
@@ -220,12 +224,12 @@ def _even_out(topic: bytes, subscribers: list[str], draft: _Draft) -> int:
             continue
         if sizes[giver] - taker_size < 2:
             break
-        had = draft.has(taker, topic)
-        draft.own(taker).setdefault(topic, []).append(draft.own(giver)[topic].pop())
+        had_partitions = draft.has(taker, topic)
+        draft.editable(taker).setdefault(topic, []).append(draft.editable(giver)[topic].pop())
         sizes[giver] -= 1
         sizes[taker] += 1
         moved += 1
-        if not had:
+        if not had_partitions:
             heapq.heappush(by_most, (-sizes[taker], taker))
     return moved
 
@@ -250,7 +254,7 @@ def range_(members: Members, counts: Counts) -> dict[str, Partitions]:
         for topic in members[member_id].topics:
             if topic in counts:
                 subscribers.setdefault(topic, []).append(member_id)
-    found: dict[str, Partitions] = {member_id: {} for member_id in members}
+    assignment: dict[str, Partitions] = {member_id: {} for member_id in members}
     for topic in sorted(subscribers):
         owners = subscribers[topic]
         low, extra = divmod(counts[topic], len(owners))
@@ -259,18 +263,18 @@ def range_(members: Members, counts: Counts) -> dict[str, Partitions]:
             end = start + low + (position < extra)
             if end == start:
                 break
-            found[member_id][topic] = tuple(range(start, end))
+            assignment[member_id][topic] = tuple(range(start, end))
             start = end
-    return found
+    return assignment
 
 
 ASSIGNORS: dict[str, Callable[[Members, Counts], dict[str, Partitions]]] = {"uniform": uniform, "range": range_}
 
 
-def check_assignment(members: Members, counts: Counts, found: Mapping[str, Partitions]) -> None:
+def check_assignment(members: Members, counts: Counts, assignment: Mapping[str, Partitions]) -> None:
     """Asserts A1 and A2."""
     owners: set[tuple[bytes, int]] = set()
-    for member_id, partitions in found.items():
+    for member_id, partitions in assignment.items():
         for topic, indexes in partitions.items():
             assert topic in members[member_id].topics, f"A1: {member_id} does not subscribe to {topic.hex()}"
             assert (
@@ -279,5 +283,5 @@ def check_assignment(members: Members, counts: Counts, found: Mapping[str, Parti
             for index in indexes:
                 assert (topic, index) not in owners, f"A1: {topic.hex()}-{index} has two owners"
                 owners.add((topic, index))
-    requested = {topic for spec in members.values() for topic in spec.topics if topic in counts}
-    assert len(owners) == sum(counts[topic] for topic in requested), "A1: a partition has no owner"
+    subscribed = {topic for spec in members.values() for topic in spec.topics if topic in counts}
+    assert len(owners) == sum(counts[topic] for topic in subscribed), "A1: a partition has no owner"

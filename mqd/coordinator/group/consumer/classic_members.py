@@ -41,7 +41,7 @@ VERSION_MEMBER_ID_REQUIRED = 4
 METADATA_BYTES_MAX = 1 << 20  # limit for all protocols of one member, which go into one record
 
 
-class ClassicSide:
+class ClassicMembers:
     """`votes`: the number of classic members that support each protocol."""
 
     def __init__(self, group: ConsumerGroup) -> None:
@@ -96,8 +96,8 @@ class ClassicSide:
             None,
             ClassicMetadata(message.session_timeout_ms, tuple((one.name, one.metadata) for one in message.protocols)),
         )
-        member, bump = group.enroll(known, message.member_id or event.new_member_id, description)
-        group.refresh(bump)
+        member, needs_new_epoch = group.enroll(known, message.member_id or event.new_member_id, description)
+        group.refresh(needs_new_epoch)
         group.maybe_assign(now_ms, immediately=True)
         group.reconcile(member, self._owned_partitions(subscription), now_ms)
         group.deadlines.move(member, now_ms + message.session_timeout_ms)
@@ -119,33 +119,35 @@ class ClassicSide:
         return members.get(self.group.static.get(message.group_instance_id, message.member_id))
 
     def _check_claim(self, message: JoinGroupRequest) -> None:
-        """Checks that a given member id belongs to a given instance id. Raises Refused."""
+        """Checks that the instance id, if the request has one, is that of the member id. Raises Refused."""
         if message.group_instance_id is None or not message.member_id:
             return
-        owner = self.group.static.get(message.group_instance_id)
-        if owner is None:
+        owner_id = self.group.static.get(message.group_instance_id)
+        if owner_id is None:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
-        if owner != message.member_id:
+        if owner_id != message.member_id:
             raise Refused(ErrorCode.FENCED_INSTANCE_ID, "")
 
     def _check_protocols(self, message: JoinGroupRequest, known: Member | None) -> None:
         """Raises Refused."""
         votes, count = self.votes, self.member_count
-        own = known.description.classic if known is not None else None
-        own_names = {name for name, _ in own.protocols} if own is not None else set()
-        others = count - (own is not None)
+        own_metadata = known.description.classic if known is not None else None
+        own_names = {name for name, _ in own_metadata.protocols} if own_metadata is not None else set()
+        other_count = count - (own_metadata is not None)
         if message.protocol_type != PROTOCOL_TYPE or not message.protocols:
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
-        if others and not any(votes.get(one.name, 0) - (one.name in own_names) == others for one in message.protocols):
+        if other_count and not any(
+            votes.get(one.name, 0) - (one.name in own_names) == other_count for one in message.protocols
+        ):
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
 
     def _owned_partitions(self, subscription: Subscription) -> Partitions:
-        found: Partitions = {}
+        owned: Partitions = {}
         for name, indexes in subscription.owned.items():
             topic = self.group.cluster.topic(name)
             if topic is not None and indexes:
-                found[topic.topic_id] = indexes
-        return found
+                owned[topic.topic_id] = indexes
+        return owned
 
     # -- syncing, heartbeats, leaving --------------------------------------------------------------
 
@@ -153,10 +155,10 @@ class ClassicSide:
         """Raises Refused."""
         group = self.group
         if instance_id is not None:
-            owner = group.static.get(instance_id)
-            if owner is None:
+            owner_id = group.static.get(instance_id)
+            if owner_id is None:
                 raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
-            if owner != member_id:
+            if owner_id != member_id:
                 raise Refused(ErrorCode.FENCED_INSTANCE_ID, "")
         member = group.members.get(member_id)
         if member is None or not member.is_classic:
@@ -243,18 +245,18 @@ class ClassicSide:
             self.group.fence(list(leaving.values()))
         replies.append(Reply(event.request, LeaveGroupResponse(members=responses)))
 
-    def _find_leaving(self, one: LeaveGroupRequest.MemberIdentity) -> Member:
+    def _find_leaving(self, identity: LeaveGroupRequest.MemberIdentity) -> Member:
         """Finds the member that leaves, of either protocol: by member id, or by instance id alone
         if an administrator removes a static member. Raises Refused.
         """
         group = self.group
-        if one.group_instance_id is None:
-            member = group.members.get(one.member_id)
+        if identity.group_instance_id is None:
+            member = group.members.get(identity.member_id)
         else:
-            owner = group.static.get(one.group_instance_id)
-            if owner is not None and one.member_id and owner != one.member_id:
+            owner_id = group.static.get(identity.group_instance_id)
+            if owner_id is not None and identity.member_id and owner_id != identity.member_id:
                 raise Refused(ErrorCode.FENCED_INSTANCE_ID, "")
-            member = group.members.get(owner) if owner is not None else None
+            member = group.members.get(owner_id) if owner_id is not None else None
         if member is None:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
         return member

@@ -38,7 +38,7 @@ class Cluster(Protocol):
     def topic_name(self, topic_id: bytes) -> str | None: ...
 
     def names(self) -> frozenset[str]:
-        """All topics but internal ones. Returns the same object while they do not change."""
+        """All topics except internal ones. Returns the same object as long as they do not change."""
 
     def describable(self, client: ClientIdentity, names: frozenset[str]) -> frozenset[str]:
         """The topics that this client may describe."""
@@ -68,8 +68,8 @@ class FixedCluster:
             self.set(name, count)
 
     def set(self, name: str, partition_count: int) -> Topic:
-        """Changes the topic. 0 partitions: it is deleted. More than before: partitions are added.
-        Fewer: it is deleted and created again.
+        """Creates or changes a topic. With 0 partitions it is deleted; with more than before, partitions
+        are added; with fewer, it is deleted and created again.
         """
         old = self.topics.pop(name, None)
         if old is not None and partition_count < old.partition_count:

@@ -48,7 +48,7 @@ from mqd.coordinator.group.consumer import records, requests
 from mqd.coordinator.group.consumer.assignors import ASSIGNORS, MemberSpec
 from mqd.coordinator.group.consumer.cluster import Cluster
 from mqd.coordinator.group.consumer.events import ConsumerDescribe, ConsumerHeartbeat
-from mqd.coordinator.group.consumer.known_members import find
+from mqd.coordinator.group.consumer.known_members import find_sender
 from mqd.coordinator.group.consumer.members import (
     LEFT_STATIC_EPOCH,
     NOTHING,
@@ -78,7 +78,7 @@ VERSION_MEMBER_EPOCH = 9  # the first OffsetCommit version with a member epoch
 # measured, rounded up.
 MEMBER_BYTES = 1_500
 PARTITION_BYTES = 200
-REVOKE = "revoke"  # the only step that a member of this protocol can have to take
+REVOKE = "revoke"  # the only step that is ever required of a member of this protocol
 
 
 def size_bytes_of(member_id: str, description: Description) -> int:
@@ -102,7 +102,7 @@ class ConsumerGroup(ModernGroup):
     deadline_timer: ClassVar[str] = DEADLINE_TIMER
 
     def __init__(self, group_id: str, cluster: Cluster) -> None:
-        from mqd.coordinator.group.consumer.classic_members import ClassicSide
+        from mqd.coordinator.group.consumer.classic_members import ClassicMembers
 
         super().__init__(group_id, cluster)
         self.members: dict[str, Member] = {}
@@ -110,7 +110,7 @@ class ConsumerGroup(ModernGroup):
         self.static: dict[str, str] = {}  # instance id -> member id
         self.owners = Owners()
         self.assignor_votes: dict[str, int] = {}
-        self.classic = ClassicSide(self)
+        self.classic = ClassicMembers(self)
         # must become a classic group: no member uses the consumer protocol any more
         self.needs_downgrade = False
         self._rebalance_since_ms = -1  # when a target was last computed while all members held theirs
@@ -201,10 +201,10 @@ class ConsumerGroup(ModernGroup):
         """Ordered so that the log holds a loadable state after each one: the group's epoch first,
         the target's last.
         """
-        found = as_persists(self.pending)
+        persists = as_persists(self.pending)
         self.pending = []
         self.is_persisted = True
-        return found
+        return persists
 
     def _on_heartbeat(self, event: ConsumerHeartbeat, now_ms: int, replies: list[Action]) -> None:
         try:
@@ -215,18 +215,20 @@ class ConsumerGroup(ModernGroup):
 
     def _heartbeat(self, event: ConsumerHeartbeat, now_ms: int) -> ConsumerGroupHeartbeatResponse:
         message = event.message
-        known = find(self, event)
+        known = find_sender(self, event)
         description = requests.updated_description(
             known.description if known is not None else None, event, self.cluster.matcher
         )
-        member, bump = self.enroll(known, message.member_id or event.new_member_id, description)
-        self.refresh(bump)
+        member, needs_new_epoch = self.enroll(known, message.member_id or event.new_member_id, description)
+        self.refresh(needs_new_epoch)
         self.maybe_assign(now_ms)
-        before = member.assigned
+        previously_assigned = member.assigned
         self.reconcile(member, requests.owned_partitions(message), now_ms)
         self.deadlines.move(member, now_ms + self.cluster.settings(self.group_id).session_timeout_ms)
         sends_assignment = (
-            message.member_epoch != member.epoch or before != member.assigned or requests.sets_all_fields(message)
+            message.member_epoch != member.epoch
+            or previously_assigned != member.assigned
+            or requests.sets_all_fields(message)
         )
         return ConsumerGroupHeartbeatResponse(
             member_id=member.member_id,
@@ -347,16 +349,16 @@ class ConsumerGroup(ModernGroup):
                     ErrorCode.UNKNOWN_MEMBER_ID, f"Member {message.member_id} is not a member of group {self.group_id}."
                 )
         else:
-            owner = self.static.get(message.instance_id)
-            if owner is None:
+            owner_id = self.static.get(message.instance_id)
+            if owner_id is None:
                 raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {message.instance_id} is unknown.")
-            if owner != message.member_id:
+            if owner_id != message.member_id:
                 raise Refused(
                     ErrorCode.FENCED_INSTANCE_ID,
                     f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member"
-                    f" {owner}.",
+                    f" {owner_id}.",
                 )
-            member = self.members[owner]
+            member = self.members[owner_id]
         if message.member_epoch == LEFT_STATIC_EPOCH and message.instance_id is not None:
             self._leave_temporarily(member)
         else:
@@ -395,14 +397,14 @@ class ConsumerGroup(ModernGroup):
         }
         if all(member.epoch == 0 or self._is_stable(member) for member in self.members.values()):
             self._rebalance_since_ms = now_ms  # epoch 0: a member that is just joining
-        found = ASSIGNORS[self.assignor](specs, counts)
-        for member_id, partitions in found.items():
-            old = self.target.get(member_id)
-            if old is partitions or old == partitions:
-                found[member_id] = old
+        new_target = ASSIGNORS[self.assignor](specs, counts)
+        for member_id, partitions in new_target.items():
+            old_partitions = self.target.get(member_id)
+            if old_partitions is partitions or old_partitions == partitions:
+                new_target[member_id] = old_partitions
             else:
                 self.pending.append(records.target_record(self.group_id, member_id, partitions))
-        self.target = found
+        self.target = new_target
         self.assignment_epoch = self.epoch
         self.pending.append(records.target_epoch_record(self.group_id, self.epoch))
         self._assign_after_ms = now_ms + size // TARGET_SIZE_PER_MS
@@ -468,15 +470,15 @@ class ConsumerGroup(ModernGroup):
         loading, self._loading = self._loading, {}
         self.pending += [(key, None) for key in sorted(self._loaded_keys) if records.is_resolved_expression(key)]
         self._loaded_keys = set()
-        broken = [
+        broken_ids = [
             name for name, (description, current) in loading.items() if description is None and current is not None
         ]
         for name, (description, current) in loading.items():
             if description is not None and not self.load_member(name, description, current):
-                broken.append(name)
+                broken_ids.append(name)
         self.target = {name: partitions for name, partitions in self.target.items() if name in self.members}
         self._load_epochs()
-        for name in broken:
+        for name in broken_ids:
             self.target.pop(name, None)
             self.pending += records.member_tombstones(self.group_id, name)
         self._rebalance_since_ms = now_ms
@@ -486,7 +488,7 @@ class ConsumerGroup(ModernGroup):
             self.deadlines.move(member, now_ms + (session_ms if classic is None else classic.session_timeout_ms))
             if member.state == REVOKING and classic is None:
                 self.set_step(member, REVOKE, now_ms + max(member.description.rebalance_timeout_ms, 0))
-        if broken:
+        if broken_ids:
             self.epoch += 1
             self.pending.append(records.group_record(self.group_id, self.epoch, 0))
             self.metadata_hash = 0

@@ -65,20 +65,22 @@ def _assignment(group: ConsumerGroup, partitions: Partitions) -> _Assignment:
 
 def delaying_members(group: ConsumerGroup) -> list[DelayingMember]:
     """The members that others wait for, longest silent first. `waited_for`: "revocation" (it must
-    release partitions), "return" (an absent static member owns partitions that others are to get),
-    "join" or "sync" (a classic member has to send it), "heartbeat" (it owns partitions that others
-    are to get, and has sent nothing since that was decided).
+    release partitions), "return" (an absent static member owns partitions of other members'
+    targets), "join" or "sync" (a classic member must send this request), "heartbeat" (it owns
+    partitions of other members' targets, and must learn from its next heartbeat to release them).
     """
-    owners: set[str] = set()
+    delaying_ids: set[str] = set()
     for member_id, member in group.members.items():
         if member.state == WAITING:
             pending = difference(group.target.get(member_id, NOTHING), member.assigned)
-            found = (group.owners.get(topic_id, index) for topic_id, indexes in pending.items() for index in indexes)
-            owners.update(owner for owner in found if owner is not None and owner != member_id)
+            pending_owners = (
+                group.owners.get(topic_id, index) for topic_id, indexes in pending.items() for index in indexes
+            )
+            delaying_ids.update(owner for owner in pending_owners if owner is not None and owner != member_id)
     delaying = [
         _delaying_member(group, member)
         for member in group.members.values()
-        if member.member_id in owners or member.state == REVOKING or member.step_kind
+        if member.member_id in delaying_ids or member.state == REVOKING or member.step_kind
     ]
     return sorted(delaying, key=lambda member: member.seen_ms)
 

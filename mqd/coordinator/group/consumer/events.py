@@ -12,8 +12,8 @@ from mqd.protocol.messages import ConsumerGroupHeartbeatRequest
 
 class ConsumerHeartbeat(msgspec.Struct, frozen=True, gc=False):
     """`new_member_id`: the id for a client of version 0 that sends none. It is random, so the
-    caller supplies it. `authorized_as`: the client, where ACLs are enabled. The handler checks
-    everything that needs no state.
+    caller supplies it. `authorized_as`: the client, if ACLs are enabled. The handler has already
+    checked everything that needs no state.
     """
 
     request: int

@@ -1,4 +1,4 @@
-"""Finds the member that a heartbeat is from, and checks whether the member may send it."""
+"""Finds the member that sent a heartbeat, and checks whether it was allowed to send it."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Group(Protocol):
     def check_capacity(self) -> None: ...
 
 
-def find(group: Group, event: ConsumerHeartbeat) -> Member | None:
-    """The sender, if it is a member with a valid epoch. None: it has to be created. Changes
-    nothing. Raises Refused.
+def find_sender(group: Group, event: ConsumerHeartbeat) -> Member | None:
+    """The member that sent the heartbeat, or None if it must be created. Changes nothing. Raises
+    Refused.
     """
     message = event.message
-    joins = message.member_epoch == 0
+    is_join = message.member_epoch == 0
     if message.instance_id is not None:
         return _find_static(group, message)
     member = group.members.get(message.member_id)
     if member is None:
-        if not joins:
+        if not is_join:
             raise Refused(
                 ErrorCode.UNKNOWN_MEMBER_ID, f"Member {message.member_id} is not a member of group {group.group_id}."
             )
@@ -49,31 +49,31 @@ def find(group: Group, event: ConsumerHeartbeat) -> Member | None:
 
 
 def _find_static(group: Group, message: ConsumerGroupHeartbeatRequest) -> Member | None:
-    owner = group.static.get(message.instance_id) if message.instance_id is not None else None
+    owner_id = group.static.get(message.instance_id) if message.instance_id is not None else None
     if message.member_epoch == 0:
-        if owner is None:
+        if owner_id is None:
             known = group.members.get(message.member_id)
             if known is None:
                 group.check_capacity()
             return known
-        if owner != message.member_id and (
-            message.member_id in group.members or not _is_released(group.members[owner])
+        if owner_id != message.member_id and (
+            message.member_id in group.members or not _is_released(group.members[owner_id])
         ):
             raise Refused(
                 ErrorCode.UNRELEASED_INSTANCE_ID,
                 f"Static member {message.member_id} with instance id {message.instance_id} cannot join: member"
-                f" {owner} still has it.",
+                f" {owner_id} still has it.",
             )
-        return group.members[owner]
-    if owner is None:
+        return group.members[owner_id]
+    if owner_id is None:
         raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {message.instance_id} is unknown.")
-    if owner != message.member_id:
+    if owner_id != message.member_id:
         raise Refused(
             ErrorCode.FENCED_INSTANCE_ID,
-            f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member {owner}.",
+            f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member {owner_id}.",
         )
-    _check_epoch(group.members[owner], message)
-    return group.members[owner]
+    _check_epoch(group.members[owner_id], message)
+    return group.members[owner_id]
 
 
 def _is_released(member: Member) -> bool:
@@ -99,9 +99,9 @@ def _check_epoch(member: Member, message: ConsumerGroupHeartbeatRequest) -> None
         and contains(member.assigned, owned)
     ):
         return
-    larger = "greater" if epoch > member.epoch else "smaller"
+    comparison = "greater" if epoch > member.epoch else "smaller"
     raise Refused(
         ErrorCode.FENCED_MEMBER_EPOCH,
-        f"The consumer group member has a {larger} member epoch ({epoch}) than the one known by the group"
+        f"The consumer group member has a {comparison} member epoch ({epoch}) than the one known by the group"
         f" coordinator ({member.epoch}). The member must abandon all its partitions and rejoin.",
     )

@@ -70,9 +70,9 @@ class Owners:
 
 
 class Member(Timed):
-    """`deadline_ms` (of Timed): the end of its session. `step`: what it has to do next, until a
-    deadline: release partitions, or join or sync (in the classic protocol). `resolved`: its entry
-    among the group's subscriptions.
+    """`deadline_ms` (of Timed): the end of its session. `step`: the deadline until which it must take
+    its next step; `step_kind`: which one: "revoke", or "join" or "sync" in the classic protocol; "" if
+    none. `resolved`: its entry among the group's subscriptions.
     """
 
     __slots__ = (
@@ -156,15 +156,15 @@ def _previous(member: Member, epoch: int) -> int:
 
 
 def _select_free(member_id: str, requested: Partitions, owners: Owners) -> tuple[Partitions, bool]:
-    """(the partitions without another owner, whether some have another owner)."""
-    found: Partitions = {}
+    """Returns (the partitions that no other member owns, whether another member owns some)."""
+    free_partitions: Partitions = {}
     unreleased = False
     for topic_id, indexes in requested.items():
         free = tuple(index for index in indexes if owners.get(topic_id, index) in (None, member_id))
         if free:
-            found[topic_id] = free
+            free_partitions[topic_id] = free
         unreleased = unreleased or len(free) < len(indexes)
-    return found, unreleased
+    return free_partitions, unreleased
 
 
 def can_take_more(member: Member, target: Partitions, owners: Owners) -> bool:
