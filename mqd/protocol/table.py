@@ -56,18 +56,17 @@ NOTES = """
   `mqd.joint.`; no other id may use the field, and these ids may not be used for other transactions.
   InitProducerId with `batch_id` and `run_id` enlists one more producer (a child) in the joint
   transaction of that batch, which the first child begins: the response has the child's own producer
-  id and epoch. With a producer id and epoch in the request, that child reports that it is alive:
-  the timeout runs from the last such report. The response has `committed_batch_id`; if the
-  requested `batch_id` is not higher, that batch is already committed, and the response has no
-  producer id (-1). EndTxn has `batch_id`, `run_id` and `winners` (producer id and epoch of each
-  child whose records are committed); its producer id is ignored. With `committed` false the batch
-  is aborted, and the run is over: later requests to enlist a child with this `run_id` are refused,
-  even if the run has had no children. With an empty `run_id` and `committed` false an administrator
-  aborts the transaction in progress. Errors: PRODUCER_FENCED: another run has replaced this one, or
-  this one was aborted; INVALID_TXN_STATE: the transaction was aborted meanwhile;
-  INVALID_PRODUCER_ID_MAPPING: a winner does not belong to this transaction. A response without the
-  field comes from a broker that does not support joint transactions. Children use Produce 12 or
-  later.
+  id and epoch. A request with a producer id and epoch reports that this child is alive: the timeout
+  runs from the last such report. The response has `committed_batch_id`; if the requested `batch_id`
+  is not higher, that batch is already committed, and the response has no producer id (-1). EndTxn
+  has `batch_id`, `run_id` and `winners` (producer id and epoch of each child whose records are
+  committed); its producer id is ignored. With `committed` false the batch is aborted, and the run
+  is over: later requests to enlist a child with this `run_id` are refused, even if the run has had
+  no children. With an empty `run_id` and `committed` false an administrator aborts the transaction
+  in progress. Errors: PRODUCER_FENCED: another run has replaced this one, or this one was aborted;
+  INVALID_TXN_STATE: the transaction was aborted meanwhile; INVALID_PRODUCER_ID_MAPPING: a winner
+  does not belong to this transaction. A response without the field comes from a broker that does
+  not support joint transactions. Children use Produce 12 or later.
 * **Envelope** (58, KIP-590) is used only between hosts, over the listener that clients cannot use:
   it contains a request that one host forwards to another for a client that is attached to the first
   through shared memory. The other host coordinates the client's group or transactional id, or leads
