@@ -363,7 +363,8 @@ log.cleanup.policy: list(delete|compact) dynamic may_be_empty = delete
     The policy for old segments: delete by age and size, compact to the last value of each key, both
     (compact,delete), or nothing (empty).
 log.segment.delete.delay.ms: long >=0 dynamic ignored = 60000
-    Accepted. A deleted segment's files are removed immediately; a reader that has one open can read to its end.
+    Accepted without effect. A deleted segment's files are removed immediately; a reader that has one open can read to
+    its end.
 log.index.interval.bytes: int >=0 dynamic = 4096
     Bytes of log between two index entries.
 log.index.size.max.bytes: int >=4 dynamic ignored = 10485760
@@ -457,8 +458,8 @@ group.consumer.max.size: int >=1 = INT_MAX
 group.consumer.assignors: list(uniform|range) = uniform,range
     Server-side assignors that members of consumer groups may request; the first one is the default.
 group.consumer.migration.policy: enum(bidirectional|upgrade|downgrade|disabled) = bidirectional
-    Whether a group with members may change its protocol: from classic to consumer (upgrade), back (downgrade), both, or
-    never.
+    Whether a group with members may change its protocol: from classic to consumer (upgrade), back (downgrade), both
+    (bidirectional), or never (disabled).
 group.streams.session.timeout.ms: int >=1 = 45000
     A member of a streams group (KIP-1071) is removed after this time without a heartbeat. Per group:
     streams.session.timeout.ms.
@@ -577,21 +578,21 @@ authorizer.log.only: bool = false
 
 _QUOTAS = r"""
 quota.window.num: int >=2 <=1000 = 11
-    After a pause, a client may use up to (quota.window.num - 1) * quota.window.size.seconds of its quota in one burst.
+    After a pause, a client may use its quota for up to (quota.window.num - 1) * quota.window.size.seconds in one burst.
 quota.window.size.seconds: int >=1 <=3600 = 1
     See quota.window.num.
 controller.quota.window.num: int >=1 <=1000 = 11
-    After a pause, a client may use up to controller.quota.window.num * controller.quota.window.size.seconds of its
-    controller_mutation_rate in one burst.
+    After a pause, a client may use its controller_mutation_rate for up to controller.quota.window.num *
+    controller.quota.window.size.seconds in one burst.
 controller.quota.window.size.seconds: int >=1 <=3600 = 1
     See controller.quota.window.num.
 """
 
 _ENGINE = r"""
 process.sandbox: enum(on|off) = on
-    (mqd) The broker's processes give up system calls that they do not need (seccomp), new privileges, and, except for
-    the keeper, files outside the data directory, log.dirs and the paths in the configuration (Landlock), as far as the
-    kernel supports it; `mqd status` shows what is in force.
+    (mqd) The broker's processes give up system calls that they do not need (seccomp), the ability to gain privileges,
+    and, except for the keeper, access to files outside the data directory, log.dirs and the paths in the configuration
+    (Landlock), as far as the kernel supports it; `mqd status` shows what is in force.
 core.files.allow: bool = false
     (mqd) The broker's processes may write core files, and other processes of their user (debuggers) may read their
     memory, which contains records, passwords and keys.
@@ -658,7 +659,7 @@ segment.ms: as log.roll.ms = 604800000
 segment.jitter.ms: as log.roll.jitter.ms = 0
     Segments are rolled up to this much earlier, by a random amount.
 segment.index.bytes: as log.index.size.max.bytes
-    Accepted; indexes grow as needed.
+    Accepted without effect: indexes grow as needed.
 max.message.bytes: as message.max.bytes
     The largest record batch.
 message.timestamp.type: as log.message.timestamp.type
@@ -670,7 +671,7 @@ min.insync.replicas: as min.insync.replicas
 flush.on.ack: as log.flush.on.ack
     (mqd) Acknowledge acks=all only after the records are on disk. Always true for internal topics.
 flush.messages: as log.flush.interval.messages
-    Accepted. Records are not counted; see flush.on.ack and flush.ms.
+    Accepted without effect. Records are not counted; see flush.on.ack and flush.ms.
 flush.ms: as log.flush.interval.ms = LONG_MAX
     Flush at least this often; checked once a second, and values above 5 s are treated as 5 s.
 index.interval.bytes: as log.index.interval.bytes
@@ -681,7 +682,7 @@ compression.lz4.level: as compression.lz4.level
 compression.zstd.level: as compression.zstd.level
 file.delete.delay.ms: as log.segment.delete.delay.ms
 preallocate: as log.preallocate
-    Accepted. mqd always preallocates, in steps.
+    Accepted without effect. mqd always preallocates, in steps.
 unclean.leader.election.enable: as unclean.leader.election.enable
     true: if no in-sync replica is alive, a replica that lacks records becomes leader; the missing records are lost,
     including acknowledged ones.
@@ -747,23 +748,23 @@ view.filter: string dynamic =
 errors.deadletterqueue.group.enable: bool dynamic = false
     The topic may receive dead letters of share groups.
 remote.storage.enable: bool dynamic ignored = false
-    Accepted as Kafka's default: tiered storage is not available.
+    Only Kafka's default is accepted: tiered storage is not available.
     refused true: tiered storage is not available
 remote.log.copy.disable: bool dynamic ignored = false
-    Accepted as Kafka's default: tiered storage is not available.
+    Only Kafka's default is accepted: tiered storage is not available.
     refused true: tiered storage is not available
 remote.log.delete.on.disable: bool dynamic ignored = false
-    Accepted as Kafka's default: tiered storage is not available.
+    Only Kafka's default is accepted: tiered storage is not available.
     refused true: tiered storage is not available
 local.retention.ms: long >=-2 <=-2 dynamic ignored = -2
-    Accepted as Kafka's default: tiered storage is not available.
+    Only Kafka's default is accepted: tiered storage is not available.
 local.retention.bytes: long >=-2 <=-2 dynamic ignored = -2
-    Accepted as Kafka's default: tiered storage is not available.
+    Only Kafka's default is accepted: tiered storage is not available.
 follower.replication.throttled.replicas: list pattern=\*|[0-9]+:[0-9]+ dynamic =
     Replicas that are throttled while they are not in sync (follower.replication.throttled.rate of their host):
     PARTITION:BROKER, separated by commas, or * for all.
 leader.replication.throttled.replicas: list pattern=\*|[0-9]+:[0-9]+ dynamic ignored =
-    Accepted: PARTITION:BROKER, separated by commas, or *. Replication is throttled at the follower; see
+    Accepted without effect: PARTITION:BROKER, separated by commas, or *. Replication is throttled at the follower; see
     follower.replication.throttled.replicas.
 """,
     BROKER,
