@@ -49,8 +49,8 @@ static void send_some(struct mqd_reactor *r, struct mqd_relay *relay)
 
 /* ---- receiving ---- */
 
-/* Keeps record errors from the leader, which are passed on to the client with the response. */
-static void keep_refusal(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_relay_response *response)
+/* Copies the leader's record errors, which the response passes on to the client. */
+static void copy_refusal(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_relay_response *response)
 {
     struct mqd_refusal *refusal =
         response->message.size_bytes > 0 || response->record_error_count ? mqd_refusal_new(r, append) : NULL;
@@ -66,14 +66,14 @@ static void keep_refusal(struct mqd_reactor *r, struct mqd_append *append, const
              (const char *)response->record_message.bytes);
 }
 
-/* Handles one complete response. False: the relay has ended. */
+/* Handles one complete response. Returns false if the relay has ended. */
 static bool on_response(struct mqd_reactor *r, struct mqd_relay *relay, const uint8_t *frame, uint32_t size_bytes)
 {
     struct mqd_relay_response response;
     struct mqd_relayed *entry =
         mqd_list_empty(&relay->entries) ? NULL : MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node);
     if (!entry || entry == relay->unsent || (int32_t)mqd_get_be32(frame) != entry->correlation_id) {
-        mqd_relay_end(r, relay, EPROTO, "a response to another request than the oldest, or to none");
+        mqd_relay_end(r, relay, EPROTO, "a response to a request other than the oldest one, or to no request");
         return false;
     }
     if (mqd_relay_parse(frame, size_bytes, entry->version, &response) < 0) {
@@ -91,7 +91,7 @@ static bool on_response(struct mqd_reactor *r, struct mqd_relay *relay, const ui
     append->log_append_time_ms = response.log_append_time_ms;
     append->log_start_offset = response.log_start_offset;
     if (response.error && !append->request->no_reply)
-        keep_refusal(r, append, &response);
+        copy_refusal(r, append, &response);
     mqd_relay_done(r, append, response.error, NULL);
     return true;
 }
@@ -168,7 +168,7 @@ void mqd_relays_read(struct mqd_reactor *r)
 
 /* ---- time ---- */
 
-/* The time at which a relay without progress is ended; INT64_MAX: nothing waits. */
+/* The time at which a relay without progress is ended; INT64_MAX if nothing is waiting. */
 static int64_t due_ms(const struct mqd_relay *relay)
 {
     if (mqd_list_empty(&relay->entries))
@@ -178,8 +178,8 @@ static int64_t due_ms(const struct mqd_relay *relay)
     return MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node)->deadline_ms + relay->timeout_ms;
 }
 
-/* Runs the TLS connection for this turn. false: its handshake has not ended, or the connection has
- * ended. */
+/* Runs the TLS connection for this turn. Returns false if its handshake has not finished, or the
+ * connection has ended. */
 static bool run_tls(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     if (mqd_outgoing_run(r, &relay->socket) == 0)

@@ -14,7 +14,7 @@
 #define CONNECT_MS_MAX 5000          /* normally Python reports a failure earlier */
 #define AUTHENTICATION_RETRY_MS 1000 /* after a failed authentication of either host */
 
-static const char *const not_written =
+static const char *const not_written_message =
     "the partition's leader, another host, could not be reached; nothing was written";
 
 /* ---- relays ---- */
@@ -34,8 +34,8 @@ static struct mqd_relay *find(struct mqd_relays *relays, int32_t leader_node, ui
     return relay;
 }
 
-/* Removes an unused relay from its bucket, for reuse; NULL: all are in use. The relay's next
- * connection gets a higher generation, so events of former connections find no match. */
+/* Removes an unused relay from its bucket, for reuse. Returns NULL if all are in use. The relay's
+ * next connection gets a higher generation, so events of former connections find no match. */
 static struct mqd_relay *take_unused(struct mqd_relays *relays)
 {
     for (uint32_t i = 0; i < relays->count; i++) {
@@ -52,7 +52,8 @@ static struct mqd_relay *take_unused(struct mqd_relays *relays)
     return NULL;
 }
 
-static struct mqd_relay *find_or_make(struct mqd_reactor *r, int32_t leader_node, uint32_t leader_worker, uint32_t lane)
+static struct mqd_relay *find_or_create(struct mqd_reactor *r, int32_t leader_node, uint32_t leader_worker,
+                                        uint32_t lane)
 {
     if (!r->relays && !(r->relays = calloc(1, sizeof *r->relays)))
         return NULL;
@@ -87,9 +88,9 @@ static uint64_t poll_token(const struct mqd_relay *relay)
 
 static struct mqd_relayed *entry_new(struct mqd_relays *relays)
 {
-    struct mqd_relayed *entry = relays->free;
+    struct mqd_relayed *entry = relays->free_entries;
     if (entry)
-        relays->free = (struct mqd_relayed *)entry->node.next;
+        relays->free_entries = (struct mqd_relayed *)entry->node.next;
     else if (!(entry = malloc(sizeof *entry)))
         return NULL;
     memset(entry, 0, sizeof *entry);
@@ -139,8 +140,8 @@ struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay 
     if (relay->unsent == entry)
         mqd_relay_on_entry_sent(r, entry);
     mqd_list_remove(&entry->node);
-    entry->node.next = (struct mqd_node *)r->relays->free;
-    r->relays->free = entry;
+    entry->node.next = (struct mqd_node *)r->relays->free_entries;
+    r->relays->free_entries = entry;
     return append;
 }
 
@@ -165,7 +166,7 @@ static void fail_all(struct mqd_reactor *r, struct mqd_relay *relay, uint64_t se
         struct mqd_append *append = mqd_relay_entry_take(r, relay);
         count += append != NULL;
         mqd_relay_done(r, append, unsent ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : MQD_KAFKA_REQUEST_TIMED_OUT,
-                       unsent ? not_written
+                       unsent ? not_written_message
                               : "the connection to the partition's leader, another host, ended; whether the batch was "
                                 "written is unknown");
     }
@@ -239,12 +240,12 @@ static bool encode(struct mqd_relay *relay, struct mqd_append *append, const str
                                         .records = partition->records,
                                         .records_bytes =
                                             partition->size_bytes > 0 ? (uint32_t)partition->size_bytes : 0};
-    uint32_t before = relay->out.size_bytes;
+    uint32_t old_size_bytes = relay->out.size_bytes;
     mqd_relay_encode(&relay->out, &request);
     if (!relay->out.failed)
         return true;
     relay->out.failed = false;
-    relay->out.size_bytes = before;
+    relay->out.size_bytes = old_size_bytes;
     return false;
 }
 
@@ -304,22 +305,22 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
         return true;
     }
     uint32_t lane = produce->transactional_id.size_bytes >= 0 ? MQD_RELAY_LANE_TRANSACTIONS : MQD_RELAY_LANE_PLAIN;
-    struct mqd_relay *relay = find_or_make(r, metadata->leader, metadata->leader_worker, lane);
+    struct mqd_relay *relay = find_or_create(r, metadata->leader, metadata->leader_worker, lane);
     struct mqd_relayed *entry = relay && r->now_ms >= relay->refuse_until_ms ? entry_new(r->relays) : NULL;
-    uint32_t before = relay ? relay->out.size_bytes : 0;
+    uint32_t old_size_bytes = relay ? relay->out.size_bytes : 0;
     if (!entry) {
         refuse(r, append,
                relay && r->now_ms < relay->refuse_until_ms
-                   ? not_written
+                   ? not_written_message
                    : "no memory, or no free entry, for another connection to a leader on another host");
         return true;
     }
-    bool good = encode(relay, append, topic, partition, produce, r->producing_client);
-    uint32_t frame_bytes = relay->out.size_bytes - before;
-    if (!good || !mqd_heap_take(r, frame_bytes)) {
-        relay->out.size_bytes = before;
-        entry->node.next = (struct mqd_node *)r->relays->free;
-        r->relays->free = entry;
+    bool encoded = encode(relay, append, topic, partition, produce, r->producing_client);
+    uint32_t frame_bytes = relay->out.size_bytes - old_size_bytes;
+    if (!encoded || !mqd_heap_take(r, frame_bytes)) {
+        relay->out.size_bytes = old_size_bytes;
+        entry->node.next = (struct mqd_node *)r->relays->free_entries;
+        r->relays->free_entries = entry;
         refuse(r, append, "no memory for another batch on its way to another host (queued.max.request.bytes)");
         return true;
     }
@@ -350,7 +351,7 @@ static const char *take_socket(struct mqd_reactor *r, struct mqd_relay *relay, c
 {
     int fd = (int)command->number, flags = fcntl(fd, F_GETFL), one = 1;
     if (!r->poll || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
-        return "the connection cannot be used, or the reactor does not run";
+        return "the connection cannot be used, or the reactor is not running";
     if (!(relay->in = malloc(MQD_RELAY_RESPONSE_BYTES_MAX)))
         return "out of memory for a connection to another host";
     relay->generation++;
@@ -376,18 +377,18 @@ static const char *take_socket(struct mqd_reactor *r, struct mqd_relay *relay, c
 static void put_connection(struct mqd_reactor *r, const struct mqd_command *command)
 {
     const struct mqd_relay_options *options = command->relay;
-    bool possible = options->leader_node >= 0 && options->leader_worker < MQD_WORKER_COUNT_MAX &&
-                    options->lane < MQD_RELAY_LANE_COUNT && options->timeout_ms;
+    bool valid = options->leader_node >= 0 && options->leader_worker < MQD_WORKER_COUNT_MAX &&
+                 options->lane < MQD_RELAY_LANE_COUNT && options->timeout_ms;
     struct mqd_relay *relay =
-        possible ? find_or_make(r, options->leader_node, options->leader_worker, options->lane) : NULL;
+        valid ? find_or_create(r, options->leader_node, options->leader_worker, options->lane) : NULL;
     if (relay && relay->socket.fd >= 0)
         mqd_relay_end(r, relay, -1, "");
-    const char *wrong = !possible ? "a relay's leader, lane or timeout is impossible"
-                        : !relay  ? "more connections to leaders on other hosts than a worker holds"
-                                  : take_socket(r, relay, command);
-    if (wrong)
+    const char *problem = !valid   ? "a relay's leader, lane or timeout is invalid"
+                          : !relay ? "more connections to leaders on other hosts than a worker can hold"
+                                   : take_socket(r, relay, command);
+    if (problem)
         close((int)command->number);
-    mqd_command_done(r, command->token, wrong ? MQD_E_INVALID : 0, UINT32_MAX, 0, NULL, wrong ? wrong : "");
+    mqd_command_done(r, command->token, problem ? MQD_E_INVALID : 0, UINT32_MAX, 0, NULL, problem ? problem : "");
 }
 
 void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command)
@@ -399,13 +400,13 @@ void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command)
     const struct mqd_relay_options *options = command->relay;
     for (uint32_t i = 0; r->relays && i < r->relays->count; i++) {
         struct mqd_relay *relay = r->relays->relay[i];
-        bool all = command->kind == MQD_COMMAND_RELAY_REMOVE;
+        bool removes_all = command->kind == MQD_COMMAND_RELAY_REMOVE;
         if (relay->leader_node != options->leader_node ||
-            (!all &&
+            (!removes_all &&
              (relay->leader_worker != options->leader_worker || relay->lane != options->lane || relay->socket.fd >= 0)))
             continue;
         mqd_relay_end(r, relay, -1, "");
-        if (!all)
+        if (!removes_all)
             relay->refuse_until_ms = r->now_ms + options->timeout_ms;
     }
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
@@ -456,9 +457,9 @@ void mqd_relays_destroy(struct mqd_reactor *r)
     if (!r->relays)
         return;
     mqd_relays_close(r);
-    while (r->relays->free) {
-        struct mqd_relayed *entry = r->relays->free;
-        r->relays->free = (struct mqd_relayed *)entry->node.next;
+    while (r->relays->free_entries) {
+        struct mqd_relayed *entry = r->relays->free_entries;
+        r->relays->free_entries = (struct mqd_relayed *)entry->node.next;
         free(entry);
     }
     for (uint32_t i = 0; i < r->relays->count; i++)

@@ -50,7 +50,8 @@ struct mqd_topic;
 #define MQD_RELAY_UNSENT_BYTES (1u << 20)
 #define MQD_RELAY_RESPONSE_BYTES_MAX (64u << 10) /* for one partition, with its record errors */
 
-/* Takes the append if its leader is another host and its client is local. False: not taken. */
+/* Takes the append if its client is local and another host leads its partition. Returns false if it
+ * does not. */
 bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_topic *topic,
                       const struct mqd_produce_partition *partition);
 /* called when the append is done: a response that arrives later is ignored */

@@ -12,7 +12,7 @@
 /* A request in flight: in relay->entries from its encoding to its response. */
 struct mqd_relayed {
     struct mqd_node node;
-    struct mqd_append *append; /* NULL: its outcome is no longer awaited */
+    struct mqd_append *append; /* NULL: the outcome is no longer awaited */
     struct mqd_relay *relay;
     uint64_t end;        /* stream position after the request's frame */
     int64_t deadline_ms; /* plus timeout_ms: deadline of the response, checked while the request is the oldest */
@@ -38,7 +38,7 @@ struct mqd_relay {
     int64_t refuse_until_ms;
     uint32_t correlation_id;    /* of the last request; may wrap during the lifetime of a relay */
     struct mqd_node entries;    /* oldest first */
-    struct mqd_relayed *unsent; /* the oldest that was not given to the socket completely; NULL = none */
+    struct mqd_relayed *unsent; /* the oldest entry not yet given to the socket completely; NULL = none */
     struct mqd_buffer out;      /* stream positions start at out_base */
     uint64_t out_base, out_sent;
     uint8_t *in;
@@ -49,7 +49,7 @@ struct mqd_relays {
     struct mqd_relay *relay[MQD_RELAY_COUNT_MAX];
     uint32_t count;
     struct mqd_relay *buckets[MQD_RELAY_BUCKET_COUNT];
-    struct mqd_relayed *free;
+    struct mqd_relayed *free_entries;
 };
 
 /* the whole request was given to the socket */

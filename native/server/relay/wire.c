@@ -37,9 +37,9 @@ void mqd_relay_encode(struct mqd_buffer *out, const struct mqd_relay_request *re
         mqd_store_be32(out->bytes + begin, out->size_bytes - begin - 4);
 }
 
-static int check_one(const struct mqd_byte_cursor *cursor, const char *what, int32_t count)
+static int check_count_is_one(const struct mqd_byte_cursor *cursor, const char *field, int32_t count)
 {
-    return count == 1 ? 0 : mqd_wire_wrong(cursor, what, "not 1, as requested, but", count);
+    return count == 1 ? 0 : mqd_wire_wrong(cursor, field, "not 1, as requested, but", count);
 }
 
 static int take_record_errors(struct mqd_byte_cursor *cursor, bool flexible, struct mqd_relay_response *out)
@@ -92,10 +92,10 @@ int mqd_relay_parse(const uint8_t *frame, uint32_t size_bytes, int16_t version, 
                                        .record_message = {NULL, -1},
                                        .message = {NULL, -1}};
     if (mqd_take_i32(&cursor, "correlation id", &correlation_id) || mqd_skip_tags(&cursor, flexible) ||
-        mqd_take_count(&cursor, flexible, "responses", 3, &count) || check_one(&cursor, "responses", count) ||
+        mqd_take_count(&cursor, flexible, "responses", 3, &count) || check_count_is_one(&cursor, "responses", count) ||
         mqd_take_topic_key(&cursor, flexible, version >= BY_ID_VERSION, &key) ||
         mqd_take_count(&cursor, flexible, "partition responses", 14, &count) ||
-        check_one(&cursor, "partition responses", count) || take_partition(&cursor, version, out) ||
+        check_count_is_one(&cursor, "partition responses", count) || take_partition(&cursor, version, out) ||
         mqd_skip_tags(&cursor, flexible) || mqd_take_i32(&cursor, "throttle time", &throttle_ms) ||
         mqd_skip_tags(&cursor, flexible))
         return -1;
