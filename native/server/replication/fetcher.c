@@ -1,6 +1,6 @@
-/* Connections to leaders: which partition is fetched over which connection, and receiving. See
- * server/replication/fetcher.h. Requests: server/replication/fetcher_request.c; handling of
- * responses: server/replication/fetcher_response.c. */
+/* Connections to leaders: chooses the connection over which each partition is fetched, and
+ * receives. See server/replication/fetcher.h. Requests: server/replication/fetcher_request.c;
+ * handling of responses: server/replication/fetcher_response.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
@@ -79,11 +79,11 @@ void mqd_followed_queue_change(struct mqd_followed *followed)
     mqd_list_append(&followed->fetcher->changes, &followed->change);
 }
 
-/* One fetcher's partitions are put off for nearly equal times, so the list is searched from its
- * end. */
-void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, int64_t ms)
+/* Inserts from the end of the list, because one fetcher's partitions are put off for nearly equal
+ * times. */
+void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, int64_t delay_ms)
 {
-    followed->put_off_ms = r->now_ms + ms;
+    followed->put_off_until_ms = r->now_ms + delay_ms;
     if (!followed->fetcher)
         return;
     if (followed->in_session) { /* the next request removes the partition from the session; then it waits */
@@ -92,11 +92,11 @@ void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, 
     }
     mqd_list_remove(&followed->change);
     followed->is_put_off = 1;
-    struct mqd_node *after = followed->fetcher->put_off.previous;
-    while (after != &followed->fetcher->put_off &&
-           MQD_CONTAINER(after, struct mqd_followed, change)->put_off_ms > followed->put_off_ms)
-        after = after->previous;
-    mqd_list_append(after->next, &followed->change); /* inserts before after->next */
+    struct mqd_node *previous = followed->fetcher->put_off.previous;
+    while (previous != &followed->fetcher->put_off &&
+           MQD_CONTAINER(previous, struct mqd_followed, change)->put_off_until_ms > followed->put_off_until_ms)
+        previous = previous->previous;
+    mqd_list_append(previous->next, &followed->change); /* inserts before previous->next */
 }
 
 static void set_storing(struct mqd_followed *followed, bool storing)
@@ -146,8 +146,8 @@ static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed
     if (followed->fetcher) {
         mqd_followed_leave_session(followed);
         set_storing(followed, false);
-        if (followed->fetcher->filling == followed)
-            followed->fetcher->filling = NULL;
+        if (followed->fetcher->receiving == followed)
+            followed->fetcher->receiving = NULL;
     }
     mqd_list_remove(&followed->member);
     mqd_list_remove(&followed->change);
@@ -202,10 +202,10 @@ void mqd_fetcher_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned)
                                     : fetchers      ? followed_new(r, fetchers, owned)
                                                     : NULL;
     if (!followed) {
-        mqd_log(r, 3, 0, owned->slot, "no memory to follow a partition; retried at its next change of leader");
+        mqd_log(r, 3, 0, owned->slot, "no memory to follow a partition; retried when its leader next changes");
         return;
     }
-    followed->put_off_ms = 0;
+    followed->put_off_until_ms = 0;
     followed->refusals = 0;
     move_to(fetchers, followed, fetcher_for(fetchers, owned));
     request_urgently(followed);
@@ -236,18 +236,18 @@ void mqd_fetcher_on_flush(struct mqd_reactor *r, struct mqd_owned *owned)
     if (followed->storing) {
         mqd_followed_update_storing(followed);
         mqd_followed_queue_change(followed);
-    } else if (!followed->in_session && followed->put_off_ms <= r->now_ms) {
+    } else if (!followed->in_session && followed->put_off_until_ms <= r->now_ms) {
         request_urgently(followed);
     }
 }
 
-void mqd_fetcher_on_truncation(struct mqd_reactor *r, struct mqd_owned *owned, bool cut)
+void mqd_fetcher_on_truncation(struct mqd_reactor *r, struct mqd_owned *owned, bool log_changed)
 {
     struct mqd_followed *followed = owned->followed;
     if (!followed)
         return;
     mqd_followed_update_storing(followed);
-    if (cut || !followed->fetcher)
+    if (log_changed || !followed->fetcher)
         request_urgently(followed);
     else
         mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
@@ -309,12 +309,12 @@ void mqd_fetcher_end_with_error(struct mqd_reactor *r, struct mqd_fetcher *fetch
 static const char *check_options(const struct mqd_fetcher_options *options)
 {
     if (options->leader_node < 0 || options->leader_node == options->node_id || options->lane >= MQD_LANE_COUNT)
-        return "a fetcher's leader or lane is impossible";
+        return "a fetcher's leader or lane is invalid";
     if (options->response_bytes_max < 1024 || options->response_bytes_limit < options->response_bytes_max ||
         options->response_bytes_limit > (1u << 30) || options->partition_bytes_max < 1024 ||
         options->partition_bytes_max > (1u << 30))
-        return "a fetcher's sizes are impossible: response_bytes_limit must be response_bytes_max or more, none below "
-               "1 KiB or above 1 GiB";
+        return "a fetcher's sizes are invalid: response_bytes_limit must be at least response_bytes_max, and each size "
+               "from 1 KiB to 1 GiB";
     return NULL;
 }
 
@@ -340,7 +340,7 @@ static struct mqd_fetcher *fetcher_new(struct mqd_reactor *r, struct mqd_fetcher
 }
 
 /* Takes over partitions of this leader that have no connection, or use another lane because their
- * own lane has no connection. */
+ * own had no connection. */
 static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
     struct mqd_fetcher *other =
@@ -362,9 +362,9 @@ static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fe
  * may have been a mistake. */
 static void set_rate(struct mqd_fetchers *fetchers, int64_t bytes_per_second_max)
 {
-    if (fetchers->rate == bytes_per_second_max)
+    if (fetchers->bytes_per_second_max == bytes_per_second_max)
         return;
-    fetchers->rate = bytes_per_second_max;
+    fetchers->bytes_per_second_max = bytes_per_second_max;
     if (fetchers->allowance_bytes < 0)
         fetchers->allowance_bytes = 0;
     for (uint32_t i = 0; i < fetchers->count; i++)
@@ -375,31 +375,31 @@ static void set_rate(struct mqd_fetchers *fetchers, int64_t bytes_per_second_max
 static void fetcher_put(struct mqd_reactor *r, struct mqd_fetchers *fetchers, const struct mqd_command *command)
 {
     const struct mqd_fetcher_options *options = command->fetcher;
-    const char *wrong = check_options(options);
+    const char *problem = check_options(options);
     int fd = (int)command->number, flags = fcntl(fd, F_GETFL), one = 1;
-    struct mqd_fetcher *old = wrong
+    struct mqd_fetcher *old = problem
                                   ? NULL
                                   : fetcher_find(fetchers, options->leader_node, options->leader_worker, options->lane),
                        *fetcher = NULL;
     if (old)
         mqd_fetcher_end(r, old, -1, "");
-    if (!wrong && fetchers->count == MQD_FETCHER_COUNT_MAX)
-        wrong = "more connections to other hosts than a worker holds";
-    if (!wrong && (!r->poll || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
-                   !(fetcher = fetcher_new(r, fetchers, command))))
-        wrong = r->poll ? "no socket, or no memory, for a connection to another host" : "the reactor does not run";
-    if (!wrong && mqd_poll_add(r->poll, fd, poll_token(fetcher)) < 0)
-        wrong = "the connection cannot be watched";
-    if (!wrong && options->tls &&
+    if (!problem && fetchers->count == MQD_FETCHER_COUNT_MAX)
+        problem = "more connections to other hosts than a worker can hold";
+    if (!problem && (!r->poll || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
+                     !(fetcher = fetcher_new(r, fetchers, command))))
+        problem = r->poll ? "no socket, or no memory, for a connection to another host" : "the reactor is not running";
+    if (!problem && mqd_poll_add(r->poll, fd, poll_token(fetcher)) < 0)
+        problem = "the connection cannot be watched";
+    if (!problem && options->tls &&
         mqd_outgoing_begin(r, &fetcher->socket, options->leader_node, poll_token(fetcher)) < 0) {
         mqd_poll_remove(r->poll, fd, poll_token(fetcher));
-        wrong = mqd_error_message();
+        problem = mqd_error_message();
     }
-    if (wrong) {
+    if (problem) {
         if (fetcher)
             fetcher_free(fetcher);
         close(fd);
-        mqd_command_done(r, command->token, MQD_E_INVALID, UINT32_MAX, 0, NULL, wrong);
+        mqd_command_done(r, command->token, MQD_E_INVALID, UINT32_MAX, 0, NULL, problem);
         return;
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -471,18 +471,19 @@ void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value)
         mqd_fetcher_end_with_error(r, fetcher);
 }
 
-/* Makes room at the end of the buffer: bytes not yet taken move to its beginning; if they are part
+/* Makes room at the end of the buffer: bytes not parsed yet move to its beginning; if they are part
  * of a batch larger than the buffer, the buffer grows. No batch in the buffer may be staged. */
 static bool make_room(struct mqd_fetcher *fetcher)
 {
-    uint32_t left = fetcher->in_end - fetcher->in_begin;
-    if (fetcher->in_begin && (left == 0 || fetcher->in_capacity - fetcher->in_end < MQD_FETCHER_RECEIVE_BYTES)) {
-        memmove(fetcher->in, fetcher->in + fetcher->in_begin, left);
+    uint32_t unparsed_bytes = fetcher->in_end - fetcher->in_begin;
+    if (fetcher->in_begin &&
+        (unparsed_bytes == 0 || fetcher->in_capacity - fetcher->in_end < MQD_FETCHER_RECEIVE_BYTES)) {
+        memmove(fetcher->in, fetcher->in + fetcher->in_begin, unparsed_bytes);
         fetcher->in_begin = 0;
-        fetcher->in_end = left;
+        fetcher->in_end = unparsed_bytes;
     }
     /* a very large batch is complete: shrink the buffer */
-    if (left == 0 && fetcher->in_capacity > MQD_FETCHER_BUFFER_BYTES * 16) {
+    if (unparsed_bytes == 0 && fetcher->in_capacity > MQD_FETCHER_BUFFER_BYTES * 16) {
         uint8_t *smaller = realloc(fetcher->in, MQD_FETCHER_BUFFER_BYTES);
         fetcher->in = smaller ? smaller : fetcher->in;
         fetcher->in_capacity = smaller ? MQD_FETCHER_BUFFER_BYTES : fetcher->in_capacity;
@@ -499,7 +500,7 @@ static bool make_room(struct mqd_fetcher *fetcher)
     return true;
 }
 
-/* false: the fetcher has ended, or is not read again in this turn. */
+/* Returns false if the fetcher has ended, or is not read again in this turn. */
 static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t *budget)
 {
     if (!make_room(fetcher)) {
@@ -507,8 +508,8 @@ static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t
         return false;
     }
     uint32_t room = fetcher->in_capacity - fetcher->in_end,
-             most = room < MQD_FETCHER_RECEIVE_BYTES ? room : MQD_FETCHER_RECEIVE_BYTES;
-    ssize_t got = mqd_outgoing_receive(&fetcher->socket, fetcher->in + fetcher->in_end, most);
+             size_max = room < MQD_FETCHER_RECEIVE_BYTES ? room : MQD_FETCHER_RECEIVE_BYTES;
+    ssize_t got = mqd_outgoing_receive(&fetcher->socket, fetcher->in + fetcher->in_end, size_max);
     if (got < 0 && errno == EAGAIN)
         return false;
     if (got < 0) {

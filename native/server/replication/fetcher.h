@@ -12,8 +12,8 @@
  *   storing   the records of the response are written and, with flush_on_ack, flushed; only then
  *             does the next request state the new position
  *
- * mqd_replica_next_step decides what the log of a partition must do (append, truncate, restart, wait).
- * Truncations run on a helper thread; meanwhile the partition is not fetched.
+ * mqd_replica_next_step decides what the log of a partition must do (append, truncate, restart,
+ * wait). Truncations run on a helper thread; meanwhile the partition is not fetched.
  *
  * Invariants
  *   G1  a request states a fetch offset only when the log below it is written and, with
@@ -56,21 +56,21 @@ void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value); /* from the poo
 void mqd_fetchers_read(struct mqd_reactor *r);                   /* once a turn: receives and applies responses */
 /* once a turn, after the flushes were started: sends requests that are due */
 void mqd_fetchers_run(struct mqd_reactor *r);
-/* when there is work to do without an event, on the clock of r->now_ms; -1 = only on events, 0 =
- * immediately */
+/* returns when there will be work to do without an event, on the clock of r->now_ms; -1 = only on
+ * events, 0 = immediately */
 int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r);
 /* called once a second: reports the leaders' log starts that could not be reported before */
 void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r);
 void mqd_fetchers_close(struct mqd_reactor *r);   /* when the reactor stops: closes the connections */
 void mqd_fetchers_destroy(struct mqd_reactor *r); /* frees the rest */
 
-/* the truncation of the log has ended and the partition may be fetched again; if nothing was cut,
- * only after a pause, because its leader would give the same response */
-void mqd_fetcher_on_truncation(struct mqd_reactor *r, struct mqd_owned *owned, bool cut);
+/* the truncation of the log has ended and the partition may be fetched again; if the log is
+ * unchanged, only after a pause, because its leader would give the same response */
+void mqd_fetcher_on_truncation(struct mqd_reactor *r, struct mqd_owned *owned, bool log_changed);
 
 /* ---- server/replication/follower_truncation.c ---- */
 
-/* Requests that the log is truncated to `offset` or, with batch_offset >= 0, restarted there
+/* Requests that the log be truncated to `offset` or, with batch_offset >= 0, restarted at it
  * (mqd_partition_restart_at). No batch of the partition may be staged. */
 void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset);
 /* Begins the requested truncation if no other work on the partition is in flight. */

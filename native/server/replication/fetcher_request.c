@@ -6,14 +6,15 @@
 
 #include "server/replication/fetcher_state.h"
 
-#define BURST_MS 100 /* the throttled lanes may receive the bytes of this time in one burst */
+#define BURST_MS 100 /* the throttled lanes may receive this many milliseconds' worth of bytes in one burst */
 
-/* The state that the session should have for this partition. false: it must not be fetched now. */
+/* Sets *out to the state that the session should have for this partition. Returns false if the
+ * partition must not be fetched now. */
 static bool next_fetch(struct mqd_reactor *r, const struct mqd_followed *followed, struct mqd_replica_fetch *out)
 {
     const struct mqd_owned *owned = followed->owned;
     uint32_t count;
-    if (owned->truncating || owned->closing || followed->put_off_ms > r->now_ms)
+    if (owned->truncating || owned->closing || followed->put_off_until_ms > r->now_ms)
         return false;
     const struct mqd_epoch *epochs = mqd_partition_epochs(owned->partition, &count);
     return mqd_replica_next_fetch(owned->replica, epochs, count, out) == 1;
@@ -44,13 +45,13 @@ static uint32_t handle_change(struct mqd_reactor *r, struct mqd_fetcher *fetcher
                               uint32_t count)
 {
     struct mqd_replica_fetch fetch;
-    if (r->log_dirs[followed->owned->log_dir].full && followed->put_off_ms <= r->now_ms)
+    if (r->log_dirs[followed->owned->log_dir].full && followed->put_off_until_ms <= r->now_ms)
         /* if the partition were fetched, the leader would consider this replica caught up */
-        followed->put_off_ms = r->now_ms + MQD_FETCHER_DISK_PAUSE_MS;
+        followed->put_off_until_ms = r->now_ms + MQD_FETCHER_DISK_PAUSE_MS;
     if (!next_fetch(r, followed, &fetch)) {
         mqd_followed_leave_session(followed);
-        if (followed->put_off_ms > r->now_ms)
-            mqd_followed_put_off(r, followed, followed->put_off_ms - r->now_ms);
+        if (followed->put_off_until_ms > r->now_ms)
+            mqd_followed_put_off(r, followed, followed->put_off_until_ms - r->now_ms);
         return count; /* the partition is queued again when it can be fetched */
     }
     if (followed->in_session && same_fetch(&fetch, &followed->sent))
@@ -96,7 +97,7 @@ static void drop_returned(struct mqd_fetchers *fetchers, struct mqd_fetcher *fet
 
 static bool is_throttled(const struct mqd_fetchers *fetchers, const struct mqd_fetcher *fetcher)
 {
-    return fetcher->options.lane == MQD_LANE_THROTTLED && fetchers->rate > 0;
+    return fetcher->options.lane == MQD_LANE_THROTTLED && fetchers->bytes_per_second_max > 0;
 }
 
 static int32_t bytes_max_of(const struct mqd_fetchers *fetchers, const struct mqd_fetcher *fetcher)
@@ -186,29 +187,31 @@ static void send_fetch(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 static void refill(struct mqd_reactor *r, struct mqd_fetchers *fetchers)
 {
     int64_t elapsed_ms = r->now_ms - fetchers->allowance_ms;
-    if (fetchers->rate <= 0 || elapsed_ms <= 0)
+    if (fetchers->bytes_per_second_max <= 0 || elapsed_ms <= 0)
         return;
-    int64_t parts = fetchers->rate % 1000 * elapsed_ms + fetchers->allowance_parts;
-    int64_t most = fetchers->rate / (1000 / BURST_MS) + 1,
-            more = elapsed_ms < 10000 ? fetchers->rate / 1000 * elapsed_ms + parts / 1000 : most;
+    int64_t thousandths = fetchers->bytes_per_second_max % 1000 * elapsed_ms + fetchers->allowance_thousandths;
+    int64_t bytes_max = fetchers->bytes_per_second_max / (1000 / BURST_MS) + 1,
+            added_bytes = elapsed_ms < 10000 ? fetchers->bytes_per_second_max / 1000 * elapsed_ms + thousandths / 1000
+                                             : bytes_max;
     fetchers->allowance_ms = r->now_ms;
-    fetchers->allowance_parts = parts % 1000;
-    fetchers->allowance_bytes = fetchers->allowance_bytes + more > most ? most : fetchers->allowance_bytes + more;
+    fetchers->allowance_thousandths = thousandths % 1000;
+    fetchers->allowance_bytes =
+        fetchers->allowance_bytes + added_bytes > bytes_max ? bytes_max : fetchers->allowance_bytes + added_bytes;
 }
 
-/* Whether a request may be sent now. If only time prevents it, sets not_before_ms. */
+/* Whether a request may be sent now. If only the rate limit prevents it, sets not_before_ms. */
 static bool may_fetch(struct mqd_reactor *r, struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
     if (fetcher->outstanding || fetcher->storing_count || fetcher->not_before_ms > r->now_ms)
         return false;
     if (!is_throttled(fetchers, fetcher) || fetchers->allowance_bytes > 0)
         return true;
-    fetcher->not_before_ms = r->now_ms + 1 + (1 - fetchers->allowance_bytes) * 1000 / fetchers->rate;
+    fetcher->not_before_ms = r->now_ms + 1 + (1 - fetchers->allowance_bytes) * 1000 / fetchers->bytes_per_second_max;
     return false;
 }
 
-/* Runs the TLS connection for this turn. false: its handshake has not ended, or the fetcher has
- * ended. */
+/* Runs the TLS connection for this turn. Returns false if its handshake has not finished, or the
+ * fetcher has ended. */
 static bool run_tls(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     if (mqd_outgoing_run(r, &fetcher->socket) == 0)
@@ -228,7 +231,7 @@ void mqd_fetchers_run(struct mqd_reactor *r)
             continue;
         MQD_LIST_EACH(node, next, &fetcher->put_off) {
             struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, change);
-            if (followed->put_off_ms > r->now_ms)
+            if (followed->put_off_until_ms > r->now_ms)
                 break;
             mqd_followed_queue_change(followed);
             fetcher->urgent = 1;
@@ -262,8 +265,9 @@ int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r)
         if (!fetcher->outstanding && fetcher->not_before_ms > r->now_ms && fetcher->not_before_ms < next_ms)
             next_ms = fetcher->not_before_ms;
         if (!mqd_list_empty(&fetcher->put_off)) {
-            int64_t put_off_ms = MQD_CONTAINER(fetcher->put_off.next, struct mqd_followed, change)->put_off_ms;
-            next_ms = put_off_ms < next_ms ? put_off_ms : next_ms;
+            int64_t put_off_until_ms =
+                MQD_CONTAINER(fetcher->put_off.next, struct mqd_followed, change)->put_off_until_ms;
+            next_ms = put_off_until_ms < next_ms ? put_off_until_ms : next_ms;
         }
     }
     return next_ms == INT64_MAX ? -1 : next_ms;

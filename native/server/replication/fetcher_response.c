@@ -7,17 +7,17 @@
 
 #define FRAME_BYTES_MIN 16
 #define WARN_INTERVAL_MS 10000 /* for one partition, at most one warning in this time */
-#define NOT_YET_MS 5           /* first pause; a leader may learn its epoch shortly after its followers */
+#define FIRST_PAUSE_MS 5       /* a leader may learn its epoch shortly after its followers */
 
 /* ---- one partition ---- */
 
-static void warn(struct mqd_reactor *r, struct mqd_followed *followed, const char *what, const char *detail)
+static void warn(struct mqd_reactor *r, struct mqd_followed *followed, const char *problem, const char *detail)
 {
     if (r->now_ms - followed->warned_ms < WARN_INTERVAL_MS)
         return;
     followed->warned_ms = r->now_ms;
     mqd_log(r, 4, 0, followed->owned->slot, "following leader %d: %s%s%s; retrying", followed->owned->replica->leader,
-            what, detail ? ": " : "", detail ? detail : "");
+            problem, detail ? ": " : "", detail ? detail : "");
 }
 
 static void put_off(struct mqd_reactor *r, struct mqd_followed *followed)
@@ -29,7 +29,7 @@ static void put_off(struct mqd_reactor *r, struct mqd_followed *followed)
  * acknowledgements wait for its followers; the pauses increase. */
 static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed, int16_t error)
 {
-    int64_t ms = (int64_t)NOT_YET_MS << followed->refusals;
+    int64_t ms = (int64_t)FIRST_PAUSE_MS << followed->refusals;
     if ((error != MQD_KAFKA_NOT_LEADER_OR_FOLLOWER && error != MQD_KAFKA_UNKNOWN_LEADER_EPOCH) ||
         ms >= followed->fetcher->options.backoff_ms) {
         put_off(r, followed);
@@ -78,8 +78,8 @@ void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r)
     }
 }
 
-static struct mqd_replica_step step_of(const struct mqd_followed *followed,
-                                       const struct mqd_parsed_partition *partition)
+static struct mqd_replica_step next_step_of(const struct mqd_followed *followed,
+                                            const struct mqd_parsed_partition *partition)
 {
     struct mqd_replica_response response = {.error = partition->error,
                                             .leader_epoch = followed->sent.current_leader_epoch,
@@ -118,7 +118,7 @@ static void take_high_watermark(struct mqd_reactor *r, struct mqd_followed *foll
 static void on_empty(struct mqd_reactor *r, struct mqd_followed *followed, const struct mqd_parsed_partition *partition)
 {
     struct mqd_owned *owned = followed->owned;
-    struct mqd_replica_step step = step_of(followed, partition);
+    struct mqd_replica_step step = next_step_of(followed, partition);
     switch (step.action) {
     case MQD_REPLICA_IGNORE:
         mqd_followed_queue_change(followed); /* the session has outdated values, so the next request must update them */
@@ -129,7 +129,7 @@ static void on_empty(struct mqd_reactor *r, struct mqd_followed *followed, const
         return;
     case MQD_REPLICA_TRUNCATE:
     case MQD_REPLICA_RESTART:
-        mqd_log(r, 6, 0, owned->slot, "leader %d of epoch %d: the log is to %s offset %lld (from %lld)",
+        mqd_log(r, 6, 0, owned->slot, "leader %d of epoch %d: the log must %s offset %lld (from %lld)",
                 owned->replica->leader, owned->replica->leader_epoch,
                 step.action == MQD_REPLICA_RESTART ? "restart at" : "be truncated to", (long long)step.offset,
                 (long long)owned->replica->log_end);
@@ -146,10 +146,10 @@ static void on_partition(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     const struct mqd_parsed_partition *partition = &fetcher->parser.partition;
     struct mqd_followed *followed =
         partition->error == 0 && partition->records_bytes ? requested_partition(r, fetcher) : NULL;
-    fetcher->filling = NULL;
+    fetcher->receiving = NULL;
     if (!followed)
         return;
-    if (step_of(followed, partition).action != MQD_REPLICA_APPEND) {
+    if (next_step_of(followed, partition).action != MQD_REPLICA_APPEND) {
         mqd_followed_queue_change(followed);
         return;
     }
@@ -158,15 +158,15 @@ static void on_partition(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         return;
     }
     followed->leader_high_watermark = partition->high_watermark;
-    fetcher->filling = followed;
+    fetcher->receiving = followed;
 }
 
 /* Skips the rest of this partition's records. */
 static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error,
                    const struct mqd_follow_result *follow)
 {
-    struct mqd_followed *followed = fetcher->filling;
-    fetcher->filling = NULL;
+    struct mqd_followed *followed = fetcher->receiving;
+    fetcher->receiving = NULL;
     if (error == MQD_FOLLOW_BEFORE) {
         mqd_followed_queue_change(followed);
         mqd_follow_truncate(r, followed->owned, followed->sent.fetch_offset, follow->next_offset);
@@ -181,8 +181,8 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
                            uint32_t size_bytes)
 {
     uint32_t taken = 0;
-    while (fetcher->filling) {
-        struct mqd_followed *followed = fetcher->filling;
+    while (fetcher->receiving) {
+        struct mqd_followed *followed = fetcher->receiving;
         struct mqd_owned *owned = followed->owned;
         struct mqd_follow_result follow;
         int error = mqd_partition_follow(owned->partition, bytes + taken, size_bytes - taken,
@@ -198,20 +198,20 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
         if (error == MQD_FOLLOW_OK)
             break;
         if (error == MQD_FOLLOW_FULL)
-            mqd_owner_write_all(r); /* a failed write sets `filling` to NULL */
+            mqd_owner_write_all(r); /* a failed write sets `receiving` to NULL */
         else
             refuse(r, fetcher, error, &follow);
     }
     /* all bytes, if they are skipped, or if the records end with an incomplete batch */
-    return fetcher->filling && size_bytes < fetcher->parser.records_left ? taken : size_bytes;
+    return fetcher->receiving && size_bytes < fetcher->parser.records_left ? taken : size_bytes;
 }
 
 void mqd_fetcher_on_written(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
     struct mqd_followed *followed = owned->followed;
     if (error) {
-        if (followed->fetcher && followed->fetcher->filling == followed)
-            followed->fetcher->filling = NULL;
+        if (followed->fetcher && followed->fetcher->receiving == followed)
+            followed->fetcher->receiving = NULL;
         mqd_followed_update_storing(followed);
         mqd_followed_put_off(r, followed, MQD_FETCHER_DISK_PAUSE_MS);
         return;
@@ -229,11 +229,11 @@ void mqd_fetcher_on_written(struct mqd_reactor *r, struct mqd_owned *owned, int 
 static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     const struct mqd_parsed_partition *partition = &fetcher->parser.partition;
-    struct mqd_followed *followed = fetcher->filling;
-    fetcher->filling = NULL;
+    struct mqd_followed *followed = fetcher->receiving;
+    fetcher->receiving = NULL;
     if (partition->records_bytes && partition->error == 0) {
         if (partition->diverging_epoch >= 0) {
-            mqd_fetcher_end(r, fetcher, EPROTO, "a response has records of a log that it calls diverging");
+            mqd_fetcher_end(r, fetcher, EPROTO, "a response has records of a log that it says has diverged");
             return false;
         }
         if (followed)
@@ -255,10 +255,10 @@ static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         return false;
     }
     if (fetcher->awaits_urgent) { /* this is the response to the urgent request, which was empty */
-        bool nothing = parser->error == 0 && parser->topics_left == 0;
-        if (!nothing)
-            mqd_fetcher_end(r, fetcher, EPROTO, "a response with partitions, or an error, to a request for nothing");
-        return nothing;
+        bool is_empty = parser->error == 0 && parser->topics_left == 0;
+        if (!is_empty)
+            mqd_fetcher_end(r, fetcher, EPROTO, "a response with partitions, or an error, to an empty request");
+        return is_empty;
     }
     if (parser->error == MQD_KAFKA_FETCH_SESSION_ID_NOT_FOUND ||
         parser->error == MQD_KAFKA_INVALID_FETCH_SESSION_EPOCH ||
@@ -303,7 +303,7 @@ static bool begin_frame(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     fetcher->in_begin += 4;
     fetcher->in_frame = 1;
     mqd_response_parser_begin(&fetcher->parser, size_bytes);
-    if (fetcher->options.lane == MQD_LANE_THROTTLED && r->fetchers->rate > 0)
+    if (fetcher->options.lane == MQD_LANE_THROTTLED && r->fetchers->bytes_per_second_max > 0)
         r->fetchers->allowance_bytes -= size_bytes;
     return true;
 }
@@ -348,7 +348,7 @@ bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         case MQD_PARSED_END:
             on_end(r, fetcher);
             break;
-        case MQD_PARSED_WRONG:
+        case MQD_PARSED_INVALID:
             mqd_fetcher_end(r, fetcher, EPROTO, mqd_error_message());
             return false;
         }

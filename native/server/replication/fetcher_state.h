@@ -21,7 +21,7 @@ struct mqd_followed {
     struct mqd_followed *hash_next;
     struct mqd_fetch_key key;
     struct mqd_replica_fetch sent; /* the partition's state in the fetch session */
-    int64_t put_off_ms;            /* not fetched before this time */
+    int64_t put_off_until_ms;      /* not fetched before this time */
     int64_t leader_high_watermark; /* of the response whose records are being taken */
     int64_t leader_log_start;      /* the highest log start that was reported to Python */
     /* the highest log start that could not be reported because the event queue was full, or because
@@ -41,8 +41,7 @@ struct mqd_fetcher {
     uint64_t token;
     struct mqd_outgoing socket;
     uint32_t index, generation;
-    /* responses that are due: none, one, or two when an urgent request was sent while one was
-     * due */
+    /* responses that are due: 2 if an urgent request was sent while one response was due */
     uint8_t outstanding;
     uint8_t awaits_urgent;  /* the next response is for the urgent request */
     uint8_t urgent;         /* a request must not wait for the leader's delayed response */
@@ -56,14 +55,14 @@ struct mqd_fetcher {
     uint32_t correlation_id; /* of the last request; wraps */
     struct mqd_buffer out;   /* empty when everything was sent */
     uint32_t out_sent;
-    /* received: [in_begin, in_end) is not taken yet; staged batches are before in_begin until they
-     * are written */
+    /* received bytes: [in_begin, in_end) are not parsed yet; staged batches are before in_begin
+     * until they are written */
     uint8_t *in;
     uint32_t in_begin, in_end, in_capacity;
     struct mqd_response_parser parser;
-    struct mqd_followed *filling; /* the partition whose records are arriving; NULL: they are skipped */
-    int64_t deadline_ms;          /* of the response */
-    int64_t not_before_ms;        /* of the next request */
+    struct mqd_followed *receiving; /* the partition whose records are arriving; NULL: the records are skipped */
+    int64_t deadline_ms;            /* of the response */
+    int64_t not_before_ms;          /* of the next request */
 };
 
 #define MQD_FOLLOWED_BUCKET_COUNT 4096
@@ -76,16 +75,16 @@ struct mqd_fetchers {
     struct mqd_followed *buckets[MQD_FOLLOWED_BUCKET_COUNT];
     struct mqd_fetch_item *items; /* of the request being built */
     uint32_t item_capacity;
-    int64_t rate;            /* bytes per second of all throttled fetchers; 0 = no bound */
-    int64_t allowance_bytes; /* bytes that the throttled fetchers may receive now; negative: debt */
-    int64_t allowance_parts; /* fraction of allowance_bytes, in thousandths of a byte */
-    int64_t allowance_ms;    /* when it was last filled */
+    int64_t bytes_per_second_max;  /* of all throttled fetchers together; 0 = no bound */
+    int64_t allowance_bytes;       /* bytes that the throttled fetchers may receive now; negative: debt */
+    int64_t allowance_thousandths; /* the fractional part of allowance_bytes, in thousandths of a byte */
+    int64_t allowance_ms;          /* when the allowance was last refilled */
 };
 
 struct mqd_followed *mqd_followed_find(struct mqd_fetchers *fetchers, const struct mqd_fetch_key *key);
 /* Adds the partition to the next request. */
 void mqd_followed_queue_change(struct mqd_followed *followed);
-void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, int64_t ms);
+void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, int64_t delay_ms);
 void mqd_followed_update_storing(struct mqd_followed *followed); /* computes `storing` again */
 void mqd_followed_leave_session(struct mqd_followed *followed);  /* the next request removes it from the session */
 /* ends the connection and notifies Python; error < 0: no notification */

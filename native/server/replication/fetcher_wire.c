@@ -208,16 +208,16 @@ static int take_tail(struct mqd_response_parser *parser, struct mqd_byte_cursor 
     return left == 0 ? 0 : mqd_wire_wrong(cursor, "Fetch", "a response with bytes after its end:", left);
 }
 
-static uint8_t after_topic(const struct mqd_response_parser *parser)
+static uint8_t next_phase(const struct mqd_response_parser *parser)
 {
     return parser->partitions_left ? PHASE_PARTITION : parser->topics_left ? PHASE_TOPIC : PHASE_TAIL;
 }
 
-/* Takes one step other than records. Returns 0, or -1 when it is incomplete or invalid; then the
- * parser is unchanged. */
+/* Takes one step other than records. Returns 0, or -1 if the step is incomplete or invalid; then
+ * the parser is unchanged. */
 static int take_step(struct mqd_response_parser *parser, struct mqd_byte_cursor *cursor)
 {
-    struct mqd_response_parser before = *parser;
+    struct mqd_response_parser saved = *parser;
     int result;
     switch (parser->phase) {
     case PHASE_HEAD:
@@ -236,7 +236,7 @@ static int take_step(struct mqd_response_parser *parser, struct mqd_byte_cursor 
         result = take_tail(parser, cursor);
     }
     if (result)
-        *parser = before;
+        *parser = saved;
     return result;
 }
 
@@ -248,13 +248,13 @@ static enum mqd_parsed_step on_step(struct mqd_response_parser *parser)
         return MQD_PARSED_HEAD;
     case PHASE_TOPIC:
         parser->topics_left--;
-        parser->phase = after_topic(parser);
+        parser->phase = next_phase(parser);
         return MQD_PARSED_MORE; /* not reported: the caller continues with the next step */
     case PHASE_PARTITION:
         parser->phase = parser->records_left ? PHASE_RECORDS : PHASE_PARTITION_END;
         return MQD_PARSED_PARTITION;
     case PHASE_PARTITION_END:
-        parser->phase = after_topic(parser);
+        parser->phase = next_phase(parser);
         return MQD_PARSED_PARTITION_END;
     default:
         parser->phase = PHASE_OVER;
@@ -275,13 +275,13 @@ enum mqd_parsed_step mqd_response_parser_next(struct mqd_response_parser *parser
         bool complete = available == parser->frame_left || available >= MQD_PARSED_STEP_BYTES_MAX;
         struct mqd_byte_cursor cursor = mqd_cursor_over(bytes + *taken, available);
         if (take_step(parser, &cursor))
-            return complete ? MQD_PARSED_WRONG : MQD_PARSED_MORE;
+            return complete ? MQD_PARSED_INVALID : MQD_PARSED_MORE;
         uint32_t used = (uint32_t)(cursor.at - cursor.begin);
-        bool topic = parser->phase == PHASE_TOPIC;
+        bool is_topic = parser->phase == PHASE_TOPIC;
         parser->frame_left -= used;
         *taken += used;
         enum mqd_parsed_step step = on_step(parser);
-        if (!topic)
+        if (!is_topic)
             return step;
     }
 }

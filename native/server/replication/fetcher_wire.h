@@ -65,8 +65,8 @@ enum mqd_parsed_step {
     MQD_PARSED_PARTITION, /* partition is known except for the fields after the records */
     MQD_PARSED_RECORDS,   /* the partition's records begin or continue here */
     MQD_PARSED_PARTITION_END,
-    MQD_PARSED_END,  /* the frame ends after *taken bytes */
-    MQD_PARSED_WRONG /* mqd_error_message */
+    MQD_PARSED_END,    /* the frame ends after *taken bytes */
+    MQD_PARSED_INVALID /* the reason is in mqd_error_message */
 };
 struct mqd_response_parser {
     uint8_t phase;
@@ -78,10 +78,9 @@ struct mqd_response_parser {
 };
 /* frame_bytes: from the length word, which does not count itself */
 void mqd_response_parser_begin(struct mqd_response_parser *parser, uint32_t frame_bytes);
-/* Parses the next step at `bytes` and consumes *taken of them. RECORDS: the caller processes
- * min(available, parser->records_left) bytes after *taken and reports by
- * mqd_response_parser_records_taken how many it consumed; until records_left is 0 the next step is
- * RECORDS again. */
+/* Parses the next step at `bytes` and consumes *taken of them. After RECORDS, the caller processes
+ * up to min(available, parser->records_left) bytes after *taken and reports how many it consumed
+ * with mqd_response_parser_records_taken; RECORDS follows until records_left is 0. */
 enum mqd_parsed_step mqd_response_parser_next(struct mqd_response_parser *parser, const uint8_t *bytes,
                                               uint32_t size_bytes, uint32_t *taken);
 void mqd_response_parser_records_taken(struct mqd_response_parser *parser, uint32_t count);

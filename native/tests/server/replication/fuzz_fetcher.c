@@ -88,8 +88,8 @@ static struct steps walk(const uint8_t *frame, uint32_t size_bytes, uint32_t fra
             note_step(&steps, step, &answer);
         }
         free(copy);
-        if (step == MQD_PARSED_END || step == MQD_PARSED_WRONG) {
-            NEED(step == MQD_PARSED_WRONG || at == frame_bytes);
+        if (step == MQD_PARSED_END || step == MQD_PARSED_INVALID) {
+            NEED(step == MQD_PARSED_INVALID || at == frame_bytes);
             return steps;
         }
         NEED(steps.count < STEPS_MAX);
