@@ -22,7 +22,7 @@ void mqd_share_schedule(struct mqd_reactor *r, struct mqd_share_job *job)
 
 /* ---- waiting ---- */
 
-static void await(struct mqd_reactor *r, struct mqd_share_part *part) /* H2 */
+static void await_slot(struct mqd_reactor *r, struct mqd_share_part *part) /* H2 */
 {
     if (!mqd_list_linked(&part->waiter))
         mqd_list_append(&r->shares->waiting[part->slot % MQD_SHARE_WAIT_BUCKET_COUNT], &part->waiter);
@@ -68,7 +68,7 @@ static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
         refuse_part(part, MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED); /* the right was revoked while the job waited */
         return;
     }
-    await(r, part);
+    await_slot(r, part);
     int16_t error = mqd_share_owner_of(r, part->slot, &owner, &generation);
     if (error) {
         refuse_part(part, error);
@@ -123,30 +123,30 @@ static void return_acquired(struct mqd_reactor *r, struct mqd_share_part *part)
 }
 
 /* Sets part->range to the bytes from read_first to read_end. The reader ends a range at an entry of
- * its sparse index; from there on the batches are walked one by one. -1: the bytes do not exist, or
- * cannot be read now. */
+ * its sparse index; from there on the batches are added one by one. Returns 0, an error code, or -1
+ * if the bytes do not exist or cannot be read now. */
 static int16_t find_bytes(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_positions *positions,
                           uint64_t generation)
 {
     struct mqd_cursor cursor = {.offset = part->read_first};
-    struct mqd_range *found = &part->range, next;
-    while (found->size_bytes < part->read_bytes) {
+    struct mqd_range *range = &part->range, next;
+    while (range->size_bytes < part->read_bytes) {
         int16_t code = mqd_reader_find(r->reader, part->slot, positions, generation, cursor.offset,
-                                       part->read_bytes - found->size_bytes, !found->segment, &cursor, &next);
+                                       part->read_bytes - range->size_bytes, !range->segment, &cursor, &next);
         if (code || !next.size_bytes)
             return code ? code : -1;
-        if (!found->segment) {
-            *found = next;
+        if (!range->segment) {
+            *range = next;
             continue;
         }
-        bool adjoins = next.segment == found->segment && next.position == found->position + found->size_bytes;
-        found->size_bytes += adjoins ? next.size_bytes : 0;
+        bool adjoins = next.segment == range->segment && next.position == range->position + range->size_bytes;
+        range->size_bytes += adjoins ? next.size_bytes : 0;
         mqd_range_release(r->reader, &next);
         if (!adjoins)
             return -1;
     }
     /* the range ends above read_end where compaction left a gap */
-    return found->size_bytes == part->read_bytes && cursor.offset >= part->read_end ? 0 : -1;
+    return range->size_bytes == part->read_bytes && cursor.offset >= part->read_end ? 0 : -1;
 }
 
 /* Finds the bytes of the acquired records, exactly as their owner found them. Returns codes like
@@ -283,16 +283,16 @@ static bool has_budget(const struct mqd_share_job *job)
     return job->records_max > 0 && (job->bytes_max > 0 || !job->acquired);
 }
 
-/* The highest rank below `rank` with a part to read from. -1: none. */
+/* Returns the highest rank below `rank` with a part to read from, or -1 if there is none. */
 static int32_t rank_below(const struct mqd_share_job *job, int32_t rank)
 {
-    int32_t found = -1;
+    int32_t highest = -1;
     for (uint32_t i = 0; i < job->part_count; i++) {
         const struct mqd_share_part *part = &job->parts[i];
-        if (part->reads && !part->error && part->rank < rank && part->rank > found)
-            found = part->rank;
+        if (part->reads && !part->error && part->rank < rank && part->rank > highest)
+            highest = part->rank;
     }
-    return found;
+    return highest;
 }
 
 /* Begins a rank: the records and bytes reserved for it can now be used, except for a fraction,
@@ -310,7 +310,8 @@ static void begin_rank(struct mqd_share_job *job, int32_t rank)
     job->bytes_max -= job->bytes_reserved;
 }
 
-/* Requests records from the remaining parts of this pass, by rank. false: a response is awaited. */
+/* Requests records from the remaining parts of this pass, by rank. Returns false if a response is
+ * awaited. */
 static bool run_pass(struct mqd_reactor *r, struct mqd_share_job *job)
 {
     if (job->ranked && job->rank < 0)
@@ -331,8 +332,9 @@ static bool run_pass(struct mqd_reactor *r, struct mqd_share_job *job)
     return true;
 }
 
-/* After a pass that measured the available bytes: whether bytes_min is reached. */
-static bool is_enough(struct mqd_share_job *job)
+/* Called after a pass that measured the available bytes: if bytes_min is reached, or waiting longer
+ * is useless, ends measuring and returns true. */
+static bool end_measuring_if_enough(struct mqd_share_job *job)
 {
     uint64_t available = 0;
     for (uint32_t i = 0; i < job->part_count; i++)
@@ -361,7 +363,7 @@ static bool any_reads(const struct mqd_share_job *job)
     return false;
 }
 
-/* Continues acquiring. True: nothing more will be acquired. */
+/* Continues acquiring. Returns true if nothing more will be acquired. */
 static bool continue_acquiring(struct mqd_reactor *r, struct mqd_share_job *job)
 {
     if (job->awaits_owner)
@@ -369,7 +371,7 @@ static bool continue_acquiring(struct mqd_reactor *r, struct mqd_share_job *job)
     for (;;) {
         if (!run_pass(r, job))
             return false;
-        if (job->measures && is_enough(job))
+        if (job->measures && end_measuring_if_enough(job))
             continue;
         if (job->acquired || job->failed || job->expired || !any_reads(job))
             return true;

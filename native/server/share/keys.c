@@ -56,7 +56,7 @@ static int16_t read_batch(struct mqd_share_keys *keys, uint32_t size_max)
     struct mqd_record record;
     const uint8_t *bytes = keys->bytes + MQD_BATCH_HEADER_BYTES;
     const char *reason;
-    int found;
+    int result;
     if (mqd_batch_decode(keys->bytes, MQD_BATCH_HEADER_BYTES, &batch) < 0 || !reserve(keys))
         return MQD_KAFKA_CORRUPT_MESSAGE;
     int64_t size_bytes = keys->size_bytes - MQD_BATCH_HEADER_BYTES;
@@ -67,7 +67,7 @@ static int16_t read_batch(struct mqd_share_keys *keys, uint32_t size_max)
     if (size_bytes < 0)
         return size_bytes == MQD_CODEC_NO_MEMORY ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_CORRUPT_MESSAGE;
     mqd_records_begin(&records, &batch, bytes, (uint64_t)size_bytes);
-    while ((found = mqd_records_next(&records, &record)) > 0) {
+    while ((result = mqd_records_next(&records, &record)) > 0) {
         const uint8_t *key = record.key;
         int32_t key_bytes = record.key_bytes;
         if (keys->header_bytes &&
@@ -78,7 +78,7 @@ static int16_t read_batch(struct mqd_share_keys *keys, uint32_t size_max)
         keys->records[keys->count++] =
             (struct mqd_share_record){record.offset_delta, key_bytes < 0 ? 0 : hash_of(key, key_bytes)};
     }
-    return found < 0 ? MQD_KAFKA_CORRUPT_MESSAGE : 0;
+    return result < 0 ? MQD_KAFKA_CORRUPT_MESSAGE : 0;
 }
 
 /* ---- larger batches, which many acquisitions may need ---- */
@@ -110,7 +110,7 @@ static bool keys_match_batch(const struct mqd_share_keys *keys, const struct mqd
            keys->fifo == owned->partition.state.settings.fifo && keys->leader_epoch == owned->partition.leader_epoch;
 }
 
-/* Takes the keys of a larger batch; false: they have not been read yet. */
+/* Takes the keys of a larger batch. Returns false if they have not been read yet. */
 static bool take_larger(struct mqd_share_owned *owned, struct mqd_share_batch *batch, int16_t *error)
 {
     if (!owned->keys || owned->reading_keys || !keys_match_batch(owned->keys, owned, batch))
@@ -123,7 +123,8 @@ static bool take_larger(struct mqd_share_owned *owned, struct mqd_share_batch *b
     return true;
 }
 
-/* Reads the keys of the batch whose bytes are in shares->keys; if compressed, on a thread. */
+/* Reads the keys of the batch whose bytes are in shares->keys; if it is compressed, a thread of the
+ * pool does so. */
 static int16_t read_larger(struct mqd_reactor *r, struct mqd_share_owned *owned, const struct mqd_share_batch *batch)
 {
     struct mqd_share_keys *loaded = &r->shares->keys, *keys;
@@ -169,17 +170,18 @@ static int16_t load(struct mqd_share_keys *keys, int fd, uint32_t position, uint
 /* Reads the keys of one batch. Sets batch->records: to `in_shared_buffer` if the keys were appended
  * to shares->keys, or to the records in owned->keys for a larger batch. batch->records remains NULL
  * if a thread reads the keys, or if an earlier batch uses owned->keys (`is_kept_batch_in_use`). */
-static int16_t read_one(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd, struct mqd_share_batch *batch,
-                        uint32_t position, uint32_t size_bytes, bool is_kept_batch_in_use)
+static int16_t read_batch_keys(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd,
+                               struct mqd_share_batch *batch, uint32_t position, uint32_t size_bytes,
+                               bool is_kept_batch_in_use)
 {
     struct mqd_share_keys *keys = &r->shares->keys;
-    uint32_t before = keys->count;
+    uint32_t old_count = keys->count;
     int16_t error = load(keys, fd, position, size_bytes);
     if (error)
         return error;
     error = size_bytes > INLINE_BYTES_MAX ? TOO_LARGE : read_batch(keys, INLINE_RECORDS_BYTES_MAX);
     if (error == TOO_LARGE) {
-        keys->count = before;
+        keys->count = old_count;
         if (is_kept_batch_in_use)
             return 0;
         error = read_larger(r, owned, batch);
@@ -188,7 +190,7 @@ static int16_t read_one(struct mqd_reactor *r, struct mqd_share_owned *owned, in
         return error;
     }
     batch->records = in_shared_buffer;
-    batch->record_count = keys->count - before;
+    batch->record_count = keys->count - old_count;
     return error;
 }
 
@@ -198,7 +200,7 @@ int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned
     struct mqd_share_keys *keys = &r->shares->keys;
     const struct mqd_share_group_settings *settings = &owned->partition.settings;
     int64_t keys_from = mqd_share_keys_from(&owned->partition.state);
-    uint32_t read_bytes = 0, at = 0;
+    uint32_t read_bytes = 0, next_key = 0;
     int16_t error = 0;
     bool is_kept_batch_in_use = false;
     if (keys_from == MQD_SHARE_NEVER)
@@ -213,7 +215,7 @@ int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned
         if (batches[i].skipped || batches[i].last < keys_from)
             continue;
         if (!take_larger(owned, &batches[i], &error)) {
-            error = read_one(r, owned, fd, &batches[i], batch_positions[i], size_bytes, is_kept_batch_in_use);
+            error = read_batch_keys(r, owned, fd, &batches[i], batch_positions[i], size_bytes, is_kept_batch_in_use);
             read_bytes += size_bytes;
         }
         if (!batches[i].records)
@@ -222,8 +224,8 @@ int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned
     }
     for (uint32_t i = 0; i < count; i++)
         if (batches[i].records == in_shared_buffer) {
-            batches[i].records = &keys->records[at];
-            at += batches[i].record_count;
+            batches[i].records = &keys->records[next_key];
+            next_key += batches[i].record_count;
         }
     return error;
 }
