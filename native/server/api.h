@@ -224,7 +224,7 @@ struct mqd_rights_tables { /* of mqd/security/rights_table.py: topics, transacti
     const uint8_t *table[3];
     uint32_t size_bytes[3];
 };
-int mqd_reactor_subject_put(struct mqd_reactor *reactor, uint64_t token, uint64_t subject,
+int mqd_reactor_subject_put(struct mqd_reactor *reactor, uint64_t token, uint64_t subject_id,
                             const struct mqd_rights_tables *tables);
 
 /* Rights on the partitions in these slots have been revoked: active segments that local clients of

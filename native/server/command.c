@@ -209,7 +209,7 @@ static void segments_hold(struct mqd_reactor *r, struct mqd_owned *owned, const 
 {
     if (command->offset >= 0)
         owned->truncation_held = command->offset > 0;
-    mqd_command_done(r, command->token, 0, command->slot, owned->cut_count, NULL, "");
+    mqd_command_done(r, command->token, 0, command->slot, owned->truncation_count, NULL, "");
     if (!owned->truncation_held)
         mqd_truncation_maybe(r, owned);
 }

@@ -39,8 +39,8 @@ struct mqd_command {
     uint32_t kind;
     uint64_t token;
     uint32_t slot;
-    uint32_t number; /* depends on the kind: an index, a count or a file descriptor */
-    int64_t offset, last_offset;
+    uint32_t number;             /* depends on the kind: an index, a count or a file descriptor */
+    int64_t offset, last_offset; /* offsets, or other numbers that depend on the kind */
     uint64_t subject_id;
     uint8_t topic_id[16];
     char *text;

@@ -338,7 +338,7 @@ static int receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at,
         return 0;
     }
     if (n < 0 && errno == EFAULT)
-        mqd_connection_fail(r, c, mqd_large_full);
+        mqd_connection_fail(r, c, mqd_large_full_reason);
     else
         mqd_connection_close(r, c, n == 0 ? "closed by the client" : strerror(errno));
     return -1;

@@ -195,7 +195,7 @@ static bool acceptor_accepts(const struct mqd_reactor *r, uint32_t acceptor, con
     return mqd_load_acquire(&slot->state) == MQD_PROCESS_RUNNING &&
            mqd_endpoint_free_count(r->endpoint, acceptor) != 0 &&
            /* descriptors in the overflow outlive an acceptor */
-           r->overflow_head[acceptor] == r->overflow_count[acceptor];
+           r->overflow_head[acceptor] == r->overflow_tail[acceptor];
 }
 
 /* Moves the request's frame into the arena. */

@@ -9,7 +9,7 @@
 
 #include "server/reactor.h"
 
-static struct mqd_description *free_description(struct mqd_reactor *r)
+static struct mqd_description *find_free_description(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < MQD_DESCRIPTION_COUNT_MAX; i++)
         if (!r->descriptions[i].used)
@@ -30,7 +30,7 @@ void mqd_describe_on_request(struct mqd_reactor *r, const struct mqd_descriptor 
     }
     uint32_t count = mqd_partition_producers(owned->partition, NULL, 0);
     uint64_t size_bytes = (uint64_t)count * sizeof(struct mqd_producer_view);
-    struct mqd_description *description = count ? free_description(r) : NULL;
+    struct mqd_description *description = count ? find_free_description(r) : NULL;
     int64_t offset = description && size_bytes <= UINT32_MAX ? mqd_arena_allocate(r->control_arena, size_bytes) : -1;
     if (offset >= 0) {
         *description =

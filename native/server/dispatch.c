@@ -1,4 +1,4 @@
-/* Routes a complete frame: hot requests are answered here, the others go to the acceptor. */
+/* Routes a complete frame: hot requests are answered by the worker, others go to the acceptor. */
 #include <string.h>
 
 #include "server/authentication.h"
@@ -45,16 +45,17 @@ static bool is_client_name(struct mqd_text name)
  * client, clients based on librdkafka, and mqd's reader for Spark. */
 static bool skips_empty_batches(struct mqd_text name)
 {
-    static const char *const beginnings[] = {"apache-kafka-java", "librdkafka", "confluent-kafka", "mqd-spark"};
-    for (size_t i = 0; i < sizeof beginnings / sizeof *beginnings; i++) {
-        size_t size_bytes = strlen(beginnings[i]);
-        if (name.size_bytes >= (int32_t)size_bytes && memcmp(name.bytes, beginnings[i], size_bytes) == 0)
+    static const char *const prefixes[] = {"apache-kafka-java", "librdkafka", "confluent-kafka", "mqd-spark"};
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
+        size_t size_bytes = strlen(prefixes[i]);
+        if (name.size_bytes >= (int32_t)size_bytes && memcmp(name.bytes, prefixes[i], size_bytes) == 0)
             return true;
     }
     return false;
 }
 
-static bool api_versions_valid(struct mqd_connection *c, const uint8_t *body, uint32_t body_bytes)
+/* Returns whether the request is valid. Notes whether the client skips batches without records. */
+static bool check_api_versions(struct mqd_connection *c, const uint8_t *body, uint32_t body_bytes)
 {
     struct mqd_byte_cursor cursor = mqd_cursor_over(body, body_bytes);
     struct mqd_text name, version;
@@ -66,13 +67,13 @@ static bool api_versions_valid(struct mqd_connection *c, const uint8_t *body, ui
 }
 
 /* Sends the response that the acceptor has prepared in the control segment, so that a client can
- * connect while the acceptor is down. Slot 7 holds the response to unsupported versions. An invalid
- * request goes to the acceptor, which refuses it. */
+ * connect while the acceptor is down. Version slot 7 holds the response to unsupported versions. An
+ * invalid request goes to the acceptor, which refuses it. */
 static bool respond_api_versions(struct mqd_reactor *r, struct mqd_connection *c,
                                  const struct mqd_request_header *header, const uint8_t *request,
                                  uint32_t request_bytes)
 {
-    if ((header->api_version == 3 || header->api_version == 4) && !api_versions_valid(c, request, request_bytes))
+    if ((header->api_version == 3 || header->api_version == 4) && !check_api_versions(c, request, request_bytes))
         return false;
     uint8_t body[MQD_BLOB_BYTES_MAX];
     uint32_t version = header->api_version >= 0 && header->api_version <= 4 ? (uint32_t)header->api_version : 7;

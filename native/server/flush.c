@@ -3,8 +3,8 @@
  *
  * Appends that arrive while a partition is being flushed join its next flush. A few dirty
  * partitions are flushed in parallel; with more than MQD_SYNCFS_PARTITION_COUNT in one directory a
- * single syncfs covers all of them (measured: 64 partitions cost 3.1 ms CPU one by one, 0.6 ms
- * together). A failed flush fences the directory and is never retried, because the kernel has
+ * single syncfs covers all of them (measured: 64 partitions cost 3.1 ms of CPU time one by one, 0.6
+ * ms together). A failed flush fences the directory and is never retried, because the kernel has
  * dropped the pages that it could not write.
  */
 #include <errno.h>
@@ -30,7 +30,7 @@ static void enqueue(struct mqd_reactor *r, struct mqd_owned *owned)
     dir->to_sync_count++;
 }
 
-static int64_t background_bytes(const struct mqd_log_directory *dir, const struct mqd_log_options *options)
+static int64_t background_flush_bytes(const struct mqd_log_directory *dir, const struct mqd_log_options *options)
 {
     if (options->queue_unflushed_bytes)
         return options->queue_unflushed_bytes;
@@ -45,7 +45,7 @@ void mqd_flush_request(struct mqd_reactor *r, struct mqd_owned *owned)
         owned->dirty_since_ms = r->now_ms;
     const struct mqd_log_options *options = mqd_partition_options(owned->partition);
     if (!options->flush_on_ack &&
-        mqd_partition_dirty_bytes(owned->partition) < background_bytes(&r->log_dirs[owned->log_dir], options) &&
+        mqd_partition_dirty_bytes(owned->partition) < background_flush_bytes(&r->log_dirs[owned->log_dir], options) &&
         !mqd_partition_sync_nearly_full(owned->partition))
         return; /* mqd_flush_background will flush it */
     enqueue(r, owned);
@@ -84,7 +84,7 @@ static void finish_without_flush(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_owned_maybe_close(r, owned);
 }
 
-static void start_one(struct mqd_reactor *r, struct mqd_owned *owned)
+static void start_flush(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_sync_fd fds[4];
     int count = mqd_partition_sync_begin(owned->partition, fds);
@@ -135,7 +135,7 @@ static void start_directory_flushes(struct mqd_reactor *r, struct mqd_log_direct
     struct mqd_node *node;
     while ((node = mqd_list_pop(&dir->to_sync))) {
         dir->to_sync_count--;
-        start_one(r, MQD_CONTAINER(node, struct mqd_owned, sync_node));
+        start_flush(r, MQD_CONTAINER(node, struct mqd_owned, sync_node));
     }
 }
 
@@ -180,7 +180,7 @@ void mqd_flush_on_syncfs_done(struct mqd_reactor *r, uint64_t log_dir, int resul
     }
 }
 
-static int64_t background_ms(const struct mqd_log_options *options)
+static int64_t background_flush_ms(const struct mqd_log_options *options)
 {
     bool in_memory = options->queue_unflushed_bytes && !options->flush_on_ack;
     if (in_memory || options->flush_interval_ms < MQD_BACKGROUND_FLUSH_MS)
@@ -206,7 +206,7 @@ void mqd_flush_background(struct mqd_reactor *r)
             !mqd_partition_dirty(owned->partition) || mqd_partition_syncing(owned->partition) ||
             r->log_dirs[owned->log_dir].failed)
             continue;
-        if (r->now_ms - owned->dirty_since_ms < background_ms(mqd_partition_options(owned->partition)))
+        if (r->now_ms - owned->dirty_since_ms < background_flush_ms(mqd_partition_options(owned->partition)))
             continue;
         mqd_list_append(&r->log_dirs[owned->log_dir].to_sync, &owned->sync_node);
         r->log_dirs[owned->log_dir].to_sync_count++;
@@ -279,8 +279,8 @@ void mqd_snapshot_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     int64_t offset;
     struct snapshot_job *job;
-    /* r->poll NULL: the reactor has not been started, or has stopped; closing the partition writes
-     * a snapshot */
+    /* if r->poll is NULL, the reactor has not been started, or has stopped; closing the partition
+     * writes a snapshot */
     if (owned->snapshotting || owned->closing || owned->truncating || !r->poll || !(job = calloc(1, sizeof *job)))
         return;
     job->bytes = mqd_partition_snapshot(owned->partition, &job->size_bytes, &offset);
@@ -307,7 +307,7 @@ void mqd_snapshot_on_done(struct mqd_reactor *r, uint64_t slot, int result)
 }
 
 /* Once no work in flight refers to the partition: truncates it if a truncation is due, or, if the
- * partition is being closed, hands it back to the caller that asked for that. */
+ * partition is being closed, hands it back to the caller that requested the close. */
 void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)

@@ -5,7 +5,7 @@
  * until the owner has written them (RELEASE or PRODUCED).
  *
  * Order: descriptors to one peer leave in the order in which they were queued; when the ring is
- * full they wait in `overflow`, where they are never overtaken. Bound of `overflow`: each entry
+ * full they wait in `overflow`, where they are never overtaken. `overflow` is bounded: each entry
  * belongs to an append of a connection with bounded in-flight requests, or is a notification about
  * one slot. Generations: a PRODUCE names the generation of the owner that it is sent to (`c`). A
  * successor of that owner ignores it, and the sender completes it with an error when it learns that
@@ -22,16 +22,16 @@
 
 static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor)
 {
-    if (r->overflow_head[to] == r->overflow_count[to])
-        r->overflow_head[to] = r->overflow_count[to] = 0;
+    if (r->overflow_head[to] == r->overflow_tail[to])
+        r->overflow_head[to] = r->overflow_tail[to] = 0;
     /* reclaims the front of the queue, which rarely becomes empty */
-    if (r->overflow_count[to] == r->overflow_capacity[to] && r->overflow_head[to] > r->overflow_capacity[to] / 2) {
-        r->overflow_count[to] -= r->overflow_head[to];
+    if (r->overflow_tail[to] == r->overflow_capacity[to] && r->overflow_head[to] > r->overflow_capacity[to] / 2) {
+        r->overflow_tail[to] -= r->overflow_head[to];
         memmove(r->overflow[to], r->overflow[to] + r->overflow_head[to],
-                r->overflow_count[to] * sizeof *r->overflow[to]);
+                r->overflow_tail[to] * sizeof *r->overflow[to]);
         r->overflow_head[to] = 0;
     }
-    if (r->overflow_count[to] == r->overflow_capacity[to]) {
+    if (r->overflow_tail[to] == r->overflow_capacity[to]) {
         uint32_t capacity = r->overflow_capacity[to] ? r->overflow_capacity[to] * 2 : 256;
         struct mqd_descriptor *grown = realloc(r->overflow[to], sizeof *grown * capacity);
         if (!grown)
@@ -39,12 +39,12 @@ static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_d
         r->overflow[to] = grown;
         r->overflow_capacity[to] = capacity;
     }
-    r->overflow[to][r->overflow_count[to]++] = *descriptor;
+    r->overflow[to][r->overflow_tail[to]++] = *descriptor;
     return true;
 }
 
 /* A RELEASE does not wake the acceptor: a wake-up would cost it more than most of its requests do.
- * It takes back its memory when it next runs; while it waits for memory, it checks every few
+ * It reclaims the memory when it next runs; while it waits for memory, it checks the ring every few
  * milliseconds. */
 static int put_in_ring(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor)
 {
@@ -55,12 +55,12 @@ static int put_in_ring(struct mqd_reactor *r, uint32_t to, const struct mqd_desc
 
 void mqd_forward_send(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor)
 {
-    if (r->overflow_head[to] == r->overflow_count[to] && put_in_ring(r, to, descriptor) == 0)
+    if (r->overflow_head[to] == r->overflow_tail[to] && put_in_ring(r, to, descriptor) == 0)
         return;
     mqd_stat(r, MQD_COUNT_LINK_STALLS, 1);
     if (!overflow_push(r, to, descriptor)) {
         fprintf(stderr, "mqd-worker-%u: out of memory with %u descriptors for endpoint %u\n", r->options.self,
-                r->overflow_count[to], to);
+                r->overflow_tail[to], to);
         abort(); /* a lost descriptor would lose an acknowledgement or leak an extent */
     }
 }
@@ -68,7 +68,7 @@ void mqd_forward_send(struct mqd_reactor *r, uint32_t to, const struct mqd_descr
 void mqd_forward_flush(struct mqd_reactor *r)
 {
     for (uint32_t to = 0; to < r->options.endpoint_count; to++) {
-        while (r->overflow_head[to] < r->overflow_count[to] &&
+        while (r->overflow_head[to] < r->overflow_tail[to] &&
                mqd_endpoint_send(r->endpoint, to, &r->overflow[to][r->overflow_head[to]]) == 0)
             r->overflow_head[to]++;
     }
@@ -78,7 +78,7 @@ void mqd_forward_flush(struct mqd_reactor *r)
 bool mqd_forward_pending(const struct mqd_reactor *r)
 {
     for (uint32_t to = 0; to < r->options.endpoint_count; to++)
-        if (r->overflow_head[to] < r->overflow_count[to])
+        if (r->overflow_head[to] < r->overflow_tail[to])
             return true;
     return false;
 }
@@ -143,7 +143,7 @@ void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16
     mqd_list_append(&r->forwarded_to[owner], &append->node);
     struct mqd_descriptor produce = {.kind = MQD_LINK_PRODUCE,
                                      .flags = (append->acks_all ? MQD_PRODUCE_ACKS_ALL : 0) |
-                                              (append->control & MQD_STAGE_FROM_ZERO ? MQD_PRODUCE_FROM_ZERO : 0),
+                                              (append->stage_flags & MQD_STAGE_FROM_ZERO ? MQD_PRODUCE_FROM_ZERO : 0),
                                      .slot = append->slot,
                                      .token = (r->generation & 0xffff) << 48 | (uint64_t)entry->sequence << 24 |
                                               append->forward_index,
@@ -153,7 +153,7 @@ void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16
                                      .b = append->guard,
                                      .c = (int64_t)owner_generation};
     if (__builtin_expect(append->sent_to_target, 0)) {
-        produce.flags |= MQD_PRODUCE_REDIRECTED | (append->control & MQD_STAGE_KNOWN ? MQD_PRODUCE_KNOWN : 0);
+        produce.flags |= MQD_PRODUCE_REDIRECTED | (append->stage_flags & MQD_STAGE_KNOWN ? MQD_PRODUCE_KNOWN : 0);
         produce.error = append->partition_index;
     }
     mqd_forward_send(r, owner, &produce);
@@ -209,7 +209,7 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
     if (append)
         r->free_appends = (struct mqd_append *)append->node.next;
     else if (!(append = malloc(sizeof *append)))
-        abort(); /* out of memory: the sender's bytes would stay lent forever */
+        abort(); /* out of memory: the sender's bytes would stay pinned forever */
     memset(append, 0, sizeof *append);
     mqd_list_init(&append->node);
     append->slot = descriptor->slot;
@@ -218,7 +218,7 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
     append->peer_generation = descriptor->generation;
     append->forward_index = UINT32_MAX;
     append->acks_all = (descriptor->flags & MQD_PRODUCE_ACKS_ALL) != 0;
-    append->control =
+    append->stage_flags =
         descriptor->flags & MQD_PRODUCE_CONTROL
             ? MQD_STAGE_COORDINATOR | (descriptor->flags & MQD_PRODUCE_MARKER_BUMPED ? MQD_STAGE_MARKER_BUMPED : 0)
         : descriptor->flags & MQD_PRODUCE_FROM_ZERO ? MQD_STAGE_FROM_ZERO
@@ -233,17 +233,17 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
     }
     struct mqd_batch batch;
     uint64_t arena_bytes = r->options.arena_bytes[from];
-    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
-                  descriptor->size_bytes <= arena_bytes - descriptor->offset &&
-                  descriptor->size_bytes >= MQD_BATCH_HEADER_BYTES;
-    uint8_t *bytes = inside ? r->options.arenas[from] + descriptor->offset : NULL;
-    if (!inside || mqd_batch_decode(bytes, descriptor->size_bytes, &batch) < 0 ||
+    bool in_arena = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
+                    descriptor->size_bytes <= arena_bytes - descriptor->offset &&
+                    descriptor->size_bytes >= MQD_BATCH_HEADER_BYTES;
+    uint8_t *bytes = in_arena ? r->options.arenas[from] + descriptor->offset : NULL;
+    if (!in_arena || mqd_batch_decode(bytes, descriptor->size_bytes, &batch) < 0 ||
         (uint32_t)batch.size_bytes != descriptor->size_bytes) {
         mqd_append_done(r, append, MQD_KAFKA_CORRUPT_MESSAGE);
         return;
     }
     if (__builtin_expect(descriptor->flags & MQD_PRODUCE_REDIRECTED, 0)) {
-        append->control = MQD_STAGE_REDIRECTED | (descriptor->flags & MQD_PRODUCE_KNOWN ? MQD_STAGE_KNOWN : 0);
+        append->stage_flags = MQD_STAGE_REDIRECTED | (descriptor->flags & MQD_PRODUCE_KNOWN ? MQD_STAGE_KNOWN : 0);
         batch.producer_id = mqd_redirect_producer(batch.producer_id, descriptor->error);
     }
     mqd_owner_stage(r, append, &batch, bytes, false);
@@ -302,7 +302,7 @@ static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *de
         mqd_share_on_state_response(r, descriptor, from);
         break;
     default:
-        mqd_log(r, 4, 0, UINT32_MAX, "endpoint %u sent a descriptor of kind %u, which a worker does not take", from,
+        mqd_log(r, 4, 0, UINT32_MAX, "endpoint %u sent a descriptor of kind %u, which a worker does not accept", from,
                 descriptor->kind);
     }
 }
@@ -321,7 +321,7 @@ void mqd_links_drain(struct mqd_reactor *r)
 }
 
 /* The keeper has proved that the process died: appends that were sent to it have an unknown
- * outcome, which clients get as REQUEST_TIMED_OUT; memory lent to it is released. */
+ * outcome, which is reported to clients as REQUEST_TIMED_OUT; memory lent to it is released. */
 void mqd_forward_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
 {
     uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, endpoint)->generation);

@@ -1,5 +1,5 @@
-/* Accepts connections from the acceptor, finds connections by the token of their events, and ends
- * those whose client broke the protocol (the log line has the client's address). Reading and
+/* Receives connections from the acceptor, finds connections by the tokens of their events, and ends
+ * connections whose client broke the protocol (the log line has the client's address). Reading and
  * closing: server/connection.c. */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -34,7 +34,7 @@ _Static_assert(sizeof(struct handoff) == 64, "the acceptor packs 64 bytes");
 
 /* The number of connections on all workers. A worker that died counts as 0: its successor begins
  * with none. */
-static uint32_t open_everywhere(const struct mqd_reactor *r)
+static uint32_t count_broker_connections(const struct mqd_reactor *r)
 {
     uint32_t sum = 0;
     for (uint32_t worker = 0; worker < mqd_control_worker_count(r->options.control); worker++)
@@ -51,7 +51,7 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
                       r->connection_count_max);
         return NULL;
     }
-    uint32_t sum = open_everywhere(r), sum_max = mqd_load_relaxed(&r->broker_connection_count_max);
+    uint32_t sum = count_broker_connections(r), sum_max = mqd_load_relaxed(&r->broker_connection_count_max);
     if (sum >= sum_max) {
         mqd_error_set(MQD_E_FULL, "%u connections are open on all workers, the limit is %u", sum, sum_max);
         return NULL;
@@ -95,7 +95,7 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
     return c;
 }
 
-/* NULL with the reason; the caller then keeps fd. */
+/* Returns NULL on failure, with the reason in mqd_error_message; the caller then still owns fd. */
 struct mqd_connection *mqd_connection_open(struct mqd_reactor *r, int fd, uint16_t listener_id)
 {
     struct mqd_connection *c = connection_new(r, fd);
@@ -119,8 +119,8 @@ struct mqd_connection *mqd_connection_open(struct mqd_reactor *r, int fd, uint16
 
 static const uint8_t ipv4_mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 
-/* " (client ADDRESS:PORT)"; "" for a client on shared memory. From the hand-off: the socket no longer
- * knows its peer once the peer has reset the connection. */
+/* Writes " (client ADDRESS:PORT)", or "" for a client on shared memory. The address comes from the
+ * hand-off, because the socket no longer knows its peer once the peer has reset the connection. */
 static void describe_peer(const struct mqd_connection *c, char *text, size_t size_bytes)
 {
     char host[INET6_ADDRSTRLEN];
@@ -145,7 +145,7 @@ static void keep_addresses(struct mqd_connection *c, const struct handoff *hando
         memcpy(&c->peer_ipv4, handoff->peer_ip + sizeof ipv4_mapped, 4);
 }
 
-/* Counts the connection by its key; false: there are more than `count_max` now. */
+/* Counts the connection by its key. Returns false if there are more than `count_max` now. */
 static bool count_by_key(struct mqd_reactor *r, int32_t *tally, const void *key, uint32_t key_bytes, uint32_t count_max)
 {
     uint32_t sum;
@@ -154,7 +154,7 @@ static bool count_by_key(struct mqd_reactor *r, int32_t *tally, const void *key,
     return !count_max || sum <= count_max;
 }
 
-/* NULL, or which limit the connection exceeds. */
+/* Counts the connection. Returns the name of the limit that it exceeds, or NULL. */
 static const char *count_connection(struct mqd_reactor *r, struct mqd_connection *c, const struct handoff *handoff)
 {
     if (!count_by_key(r, &c->address_tally, handoff->peer_ip, sizeof handoff->peer_ip, handoff->address_count_max))
@@ -175,8 +175,8 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         close(fd);
         return;
     }
-    bool client = !(handoff->flags & MQD_HANDOFF_PEER && handoff->peer_node >= 0);
-    if (client && handoff->listener_id >= MQD_LISTENER_COUNT_MAX) {
+    bool is_client = !(handoff->flags & MQD_HANDOFF_PEER && handoff->peer_node >= 0);
+    if (is_client && handoff->listener_id >= MQD_LISTENER_COUNT_MAX) {
         mqd_log(r, 3, 0, UINT32_MAX, "connection refused: a broker has at most %d listeners", MQD_LISTENER_COUNT_MAX);
         close(fd);
         return;
@@ -188,7 +188,7 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         return;
     }
     keep_addresses(c, handoff);
-    const char *exceeded = client ? count_connection(r, c, handoff) : NULL;
+    const char *exceeded = is_client ? count_connection(r, c, handoff) : NULL;
     if (exceeded) {
         mqd_stat(r, MQD_COUNT_CONNECTIONS_REFUSED, 1);
         char peer[INET6_ADDRSTRLEN + 24];
@@ -197,13 +197,13 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         mqd_connection_close(r, c, exceeded);
         return;
     }
-    if (!client)
+    if (!is_client)
         c->peer_node = handoff->peer_node;
-    bool secure =
-        client ? r->options.listeners[handoff->listener_id] & MQD_LISTENER_TLS : handoff->flags & MQD_HANDOFF_TLS;
-    if (secure && !mqd_secure_begin(r, c))
+    bool uses_tls =
+        is_client ? r->options.listeners[handoff->listener_id] & MQD_LISTENER_TLS : handoff->flags & MQD_HANDOFF_TLS;
+    if (uses_tls && !mqd_secure_begin(r, c))
         return;
-    if (client && r->options.listeners[handoff->listener_id] & MQD_LISTENER_SASL)
+    if (is_client && r->options.listeners[handoff->listener_id] & MQD_LISTENER_SASL)
         mqd_authentication_begin(r, c);
     if (!c->tls) /* early, so that the rights are looked up before the first request arrives */
         mqd_subject_attach(r, c);

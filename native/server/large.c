@@ -3,11 +3,13 @@
  * bytes also have offsets that are valid in every process, and they take no room from the requests
  * of other connections.
  *
- *   frame read so far (heap) -> waits for its turn, unread -> has a run, is received -> handled
+ *   first bytes are on the heap -> waits for its turn; the connection is not read -> gets a run of
+ *   extents and is received -> is handled
  *
  * Invariants
- *   B1  a frame is received only after its whole declared size was reserved: so two partly received
- *       frames never wait for each other's memory. Reservations are granted in order of arrival.
+ *   B1  a frame is received only after its whole declared size has been reserved, so two partly
+ *       received frames never wait for each other's memory. Reservations are granted in order of
+ *       arrival.
  *   B2  a reservation takes no page before bytes arrive (the segment is sparse), and returns its
  *       pages when the run is freed.
  *   B3  the first touch of a page is always by a system call. If /dev/shm is full the call fails
@@ -95,11 +97,11 @@ bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t f
 {
     bool touched = mqd_large_zero(r, (uint64_t)c->run_offset + from, size_bytes);
     if (!touched)
-        mqd_connection_fail(r, c, mqd_large_full);
+        mqd_connection_fail(r, c, mqd_large_full_reason);
     return touched;
 }
 
-const char *const mqd_large_full =
+const char *const mqd_large_full_reason =
     "no shared memory for a large request: make /dev/shm larger, or lower socket.request.max.bytes";
 
 void mqd_large_grant(struct mqd_reactor *r)

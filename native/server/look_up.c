@@ -39,8 +39,8 @@ static struct mqd_node *bucket_of(struct mqd_reactor *r, uint32_t slot)
  * none. On return the connection may have been closed. */
 static void advance(struct mqd_reactor *r, struct mqd_look_up *look_up)
 {
-    for (; look_up->at < look_up->count; look_up->at++) {
-        const struct mqd_awaited_flush *awaited = &look_up->awaited[look_up->at];
+    for (; look_up->awaited_index < look_up->count; look_up->awaited_index++) {
+        const struct mqd_awaited_flush *awaited = &look_up->awaited[look_up->awaited_index];
         if (!mqd_look_up_must_wait(r, awaited->slot, awaited->end_offset))
             continue;
         mqd_slot_await_flush(r->options.control, awaited->slot);
@@ -52,16 +52,17 @@ static void advance(struct mqd_reactor *r, struct mqd_look_up *look_up)
     mqd_list_offsets_respond(r, look_up->request, look_up->body, look_up->body_bytes);
 }
 
-struct mqd_look_up *mqd_look_up_new(struct mqd_reactor *r, struct mqd_request *request, uint32_t awaited_count,
+struct mqd_look_up *mqd_look_up_new(struct mqd_reactor *r, struct mqd_request *request, uint32_t awaited_count_max,
                                     const uint8_t *body, uint32_t body_bytes)
 {
-    uint64_t size_bytes = sizeof(struct mqd_look_up) + awaited_count * sizeof(struct mqd_awaited_flush) + body_bytes;
+    uint64_t size_bytes =
+        sizeof(struct mqd_look_up) + awaited_count_max * sizeof(struct mqd_awaited_flush) + body_bytes;
     struct mqd_look_up *look_up = mqd_request_hold(r, request, size_bytes) ? malloc(size_bytes) : NULL;
     if (!look_up)
         return NULL;
     *look_up = (struct mqd_look_up){.request = request, .body_bytes = body_bytes};
     mqd_list_init(&look_up->node);
-    look_up->body = (uint8_t *)&look_up->awaited[awaited_count];
+    look_up->body = (uint8_t *)&look_up->awaited[awaited_count_max];
     memcpy(look_up->body, body, body_bytes);
     request->look_up = look_up;
     return look_up;
@@ -87,7 +88,7 @@ void mqd_look_up_expire(struct mqd_reactor *r, struct mqd_request *request)
     if (!request->look_up)
         return;
     mqd_list_remove(&request->look_up->node);
-    request->look_up->at = request->look_up->count;
+    request->look_up->awaited_index = request->look_up->count;
     advance(r, request->look_up);
 }
 
@@ -99,15 +100,16 @@ void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot)
     /* answering a lookup may close its connection and free other lookups in the list */
     while ((node = mqd_list_pop(&due))) {
         struct mqd_look_up *look_up = MQD_CONTAINER(node, struct mqd_look_up, node);
-        if (look_up->awaited[look_up->at].slot == slot)
+        if (look_up->awaited[look_up->awaited_index].slot == slot)
             advance(r, look_up);
         else
             mqd_list_append(bucket_of(r, slot), node);
     }
 }
 
-/* Owner's side: a flush has ended and is published, or the slot is no longer served. If a worker's
- * ring is full, it gets no notification: its lookups are answered when they time out. */
+/* Called by the owner when a flush has ended and its result is published, or when the slot is no
+ * longer served. A worker whose ring is full gets no notification: its lookups are answered when
+ * they time out. */
 void mqd_look_ups_notify(struct mqd_reactor *r, uint32_t slot)
 {
     struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, slot);
@@ -117,6 +119,6 @@ void mqd_look_ups_notify(struct mqd_reactor *r, uint32_t slot)
     mqd_look_ups_wake(r, slot);
     struct mqd_descriptor note = {.kind = MQD_LINK_FLUSHED, .slot = slot};
     for (uint32_t to = 0; to <= mqd_control_worker_count(r->options.control); to++)
-        if (to != r->options.self && r->overflow_head[to] == r->overflow_count[to])
+        if (to != r->options.self && r->overflow_head[to] == r->overflow_tail[to])
             mqd_endpoint_send(r->endpoint, to, &note);
 }

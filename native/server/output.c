@@ -44,11 +44,11 @@ void mqd_output_close_after(struct mqd_reactor *r, struct mqd_connection *c)
 
 void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const void *bytes, uint32_t size_bytes)
 {
-    uint32_t before = c->out.capacity_bytes;
+    uint32_t old_capacity_bytes = c->out.capacity_bytes;
     mqd_buffer_reserve(&c->out, size_bytes);
     /* the response already exists, so it is counted even above the bound; requests that need room
      * wait */
-    r->heap_bytes += c->out.capacity_bytes - before;
+    r->heap_bytes += c->out.capacity_bytes - old_capacity_bytes;
     if (c->out.failed) {
         c->closing = 1;
     } else {
@@ -132,6 +132,8 @@ static void out_compact(struct mqd_connection *c)
     c->out_base = c->out_sent;
 }
 
+/* Returns 1 if everything up to `end` has been sent, 0 if the socket (or the ring) is full, or -1
+ * if the connection is broken. */
 static int on_sent(struct mqd_reactor *r, struct mqd_connection *c, ssize_t n, uint64_t end)
 {
     if (n < 0)
@@ -141,7 +143,7 @@ static int on_sent(struct mqd_reactor *r, struct mqd_connection *c, ssize_t n, u
     return c->out_sent == end ? 1 : 0;
 }
 
-/* 1: progress, 0: the socket (the ring) is full, -1: the connection is broken. */
+/* Returns what on_sent returns. */
 static int send_memory(struct mqd_reactor *r, struct mqd_connection *c, uint64_t end, bool more)
 {
     ssize_t n;
@@ -154,7 +156,8 @@ static int send_memory(struct mqd_reactor *r, struct mqd_connection *c, uint64_t
     return n < 0 && errno == EAGAIN ? 0 : on_sent(r, c, n, end);
 }
 
-/* Like sendfile; 0 = no room now or, with *file_end set, the end of the file. */
+/* Like sendfile, but returns 0 if there is no room now or, with *file_end set, at the end of the
+ * file. */
 static ssize_t send_file(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range, bool *file_end)
 {
     if (c->local)

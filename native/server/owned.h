@@ -8,8 +8,8 @@
 #include "log/partition.h"
 #include "log/partition_follow.h"
 
-/* DUE: work in flight on the files must end first, and no more begins. UNDER_WAY: a helper thread
- * truncates, and no other thread uses the partition. */
+/* DUE: work in flight on the files must end first, and no new work begins. UNDER_WAY: a helper
+ * thread truncates the log, and no other thread uses the partition. */
 enum mqd_truncation_state { MQD_TRUNCATION_NONE, MQD_TRUNCATION_DUE, MQD_TRUNCATION_UNDER_WAY };
 
 struct mqd_owned {
@@ -29,7 +29,7 @@ struct mqd_owned {
     int sync_error;
     uint8_t closing, preallocating, in_syncfs, snapshotting;
     uint8_t truncating; /* enum mqd_truncation_state; meanwhile commands for the partition wait in `deferred` */
-    uint8_t throttled;  /* copied from its assignment */
+    uint8_t throttled;  /* copied from the replica assignment */
     /* a roll was requested while the active segment was empty or the log was busy: the log rolls
      * after the next write */
     uint8_t roll_due;
@@ -52,7 +52,7 @@ struct mqd_owned {
     uint32_t leader_worker;                    /* the worker that owns the partition on the leader's host */
     struct mqd_command *deferred;              /* in order, by `next` */
     struct mqd_truncation_job *truncation_job; /* while the log is truncated */
-    uint32_t cut_count;                        /* truncations that removed something or restarted the log */
+    uint32_t truncation_count;                 /* truncations that removed something or restarted the log */
     uint8_t truncation_held;                   /* compaction is replacing files: no truncation begins */
 };
 

@@ -21,7 +21,7 @@
 #include "server/slow/turn.h"
 #include "wire/record_scan.h"
 
-/* batches that were sent before their producer knew of a refusal arrive within this time */
+/* batches that were sent before their producer learned of a refusal arrive within this time */
 #define OVERTAKING_MS 5000
 
 static struct mqd_owned *owned_of(struct mqd_reactor *r, uint32_t slot)
@@ -52,10 +52,11 @@ static void on_append_written(struct mqd_reactor *r, struct mqd_owned *owned, st
     else
         release_peer_bytes(r, append);
     /* `append` nearly always comes last; only a duplicate batch has an older offset */
-    struct mqd_node *after = owned->waiting.previous;
-    while (after != &owned->waiting && MQD_CONTAINER(after, struct mqd_append, node)->end_offset > append->end_offset)
-        after = after->previous;
-    mqd_list_append(after->next, &append->node); /* appending to this node's list inserts before it */
+    struct mqd_node *previous = owned->waiting.previous;
+    while (previous != &owned->waiting &&
+           MQD_CONTAINER(previous, struct mqd_append, node)->end_offset > append->end_offset)
+        previous = previous->previous;
+    mqd_list_append(previous->next, &append->node); /* appending to a node inserts before it */
 }
 
 static void await_write(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
@@ -86,7 +87,7 @@ static void refuse_when_replicated(struct mqd_reactor *r, struct mqd_owned *owne
 static bool may_overtake(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_append *append,
                          const struct mqd_batch *batch)
 {
-    if (batch->base_sequence <= 0 || append->control || batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL)
+    if (batch->base_sequence <= 0 || append->stage_flags || batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL)
         return false;
     int64_t refused_ms = mqd_load_relaxed(&mqd_control_partition(r->options.control, append->slot)->refused_ms);
     return refused_ms && r->now_ms - refused_ms < OVERTAKING_MS &&
@@ -127,12 +128,12 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
         return;
     }
-    error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, append->guard,
+    error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->stage_flags, append->guard,
                                 r->wall_ms, &result);
     if (error == MQD_STAGE_FULL) { /* the maximum for one write */
         mqd_owner_write_all(r);
         owned = owned_of(r, append->slot);
-        error = owned ? mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control,
+        error = owned ? mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->stage_flags,
                                             append->guard, r->wall_ms, &result)
                       : MQD_KAFKA_STORAGE_ERROR;
     }
@@ -145,7 +146,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
         }
         return;
     }
-    if (error == MQD_KAFKA_INVALID_PRODUCER_EPOCH && append->control & MQD_STAGE_MARKER_BUMPED) {
+    if (error == MQD_KAFKA_INVALID_PRODUCER_EPOCH && append->stage_flags & MQD_STAGE_MARKER_BUMPED) {
         refuse_when_replicated(r, owned, append);
         return;
     }
@@ -193,7 +194,7 @@ static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
     }
 }
 
-/* A shortage of descriptors or memory is not a disk failure, and may end at any time. */
+/* A shortage of file descriptors or memory is not a disk failure, and may end at any time. */
 static bool is_shortage(const struct mqd_owned *owned, int error)
 {
     return (error == EMFILE || error == ENFILE || error == ENOMEM) && !mqd_partition_fenced(owned->partition);
@@ -212,7 +213,7 @@ void mqd_owner_note_dir_full(struct mqd_reactor *r, const struct mqd_owned *owne
 
 static void on_write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
-    /* fenced: the partial write could not be removed, which more free space would not repair */
+    /* if fenced, the partial write could not be removed; more free space would not repair that */
     bool full = (error == ENOSPC || error == EDQUOT) && !mqd_partition_fenced(owned->partition);
     if (owned->followed)
         mqd_fetcher_on_written(r, owned, error);
@@ -225,7 +226,7 @@ static void on_write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int 
     if (full) {
         mqd_owner_note_dir_full(r, owned, error, mqd_error_message());
     } else if (is_shortage(owned, error)) {
-        mqd_log(r, 3, 0, owned->slot, "a batch could not be written, its producer must retry: %s%s",
+        mqd_log(r, 3, 0, owned->slot, "a batch could not be written; its producer must retry: %s%s",
                 mqd_error_message(), error == ENOMEM ? "" : "; raise the limit of open files (ulimit -n)");
     } else {
         mqd_owner_fence_dir(r, owned->log_dir, error, "write");
@@ -280,7 +281,7 @@ static int write_staged(struct mqd_reactor *r, struct mqd_partition *partition, 
     return result;
 }
 
-static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
+static void write_partition(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     bool rolled = false;
     if (mqd_partition_staged_count(owned->partition) && write_staged(r, owned->partition, &rolled) < 0) {
@@ -336,7 +337,7 @@ void mqd_owner_write_all(struct mqd_reactor *r)
         return;
     mqd_turn_part_begin(r);
     while ((node = mqd_list_pop(&r->to_write)))
-        write_one(r, MQD_CONTAINER(node, struct mqd_owned, write_node));
+        write_partition(r, MQD_CONTAINER(node, struct mqd_owned, write_node));
     mqd_turn_part_end(r);
 }
 
@@ -405,7 +406,7 @@ void mqd_owner_wake_all(struct mqd_reactor *r)
 {
     if (mqd_list_empty(&r->to_wake))
         return;
-    mqd_fence_full(); /* all publishes before any check for waiters */
+    mqd_fence_full(); /* orders all publishes before any check for waiters */
     struct mqd_node *node;
     while ((node = mqd_list_pop(&r->to_wake)))
         wake_slot(r, MQD_CONTAINER(node, struct mqd_owned, publish_node)->slot);
@@ -419,7 +420,7 @@ void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t 
 
 /* A write or flush failed permanently: fences the directory, whose data can no longer be trusted.
  * Records below the high watermark can still be read. */
-void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *what)
+void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *operation)
 {
     struct mqd_log_directory *dir = &r->log_dirs[log_dir];
     if (dir->failed)
@@ -427,8 +428,8 @@ void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, con
     dir->failed = true;
     struct mqd_event event = {.kind = MQD_EVENT_LOG_DIR_FAILED, .slot = UINT32_MAX, .error = error, .log_dir = log_dir};
     snprintf(event.text, sizeof event.text,
-             "%s failed in %s: %s; its partitions are offline until the broker is restarted on a working disk", what,
-             dir->path ? dir->path : "?", strerror(error));
+             "%s failed in %s: %s; its partitions are offline until the broker is restarted on a working disk",
+             operation, dir->path ? dir->path : "?", strerror(error));
     mqd_reactor_emit(r, &event);
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
         struct mqd_owned *owned = r->owned[slot];

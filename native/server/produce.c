@@ -72,13 +72,13 @@ static int parse_whole_request(const uint8_t *body, uint32_t size_bytes, int16_t
         return mqd_error_set(MQD_E_INVALID,
                              "a Produce of %d topics and %u partitions: a broker can have no more than %d partitions",
                              produce->topic_count, produce->partition_count, MQD_PARTITION_SLOT_COUNT);
-    struct mqd_produce_request walk = *produce;
+    struct mqd_produce_request parser = *produce;
     for (int32_t t = 0; !produce->plain && t < produce->topic_count; t++) {
         struct mqd_produce_topic topic;
-        mqd_produce_next_topic(&walk, &topic);
+        mqd_produce_next_topic(&parser, &topic);
         for (int32_t p = 0; p < topic.partition_count; p++) {
             struct mqd_produce_partition partition;
-            mqd_produce_next_partition(&walk, &partition);
+            mqd_produce_next_partition(&parser, &partition);
             if (!*refusal)
                 *refusal = whole_request_error(produce, &partition, transactional);
         }
@@ -101,8 +101,8 @@ static int16_t check_form(const struct mqd_produce_partition *partition, int16_t
         return MQD_KAFKA_INVALID_RECORD;
     }
     if (records[16] < 2) {
-        struct mqd_batch none;
-        return mqd_batch_validate(records, (uint64_t)partition->size_bytes, &none, message);
+        struct mqd_batch unused;
+        return mqd_batch_validate(records, (uint64_t)partition->size_bytes, &unused, message);
     }
     if (version < ZSTD_SINCE_VERSION && partition->size_bytes >= MQD_BATCH_ATTRIBUTES_END && (records[22] & 7) == 4) {
         *message = "zstd needs Produce version 7 or newer";
@@ -222,7 +222,7 @@ void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const 
     mqd_forward_append(r, append, owner, owner_generation, append->offset, append->size_bytes, -1);
 }
 
-static void keep_topic(struct mqd_produce_topic_entry *entry, const struct mqd_produce_topic *topic)
+static void copy_topic(struct mqd_produce_topic_entry *entry, const struct mqd_produce_topic *topic)
 {
     entry->key = topic->key;
     entry->append_count = (uint32_t)topic->partition_count;
@@ -236,7 +236,7 @@ static void keep_topic(struct mqd_produce_topic_entry *entry, const struct mqd_p
     }
 }
 
-/* 0, or the error if the principal may not write with the request's transactional id. */
+/* Returns 0, or the error if the principal may not write with the request's transactional id. */
 static int16_t transaction_refusal(struct mqd_reactor *r, const struct mqd_connection *c,
                                    const struct mqd_produce_request *produce)
 {
@@ -247,24 +247,24 @@ static int16_t transaction_refusal(struct mqd_reactor *r, const struct mqd_conne
                : MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
 }
 
-/* 0, or the error if the principal may not write to the topic. An unknown name is refused like a
- * known one; an unknown id gets UNKNOWN_TOPIC_ID. */
+/* Returns 0, or the error if the principal may not write to the topic. An unknown name is refused
+ * like a known one; an unknown id gets UNKNOWN_TOPIC_ID. */
 static int16_t topic_refusal(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
                              const struct mqd_topic_key *key)
 {
-    bool may = topic ? mqd_subject_is_allowed(r, c, topic, MQD_OPERATION_WRITE)
-                     : key->by_id || mqd_subject_is_allowed_by_name(r, c, MQD_RESOURCE_TOPIC, key->name.bytes,
-                                                                    key->name.size_bytes, MQD_OPERATION_WRITE);
-    return may ? 0 : MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
+    bool is_allowed = topic ? mqd_subject_is_allowed(r, c, topic, MQD_OPERATION_WRITE)
+                            : key->by_id || mqd_subject_is_allowed_by_name(r, c, MQD_RESOURCE_TOPIC, key->name.bytes,
+                                                                           key->name.size_bytes, MQD_OPERATION_WRITE);
+    return is_allowed ? 0 : MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
 }
 
-/* NULL: the error code says it all. */
+/* Returns NULL if the error code needs no explanation. */
 static const char *refusal_message(int16_t refusal, const struct mqd_produce_request *produce)
 {
     if (refusal == MQD_KAFKA_CORRUPT_MESSAGE)
         return "a partition of the request has an invalid record batch";
     if (refusal == MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED && produce->transactional_id.size_bytes < 0)
-        return "a transactional batch in a request without transactional id";
+        return "a transactional batch in a request without a transactional id";
     return NULL;
 }
 
@@ -275,7 +275,7 @@ static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, s
     for (int32_t t = 0; t < produce->topic_count; t++) {
         struct mqd_produce_topic topic_header;
         mqd_produce_next_topic(produce, &topic_header);
-        keep_topic(&request->topics[request->topic_count++], &topic_header);
+        copy_topic(&request->topics[request->topic_count++], &topic_header);
         struct mqd_topic *topic = mqd_topics_find(&r->topics, &topic_header.key);
         int16_t refusal =
             request_refusal ? request_refusal : topic_refusal(r, request->connection, topic, &topic_header.key);
@@ -306,7 +306,7 @@ static int64_t response_deadline_ms(const struct mqd_reactor *r, const struct mq
 }
 
 /* Arms the timer, unless a check has armed it for an earlier time. */
-static void arm_earlier(struct mqd_reactor *r, struct mqd_request *request, int64_t deadline_ms)
+static void arm_if_earlier(struct mqd_reactor *r, struct mqd_request *request, int64_t deadline_ms)
 {
     if (!request->timer_armed || deadline_ms < request->deadline_ms)
         mqd_timer_arm(r, request, deadline_ms);
@@ -350,7 +350,7 @@ void mqd_produce_on_request(struct mqd_reactor *r, struct mqd_connection *c, con
     if (--request->pending == 0)
         mqd_request_complete(r, request);
     else if (produce.required_acks == -1)
-        arm_earlier(r, request, response_deadline_ms(r, &produce));
+        arm_if_earlier(r, request, response_deadline_ms(r, &produce));
     if (--request->undecided)
         mqd_check_on_routed(r, request);
 }
@@ -424,28 +424,28 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
         mqd_request_free(r, request);
 }
 
-/* A check has taken too long, or the client's time limit is over. Batches that are written may
- * still become durable: their outcome is unknown, which REQUEST_TIMED_OUT means. */
+/* Called when a check has taken too long, or the client's time limit has passed. Batches that are
+ * written may still become durable: REQUEST_TIMED_OUT says that their outcome is unknown. */
 void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
 {
-    int64_t again_ms = INT64_MAX, response_by_ms = request->order_read ? request->order.response_by_ms : r->now_ms;
+    int64_t next_check_ms = INT64_MAX, response_by_ms = request->has_order ? request->order.response_by_ms : r->now_ms;
     for (uint32_t i = 0; i < request->append_count && request->complete == 0; i++) {
         struct mqd_append *append = &request->appends[i];
         if (append->done || mqd_check_expire(r, append))
             continue;
         if (r->now_ms < response_by_ms) {
-            again_ms = response_by_ms < again_ms ? response_by_ms : again_ms;
-        } else if (append->pinned) { /* not written yet, and its bytes are lent: checks again soon */
-            again_ms = r->now_ms + 10;
+            next_check_ms = response_by_ms < next_check_ms ? response_by_ms : next_check_ms;
+        } else if (append->pinned) { /* not written yet, and its bytes may still be read: checks again soon */
+            next_check_ms = r->now_ms + 10;
         } else {
             append->message = append->relayed
                                   ? "the partition's leader, another host, has not answered within timeout.ms"
-                                  : "the disks or the in-sync replicas did not acknowledge it within timeout.ms";
+                                  : "the disks or the in-sync replicas did not acknowledge the batch within timeout.ms";
             mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
         }
     }
-    if (again_ms != INT64_MAX && !request->complete)
-        mqd_timer_arm(r, request, again_ms);
+    if (next_check_ms != INT64_MAX && !request->complete)
+        mqd_timer_arm(r, request, next_check_ms);
 }
 
 bool mqd_produce_failed(const struct mqd_request *request)

@@ -116,7 +116,7 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
     case MQD_TOKEN_LOCAL_MEMORY:
         mqd_local_memory_on_event(r);
         return;
-    /* links, attachments and commands are checked every turn; the eventfd is edge-triggered and
+    /* links, attachments and commands are checked every turn; the eventfds are edge-triggered and
      * need not be read */
     case MQD_TOKEN_WAKE:
     case MQD_TOKEN_COMMAND:
@@ -204,7 +204,7 @@ static void window_renew(struct mqd_reactor *r)
     }
 }
 
-static uint64_t segments_generation_of(void *context, uint32_t slot)
+static uint64_t load_segments_generation(void *context, uint32_t slot)
 {
     struct mqd_reactor *r = context;
     return mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
@@ -213,10 +213,10 @@ static uint64_t segments_generation_of(void *context, uint32_t slot)
 static void sweep_segments(struct mqd_reactor *r)
 {
     uint64_t generation = mqd_load_acquire(&r->header->segments_generation);
-    if (generation == r->seen_segments_generation)
+    if (generation == r->swept_segments_generation)
         return;
-    r->seen_segments_generation = generation;
-    mqd_reader_sweep(r->reader, segments_generation_of, r);
+    r->swept_segments_generation = generation;
+    mqd_reader_sweep(r->reader, load_segments_generation, r);
 }
 
 /* Whether housekeeping would have nothing to do in the next second, if no event arrives. */
@@ -403,9 +403,9 @@ static int wait_events(struct mqd_reactor *r, struct mqd_poll_event *events)
     return count;
 }
 
-/* True when everything submitted to mqd_poll has ended and everything written is on disk. Queues
- * partitions that still need a flush. */
-static bool work_done(struct mqd_reactor *r)
+/* Queues the flushes that are still needed. Returns true when everything submitted to mqd_poll has
+ * ended and everything written is on disk. */
+static bool finish_file_work(struct mqd_reactor *r)
 {
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
         struct mqd_owned *owned = r->owned[slot];
@@ -440,7 +440,7 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
     for (;;) {
         mqd_reactor_turn(r, events, wait_events(r, events));
         int64_t waited_ms = r->now_ms - began_ms;
-        if (waited_ms > STOP_MS_MAX || (work_done(r) && (all_answered(r) || waited_ms > STOP_RESPONSE_MS_MAX)))
+        if (waited_ms > STOP_MS_MAX || (finish_file_work(r) && (all_answered(r) || waited_ms > STOP_RESPONSE_MS_MAX)))
             break;
     }
     for (uint32_t i = 0; i < r->connection_end; i++)
@@ -452,8 +452,8 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
 }
 
 /* Called after mqd_poll_destroy, which drops the events of work still in flight: a flush with an
- * unknown outcome counts as failed. */
-static void end_file_work(struct mqd_reactor *r)
+ * unknown outcome is treated as failed. */
+static void abandon_file_work(struct mqd_reactor *r)
 {
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
         struct mqd_owned *owned = r->owned[slot];
@@ -474,7 +474,7 @@ static void end_file_work(struct mqd_reactor *r)
     }
 }
 
-static void pin(struct mqd_reactor *r)
+static void pin_to_cpu(struct mqd_reactor *r)
 {
     cpu_set_t cpus;
     if (r->options.cpu < 0)
@@ -506,15 +506,15 @@ static void *run(void *argument)
     char name[16];
     snprintf(name, sizeof name, "mqd-reactor-%u", r->options.self);
     pthread_setname_np(pthread_self(), name);
-    pin(r);
+    pin_to_cpu(r);
     mqd_turn_open(r);
     if (!open_poll(r)) {
         r->start_error = mqd_error_code() ? mqd_error_code() : EIO;
         snprintf(r->start_message, sizeof r->start_message, "%s", mqd_error_message());
     }
-    bool good = r->start_error == 0;
+    bool opened = r->start_error == 0;
     sem_post(&r->start_done);
-    if (good) {
+    if (opened) {
         while (!r->stop) {
             int count = wait_events(r, events);
             mqd_reactor_turn(r, events, count < 0 ? 0 : count);
@@ -526,21 +526,21 @@ static void *run(void *argument)
     if (r->poll)
         mqd_poll_destroy(r->poll);
     r->poll = NULL;
-    end_file_work(r);
+    abandon_file_work(r);
     mqd_turn_close(r);
     return NULL;
 }
 
 int mqd_reactor_start(struct mqd_reactor *r)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before); /* the main thread handles signals */
+    sigset_t all_signals, old_mask;
+    sigfillset(&all_signals);
+    pthread_sigmask(SIG_BLOCK, &all_signals, &old_mask); /* the main thread handles signals */
     pthread_mutex_lock(&r->mutex);
     int error = pthread_create(&r->thread, NULL, run, r);
     r->started = error == 0;
     pthread_mutex_unlock(&r->mutex);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_sigmask(SIG_SETMASK, &old_mask, NULL);
     if (error)
         return mqd_error_system(error, "the reactor thread could not be started");
     while (sem_wait(&r->start_done) < 0 && errno == EINTR)

@@ -9,11 +9,12 @@
  *
  * Invariants
  *   R1  replies leave a connection in the order of its requests (but a local client's requests that
- *       wait for leaders on other hosts are overtaken, server/relay/relay.h); a request is answered
- *       once.
+ *       wait for leaders on other hosts may be overtaken, see server/relay/relay.h); a request is
+ *       answered once.
  *   R2  a batch is acknowledged only after mqd_slot_publish made it visible, and with acks=all and
  *       flush.on.ack only after its flush.
- *   R3  arena bytes are held from the receive until the last pwritev that reads them, not longer.
+ *   R3  arena bytes are held from the receive until the last pwritev that reads them, and no
+ *       longer.
  *   R4  nothing here blocks on a disk: flushes, preallocation, read-ahead and snapshots go through
  *       mqd_poll.
  *   R5  every list, queue and buffer has a bound; a connection that reaches it is not read until
@@ -66,8 +67,8 @@
 #define MQD_SYNCFS_PARTITION_COUNT 24
 /* When to flush data that no acknowledgement waits for. Writing back pages costs CPU that the
  * reactor needs too: a flush of 64 MiB delayed acknowledgements by 20 ms, so flushes are small. But
- * when more than MQD_BUSY_COUNT_FEW partitions of a directory are busy, small flushes coincide and delay
- * acknowledgements longer than a few large ones (measured: small flushes are better with 12
+ * when more than MQD_BUSY_COUNT_FEW partitions of a directory are busy, small flushes coincide and
+ * delay acknowledgements longer than a few large ones (measured: small flushes are better with 12
  * partitions and worse with 24). */
 #define MQD_BACKGROUND_FLUSH_BYTES (8ll << 20)
 #define MQD_BACKGROUND_FLUSH_BYTES_BUSY (64ll << 20)
@@ -162,7 +163,7 @@ struct mqd_reactor {
     struct mqd_connection *run_first;
     int64_t now_ns, now_ms, wall_ms;
     int64_t housekeeping_ms;
-    bool active;         /* a turn since the last housekeeping had another cause */
+    bool active;         /* since the last housekeeping, a turn had another cause than housekeeping */
     uint32_t idle;       /* nothing is connected or due, so housekeeping runs less often. Read by the main thread */
     uint32_t turn_bytes; /* received in this turn */
 
@@ -185,7 +186,7 @@ struct mqd_reactor {
     struct mqd_local *locals[MQD_LOCAL_COUNT_MAX]; /* attachments, in no order */
     uint32_t local_count, local_count_max;         /* *_max: written by the main thread */
     uint64_t local_bytes, local_bytes_max;
-    struct mqd_local_memory *local_memories; /* memories not released yet, in no order */
+    struct mqd_local_memory *local_memories; /* memory not released yet, in no order */
     uint32_t local_memory_count, local_memory_capacity;
     int local_watch_fd;      /* inotify; 0 = not created yet */
     bool local_watch_failed; /* the failure has been logged */
@@ -208,7 +209,7 @@ struct mqd_reactor {
     uint64_t heap_bytes;
     uint64_t partial_bytes; /* the part of heap_bytes held by partly received requests */
 
-    const struct mqd_produce_request *producing; /* set while its appends are routed */
+    const struct mqd_produce_request *producing; /* the Produce whose appends are being routed, or NULL */
     struct mqd_text producing_client;            /* its client id */
     /* with_waiting_records: partitions led here, with acks.replicas, in which a record waits */
     struct mqd_node to_write, to_wake, with_waiting_records;
@@ -229,7 +230,7 @@ struct mqd_reactor {
     uint32_t forward_capacity, forward_free;
     /* descriptors that did not fit into a full ring, in order */
     struct mqd_descriptor *overflow[MQD_ENDPOINT_COUNT_MAX];
-    uint32_t overflow_count[MQD_ENDPOINT_COUNT_MAX], overflow_capacity[MQD_ENDPOINT_COUNT_MAX],
+    uint32_t overflow_tail[MQD_ENDPOINT_COUNT_MAX], overflow_capacity[MQD_ENDPOINT_COUNT_MAX],
         overflow_head[MQD_ENDPOINT_COUNT_MAX];
 
     struct mqd_node sessions, woken;
@@ -243,7 +244,7 @@ struct mqd_reactor {
     struct mqd_turn turn;
     int64_t slow_second; /* the second in which slow_count slow requests were reported */
     uint32_t slow_count, slow_omitted_count;
-    uint64_t seen_segments_generation;
+    uint64_t swept_segments_generation;
     uint64_t random_state;
 
     struct mqd_control_entry control[MQD_CONTROL_REQUEST_COUNT_MAX];
@@ -389,9 +390,9 @@ void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *se
 
 /* server/fetch/nearest.c */
 void mqd_nearest_publish(struct mqd_reactor *r, const struct mqd_owned *owned);
-/* the consumer's rack; 0: not given, or the rack of this host */
-uint64_t mqd_nearest_rack(const struct mqd_reactor *r, const struct mqd_fetch_request *fetch);
-/* the node in set->rack that the consumer should read from; -1 = this host */
+/* the hash of the consumer's rack; 0: not given, or the rack of this host */
+uint64_t mqd_nearest_rack_hash(const struct mqd_reactor *r, const struct mqd_fetch_request *fetch);
+/* the node in the consumer's rack that the consumer should read from; -1 = this host */
 int32_t mqd_nearest_replica(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot);
 /* a replicated partition leads only after an assignment from its metadata */
 static inline bool mqd_owned_leads(const struct mqd_owned *owned)
@@ -409,8 +410,8 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c);
 /* the frame is complete; may close c */
 void mqd_connection_on_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
                              int64_t arena_offset);
-/* ensures that the receive window has room for `need` bytes; false: c is stalled */
-bool mqd_connection_ensure_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t need);
+/* ensures that the receive window has room for needed_bytes; false: c is stalled */
+bool mqd_connection_ensure_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t needed_bytes);
 /* allocates a run of extents, with one reference; -1: c is stalled */
 int64_t mqd_connection_allocate_run(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes);
 void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const char *reason);
@@ -438,9 +439,9 @@ bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t f
 void mqd_large_grant(struct mqd_reactor *r); /* grants memory to waiting connections, in their order */
 /* the reason why c may not hold its run any longer; NULL: it may */
 const char *mqd_large_overdue_reason(const struct mqd_reactor *r, const struct mqd_connection *c);
-extern const char *const mqd_large_full;
+extern const char *const mqd_large_full_reason;
 
-/* base/arena.c: sorts free extents, so that single ones come from the low end again */
+/* base/arena.c: sorts the free extents, so that single extents come from the low end again */
 void mqd_arena_sort_free_extents(struct mqd_arena *arena);
 
 /* server/output.c */
@@ -467,7 +468,7 @@ void mqd_dispatch_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t
 
 /* server/throttle.c. The _slow variants are called only when quotas exist. */
 void mqd_throttle_refresh(struct mqd_reactor *r);
-void mqd_throttle_run(struct mqd_reactor *r); /* reads again the connections whose debt is paid */
+void mqd_throttle_run(struct mqd_reactor *r); /* resumes reading connections whose debt is paid */
 /* called when the connection closes or its client has hung up */
 void mqd_throttle_unmute(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, uint32_t kind, uint64_t units);
@@ -520,9 +521,9 @@ void mqd_owner_wake_all(struct mqd_reactor *r);
 void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t error);
 /* wakes every waiter; waiters see what was stored before the call */
 void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot);
-/* the log directory of `owned` counts as full until Python reports that it has room */
+/* the log directory of `owned` is treated as full until Python reports that it has room */
 void mqd_owner_note_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text);
-void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *what);
+void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *operation);
 
 /* server/flush.c */
 void mqd_flush_request(struct mqd_reactor *r, struct mqd_owned *owned);
@@ -548,7 +549,7 @@ void mqd_links_drain(struct mqd_reactor *r);
 void mqd_forward_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
 
 /* server/fetch/list_offsets.c */
-/* false: the acceptor must answer it */
+/* false: the acceptor must answer the request */
 bool mqd_list_offsets_on_request(struct mqd_reactor *r, struct mqd_connection *c,
                                  const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes);
 
@@ -559,7 +560,7 @@ void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request
 /* whether `end_offset` may be returned only after a flush */
 bool mqd_look_up_must_wait(struct mqd_reactor *r, uint32_t slot, int64_t end_offset);
 /* NULL: no memory */
-struct mqd_look_up *mqd_look_up_new(struct mqd_reactor *r, struct mqd_request *request, uint32_t awaited_count,
+struct mqd_look_up *mqd_look_up_new(struct mqd_reactor *r, struct mqd_request *request, uint32_t awaited_count_max,
                                     const uint8_t *body, uint32_t body_bytes);
 /* look_up->awaited must be filled in; may close the connection */
 void mqd_look_up_begin(struct mqd_reactor *r, struct mqd_look_up *look_up);

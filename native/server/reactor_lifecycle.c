@@ -110,13 +110,13 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
     init_lists(r);
     mqd_reactor_refresh_clock(r);
     r->random_state = (uint64_t)r->now_ns * 0x9e3779b97f4a7c15ull | 1;
-    bool good = r->command_fd >= 0 && r->event_fd >= 0 && r->zero_fd >= 0 && init_memory(r);
-    if (good)
+    bool ok = r->command_fd >= 0 && r->event_fd >= 0 && r->zero_fd >= 0 && init_memory(r);
+    if (ok)
         r->endpoint = mqd_endpoint_open(options->control, options->links, options->self, options->endpoint_count,
                                         options->eventfds);
     else
-        mqd_error_set(ENOMEM, "out of memory or descriptors for the reactor");
-    if (!good || !r->endpoint) {
+        mqd_error_set(ENOMEM, "out of memory or file descriptors for the reactor");
+    if (!ok || !r->endpoint) {
         mqd_reactor_destroy(r);
         return NULL;
     }

@@ -85,7 +85,7 @@ static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct m
     return true;
 }
 
-static const char sealed[] = "the partition is being retired: another one takes its records";
+static const char sealed_message[] = "the partition is being retired: another partition takes its records";
 
 static bool take_sealed(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                         const struct mqd_batch *batch)
@@ -100,7 +100,7 @@ static bool take_sealed(struct mqd_reactor *r, struct mqd_owned *owned, struct m
         return refuse(r, append, error, NULL);
     if (batch->producer_id >= 0)
         mqd_partition_note_refused(owned->partition, batch, r->wall_ms);
-    return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS, sealed);
+    return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS, sealed_message);
 }
 
 static bool may_redirect(const struct mqd_owned *owned) /* D1 */
@@ -164,11 +164,11 @@ bool mqd_redirect_take(struct mqd_reactor *r, struct mqd_owned *owned, struct mq
                        const struct mqd_batch *batch)
 {
     if (r->log_dirs[owned->log_dir].failed)
-        return false;                           /* as for any other partition of a failed directory */
-    if (append->control & MQD_STAGE_REDIRECTED) /* D3 */
+        return false;                               /* as for any other partition of a failed directory */
+    if (append->stage_flags & MQD_STAGE_REDIRECTED) /* D3 */
         return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
                       "the partition that takes the records is being retired itself");
-    if (append->control & MQD_STAGE_COORDINATOR)
+    if (append->stage_flags & MQD_STAGE_COORDINATOR)
         return take_marker(r, owned, append, batch);
     return owned->retiring == MQD_RETIRING_SEALED ? take_sealed(r, owned, append, batch)
                                                   : hand_over(r, owned, append, batch);
@@ -194,14 +194,14 @@ void mqd_redirect_to_target(struct mqd_reactor *r, struct mqd_append *append, ui
     append->slot = slot;
     append->verdict = verdict;
     append->verdict_offset = offset;
-    append->control = MQD_STAGE_REDIRECTED | (verdict ? MQD_STAGE_KNOWN : 0);
+    append->stage_flags = MQD_STAGE_REDIRECTED | (verdict ? MQD_STAGE_KNOWN : 0);
     batch.producer_id = mqd_redirect_producer(batch.producer_id, append->partition_index);
     mqd_append_deliver(r, append, &batch);
 }
 
-void mqd_redirect_take_back(struct mqd_append *append)
+void mqd_redirect_undo(struct mqd_append *append)
 {
-    append->sent_to_target = append->control = 0;
+    append->sent_to_target = append->stage_flags = 0;
     append->slot = append->home_slot;
 }
 

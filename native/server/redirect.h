@@ -11,7 +11,7 @@
  *   redirected  is written in p only if p has records of the transaction; is always written in the
  *               target too, under the rewritten producer id
  *
- * Here the last step, hidden, is the same as redirected.
+ * For this module, the last step, hidden, is the same as redirected.
  *
  * Up to three workers take part: the receiver of the batch, the owner of p and the owner of the
  * target.
@@ -37,8 +37,8 @@
  *       p's data do not change, so a verdict stays valid permanently, whichever replica leads p or
  *       the target afterwards.
  *   D2  a producer's first batch in the target is the next after its last one in p. Where p does
- *       not know the producer, a batch is not taken as the first if an earlier one was refused here
- *       (mqd_partition_refused_before).
+ *       not know the producer, a batch is not accepted as its first if an earlier one was refused
+ *       here (mqd_partition_refused_before).
  *   D3  a redirected batch is never redirected again, and never staged by an owner that does not
  *       lead the target.
  *   D4  a coordinator that writes a marker for p is instructed to write it to the target too,
@@ -56,7 +56,7 @@ struct mqd_owned;
 struct mqd_reactor;
 struct mqd_topic;
 
-enum mqd_retiring { MQD_RETIRING_NOT, MQD_RETIRING_SEALED, MQD_RETIRING_REDIRECTED, MQD_RETIRING_HIDDEN };
+enum mqd_retiring { MQD_RETIRING_NONE, MQD_RETIRING_SEALED, MQD_RETIRING_REDIRECTED, MQD_RETIRING_HIDDEN };
 
 #define MQD_REDIRECT_SHIFT 40 /* producer ids are allocated from 0 upwards and stay below 1 << 40 */
 
@@ -85,7 +85,7 @@ int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct
 void mqd_redirect_to_target(struct mqd_reactor *r, struct mqd_append *append, uint32_t slot, int16_t verdict,
                             int64_t offset);
 /* Receiver: the batch was not staged and will be delivered again to the owner of p. */
-void mqd_redirect_take_back(struct mqd_append *append);
+void mqd_redirect_undo(struct mqd_append *append);
 /* Receiver: the outcome for the client, from the response of the target's owner; may set
  * base_offset. */
 int16_t mqd_redirect_outcome(struct mqd_append *append, int16_t error);

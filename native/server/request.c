@@ -55,12 +55,12 @@ void mqd_request_return(struct mqd_reactor *r, struct mqd_request *request, uint
 bool mqd_request_reply_append(struct mqd_reactor *r, struct mqd_request *request, const void *bytes,
                               uint32_t size_bytes)
 {
-    uint32_t before = request->reply.capacity_bytes;
+    uint32_t old_capacity_bytes = request->reply.capacity_bytes;
     if (request->heap_bytes + size_bytes > r->options.heap_bytes_max)
         return false;
     mqd_buffer_reserve(&request->reply, size_bytes);
-    if (request->reply.failed || (request->reply.capacity_bytes > before &&
-                                  !mqd_request_hold(r, request, request->reply.capacity_bytes - before)))
+    if (request->reply.failed || (request->reply.capacity_bytes > old_capacity_bytes &&
+                                  !mqd_request_hold(r, request, request->reply.capacity_bytes - old_capacity_bytes)))
         return false;
     if (size_bytes)
         memcpy(request->reply.bytes + request->reply.size_bytes, bytes, size_bytes);
@@ -69,7 +69,7 @@ bool mqd_request_reply_append(struct mqd_reactor *r, struct mqd_request *request
 }
 
 /* Initializes the fields that a Produce does not use. */
-static void begin_other(struct mqd_request *request)
+static void init_other_fields(struct mqd_request *request)
 {
     memset(&request->set, 0, sizeof *request - offsetof(struct mqd_request, set));
     request->control_offset = -1;
@@ -77,10 +77,10 @@ static void begin_other(struct mqd_request *request)
     mqd_list_init(&request->control_node);
 }
 
-static void end_other(struct mqd_reactor *r, struct mqd_request *request)
+static void free_other_fields(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->set)
-        mqd_fetch_cancel(r, request);
+        mqd_fetch_detach(r, request);
     if (request->share)
         mqd_share_job_free(r, request);
     if (request->kind == MQD_REQUEST_CONTROL)
@@ -108,7 +108,7 @@ struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection
     }
     memset(request, 0, offsetof(struct mqd_request, inline_append));
     if (kind != MQD_REQUEST_PRODUCE)
-        begin_other(request);
+        init_other_fields(request);
     mqd_request_prefetch(r->free_requests);
     request->connection = c;
     request->heap_bytes = sizeof *request;
@@ -150,7 +150,7 @@ void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
                request->pending);
     mqd_timer_disarm(r, request);
     if (request->kind != MQD_REQUEST_PRODUCE)
-        end_other(r, request);
+        free_other_fields(r, request);
     if (request->arena_pins == 0 && request->arena_offset >= 0) {
         mqd_frame_release(r, (uint64_t)request->arena_offset);
         request->arena_offset = -1;
@@ -243,17 +243,17 @@ static void encode_and_charge(struct mqd_reactor *r, struct mqd_connection *c, s
  * still arrive in order. */
 static void respond_past_relays(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    struct mqd_request *before = c->head;
-    while (before && !before->complete && before->relaying && c->relaying && !c->closing) {
-        struct mqd_request *request = before->next;
+    struct mqd_request *previous = c->head;
+    while (previous && !previous->complete && previous->relaying && c->relaying && !c->closing) {
+        struct mqd_request *request = previous->next;
         if (!request || request->kind == MQD_REQUEST_FETCH || !request->complete || !mqd_output_has_room(r, c)) {
-            before = request && request->kind != MQD_REQUEST_FETCH && !request->complete ? request : NULL;
+            previous = request && request->kind != MQD_REQUEST_FETCH && !request->complete ? request : NULL;
             continue;
         }
         encode_and_charge(r, c, request);
-        before->next = request->next;
+        previous->next = request->next;
         if (c->tail == request)
-            c->tail = before;
+            c->tail = previous;
         c->inflight--;
         mqd_request_free(r, request);
     }

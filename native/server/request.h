@@ -35,11 +35,11 @@ struct mqd_append {
     uint8_t acks_all;
     uint8_t pinned; /* enum mqd_pin */
     uint8_t done;
-    uint8_t control; /* enum mqd_stage_flags */
+    uint8_t stage_flags; /* enum mqd_stage_flags */
     /* counted in request->undecided: the connection's later requests wait for it
      * (server/check/check.c) */
     uint8_t ordered;
-    uint8_t awaits_verification; /* counted in request->awaiting */
+    uint8_t awaits_verification; /* counted in request->awaiting_count */
     uint32_t check_index;        /* its index in the check's payload */
     uint32_t size_bytes;
     int32_t partition_index;
@@ -107,7 +107,7 @@ struct mqd_check {
 struct mqd_refusal {
     uint32_t index_count;
     int32_t index[MQD_RECORD_ERROR_COUNT_MAX]; /* indexes in the batch; Kafka's batch_index */
-    char record_message[352];                  /* one message for all of these records */
+    char record_message[352];                  /* one message for all these records */
     char message[200];
 };
 
@@ -166,7 +166,7 @@ struct mqd_request {
     uint32_t awaiting_count;       /* the undecided appends that the next check will query */
     uint32_t relaying;             /* its appends that wait for leaders on other hosts */
     uint8_t blocks;                /* counted in connection->blocked */
-    uint8_t order_read;            /* `order` is filled */
+    uint8_t has_order;             /* `order` is filled */
     uint8_t transactional_id_kept; /* copied to the heap, because the frame is gone */
     uint8_t refused;               /* at least one append has a refusal */
     uint32_t topic_count, append_count;
@@ -174,7 +174,7 @@ struct mqd_request {
     struct mqd_append *appends;
     struct mqd_append inline_append;
     struct mqd_produce_topic_entry inline_topic;
-    struct mqd_request_order order; /* when order_read */
+    struct mqd_request_order order; /* when has_order */
     struct mqd_request_times times; /* while slow requests are logged */
     /* Fetch; from here on no field is set for a Produce */
     struct mqd_fetch_set *set;
@@ -214,7 +214,7 @@ struct mqd_look_up {      /* counted in its request's heap_bytes */
     struct mqd_request *request;
     uint8_t *body; /* follows the list */
     uint32_t body_bytes;
-    uint32_t count, at; /* currently waits for awaited[at] */
+    uint32_t count, awaited_index; /* currently waits for awaited[awaited_index] */
     struct mqd_awaited_flush awaited[];
 };
 
@@ -252,7 +252,7 @@ struct mqd_connection {
     uint8_t expects_large;
     uint8_t skips_empty_batches;           /* its client advances over batches without records (dispatch.c) */
     uint32_t local_ipv4;                   /* network order, 0 = not IPv4 */
-    uint32_t peer_ipv4;                    /* as local_ipv4; used to describe group members */
+    uint32_t peer_ipv4;                    /* like local_ipv4; used to describe group members */
     uint8_t peer_ip[16];                   /* IPv4 as ::ffff:a.b.c.d */
     uint16_t local_port, peer_port;        /* host order; peer_port 0: on shared memory */
     int32_t address_tally, listener_tally; /* tallies in which the connection is counted (shm/tally.h) */
@@ -344,7 +344,7 @@ void mqd_heap_release(struct mqd_reactor *r, uint64_t bytes);
 /* whether the heap is nearly full: connections that hold memory get no more */
 bool mqd_heap_under_pressure(const struct mqd_reactor *r);
 bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes); /* false: no room */
-/* the opposite, before the request ends */
+/* gives memory back before the request ends */
 void mqd_request_return(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes);
 /* appends to `reply`; false: no room */
 bool mqd_request_reply_append(struct mqd_reactor *r, struct mqd_request *request, const void *bytes,

@@ -265,8 +265,7 @@ struct mqd_fetch_outcome {
     int64_t last_stable_offset;
     int64_t log_start_offset;
     uint32_t records_bytes;
-    /* isolation level; if it is not read_committed, aborted_transactions are null */
-    bool read_committed;
+    bool read_committed; /* false: aborted_transactions are null */
     const struct mqd_aborted *aborted;
     uint32_t aborted_count;
     bool has_preferred;

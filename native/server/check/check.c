@@ -120,9 +120,9 @@ static int16_t topic_gone_error(const struct mqd_request *request)
 static void copy_order_fields(struct mqd_reactor *r, struct mqd_request *request)
 {
     const struct mqd_produce_request *produce = r->producing;
-    if (request->order_read)
+    if (request->has_order)
         return;
-    request->order_read = 1;
+    request->has_order = 1;
     request->order = (struct mqd_request_order){.timeout_ms = produce->timeout_ms,
                                                 .required_acks = produce->required_acks,
                                                 .response_by_ms = INT64_MAX,
@@ -237,14 +237,14 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
     if (append->sent_to_target)
         /* the batch is sent again with its guard on the same path, first to the owner of the
          * retired partition */
-        mqd_redirect_take_back(append);
+        mqd_redirect_undo(append);
     if (append->guard || !append->ordered || !request->connection) {
         append->message = "the partition's transaction changed while it was verified; the client may retry the batch";
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
         return;
     }
     append->guard = guard;
-    append->control |= request->version >= TRANSACTIONS_V2_SINCE_VERSION ? MQD_STAGE_FROM_ZERO : 0;
+    append->stage_flags |= request->version >= TRANSACTIONS_V2_SINCE_VERSION ? MQD_STAGE_FROM_ZERO : 0;
     append->awaits_verification = 1;
     request->awaiting_count++;
     maybe_submit(r, request);

@@ -127,7 +127,7 @@ static bool send_check(struct mqd_reactor *r, struct mqd_check *check)
      * generation in the descriptor and drops it */
     uint64_t generation = mqd_load_acquire(&slot->generation);
     if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
-        r->overflow_head[acceptor] != r->overflow_count[acceptor])
+        r->overflow_head[acceptor] != r->overflow_tail[acceptor])
         return false;
     struct mqd_descriptor descriptor = {.kind = MQD_LINK_CHECK,
                                         .flags = check->kind,

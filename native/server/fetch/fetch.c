@@ -1,9 +1,9 @@
-/* Fetch: finds what a consumer may read, parks it while there are too few bytes (without polling),
- * and answers with ranges of segment files.
+/* Fetch: finds what a consumer may read, parks the request while there are too few bytes (without
+ * polling), and answers with ranges of segment files.
  *
  * Any worker serves any partition: positions come from the partition table, bytes from the files. A
  * parked fetch sets this worker's bit in each slot it waits on, then reads the high watermark
- * again; the owner publishes, then checks the bits. At least one side sees the other.
+ * again; the owner publishes the mark, then checks the bits. At least one side sees the other.
  *
  *   request -> (its turn on the connection) evaluate -> parked | ranges found
  *   (server/fetch/range.c) -> (cold ranges: read ahead) -> encode (server/fetch/response.c)
@@ -67,8 +67,9 @@ static int take_partitions(struct mqd_reactor *r, struct mqd_fetch_request *fetc
     return 0;
 }
 
-/* A follower must be the host that its connection has authenticated; no other client may fetch as a
- * replica. kafka-replica-verification is a consumer that names itself DEBUGGING_REPLICA_ID. */
+/* A follower's replica id must be that of the host that its connection has authenticated as; no
+ * other client may fetch as a replica. kafka-replica-verification is a consumer that uses
+ * DEBUGGING_REPLICA_ID. */
 static bool may_fetch_as(const struct mqd_connection *c, int32_t replica_id)
 {
     return replica_id == CONSUMER_REPLICA_ID || replica_id == DEBUGGING_REPLICA_ID ||
@@ -94,7 +95,7 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
     set->local = request->connection->local != NULL;
     set->replica_id = fetch->replica_id;
     set->replica_epoch = fetch->replica_epoch;
-    set->rack = request->connection->local ? 0 : mqd_nearest_rack(r, fetch);
+    set->rack_hash = request->connection->local ? 0 : mqd_nearest_rack_hash(r, fetch);
     if (take_partitions(r, fetch, set) < 0)
         return -1;
     if (create)
@@ -121,7 +122,7 @@ void mqd_fetch_on_request(struct mqd_reactor *r, struct mqd_connection *c, const
     }
     request->wait_ms = fetch.wait_ms_max;
     request->bytes_min = fetch.bytes_min;
-    /* a negative limit counts as 0: at most one batch is returned */
+    /* a negative limit is treated as 0: at most one batch is returned */
     request->bytes_max = fetch.bytes_max < 0                                      ? 0
                          : (uint32_t)fetch.bytes_max > r->options.fetch_bytes_max ? (int32_t)r->options.fetch_bytes_max
                                                                                   : fetch.bytes_max;
@@ -185,14 +186,15 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     if (topic->view && entry->set->local)
         /* a local client would read the base topic's files; after this error it fetches over TCP */
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
-    bool away = entry->set->local && mqd_topics_led_elsewhere(&r->topics, &topic->partitions[entry->partition_index]);
+    bool led_elsewhere =
+        entry->set->local && mqd_topics_led_elsewhere(&r->topics, &topic->partitions[entry->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)
-        return away ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+        return led_elsewhere ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (entry->set->replica_id >= 0)
         return mqd_leading_fetch(r, entry, *slot_index, positions);
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
     uint8_t state = mqd_load_acquire(&slot->state);
-    if (state == MQD_SLOT_OFFLINE && away)
+    if (state == MQD_SLOT_OFFLINE && led_elsewhere)
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
     if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
@@ -206,7 +208,7 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
         return entry->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH
                                                           : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
     mqd_slot_positions(slot, positions);
-    if (away && mqd_load_acquire(&slot->lagging) &&
+    if (led_elsewhere && mqd_load_acquire(&slot->lagging) &&
         (entry->fetch_offset < positions->log_start_offset || entry->fetch_offset >= positions->high_watermark))
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
     if (__builtin_expect(topic->view != NULL, 0))
@@ -220,10 +222,10 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     return 0;
 }
 
-/* Waits on the slot. False when the readable end, or the right to read, has changed: evaluate
- * again. */
+/* Makes the entry wait on the slot. Returns false if the readable end, or the right to read, has
+ * changed since `surveyed`: the caller must evaluate the entry again. */
 static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
-                       uint32_t slot_index, const struct mqd_positions *seen)
+                       uint32_t slot_index, const struct mqd_positions *surveyed)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, slot_index);
     /* a follower's fetch waits on the partition's owner, which is this worker, so nothing can
@@ -240,7 +242,7 @@ static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request,
     uint32_t slot_now;
     if (mqd_fetch_entry_check(r, entry, &slot_now, &positions) || slot_now != slot_index)
         return false;
-    return mqd_fetch_readable_end(request, &positions) == mqd_fetch_readable_end(request, seen);
+    return mqd_fetch_readable_end(request, &positions) == mqd_fetch_readable_end(request, surveyed);
 }
 
 static void make_ready(struct mqd_fetch_entry *entry)
@@ -295,9 +297,9 @@ static bool has_changed(const struct mqd_fetch_entry *entry, int16_t error, int6
            last_stable != entry->sent_last_stable || log_start != entry->sent_log_start;
 }
 
-/* Returns what one entry contributes to bytes_min; makes it wait on its slot. If its high watermark
+/* Makes one entry wait on its slot; returns what it contributes to bytes_min. If the high watermark
  * has moved, the owner may have checked before the bit was set, so the entry is evaluated again. An
- * error is reported immediately; other changes wait for records or the end of the wait. */
+ * error is reported immediately; other changes, with the next records or when the wait ends. */
 static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                             int64_t bytes_min)
 {
@@ -307,7 +309,7 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
         if (mqd_fetch_entry_check(r, entry, &slot, &positions))
             return bytes_min;
         bool at_end = mqd_fetch_position(entry) >= mqd_fetch_readable_end(request, &positions);
-        if (entry->set->rack && mqd_nearest_replica(r, entry->set, slot) >= 0)
+        if (entry->set->rack_hash && mqd_nearest_replica(r, entry->set, slot) >= 0)
             return bytes_min; /* to be reported immediately */
         if (!at_end && bytes_min == 1)
             return 1;
@@ -331,11 +333,11 @@ static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *
     if (mqd_fetch_entry_check(r, entry, &slot, &positions) || entry->outcome.has_diverging_epoch ||
         entry->fetch_offset < positions.high_watermark)
         return 1;
-    bool marks_changed = !entry->sent_once || entry->high_watermark != entry->sent_high_watermark ||
-                         positions.log_start_offset != entry->sent_log_start;
+    bool watermarks_changed = !entry->sent_once || entry->high_watermark != entry->sent_high_watermark ||
+                              positions.log_start_offset != entry->sent_log_start;
     entry_wait(r, request, entry, slot, &positions);
-    if (marks_changed)
-        entry->set->marks_changed = true;
+    if (watermarks_changed)
+        entry->set->watermarks_changed = true;
     else
         mqd_list_remove(&entry->ready);
     return 0;
@@ -347,7 +349,7 @@ static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
     int64_t bytes_min = request->bytes_min > 0 ? request->bytes_min : 1, available = 0;
-    set->marks_changed = false;
+    set->watermarks_changed = false;
     MQD_LIST_EACH(node, next, &set->ready) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
         available +=
@@ -370,8 +372,8 @@ static bool include(struct mqd_fetch_set *set, struct mqd_fetch_entry *entry)
     return true;
 }
 
-static void collect_one(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
-                        int64_t *budget, bool *first)
+static void collect_entry(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
+                          int64_t *budget, bool *first)
 {
     struct mqd_positions positions;
     uint32_t slot = UINT32_MAX;
@@ -379,7 +381,8 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     entry->range = (struct mqd_range){0};
     entry->outcome.read_committed = request->isolation_level != 0;
     entry->outcome.error = mqd_fetch_entry_check(r, entry, &slot, &positions);
-    int32_t nearest = entry->outcome.error == 0 && request->set->rack ? mqd_nearest_replica(r, request->set, slot) : -1;
+    int32_t nearest =
+        entry->outcome.error == 0 && request->set->rack_hash ? mqd_nearest_replica(r, request->set, slot) : -1;
     if (nearest >= 0) {
         entry->outcome.has_preferred = true;
         entry->outcome.preferred_read_replica = nearest;
@@ -427,26 +430,25 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
     set->included_count = 0;
     if (request->lists_all) {
         for (uint32_t i = 0; i < set->entry_count; i++)
-            collect_one(r, request, set->entries[i], &budget, &first);
+            collect_entry(r, request, set->entries[i], &budget, &first);
         return;
     }
-    struct mqd_node left;
-    mqd_list_init(&left);
-    mqd_list_move_all(&left, &set->ready);
+    struct mqd_node remaining;
+    mqd_list_init(&remaining);
+    mqd_list_move_all(&remaining, &set->ready);
     struct mqd_node *node;
-    /* examined entries move to the end of the list: the next fetch begins with those that were not
-     * reached */
-    while ((node = mqd_list_pop(&left))) {
+    /* examined entries move to the list's end: the next fetch begins with those not reached */
+    while ((node = mqd_list_pop(&remaining))) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
         mqd_list_append(&set->ready, &entry->ready);
-        collect_one(r, request, entry, &budget, &first);
+        collect_entry(r, request, entry, &budget, &first);
         if (budget <= 0 && !first)
             break;
     }
     struct mqd_node examined;
     mqd_list_init(&examined);
     mqd_list_move_all(&examined, &set->ready);
-    mqd_list_move_all(&set->ready, &left);
+    mqd_list_move_all(&set->ready, &remaining);
     mqd_list_move_all(&set->ready, &examined);
     if (set->included_count > 1)
         qsort(set->included, set->included_count, sizeof *set->included, by_topic);
@@ -498,7 +500,7 @@ static void park(struct mqd_reactor *r, struct mqd_request *request)
     int64_t deadline_ms = request->started_ns / 1000000 + request->wait_ms;
     if (!request->timer_armed)
         mqd_stat(r, MQD_COUNT_FETCH_PARKED, 1);
-    if (request->set->marks_changed && r->now_ms + HW_PUSH_MS < deadline_ms)
+    if (request->set->watermarks_changed && r->now_ms + HW_PUSH_MS < deadline_ms)
         deadline_ms = r->now_ms + HW_PUSH_MS;
     if (!request->timer_armed || deadline_ms < request->deadline_ms)
         mqd_timer_arm(r, request, deadline_ms);
@@ -583,9 +585,9 @@ void mqd_fetch_run_woken(struct mqd_reactor *r)
     }
 }
 
-/* The request ends (answered, or its client has disconnected): a session stays, a set for one
- * request is freed. */
-void mqd_fetch_cancel(struct mqd_reactor *r, struct mqd_request *request)
+/* Called when the request ends, because it is answered or its client has disconnected: a session's
+ * set stays, a set for one request only is freed. */
+void mqd_fetch_detach(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
     request->set = NULL;

@@ -1,5 +1,5 @@
-/* Shared by the files of Fetch: what one request or session reads, and the position of each of its
- * partitions. Private to the reactor's thread. */
+/* Shared by the files of this directory: what one Fetch request or session reads, and the position
+ * of each of its partitions. Private to the reactor's thread. */
 #ifndef MQD_FETCH_H
 #define MQD_FETCH_H
 
@@ -26,16 +26,16 @@ struct mqd_fetch_entry {
     struct mqd_node waiter; /* in reactor->waiting[slot] */
     struct mqd_node ready;  /* in set->ready */
     struct mqd_fetch_set *set;
-    struct mqd_topic *topic; /* referenced; NULL: unknown topic, the response echoes the `name` or id of the request */
+    struct mqd_topic *topic; /* referenced; NULL: unknown topic; the response echoes `key` */
     struct mqd_fetch_entry *hash_next;
     uint32_t order; /* index in set->entries */
     int32_t partition_index;
     int64_t fetch_offset;
-    /* of a view: it selects nothing from fetch_offset up to, but not including, fetch_offset + skipped
-     * (server/fetch/view.c) */
+    /* of a view: it selects nothing from fetch_offset up to, but not including, fetch_offset +
+     * skipped (server/fetch/view.c) */
     int64_t skipped;
     int32_t skipped_epoch;
-    bool skipped_known; /* skipped_batch is the header of the last batch that was skipped */
+    bool has_skipped_batch; /* skipped_batch holds the header of the last batch that was skipped */
     uint8_t skipped_batch[MQD_BATCH_HEADER_BYTES];
     int32_t bytes_max;
     int32_t current_leader_epoch;
@@ -52,7 +52,7 @@ struct mqd_fetch_entry {
     struct mqd_range range;
     struct mqd_aborted_list aborted; /* read_committed: transactions that overlap the range */
     struct mqd_filtered filtered;    /* of a view: the selected batches, instead of the range */
-    struct mqd_topic_key key;        /* as the client named it; name bytes in `set->names` or the topic */
+    struct mqd_topic_key key;        /* as the client named it; the name is stored in the topic or after the entry */
 };
 
 /* Positions of sequential readers without a session: their next request finds its place without a
@@ -80,15 +80,14 @@ struct mqd_fetch_set {
     int32_t session_id;  /* 0 = for one request only */
     int32_t session_epoch;
     bool by_id;
-    /* of a follower: there are no records to send, but a high watermark or log start that it does
-     * not know yet */
-    bool marks_changed;
+    /* of a follower: there are no records to send, but there is a high watermark or log start that
+     * it does not know yet */
+    bool watermarks_changed;
     bool local;         /* of a local client, which may use another replica when the one here lacks the data */
     bool leader_only;   /* of a client that cannot read from followers */
     int32_t replica_id; /* of a follower on another host; -1 = of a client */
     int64_t replica_epoch;
-    /* hash of the consumer's rack (server/fetch/nearest.c); 0 = none, or the rack of this host */
-    uint64_t rack;
+    uint64_t rack_hash; /* of the consumer's rack (server/fetch/nearest.c); 0 = none, or the rack of this host */
     int64_t last_used_ms;
     /* of a session: its client's principal; NULL = the client has not authenticated */
     char *principal;
@@ -101,9 +100,9 @@ void mqd_fetch_on_request(struct mqd_reactor *r, struct mqd_connection *c, const
 /* `request` must be the oldest one of its connection */
 void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool expired);
 void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_fetch_cancel(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_fetch_detach(struct mqd_reactor *r, struct mqd_request *request);
 /* Appends the range to r->scratch: its bytes, or a chunk that refers to them, whose size is added
- * to *file_bytes. Takes over the range's reference. false: it cannot be read. */
+ * to *file_bytes. Takes over the range's reference. Returns false if the range cannot be read. */
 bool mqd_fetch_put_range(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_range *range,
                          uint64_t *file_bytes);
 
@@ -119,19 +118,19 @@ struct mqd_view_skip {
     uint64_t topic_serial;
     int32_t partition_index, leader_epoch;
     int64_t offset, skipped;
-    bool known; /* as skipped_known */
+    bool has_batch; /* like has_skipped_batch */
     uint8_t batch[MQD_BATCH_HEADER_BYTES];
 };
 struct mqd_views {
     struct mqd_view_skip skips[MQD_VIEW_SKIP_COUNT];
-    struct mqd_view_cache *cache;          /* NULL: no view was read yet */
+    struct mqd_view_cache *cache;          /* NULL: no view has been read yet */
     struct mqd_view_cache_figures counted; /* already added to the worker's counters */
 };
 /* Sets `skipped` to what this worker remembers for the entry's offset in this leader epoch. Called
  * before the entry is evaluated. */
 void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32_t leader_epoch);
 /* Passes the entry's range to a thread of the pool; this job counts in request->pending until it is
- * done. false: the pool is full now, or there is no memory. */
+ * done. Returns false if the pool is full now, or there is no memory. */
 bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry);
 void mqd_view_on_done(struct mqd_reactor *r, uint64_t id);
 /* Called when the view selected no records: adds an empty batch for a client that skips
@@ -155,7 +154,7 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
 void mqd_fetch_keep_cursor(struct mqd_reactor *r, const struct mqd_fetch_entry *entry);
 /* releases the range and its references */
 void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
-/* what the request holds for the entry's aborted transactions (mqd_request_hold) */
+/* the memory that the request holds for the entry's aborted transactions (mqd_request_hold) */
 static inline uint64_t mqd_fetch_aborted_bytes(const struct mqd_fetch_entry *entry)
 {
     return entry->aborted.count * sizeof *entry->aborted.entries;
@@ -172,8 +171,8 @@ void mqd_fetch_run_woken(struct mqd_reactor *r);
 struct mqd_owned;
 /* wakes the followers' fetches that wait for a partition of this worker */
 void mqd_fetch_wake_followers(struct mqd_reactor *r, struct mqd_owned *owned);
-/* The entry's error or 0, its slot, and its partition's current positions. Records a follower's
- * position. */
+/* Returns the entry's error or 0, its slot, and its partition's current positions. Records a
+ * follower's position. */
 int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index,
                               struct mqd_positions *positions);
 void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result);
@@ -184,15 +183,15 @@ struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetc
 bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
 void mqd_fetch_set_remove(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index);
 void mqd_fetch_set_compact(struct mqd_reactor *r, struct mqd_fetch_set *set);
-/* *set = the session that the request names, with its epoch advanced, or NULL: the caller makes a new
- * set (*full), and with *create a new session of it. An epoch of 0 or -1 ends the session that the
- * request names. Returns a Kafka error code. */
+/* Sets *set to the session that the request names, with its epoch advanced; or to NULL, with *full
+ * set: the caller makes a new set and, if *create is set, a new session of it. An epoch of 0 or -1
+ * ends the session that the request names. Returns 0 or a Kafka error code. */
 int16_t mqd_session_begin_request(struct mqd_reactor *r, const struct mqd_connection *c,
                                   const struct mqd_fetch_request *fetch, struct mqd_fetch_set **set, bool *full,
                                   bool *create);
 void mqd_session_create(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_fetch_set *set);
 /* whether the set is a session that the connection's principal may use */
-bool mqd_session_may_use(const struct mqd_fetch_set *set, const struct mqd_connection *c);
+bool mqd_session_is_usable_by(const struct mqd_fetch_set *set, const struct mqd_connection *c);
 void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set);
 
 #endif

@@ -40,40 +40,40 @@ static bool must_wait(struct mqd_reactor *r, const struct mqd_topic *topic,
     return mqd_look_up_must_wait(r, flush->slot, flush->end_offset);
 }
 
-/* Whether the reactor can answer the whole request, without the acceptor. awaited_count: if any
- * latest offset must wait for a flush, the number of partitions whose latest offset is requested;
- * otherwise 0. */
+/* Whether the reactor can answer the whole request, without the acceptor. *awaited_count_max: if
+ * any latest offset must wait for a flush, the number of partitions whose latest offset is
+ * requested; otherwise 0. */
 static bool reactor_can_serve(struct mqd_reactor *r, const struct mqd_connection *c, const uint8_t *body,
-                              uint32_t size_bytes, int16_t version, uint32_t *awaited_count)
+                              uint32_t size_bytes, int16_t version, uint32_t *awaited_count_max)
 {
-    struct mqd_list_offsets_request walk;
+    struct mqd_list_offsets_request parser;
     struct mqd_awaited_flush flush;
     uint32_t latest_count = 0;
     bool waiting = false;
-    if (mqd_list_offsets_parse(body, size_bytes, version, &walk) < 0)
+    if (mqd_list_offsets_parse(body, size_bytes, version, &parser) < 0)
         return false;
-    for (int32_t t = 0; t < walk.topic_count; t++) {
-        struct mqd_list_offsets_topic topic;
-        if (mqd_list_offsets_next_topic(&walk, &topic) < 0)
+    for (int32_t t = 0; t < parser.topic_count; t++) {
+        struct mqd_list_offsets_topic requested_topic;
+        if (mqd_list_offsets_next_topic(&parser, &requested_topic) < 0)
             return false;
-        struct mqd_topic_key key = {.name = topic.name};
-        const struct mqd_topic *known = mqd_topics_find(&r->topics, &key);
-        for (int32_t p = 0; p < topic.partition_count; p++) {
+        struct mqd_topic_key key = {.name = requested_topic.name};
+        const struct mqd_topic *topic = mqd_topics_find(&r->topics, &key);
+        for (int32_t p = 0; p < requested_topic.partition_count; p++) {
             struct mqd_list_offsets_partition partition;
-            if (mqd_list_offsets_next_partition(&walk, &partition) < 0 ||
+            if (mqd_list_offsets_next_partition(&parser, &partition) < 0 ||
                 (partition.timestamp != TIMESTAMP_LATEST && partition.timestamp != TIMESTAMP_EARLIEST) ||
-                led_by_another_host(r, c, known, partition.partition_index))
+                led_by_another_host(r, c, topic, partition.partition_index))
                 return false;
             latest_count += partition.timestamp == TIMESTAMP_LATEST;
-            waiting = waiting || must_wait(r, known, &partition, &flush);
+            waiting = waiting || must_wait(r, topic, &partition, &flush);
         }
     }
-    *awaited_count = waiting ? latest_count : 0;
-    return mqd_list_offsets_end(&walk) == 0;
+    *awaited_count_max = waiting ? latest_count : 0;
+    return mqd_list_offsets_end(&parser) == 0;
 }
 
 /* 0, or the error if this replica may not return its latest offset: it is not the leader, or its
- * high watermark has not reached its epoch's beginning yet (KIP-207). */
+ * high watermark has not reached the start of its epoch yet (KIP-207). */
 static int16_t latest_error(const struct mqd_reactor *r, const struct mqd_partition_slot *slot, int16_t version)
 {
     if (r->lease_lost)
@@ -92,14 +92,15 @@ static bool may_describe(struct mqd_reactor *r, const struct mqd_connection *c, 
                                                   MQD_OPERATION_DESCRIBE);
 }
 
-static void respond_one(struct mqd_reactor *r, int16_t version, int8_t isolation_level, const struct mqd_topic *topic,
-                        bool may, const struct mqd_list_offsets_partition *requested)
+static void encode_partition(struct mqd_reactor *r, int16_t version, int8_t isolation_level,
+                             const struct mqd_topic *topic, bool is_allowed,
+                             const struct mqd_list_offsets_partition *requested)
 {
     struct mqd_buffer *out = &r->scratch;
     int16_t error = 0;
     int64_t offset = -1;
     int32_t leader_epoch = -1;
-    if (!may) {
+    if (!is_allowed) {
         error = MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
     } else if (!topic || requested->partition_index < 0 ||
                (uint32_t)requested->partition_index >= topic->partition_count) {
@@ -136,26 +137,26 @@ void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request
                               uint32_t size_bytes)
 {
     int16_t version = request->version;
-    struct mqd_list_offsets_request walk;
+    struct mqd_list_offsets_request parser;
     struct mqd_buffer *out = &r->scratch;
     out->size_bytes = 0;
-    mqd_list_offsets_parse(body, size_bytes, version, &walk);
+    mqd_list_offsets_parse(body, size_bytes, version, &parser);
     /* Only a consumer waits for transactions to end, as in Kafka. Any other replica id gets the
      * high watermark here; Kafka returns the log end. */
-    int8_t isolation_level = walk.replica_id == CONSUMER_REPLICA_ID ? walk.isolation_level : 0;
+    int8_t isolation_level = parser.replica_id == CONSUMER_REPLICA_ID ? parser.isolation_level : 0;
     mqd_response_begin(out, MQD_API_LIST_OFFSETS, version, request->correlation_id);
-    mqd_list_offsets_response_begin(out, version, 0, walk.topic_count);
-    for (int32_t t = 0; t < walk.topic_count; t++) {
-        struct mqd_list_offsets_topic named;
-        mqd_list_offsets_next_topic(&walk, &named);
-        struct mqd_topic_key key = {.name = named.name};
+    mqd_list_offsets_response_begin(out, version, 0, parser.topic_count);
+    for (int32_t t = 0; t < parser.topic_count; t++) {
+        struct mqd_list_offsets_topic requested_topic;
+        mqd_list_offsets_next_topic(&parser, &requested_topic);
+        struct mqd_topic_key key = {.name = requested_topic.name};
         struct mqd_topic *topic = mqd_topics_find(&r->topics, &key);
-        bool may = may_describe(r, request->connection, topic, named.name);
-        mqd_list_offsets_response_topic(out, version, named.name, named.partition_count);
-        for (int32_t p = 0; p < named.partition_count; p++) {
+        bool is_allowed = may_describe(r, request->connection, topic, requested_topic.name);
+        mqd_list_offsets_response_topic(out, version, requested_topic.name, requested_topic.partition_count);
+        for (int32_t p = 0; p < requested_topic.partition_count; p++) {
             struct mqd_list_offsets_partition requested;
-            mqd_list_offsets_next_partition(&walk, &requested);
-            respond_one(r, version, isolation_level, topic, may, &requested);
+            mqd_list_offsets_next_partition(&parser, &requested);
+            encode_partition(r, version, isolation_level, topic, is_allowed, &requested);
         }
         mqd_list_offsets_response_topic_end(out, version);
     }
@@ -174,16 +175,16 @@ void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request
 /* Collects the partitions whose flush the lookup awaits. */
 static void collect_awaited(struct mqd_reactor *r, struct mqd_look_up *look_up, int16_t version)
 {
-    struct mqd_list_offsets_request walk;
-    mqd_list_offsets_parse(look_up->body, look_up->body_bytes, version, &walk);
-    for (int32_t t = 0; t < walk.topic_count; t++) {
-        struct mqd_list_offsets_topic named;
-        mqd_list_offsets_next_topic(&walk, &named);
-        struct mqd_topic_key key = {.name = named.name};
+    struct mqd_list_offsets_request parser;
+    mqd_list_offsets_parse(look_up->body, look_up->body_bytes, version, &parser);
+    for (int32_t t = 0; t < parser.topic_count; t++) {
+        struct mqd_list_offsets_topic requested_topic;
+        mqd_list_offsets_next_topic(&parser, &requested_topic);
+        struct mqd_topic_key key = {.name = requested_topic.name};
         const struct mqd_topic *topic = mqd_topics_find(&r->topics, &key);
-        for (int32_t p = 0; p < named.partition_count; p++) {
+        for (int32_t p = 0; p < requested_topic.partition_count; p++) {
             struct mqd_list_offsets_partition requested;
-            mqd_list_offsets_next_partition(&walk, &requested);
+            mqd_list_offsets_next_partition(&parser, &requested);
             if (must_wait(r, topic, &requested, &look_up->awaited[look_up->count]))
                 look_up->count++;
         }
@@ -193,8 +194,8 @@ static void collect_awaited(struct mqd_reactor *r, struct mqd_look_up *look_up, 
 bool mqd_list_offsets_on_request(struct mqd_reactor *r, struct mqd_connection *c,
                                  const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes)
 {
-    uint32_t awaited_count;
-    if (!reactor_can_serve(r, c, body, size_bytes, header->api_version, &awaited_count))
+    uint32_t awaited_count_max;
+    if (!reactor_can_serve(r, c, body, size_bytes, header->api_version, &awaited_count_max))
         return false;
     struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_LIST_OFFSETS);
     if (!request) {
@@ -202,7 +203,8 @@ bool mqd_list_offsets_on_request(struct mqd_reactor *r, struct mqd_connection *c
         return true;
     }
     mqd_stat(r, MQD_COUNT_REQUESTS_LIST_OFFSETS, 1);
-    struct mqd_look_up *look_up = awaited_count ? mqd_look_up_new(r, request, awaited_count, body, size_bytes) : NULL;
+    struct mqd_look_up *look_up =
+        awaited_count_max ? mqd_look_up_new(r, request, awaited_count_max, body, size_bytes) : NULL;
     if (!look_up) { /* no flush to wait for, or no memory: answers immediately */
         mqd_list_offsets_respond(r, request, body, size_bytes);
         return true;

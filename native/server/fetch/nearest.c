@@ -10,7 +10,7 @@
 
 #include "server/reactor.h"
 
-static uint64_t rack_hash(const uint8_t *rack, size_t size_bytes)
+static uint64_t hash_rack(const uint8_t *rack, size_t size_bytes)
 {
     uint64_t hash = 0xcbf29ce484222325ull;
     for (size_t i = 0; i < size_bytes; i++)
@@ -18,10 +18,10 @@ static uint64_t rack_hash(const uint8_t *rack, size_t size_bytes)
     return hash | 1; /* 0 = none */
 }
 
-static uint64_t broker_rack(const struct mqd_broker_address *broker)
+static uint64_t broker_rack_hash(const struct mqd_broker_address *broker)
 {
     return broker && broker->has_rack
-               ? rack_hash((const uint8_t *)broker->rack, strnlen(broker->rack, sizeof broker->rack))
+               ? hash_rack((const uint8_t *)broker->rack, strnlen(broker->rack, sizeof broker->rack))
                : 0;
 }
 
@@ -41,12 +41,12 @@ void mqd_nearest_publish(struct mqd_reactor *r, const struct mqd_owned *owned)
     mqd_store_release(&slot->in_sync_follower_count, count);
 }
 
-uint64_t mqd_nearest_rack(const struct mqd_reactor *r, const struct mqd_fetch_request *fetch)
+uint64_t mqd_nearest_rack_hash(const struct mqd_reactor *r, const struct mqd_fetch_request *fetch)
 {
     if (fetch->rack_id_bytes <= 0 || !r->topics.broker_count || fetch->replica_id >= 0)
         return 0;
-    uint64_t rack = rack_hash(fetch->rack_id, (size_t)fetch->rack_id_bytes);
-    return rack == broker_rack(mqd_topics_broker(&r->topics, r->topics.node_id)) ? 0 : rack;
+    uint64_t hash = hash_rack(fetch->rack_id, (size_t)fetch->rack_id_bytes);
+    return hash == broker_rack_hash(mqd_topics_broker(&r->topics, r->topics.node_id)) ? 0 : hash;
 }
 
 int32_t mqd_nearest_replica(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot_index)
@@ -57,7 +57,7 @@ int32_t mqd_nearest_replica(struct mqd_reactor *r, const struct mqd_fetch_set *s
         return -1;
     for (uint32_t i = 0; i < count && i < MQD_SLOT_FOLLOWER_COUNT_MAX; i++) {
         int32_t node_id = mqd_load_relaxed(&slot->in_sync_followers[i]);
-        if (broker_rack(mqd_topics_broker(&r->topics, node_id)) == set->rack)
+        if (broker_rack_hash(mqd_topics_broker(&r->topics, node_id)) == set->rack_hash)
             return node_id;
     }
     return -1;

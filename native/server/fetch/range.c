@@ -5,8 +5,8 @@
 
 #include "server/reactor.h"
 
-/* if a range overlaps more aborted transactions, a shorter one is returned: one batch, or for a view
- * VIEW_BYTES_SHORT bytes of its base topic */
+/* if a range overlaps more aborted transactions than this, a shorter range is returned: one batch,
+ * or for a view VIEW_BYTES_SHORT bytes of its base topic */
 #define ABORTED_COUNT_MAX 4096
 #define VIEW_BYTES_SHORT (1u << 20)
 
@@ -25,8 +25,8 @@ void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic,
     free(path);
 }
 
-static struct mqd_cached_cursor *cursor_place(struct mqd_reactor *r, const struct mqd_fetch_entry *entry,
-                                              int64_t offset)
+static struct mqd_cached_cursor *cached_cursor_of(struct mqd_reactor *r, const struct mqd_fetch_entry *entry,
+                                                  int64_t offset)
 {
     uint64_t hash = ((uint64_t)(uintptr_t)entry->topic >> 4) * 0x9e3779b97f4a7c15ull +
                     (uint32_t)entry->partition_index * 0xc2b2ae3d27d4eb4full + (uint64_t)offset * 0x165667b19e3779f9ull;
@@ -35,7 +35,7 @@ static struct mqd_cached_cursor *cursor_place(struct mqd_reactor *r, const struc
 
 static void cursor_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
-    const struct mqd_cached_cursor *cached = cursor_place(r, entry, mqd_fetch_position(entry));
+    const struct mqd_cached_cursor *cached = cached_cursor_of(r, entry, mqd_fetch_position(entry));
     if (!entry->cursor.valid && cached->cursor.valid && cached->cursor.offset == mqd_fetch_position(entry) &&
         cached->partition_index == entry->partition_index && memcmp(cached->topic_id, entry->topic->topic_id, 16) == 0)
         entry->cursor = cached->cursor;
@@ -44,8 +44,8 @@ static void cursor_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 void mqd_fetch_keep_cursor(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
 {
     if (entry->set->session_id || !entry->cursor.valid)
-        return; /* a session keeps its own */
-    struct mqd_cached_cursor *cached = cursor_place(r, entry, entry->cursor.offset);
+        return; /* a session keeps its cursors in its entries */
+    struct mqd_cached_cursor *cached = cached_cursor_of(r, entry, entry->cursor.offset);
     memcpy(cached->topic_id, entry->topic->topic_id, 16);
     cached->partition_index = entry->partition_index;
     cached->cursor = entry->cursor;

@@ -50,7 +50,7 @@ static bool encode_partition(struct mqd_reactor *r, const struct mqd_connection 
     mqd_fetch_response_partition(&r->scratch, version, &entry->outcome);
     if (__builtin_expect(entry->filtered.bytes != NULL || entry->filtered.has_empty, 0))
         mqd_view_put(r, entry);
-    bool good = !entry->range.size_bytes || mqd_fetch_put_range(r, c, &entry->range, file_bytes);
+    bool ok = !entry->range.size_bytes || mqd_fetch_put_range(r, c, &entry->range, file_bytes);
     mqd_fetch_response_partition_tags(&r->scratch, version, &entry->outcome);
     entry->outcome.current_leader = NULL;
     entry->sent_once = 1;
@@ -58,7 +58,7 @@ static bool encode_partition(struct mqd_reactor *r, const struct mqd_connection 
     entry->sent_high_watermark = entry->outcome.high_watermark;
     entry->sent_last_stable = entry->outcome.last_stable_offset;
     entry->sent_log_start = entry->outcome.log_start_offset;
-    return good;
+    return ok;
 }
 
 static bool same_topic(const struct mqd_fetch_entry *a, const struct mqd_fetch_entry *b)
@@ -79,7 +79,7 @@ static uint32_t run_length(const struct mqd_fetch_set *set, uint32_t from)
     return end - from;
 }
 
-static void charge(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_fetch_set *set)
+static void charge_quota(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_fetch_set *set)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < set->included_count; i++)
@@ -93,7 +93,7 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
     struct mqd_fetch_set *set = request->set;
     int16_t version = request->version;
     uint64_t file_bytes = 0;
-    bool good = true;
+    bool ok = true;
     struct mqd_response_nodes nodes;
     nodes.count = 0;
     out->size_bytes = 0;
@@ -104,7 +104,7 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
     } else {
         int32_t topic_count = 0;
         if (r->quota_kinds)
-            charge(r, request->connection, set);
+            charge_quota(r, request->connection, set);
         for (uint32_t i = 0; i < set->included_count; i += run_length(set, i))
             topic_count++;
         mqd_fetch_response_begin(out, version, mqd_throttle_time_ms(r, request->connection), 0, set->session_id,
@@ -113,14 +113,14 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
             uint32_t count = run_length(set, i);
             mqd_fetch_response_topic(out, version, &set->included[i]->key, (int32_t)count);
             for (uint32_t end = i + count; i < end; i++)
-                good &= encode_partition(r, request->connection, set->included[i], version, &file_bytes, &nodes);
+                ok &= encode_partition(r, request->connection, set->included[i], version, &file_bytes, &nodes);
             mqd_fetch_response_topic_end(out, version);
         }
     }
     mqd_fetch_response_end_nodes(out, version, nodes.nodes,
                                  mqd_connection_can_use_node_addresses(request->connection) ? nodes.count : 0);
     mqd_response_finish(out, file_bytes);
-    if (!good) {
+    if (!ok) {
         mqd_log(r, 3, request->connection->id, UINT32_MAX,
                 "a segment could not be read while answering a fetch; closing the connection");
         /* the bytes so far are not a complete response: output.c closes the connection instead of

@@ -1,9 +1,10 @@
 /* The partitions of a fetch: a set for one request, or one that persists as an incremental session
  * (KIP-227).
  *
- * A set keeps two orders: `entries` (as the client named them) and `ready` (those that must be
- * evaluated). An entry that has been read to the high watermark leaves `ready` and waits on its
- * slot, so in a session of thousands of idle partitions only the changed ones cost time.
+ * A set has all its partitions in `entries`, in the order in which the client named them, and those
+ * that must be evaluated also in the list `ready`. An entry that has been read to the high
+ * watermark leaves `ready` and waits on its slot, so in a session of thousands of idle partitions
+ * only the changed ones cost time.
  *
  * Entries are keyed by the topic name or id in the request, not by the topic that it resolves to:
  * the topic may appear later, or be deleted and created again under its name. A client that names
@@ -123,8 +124,8 @@ static struct mqd_fetch_entry *lookup(struct mqd_fetch_set *set, const struct mq
     return entry;
 }
 
-/* Finds the topic of this name or id, if the entry has no topic or a deleted one. Resets what
- * the entry remembers about the old topic. */
+/* Called if the entry has no topic or a deleted one: finds the topic of its name or id, and resets
+ * what the entry remembers about the old topic. Returns false if there is no such topic. */
 bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
     struct mqd_topic *topic = mqd_topics_find(&r->topics, &entry->key);
@@ -135,7 +136,7 @@ bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entr
     mqd_topic_release(entry->topic);
     entry->topic = topic;
     entry->cursor = (struct mqd_cursor){0};
-    entry->skipped = entry->skipped_known = 0;
+    entry->skipped = entry->has_skipped_batch = 0;
     entry->sent_once = 0;
     mqd_list_remove(&entry->waiter);
     return true;
@@ -207,7 +208,7 @@ struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetc
         }
     }
     if (entry->fetch_offset != partition->fetch_offset)
-        entry->skipped = entry->skipped_known = 0;
+        entry->skipped = entry->has_skipped_batch = 0;
     entry->fetch_offset = partition->fetch_offset;
     entry->bytes_max = partition->bytes_max;
     entry->current_leader_epoch = partition->current_leader_epoch;
@@ -268,11 +269,11 @@ void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set)
     r->session_count--;
     mqd_set_gauge(r, MQD_GAUGE_SESSIONS, r->session_count);
     if (set->request_count)
-        return; /* mqd_fetch_cancel frees the set when its request ends */
+        return; /* mqd_fetch_detach frees the set when its request ends */
     mqd_fetch_set_free(r, set);
 }
 
-bool mqd_session_may_use(const struct mqd_fetch_set *set, const struct mqd_connection *c)
+bool mqd_session_is_usable_by(const struct mqd_fetch_set *set, const struct mqd_connection *c)
 {
     return !set->principal == !c->principal &&
            (!set->principal || (set->principal_bytes == c->principal_bytes &&
@@ -326,7 +327,7 @@ int16_t mqd_session_begin_request(struct mqd_reactor *r, const struct mqd_connec
     *full = true;
     *create = fetch->session_epoch == 0;
     struct mqd_fetch_set *session = fetch->session_id ? session_by_id(r, fetch->session_id) : NULL;
-    if (session && (session->replica_id != fetch->replica_id || !mqd_session_may_use(session, c)))
+    if (session && (session->replica_id != fetch->replica_id || !mqd_session_is_usable_by(session, c)))
         session = NULL;              /* the session belongs to another client */
     if (fetch->session_epoch <= 0) { /* 0 opens a new session, -1 ends the session: in both cases the old one ends */
         if (session)

@@ -15,8 +15,8 @@
  *
  * Invariants
  *   F1  between the client's offset and offset + skipped nothing is selected and there is no
- *       control batch. This holds only in the leader epoch in which they were read: after an
- *       unclean election other records may have these offsets.
+ *       control batch. This holds only in the leader epoch in which these offsets were read: after
+ *       an unclean election other records may have them.
  *   F2  a job owns all that it uses (range, filter), because its set and entry may be freed before
  *       it ends. */
 #include <stdlib.h>
@@ -55,37 +55,37 @@ static struct mqd_view_skip *place_of(struct mqd_reactor *r, const struct mqd_fe
 
 void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32_t leader_epoch)
 {
-    const struct mqd_view_skip *kept = place_of(r, entry);
+    const struct mqd_view_skip *remembered = place_of(r, entry);
     if (entry->skipped && entry->skipped_epoch != leader_epoch)
-        entry->skipped = entry->skipped_known = 0;
-    if (!entry->skipped && kept->topic_serial == entry->topic->serial &&
-        kept->partition_index == entry->partition_index && kept->offset == entry->fetch_offset &&
-        kept->leader_epoch == leader_epoch) {
-        entry->skipped = kept->skipped;
-        entry->skipped_known = kept->known;
-        memcpy(entry->skipped_batch, kept->batch, sizeof entry->skipped_batch);
+        entry->skipped = entry->has_skipped_batch = 0;
+    if (!entry->skipped && remembered->topic_serial == entry->topic->serial &&
+        remembered->partition_index == entry->partition_index && remembered->offset == entry->fetch_offset &&
+        remembered->leader_epoch == leader_epoch) {
+        entry->skipped = remembered->skipped;
+        entry->has_skipped_batch = remembered->has_batch;
+        memcpy(entry->skipped_batch, remembered->batch, sizeof entry->skipped_batch);
     }
     entry->skipped_epoch = leader_epoch;
 }
 
-static void skip(struct mqd_reactor *r, struct mqd_fetch_entry *entry, const struct mqd_filtered *found)
+static void skip(struct mqd_reactor *r, struct mqd_fetch_entry *entry, const struct mqd_filtered *selection)
 {
-    entry->skipped = found->next_offset - entry->fetch_offset;
-    entry->skipped_known = found->has_empty;
-    memcpy(entry->skipped_batch, found->empty, sizeof entry->skipped_batch);
-    struct mqd_view_skip *kept = place_of(r, entry);
-    *kept = (struct mqd_view_skip){.topic_serial = entry->topic->serial,
-                                   .partition_index = entry->partition_index,
-                                   .offset = entry->fetch_offset,
-                                   .leader_epoch = entry->skipped_epoch,
-                                   .skipped = entry->skipped,
-                                   .known = found->has_empty};
-    memcpy(kept->batch, found->empty, sizeof kept->batch);
+    entry->skipped = selection->next_offset - entry->fetch_offset;
+    entry->has_skipped_batch = selection->has_empty;
+    memcpy(entry->skipped_batch, selection->empty, sizeof entry->skipped_batch);
+    struct mqd_view_skip *remembered = place_of(r, entry);
+    *remembered = (struct mqd_view_skip){.topic_serial = entry->topic->serial,
+                                         .partition_index = entry->partition_index,
+                                         .offset = entry->fetch_offset,
+                                         .leader_epoch = entry->skipped_epoch,
+                                         .skipped = entry->skipped,
+                                         .has_batch = selection->has_empty};
+    memcpy(remembered->batch, selection->empty, sizeof remembered->batch);
 }
 
 void mqd_view_add_empty(const struct mqd_request *request, struct mqd_fetch_entry *entry)
 {
-    if (!entry->skipped_known || !request->connection || !request->connection->skips_empty_batches)
+    if (!entry->has_skipped_batch || !request->connection || !request->connection->skips_empty_batches)
         return;
     entry->filtered.has_empty = true;
     memcpy(entry->filtered.empty, entry->skipped_batch, sizeof entry->filtered.empty);
@@ -95,7 +95,7 @@ void mqd_view_add_empty(const struct mqd_request *request, struct mqd_fetch_entr
 /* ---- the job ---- */
 
 /* Runs on a thread of the pool. */
-static int run(void *argument)
+static int run_job(void *argument)
 {
     struct mqd_view_job *job = argument;
     job->error = mqd_view_read(job->cache, &job->read);
@@ -103,7 +103,7 @@ static int run(void *argument)
     return 0;
 }
 
-static uint64_t room_of(const struct mqd_request *request, const struct mqd_fetch_entry *entry)
+static uint64_t output_bytes_max_of(const struct mqd_request *request, const struct mqd_fetch_entry *entry)
 {
     int32_t room = entry->bytes_max < request->bytes_max ? entry->bytes_max : request->bytes_max;
     room = room < OUTPUT_BYTES_MAX ? room : OUTPUT_BYTES_MAX;
@@ -134,10 +134,10 @@ bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct m
                                        .limit = entry->range.position + entry->range.size_bytes,
                                        .filtered_bytes_max = FILTERED_BYTES_MAX,
                                        .from_offset = mqd_fetch_position(entry),
-                                       .output_bytes_max = room_of(request, entry),
+                                       .output_bytes_max = output_bytes_max_of(request, entry),
                                        .generation_at = &slot->segments_generation,
                                        .generation = entry->cursor.generation};
-    if (mqd_poll_run(r->poll, job->read.fd, run, job, mqd_token(MQD_TOKEN_VIEW, (uint64_t)(uintptr_t)job)) < 0) {
+    if (mqd_poll_run(r->poll, job->read.fd, run_job, job, mqd_token(MQD_TOKEN_VIEW, (uint64_t)(uintptr_t)job)) < 0) {
         free(job);
         return false;
     }
@@ -161,30 +161,30 @@ static void fail(struct mqd_reactor *r, const struct mqd_request *request, struc
                                                  : "no memory, or the file cannot be read");
 }
 
-static void take(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
-                 struct mqd_view_job *job)
+static void take_selection(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
+                           struct mqd_view_job *job)
 {
-    struct mqd_filtered *found = &job->read.selection;
+    struct mqd_filtered *selection = &job->read.selection;
     if (job->error) {
         fail(r, request, entry, job->error);
         return;
     }
     entry->cursor.valid &= job->read.end_position > 0;
     if (entry->cursor.valid && job->read.end_position < job->read.limit)
-        mqd_range_move_cursor(&job->range, job->read.end_position, found->next_offset, &entry->cursor);
+        mqd_range_move_cursor(&job->range, job->read.end_position, selection->next_offset, &entry->cursor);
     mqd_fetch_keep_cursor(r, entry);
-    if (!found->size_bytes) {
-        skip(r, entry, found);
+    if (!selection->size_bytes) {
+        skip(r, entry, selection);
         mqd_view_add_empty(request, entry);
         return;
     }
-    if (!mqd_request_hold(r, request, found->capacity_bytes))
+    if (!mqd_request_hold(r, request, selection->capacity_bytes))
         return; /* no memory: the partition is empty in this response */
-    entry->filtered = *found;
-    found->bytes = NULL;
+    entry->filtered = *selection;
+    selection->bytes = NULL;
     entry->filtered.has_empty &= request->connection && request->connection->skips_empty_batches;
     entry->outcome.records_bytes =
-        (uint32_t)found->size_bytes + (entry->filtered.has_empty ? (uint32_t)sizeof found->empty : 0);
+        (uint32_t)selection->size_bytes + (entry->filtered.has_empty ? (uint32_t)sizeof selection->empty : 0);
     mqd_stat(r, MQD_COUNT_FETCH_BYTES, entry->outcome.records_bytes);
 }
 
@@ -198,7 +198,7 @@ static struct mqd_fetch_entry *entry_of(const struct mqd_request *request, const
 }
 
 /* Whether the response would still be empty, and the request has time left. */
-static bool has_to_continue(const struct mqd_reactor *r, const struct mqd_request *request)
+static bool must_continue(const struct mqd_reactor *r, const struct mqd_request *request)
 {
     const struct mqd_fetch_set *set = request->set;
     if (!set || set->request != request || r->now_ms >= request->started_ns / 1000000 + request->wait_ms)
@@ -212,7 +212,7 @@ static bool has_to_continue(const struct mqd_reactor *r, const struct mqd_reques
     return true;
 }
 
-static void count(struct mqd_reactor *r, const struct mqd_view_job *job)
+static void update_counters(struct mqd_reactor *r, const struct mqd_view_job *job)
 {
     struct mqd_view_cache_figures figures, *counted = &r->views.counted;
     mqd_view_cache_figures(job->cache, &figures);
@@ -229,8 +229,8 @@ void mqd_view_on_done(struct mqd_reactor *r, uint64_t id)
     struct mqd_request *request = job->request;
     struct mqd_fetch_entry *entry = entry_of(request, job);
     if (entry)
-        take(r, request, entry, job);
-    count(r, job);
+        take_selection(r, request, entry, job);
+    update_counters(r, job);
     mqd_range_release(r->reader, &job->range);
     mqd_filtered_free(&job->read.selection);
     free(job);
@@ -238,7 +238,7 @@ void mqd_view_on_done(struct mqd_reactor *r, uint64_t id)
         return;
     if (!request->connection) {
         mqd_request_free(r, request);
-    } else if (has_to_continue(r, request)) {
+    } else if (must_continue(r, request)) {
         for (uint32_t i = 0; i < request->set->included_count; i++) {
             mqd_request_return(r, request, mqd_fetch_aborted_bytes(request->set->included[i]));
             mqd_fetch_entry_release(r, request->set->included[i]);

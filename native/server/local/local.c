@@ -44,10 +44,10 @@ static uint64_t round_up(uint64_t bytes)
     return (bytes + PAGE_BYTES - 1) & ~(uint64_t)(PAGE_BYTES - 1);
 }
 
-static uint32_t power_of_two(uint32_t requested, uint32_t least, uint32_t most)
+static uint32_t power_of_two(uint32_t requested, uint32_t value_min, uint32_t value_max)
 {
-    uint32_t value = least;
-    while (value < requested && value < most)
+    uint32_t value = value_min;
+    while (value < requested && value < value_max)
         value *= 2;
     return value;
 }
@@ -73,8 +73,8 @@ static void refuse(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
 
 /* ---- memory ---- */
 
-/* Grants the sizes that the client requested, within the limits and the rest of the budget. False:
- * too little is left. */
+/* Grants the sizes that the client requested, within the limits and the rest of the budget. Returns
+ * false if too little is left. */
 static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, const struct mqd_local_handoff *handoff)
 {
     local->submission_count =
@@ -84,14 +84,17 @@ static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, c
         handoff->data_bytes > MQD_LOCAL_DATA_BYTES_MAX ? MQD_LOCAL_DATA_BYTES_MAX : round_up(handoff->data_bytes);
     if (requested < MQD_LOCAL_DATA_BYTES_MIN)
         requested = MQD_LOCAL_DATA_BYTES_MIN;
-    uint64_t most = mqd_load_relaxed(&r->local_bytes_max), left = r->local_bytes < most ? most - r->local_bytes : 0;
+    uint64_t budget_bytes = mqd_load_relaxed(&r->local_bytes_max),
+             available_bytes = r->local_bytes < budget_bytes ? budget_bytes - r->local_bytes : 0;
     for (;;) { /* if the budget is nearly used up, a client that wants long rings gets shorter ones */
-        uint64_t rest = sizeof(struct mqd_local_header) +
-                        round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission)) +
-                        round_up(local->reply_bytes);
-        if (rest + MQD_LOCAL_DATA_BYTES_MIN <= left) {
-            local->data_bytes = requested <= left - rest ? requested : (left - rest) & ~(uint64_t)(PAGE_BYTES - 1);
-            local->total_bytes = rest + local->data_bytes;
+        uint64_t overhead_bytes = sizeof(struct mqd_local_header) +
+                                  round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission)) +
+                                  round_up(local->reply_bytes);
+        if (overhead_bytes + MQD_LOCAL_DATA_BYTES_MIN <= available_bytes) {
+            local->data_bytes = requested <= available_bytes - overhead_bytes
+                                    ? requested
+                                    : (available_bytes - overhead_bytes) & ~(uint64_t)(PAGE_BYTES - 1);
+            local->total_bytes = overhead_bytes + local->data_bytes;
             return true;
         }
         if (local->submission_count == SUBMISSION_COUNT_MIN && local->reply_bytes == MQD_LOCAL_REPLY_BYTES_MIN)
@@ -106,7 +109,7 @@ static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, c
 static int memory_create(void)
 {
     int fd = memfd_create("mqd-local", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    /* kernels before 6.3 do not know MFD_NOEXEC_SEAL */
+    /* kernels before 6.3 do not support MFD_NOEXEC_SEAL */
     return fd < 0 && errno == EINVAL ? memfd_create("mqd-local", MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd;
 }
 
@@ -154,13 +157,13 @@ static bool descriptors_open(struct mqd_reactor *r, struct new_attachment *new_a
     struct mqd_local *local = new_attachment->local;
     int ends[2], one_page = PAGE_BYTES, socket_bytes = SOCKET_SEND_BYTES;
     socklen_t size_bytes = sizeof local->pidfd;
-    local->to_worker = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (local->to_worker < 0 || pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
+    local->to_worker_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (local->to_worker_fd < 0 || pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
         return false;
     new_attachment->read_end = ends[0];
-    local->to_client = ends[1];
+    local->to_client_fd = ends[1];
     /* shrinks the pipe, best effort: the default size uses more of the user's pipe quota */
-    fcntl(local->to_client, F_SETPIPE_SZ, one_page);
+    fcntl(local->to_client_fd, F_SETPIPE_SZ, one_page);
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &socket_bytes, sizeof socket_bytes);
     if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &local->pidfd, &size_bytes) < 0) {
         local->pidfd = -1;
@@ -169,7 +172,7 @@ static bool descriptors_open(struct mqd_reactor *r, struct new_attachment *new_a
         if (errno != ENOPROTOOPT)
             return false;
     }
-    return mqd_poll_add(r->poll, local->to_worker, mqd_token(MQD_TOKEN_WAKE, 0)) == 0;
+    return mqd_poll_add(r->poll, local->to_worker_fd, mqd_token(MQD_TOKEN_WAKE, 0)) == 0;
 }
 
 static bool welcome_send(const struct mqd_reactor *r, const struct new_attachment *new_attachment, int fd)
@@ -177,7 +180,7 @@ static bool welcome_send(const struct mqd_reactor *r, const struct new_attachmen
     const struct mqd_local *local = new_attachment->local;
     struct mqd_local_welcome welcome = {
         .magic = MQD_LOCAL_MAGIC, .total_bytes = local->total_bytes, .worker = r->options.self};
-    int fds[MQD_LOCAL_FD_COUNT] = {new_attachment->memory_fd, local->to_worker, new_attachment->read_end,
+    int fds[MQD_LOCAL_FD_COUNT] = {new_attachment->memory_fd, local->to_worker_fd, new_attachment->read_end,
                                    r->options.control_fd};
     union {
         struct cmsghdr header;
@@ -224,18 +227,18 @@ static void memory_close(struct mqd_reactor *r, void *memory, uint64_t size_byte
 
 static void local_free(struct mqd_reactor *r, struct mqd_local *local)
 {
-    if (local->to_worker >= 0) {
+    if (local->to_worker_fd >= 0) {
         /* must precede close, because the client's copy keeps the eventfd open */
-        mqd_poll_remove(r->poll, local->to_worker, mqd_token(MQD_TOKEN_WAKE, 0));
-        close(local->to_worker);
+        mqd_poll_remove(r->poll, local->to_worker_fd, mqd_token(MQD_TOKEN_WAKE, 0));
+        close(local->to_worker_fd);
     }
     if (local->pidfd >= 0) {
         if (local->connection)
             mqd_poll_remove(r->poll, local->pidfd, 0);
         close(local->pidfd);
     }
-    if (local->to_client >= 0)
-        close(local->to_client);
+    if (local->to_client_fd >= 0)
+        close(local->to_client_fd);
     if (local->header)
         memory_close(r, local->header, local->total_bytes);
     mqd_local_query_close(local);
@@ -281,7 +284,7 @@ static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
     }
     struct mqd_connection *c = mqd_connection_open(r, fd, MQD_LISTENER_LOCAL);
     if (!c) {
-        refuse(r, fd, handoff, MQD_E_FULL, "the worker takes no more connections (max.connections): %s",
+        refuse(r, fd, handoff, MQD_E_FULL, "the worker accepts no more connections (max.connections): %s",
                mqd_error_message());
         goto discard;
     }
@@ -323,7 +326,7 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
     }
     if (r->local_count >= count_max || r->local_count >= MQD_LOCAL_COUNT_MAX) {
         refuse(r, fd, &handoff, MQD_E_FULL,
-               "worker %u serves %u local clients already (local.attachments.max); connect over TCP", r->options.self,
+               "worker %u already serves %u local clients (local.attachments.max); connect over TCP", r->options.self,
                r->local_count);
         return;
     }
@@ -336,7 +339,7 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
         refuse(r, fd, &handoff, ENOMEM, "the worker is out of memory; connect over TCP");
         return;
     }
-    new_attachment.local->to_worker = new_attachment.local->to_client = new_attachment.local->pidfd =
+    new_attachment.local->to_worker_fd = new_attachment.local->to_client_fd = new_attachment.local->pidfd =
         new_attachment.local->response_fd = -1;
     mqd_list_init(&new_attachment.local->query_node);
     attach(r, fd, &handoff, &new_attachment);
@@ -393,5 +396,5 @@ void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_
 
 bool mqd_local_is_overdue(struct mqd_local *local)
 {
-    return local->connection->hangup && ++local->ended_periods >= OVERDUE_PERIODS;
+    return local->connection->hangup && ++local->periods_since_hangup >= OVERDUE_PERIODS;
 }

@@ -13,12 +13,12 @@
  *   B1  an attachment is in reactor->locals as long as its connection is open; its bytes count
  *       towards local_bytes until the memory is freed, whichever process keeps it
  *       (server/local/memory.c).
- *   B2  `readable` of its connection is false only when the ring was seen empty up to
+ *   B2  `readable` of its connection is false only when the submission ring was seen empty up to
  *       submission_head; `writable` is false only when the reply ring was seen full while
  *       reply_head was reply_head_seen. mqd_locals_poll detects changes, each turn and before each
  *       sleep; no other notification is needed.
- *   B3  the worker never blocks on a client: the socket is used with MSG_DONTWAIT, and to_client is
- *       a pipe whose write end only the worker has.
+ *   B3  the worker never blocks on a client: the socket is used with MSG_DONTWAIT, and to_client_fd
+ *       is a pipe whose write end only the worker has.
  *   B4  the attachment belongs to the process that connected and ends with it, even if a forked
  *       child keeps the socket open.
  *   B5  an attachment that has hung up is closed within two housekeeping periods, whatever it still
@@ -46,7 +46,7 @@ struct mqd_reactor;
 struct mqd_local_handoff {
     uint32_t magic;
     uint16_t listener_id, flags;
-    uint64_t data_bytes; /* requested sizes, as the next two */
+    uint64_t data_bytes; /* a requested size, like the next two */
     uint32_t reply_bytes, submission_count;
     uint32_t uid;
     int32_t pid;
@@ -68,8 +68,8 @@ struct mqd_local {
     uint32_t index;                         /* in reactor->locals */
     uint8_t needs_room;                     /* worker_needs_room as last stored in the header */
     bool watched;                           /* server/local/memory.c returns the bytes to the budget */
-    uint8_t ended_periods;                  /* housekeeping periods since it hung up */
-    int to_worker, to_client, pidfd;        /* pidfd -1: this kernel has no pidfds for sockets */
+    uint8_t periods_since_hangup;           /* housekeeping periods */
+    int to_worker_fd, to_client_fd, pidfd;  /* pidfd -1: this kernel has no pidfds for sockets */
     uint64_t drain_bytes;                   /* after a hang-up: how many bytes may still be taken */
     uint32_t uid;
     int32_t pid;
@@ -83,7 +83,7 @@ struct mqd_local {
 };
 
 /* server/local/local.c */
-/* principal: the bytes after the hand-off; none: there is no authorizer */
+/* principal: the bytes that follow the hand-off; there are none if there is no authorizer */
 void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff, const void *principal,
                      uint16_t principal_bytes);
 void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c);
@@ -106,8 +106,9 @@ void mqd_local_memory_destroy(struct mqd_reactor *r);
 void mqd_locals_poll(struct mqd_reactor *r);          /* finds clients that have submitted requests or made room */
 bool mqd_locals_waiting(const struct mqd_reactor *r); /* whether mqd_locals_poll would find one */
 void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c);
-/* Like send() and sendfile(): bytes taken; 0 = the ring is full and its client will notify (or
- * *file_end: the file is shorter than its range); -1 = the connection is broken. */
+/* Like send() and sendfile(), these return the number of bytes taken; 0 if the ring is full and the
+ * client will notify the worker of room (or, with *file_end set, if the file is shorter than its
+ * range); -1 if the connection is broken. */
 int64_t mqd_local_send(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint64_t size_bytes);
 int64_t mqd_local_send_file(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range,
                             bool *file_end);

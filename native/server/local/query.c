@@ -1,5 +1,5 @@
-/* Handles the queries that local clients send on their sockets: where is an offset? The response
- * has the segment's file, which the client maps and reads itself.
+/* Handles the queries that local clients send on their sockets: which segment has an offset? The
+ * response carries a descriptor of the segment's file, which the client maps and reads itself.
  *
  * The client's descriptor has an open file description of its own, opened read-only, so changes by
  * the client (flags, locks, position) do not affect us. It stays valid when the file is unlinked,
@@ -38,28 +38,28 @@ static int16_t find_slot(struct mqd_reactor *r, const struct mqd_connection *c, 
     if ((*topic)->view)
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* the base topic's files have records that the view must not return */
     *slot_index = (*topic)->slots[query->partition_index];
-    bool elsewhere = mqd_topics_led_elsewhere(&r->topics, &(*topic)->partitions[query->partition_index]);
+    bool led_elsewhere = mqd_topics_led_elsewhere(&r->topics, &(*topic)->partitions[query->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)
-        return elsewhere ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+        return led_elsewhere ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
     uint8_t state = mqd_load_acquire(&slot->state);
-    if (state == MQD_SLOT_OFFLINE && elsewhere)
+    if (state == MQD_SLOT_OFFLINE && led_elsewhere)
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* this host's log directory has failed; the leader may have the file */
     if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     return mqd_load_acquire(&slot->version) == 0 ? MQD_KAFKA_STORAGE_ERROR : 0;
 }
 
-static int open_again(int fd)
+static int reopen_read_only(int fd)
 {
     char path[32];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* Fills in the response from `location`. Returns the descriptor, or -1. */
-static int respond_with(struct mqd_local_segment *response, const struct mqd_segment_location *location,
-                        uint64_t generation)
+/* Fills in the response from `location`. Returns a descriptor of the segment's file, or -1. */
+static int fill_response(struct mqd_local_segment *response, const struct mqd_segment_location *location,
+                         uint64_t generation)
 {
     response->base_offset = location->base_offset;
     response->next_base_offset = location->next_base_offset;
@@ -69,7 +69,7 @@ static int respond_with(struct mqd_local_segment *response, const struct mqd_seg
     response->map_bytes = location->next_base_offset == INT64_MAX ? SEGMENT_BYTES_MAX
                           : location->readable_bytes              ? location->readable_bytes
                                                                   : 1;
-    return open_again(mqd_segment_ref_fd(location->segment));
+    return reopen_read_only(mqd_segment_ref_fd(location->segment));
 }
 
 static int respond_segment(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_local_query *query,
@@ -94,20 +94,20 @@ static int respond_segment(struct mqd_reactor *r, const struct mqd_connection *c
             break;
         }
         if (query->offset < positions.log_start_offset || query->offset > positions.high_watermark) {
-            /* this replica may lag: the client retries */
-            bool behind = r->lease_lost || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS ||
-                          mqd_load_acquire(&slot->latest_pending);
-            code = behind && query->offset > positions.high_watermark ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER
-                                                                      : MQD_KAFKA_OFFSET_OUT_OF_RANGE;
+            /* if this replica may lag, the client retries */
+            bool may_lag = r->lease_lost || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS ||
+                           mqd_load_acquire(&slot->latest_pending);
+            code = may_lag && query->offset > positions.high_watermark ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER
+                                                                       : MQD_KAFKA_OFFSET_OUT_OF_RANGE;
             break;
         }
         code = mqd_reader_locate(r->reader, response->slot, &positions, generation, query->offset, &location);
         if (code)
             continue;
         if (mqd_reader_is_swapping(r->reader, response->slot))
-            fd = respond_with(response, &location, MQD_LOCAL_CHANGING);
+            fd = fill_response(response, &location, MQD_LOCAL_CHANGING);
         else
-            fd = respond_with(response, &location, generation);
+            fd = fill_response(response, &location, generation);
         if (location.next_base_offset == INT64_MAX)
             r->subjects->mapped_by_clients[response->slot] = 1;
         if (fd < 0) {
@@ -126,7 +126,7 @@ static int respond_segment(struct mqd_reactor *r, const struct mqd_connection *c
 
 /* ---- the socket ---- */
 
-/* False: the socket has no room now. */
+/* Returns false if the socket has no room now. */
 static bool send_response(struct mqd_local *local)
 {
     union {
@@ -164,7 +164,8 @@ void mqd_local_query_close(struct mqd_local *local)
     local->response_waits = false;
 }
 
-/* One query and its response. False: no more now, or the connection is closed (*closed). */
+/* Handles one query. Returns false if no more can be handled now, or if the connection is closed
+ * (*closed). */
 static bool respond_one(struct mqd_reactor *r, struct mqd_local *local, bool *closed)
 {
     struct mqd_connection *c = local->connection;

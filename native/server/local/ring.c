@@ -66,7 +66,7 @@ static void wake(struct mqd_local *local)
     if (!mqd_exchange(&local->header->client_sleeping, 0u))
         return;
     do /* EAGAIN: enough unread wake-ups are in the pipe; EPIPE: the client has ended */
-        written = write(local->to_client, &token, sizeof token);
+        written = write(local->to_client_fd, &token, sizeof token);
     while (written < 0 && errno == EINTR);
 }
 
@@ -91,8 +91,8 @@ void mqd_local_publish(struct mqd_local *local)
 
 /* ---- taking requests ---- */
 
-/* Finds the arena offset to which a request of size_bytes is copied; -1: the connection is stalled
- * until there is room. *run: the request has a run of its own. */
+/* Returns the arena offset to which a request of size_bytes is copied, or -1 if the connection is
+ * stalled until there is room. *run: whether the request has a run of its own. */
 static int64_t find_room(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes, bool *run)
 {
     uint32_t at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1);
@@ -119,8 +119,9 @@ static int64_t find_room(struct mqd_reactor *r, struct mqd_connection *c, uint32
     return r->window_offset + at;
 }
 
-/* Takes the request at the head. Returns bytes taken; 0: not now; -1: the connection is closed. */
-static int64_t take_one(struct mqd_reactor *r, struct mqd_connection *c)
+/* Takes the request at the head. Returns the number of bytes taken; 0 if it must wait; -1 if the
+ * connection is closed. */
+static int64_t take_request(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_local *local = c->local;
     const struct mqd_local_submission *submission =
@@ -170,7 +171,7 @@ void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c)
         return;
     }
     while (local->submission_head != tail && taken_bytes < TAKE_BYTES && taken_count < TAKE_COUNT) {
-        int64_t bytes = mqd_connection_may_read(r, c) ? take_one(r, c) : 0;
+        int64_t bytes = mqd_connection_may_read(r, c) ? take_request(r, c) : 0;
         if (bytes < 0)
             return;
         if (bytes == 0)
@@ -192,7 +193,8 @@ void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c)
 
 /* ---- writing responses ---- */
 
-/* Free bytes in the reply ring; updates reply_head_seen. -1: the client's word is invalid. */
+/* Returns the free bytes in the reply ring, or -1 if the client's counter is invalid. Updates
+ * reply_head_seen. */
 static int64_t reply_room(struct mqd_reactor *r, struct mqd_local *local)
 {
     uint64_t head = mqd_load_acquire(&local->header->reply_head), used = local->reply_tail - head;

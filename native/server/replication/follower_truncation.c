@@ -1,5 +1,5 @@
 /* Truncation of a follower's log while the reactor runs: the reactor stops using the partition, a
- * helper thread truncates it (log/recovery/truncation.c), and the reactor takes it back.
+ * helper thread truncates it (log/recovery/truncation.c), and the reactor uses it again.
  *
  * DUE: work in flight on its files (flush, preallocation, snapshot) ends first and no more begins;
  * commands wait in owned->deferred. A compaction that is replacing files (`truncation_held`) also
@@ -99,7 +99,7 @@ static void report(struct mqd_reactor *r, const struct mqd_owned *owned, const s
 
 static void on_failure(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_truncation_job *job)
 {
-    /* true: the truncation had not begun, and the leader gives the same response again */
+    /* true: the truncation had not begun, and the leader will give the same response again */
     bool intact = !mqd_partition_fenced(owned->partition);
     if (intact && (job->error == ENOSPC || job->error == EDQUOT)) {
         mqd_owner_note_dir_full(r, owned, job->error, job->text);
@@ -121,11 +121,11 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     owned->dirty_since_ms = 0;
     if (r->log_dirs[owned->log_dir].failed)
         mqd_partition_fence(owned->partition); /* the log directory has failed in the meantime */
-    bool cut = !job->error && (job->outcome.cut_bytes || job->restart);
+    bool log_changed = !job->error && (job->outcome.cut_bytes || job->restart);
     if (job->error) {
         on_failure(r, owned, job);
-    } else if (cut) {
-        owned->cut_count++;
+    } else if (log_changed) {
+        owned->truncation_count++;
         struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, owned->slot);
         mqd_fetch_add(&shared->segments_generation, 1); /* files known to readers now have other contents */
         mqd_fetch_add(&r->header->segments_generation, 1);
@@ -141,7 +141,7 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     uint32_t index = owned->slot;
     mqd_owned_maybe_close(r, owned);
     if ((owned = r->owned[index])) {
-        mqd_fetcher_on_truncation(r, owned, cut);
+        mqd_fetcher_on_truncation(r, owned, log_changed);
         mqd_commands_run_deferred(r, owned);
     }
 }

@@ -137,7 +137,7 @@ void mqd_leading_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned)
 
 /* A follower reads beyond the high watermark and the last stable offset, up to the log's end. A
  * follower whose log is longer gets OFFSET_OUT_OF_RANGE and truncates its log there. */
-static void read_to_the_end(struct mqd_positions *positions)
+static void extend_to_log_end(struct mqd_positions *positions)
 {
     positions->high_watermark = positions->last_stable_offset = positions->log_end_offset;
     positions->high_watermark_segment = positions->log_end_segment;
@@ -149,7 +149,7 @@ void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *se
 {
     mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions);
     if (set->replica_id >= 0)
-        read_to_the_end(positions);
+        extend_to_log_end(positions);
 }
 
 static bool may_join(const struct mqd_replica *replica, int32_t node_id)
@@ -185,7 +185,7 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
     if (response.error && response.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE)
         return (int16_t)response.error;
     mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions);
-    read_to_the_end(positions);
+    extend_to_log_end(positions);
     entry->high_watermark = response.high_watermark;
     if (response.diverging_epoch >= 0) {
         entry->outcome.has_diverging_epoch = true;

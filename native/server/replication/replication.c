@@ -54,10 +54,11 @@ static int create_replica(struct mqd_reactor *r, struct mqd_owned *owned)
         return -1;
     r->replicated_count++;
     mqd_replica_init(owned->replica);
-    /* Proposal numbers must be higher than those before the partition was closed: they start from
-     * the clock, or after the last ones in the same millisecond. */
-    uint64_t by_clock = (uint64_t)r->now_ms << 12;
-    r->proposals_from = by_clock > r->proposals_from ? by_clock : r->proposals_from + (1 << 12);
+    /* Proposal numbers must be higher than those used before the partition was closed: they start
+     * at the clock, or after the latest replica's numbers if that was created in the same
+     * millisecond. */
+    uint64_t clock_base = (uint64_t)r->now_ms << 12;
+    r->proposals_from = clock_base > r->proposals_from ? clock_base : r->proposals_from + (1 << 12);
     mqd_replica_continue_sequence(owned->replica, r->proposals_from);
     mqd_partition_positions(owned->partition, &positions);
     mqd_replica_restore(owned->replica, positions.high_watermark);
@@ -103,15 +104,16 @@ static const struct mqd_replica_follower *member_in(const struct mqd_replica *re
     return NULL;
 }
 
-/* One log line and one count for each replica that has joined or left the in-sync set of a
- * partition led here, whether the leader or the controller decided it. */
-static void log_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_replica *before)
+/* Logs and counts each replica that has joined or left the in-sync set of a partition led here,
+ * whether the leader or the controller decided it. */
+static void log_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *owned,
+                                const struct mqd_replica *old_replica)
 {
     const struct mqd_replica *replica = owned->replica;
     for (uint32_t i = 0; i < replica->replica_count && replica->role == MQD_REPLICA_LEADER; i++) {
         const struct mqd_replica_follower *follower = &replica->replicas[i],
-                                          *was = member_in(before, follower->member.node_id);
-        if (!was || was->member.in_sync == follower->member.in_sync)
+                                          *old_member = member_in(old_replica, follower->member.node_id);
+        if (!old_member || old_member->member.in_sync == follower->member.in_sync)
             continue;
         bool joins = follower->member.in_sync;
         mqd_stat(r, joins ? MQD_COUNT_IN_SYNC_EXPANDS : MQD_COUNT_IN_SYNC_SHRINKS, 1);
@@ -133,16 +135,16 @@ static void log_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *o
 void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     const struct mqd_replica_assignment *assignment = command->assignment;
-    bool alone = assignment->member_count == 1 && assignment->members[0].node_id == assignment->node_id &&
-                 assignment->leader == assignment->node_id;
-    if (!owned->replica && !alone && create_replica(r, owned) < 0) {
+    bool is_only_replica = assignment->member_count == 1 && assignment->members[0].node_id == assignment->node_id &&
+                           assignment->leader == assignment->node_id;
+    if (!owned->replica && !is_only_replica && create_replica(r, owned) < 0) {
         mqd_command_done(r, command->token, ENOMEM, command->slot, 0, NULL,
                          "out of memory for another replicated partition");
         return;
     }
     mqd_owner_write_all(r); /* staged batches were accepted under the old assignment */
-    if (owned->replica || !alone) {
-        struct mqd_replica before = *owned->replica;
+    if (owned->replica || !is_only_replica) {
+        struct mqd_replica old_replica = *owned->replica;
         int changed = mqd_replica_assign(owned->replica, assignment, r->now_ms);
         if (changed < 0) {
             mqd_command_done(r, command->token, MQD_E_INVALID, command->slot, 0, NULL,
@@ -153,9 +155,9 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
             owned->leader_worker = command->number;
             owned->throttled = assignment->throttled;
             take_role(r, owned, changed);
-            log_in_sync_changes(r, owned, &before);
+            log_in_sync_changes(r, owned, &old_replica);
         }
-        if (alone && !(changed & MQD_REPLICA_STALE_IGNORED))
+        if (is_only_replica && !(changed & MQD_REPLICA_STALE_IGNORED))
             end_replication(r, owned, assignment->leader_epoch);
     } else {
         end_replication(r, owned, assignment->leader_epoch);

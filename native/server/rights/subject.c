@@ -96,16 +96,16 @@ static void remove_from_unused(struct mqd_reactor *r, struct mqd_subject *subjec
 
 static void subject_free(struct mqd_reactor *r, struct mqd_subject *subject)
 {
-    struct mqd_subject **at = bucket_of(r, subject->id);
-    while (*at != subject)
-        at = &(*at)->next;
-    *at = subject->next;
+    struct mqd_subject **link = bucket_of(r, subject->id);
+    while (*link != subject)
+        link = &(*link)->next;
+    *link = subject->next;
     remove_from_unused(r, subject);
     free(subject->tables);
     free(subject);
 }
 
-static void drop(struct mqd_reactor *r, struct mqd_subject *subject)
+static void drop_subject(struct mqd_reactor *r, struct mqd_subject *subject)
 {
     struct mqd_event event = {.kind = MQD_EVENT_SUBJECT_GONE, .slot = UINT32_MAX, .token = subject->id};
     if (subject->requested)
@@ -118,14 +118,14 @@ static void keep_unused(struct mqd_reactor *r, struct mqd_subject *subject)
 {
     struct mqd_subjects *subjects = r->subjects;
     if (!subject->topics) {
-        drop(r, subject);
+        drop_subject(r, subject);
         return;
     }
     mqd_list_append(&subjects->unused, &subject->unused_node);
     subjects->unused_count++;
     subjects->unused_bytes += subject->size_bytes;
     while (subjects->unused_count > UNUSED_COUNT_MAX || subjects->unused_bytes > UNUSED_BYTES_MAX)
-        drop(r, MQD_CONTAINER(subjects->unused.next, struct mqd_subject, unused_node));
+        drop_subject(r, MQD_CONTAINER(subjects->unused.next, struct mqd_subject, unused_node));
 }
 
 void mqd_subjects_tick(struct mqd_reactor *r)
@@ -201,7 +201,7 @@ static void apply_tables(struct mqd_reactor *r, struct mqd_connection *c)
 /* ---- tables ---- */
 
 /* Takes ownership of the tables. */
-static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t *tables, const uint32_t sizes[3])
+static void replace_tables(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t *tables, const uint32_t sizes[3])
 {
     free(subject->tables);
     remove_from_unused(r, subject);
@@ -216,12 +216,13 @@ static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t 
         keep_unused(r, subject);
         return;
     }
-    const struct mqd_connection *any = MQD_CONTAINER(subject->connections.next, struct mqd_connection, subject_node);
+    const struct mqd_connection *any_connection =
+        MQD_CONTAINER(subject->connections.next, struct mqd_connection, subject_node);
     MQD_LIST_EACH(node, next, &r->sessions) {
         /* also for sessions without a fetch in flight: a partition that is read to its end is
          * otherwise evaluated only when a record arrives */
         struct mqd_fetch_set *set = MQD_CONTAINER(node, struct mqd_fetch_set, session_node);
-        if (set->replica_id < 0 && mqd_session_may_use(set, any))
+        if (set->replica_id < 0 && mqd_session_is_usable_by(set, any_connection))
             mqd_fetch_wake_set(r, set);
     }
     MQD_LIST_EACH(node, next, &subject->connections)
@@ -246,7 +247,7 @@ void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *comman
         return;
     }
     memcpy(tables, sizes + 3, tables_bytes);
-    replace(r, subject, tables, sizes);
+    replace_tables(r, subject, tables, sizes);
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }
 
@@ -282,7 +283,7 @@ int mqd_reactor_revoke(struct mqd_reactor *r, uint64_t token, const uint32_t *sl
     return mqd_command_post(r, &command);
 }
 
-int mqd_reactor_subject_put(struct mqd_reactor *r, uint64_t token, uint64_t subject,
+int mqd_reactor_subject_put(struct mqd_reactor *r, uint64_t token, uint64_t subject_id,
                             const struct mqd_rights_tables *tables)
 {
     const uint32_t *sizes = tables->size_bytes;
@@ -290,7 +291,7 @@ int mqd_reactor_subject_put(struct mqd_reactor *r, uint64_t token, uint64_t subj
     for (int i = 0; i < 3; i++)
         if (!mqd_rights_table_valid(tables->table[i], sizes[i]) || total_bytes > INT32_MAX)
             return mqd_error_set(MQD_E_INVALID, "the tables of a principal's rights are not well-formed");
-    struct mqd_command command = {.kind = MQD_COMMAND_SUBJECT_PUT, .token = token, .subject_id = subject};
+    struct mqd_command command = {.kind = MQD_COMMAND_SUBJECT_PUT, .token = token, .subject_id = subject_id};
     uint32_t *list = malloc(sizeof tables->size_bytes + total_bytes);
     if (!list)
         return mqd_error_set(ENOMEM, "out of memory for a principal's rights");
@@ -307,16 +308,16 @@ int mqd_reactor_subject_put(struct mqd_reactor *r, uint64_t token, uint64_t subj
 /* Reports a denial; equal denials (same resource and operation) are counted and reported once per
  * denied_interval_ms. A different denial that falls into the same entry is reported immediately and
  * replaces the earlier one. */
-static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type, const void *name,
-                   uint32_t name_bytes, enum mqd_operation operation)
+static void report_denial(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,
+                          const void *name, uint32_t name_bytes, enum mqd_operation operation)
 {
     struct mqd_subject *subject = c->subject;
     if (!subject)
         return;
     uint64_t hash = (hash_of(name, name_bytes) * 31 + (uint64_t)type) * 31 + (uint64_t)operation;
     uint32_t entry = hash % MQD_SUBJECT_DENIED_COUNT;
-    bool same = subject->denied[entry] == hash;
-    if (same && r->now_ms - subject->denied_ms[entry] < r->options.denied_interval_ms) {
+    bool is_repeated = subject->denied_hash[entry] == hash;
+    if (is_repeated && r->now_ms - subject->denied_ms[entry] < r->options.denied_interval_ms) {
         subject->denied_unreported[entry]++;
         return;
     }
@@ -326,13 +327,13 @@ static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum m
                               .connection = c->id,
                               .offset = type,
                               .level = operation,
-                              .count = 1 + (same ? subject->denied_unreported[entry] : 0)};
+                              .count = 1 + (is_repeated ? subject->denied_unreported[entry] : 0)};
     memcpy(event.text, name, name_bytes < sizeof event.text ? name_bytes : sizeof event.text - 1);
     if (!mqd_reactor_emit(r, &event)) {
-        subject->denied_unreported[entry] += same;
+        subject->denied_unreported[entry] += is_repeated;
         return;
     }
-    subject->denied[entry] = hash;
+    subject->denied_hash[entry] = hash;
     subject->denied_ms[entry] = r->now_ms;
     subject->denied_unreported[entry] = 0;
 }
@@ -342,7 +343,7 @@ static bool allow_or_report(struct mqd_reactor *r, const struct mqd_connection *
 {
     if (mask >> operation & 1)
         return true;
-    report(r, c, type, name, name_bytes, operation);
+    report_denial(r, c, type, name, name_bytes, operation);
     return r->options.rights == MQD_RIGHTS_LOG_ONLY;
 }
 

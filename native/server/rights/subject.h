@@ -55,8 +55,8 @@ struct mqd_subject {
     uint8_t *tables;
     const uint8_t *topics, *transactional_ids, *groups; /* server/rights/rights_table.h */
     uint64_t masks[MQD_SUBJECT_MASK_COUNT];             /* serial number of the topic << 16 | mask, by serial number */
-    /* denials that were reported (hash of resource and operation), and when */
-    uint64_t denied[MQD_SUBJECT_DENIED_COUNT];
+    /* reported denials (hash of resource and operation), and when they were reported */
+    uint64_t denied_hash[MQD_SUBJECT_DENIED_COUNT];
     int64_t denied_ms[MQD_SUBJECT_DENIED_COUNT];
     uint32_t denied_unreported[MQD_SUBJECT_DENIED_COUNT]; /* the number of equal denials since then */
     uint32_t name_bytes;
@@ -75,7 +75,7 @@ struct mqd_subjects {
 
 bool mqd_subjects_create(struct mqd_reactor *r); /* false: no memory */
 void mqd_subjects_destroy(struct mqd_reactor *r);
-void mqd_subjects_tick(struct mqd_reactor *r); /* emits again the events that did not fit in the queue */
+void mqd_subjects_tick(struct mqd_reactor *r); /* retries events that did not fit in the queue */
 void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_subjects_revoke_mappings(struct mqd_reactor *r, const struct mqd_command *command); /* MQD_COMMAND_REVOKE */
 /* With an authorizer: gives the connection its subject, once its principal is known. False: nothing

@@ -7,9 +7,9 @@
 
 #define OWNED_COUNT_MAX 65536 /* 16 bits of a token */
 #define SWEEP_MS 50
-#define RETRY_MS 10           /* pause when there is no room for a request to the acceptor */
-#define FAILED_MS 1000        /* an error is returned for this long before the state is read again */
-#define EXPIRE_OFFSETS 100000 /* expired in one pass */
+#define RETRY_MS 10             /* pause when there is no room for a request to the acceptor */
+#define FAILED_MS 1000          /* an error is returned for this long before the state is read again */
+#define EXPIRE_COUNT_MAX 100000 /* offsets expired in one pass */
 #define RANGE_BYTES_MIN (8 + 8 + 4)
 
 /* ---- the table ---- */
@@ -60,15 +60,15 @@ static uint32_t log_epochs(void *context, const struct mqd_share_partition *part
     const struct mqd_reactor *r = context;
     const struct mqd_owned *led = r->owned[MQD_CONTAINER(partition, struct mqd_share_owned, partition)->slot];
     struct mqd_positions positions;
-    uint32_t count = 0, used = 0;
+    uint32_t count = 0, out_count = 0;
     if (!led) /* check_leadership will notice this soon */
         return 0;
     const struct mqd_epoch *epochs = mqd_partition_epochs(led->partition, &count);
     for (uint32_t i = count < MQD_SHARE_EPOCH_COUNT_MAX ? 0 : count - MQD_SHARE_EPOCH_COUNT_MAX + 1; i < count; i++)
-        out[used++] = (struct mqd_share_epoch){epochs[i].epoch, epochs[i].start_offset};
+        out[out_count++] = (struct mqd_share_epoch){epochs[i].epoch, epochs[i].start_offset};
     mqd_partition_positions(led->partition, &positions);
-    out[used++] = (struct mqd_share_epoch){MQD_SHARE_EPOCH_LOG_END, positions.log_end_offset};
-    return used;
+    out[out_count++] = (struct mqd_share_epoch){MQD_SHARE_EPOCH_LOG_END, positions.log_end_offset};
+    return out_count;
 }
 
 static struct mqd_share_owned *create(struct mqd_reactor *r, const struct mqd_share_owner_request *request,
@@ -104,10 +104,10 @@ static struct mqd_share_owned *create(struct mqd_reactor *r, const struct mqd_sh
 
 static void release(struct mqd_shares *shares, struct mqd_share_owned *owned)
 {
-    struct mqd_share_owned **place = &shares->buckets[owned->hash % MQD_SHARE_OWNED_BUCKET_COUNT];
-    while (*place != owned)
-        place = &(*place)->next;
-    *place = owned->next;
+    struct mqd_share_owned **link = &shares->buckets[owned->hash % MQD_SHARE_OWNED_BUCKET_COUNT];
+    while (*link != owned)
+        link = &(*link)->next;
+    *link = owned->next;
     shares->owned[owned->index] = NULL;
     shares->owned_count--;
     mqd_list_remove(&owned->touched);
@@ -145,7 +145,7 @@ static struct mqd_owned *led_partition(const struct mqd_reactor *r, uint32_t slo
     return same ? owned : NULL;
 }
 
-/* Discards the state if there is another leader or leader epoch, which makes it obsolete. */
+/* Discards the state if the leader or the leader epoch has changed, which makes it obsolete. */
 static void check_leadership(struct mqd_reactor *r, struct mqd_share_owned *owned)
 {
     struct mqd_share_partition *partition = &owned->partition;
@@ -173,7 +173,7 @@ static bool send_to_acceptor(struct mqd_reactor *r, struct mqd_share_owned *owne
     uint64_t generation = mqd_load_acquire(&slot->generation);
     const struct mqd_buffer *body = &owned->partition.body;
     if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
-        r->overflow_head[acceptor] != r->overflow_count[acceptor] ||
+        r->overflow_head[acceptor] != r->overflow_tail[acceptor] ||
         (owned->body_offset = mqd_arena_allocate(r->control_arena, body->size_bytes)) < 0)
         return false;
     memcpy(r->options.arenas[r->options.self] + r->control_arena_base + owned->body_offset, body->bytes,
@@ -191,7 +191,7 @@ static bool send_to_acceptor(struct mqd_reactor *r, struct mqd_share_owned *owne
     return true;
 }
 
-static void end_loan(struct mqd_reactor *r, struct mqd_share_owned *owned)
+static void release_body(struct mqd_reactor *r, struct mqd_share_owned *owned)
 {
     mqd_arena_release(r->control_arena, (uint64_t)owned->body_offset);
     owned->body_offset = -1;
@@ -204,16 +204,16 @@ void mqd_share_on_state_response(struct mqd_reactor *r, const struct mqd_descrip
     uint32_t index = descriptor->token & 0xffff;
     struct mqd_share_owned *owned = shares && index < shares->owned_capacity ? shares->owned[index] : NULL;
     uint64_t arena_bytes = r->options.arena_bytes[from];
-    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
-                  descriptor->size_bytes <= arena_bytes - descriptor->offset;
+    bool in_arena = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
+                    descriptor->size_bytes <= arena_bytes - descriptor->offset;
     if (from != mqd_control_worker_count(r->options.control))
         return;
     if (owned && owned->body_offset >= 0 && owned->sequence == (uint32_t)(descriptor->token >> 16)) {
         struct mqd_share_partition *partition = &owned->partition;
         uint8_t phase = partition->phase, verify_pending = partition->verify_pending;
-        end_loan(r, owned);
-        mqd_share_partition_on_response(partition, inside ? r->options.arenas[from] + descriptor->offset : NULL,
-                                        inside ? descriptor->size_bytes : 0, r->now_ms);
+        release_body(r, owned);
+        mqd_share_partition_on_response(partition, in_arena ? r->options.arenas[from] + descriptor->offset : NULL,
+                                        in_arena ? descriptor->size_bytes : 0, r->now_ms);
         if (partition->phase == MQD_SHARE_FAILED && phase != MQD_SHARE_FAILED)
             mqd_log(r, 4, 0, owned->slot, "the state of share group %.*s was refused by its coordinator: error %d",
                     (int)partition->name.group_id.size_bytes, (const char *)owned->group, partition->error);
@@ -242,7 +242,7 @@ void mqd_share_on_acceptor_died(struct mqd_reactor *r)
         }
         if (!owned || owned->body_offset < 0 || owned->acceptor_generation == generation)
             continue;
-        end_loan(r, owned);
+        release_body(r, owned);
         if (owned->partition.in_flight)
             mqd_share_partition_on_unsent(&owned->partition, r->now_ms);
         touch(shares, owned);
@@ -259,12 +259,12 @@ static void expire(struct mqd_reactor *r, struct mqd_share_owned *owned)
     if (owned->partition.phase != MQD_SHARE_ACTIVE)
         return;
     while (mqd_share_deadline(state) <= r->now_ms)
-        released += mqd_share_expire(state, r->now_ms, EXPIRE_OFFSETS);
+        released += mqd_share_expire(state, r->now_ms, EXPIRE_COUNT_MAX);
     if (released)
         mqd_owner_wake_slot(r, owned->slot);
 }
 
-static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
+static void run_owned(struct mqd_reactor *r, struct mqd_share_owned *owned)
 {
     struct mqd_shares *shares = r->shares;
     struct mqd_share_partition *partition = &owned->partition;
@@ -287,23 +287,23 @@ static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
 void mqd_share_owners_run(struct mqd_reactor *r)
 {
     struct mqd_shares *shares = r->shares;
-    bool sweeps = shares->owned_count && r->now_ms - shares->last_sweep_ms >= SWEEP_MS;
-    if (sweeps || r->now_ms >= shares->due_ms) {
+    bool is_sweep_due = shares->owned_count && r->now_ms - shares->last_sweep_ms >= SWEEP_MS;
+    if (is_sweep_due || r->now_ms >= shares->due_ms) {
         shares->due_ms = MQD_SHARE_NEVER;
         for (uint32_t i = 0; i < shares->owned_capacity; i++) {
             if (!shares->owned[i])
                 continue;
-            if (sweeps)
+            if (is_sweep_due)
                 check_leadership(r, shares->owned[i]);
             mqd_list_remove(&shares->owned[i]->touched);
-            run_one(r, shares->owned[i]);
+            run_owned(r, shares->owned[i]);
         }
-        if (sweeps)
+        if (is_sweep_due)
             shares->last_sweep_ms = r->now_ms;
     }
     struct mqd_node *node;
     while ((node = mqd_list_pop(&shares->touched)))
-        run_one(r, MQD_CONTAINER(node, struct mqd_share_owned, touched));
+        run_owned(r, MQD_CONTAINER(node, struct mqd_share_owned, touched));
 }
 
 int64_t mqd_shares_next_ms(const struct mqd_reactor *r)
@@ -317,7 +317,7 @@ int64_t mqd_shares_next_ms(const struct mqd_reactor *r)
 
 /* ---- requests ---- */
 
-/* Takes the ranges from a payload; NULL: it is malformed, or there is no memory. */
+/* Takes the ranges from a payload. Returns NULL if it is malformed, or there is no memory. */
 static struct mqd_share_acknowledgement *take_ranges(const struct mqd_share_owner_request *request, const uint8_t *at,
                                                      uint32_t left)
 {
@@ -374,13 +374,13 @@ static int16_t acknowledge(struct mqd_reactor *r, struct mqd_share_owned *owned,
 
 static int64_t first_offset(const struct mqd_share_partition *partition, const struct mqd_positions *positions)
 {
-    int64_t by_duration = partition->settings.reset_offset;
+    int64_t duration_offset = partition->settings.reset_offset;
     switch (partition->settings.reset) {
     case MQD_SHARE_RESET_EARLIEST:
         return positions->log_start_offset;
     case MQD_SHARE_RESET_BY_DURATION:
-        if (by_duration >= 0 && by_duration < positions->high_watermark)
-            return by_duration > positions->log_start_offset ? by_duration : positions->log_start_offset;
+        if (duration_offset >= 0 && duration_offset < positions->high_watermark)
+            return duration_offset > positions->log_start_offset ? duration_offset : positions->log_start_offset;
     }
     return positions->high_watermark;
 }
@@ -416,13 +416,13 @@ void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t from, uint64_t t
     const uint8_t *group = payload + sizeof request;
     if (request.group_bytes > size_bytes - sizeof request || from >= MQD_ENDPOINT_COUNT_MAX)
         return;
-    bool ends = request.kind == MQD_SHARE_REQUEST_FORGET || request.kind == MQD_SHARE_REQUEST_RELEASE;
+    bool is_leaving = request.kind == MQD_SHARE_REQUEST_FORGET || request.kind == MQD_SHARE_REQUEST_RELEASE;
     struct mqd_share_owned *owned = find(shares, &request, slot, group);
     if (owned)
         check_leadership(r, owned);
-    if (!ends && !led_partition(r, slot, request.topic_id, request.partition_index))
+    if (!is_leaving && !led_partition(r, slot, request.topic_id, request.partition_index))
         response.error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
-    else if (!ends && !owned && !(owned = create(r, &request, slot, group)))
+    else if (!is_leaving && !owned && !(owned = create(r, &request, slot, group)))
         response.error = MQD_KAFKA_REQUEST_TIMED_OUT;
     if (!owned || response.error) {
         response.flags = MQD_SHARED_REFUSED;
@@ -461,8 +461,8 @@ void mqd_share_on_archive(struct mqd_reactor *r, uint32_t slot, const uint8_t *p
     if (size_bytes < sizeof request)
         return;
     memcpy(&request, payload, sizeof request);
-    uint32_t left = size_bytes - (uint32_t)sizeof request;
-    if (request.kind != MQD_SHARE_REQUEST_ARCHIVE || request.group_bytes > left)
+    uint32_t remaining_bytes = size_bytes - (uint32_t)sizeof request;
+    if (request.kind != MQD_SHARE_REQUEST_ARCHIVE || request.group_bytes > remaining_bytes)
         return;
     const uint8_t *group = payload + sizeof request;
     struct mqd_share_owned *owned = find(r->shares, &request, slot, group);
@@ -474,7 +474,7 @@ void mqd_share_on_archive(struct mqd_reactor *r, uint32_t slot, const uint8_t *p
     if (partition->phase != MQD_SHARE_ACTIVE || epochs != request.member)
         return;
     struct mqd_share_acknowledgement *list =
-        take_ranges(&request, group + request.group_bytes, left - request.group_bytes);
+        take_ranges(&request, group + request.group_bytes, remaining_bytes - request.group_bytes);
     uint32_t archived = 0;
     for (uint32_t i = 0; list && i < request.range_count; i++)
         archived += mqd_share_archive(&partition->state, list[i].first, list[i].last);

@@ -200,7 +200,7 @@ static int16_t produce(struct model *m, struct mqd_batch batch, uint8_t *bytes, 
         m->refused++;
         return TRY_AGAIN;
     }
-    if (m->step == MQD_RETIRING_NOT) {
+    if (m->step == MQD_RETIRING_NONE) {
         error = stage(m, RETIRED, batch, bytes, 0, &result);
         *base_offset = result.base_offset;
         return error;
