@@ -177,7 +177,7 @@ class DeadLetters:
         for writer in list(self._writers.values()):
             sum_so_far, since, now_ms = (
                 figures.get(writer.group_id, Figures(0, 0, 0)),
-                dict(writer.core.since),
+                dict(writer.core.pending_since_ms),
                 self._now_ms(),
             )
             oldest_age_ms = now_ms - min(since.values(), default=now_ms)
@@ -441,7 +441,7 @@ class DeadLetters:
                     "a record of the dead-letter topic itself was rejected; no dead letter is written for it",
                     group=writer.group_id,
                 )
-            return Outcome(step.token, unwanted=True)
+            return Outcome(step.token, is_unwanted=True)
         image = await self._ensure_target(target)
         effective = configuration.topic_effective(self._broker.effective(), image.config)
         if effective[ENABLED] != "true":

@@ -374,7 +374,7 @@ class Coordinator:
             unit = shard.next_unit() if shard is not None else None
             if shard is not None and unit is not None:
                 self._write(state, shard, unit)
-            elif shard is not None and shard.is_lazy and state.lazy_timer is None and self._loop is not None:
+            elif shard is not None and shard.has_only_lazy and state.lazy_timer is None and self._loop is not None:
                 state.lazy_timer = self._loop.call_later(LAZY_S, self._on_lazy_timer, state)
 
     def _on_lazy_timer(self, state: PartitionState) -> None:
@@ -404,7 +404,7 @@ class Coordinator:
         expected = shard.end_offset
         for batch, result in zip(unit.batches, results, strict=True):
             if isinstance(result, AppendError):
-                if result.error in MARKER_REFUSALS and shard.refuse(batch, result.error):
+                if result.error in MARKER_REFUSALS and shard.on_refused(batch, result.error):
                     continue
                 is_led_elsewhere = result.error == ErrorCode.NOT_LEADER_OR_FOLLOWER
                 error = ErrorCode.NOT_COORDINATOR if is_led_elsewhere else ErrorCode.COORDINATOR_NOT_AVAILABLE

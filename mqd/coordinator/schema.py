@@ -22,38 +22,41 @@ _VERSION = struct.Struct(">h")
 NOT_FLEXIBLE = NEWEST + 1
 
 
-def _make_class(name: str, of: Struct, namespace: dict[str, object]) -> type:
+def _make_class(name: str, struct_schema: Struct, namespace: dict[str, object]) -> type:
     fields = []
-    for field in of.fields:
+    for field in struct_schema.fields:
         default = msgspec.field(default_factory=list) if field.has_mutable_default else field.default
         fields.append((field.name, list | None if field.is_array else object, default))
     return msgspec.defstruct(name, fields, namespace=namespace, module=__name__, gc=False)
 
 
 class Shape:
-    """One kind of key or value. `cls` is its Struct. Nested Structs are attributes of it, as in
+    """One kind of key or value. `cls` is its Struct class; nested Structs are its attributes, as in
     messages: `shape.cls.Topic(...)`.
     """
 
     def __init__(self, name: str, versions: str, flexible_from: int, text: str) -> None:
         self.name = name
         self._message: Message = parse(name, -1, Versions.parse(versions), flexible_from, text)
-        nested = {one.name: _make_class(f"{name}.{one.name}", one, {}) for one in self._message.structs.values()}
+        nested = {
+            struct_schema.name: _make_class(f"{name}.{struct_schema.name}", struct_schema, {})
+            for struct_schema in self._message.structs.values()
+        }
         self.cls: Any = _make_class(name, self._message.root, dict(nested))
         self._decoders: dict[int, Callable] = {}
         self._encoders: dict[int, Callable] = {}
 
     def encode(self, value: object, version: int) -> bytes:
         """The version, then the value. Raises ValueError when a value does not fit its field."""
-        run = self._encoders.get(version)
-        if run is None:
-            run = self._encoders[version] = EncoderWriter(self._message, version).compile(self._message.root)
-        out = bytearray(_VERSION.pack(version))
+        encode_fields = self._encoders.get(version)
+        if encode_fields is None:
+            encode_fields = self._encoders[version] = EncoderWriter(self._message, version).compile(self._message.root)
+        encoded = bytearray(_VERSION.pack(version))
         try:
-            run(value, out)
+            encode_fields(value, encoded)
         except (Unencodable, struct.error, AttributeError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{self.name} version {version}: {error}") from error
-        return bytes(out)
+        return bytes(encoded)
 
     def decode(self, data: bytes, prefix: int = 2, version: int | None = None):
         """`data` begins with its version, unless `version` is given. `prefix`: bytes to skip."""
@@ -66,13 +69,13 @@ class Shape:
                 f"{self.name} of version {version}; {self._message.versions.first} to {self._message.versions.last} can"
                 " be read"
             )
-        run = self._decoders.get(version)
-        if run is None:
-            run = self._decoders[version] = DecoderWriter(self._message, version, lambda key, kind: self.cls).compile(
-                self._message.root
-            )
+        decode_fields = self._decoders.get(version)
+        if decode_fields is None:
+            decode_fields = self._decoders[version] = DecoderWriter(
+                self._message, version, lambda key, kind: self.cls
+            ).compile(self._message.root)
         try:
-            return run(data, prefix)
+            return decode_fields(data, prefix)
         except (Malformed, struct.error, IndexError, UnicodeDecodeError) as error:
             raise ValueError(f"{self.name} version {version} is malformed: {error}") from error
 

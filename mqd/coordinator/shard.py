@@ -103,17 +103,17 @@ class Unit:
         """Adds the Persist to this unit. False: it must go to the next unit (H3)."""
         size = sum(record_size_max(key, value) for key, value in persist.records)
         last = self.batches[-1] if self.batches else None
-        fits = (
+        has_room = (
             last is not None
             and last.size_bytes + size <= BATCH_BYTES_MAX
             and len(last.records) + len(persist.records) <= RECORDS_MAX
         )
-        same_producer = (
+        is_same_producer = (
             last is not None
             and last.marker is None
             and (last.producer_id, last.producer_epoch) == (persist.producer_id, persist.producer_epoch)
         )
-        if last is None or not (fits and same_producer):
+        if last is None or not (has_room and is_same_producer):
             if size + _OVERHEAD_BYTES > BATCH_BYTES_MAX or len(persist.records) > RECORDS_MAX:
                 raise TooLarge(f"{len(persist.records)} records of {size} bytes; a batch holds {BATCH_BYTES_MAX}")
             if persist.producer_id < 0 and any(batch.producer_id < 0 for batch in self.batches):
@@ -154,7 +154,8 @@ class _Entry:
 
 class Shard:
     """`reply(number, response)` answers a request. `carry_out(name, effect)` runs any other effect
-    of a core. `wake()` signals that a unit is ready to write, `armed(at_ms)` that a timer is set.
+    of a core. `wake()` signals that a unit is ready to write, `on_armed(at_ms)` that a timer is
+    set.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class Shard:
         reply: Callable[[int, object], None],
         carry_out: Callable[[str, Effect], None],
         wake: Callable[[], None],
-        armed: Callable[[int], None],
+        on_armed: Callable[[int], None],
         budget: Budget | None = None,
     ) -> None:
         self.leader_epoch = leader_epoch
@@ -179,7 +180,7 @@ class Shard:
         self._reply = reply
         self._carry_out = carry_out
         self._wake = wake
-        self._armed = armed
+        self._on_armed = on_armed
         self._budget = budget
         self._units: list[Unit] = []  # the first one may be in flight
         self.is_writing = False
@@ -289,7 +290,7 @@ class Shard:
             entry.timers.discard(timer.name)
         else:
             entry.timers.add(timer.name)
-            self._armed(timer.at_ms)
+            self._on_armed(timer.at_ms)
 
     def _drop(self, name: str, entry: _Entry) -> None:
         for timer in entry.timers:
@@ -332,9 +333,9 @@ class Shard:
         self.is_writing = self._units[0].is_due = True
         return self._units[0]
 
-    def refuse(self, batch: Batch, error: int) -> bool:
-        """The partition's owner refused a batch of the unit in flight; the batch takes no offset.
-        False: cores depend on it and must be reloaded.
+    def on_refused(self, batch: Batch, error: int) -> bool:
+        """Handles the owner's refusal of a batch of the unit in flight; the batch takes no offset.
+        Returns False if cores depend on the batch and must be reloaded.
         """
         if batch.marker is None:
             return False
@@ -342,7 +343,7 @@ class Shard:
         return not batch.changes_cores
 
     def finish_write(self) -> None:
-        """Sends the replies that wait for the unit in flight, which is below the high watermark now."""
+        """Sends the replies that wait for the unit in flight, which is now below the high watermark."""
         unit = self._units.pop(0)
         self.is_writing = False
         self.written_count += 1
@@ -374,7 +375,7 @@ class Shard:
         return len(self._units)
 
     @property
-    def is_lazy(self) -> bool:
+    def has_only_lazy(self) -> bool:
         """Whether only lazy Persists wait to be written."""
         return len(self._units) == 1 and not self.is_writing and not self._units[0].is_due
 

@@ -1,5 +1,5 @@
 """Named timers of many cores in one heap. Sans-I/O: the owner asks when the next timer is due, and
-takes those that are.
+takes the timers that are due.
 
 Moving a timer to a later time is the usual case (every heartbeat does it) and costs no heap
 operation: when the old entry pops, it is pushed again with the new time. Bound: twice as many
@@ -15,30 +15,30 @@ HEAP_SLACK = 64
 
 class Timers:
     def __init__(self) -> None:
-        self._due: dict[Name, int] = {}
-        self._entry: dict[Name, int] = {}  # when the heap entry pops; never later than the due time
+        self._due_ms: dict[Name, int] = {}
+        self._entry_ms: dict[Name, int] = {}  # when the heap entry pops; never later than the due time
         self._heap: list[tuple[int, Name]] = []
 
     def __len__(self) -> int:
-        return len(self._due)
+        return len(self._due_ms)
 
     def set(self, name: Name, at_ms: int | None) -> None:
         if at_ms is None:
-            if self._due.pop(name, None) is not None:
+            if self._due_ms.pop(name, None) is not None:
                 self._tidy()
             return
-        self._due[name] = at_ms
-        entry = self._entry.get(name)
-        if entry is None or at_ms < entry:
-            self._entry[name] = at_ms
+        self._due_ms[name] = at_ms
+        entry_ms = self._entry_ms.get(name)
+        if entry_ms is None or at_ms < entry_ms:
+            self._entry_ms[name] = at_ms
             heapq.heappush(self._heap, (at_ms, name))
             self._tidy()
 
     def _tidy(self) -> None:
-        if len(self._heap) <= 2 * len(self._due) + HEAP_SLACK:
+        if len(self._heap) <= 2 * len(self._due_ms) + HEAP_SLACK:
             return
-        self._entry = {name: self._entry[name] for name in self._due}
-        self._heap = [(at_ms, name) for name, at_ms in self._entry.items()]
+        self._entry_ms = {name: self._entry_ms[name] for name in self._due_ms}
+        self._heap = [(at_ms, name) for name, at_ms in self._entry_ms.items()]
         heapq.heapify(self._heap)
 
     def next_ms(self) -> int | None:
@@ -47,22 +47,22 @@ class Timers:
 
     def take_due(self, now_ms: int) -> list[Name]:
         """Disarms the timers that are due and returns them in order of their times."""
-        found = []
+        due_timers = []
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, name = heapq.heappop(self._heap)
-            if self._entry.get(name) != at_ms:
+            if self._entry_ms.get(name) != at_ms:
                 continue  # another entry has an earlier time
-            del self._entry[name]
-            due = self._due.get(name)
-            if due is None:
+            del self._entry_ms[name]
+            due_ms = self._due_ms.get(name)
+            if due_ms is None:
                 continue
-            if due > now_ms:
-                self._entry[name] = due
-                heapq.heappush(self._heap, (due, name))
+            if due_ms > now_ms:
+                self._entry_ms[name] = due_ms
+                heapq.heappush(self._heap, (due_ms, name))
                 continue
-            del self._due[name]
-            found.append((due, name))
-        if found:
+            del self._due_ms[name]
+            due_timers.append((due_ms, name))
+        if due_timers:
             self._tidy()
-        found.sort()
-        return [name for _, name in found]
+        due_timers.sort()
+        return [name for _, name in due_timers]

@@ -3,9 +3,9 @@
 The controller creates them on first need, like any topic: when a client looks up the coordinator of
 its group or transactional id. Their records are flushed before they are acknowledged
 (flush.on.ack), because exactly-once depends on committed offsets and transactions. No records are
-deleted by age or size. The topics are compacted, except that of share-partitions, because a
-snapshot and all updates after it give the state; the share coordinator deletes the records before
-its snapshots (mqd/acceptor/share_pruning.py).
+deleted by age or size. The topics are compacted. The topic of share-partitions is not, because
+their state consists of a snapshot and all updates after it; the share coordinator deletes the
+records before its snapshots (mqd/acceptor/share_pruning.py).
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,9 @@ class InternalTopic(NamedTuple):
         return topic_config | self.cleanup_config()
 
     def cleanup_config(self) -> dict[str, str]:
-        """Properties: compaction, if the topic has it and this broker supports it; otherwise unlimited retention."""
+        """Compaction if the topic uses it and this broker supports it; otherwise unlimited
+        retention.
+        """
         return (
             {"cleanup.policy": "compact"}
             if self.is_compacted and "compact" not in TOPIC["cleanup.policy"].refused

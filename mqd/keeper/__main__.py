@@ -15,9 +15,9 @@ from mqd.keeper import settings as keeper_settings
 
 
 def _supervisor() -> tuple[int, bool]:
-    """(pid of the supervisord that is the parent, whether it runs nothing but this broker).
-    MQD_RUN_SUPERVISOR is set by supervisord's configuration: "own" if it runs only this broker; unset
-    if there is no parent to watch. MQD_RUN_SUPERVISOR_PID overrides the pid in tests.
+    """Returns the pid of the parent supervisord, or 0 if there is none to watch, and whether it
+    runs only this broker. supervisord's configuration sets MQD_RUN_SUPERVISOR: "own" if it runs
+    only this broker. MQD_RUN_SUPERVISOR_PID overrides the pid in tests.
     """
     supervisor = os.environ.get("MQD_RUN_SUPERVISOR_PID", "")
     if supervisor.isdigit():
@@ -38,8 +38,8 @@ def _avoid_oom_killer() -> None:
 
 
 def _keep_directories_private(settings: keeper_settings.Settings) -> None:
-    """Removes other users' access to the broker's directories: one from an earlier version, or made by
-    hand, may be open to them.
+    """Removes other users' access to the broker's directories: a directory that an earlier version
+    or an administrator created may be open to them.
     """
     from mqd.keeper.sockets import traversal_bits
 
@@ -76,36 +76,36 @@ def main() -> int:
         log = logging.setup("keeper", 0, settings.config)
         paths.create(settings.places)
         _keep_directories_private(settings)
-        made = resources.make(settings)
+        keeper_resources = resources.make(settings)
     except (OSError, ValueError, IdentityError, SegmentError) as error:
         log.error(
             f"the broker cannot start: {error.strerror if isinstance(error, OSError) and error.strerror else error}"
         )
         return 2
-    logging.follow(lambda: made.control.log_level)
+    logging.follow(lambda: keeper_resources.control.log_level)
     _avoid_oom_killer()
     confined = confinement.confine(settings.config, None)
-    host, port = made.addresses[0]
+    host, port = keeper_resources.addresses[0]
     log.info(
         "keeper started",
         host=host,
         port=port,
         workers=settings.worker_count,
         data_dir=settings.places.data_dir,
-        generation=made.generation,
+        generation=keeper_resources.generation,
         confined=confined,
     )
     if ineffective := without_effect(settings.config):
         log.warning("properties without effect; docs/configuration.md has the reasons", names=",".join(ineffective))
     try:
-        keeper = loop.Keeper(settings, made, supervisor_pid, supervisor_is_own)
+        keeper = loop.Keeper(settings, keeper_resources, supervisor_pid, supervisor_is_own)
         keeper.confinement = confined
         return keeper.run()
     except Exception:
         log.exception("the keeper failed; the broker shuts down")
         return 1
     finally:
-        resources.remove(settings, made)
+        resources.remove(settings, keeper_resources)
         log.info("keeper ended")
         if supervisor_pid and not supervisor_is_own:
             _wait_out_startsecs(started_s)

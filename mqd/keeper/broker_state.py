@@ -40,7 +40,7 @@ class Process(msgspec.Struct):
     generation: int = 0
     notices: deque[Any] = msgspec.field(default_factory=deque)  # not yet accepted by the socket
     answered_s: float = 0.0  # time.monotonic() of its last response to a Probe
-    probed: bool = False  # a Probe is in flight: no further one is sent
+    is_probed: bool = False  # a Probe is in flight: no further one is sent
     deaths: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=8))
 
 
@@ -64,33 +64,33 @@ class BrokerState:
         ]
         self._by_role = {(process.role, process.index): process for process in self.processes}
         self._waiting = ""  # what the broker waits for while it is not ready
-        self._ending: str | None = None  # reason of the shutdown
+        self._shutdown_reason: str | None = None  # None: the broker is not shutting down
 
     # -- presentation -----------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
-        return self._ending is None and all(process.state == "running" for process in self.processes)
+        return self._shutdown_reason is None and all(process.state == "running" for process in self.processes)
 
     def process_statuses(self) -> list[ProcessStatus]:
-        own = [ProcessStatus("mqd-keeper", "keeper", os.getpid(), "running", self.started_ms, 0, self.confinement)]
+        statuses = [ProcessStatus("mqd-keeper", "keeper", os.getpid(), "running", self.started_ms, 0, self.confinement)]
         if self.supervisor_pid and self.supervisor_is_own:
-            own.insert(
+            statuses.insert(
                 0, ProcessStatus("supervisord", "supervisord", self.supervisor_pid, "running", self.started_ms, 0)
             )
         others = sorted(self.processes, key=lambda process: (process.role, process.index))
-        return own + [
+        return statuses + [
             # another process may have the pid of an ended one by now
             ProcessStatus(
-                one.name,
-                one.role,
-                one.pid if one.pidfd >= 0 else 0,
-                one.state,
-                one.started_ms,
-                max(0, one.restart_count),
-                one.confinement,
+                process.name,
+                process.role,
+                process.pid if process.pidfd >= 0 else 0,
+                process.state,
+                process.started_ms,
+                max(0, process.restart_count),
+                process.confinement,
             )
-            for one in others
-            if one.pid
+            for process in others
+            if process.pid
         ]
 
     def _timer_statuses(self) -> list[ProcessStatus]:
@@ -106,7 +106,7 @@ class BrokerState:
     def status(self) -> Status:
         control = self.resources.control
         host, port = self.resources.addresses[0]
-        local = [control.local_usage(worker) for worker in range(self.settings.worker_count)]
+        local_usage = [control.local_usage(worker) for worker in range(self.settings.worker_count)]
         return Status(
             ready=self.is_ready(),
             host=host,
@@ -119,8 +119,8 @@ class BrokerState:
             log_level=logging.level_name(control.log_level),
             metrics_port=self._metrics_port(),
             metrics_url=self._metrics_url(),
-            local_clients=[clients for clients, _ in local],
-            local_bytes=[size_bytes for _, size_bytes in local],
+            local_clients=[clients for clients, _ in local_usage],
+            local_bytes=[size_bytes for _, size_bytes in local_usage],
             client_socket=str(self.settings.places.client_socket) if self.resources.local_listener is not None else "",
         )
 
@@ -143,7 +143,7 @@ class BrokerState:
         path = self.settings.places.broker_json
         host, port = self.resources.addresses[0]
         cluster = self.resources.cluster
-        about = {
+        document = {
             "generation": self.resources.generation,
             "cluster_id": self.resources.identity.cluster_id,
             "node_id": self.resources.identity.node_id,
@@ -156,12 +156,12 @@ class BrokerState:
             "started_ms": self.started_ms,
             "ready": self.is_ready(),
             "waiting": "" if self.is_ready() else self._waiting,
-            "ending": self._ending,
+            "ending": self._shutdown_reason,
             "processes": self.process_statuses(),
         }
         try:
             temporary = path.with_suffix(".new")
-            temporary.write_bytes(msgspec.json.encode(about) + b"\n")
+            temporary.write_bytes(msgspec.json.encode(document) + b"\n")
             os.replace(temporary, path)
         except OSError as error:
             log.warning("broker.json could not be written", error=error.strerror)

@@ -229,7 +229,7 @@ class Keeper(BrokerState):
                 self.shut_down(self._leave_reason)
         elif isinstance(message, Alive):
             if process is not None:
-                process.answered_s, process.probed = time.monotonic(), False
+                process.answered_s, process.is_probed = time.monotonic(), False
         elif isinstance(message, ProbeQuery):
             self._respond(connection, Probed(self._probe_all(message.within_s)))
         elif isinstance(message, StatusQuery):
@@ -265,7 +265,7 @@ class Keeper(BrokerState):
             process.pidfd == pidfd
             and process.generation == generation
             and process.state != "dead"
-            and self._ending is None
+            and self._shutdown_reason is None
         ):
             log.error(
                 "a process closed its connection to the keeper without ending; killing it",
@@ -313,8 +313,8 @@ class Keeper(BrokerState):
             self._welcome(connection, hello, process)
 
     def _refusal(self, connection: socket.socket, hello: Hello, process: Process | None) -> str | None:
-        if self._ending is not None:
-            return f"the broker is shutting down: {self._ending}"
+        if self._shutdown_reason is not None:
+            return f"the broker is shutting down: {self._shutdown_reason}"
         if process is None:
             return f"this broker has no {hello.role} {hello.index} (it has {self.settings.worker_count} workers)"
         pid, uid = peer_credentials(connection)
@@ -414,7 +414,7 @@ class Keeper(BrokerState):
 
     def _on_ready(self, process: Process, message: Ready) -> None:
         process.state, process.detail, process.confinement = "running", message.detail, message.confinement
-        process.answered_s, process.probed = time.monotonic(), False
+        process.answered_s, process.is_probed = time.monotonic(), False
         self.resources.control.set_endpoint_state(process.endpoint, ProcessState.RUNNING, process.pid)
         log.info("process ready", process=process.name, pid=process.pid)
         if self.is_ready():
@@ -425,8 +425,8 @@ class Keeper(BrokerState):
         """Probes all serving processes, and returns those that did not answer within `within_s`."""
         running = [process for process in self.processes if process.state == "running"]
         for process in running:
-            if not process.probed:
-                process.probed = True
+            if not process.is_probed:
+                process.is_probed = True
                 process.notices.append(Probe())
                 self._send_notices(process)
         return [process.name for process in running if time.monotonic() - process.answered_s > within_s]
@@ -456,7 +456,7 @@ class Keeper(BrokerState):
                 pass  # it is already readable
         if self._leave_reason and process.role == "controller":
             self.shut_down(self._leave_reason)
-        if self._ending is None:
+        if self._shutdown_reason is None:
             log.warning("process died", process=process.name, pid=process.pid, generation=death.generation)
             self._report_death(process)
         self._publish()
@@ -560,7 +560,7 @@ class Keeper(BrokerState):
         leaderships, within LEAVE_S, or until a second request to stop.
         """
         controller = self._by_role[("controller", 0)]
-        if self._ending is not None:
+        if self._shutdown_reason is not None:
             return
         if self.resources.cluster is not None and controller.state == "running" and not self._leave_reason:
             self._leave_reason = reason
@@ -569,7 +569,7 @@ class Keeper(BrokerState):
             self._send_notices(controller)
             self._after(LEAVE_S, lambda: self.shut_down(reason))
             return
-        self._ending = reason
+        self._shutdown_reason = reason
         log.info("shutting down", reason=reason)
         self._publish()  # before any process ends because of it
         self._broadcast(Shutdown(reason))
@@ -589,7 +589,7 @@ class Keeper(BrokerState):
         self._done = True
 
     def _maybe_end(self) -> None:
-        if self._ending is not None and all(process.pidfd < 0 for process in self.processes):
+        if self._shutdown_reason is not None and all(process.pidfd < 0 for process in self.processes):
             self._done = True
 
 

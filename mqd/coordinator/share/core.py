@@ -10,7 +10,7 @@ Invariants (check())
     P1  nothing below the start offset is kept
     P2  neither the state epoch nor the leader epoch falls while the share-partition exists: a writer
         with an older one is refused, and changes nothing. Exception: an initialization resets the
-        leader epoch. Only an initialization, and P6, lower the start offset
+        leader epoch. Only an initialization or P6 lowers the start offset
     P3  a reply depends only on records persisted before it
     P4  the records from the last snapshot on suffice to rebuild the state (`durable_state()`)
     P5  while there are updates since the last snapshot, the timer for the next one is armed
@@ -20,10 +20,10 @@ Invariants (check())
 Bounds: RUNS_MAX runs. A write that might exceed this is refused, because a snapshot is one record.
 
 Source: Kafka's own behaviour, including the precedence of errors. Differences: Kafka keeps the
-state of lost records, and skips the records that get their offsets (P6); a start offset that is
-lower than the current one is ignored (P2), and so are state batches below it; an initialization
-without a start offset in the current state epoch changes nothing: it is a repetition, and the state
-may have been used since.
+state of lost records, and skips the records that get their offsets (P6); here, a start offset that
+is lower than the current one is ignored (P2), and so are state batches below it; an initialization
+without a start offset in the current state epoch changes nothing, because it is a repetition, and
+the state may have been used since.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from mqd.protocol.messages import (
 )
 
 SNAPSHOT_TIMER = "share.snapshot"
-UNINITIALIZED = -1  # a start offset, or in a summary a state epoch
+UNINITIALIZED = -1  # as a start offset
 NOT_SENT = -1  # a leader or state epoch, or a start offset, that a request does not name
 RUNS_MAX = 20_000  # twice the worker's bound
-# Memory of a share-partition, and of a run: measured, rounded up.
+# Memory of a share-partition and of a run: measured, rounded up.
 CORE_BYTES, RUN_BYTES = 1_200, 200
 READ_UNINITIALIZED = "The read operation on uninitialized share partition is not allowed."
 WRITE_UNINITIALIZED = "The write operation on uninitialized share partition is not allowed."
@@ -79,7 +79,8 @@ class Initialize(msgspec.Struct, frozen=True, gc=False):
 
 class Read(msgspec.Struct, frozen=True, gc=False):
     """`epochs`: (leader epoch, its first offset) of the reader's log, ascending; the last one is the
-    log's end. () if the reader has no log to compare the state with."""
+    log's end. () if the reader has no log to compare the state with.
+    """
 
     request: int
     leader_epoch: int
@@ -143,7 +144,7 @@ class SharePartition:
         self.create_ms = self.write_ms = 0
         self.runs = Runs()
         self.update_count = 0  # since the snapshot
-        self._armed = False
+        self._is_armed = False
 
     # -- queries ----------------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ class SharePartition:
 
     def _on_initialize(self, event: Initialize, now_ms: int) -> list[Action]:
         if self.exists and NOT_SENT != event.state_epoch < self.state_epoch:
-            return [self._refused(event.request, _Initialized, ErrorCode.FENCED_STATE_EPOCH)]
+            return [self._error_reply(event.request, _Initialized, ErrorCode.FENCED_STATE_EPOCH)]
         if self.exists and event.state_epoch == self.state_epoch and event.start_offset == UNINITIALIZED:
             return [self._reply(event.request, _Initialized)]
         snapshot_epoch = self.snapshot_epoch + 1 if self.exists else 0
@@ -186,16 +187,16 @@ class SharePartition:
 
     def _on_read(self, event: Read, now_ms: int) -> list[Action]:
         if not self.exists:
-            return [self._refused(event.request, _Read, ErrorCode.INVALID_REQUEST, READ_UNINITIALIZED)]
+            return [self._error_reply(event.request, _Read, ErrorCode.INVALID_REQUEST, READ_UNINITIALIZED)]
         if event.leader_epoch < self.leader_epoch:
-            return [self._refused(event.request, _Read, ErrorCode.FENCED_LEADER_EPOCH)]
+            return [self._error_reply(event.request, _Read, ErrorCode.FENCED_LEADER_EPOCH)]
         if event.leader_epoch == self.leader_epoch:
             return [self._read_response(event.request)]
         was_lost = self._drop_lost_state(event.epochs)
         self.leader_epoch = event.leader_epoch
         # an update cannot lower the start offset
-        written = self._snapshot(now_ms) if was_lost else self._persist((), self.start_offset, now_ms)
-        return [*written, self._read_response(event.request)]
+        actions = self._snapshot(now_ms) if was_lost else self._persist((), self.start_offset, now_ms)
+        return [*actions, self._read_response(event.request)]
 
     def _read_response(self, request: int) -> Reply:
         return Reply(
@@ -212,8 +213,8 @@ class SharePartition:
         """Drops the state of records that the log has lost (P6). Returns whether there was any."""
         if not epochs:
             return False
-        # whether an owner has written the state, in self.leader_epoch or earlier; if not, only the
-        # log's end is a bound
+        # whether an owner has written the state, in self.leader_epoch or earlier; if not, the only
+        # bound is the log's end
         is_written = self.complete_count != -1
         log_end = epochs[-1][1]
         end = next((start for epoch, start in epochs if epoch > self.leader_epoch), log_end) if is_written else log_end
@@ -229,21 +230,21 @@ class SharePartition:
         error = self._write_error(event)
         if error:
             message = WRITE_UNINITIALIZED if not self.exists else None
-            return [self._refused(event.request, _Written, error, message)]
+            return [self._error_reply(event.request, _Written, error, message)]
         start_offset = event.start_offset if event.start_offset > self.start_offset else NOT_SENT
         if start_offset != NOT_SENT:
             self.start_offset = start_offset
             self.runs.advance(start_offset)
-        taken = []
+        applied_runs = []
         for run in event.runs:
             if run.last < self.start_offset:
                 continue
             if run.first < self.start_offset:
                 run = run._replace(first=self.start_offset)
             self.runs.merge(run)
-            taken.append(run)
+            applied_runs.append(run)
         self.complete_count = event.complete_count
-        return [*self._persist(taken, start_offset, now_ms), self._reply(event.request, _Written)]
+        return [*self._persist(applied_runs, start_offset, now_ms), self._reply(event.request, _Written)]
 
     def _write_error(self, event: Write) -> int:
         if not self.exists:
@@ -279,7 +280,7 @@ class SharePartition:
                     start_offset=self.start_offset,
                     delivery_complete_count=self.complete_count,
                     deliveries=[
-                        ReadShareGroupStateSummaryResponse.Delivered(*one) for one in self.runs.retried_counts()
+                        ReadShareGroupStateSummaryResponse.Delivered(*counts) for counts in self.runs.retried_counts()
                     ]
                     if event.includes_deliveries
                     else [],
@@ -300,7 +301,7 @@ class SharePartition:
         return [*self._on_cold(event, now_ms), Reply(event.request, 0)]
 
     def _on_cold(self, event: object, now_ms: int) -> list[Action]:
-        self._armed = False
+        self._is_armed = False
         return self._snapshot(now_ms) if self.exists else []
 
     # -- records -----------------------------------------------------------------------------------
@@ -315,9 +316,9 @@ class SharePartition:
         record = records.update_record(
             self._update_key, self.snapshot_epoch, self.leader_epoch, start_offset, self.complete_count, difference
         )
-        if self._armed:
+        if self._is_armed:
             return [Persist((record,))]
-        self._armed = True
+        self._is_armed = True
         return [Persist((record,)), Timer(SNAPSHOT_TIMER, now_ms + self.settings.cold_ms)]
 
     def _snapshot(self, now_ms: int) -> list[Action]:
@@ -327,7 +328,7 @@ class SharePartition:
         return [Persist((self._snapshot_record(),)), self._disarm()]
 
     def _disarm(self) -> Timer:
-        self._armed = False
+        self._is_armed = False
         return Timer(SNAPSHOT_TIMER, None)
 
     def _snapshot_record(self) -> KeyValue:
@@ -343,13 +344,14 @@ class SharePartition:
             self.runs.runs,
         )
 
-    def _reply(self, request: int, kind: type) -> Reply:
-        return Reply(request, kind(partition=self.partition))
+    def _reply(self, request: int, response_class: type) -> Reply:
+        return Reply(request, response_class(partition=self.partition))
 
-    def _refused(self, request: int, kind: type, error: int, message: str | None = None) -> Reply:
+    def _error_reply(self, request: int, response_class: type, error: int, message: str | None = None) -> Reply:
         code = int(error)
         return Reply(
-            request, kind(partition=self.partition, error_code=code, error_message=message or error_message(code))
+            request,
+            response_class(partition=self.partition, error_code=code, error_message=message or error_message(code)),
         )
 
     # -- loading -----------------------------------------------------------------------------------
@@ -389,7 +391,7 @@ class SharePartition:
     def on_loaded(self, now_ms: int) -> list[Action]:
         if not self.update_count:
             return []
-        self._armed = True
+        self._is_armed = True
         return [Timer(SNAPSHOT_TIMER, now_ms + self.settings.cold_ms)]
 
     # -- invariants --------------------------------------------------------------------------------
@@ -397,12 +399,12 @@ class SharePartition:
     def check(self) -> None:
         self.runs.check()
         assert not self.runs.firsts or self.runs.firsts[0] >= self.start_offset, "P1"
-        assert self._armed or not self.update_count, "P5"
+        assert self._is_armed or not self.update_count, "P5"
         assert self.exists or not (self.update_count or len(self.runs)), "P4"
 
 
 class SharePartitions:
-    """actions.Cores. `in_order`: every record counts, in the order of the log (load.py)."""
+    """actions.Cores. `in_order`: every record is replayed, in the order of the log (load.py)."""
 
     in_order = True
 

@@ -24,12 +24,12 @@ in this order:
 After a failed step, for example because another writer has fenced this one, the writer backs off
 and starts again with FENCING, without limit. LOADING comes after FENCING: in the other order, a
 writer that was delayed between the two would write letters for records that another writer has
-finished meanwhile.
+finished in the meantime.
 
 Invariants (check())
     L1  each record that is Archiving gets one committed letter, unless the log loses the record or
         dead letters are switched off
-    L2  a transaction begins only when all records of the last progress record are archived: so one
+    L2  a transaction begins only when all records of the last progress record are archived, so one
         progress record is enough
     L3  a progress record is valid only for its own state epoch, because after AlterShareGroupOffsets
         a record may be rejected again. It is valid only for offsets at which the log still has the
@@ -103,8 +103,9 @@ class Loaded(msgspec.Struct, frozen=True, gc=False):
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """`loaded`: result of LOADING. `progress`: result of READING, None if there is none.
     `progress_end`: the offset from which the log no longer has the records that the progress
-    record refers to (they were lost in an unclean election); None if it has all. `unwanted`: for
-    WRITING, nothing was written, because these records are to have no letters.
+    record refers to (they were lost in an unclean election); None if it has all of them.
+    `is_unwanted`: result of WRITING: nothing was written, because these records must not have
+    letters.
     """
 
     token: int
@@ -113,7 +114,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     loaded: Loaded | None = None
     progress: str | None = None
     progress_end: int | None = None
-    unwanted: bool = False
+    is_unwanted: bool = False
 
 
 class Observed(msgspec.Struct, frozen=True, gc=False):
@@ -141,7 +142,7 @@ class DeadLetterWriter:
         self.progress_bytes_max = progress_bytes_max
         self.phase = IDLE
         self.pending: dict[int, int] = {}  # offset -> deliveries, of the records that are Archiving
-        self.since: dict[int, int] = {}  # offset -> when it was first seen, in ms
+        self.pending_since_ms: dict[int, int] = {}  # offset -> when it was first seen as Archiving
         self.batch: tuple[Letter, ...] = ()
         self.to_archive: set[int] = set()  # offsets that the owner is asked to archive
         self._token = 0
@@ -171,7 +172,7 @@ class DeadLetterWriter:
             self._observe(event.start_offset, event.runs, now_ms)
             if self.phase == ARCHIVING and not self.to_archive:
                 self.phase, self._due_ms = IDLE, None
-            return self._next()
+            return self._next_step()
         if isinstance(event, Woken):
             return self._on_woken(now_ms)
         if event.token != self._token or self.phase not in STEPS or self._due_ms is not None:
@@ -180,7 +181,7 @@ class DeadLetterWriter:
             self.phase = STOPPED
             return []
         if not event.is_done:
-            return self._failed(now_ms)
+            return self._on_failure(now_ms)
         return self._on_done(event, now_ms)
 
     def _observe(self, start_offset: int, runs: Iterable[Run], now_ms: int) -> None:
@@ -188,11 +189,11 @@ class DeadLetterWriter:
             for offset in range(first, last + 1):
                 if state == ARCHIVING_STATE:
                     self.pending[offset] = deliveries
-                    self.since.setdefault(offset, now_ms)
+                    self.pending_since_ms.setdefault(offset, now_ms)
                 elif self.pending.pop(offset, None) is not None:
-                    del self.since[offset]
+                    del self.pending_since_ms[offset]
         for offset in [offset for offset in self.pending if offset < start_offset]:
-            del self.pending[offset], self.since[offset]
+            del self.pending[offset], self.pending_since_ms[offset]
         self.to_archive &= self.pending.keys()
 
     def _on_woken(self, now_ms: int) -> list[Action]:
@@ -208,20 +209,22 @@ class DeadLetterWriter:
         if self.phase == LOADING:
             assert event.loaded is not None
             self.state_epoch = event.loaded.state_epoch
-            known, self.since = self.since, {}
+            old_since_ms, self.pending_since_ms = self.pending_since_ms, {}
             self.pending.clear()
             self._observe(-1, event.loaded.runs, now_ms)
-            self.since.update((offset, known[offset]) for offset in known.keys() & self.since.keys())
+            self.pending_since_ms.update(
+                (offset, old_since_ms[offset]) for offset in old_since_ms.keys() & self.pending_since_ms.keys()
+            )
             return [self._step(READING)]
         if self.phase == READING:
             self._is_ready = True
             self.phase = IDLE
             self.to_archive = self._offsets_in_progress(event.progress, event.progress_end)
-            return self._archive(now_ms) if self.to_archive else self._next()
-        if self.phase == WRITING and event.unwanted:
+            return self._archive(now_ms) if self.to_archive else self._next_step()
+        if self.phase == WRITING and event.is_unwanted:
             self.to_archive = {letter.offset for letter in self.batch} & self.pending.keys()
             self.phase = IDLE
-            return self._archive(now_ms) if self.to_archive else self._next()
+            return self._archive(now_ms) if self.to_archive else self._next_step()
         if self.phase == WRITING:
             return [self._step(WRITING_PROGRESS, progress=self._progress(self.batch))]
         if self.phase == WRITING_PROGRESS:
@@ -230,9 +233,9 @@ class DeadLetterWriter:
         self.letter_count += len(self.batch)
         self.to_archive = {letter.offset for letter in self.batch} & self.pending.keys()  # L4
         self.phase = IDLE
-        return self._archive(now_ms) if self.to_archive else self._next()
+        return self._archive(now_ms) if self.to_archive else self._next_step()
 
-    def _failed(self, now_ms: int) -> list[Action]:
+    def _on_failure(self, now_ms: int) -> list[Action]:
         self._is_ready = False
         self._due_ms = now_ms + self._backoff_ms
         self._backoff_ms = min(self._backoff_ms * 2, BACKOFF_MS_MAX)
@@ -240,7 +243,7 @@ class DeadLetterWriter:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def _next(self) -> list[Action]:
+    def _next_step(self) -> list[Action]:
         if self.phase != IDLE or not self.pending:
             return []
         if not self._is_ready:
@@ -289,30 +292,32 @@ class DeadLetterWriter:
 
 def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
     """Ascending offsets as ranges (first, last)."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for offset in offsets:
-        if found and found[-1][1] == offset - 1:
-            found[-1] = (found[-1][0], offset)
+        if ranges and ranges[-1][1] == offset - 1:
+            ranges[-1] = (ranges[-1][0], offset)
         else:
-            found.append((offset, offset))
-    return found
+            ranges.append((offset, offset))
+    return ranges
 
 
 class Progress(NamedTuple):
-    """The letters of a transaction. `leader_epoch`: the epoch in which they were written; -1 in version 1."""
+    """The letters of a transaction. `leader_epoch`: the epoch in which they were written; -1 in
+    version 1.
+    """
 
     state_epoch: int
     leader_epoch: int
     ranges: list[tuple[int, int]]
 
     def text(self) -> str:
-        """`2;state epoch;leader epoch;first-last,...`: each offset is stored as the difference from the
-        previous one.
+        """`2;state epoch;leader epoch;first-length,...`. `first` is relative to the end of the
+        previous range; `-length` (the last offset minus the first) is absent for a single offset.
         """
-        parts, before = [], 0
+        parts, previous = [], 0
         for first, last in self.ranges:
-            parts.append(f"{first - before}" if first == last else f"{first - before}-{last - first}")
-            before = last
+            parts.append(f"{first - previous}" if first == last else f"{first - previous}-{last - first}")
+            previous = last
         return f"{PROGRESS_VERSION};{self.state_epoch};{self.leader_epoch};{','.join(parts)}"
 
 
@@ -324,12 +329,12 @@ def parse_progress(text: str) -> Progress | None:
         version, *epochs, parts = text.split(";")
         if (version, len(epochs)) not in (("1", 1), (PROGRESS_VERSION, 2)):
             return None
-        ranges, before = [], 0
+        ranges, previous = [], 0
         for part in parts.split(","):
-            first, _, more = part.partition("-")
-            begin = before + int(first)
-            before = begin + int(more or 0)
-            ranges.append((begin, before))
+            first, _, length = part.partition("-")
+            begin = previous + int(first)
+            previous = begin + int(length or 0)
+            ranges.append((begin, previous))
         return Progress(int(epochs[0]), int(epochs[1]) if len(epochs) > 1 else -1, ranges)
     except ValueError:
         return None

@@ -1,5 +1,5 @@
-"""Deletion on acknowledgement (queue.delete.on.ack): the offset up to which every share group is done
-with a partition. Sans-I/O.
+"""Deletion on acknowledgement (queue.delete.on.ack): the offset up to which every share group is
+done with a partition. Sans-I/O.
 
 A share group is done with the records before its start offset: they were accepted, rejected, or
 delivered the maximum number of times. The states of a partition's groups are spread over the
@@ -10,10 +10,10 @@ Invariants
         any of the partition's groups is deleted. A group that begins while the coordinators are
         queried may begin after the deleted records
     Q2  nothing is deleted until each partition of `__share_group_state` has responded
-    Q3  a start offset counts only once it is persisted: a host reports only values that it would
+    Q3  a start offset is used only once it is persisted: a host reports only values that it would
         load again
     Q4  nothing is deleted if no group has begun, or if one has no start offset yet
-    Q5  a start offset counts only if it was read in the partition's current leader epoch. An older
+    Q5  a start offset is used only if it was read in the partition's current leader epoch. An older
         one may lie above the log's end (P6 of core.py), so such a group needs all records
 """
 
@@ -37,10 +37,10 @@ class StartOffsets(NamedTuple):
     lowest: Mapping[TopicPartition, int]
 
 
-def lowest(found: Iterable[tuple[TopicPartition, int]]) -> dict[TopicPartition, int]:
+def lowest(start_offsets: Iterable[tuple[TopicPartition, int]]) -> dict[TopicPartition, int]:
     """The lowest start offset of each partition."""
     starts: dict[TopicPartition, int] = {}
-    for key, offset in found:
+    for key, offset in start_offsets:
         starts[key] = min(offset, starts.get(key, offset))
     return starts
 

@@ -16,7 +16,7 @@ BATCH_OVERHEAD_BYTES = 61
 
 
 class Source(NamedTuple):
-    """The source of the records, and the group."""
+    """The share-partition that the letters come from, and its delivery limit."""
 
     topic: str
     partition: int
@@ -57,20 +57,22 @@ def size_max(record: Record) -> int:
 def letter_records(
     source: Source, letters: Sequence[Letter], copied: dict[int, Copied], now_ms: int, batch_bytes_max: int
 ) -> list[Record]:
-    """`copied`: the copied records, by offset. A letter that would exceed the maximum size of a batch has
-    only its own headers.
+    """`copied`: the copied records, by offset. A letter that would exceed the maximum size of a
+    batch has only its error headers.
     """
-    found = []
+    records = []
     for letter in letters:
-        own = headers_of(source, letter)
-        origin = copied.get(letter.offset, Copied())
+        error_headers = headers_of(source, letter)
+        source_record = copied.get(letter.offset, Copied())
         # a record that is itself a dead letter: the new error headers replace the old ones
-        kept = [header for header in origin.headers if not header[0].startswith(PREFIX)]
-        record = Record(key=origin.key, value=origin.value, headers=[*kept, *own], timestamp_ms=now_ms)
+        kept = [header for header in source_record.headers if not header[0].startswith(PREFIX)]
+        record = Record(
+            key=source_record.key, value=source_record.value, headers=[*kept, *error_headers], timestamp_ms=now_ms
+        )
         if size_max(record) + BATCH_OVERHEAD_BYTES > batch_bytes_max:
-            record = Record(key=None, value=None, headers=own, timestamp_ms=now_ms)
-        found.append(record)
-    return found
+            record = Record(key=None, value=None, headers=error_headers, timestamp_ms=now_ms)
+        records.append(record)
+    return records
 
 
 def batches(records: Iterable[Record], batch_bytes_max: int, producer_id: int, producer_epoch: int) -> list[bytes]:

@@ -53,7 +53,7 @@ start_offset: int64 0+
 delivery_complete_count: int32 0+ tag=0 = -1"""
     + _BATCHES,
 )
-TYPES = {one.key_type: one for one in (SHARE_SNAPSHOT, SHARE_UPDATE)}
+TYPES = {record_type.key_type: record_type for record_type in (SHARE_SNAPSHOT, SHARE_UPDATE)}
 _SNAPSHOT_BATCH = SHARE_SNAPSHOT.value.cls.StateBatch
 _UPDATE_BATCH = SHARE_UPDATE.value.cls.StateBatch
 
@@ -78,10 +78,10 @@ def name_of_key(key: bytes) -> str | None:
     """The name of the key's share-partition. None: the record has an unknown type. Raises
     ValueError.
     """
-    kind = TYPES.get(key_type_of(key))
-    if kind is None:
+    record_type = TYPES.get(key_type_of(key))
+    if record_type is None:
         return None
-    decoded = kind.decode_key(key)
+    decoded = record_type.decode_key(key)
     return share_partition_name(decoded.group_id, decoded.topic_id, decoded.partition)
 
 
@@ -137,7 +137,9 @@ def runs_of(batches: list) -> list[Run]:
 
 
 def epoch_starts(epochs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """(leader epoch, first offset) pairs of a reader's log; the last is (LOG_END, its end). Raises ValueError."""
+    """(leader epoch, first offset) pairs of a reader's log; the last pair is (LOG_END, the log's
+    end). Raises ValueError.
+    """
     for (epoch, start), (next_epoch, next_start) in pairwise(epochs):
         if not (0 <= epoch < next_epoch and 0 <= start <= next_start):
             raise ValueError(f"leader epochs do not ascend: {epoch} begins at {start}, {next_epoch} at {next_start}")

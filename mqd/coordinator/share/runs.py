@@ -1,7 +1,7 @@
 """The states of a share-partition's offsets, as runs of equal state and delivery count.
 
 Of two runs that cover an offset, the one with the higher delivery count wins; with equal counts, the
-one with the higher state, as in Kafka. So neither the order nor the repetition of writes matters.
+one with the higher state, as in Kafka. So writes may be reordered or repeated.
 
 Invariants (check())
     M1  runs ascend and do not overlap; neighbours that touch differ in state or count
@@ -68,8 +68,8 @@ class Runs:
                 _append(merged, at, min(old.first - 1, last), state, count)
             low, high = max(old.first, first), min(old.last, last)
             if low <= high:
-                wins = (count, state) > (old.deliveries, old.state)
-                _append(merged, low, high, state if wins else old.state, count if wins else old.deliveries)
+                new_wins = (count, state) > (old.deliveries, old.state)
+                _append(merged, low, high, state if new_wins else old.state, count if new_wins else old.deliveries)
             at = max(at, old.last + 1)
             if old.last > last:
                 _append(merged, max(old.first, last + 1), old.last, old.state, old.deliveries)
@@ -83,12 +83,12 @@ class Runs:
         if not self.firsts or self.firsts[0] >= start_offset:
             return
         index = bisect_right(self.firsts, start_offset) - 1
-        cut = self.runs[index]
-        if cut.last < start_offset:
+        partial = self.runs[index]
+        if partial.last < start_offset:
             index += 1
         del self.runs[:index], self.firsts[:index]
         if self.firsts and self.firsts[0] < start_offset:
-            self.runs[0] = cut._replace(first=start_offset)
+            self.runs[0] = partial._replace(first=start_offset)
             self.firsts[0] = start_offset
 
     def truncate(self, end: int) -> bool:
@@ -107,25 +107,25 @@ class Runs:
 
     def retried_counts(self) -> list[tuple[int, int]]:
         """(delivery count, number of offsets) of the offsets that were delivered and are not finished."""
-        found: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for run in self.runs:
             if run.state == AVAILABLE and run.deliveries:
-                found[run.deliveries] += run.last + 1 - run.first
-        return sorted(found.items())
+                counts[run.deliveries] += run.last + 1 - run.first
+        return sorted(counts.items())
 
     def check(self) -> None:
         assert self.firsts == [run.first for run in self.runs], "M2"
         for run in self.runs:
             run.validate()
-        for one, other in zip(self.runs, self.runs[1:], strict=False):
-            assert one.last < other.first, f"M1: {one} {other}"
-            assert one.last + 1 < other.first or one[2:] != other[2:], f"M1: {one} {other} are one run"
+        for run, next_run in zip(self.runs, self.runs[1:], strict=False):
+            assert run.last < next_run.first, f"M1: {run} {next_run}"
+            assert run.last + 1 < next_run.first or run[2:] != next_run[2:], f"M1: {run} {next_run} are one run"
 
 
 def _append(merged: list[Run], first: int, last: int, state: int, count: int) -> None:
     if merged:
-        before = merged[-1]
-        if before.last + 1 == first and before.state == state and before.deliveries == count:
-            merged[-1] = Run(before.first, last, state, count)
+        previous = merged[-1]
+        if previous.last + 1 == first and previous.state == state and previous.deliveries == count:
+            merged[-1] = Run(previous.first, last, state, count)
             return
     merged.append(Run(first, last, state, count))

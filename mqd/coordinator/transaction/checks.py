@@ -2,10 +2,10 @@
 whether this partition is in the transaction or must be added.
 
 Produce 12 and TxnOffsetCommit 5 (transactions of version 2) add it. With older versions, the
-producer has to add it first, by AddPartitionsToTxn or AddOffsetsToTxn, and the check verifies that
-(KIP-890). The responses are error codes for the producer, chosen so that clients react correctly. A
-transient failure is NOT_ENOUGH_REPLICAS, which every client retries without refreshing its
-metadata. A fenced producer gets INVALID_PRODUCER_EPOCH, as from the partition itself.
+producer must add it first, by AddPartitionsToTxn or AddOffsetsToTxn, and the check verifies that it
+did (KIP-890). The responses are error codes for the producer, chosen so that clients react
+correctly. A transient failure is NOT_ENOUGH_REPLICAS, which every client retries without refreshing
+its metadata. A fenced producer gets INVALID_PRODUCER_EPOCH, as from the partition itself.
 """
 
 from collections.abc import Callable
@@ -75,26 +75,30 @@ async def check_produce(
     epoch: int,
     version: int,
     partitions: list[tuple[str, int] | None],
-    verifies: bool = True,
+    is_verification_enabled: bool = True,
 ) -> list[int]:
     """An error code for each partition of a Produce of that version, as its producer expects it. A
-    partition is None if its topic id is unknown. With `verifies` False
+    partition is None if its topic id is unknown. If `is_verification_enabled` is False
     (transaction.partition.verification.enable), partitions that need only verification are accepted
-    without it; those that must be added are still added.
+    without it; partitions that must be added are still added.
     """
     if not transactional_id:
         return [int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)] * len(partitions)
-    known = tuple(partition for partition in partitions if partition is not None)
+    known_partitions = tuple(partition for partition in partitions if partition is not None)
     if version >= FIRST_PRODUCE_VERSION_THAT_ADDS:
-        error = translate(await add(transactions, transactional_id, producer_id, epoch, known), version) if known else 0
-        errors = dict.fromkeys(known, error)
-    else:
-        found = (
-            await verify(transactions, transactional_id, producer_id, epoch, known)
-            if known and verifies
-            else (0,) * len(known)
+        error = (
+            translate(await add(transactions, transactional_id, producer_id, epoch, known_partitions), version)
+            if known_partitions
+            else 0
         )
-        errors = {partition: translate(code, version) for partition, code in zip(known, found, strict=True)}
+        errors = dict.fromkeys(known_partitions, error)
+    else:
+        codes = (
+            await verify(transactions, transactional_id, producer_id, epoch, known_partitions)
+            if known_partitions and is_verification_enabled
+            else (0,) * len(known_partitions)
+        )
+        errors = {partition: translate(code, version) for partition, code in zip(known_partitions, codes, strict=True)}
     return [int(ErrorCode.UNKNOWN_TOPIC_ID) if partition is None else errors[partition] for partition in partitions]
 
 

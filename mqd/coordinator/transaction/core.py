@@ -183,11 +183,11 @@ class Transaction(TransactionState):
 
     def _on_verify_partitions(self, event: events.VerifyPartitions, now_ms: int, actions: list[Action]) -> None:
         error = self._producer_error(event.producer_id, event.producer_epoch)
-        known = self.partitions  # empty unless in a transaction
+        added = self.partitions  # empty unless in a transaction
         actions.append(
             Reply(
                 event.request,
-                tuple(error or (NONE if partition in known else INVALID_STATE) for partition in event.partitions),
+                tuple(error or (NONE if partition in added else INVALID_STATE) for partition in event.partitions),
             )
         )
 
@@ -206,7 +206,7 @@ class Transaction(TransactionState):
         return NONE if epoch == self.producer_epoch < EPOCH_MAX else FENCED  # T3
 
     def _identity(self) -> tuple[int, int]:
-        """The identity for the next transaction."""
+        """The identity that the client uses in its next transaction."""
         return (self.next_producer_id, 0) if self.next_producer_id >= 0 else (self.producer_id, self.producer_epoch)
 
     # -- the end -----------------------------------------------------------------------------------
@@ -338,16 +338,16 @@ class Transaction(TransactionState):
         self.state = State.COMPLETE_COMMIT if self.state == State.PREPARE_COMMIT else State.COMPLETE_ABORT
         self._set_partitions({})
         held, self._held = self._held, []
-        others = []
+        other_events = []
         for waiting in held:
             if type(waiting.event) is events.EndTransaction and self._respond_to_end(waiting.event, actions):
                 continue
-            others.append(waiting.event)
+            other_events.append(waiting.event)
         # If this record is lost the markers are written once more. Later records are written after
         # it.
         self._persist(now_ms, actions, is_lazy=True)
-        for other in others:
-            getattr(self, _HANDLERS[type(other)])(other, now_ms, actions)
+        for event_to_handle in other_events:
+            getattr(self, _HANDLERS[type(event_to_handle)])(event_to_handle, now_ms, actions)
 
     def _respond_to_end(self, event: events.EndTransaction, actions: list[Action]) -> bool:
         """Responds if the request ended this transaction. False: it belongs to the next one."""
@@ -402,9 +402,9 @@ class Transaction(TransactionState):
     def _on_timer_fired(self, event: TimerFired, now_ms: int, actions: list[Action]) -> None:
         self._armed_ms = None
         if self._held:
-            late = [held for held in self._held if held.until_ms <= now_ms]
+            expired = [held for held in self._held if held.until_ms <= now_ms]
             self._held = [held for held in self._held if held.until_ms > now_ms]
-            for held in late:
+            for held in expired:
                 self._give_up(held.event, actions)
         if self.producer_id < 0:
             return
@@ -430,10 +430,10 @@ class Transaction(TransactionState):
         """A timer that fires too early is rearmed, which is cheaper than moving it with every
         transaction.
         """
-        due = self._due_ms()
-        if due is not None and (self._armed_ms is None or due < self._armed_ms):
-            self._armed_ms = due
-            actions.append(Timer(TIMER, due))
+        due_ms = self._due_ms()
+        if due_ms is not None and (self._armed_ms is None or due_ms < self._armed_ms):
+            self._armed_ms = due_ms
+            actions.append(Timer(TIMER, due_ms))
 
 
 _HANDLERS: dict[type, str] = {

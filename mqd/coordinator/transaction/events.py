@@ -41,7 +41,7 @@ class AddPartitions(msgspec.Struct, frozen=True):
 
 class VerifyPartitions(msgspec.Struct, frozen=True):
     """Checks that the partitions were added (KIP-890 part 1). Response: a tuple of error codes;
-    INVALID_TXN_STATE for a partition that was not.
+    INVALID_TXN_STATE for a partition that was not added.
     """
 
     request: int
@@ -147,7 +147,7 @@ class Description(msgspec.Struct, frozen=True):
     producer_id: int
     producer_epoch: int
     timeout_ms: int
-    start_ms: int  # -1: none has begun
+    start_ms: int  # -1: no transaction has begun
     partitions: tuple[Partition, ...]
 
 

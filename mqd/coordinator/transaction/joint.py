@@ -2,8 +2,8 @@
 names those that are committed. Pure; time and producer ids are passed in.
 
 This is for engines that write a batch with many tasks, repeat tasks and batches, and decide at the
-end which attempts count (Spark). A batch has a number. The driver that executes it has a run id, a
-new one for every start.
+end which attempts are committed (Spark). A batch has a number. The driver that executes it has a
+run id, a new one at every start.
 
     (none)                         Enlist -> Ongoing; EndJoint(abort) -> CompleteAbort: the end of
                                    the run is recorded even if none of its tasks has enlisted
@@ -32,8 +32,8 @@ transitions)
         once
     J4  WriteMarkers come only after the Persist of their Prepare record, one for each child that
         has partitions; Complete after MarkersWritten of all of them
-    J5  a run that was superseded by another or has aborted gets no child and can end nothing any
-        more (the last FENCED_RUNS_MAX of them are remembered)
+    J5  a run that was superseded by another or has aborted gets no child and can no longer end a
+        transaction (the last FENCED_RUNS_MAX such runs are remembered)
     J6  every request is answered once: immediately, when the markers are written, or when its time
         in the waiting list is over
     J7  requests wait only in a Prepare state
@@ -85,8 +85,8 @@ class JointTransaction(JointState):
         return actions
 
     def on_loaded(self, now_ms: int) -> list[Action]:
-        """The timeout restarts: before the load, writers could not reach this coordinator."""
-        self.start_ms, self.last_update_ms, self._seen_ms = (
+        """Restarts the timeout, because writers could not reach this coordinator before the load."""
+        self.start_ms, self.last_update_ms, self._last_activity_ms = (
             min(self.start_ms, now_ms),
             min(self.last_update_ms, now_ms),
             now_ms,
@@ -131,7 +131,7 @@ class JointTransaction(JointState):
             or child.epoch != event.producer_epoch
         ):
             return self._response(FENCED)
-        self._seen_ms = now_ms
+        self._last_activity_ms = now_ms
         return JointResponse(NONE, event.producer_id, event.producer_epoch, self.committed_batch_id)
 
     def _overtake(
@@ -150,23 +150,23 @@ class JointTransaction(JointState):
         return None
 
     def _add_child(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> JointResponse:
-        if not self._free and event.spare_producer_id < 0:
+        if not self._idle_ids and event.spare_producer_id < 0:
             return self._response(NEED_PRODUCER_ID if len(self.children) < CHILDREN_MAX else TOO_MANY)
-        begins = self.state != State.ONGOING
-        if self._free:
-            producer_id = self._free.pop()
+        begins_transaction = self.state != State.ONGOING
+        if self._idle_ids:
+            producer_id = self._idle_ids.pop()
             epoch = self._epoch(self.children[producer_id])
         else:
             producer_id, epoch = event.spare_producer_id, 0
-        written: list[KeyValue] = []
-        if begins:
+        key_values: list[KeyValue] = []
+        if begins_transaction:
             self._begin(event.batch_id, event.run_id, event.timeout_ms, now_ms)
-            written.append(self._record(now_ms))
+            key_values.append(self._record(now_ms))
         self.children[producer_id] = Child(self.serial, epoch, {})
-        self._active.append(producer_id)
-        self._seen_ms = now_ms
-        written.append(self._child_record(producer_id))
-        actions.append(Persist(tuple(written)))
+        self._active_ids.append(producer_id)
+        self._last_activity_ms = now_ms
+        key_values.append(self._child_record(producer_id))
+        actions.append(Persist(tuple(key_values)))
         return JointResponse(NONE, producer_id, epoch, self.committed_batch_id)
 
     # -- partitions --------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class JointTransaction(JointState):
         error = self._producer_error(event.producer_id, event.producer_epoch)
         if error == NONE:
             child = self.children[event.producer_id]
-            self._seen_ms = now_ms
+            self._last_activity_ms = now_ms
             if not child.partitions.keys() >= set(event.partitions):
                 child.partitions = child.partitions | dict.fromkeys(event.partitions)
                 actions.append(Persist((self._child_record(event.producer_id),)))
@@ -183,11 +183,11 @@ class JointTransaction(JointState):
 
     def _on_verify_partitions(self, event: events.VerifyPartitions, now_ms: int, actions: list[Action]) -> None:
         error = self._producer_error(event.producer_id, event.producer_epoch)
-        known = self.children[event.producer_id].partitions if error == NONE else {}
+        added = self.children[event.producer_id].partitions if error == NONE else {}
         actions.append(
             Reply(
                 event.request,
-                tuple(error or (NONE if partition in known else INVALID_STATE) for partition in event.partitions),
+                tuple(error or (NONE if partition in added else INVALID_STATE) for partition in event.partitions),
             )
         )
 
@@ -233,18 +233,18 @@ class JointTransaction(JointState):
         """
         if event.batch_id <= self.committed_batch_id:
             return self._response(INVALID_STATE)
-        is_own = event.run_id == self.run_id
-        if is_own and event.batch_id < self.batch_id:
+        is_current_run = event.run_id == self.run_id
+        if is_current_run and event.batch_id < self.batch_id:
             return self._response()
         is_new = self._fence(event.run_id)
-        if is_own and self.state == State.ONGOING:
+        if is_current_run and self.state == State.ONGOING:
             return self._abort_any(event, now_ms, actions)
         if is_new:
             if self.serial == 0:
                 self._begin(event.batch_id, event.run_id, self.timeout_ms, now_ms)
                 self.state = State.COMPLETE_ABORT
             actions.append(Persist((self._record(now_ms),)))
-        return self._abort_any(event, now_ms, actions) if is_own else self._response()
+        return self._abort_any(event, now_ms, actions) if is_current_run else self._response()
 
     def _abort_any(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointResponse | None:
         if self.state == State.ONGOING:
@@ -267,7 +267,7 @@ class JointTransaction(JointState):
         self.state, self.winners = state, winners
         if state == State.PREPARE_COMMIT:
             self.committed_batch_id = self.batch_id
-        if any(self.children[producer_id].partitions for producer_id in self._active):
+        if any(self.children[producer_id].partitions for producer_id in self._active_ids):
             actions.append(Persist((self._record(now_ms),)))
             self._write_markers(actions)
         else:
@@ -275,7 +275,7 @@ class JointTransaction(JointState):
 
     def _write_markers(self, actions: list[Action]) -> None:
         self._pending = set()
-        for producer_id in self._active:
+        for producer_id in self._active_ids:
             child = self.children[producer_id]
             if child.partitions:
                 self._attempt += 1
@@ -300,31 +300,31 @@ class JointTransaction(JointState):
         self._pending.discard(event.attempt)
         if self._pending:
             return
-        written = self._complete(now_ms)
-        held, self._held = [one.event for one in self._held], []
-        others = []
+        key_values = self._complete(now_ms)
+        held, self._held = [held_event.event for held_event in self._held], []
+        other_events = []
         for waiting in held:
             if type(waiting) is events.EndJoint and self._is_over(waiting):
                 actions.append(Reply(waiting.request, self._response()))
             else:
-                others.append(waiting)
+                other_events.append(waiting)
         # If this record is lost the markers are written once more. Later records are written after
         # it.
-        actions.append(Persist(written, is_lazy=True))
-        for other in others:
-            getattr(self, _HANDLERS[type(other)])(other, now_ms, actions)
+        actions.append(Persist(key_values, is_lazy=True))
+        for event_to_handle in other_events:
+            getattr(self, _HANDLERS[type(event_to_handle)])(event_to_handle, now_ms, actions)
 
     def _complete(self, now_ms: int) -> tuple[KeyValue, ...]:
         self.state = State.COMPLETE_COMMIT if self.state == State.PREPARE_COMMIT else State.COMPLETE_ABORT
-        written = [self._record(now_ms)]
-        for producer_id in self._active:
+        key_values = [self._record(now_ms)]
+        for producer_id in self._active_ids:
             if self._epoch(self.children[producer_id]) >= EPOCH_RETIRED:
                 del self.children[producer_id]
-                written.append((records.CHILD.encode_key(self.transactional_id, producer_id), None))
+                key_values.append((records.CHILD.encode_key(self.transactional_id, producer_id), None))
             else:
-                self._free.append(producer_id)
-        self._active = []
-        return tuple(written)
+                self._idle_ids.append(producer_id)
+        self._active_ids = []
+        return tuple(key_values)
 
     def _is_over(self, event: events.EndJoint) -> bool:
         """Whether this end is already done: a commit of a committed batch, or an abort of an
@@ -387,22 +387,25 @@ class JointTransaction(JointState):
 
     def _on_timer_fired(self, event: TimerFired, now_ms: int, actions: list[Action]) -> None:
         self._armed_ms = None
-        late = [held.event for held in self._held if held.until_ms <= now_ms]
+        expired_events = [held.event for held in self._held if held.until_ms <= now_ms]
         self._held = [held for held in self._held if held.until_ms > now_ms]
-        for waiting in late:
+        for waiting in expired_events:
             response = self._response_without_markers(waiting)
             actions.append(
                 Reply(waiting.request, response.error if type(waiting) is events.AbortByAdministrator else response)
             )
         if self.state == State.ONGOING:
-            if now_ms >= self._seen_ms + self.timeout_ms:
+            if now_ms >= self._last_activity_ms + self.timeout_ms:
                 self._decide(State.PREPARE_ABORT, now_ms, actions)  # J9
         elif (
             self.serial and self.state not in PREPARING and now_ms >= self.last_update_ms + self._settings.expiration_ms
         ):
             tombstones = [
                 (self._key, None),
-                *((records.CHILD.encode_key(self.transactional_id, one), None) for one in self.children),
+                *(
+                    (records.CHILD.encode_key(self.transactional_id, producer_id), None)
+                    for producer_id in self.children
+                ),
             ]
             self.children.clear()
             self._forget()
@@ -414,17 +417,17 @@ class JointTransaction(JointState):
         if self.serial == 0 or self.state in PREPARING:
             return None
         return (
-            self._seen_ms + self.timeout_ms
+            self._last_activity_ms + self.timeout_ms
             if self.state == State.ONGOING
             else self.last_update_ms + self._settings.expiration_ms
         )
 
     def _arm(self, actions: list[Action]) -> None:
         """A timer that fires too early is rearmed."""
-        due = self._due_ms()
-        if due is not None and (self._armed_ms is None or due < self._armed_ms):
-            self._armed_ms = due
-            actions.append(Timer(TIMER, due))
+        due_ms = self._due_ms()
+        if due_ms is not None and (self._armed_ms is None or due_ms < self._armed_ms):
+            self._armed_ms = due_ms
+            actions.append(Timer(TIMER, due_ms))
 
 
 _HANDLERS: dict[type, str] = {

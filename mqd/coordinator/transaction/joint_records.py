@@ -1,5 +1,5 @@
-"""Records of joint transactions in __transaction_state. The key types are this project's own;
-Kafka's tools and older brokers skip them.
+"""Records of joint transactions in __transaction_state. The key types are mqd's own; Kafka's tools
+and older brokers skip them.
 
     key type   record              one for each
     9100       JointTransaction    transactional id: its current or last transaction, and the last
@@ -64,23 +64,23 @@ def encode_child(child: Child) -> bytes:
     topics: dict[str, list[int]] = {}
     for name, index in child.partitions:
         topics.setdefault(name, []).append(index)
-    kind = CHILD.value.cls
+    value_class = CHILD.value.cls
     return CHILD.encode_value(
-        kind(
+        value_class(
             serial=child.serial,
             producer_epoch=child.epoch,
-            topics=[kind.Topic(name=name, partitions=indexes) for name, indexes in topics.items()],
+            topics=[value_class.Topic(name=name, partitions=indexes) for name, indexes in topics.items()],
         )
     )
 
 
 def decode_child(value: bytes) -> Child:
     """Raises ValueError for invalid bytes."""
-    found = CHILD.decode_value(value)
+    record = CHILD.decode_value(value)
     return Child(
-        found.serial,
-        found.producer_epoch,
-        {(topic.name, index): None for topic in found.topics for index in topic.partitions},
+        record.serial,
+        record.producer_epoch,
+        {(topic.name, index): None for topic in record.topics for index in topic.partitions},
     )
 
 
@@ -88,7 +88,7 @@ def name_of(key: bytes) -> str | None:
     """The transactional id of a key of these types; None for other types. Raises ValueError for
     bytes that are not a key.
     """
-    kind = key_type_of(key)
-    if kind == TRANSACTION.key_type:
+    key_type = key_type_of(key)
+    if key_type == TRANSACTION.key_type:
         return TRANSACTION.decode_key(key).transactional_id
-    return CHILD.decode_key(key).transactional_id if kind == CHILD.key_type else None
+    return CHILD.decode_key(key).transactional_id if key_type == CHILD.key_type else None

@@ -23,14 +23,14 @@ class JointState:
     """`serial` 0: the transactional id is unknown."""
 
     __slots__ = (
-        "_active",
+        "_active_ids",
         "_armed_ms",
         "_attempt",
-        "_free",
         "_held",
+        "_idle_ids",
         "_key",
+        "_last_activity_ms",
         "_pending",
-        "_seen_ms",
         "_settings",
         "batch_id",
         "children",
@@ -62,11 +62,11 @@ class JointState:
         self.batch_id = self.committed_batch_id = -1
         self.run_id = ""
         self.timeout_ms = 0
-        self.start_ms = self.last_update_ms = self._seen_ms = -1
+        self.start_ms = self.last_update_ms = self._last_activity_ms = -1
         self.winners: frozenset[int] = frozenset()  # the children that the commit covers
         self.fenced_run_ids: tuple[str, ...] = ()
-        self._active: list[int] = []  # children of the open transaction
-        self._free: list[int] = []  # the others
+        self._active_ids: list[int] = []  # children of the open transaction
+        self._idle_ids: list[int] = []  # the other children
         self._pending: set[int] = set()  # attempts whose markers are not written
 
     def replay(self, key: bytes, value: bytes | None) -> None:
@@ -82,8 +82,8 @@ class JointState:
             self._forget()
         else:
             self._replay_transaction(records.TRANSACTION.decode_value(value))
-        self._active = [producer_id for producer_id, child in self.children.items() if self._is_active(child)]
-        self._free = [producer_id for producer_id, child in self.children.items() if not self._is_active(child)]
+        self._active_ids = [producer_id for producer_id, child in self.children.items() if self._is_active(child)]
+        self._idle_ids = [producer_id for producer_id, child in self.children.items() if not self._is_active(child)]
 
     def _replay_child(self, producer_id: int, value: bytes | None) -> None:
         if value is None:
@@ -94,14 +94,18 @@ class JointState:
             raise ValueError(f"a child of a joint transaction with producer id {producer_id} and epoch {child.epoch}")
         self.children[producer_id] = child
 
-    def _replay_transaction(self, found) -> None:  # noqa: ANN001  (records.TRANSACTION.value.cls)
-        state = State(found.state)
-        if state in (State.EMPTY, State.DEAD) or found.serial < 1:
-            raise ValueError(f"a joint transaction's record in state {state!r} with serial {found.serial}")
-        self.state, self.serial, self.batch_id, self.run_id = state, found.serial, found.batch_id, found.run_id
-        self.committed_batch_id, self.timeout_ms = found.committed_batch_id, found.timeout_ms
-        self.start_ms, self.last_update_ms, self._seen_ms = found.start_ms, found.last_update_ms, found.last_update_ms
-        self.winners, self.fenced_run_ids = frozenset(found.winners), tuple(found.fenced_run_ids)
+    def _replay_transaction(self, record) -> None:  # noqa: ANN001  (records.TRANSACTION.value.cls)
+        state = State(record.state)
+        if state in (State.EMPTY, State.DEAD) or record.serial < 1:
+            raise ValueError(f"a joint transaction's record in state {state!r} with serial {record.serial}")
+        self.state, self.serial, self.batch_id, self.run_id = state, record.serial, record.batch_id, record.run_id
+        self.committed_batch_id, self.timeout_ms = record.committed_batch_id, record.timeout_ms
+        self.start_ms, self.last_update_ms, self._last_activity_ms = (
+            record.start_ms,
+            record.last_update_ms,
+            record.last_update_ms,
+        )
+        self.winners, self.fenced_run_ids = frozenset(record.winners), tuple(record.fenced_run_ids)
 
     def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
         raise ValueError("a coordinator's own records are never transactional; this one has another writer")
@@ -135,12 +139,14 @@ class JointState:
         self.timeout_ms, self.start_ms = timeout_ms, now_ms
 
     def description(self) -> Description | None:
-        """Describes all children together, under the producer id of one of them."""
+        """Describes all children together, under the producer id of the first active child."""
         if self.serial == 0:
             return None
-        producer_id = self._active[0] if self._active else -1
+        producer_id = self._active_ids[0] if self._active_ids else -1
         epoch = self._epoch(self.children[producer_id]) if producer_id >= 0 else -1
-        partitions = dict.fromkeys(partition for one in self._active for partition in self.children[one].partitions)
+        partitions = dict.fromkeys(
+            partition for child_id in self._active_ids for partition in self.children[child_id].partitions
+        )
         start_ms = self.start_ms if self.state in IN_PROGRESS else -1
         return Description(
             self.transactional_id,
@@ -154,8 +160,12 @@ class JointState:
 
     def open_producers(self) -> dict[int, int]:
         """Producer id -> epoch of the children that have written in the open transaction."""
-        bumped = self.state in PREPARING
-        return {one: self.children[one].epoch + bumped for one in self._active if self.children[one].partitions}
+        is_bumped = self.state in PREPARING
+        return {
+            producer_id: self.children[producer_id].epoch + is_bumped
+            for producer_id in self._active_ids
+            if self.children[producer_id].partitions
+        }
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -184,8 +194,8 @@ class JointState:
         """The state that a replay of the log must reproduce (J8)."""
         children = tuple(
             sorted(
-                (one, self._epoch(child), tuple(sorted(child.partitions)) if self._is_active(child) else ())
-                for one, child in self.children.items()
+                (producer_id, self._epoch(child), tuple(sorted(child.partitions)) if self._is_active(child) else ())
+                for producer_id, child in self.children.items()
             )
         )
         return (
@@ -204,11 +214,11 @@ class JointState:
 
     def check(self) -> None:
         """Raises AssertionError."""
-        assert sorted((*self._active, *self._free)) == sorted(self.children), (
-            "J3: a child is neither active nor free, or both"
+        assert sorted((*self._active_ids, *self._idle_ids)) == sorted(self.children), (
+            "J3: a child is neither active nor idle, or both"
         )
-        assert all(self._is_active(self.children[one]) for one in self._active) and not any(
-            self._is_active(self.children[one]) for one in self._free
+        assert all(self._is_active(self.children[producer_id]) for producer_id in self._active_ids) and not any(
+            self._is_active(self.children[producer_id]) for producer_id in self._idle_ids
         ), "J2"
         assert self.state not in (State.ONGOING, State.PREPARE_ABORT) or self.batch_id > self.committed_batch_id, (
             "J1: a committed batch is in progress"

@@ -63,16 +63,16 @@ class OffsetCommits:
     """
 
     def __init__(self) -> None:
-        self._next = 0
+        self._last_ticket = 0
         self._in_flight: dict[int, set[int]] = {}  # producer id -> tickets
         # producer id -> (tickets waited for, callback)
         self._waiting: dict[int, list[tuple[set[int], Callable[[], None]]]] = {}
 
     def enter(self, producer_id: int) -> int:
         """Returns a ticket for leave()."""
-        self._next += 1
-        self._in_flight.setdefault(producer_id, set()).add(self._next)
-        return self._next
+        self._last_ticket += 1
+        self._in_flight.setdefault(producer_id, set()).add(self._last_ticket)
+        return self._last_ticket
 
     def leave(self, producer_id: int, ticket: int) -> None:
         tickets = self._in_flight[producer_id]
@@ -87,7 +87,7 @@ class OffsetCommits:
             waited_for.discard(ticket)
             if not waited_for:
                 ready.append(callback)
-        remaining = [one for one in waiting if one[0]]
+        remaining = [(waited_for, callback) for waited_for, callback in waiting if waited_for]
         if remaining:
             self._waiting[producer_id] = remaining
         for callback in ready:
@@ -170,13 +170,13 @@ class Markers:
             self._log_failure(job, partition, failure)
             self._retry(job, partition, failure)
             return
-        future.add_done_callback(lambda done: self._on_written(job, partition, done))
+        future.add_done_callback(lambda append: self._on_written(job, partition, append))
 
-    def _on_written(self, job: _Job, partition: Partition, done: "asyncio.Future[object]") -> None:
-        if done.cancelled():
+    def _on_written(self, job: _Job, partition: Partition, append: "asyncio.Future[object]") -> None:
+        if append.cancelled():
             self._drop(job)
             return
-        failure = done.exception()
+        failure = append.exception()
         if failure is not None and not self._is_closed(job, partition, failure):
             self._retry(job, partition, failure)
             return
@@ -212,19 +212,21 @@ class Markers:
         return False
 
     def _drop_if_gone(self, job: _Job) -> bool:
-        """Whether the core that requested the markers is gone; if so, the job is no longer counted."""
+        """Drops the job if the core that requested the markers is gone; returns whether it is."""
         if self._core(job.name) is job.core:
             return False
         self._drop(job)
         return True
 
     def _drop(self, job: _Job) -> None:
-        """The job is no longer counted, and its end is never reported (M1)."""
+        """Stops counting the job; its end is never reported (M1)."""
         self.job_count -= job.remaining_count > 0
         job.remaining_count = -1
 
     def _log_failure(self, job: _Job, partition: Partition, failure: BaseException) -> None:
-        """Logs a failure that only a bug can cause. The write is still retried: the transaction must be ended."""
+        """Logs a failure that only a bug can cause. The write is still retried, because the
+        transaction must be ended.
+        """
         log.error(
             "a transaction's marker failed; retrying",
             transactional_id=job.name,

@@ -88,21 +88,23 @@ def decode_key(key: bytes) -> str | None:
 
 
 def encode_partitions(partitions: tuple[Partition, ...]) -> bytes:
-    """The array in a value. The core keeps the result: it writes the same partitions twice."""
+    """The partition array of a value. The core keeps the result, because it writes the same
+    partitions twice.
+    """
     by_topic: dict[str, list[int]] = {}
     for topic, index in partitions:
         by_topic.setdefault(topic, []).append(index)
-    out = bytearray(uvarint(len(by_topic) + 1))
+    encoded = bytearray(uvarint(len(by_topic) + 1))
     for topic, indexes in by_topic.items():
         name = topic.encode()
-        out += (
+        encoded += (
             uvarint(len(name) + 1)
             + name
             + uvarint(len(indexes) + 1)
             + struct.pack(f">{len(indexes)}i", *indexes)
             + b"\x00"
         )
-    return bytes(out)
+    return bytes(encoded)
 
 
 def encode_value(value: Value, partitions: bytes | None = None) -> bytes:
@@ -135,9 +137,9 @@ class _Reader:
         self._data, self._position = data, 0
 
     def _take(self, layout: struct.Struct) -> tuple:
-        found = layout.unpack_from(self._data, self._position)
+        fields = layout.unpack_from(self._data, self._position)
         self._position += layout.size
-        return found
+        return fields
 
     def _varint(self) -> int:
         number = shift = 0
@@ -155,9 +157,9 @@ class _Reader:
         end = self._position + count
         if count < 0 or end > len(self._data):
             raise ValueError(f"{count} bytes where {len(self._data) - self._position} remain")
-        found = self._data[self._position : end]
+        data = self._data[self._position : end]
         self._position = end
-        return found
+        return data
 
     def _count(self, flexible: bool) -> int:
         """Length of an array: -1 for null; never more than the remaining bytes."""
@@ -167,28 +169,28 @@ class _Reader:
         return count
 
     def value(self) -> Value:
-        version, producer_id, epoch, timeout_ms, number = self._take(_HEAD)
+        version, producer_id, epoch, timeout_ms, status = self._take(_HEAD)
         if version not in (0, 1):
             raise ValueError(f"version {version} of a transaction's record; 0 and 1 are known")
-        if number not in _WRITTEN or producer_id < 0:
-            raise ValueError(f"a transaction's record with status {number} and producer id {producer_id}")
+        if status not in _WRITTEN or producer_id < 0:
+            raise ValueError(f"a transaction's record with status {status} and producer id {producer_id}")
         flexible = version == 1
         partitions = self._partitions(flexible)
         last_update_ms, start_ms = self._take(_TIMES)
-        value = Value(producer_id, epoch, timeout_ms, State(number), partitions, last_update_ms, start_ms)
+        value = Value(producer_id, epoch, timeout_ms, State(status), partitions, last_update_ms, start_ms)
         if flexible:
             self._tags(value)
         return value
 
     def _partitions(self, flexible: bool) -> tuple[Partition, ...]:
-        found: list[Partition] = []
+        partitions: list[Partition] = []
         for _ in range(self._count(flexible)):
             size = self._varint() - 1 if flexible else self._take(_INT16)[0]
             topic = self._bytes(size).decode()
-            found.extend((topic, self._take(_INT32)[0]) for _ in range(self._count(flexible)))
+            partitions.extend((topic, self._take(_INT32)[0]) for _ in range(self._count(flexible)))
             if flexible:
                 self._tags(None)
-        return tuple(found)
+        return tuple(partitions)
 
     def _tags(self, value: Value | None) -> None:
         for _ in range(self._varint()):

@@ -85,24 +85,24 @@ class TransactionState:
         if value is None:
             self._forget()
             return
-        found = decode_value(value)
-        if not 0 <= found.producer_epoch <= EPOCH_MAX - (found.state == State.ONGOING):  # T3
+        record = decode_value(value)
+        if not 0 <= record.producer_epoch <= EPOCH_MAX - (record.state == State.ONGOING):  # T3
             raise ValueError(
-                f"a transaction's record has epoch {found.producer_epoch}, invalid in state {STATE_NAMES[found.state]}"
+                f"a transaction's record has epoch {record.producer_epoch}, invalid in state {STATE_NAMES[record.state]}"
             )
-        self.state = found.state
+        self.state = record.state
         self.producer_id, self.previous_producer_id, self.next_producer_id = (
-            found.producer_id,
-            found.previous_producer_id,
-            found.next_producer_id,
+            record.producer_id,
+            record.previous_producer_id,
+            record.next_producer_id,
         )
         self.producer_epoch, self.timeout_ms, self.client_version = (
-            found.producer_epoch,
-            found.timeout_ms,
-            found.client_version,
+            record.producer_epoch,
+            record.timeout_ms,
+            record.client_version,
         )
-        self.start_ms, self.last_update_ms = found.start_ms, found.last_update_ms
-        self._set_partitions(dict.fromkeys(found.partitions))
+        self.start_ms, self.last_update_ms = record.start_ms, record.last_update_ms
+        self._set_partitions(dict.fromkeys(record.partitions))
         self.last_producer_epoch = self._derived_last_epoch()
 
     def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
@@ -179,8 +179,8 @@ class TransactionState:
 
     def check(self) -> None:
         """Raises AssertionError."""
-        in_transaction = self.state == State.ONGOING or self.state in PREPARING
-        assert bool(self.partitions) == in_transaction, f"T1: {self.state!r} with partitions {list(self.partitions)}"
+        is_in_transaction = self.state == State.ONGOING or self.state in PREPARING
+        assert bool(self.partitions) == is_in_transaction, f"T1: {self.state!r} with partitions {list(self.partitions)}"
         assert self.producer_id >= 0 or (self.state == State.EMPTY and self.producer_epoch == -1), (
             "T2: a state without a producer id"
         )

@@ -173,7 +173,7 @@ def test_a_writer_of_an_earlier_leader_stops() -> None:
 
 def test_records_without_a_letter_are_archived() -> None:
     writer = Writer(dead(5, 6))
-    writer.done(unwanted=True)
+    writer.done(is_unwanted=True)
     assert writer.archive() == ((5, 6),) and writer.core.letter_count == 0
 
 

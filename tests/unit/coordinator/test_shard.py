@@ -179,14 +179,18 @@ def test_a_refused_marker_uses_no_offset() -> None:
     world.shard.end_transaction(5, 0, 3, False, 0, reported.append)
     world.do("a", Persist(record("a1")))
     unit = world.shard.next_unit()
-    assert unit is not None and world.shard.refuse(unit.batches[0], 47) and not world.shard.refuse(unit.batches[1], 47)
+    assert (
+        unit is not None
+        and world.shard.on_refused(unit.batches[0], 47)
+        and not world.shard.on_refused(unit.batches[1], 47)
+    )
     world.shard.finish_write()
     assert reported == [47] and world.shard.end_offset == 101
     world.do("a", Persist(record("t1"), 6, 0))
     world.write()
     world.shard.end_transaction(6, 0, 3, False, 0, reported.append)
     unit = world.shard.next_unit()
-    assert unit is not None and not world.shard.refuse(unit.batches[0], 52), (
+    assert unit is not None and not world.shard.on_refused(unit.batches[0], 52), (
         "its cores have ended something that is open in the log"
     )
     world.shard.fail(15)
@@ -196,9 +200,9 @@ def test_a_refused_marker_uses_no_offset() -> None:
 def test_lazy_records_wait_for_others_and_delay_none() -> None:
     world = World()
     world.do("a", Persist(record("a1"), is_lazy=True), Reply(1, "at once"))
-    assert world.sent == [(1, "at once")] and world.shard.is_lazy and world.shard.next_unit() is None
+    assert world.sent == [(1, "at once")] and world.shard.has_only_lazy and world.shard.next_unit() is None
     world.do("b", Persist(record("b1")), Reply(2, "later"))
-    assert not world.shard.is_lazy and world.write() == [[(b"a1", b"v"), (b"b1", b"v")]]
+    assert not world.shard.has_only_lazy and world.write() == [[(b"a1", b"v"), (b"b1", b"v")]]
     assert world.sent[1:] == [(2, "later")]
     world.do("a", Persist(record("a2"), is_lazy=True))
     late = world.shard.next_unit(is_lazy_due=True)
@@ -218,9 +222,9 @@ def test_lazy_records_do_not_delay_another_unit() -> None:
         Persist(record("t1"), 5, 0, is_lazy=True),
         Persist(record("a2"), is_lazy=True),
     )
-    assert not world.shard.is_lazy
+    assert not world.shard.has_only_lazy
     assert world.write() == [[(b"a1", b"v")], [(b"t1", b"v")]]
-    assert world.shard.is_lazy and world.shard.next_unit() is None
+    assert world.shard.has_only_lazy and world.shard.next_unit() is None
 
 
 def test_loaded_transactions_end_too() -> None:

@@ -77,4 +77,4 @@ def test_ever_shorter_deadlines_leave_nothing_behind() -> None:
     for number in range(10_000):  # groups that are created and deleted
         found.set((f"g{number}", "join"), WEEKS_MS)
         found.set((f"g{number}", "join"), None)
-    assert len(found._heap) < 100 and len(found._entry) < 100
+    assert len(found._heap) < 100 and len(found._entry_ms) < 100
