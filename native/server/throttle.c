@@ -23,7 +23,7 @@
  *
  * Muted connections are in a timer wheel of 256 ticks of 4 ms. A longer wait is checked again about
  * once a second, so that a raised quota releases the connection. Without quotas the cost is one
- * relaxed load per turn and the test of a byte at each charge.
+ * relaxed load per turn and one test of a byte per charge.
  */
 #include <string.h>
 #include <time.h>

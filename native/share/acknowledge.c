@@ -20,7 +20,7 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
                    uint8_t type, int64_t now_ms)
 {
     uint64_t cell = page->cells[offset & PAGE_MASK];
-    uint32_t count = cell_count(cell), state = archived_state(share), row = 0;
+    uint32_t count = cell_deliveries(cell), state = archived_state(share), row = 0;
     if (type == MQD_SHARE_GAP) {
         state = MQD_SHARE_ARCHIVED; /* the offset is not in the log, or its dead letter is written */
     } else if (type == MQD_SHARE_ACCEPT) {
@@ -86,7 +86,7 @@ static int check_held(const struct mqd_share *share, uint64_t member, const stru
         return MQD_SHARE_INVALID_RECORD_STATE;
     if (range->last >= share->end)
         return MQD_SHARE_INVALID_REQUEST;
-    uint64_t checked_cell = CELL_STATE; /* no cell has this value */
+    uint64_t checked_cell = CELL_STATE_MASK; /* no cell has this value */
     for (int64_t offset = first; offset <= range->last; offset++) {
         uint64_t cell = cell_of(share, offset);
         if (cell == checked_cell)
@@ -121,7 +121,7 @@ static void renew(struct mqd_share *share, struct mqd_share_page *page, int64_t 
     row_of(share, *row)->held++;
     row_of(share, *row)->last = offset;
     mqd_share_cells_set(share, page, offset, 1,
-                        cell_make(MQD_SHARE_ACQUIRED, cell_count(cell), cell & CELL_CHANGED, *row));
+                        cell_make(MQD_SHARE_ACQUIRED, cell_deliveries(cell), cell & CELL_CHANGED, *row));
     mqd_share_row_release(share, old, 1);
 }
 
@@ -190,7 +190,7 @@ static void make_available(struct mqd_share *share, struct mqd_share_page *page,
 {
     uint64_t cell = page->cells[offset & PAGE_MASK];
     mqd_share_cells_set(share, page, offset, record_count,
-                        cell_make(MQD_SHARE_AVAILABLE, cell_count(cell), cell & CELL_CHANGED, 0));
+                        cell_make(MQD_SHARE_AVAILABLE, cell_deliveries(cell), cell & CELL_CHANGED, 0));
     if (offset < share->available_from)
         share->available_from = offset;
     mqd_share_row_release(share, cell_row(cell), record_count);

@@ -95,7 +95,7 @@ static bool archive(struct mqd_share *share, int64_t first, int64_t last)
             stop - share->start <= MQD_SHARE_SPAN_MAX) {
             mqd_share_extend(share, stop);
             mqd_share_page_archive(share, page, offset,
-                                   cell_make(MQD_SHARE_ARCHIVED, cell_count(page->uniform), CELL_CHANGED, 0));
+                                   cell_make(MQD_SHARE_ARCHIVED, cell_deliveries(page->uniform), CELL_CHANGED, 0));
             offset = stop;
             continue;
         }
@@ -105,7 +105,7 @@ static bool archive(struct mqd_share *share, int64_t first, int64_t last)
         uint64_t cell = page->cells[offset & PAGE_MASK];
         if (cell_state(cell) == MQD_SHARE_AVAILABLE) {
             mqd_share_cells_set(share, page, offset, 1,
-                                cell_make(MQD_SHARE_ARCHIVED, cell_count(cell), CELL_CHANGED, 0));
+                                cell_make(MQD_SHARE_ARCHIVED, cell_deliveries(cell), CELL_CHANGED, 0));
             mqd_share_note_changed(share, offset, offset);
         }
         offset++;
@@ -125,37 +125,40 @@ static bool skip(struct mqd_share *share, int64_t first, int64_t last)
 /* ---- acquiring ---- */
 
 /* Returns the maximum number of records in an acquisition that includes a record that was delivered
- * `count` times before; that record is included in the number. */
-static uint32_t acquisition_records_max(const struct mqd_share *share, uint32_t count, uint32_t records_max)
+ * `deliveries` times before; that record is included in the number. */
+static uint32_t acquisition_records_max(const struct mqd_share *share, uint32_t deliveries, uint32_t records_max)
 {
-    uint32_t limit = (uint32_t)share->settings.delivery_limit, half = (limit + 1) / 2;
-    if (half < 2)
-        half = 2;
-    if (count > 0 && count + 1 >= limit)
+    uint32_t limit = (uint32_t)share->settings.delivery_limit, threshold = (limit + 1) / 2;
+    if (threshold < 2)
+        threshold = 2;
+    if (deliveries > 0 && deliveries + 1 >= limit)
         return PLANTED_BUG(share, NOT_ALONE) ? UINT32_MAX : 1;
-    if (count < half)
+    if (deliveries < threshold)
         return UINT32_MAX;
-    uint32_t shift = count - half + 1;
+    uint32_t shift = deliveries - threshold + 1;
     uint32_t limited_max = shift < 32 ? records_max >> shift : 0;
     return limited_max ? limited_max : 1;
 }
 
-static bool out_append(struct progress *progress, int64_t first, uint32_t records, uint32_t count)
+/* Adds offsets that have been delivered `deliveries` times, including this delivery. False: `out` is
+ * full. */
+static bool append_run(struct progress *progress, int64_t first, uint32_t record_count, uint32_t deliveries)
 {
     struct mqd_share_run *run = progress->out_count ? &progress->out[progress->out_count - 1] : NULL;
-    if (run && run->last + 1 == first && (uint32_t)run->count == count) {
-        run->last += records;
+    if (run && run->last + 1 == first && (uint32_t)run->count == deliveries) {
+        run->last += record_count;
         return true;
     }
     if (progress->out_count == progress->out_max)
         return false;
     progress->out[progress->out_count++] =
-        (struct mqd_share_run){first, first + records - 1, MQD_SHARE_ACQUIRED, (int16_t)count};
+        (struct mqd_share_run){first, first + record_count - 1, MQD_SHARE_ACQUIRED, (int16_t)deliveries};
     return true;
 }
 
-/* Acquires offsets of a page whose cells are equal. false: no memory, or no room in `out` */
-static bool acquire_equal_cells(struct progress *progress, struct mqd_share_page *page, int64_t first, uint32_t records)
+/* Acquires offsets of a page whose cells are equal. False: no memory, or no room in `out`. */
+static bool acquire_equal_cells(struct progress *progress, struct mqd_share_page *page, int64_t first,
+                                uint32_t record_count)
 {
     struct mqd_share *share = progress->share;
     uint64_t cell = page->cells[first & PAGE_MASK];
@@ -168,23 +171,23 @@ static bool acquire_equal_cells(struct progress *progress, struct mqd_share_page
             return false;
         }
     }
-    row_of(share, progress->row)->held += records;
-    if (!out_append(progress, first, records, cell_count(cell) + 1)) {
-        mqd_share_row_release(share, progress->row, records);
+    row_of(share, progress->row)->held += record_count;
+    if (!append_run(progress, first, record_count, cell_deliveries(cell) + 1)) {
+        mqd_share_row_release(share, progress->row, record_count);
         return false;
     }
-    row_of(share, progress->row)->last = first + records - 1;
-    mqd_share_cells_set(share, page, first, records,
-                        cell_make(MQD_SHARE_ACQUIRED, cell_count(cell) + 1, cell & CELL_CHANGED, progress->row));
-    progress->acquired += records;
+    row_of(share, progress->row)->last = first + record_count - 1;
+    mqd_share_cells_set(share, page, first, record_count,
+                        cell_make(MQD_SHARE_ACQUIRED, cell_deliveries(cell) + 1, cell & CELL_CHANGED, progress->row));
+    progress->acquired += record_count;
     return true;
 }
 
-/* Acquires an Available offset below the end. false: nothing more can be acquired */
+/* Acquires an Available offset below the end. False: nothing more can be acquired. */
 static bool acquire_offset(struct progress *progress, struct mqd_share_page *page, int64_t offset)
 {
     struct mqd_share *share = progress->share;
-    uint32_t count = cell_count(page->cells[offset & PAGE_MASK]);
+    uint32_t count = cell_deliveries(page->cells[offset & PAGE_MASK]);
     if (count >= (uint32_t)share->settings.delivery_limit) { /* S3: the limit was reduced */
         mqd_share_cells_set(share, page, offset, 1, cell_make(archived_state(share), count, CELL_CHANGED, 0));
         mqd_share_note_changed(share, offset, offset);
@@ -211,6 +214,7 @@ static uint32_t new_offsets_max(const struct progress *progress, int64_t last)
     return (uint32_t)count;
 }
 
+/* Acquires the Available offsets of a range. False: nothing more can be acquired. */
 static bool acquire_range(struct progress *progress, int64_t first, int64_t last)
 {
     struct mqd_share *share = progress->share;
@@ -231,11 +235,11 @@ static bool acquire_range(struct progress *progress, int64_t first, int64_t last
             return false;
         }
         if (offset >= share->end) {
-            uint32_t records = new_offsets_max(progress, last < page_end(offset) ? last : page_end(offset) - 1);
-            mqd_share_extend(share, offset + records);
-            if (!acquire_equal_cells(progress, page, offset, records))
+            uint32_t record_count = new_offsets_max(progress, last < page_end(offset) ? last : page_end(offset) - 1);
+            mqd_share_extend(share, offset + record_count);
+            if (!acquire_equal_cells(progress, page, offset, record_count))
                 return false;
-            offset += records;
+            offset += record_count;
             continue;
         }
         if (cell_state(page->cells[offset & PAGE_MASK]) == MQD_SHARE_AVAILABLE &&
@@ -314,7 +318,7 @@ uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acqui
                                 .acquired_max = acquisition->strict ? acquisition->records_max : UINT32_MAX,
                                 .row = ROW_NONE};
     share->pool_exhausted = 0;
-    MQD_ASSERT(share->settings.delivery_limit > 0 && share->settings.delivery_limit <= CELL_COUNT_MAX,
+    MQD_ASSERT(share->settings.delivery_limit > 0 && share->settings.delivery_limit <= CELL_DELIVERIES_MAX,
                "S3: a limit of %d deliveries", share->settings.delivery_limit);
     MQD_ASSERT(from <= share->end, "S4: read from %lld, beyond the end %lld", (long long)from, (long long)share->end);
     int64_t position = from > share->start ? from : share->start;

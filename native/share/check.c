@@ -32,7 +32,7 @@ static void check_cells(const struct mqd_share *share)
         const struct mqd_share_row *row = row_of(share, cell_row(cell));
         MQD_ASSERT(row->first <= offset && offset <= row->last, "S5: %lld belongs to a row of %lld to %lld",
                    (long long)offset, (long long)row->first, (long long)row->last);
-        uint32_t count = cell_count(cell);
+        uint32_t count = cell_deliveries(cell);
         uint32_t queue = state == MQD_SHARE_ACQUIRED ? LOCKS : queue_of(share, count);
         MQD_ASSERT(row->queue == queue, "S9: %lld, delivered %u times, waits in queue %u", (long long)offset, count,
                    row->queue);

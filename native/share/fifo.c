@@ -18,9 +18,9 @@
 #define SLOT_BITS 9    /* a block has 2^SLOT_BITS slots */
 #define BUCKET_BITS 11 /* or 2^BUCKET_BITS buckets */
 #ifdef MQD_PLANTED
-#define FIRST_BITS 1 /* for tests: short histories also split buckets */
+#define INITIAL_BITS 1 /* for tests: short histories also split buckets */
 #else
-#define FIRST_BITS BUCKET_BITS
+#define INITIAL_BITS BUCKET_BITS
 #endif
 #define BUCKET_BLOCK_COUNT 512
 #define POINTER_BITS 10
@@ -188,7 +188,7 @@ static void buckets_shrink(struct mqd_share *share)
         mqd_share_pool_return(share->pool, fifo->buckets[block]);
         fifo->buckets[block] = NULL;
     }
-    fifo->bits = FIRST_BITS;
+    fifo->bits = INITIAL_BITS;
     fifo->split = 0;
 }
 
@@ -218,7 +218,7 @@ static void make_available(struct mqd_share *share, int64_t offset)
 {
     uint64_t cell = cell_of(share, offset);
     mqd_share_cells_set(share, page_of(share, offset), offset, 1,
-                        cell_make(MQD_SHARE_AVAILABLE, cell_count(cell), cell & CELL_CHANGED, 0));
+                        cell_make(MQD_SHARE_AVAILABLE, cell_deliveries(cell), cell & CELL_CHANGED, 0));
     if (offset < share->available_from)
         share->available_from = offset;
 }
@@ -242,7 +242,7 @@ bool mqd_share_fifo_apply_settings(struct mqd_share *share)
         return false;
     share->fifo->id = share->settings.fifo;
     share->fifo->keys_from = share->start;
-    share->fifo->bits = FIRST_BITS;
+    share->fifo->bits = INITIAL_BITS;
     return true;
 }
 
@@ -266,7 +266,7 @@ static void append_to_key(struct mqd_share *share, struct slot *first, struct sl
         first->tail = place_of(offset);
     if (cell_state(cell) == MQD_SHARE_AVAILABLE)
         mqd_share_cells_set(share, page_of(share, offset), offset, 1,
-                            cell_make(MQD_SHARE_WAITING, cell_count(cell), cell & CELL_CHANGED, 0));
+                            cell_make(MQD_SHARE_WAITING, cell_deliveries(cell), cell & CELL_CHANGED, 0));
 }
 
 bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash)
@@ -357,7 +357,7 @@ void mqd_share_fifo_on_change(struct mqd_share *share, int64_t first, uint32_t c
             unlink_record(share, slot, place_of(offset));
         else if (slot && slot->tail == NOT_FIRST)
             mqd_share_cells_set(share, page_of(share, offset), offset, 1,
-                                cell_make(MQD_SHARE_WAITING, cell_count(cell), cell & CELL_CHANGED, 0));
+                                cell_make(MQD_SHARE_WAITING, cell_deliveries(cell), cell & CELL_CHANGED, 0));
     }
 }
 

@@ -17,10 +17,10 @@
 #define ROW_HOLE_MAX 256
 #define LOCKS 0 /* the queue of acquisitions */
 
-#define CELL_STATE 7ull
+#define CELL_STATE_MASK 7ull
 #define CELL_CHANGED 8ull
-#define CELL_COUNT_SHIFT 4
-#define CELL_COUNT_MAX 0x7fff /* an int16 on the wire */
+#define CELL_DELIVERIES_SHIFT 4
+#define CELL_DELIVERIES_MAX 0x7fff /* an int16 on the wire */
 
 struct mqd_share_page {
     uint64_t *cells;  /* NULL: all are `uniform` */
@@ -41,17 +41,17 @@ struct mqd_share_row {
 _Static_assert(sizeof(struct mqd_share_row) * ROWS_PER_BLOCK == MQD_SHARE_BLOCK_BYTES, "rows fill a block");
 _Static_assert(sizeof(struct mqd_share_page) * DIRECTORY_PAGES <= MQD_SHARE_BLOCK_BYTES, "pages fit into a block");
 
-static inline uint64_t cell_make(uint32_t state, uint32_t count, uint64_t changed, uint32_t row)
+static inline uint64_t cell_make(uint32_t state, uint32_t deliveries, uint64_t changed, uint32_t row)
 {
-    return state | changed | (uint64_t)count << CELL_COUNT_SHIFT | (uint64_t)row << 32;
+    return state | changed | (uint64_t)deliveries << CELL_DELIVERIES_SHIFT | (uint64_t)row << 32;
 }
 static inline uint32_t cell_state(uint64_t cell)
 {
-    return (uint32_t)(cell & CELL_STATE);
+    return (uint32_t)(cell & CELL_STATE_MASK);
 }
-static inline uint32_t cell_count(uint64_t cell)
+static inline uint32_t cell_deliveries(uint64_t cell)
 {
-    return (uint32_t)(cell >> CELL_COUNT_SHIFT) & 0xffff;
+    return (uint32_t)(cell >> CELL_DELIVERIES_SHIFT) & 0xffff;
 }
 static inline uint32_t cell_row(uint64_t cell)
 {
@@ -59,7 +59,7 @@ static inline uint32_t cell_row(uint64_t cell)
 }
 static inline bool cell_finished(uint64_t cell)
 {
-    return (cell & CELL_STATE) == MQD_SHARE_ACKNOWLEDGED || (cell & CELL_STATE) == MQD_SHARE_ARCHIVED;
+    return (cell & CELL_STATE_MASK) == MQD_SHARE_ACKNOWLEDGED || (cell & CELL_STATE_MASK) == MQD_SHARE_ARCHIVED;
 }
 /* The next state of a record that is archived without having been accepted: Archived, or, if a dead
  * letter must be written first, Archiving (L1). */
@@ -78,12 +78,12 @@ static inline uint64_t persisted_cell(uint64_t cell)
 {
     switch (cell_state(cell)) {
     case MQD_SHARE_ACQUIRED:
-        return cell_make(MQD_SHARE_AVAILABLE, cell_count(cell) - 1, 0, 0);
+        return cell_make(MQD_SHARE_AVAILABLE, cell_deliveries(cell) - 1, 0, 0);
     case MQD_SHARE_DELAYED:
     case MQD_SHARE_WAITING:
-        return cell_make(MQD_SHARE_AVAILABLE, cell_count(cell), 0, 0);
+        return cell_make(MQD_SHARE_AVAILABLE, cell_deliveries(cell), 0, 0);
     default:
-        return cell & (CELL_STATE | 0xffffull << CELL_COUNT_SHIFT);
+        return cell & (CELL_STATE_MASK | 0xffffull << CELL_DELIVERIES_SHIFT);
     }
 }
 

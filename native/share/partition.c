@@ -62,7 +62,7 @@ void mqd_share_partition_init(struct mqd_share_partition *partition, struct mqd_
                                               .phase = MQD_SHARE_LOADING,
                                               .leader_epoch = leader_epoch,
                                               .backoff_ms = BACKOFF_MS,
-                                              .dirty_ms = -1,
+                                              .dirty_since_ms = -1,
                                               .respond = respond,
                                               .context = context};
     mqd_list_init(&partition->waiting);
@@ -84,7 +84,7 @@ void mqd_share_partition_fail(struct mqd_share_partition *partition, int16_t err
     partition->error = error;
     partition->failed_ms = now_ms;
     partition->in_flight = partition->write_pending = partition->verify_pending = partition->report_pending = 0;
-    partition->dirty_ms = -1;
+    partition->dirty_since_ms = -1;
     mqd_buffer_free(&partition->body);
     respond_all(partition, &partition->covered, error);
     respond_all(partition, &partition->waiting, error);
@@ -135,7 +135,7 @@ static bool prepare_write(struct mqd_share_partition *partition)
     struct mqd_share_run runs[RUNS_PER_WRITE];
     struct mqd_share_difference difference;
     mqd_share_take_difference(&partition->state, runs, RUNS_PER_WRITE, &difference);
-    partition->dirty_ms = -1;
+    partition->dirty_since_ms = -1;
     if (difference.is_empty) {
         respond_all(partition, &partition->waiting, 0);
         return false;
@@ -165,9 +165,9 @@ static bool write_is_due(struct mqd_share_partition *partition, int64_t now_ms)
         return true;
     if (!is_dirty(partition))
         return false;
-    if (partition->dirty_ms < 0)
-        partition->dirty_ms = now_ms;
-    return now_ms - partition->dirty_ms >= MQD_SHARE_LAZY_MS;
+    if (partition->dirty_since_ms < 0)
+        partition->dirty_since_ms = now_ms;
+    return now_ms - partition->dirty_since_ms >= MQD_SHARE_LAZY_MS;
 }
 
 /* Encodes a READ into `body`. The coordinator uses the epochs and the log's end to tell which
@@ -347,7 +347,7 @@ int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition
                                   partition->verify_pending || !mqd_list_empty(&partition->waiting)))
         request_ms = partition->due_ms;
     else if (!partition->in_flight && is_dirty(partition))
-        request_ms = partition->dirty_ms < 0 ? partition->due_ms : partition->dirty_ms + MQD_SHARE_LAZY_MS;
+        request_ms = partition->dirty_since_ms < 0 ? partition->due_ms : partition->dirty_since_ms + MQD_SHARE_LAZY_MS;
     return request_ms < expires_ms ? request_ms : expires_ms;
 }
 

@@ -71,11 +71,12 @@ struct mqd_share_partition {
     int16_t error;
     int32_t leader_epoch, state_epoch;
     int32_t backoff_ms;
-    int64_t due_ms;   /* no request before this time */
-    int64_t dirty_ms; /* when changes without a waiter were first seen; -1 = there are none */
+    int64_t due_ms;         /* no request before this time */
+    int64_t dirty_since_ms; /* when a change without a waiter was first noticed; -1 = there is none */
     int64_t failed_ms;
     struct mqd_buffer body;
-    /* struct mqd_share_waiter; waiting: not in a WRITE yet; covered: in the WRITE in `body` */
+    /* lists of struct mqd_share_waiter. waiting: the changes are not in a WRITE yet; covered: they
+     * are in the WRITE in `body` */
     struct mqd_node waiting, covered;
     /* sends the response; takes ownership of the waiter, which has been removed from its list */
     void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error);

@@ -6,14 +6,14 @@ static bool append(struct mqd_share_run *out, uint32_t *count, uint32_t max, int
 {
     struct mqd_share_run *run = *count ? &out[*count - 1] : NULL;
     if (run && run->last + 1 == offset && (uint32_t)run->state == cell_state(persisted) &&
-        (uint32_t)run->count == cell_count(persisted)) {
+        (uint32_t)run->count == cell_deliveries(persisted)) {
         run->last = offset;
         return true;
     }
     if (*count == max)
         return false;
     out[(*count)++] =
-        (struct mqd_share_run){offset, offset, (int16_t)cell_state(persisted), (int16_t)cell_count(persisted)};
+        (struct mqd_share_run){offset, offset, (int16_t)cell_state(persisted), (int16_t)cell_deliveries(persisted)};
     return true;
 }
 

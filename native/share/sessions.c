@@ -94,7 +94,7 @@ struct mqd_share_session *mqd_share_session_open(struct mqd_share_sessions *sess
         return NULL;
     session->hash = hash_of(group, member);
     session->member = mqd_share_member_hash(member.bytes, size_of(member));
-    session->number = ++sessions->opened;
+    session->number = ++sessions->opened_count;
     session->epoch = 1;
     session->lock_ms = LOCK_MS;
     session->group_bytes = size_of(group);

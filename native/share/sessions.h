@@ -49,7 +49,7 @@ struct mqd_share_session {
 struct mqd_share_sessions {
     struct mqd_share_session *buckets[MQD_SHARE_SESSION_BUCKET_COUNT];
     uint32_t count, partition_count_max;
-    uint64_t opened;
+    uint64_t opened_count; /* sessions opened so far */
     uint64_t bytes, bytes_max;
 };
 

@@ -105,12 +105,12 @@ static uint32_t boundary_change(const struct mqd_share *share, int64_t first, in
 {
     uint32_t change = 0;
     if (first > share->start) {
-        uint64_t left = persisted_cell(cell_of(share, first - 1));
-        change += (uint32_t)(left != persisted) - (uint32_t)(left != old_persisted);
+        uint64_t neighbour = persisted_cell(cell_of(share, first - 1));
+        change += (uint32_t)(neighbour != persisted) - (uint32_t)(neighbour != old_persisted);
     }
     if (last + 1 < share->end) {
-        uint64_t right = persisted_cell(cell_of(share, last + 1));
-        change += (uint32_t)(right != persisted) - (uint32_t)(right != old_persisted);
+        uint64_t neighbour = persisted_cell(cell_of(share, last + 1));
+        change += (uint32_t)(neighbour != persisted) - (uint32_t)(neighbour != old_persisted);
     }
     return change;
 }
@@ -215,7 +215,7 @@ uint32_t mqd_share_run_count(const struct mqd_share *share)
 struct mqd_share_run mqd_share_at(const struct mqd_share *share, int64_t offset)
 {
     uint64_t cell = offset >= share->start && offset < share->end ? cell_of(share, offset) : 0;
-    return (struct mqd_share_run){offset, offset, (int16_t)cell_state(cell), (int16_t)cell_count(cell)};
+    return (struct mqd_share_run){offset, offset, (int16_t)cell_state(cell), (int16_t)cell_deliveries(cell)};
 }
 
 /* ---- rows ---- */

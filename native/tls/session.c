@@ -66,9 +66,9 @@ static int transport_read(BIO *bio, char *bytes, int size)
     openssl.BIO_clear_flags(bio, BIO_FLAGS_RETRY);
     if (size <= 0)
         return 0;
-    uint32_t left = tls->in_bytes - tls->in_taken;
-    if (left) {
-        uint32_t count = left < (uint32_t)size ? left : (uint32_t)size;
+    uint32_t untaken = tls->in_bytes - tls->in_taken;
+    if (untaken) {
+        uint32_t count = untaken < (uint32_t)size ? untaken : (uint32_t)size;
         memcpy(bytes, tls->in + tls->in_taken, count);
         tls->in_taken += count;
         return (int)count;
@@ -344,7 +344,7 @@ static ssize_t fail_ended(struct mqd_tls *tls)
     return -1;
 }
 
-/* Called when SSL_read returned no bytes and trying again is useless. */
+/* Called when SSL_read has returned no bytes, and calling it again would not help. */
 static void on_end(struct mqd_tls *tls, int error)
 {
     tls->ended = true;
@@ -435,21 +435,21 @@ int mqd_tls_flush(struct mqd_tls *tls)
 /* Moves the bytes that the socket did not take from the caller's memory to the session's. */
 static int out_keep_unsent(struct mqd_tls *tls)
 {
-    uint32_t left = mqd_tls_unsent(tls);
+    uint32_t unsent = mqd_tls_unsent(tls);
     if (!tls->out_lent)
         return 0;
-    uint8_t *own = left ? malloc(left) : NULL;
-    if (own)
-        memcpy(own, tls->out + tls->out_sent, left);
+    uint8_t *kept_bytes = unsent ? malloc(unsent) : NULL;
+    if (kept_bytes)
+        memcpy(kept_bytes, tls->out + tls->out_sent, unsent);
     out_drop(tls);
-    if (!left)
+    if (!unsent)
         return 0;
-    if (!own) {
+    if (!kept_bytes) {
         errno = ENOMEM;
         return -1;
     }
-    tls->out = own;
-    tls->out_bytes = tls->out_capacity = left;
+    tls->out = kept_bytes;
+    tls->out_bytes = tls->out_capacity = unsent;
     return 0;
 }
 

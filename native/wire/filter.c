@@ -20,6 +20,7 @@ enum instruction {
 
 enum comparison { EQUAL, UNEQUAL, LESS, LESS_EQUAL, GREATER, GREATER_EQUAL, PREFIX, NO_PREFIX };
 
+/* A decoded instruction. */
 struct step {
     uint8_t instruction;
     const uint8_t *name, *value;
@@ -73,6 +74,7 @@ bool mqd_filter_check(const uint8_t *filter, uint32_t filter_bytes)
     return depth == 1;
 }
 
+/* `order`: less than, equal to or greater than 0, like the result of memcmp. */
 static bool is_true(enum comparison comparison, int order)
 {
     switch (comparison) {
@@ -117,6 +119,7 @@ static bool parse_number(const uint8_t *text, uint32_t size_bytes, int64_t *numb
     return true;
 }
 
+/* Evaluates EXISTS or a comparison. */
 static bool evaluate(const struct mqd_record *record, const struct step *step)
 {
     const uint8_t *value;

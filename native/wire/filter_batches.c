@@ -9,6 +9,7 @@
 #define OUTPUT_BYTES_MIN 4096
 #define NO_MEMORY MQD_KAFKA_STORAGE_ERROR
 
+/* The arguments of a call of mqd_filter_append. */
 struct work {
     const uint8_t *filter;
     uint32_t filter_bytes;

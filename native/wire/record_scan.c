@@ -22,8 +22,10 @@ static uint32_t put_varlong(uint8_t *out, int64_t number)
 void mqd_records_begin(struct mqd_records *records, const struct mqd_batch *batch, const uint8_t *bytes,
                        uint64_t size_bytes)
 {
-    *records = (struct mqd_records){
-        .at = bytes, .end = bytes + size_bytes, .left = batch->record_count, .last_delta = batch->last_offset_delta};
+    *records = (struct mqd_records){.at = bytes,
+                                    .end = bytes + size_bytes,
+                                    .remaining_count = batch->record_count,
+                                    .last_delta = batch->last_offset_delta};
 }
 
 static int refuse(struct mqd_records *records, const char *reason)
@@ -35,7 +37,7 @@ static int refuse(struct mqd_records *records, const char *reason)
 int mqd_records_next(struct mqd_records *records, struct mqd_record *out)
 {
     int64_t number;
-    if (records->left == 0)
+    if (records->remaining_count == 0)
         return records->at == records->end ? 0 : refuse(records, "bytes follow the last record");
     const uint8_t *body = mqd_varint(records->at, records->end, &number);
     if (!body || number < RECORD_BYTES_MIN - 1 || number > records->end - body)
@@ -65,7 +67,7 @@ int mqd_records_next(struct mqd_records *records, struct mqd_record *out)
     out->bytes = records->at;
     out->size_bytes = (uint32_t)(end - records->at);
     records->at = end;
-    records->left--;
+    records->remaining_count--;
     return 1;
 }
 

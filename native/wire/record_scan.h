@@ -38,7 +38,8 @@ struct mqd_record {
 
 struct mqd_records {
     const uint8_t *at, *end;
-    int32_t left, next_delta, last_delta;
+    /* records not read yet; the least offset delta of the next record; that of the last record */
+    int32_t remaining_count, next_delta, last_delta;
     const char *reason;
 };
 

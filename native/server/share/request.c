@@ -219,16 +219,17 @@ static int by_partition_id(const void *left, const void *right)
     return order ? order : a->order < b->order ? -1 : 1;
 }
 
-/* Sorts the named partitions. If a partition is named twice, its last occurrence is used. */
+/* Sorts the named partitions. If a partition is named twice, only its last occurrence is kept. */
 static void sort_partitions(struct arrival *a)
 {
     uint32_t kept = 0;
     if (a->named_count)
         qsort(a->named, a->named_count, sizeof *a->named, by_partition_id);
     for (uint32_t i = 0; i < a->named_count; i++) {
-        bool same = kept && compare_partition_ids(a->named[kept - 1].topic_id, a->named[kept - 1].partition_index,
-                                                  a->named[i].topic_id, a->named[i].partition_index) == 0;
-        a->named[same ? kept - 1 : kept++] = a->named[i];
+        bool is_repeated =
+            kept && compare_partition_ids(a->named[kept - 1].topic_id, a->named[kept - 1].partition_index,
+                                          a->named[i].topic_id, a->named[i].partition_index) == 0;
+        a->named[is_repeated ? kept - 1 : kept++] = a->named[i];
     }
     a->named_count = kept;
 }

@@ -190,8 +190,8 @@ struct mqd_shares {
     struct mqd_share_call **calls; /* pointers to calls, each allocated once */
     uint32_t call_count, call_capacity, call_free;
     struct mqd_node unsent;
-    struct mqd_share_owned **owned; /* by index */
-    uint32_t owned_capacity, owned_count, owned_free_from;
+    struct mqd_share_owned **owned;                        /* by index */
+    uint32_t owned_capacity, owned_count, owned_free_from; /* the search for a free index begins at owned_free_from */
     struct mqd_node touched;
     struct mqd_share_owned *buckets[MQD_SHARE_OWNED_BUCKET_COUNT];
     uint64_t next_sequence;

@@ -105,9 +105,9 @@ int mqd_outgoing_run(struct mqd_reactor *r, struct mqd_outgoing *outgoing)
 
 /* ---- established connections ---- */
 
-static ssize_t set_broken(int error, const char *what)
+static ssize_t set_broken(int error, const char *action)
 {
-    mqd_error_system(error, "%s", what);
+    mqd_error_system(error, "%s", action);
     errno = error; /* not EAGAIN */
     return -1;
 }

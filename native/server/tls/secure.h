@@ -54,10 +54,11 @@ void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c);
 
 /* ---- transfer.c ---- */
 
-/* Returns 1 if *got bytes were received, 0 if there are none now, or -1 if c has been closed.
- * Unlike recv, this function writes to `at` in user space, so a write there must not raise SIGBUS
+/* Returns 1 and sets *received_bytes; 0 if there are no bytes now; or -1 if c has been closed. Unlike
+ * recv, this function writes to `at` in user space, so a write there must not raise SIGBUS
  * (mqd_large_touch). */
-int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got);
+int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity,
+                       uint32_t *received_bytes);
 /* Encrypts and sends the next part of the output. Returns 1 if all of it was sent, 0 if the socket
  * is full, or -1 if the connection is broken. */
 int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c);

@@ -15,7 +15,8 @@ void mqd_secure_account_unsent(struct mqd_reactor *r, struct mqd_connection *c)
     c->encrypted_bytes = unsent;
 }
 
-int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got)
+int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity,
+                       uint32_t *received_bytes)
 {
     bool drained;
     ssize_t n = mqd_tls_read(c->tls, at, capacity, &drained);
@@ -39,10 +40,10 @@ int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t 
         c->readable = 0; /* the next byte triggers an edge */
     if (n == 0)
         return 0;
-    *got = (uint32_t)n;
+    *received_bytes = (uint32_t)n;
     c->last_active_ms = r->now_ms;
     mqd_stat(r, MQD_COUNT_BYTES_IN, (uint64_t)n);
-    r->turn_bytes += *got;
+    r->turn_bytes += *received_bytes;
     return 1;
 }
 
@@ -66,10 +67,11 @@ static ssize_t read_range(struct mqd_reactor *r, struct mqd_connection *c, struc
     return n;
 }
 
+/* Copies output that is in memory, up to position `end` of the output. Returns the number of bytes. */
 static uint32_t copy_memory(struct mqd_connection *c, uint64_t end, uint8_t *at, uint32_t capacity)
 {
-    uint64_t left = end - c->out_sent;
-    uint32_t count = left < capacity ? (uint32_t)left : capacity;
+    uint64_t unsent = end - c->out_sent;
+    uint32_t count = unsent < capacity ? (uint32_t)unsent : capacity;
     memcpy(at, c->out.bytes + (c->out_sent - c->out_base), count);
     c->out_sent += count;
     return count;
