@@ -26,8 +26,8 @@ listener.security.protocol.map: list = PLAINTEXT:PLAINTEXT
     Listener names and their security protocols, NAME:PROTOCOL: PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL. A listener
     whose name is a protocol needs no entry.
 controller.listener.names: list
-    Names of listeners that are not for clients. listeners and advertised.listeners may contain them, as files for Kafka
-    do; they are ignored. For where controllers listen, see controller.listener.
+    Names of listeners that are not for clients. listeners and advertised.listeners may contain them, as in
+    configuration files for Kafka; they are ignored. For where controllers listen, see controller.listener.
 listeners.insecure.allow: bool = false
     (mqd) Allow listeners without authentication on addresses that other hosts can reach. Any client that reaches them
     can read and write everything.
@@ -54,15 +54,16 @@ max.connections.per.ip.overrides: string dynamic =
     commas. Host names are not resolved.
 max.connection.creation.rate: int >=1 dynamic per_listener = INT_MAX
     Maximum number of new connections per second, after a burst of quota.window.num - 1 windows; further ones wait. For
-    one listener (listener.name.NAME.max.connection.creation.rate): connections that the listener accepts. For one
-    address: quotas of the entity type ips (kafka-configs, mqd quota).
+    one listener (listener.name.NAME.max.connection.creation.rate): the listener's own rate. For one address: quotas of
+    the entity type ips (kafka-configs, mqd quota).
 connections.max.idle.ms: long >=-1 <=INT_MAX = 600000
     A connection is closed after this time without a request. -1: never.
 connection.inflight.max: int >=1 <=65536 = 256
     (mqd) Maximum number of requests of one connection that have no response yet; above it the broker stops reading from
     the connection.
 socket.request.max.bytes: int >=65536 <=1073741824 = 104857600
-    The largest request; a larger one ends its connection. No topic's max.message.bytes may exceed it.
+    The largest request, in bytes; a connection that sends a larger one is closed. No topic's max.message.bytes may
+    exceed it.
 sasl.server.max.receive.size: int >=1024 <=1048576 = 524288
     The largest token that a client may send before it has authenticated.
 large.request.memory.bytes: long >=1048576 <=17179869184 = 268435456
@@ -284,13 +285,13 @@ partition.retire.grace.ms: long >=0 <=LONG_MAX = 600000
 
 _TOPICS = r"""
 num.partitions: int >=1 <=16384 = 1
-    Partitions of a topic that is created without a partition count.
+    Number of partitions of a topic that is created without a partition count.
 default.replication.factor: int >=-1 <=32767 = -1
-    Replicas of a topic that is created without a replication factor. -1: one on each host, at most 3.
+    Number of replicas of a topic that is created without a replication factor. -1: one on each host, at most 3.
 min.insync.replicas: int >=-1 dynamic = -1
-    Replicas that must have a record before acks=all is acknowledged (Kafka: 1). -1: 2 for new topics of three replicas
-    or more, else 1. DescribeConfigs shows the effective number for a topic, and -1 for a broker. A single host keeps
-    one replica and refuses a larger number.
+    Number of replicas that must have a record before acks=all is acknowledged (Kafka: 1). -1: 2 for new topics of three
+    replicas or more, else 1. DescribeConfigs shows the effective number for a topic, and -1 for a broker. A single host
+    keeps one replica and refuses a larger number.
 auto.create.topics.enable: bool = true
     Create a topic when a client requests one that does not exist.
 delete.topic.enable: bool = true
@@ -303,9 +304,9 @@ unclean.leader.election.enable: bool dynamic = false
 message.max.bytes: int >=0 dynamic = 1048588
     The largest record batch (max.message.bytes of a topic).
 compression.type: enum(uncompressed|zstd|lz4|snappy|gzip|producer) dynamic = producer
-    The codec in which batches are stored: the producer's, or a given one. The acceptor compresses batches that arrive
-    in another codec, which costs CPU time; with `uncompressed`, a batch that becomes larger than message.max.bytes gets
-    MESSAGE_TOO_LARGE. Internal topics always use producer.
+    The codec in which batches are stored: the producer's (producer), or the given one. The acceptor compresses batches
+    that arrive in another codec, which costs CPU time; with `uncompressed`, a batch that becomes larger than
+    message.max.bytes gets MESSAGE_TOO_LARGE. Internal topics always use producer.
 compression.gzip.level: int >=-1 <=9 dynamic = -1
     Level at which the broker itself compresses (compression.type): 1 to 9, -1 = 6.
     refused 0: level 0 does not compress; that is compression.type=uncompressed
@@ -409,7 +410,7 @@ log.cleaner.min.cleanable.ratio: double >=0 <=1 dynamic = 0.5
 
 _COORDINATORS = r"""
 offsets.topic.num.partitions: int >=1 <=16384 = 50
-    Partitions of __consumer_offsets. Used when the topic is created; must not change afterwards.
+    Number of partitions of __consumer_offsets. Used when the topic is created; must not change afterwards.
 offsets.topic.segment.bytes: int >=4096 = 104857600
     Segment size of __consumer_offsets, used when the topic is created.
 offsets.retention.minutes: int >=1 = 10080
@@ -522,7 +523,7 @@ share.memory.max.bytes: int >=1048576 = 67108864
 group.share.initialize.retry.interval.ms: int >=1 = 30000
     If the initialization of a share-partition has had no outcome for this long, it is repeated.
 share.coordinator.state.topic.num.partitions: int >=1 <=16384 = 50
-    Partitions of __share_group_state. Used when the topic is created; must not change afterwards.
+    Number of partitions of __share_group_state. Used when the topic is created; must not change afterwards.
 share.coordinator.state.topic.segment.bytes: int >=1048576 <=1073741824 = 104857600
     Segment size of __share_group_state, used when the topic is created.
 share.coordinator.snapshot.update.records.per.snapshot: int >=0 <=500 = 500
@@ -535,7 +536,7 @@ queue.delete.on.ack.interval.ms: int >=100 dynamic = 30000
     (mqd) How often the broker deletes, in topics with queue.delete.on.ack, the records that every share group has
     finished.
 transaction.state.log.num.partitions: int >=1 <=16384 = 50
-    Partitions of __transaction_state. Used when the topic is created; must not change afterwards.
+    Number of partitions of __transaction_state. Used when the topic is created; must not change afterwards.
 transaction.partition.verification.enable: bool dynamic = true
     A transaction begins in a partition only after its coordinator has confirmed it (KIP-890). Without this check, a
     late batch of an older client may leave a transaction open forever. For clients that use transaction.version 2 the
@@ -666,8 +667,8 @@ message.timestamp.type: as log.message.timestamp.type
 message.timestamp.before.max.ms: as log.message.timestamp.before.max.ms
 message.timestamp.after.max.ms: as log.message.timestamp.after.max.ms
 min.insync.replicas: as min.insync.replicas
-    Replicas that must have a record before acks=all is acknowledged (Kafka: 1). -1: 2 for a topic created with three
-    replicas or more, else 1. DescribeConfigs shows the effective number.
+    Number of replicas that must have a record before acks=all is acknowledged (Kafka: 1). -1: 2 for a topic created
+    with three replicas or more, else 1. DescribeConfigs shows the effective number.
 flush.on.ack: as log.flush.on.ack
     (mqd) Acknowledge acks=all only after the records are on disk. Always true for internal topics.
 flush.messages: as log.flush.interval.messages
@@ -676,7 +677,7 @@ flush.ms: as log.flush.interval.ms = LONG_MAX
     Flush at least this often; checked once a second, and values above 5 s are treated as 5 s.
 index.interval.bytes: as log.index.interval.bytes
 compression.type: as compression.type
-    The codec in which batches are stored: the producer's (producer), or a given one.
+    The codec in which batches are stored: the producer's (producer), or the given one.
 compression.gzip.level: as compression.gzip.level
 compression.lz4.level: as compression.lz4.level
 compression.zstd.level: as compression.zstd.level

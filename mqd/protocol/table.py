@@ -38,10 +38,10 @@ NOTES = """
   fenced and the transaction is aborted in all its partitions; otherwise it is aborted only in the
   partitions of the request. CONCURRENT_TRANSACTIONS means that the transaction is already ending.
   Hosts send each other markers over a listener that clients cannot use. Such a marker has a tagged
-  field of mqd's own, number 9100, with the partition's leader epoch, and is written only in that
-  epoch. On that listener **EndTxn** forwards an administrator's abort that another host received:
-  the producer's ongoing transaction is aborted, unless the producer's epoch is higher than the one
-  in the request.
+  field of mqd's own, number 9100, with the partition's leader epoch, and is written only if the
+  leader is still in that epoch. On that listener **EndTxn** forwards an administrator's abort that
+  another host received: the producer's ongoing transaction is aborted, unless the producer's epoch
+  is higher than the one in the request.
 * **FindCoordinator** names the coordinator of the group or transactional id: the leader of the
   internal topic's partition to which it belongs. Any other broker refuses requests for that group
   or transactional id with NOT_COORDINATOR. The first request for a group creates
@@ -52,32 +52,34 @@ NOTES = """
   Otherwise the response does not have the field. `mqd group describe` requests it.
 * **InitProducerId** and **EndTxn** (5) have a tagged field of mqd's own, number 9100, for joint
   transactions (`mqd/coordinator/transaction/joint.py`). Such a transaction has many producers;
-  EndTxn lists the ones whose records are committed (winners). Their transactional ids begin with
-  `mqd.joint.`; no other id may use the field, and these ids may not be used for other transactions.
-  InitProducerId with `batch_id` and `run_id` enlists one more producer (a child) in the joint
-  transaction of that batch, which the first child begins: the response has the child's own producer
-  id and epoch. A request with a producer id and epoch reports that this child is alive: the timeout
-  runs from the last such report. The response has `committed_batch_id`; if the requested `batch_id`
-  is not higher, that batch is already committed, and the response has no producer id (-1). EndTxn
-  has `batch_id`, `run_id` and `winners` (producer id and epoch of each child whose records are
-  committed); its producer id is ignored. With `committed` false the batch is aborted, and the run
-  is over: later requests to enlist a child with this `run_id` are refused, even if the run has had
-  no children. With an empty `run_id` and `committed` false an administrator aborts the transaction
-  in progress. Errors: PRODUCER_FENCED: another run has replaced this one, or this one was aborted;
-  INVALID_TXN_STATE: the transaction was aborted meanwhile; INVALID_PRODUCER_ID_MAPPING: a winner
-  does not belong to this transaction. A response without the field comes from a broker that does
-  not support joint transactions. Children use Produce 12 or later.
+  EndTxn lists the ones whose records are committed (winners). The transactional ids of joint
+  transactions begin with `mqd.joint.`; no other id may use the field, and these ids may not be used
+  for other transactions. InitProducerId with `batch_id` and `run_id` enlists one more producer (a
+  child) in the joint transaction of that batch, which the first child begins: the response has the
+  child's own producer id and epoch. A request with a producer id and epoch reports that this child
+  is alive: the timeout runs from the last such report. The response has `committed_batch_id`; if
+  the requested `batch_id` is not higher, that batch is already committed, and the response has no
+  producer id (-1). EndTxn has `batch_id`, `run_id` and `winners` (producer id and epoch of each
+  child whose records are committed); its producer id is ignored. With `committed` false the batch
+  is aborted, and the run is over: later requests to enlist a child with this `run_id` are refused,
+  even if the run has had no children. With an empty `run_id` and `committed` false an administrator
+  aborts the transaction in progress. Errors: PRODUCER_FENCED: another run has replaced this one, or
+  this one was aborted; INVALID_TXN_STATE: the transaction was aborted meanwhile;
+  INVALID_PRODUCER_ID_MAPPING: a winner does not belong to this transaction. A response without the
+  field comes from a broker that does not support joint transactions. Children use Produce 12 or
+  later.
 * **Envelope** (58, KIP-590) is used only between hosts, over the listener that clients cannot use:
   it contains a request that one host forwards to another for a client that is attached to the first
   through shared memory. The other host coordinates the client's group or transactional id, or leads
   the partition (ListOffsets). `request_principal` describes the client in MessagePack: the `uid`
-  and `pid` of its process, and the principal and address by which its host authorizes it.
+  and `pid` of its process, and the principal and address with which its host authorizes it.
   `client_host_address` is the address of the client's host, which descriptions of groups show. The
   contained request has that client's permissions; with `is_host` it is a request of the host
   itself, for its dead letters, and has all permissions.
 * **ReadShareGroupState** has a tagged field of mqd's own, number 9100: the offsets at which the
   leader epochs of the reader's log begin; the last entry, with epoch 2147483647, has the end of the
-  log. In a newer leader epoch the coordinator discards the state of records that this log has lost.
+  log. If the request has a newer leader epoch, the coordinator discards the state of records that
+  this log has lost.
 * **DescribeShareGroupOffsets** and **ReadShareGroupStateSummary** have a tagged field of mqd's own,
   number 9100. If it is `true` in the request, the field of the same number in the response has, for
   each share-partition, the number of unfinished records for each delivery count. Otherwise the
@@ -101,12 +103,13 @@ NOTES = """
   not its id: if a topic is deleted and created again while no host coordinates the group, the group
   keeps the old offsets for the new topic. An error that concerns the whole group is repeated for
   each requested partition (**OffsetFetch** 2 to 7).
-* **Fetch** has incremental sessions (KIP-227) and long polls. A replica id is valid only between
-  hosts; a client that names one gets CLUSTER_AUTHORIZATION_FAILED (below version 7 the response has
-  no field for the error, and no partitions). A consumer that sends its rack (11 and up) is directed
-  to an in-sync replica in that rack (KIP-392), and may read from any replica up to its high
-  watermark. A session belongs to its principal; other principals get FETCH_SESSION_ID_NOT_FOUND,
-  whereas Kafka lets any client continue the session with that client's permissions.
+* **Fetch** supports incremental sessions (KIP-227) and long polls. A replica id is valid only
+  between hosts; a client that names one gets CLUSTER_AUTHORIZATION_FAILED (below version 7 the
+  response has no field for the error, and contains no partitions). A consumer that sends its rack
+  (11 and up) is directed to an in-sync replica in that rack (KIP-392), and may read from any
+  replica up to its high watermark. A session belongs to its principal; other principals get
+  FETCH_SESSION_ID_NOT_FOUND, whereas Kafka lets any client continue the session with that client's
+  permissions.
 * With NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, the responses of **Produce** from 10 and
   **Fetch** from 12 on name the current leader and its address (KIP-951; the address in Fetch: from
   16 on).
@@ -132,18 +135,18 @@ NOTES = """
   PREFERRED_LEADER_NOT_AVAILABLE or ELIGIBLE_LEADERS_NOT_AVAILABLE. **UnregisterBroker** is refused
   while the broker is alive or has replicas.
 * **CreateAcls** and **DeleteAcls** get their responses when all workers of the host that received
-  the request apply the change. Without `authorizer.class.name` these and **DescribeAcls** return
-  SECURITY_DISABLED, and requests for authorized operations return all operations that the resource
-  supports. The permissions that each request needs are in `mqd/acceptor/rights.py`.
-* **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, in each topic: 1
-  retires the partitions from `count` on; 2 does so even if keys of the remaining partitions move; 3
-  lets the producers that wait at sealed partitions continue; 4 only queries the state. The response
-  to each of these has the field of the same number: `step` (0: no partition is being retired; 1:
-  the retired partitions are moved to the hosts of the partitions that take their records; 2:
-  sealed; 3: redirected; 4: hidden), whether this host's workers have applied it (`applied`), how
-  many partitions remain, and for each retired partition the partition that takes its records, and
-  the leader and leader epoch of the latter. CONCURRENT_TRANSACTIONS: a transaction is open on one
-  of the partitions to be retired.
+  the request apply the change. Without `authorizer.class.name` these requests and **DescribeAcls**
+  return SECURITY_DISABLED, and requests for authorized operations return all operations that the
+  resource supports. The permissions that each request needs are in `mqd/acceptor/rights.py`.
+* **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, in each topic. Its
+  values in a request: 1 retires the partitions from `count` on; 2 does so even if keys of the
+  remaining partitions move; 3 lets the producers that wait at sealed partitions continue; 4 only
+  queries the state. The response to each of these has the field of the same number: `step` (0: no
+  partition is being retired; 1: the retired partitions are moved to the hosts of the partitions
+  that take their records; 2: sealed; 3: redirected; 4: hidden), whether this host's workers have
+  applied it (`applied`), how many partitions remain, and for each retired partition the partition
+  that takes its records, and the leader and leader epoch of the latter. CONCURRENT_TRANSACTIONS: a
+  transaction is open on one of the partitions to be retired.
 * **GetTelemetrySubscriptions** and **PushTelemetry** (71, 72; KIP-714) are not offered, as in
   Apache Kafka without a metrics reporter that implements `ClientTelemetry`. Clients with
   `enable.metrics.push=true`, the default in Java and librdkafka, then send no metrics and log no
