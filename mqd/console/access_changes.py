@@ -68,8 +68,8 @@ def delete_user(settings: Settings, form: Form) -> Change:
         lambda: access.delete_user(settings, name),
         f"Deleted the user {name}.",
         USERS_PAGE,
-        typed=name,
-        is_danger=True,
+        text_to_type=name,
+        is_dangerous=True,
     )
 
 
@@ -113,7 +113,7 @@ def add_rule(settings: Settings, form: Form) -> Change:
         RULES_PAGE,
         _TITLES,
         [rule_columns(rule) for rule in added],
-        is_danger=permission == "deny",
+        is_dangerous=permission == "deny",
     )
 
 
@@ -146,7 +146,7 @@ def remove_rule(settings: Settings, form: Form) -> Change:
         RULES_PAGE,
         _TITLES,
         [rule_columns(rule) for rule in rules],
-        is_danger=True,
+        is_dangerous=True,
     )
 
 
@@ -234,5 +234,5 @@ def delete_quota(settings: Settings, form: Form) -> Change:
             for name, key in access.QUOTA_KEYS.items()
             if key in removed
         ],
-        is_danger=True,
+        is_dangerous=True,
     )

@@ -23,7 +23,7 @@ class Cache:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
         # lock, number of callers that hold it or wait for it
         self._key_locks: dict[Hashable, tuple[threading.Lock, int]] = {}
         self._lock = threading.Lock()
@@ -31,20 +31,20 @@ class Cache:
 
     def get(self, key: Hashable, seconds: float, load: Callable[[], T]) -> T:
         with self._locked(key):
-            begun = self._clock()
+            began_s = self._clock()
             with self._lock:
-                entry, change_count = self._kept.get(key), self._change_count
-            if entry is not None and begun < entry[0]:
+                entry, change_count = self._entries.get(key), self._change_count
+            if entry is not None and began_s < entry[0]:
                 return entry[1]
             value = load()
             now = self._clock()
             with self._lock:
                 if change_count != self._change_count:
                     return value  # it may be from before the change, so the next page loads again
-                self._kept[key] = (now + max(seconds, KEEP_FACTOR * (now - begun)), value)
-                self._kept.move_to_end(key)
-                while len(self._kept) > ENTRIES_MAX:
-                    self._kept.popitem(last=False)
+                self._entries[key] = (now + max(seconds, KEEP_FACTOR * (now - began_s)), value)
+                self._entries.move_to_end(key)
+                while len(self._entries) > ENTRIES_MAX:
+                    self._entries.popitem(last=False)
             return value
 
     @contextlib.contextmanager
@@ -66,5 +66,5 @@ class Cache:
     def clear(self) -> None:
         """Called after a change, so that the next page shows the new state."""
         with self._lock:
-            self._kept.clear()
+            self._entries.clear()
             self._change_count += 1

@@ -49,23 +49,23 @@ class BadForm(Exception):
 
 
 class Change(msgspec.Struct):
-    """`do` carries out the change; it returns a password, which is shown only once, or None. `done`:
-    the notice shown afterwards, on the page `back` (path and query). `rows`: a table of the
-    individual changes, with the column titles `titles`. `typed`: the text that the user must type
-    to confirm. `blocked`: why the cluster would refuse the change now, or "".
+    """`carry_out` makes the change; it returns a password, which is shown only once, or None. `notice`
+    is shown afterwards, on `next_page` (path and query). `rows`: a table of the individual changes,
+    with the column titles `titles`. `text_to_type`: what the user must type to confirm, or "".
+    `refusal`: why the cluster would refuse the change now, or "".
     """
 
     title: str
     command: str
     effects: list[str]
-    do: Callable[[], str | None]
-    done: str
-    back: tuple[str, dict[str, str]]
+    carry_out: Callable[[], str | None]
+    notice: str
+    next_page: tuple[str, dict[str, str]]
     titles: tuple[str, ...] = ()
     rows: list[Row] = []
-    typed: str = ""
-    blocked: str = ""
-    is_danger: bool = False
+    text_to_type: str = ""
+    refusal: str = ""
+    is_dangerous: bool = False
 
 
 def command_of(settings: Settings, *words: str) -> str:
@@ -226,8 +226,8 @@ def delete_topic(settings: Settings, form: Form) -> Change:
         do,
         f"Deleted the topic {name}.",
         ("/topics", {}),
-        typed=name,
-        is_danger=True,
+        text_to_type=name,
+        is_dangerous=True,
     )
 
 
@@ -333,5 +333,5 @@ def seek(settings: Settings, form: Form) -> Change:
         ("/group", {"name": name}),
         ("Partition", "Old offset", "New offset", "Moves by", ""),
         [(f"{one.topic}-{one.partition}", one.old, one.new, _moved_by(one), one.note) for one in moves],
-        blocked="" if group.state in WITHOUT_MEMBERS else seek_refusal(group),
+        refusal="" if group.state in WITHOUT_MEMBERS else seek_refusal(group),
     )

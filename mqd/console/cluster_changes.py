@@ -36,8 +36,8 @@ def abort(settings: Settings, form: Form) -> Change:
     with Cluster(settings.bootstrap) as cluster:
         producer, coordinator_view = txns.find_open_transaction(cluster, topic, index, offset, None)
     effects = [
-        f"The transaction of producer id {producer.producer_id} that begins at {topic}-{index} offset {offset} is aborted:"
-        " readers of committed records pass it and do not see its records."
+        f"The transaction of producer id {producer.producer_id} that begins at {topic}-{index} offset {offset} is"
+        " aborted: readers of committed records pass it and do not see its records."
     ]
     if coordinator_view is not None and coordinator_view.state == "Ongoing":
         effects.append(
@@ -65,7 +65,7 @@ def abort(settings: Settings, form: Form) -> Change:
         do,
         f"Aborted the transaction that began at {topic}-{index} offset {offset}.",
         ("/transactions", {"show": "hanging"}),
-        is_danger=True,
+        is_dangerous=True,
     )
 
 
@@ -78,26 +78,26 @@ def _abort_by_id(settings: Settings, name: str) -> Change:
         with Cluster(settings.bootstrap) as cluster:
             current = txns.describe(cluster, name)
             txns.check_open(current)
-            if (current.producer_id, current.producer_epoch, current.started_ms) != shown:
+            if (current.producer_id, current.producer_epoch, current.started_ms) != shown_identity:
                 raise CliError(f"the transaction shown here has ended; {name} has begun another one")
             txns.abort_by_id(cluster, current)
 
-    shown = (transaction.producer_id, transaction.producer_epoch, transaction.started_ms)
+    shown_identity = (transaction.producer_id, transaction.producer_epoch, transaction.started_ms)
     return Change(
         f"Abort the transaction of {name}?",
         command_of(settings, "txn", "abort", name, "--execute"),
         [
-            f"It has been open for {duration_text(transaction.open_ms or 0)}. Its records are never seen by readers of committed"
-            " records.",
-            f"Its producer (id {transaction.producer_id}, epoch {transaction.producer_epoch}) is fenced: it fails at its next"
-            " request, and its application must start again.",
+            f"It has been open for {duration_text(transaction.open_ms or 0)}. Its records are never seen by readers of"
+            " committed records.",
+            f"Its producer (id {transaction.producer_id}, epoch {transaction.producer_epoch}) is fenced: it fails at its"
+            " next request, and its application must start again.",
         ],
         do,
         f"Aborted the transaction of {name}.",
         ("/transaction", {"id": name}),
         ("Topic", "Partitions"),
         [(topic, ranges_text(indexes)) for topic, indexes in sorted(transaction.partitions.items())],
-        is_danger=True,
+        is_dangerous=True,
     )
 
 
@@ -105,11 +105,11 @@ def _abort_by_id(settings: Settings, name: str) -> Change:
 
 
 def _plan_rows(before: Mapping[Partition, list[int]], plan: Plan) -> list[Row]:
-    def nodes(replicas: list[int]) -> str:
+    def nodes_text(replicas: list[int]) -> str:
         return ", ".join(map(str, replicas))
 
     return [
-        (f"{topic}-{index}", nodes(before.get((topic, index), [])), nodes(target))
+        (f"{topic}-{index}", nodes_text(before.get((topic, index), [])), nodes_text(target))
         for (topic, index), target in sorted(plan.items())
     ]
 
@@ -178,19 +178,19 @@ def drain(settings: Settings, form: Form) -> Change:
     else:
         led_count = sum(replicas[0] == node for replicas in held_partitions.values())
         effects = [
-            f"{len(held_partitions)} replica{'s' * (len(held_partitions) != 1)} of broker {node} move to other brokers, {led_count} of them the"
-            f" preferred leader{'s' * (led_count != 1)}; the controller chooses where. Records are copied first, so readers"
-            " have them all the time.",
+            f"{len(held_partitions)} replica{'s' * (len(held_partitions) != 1)} of broker {node} move to other brokers,"
+            f" {led_count} of them the preferred leader{'s' * (led_count != 1)}; the controller chooses where. Records are"
+            " copied first, so readers have them all the time.",
             f"Broker {node} gets no replicas of new topics. Once it holds no replica, it can be stopped permanently.",
         ]
     if unplaceable and not cancel:
         topic, index = min(unplaceable)
-        blocked = (
+        refusal = (
             f"{len(unplaceable)} partition{'s have' if len(unplaceable) > 1 else ' has'} more replicas than"
             f" there would be brokers, {topic}-{index} among them; start or add a broker"
         )
     else:
-        blocked = ""
+        refusal = ""
     return Change(
         f"{'Stop draining' if cancel else 'Drain'} broker {node}?",
         command_of(settings, "cluster", "drain", str(node), *(["--cancel"] if cancel else ["--no-wait"])),
@@ -205,7 +205,7 @@ def drain(settings: Settings, form: Form) -> Change:
             (f"{topic}-{index}", ", ".join(map(str, replicas)))
             for (topic, index), replicas in sorted(held_partitions.items())
         ],
-        blocked=blocked,
+        refusal=refusal,
     )
 
 
@@ -221,7 +221,7 @@ def cancel_moves(settings: Settings, form: Form) -> Change:
             if current := moves.ongoing_moves(broker, topic):
                 moves.begin(broker, dict.fromkeys(current))
 
-    def kept(move: moves.Move) -> str:
+    def remaining_nodes(move: moves.Move) -> str:
         return ", ".join(str(node) for node in move.replicas if node not in move.adding)
 
     return Change(
@@ -235,5 +235,5 @@ def cancel_moves(settings: Settings, form: Form) -> Change:
         f"The replicas of {topic} stay where they were.",
         MOVES,
         ("Partition", "Replicas"),
-        [(f"{name}-{index}", kept(move)) for (name, index), move in sorted(ongoing.items())],
+        [(f"{name}-{index}", remaining_nodes(move)) for (name, index), move in sorted(ongoing.items())],
     )

@@ -105,8 +105,8 @@ def command(
     listener = _listen(host, port)
     display_host = f"[{host}]" if ":" in host else host
     click.echo(
-        f"console of {settings.bootstrap} on http{'s' if checked_options.has_tls else ''}://{display_host}:{listener.getsockname()[1]}"
-        "/ (ctrl-C stops it)"
+        f"console of {settings.bootstrap} on http{'s' if checked_options.has_tls else ''}"
+        f"://{display_host}:{listener.getsockname()[1]}/ (ctrl-C stops it)"
     )
     server.run(sockets=[listener])
 

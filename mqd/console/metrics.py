@@ -123,7 +123,7 @@ def _number(text: str) -> float:
 
 def _labels(text: str | None) -> dict[str, str]:
     return {
-        name: re.sub(r"\\[n\"\\]", lambda found: _ESCAPES[found[0]], value)
+        name: re.sub(r"\\[n\"\\]", lambda escape: _ESCAPES[escape[0]], value)
         for name, value in _LABEL.findall(text or "")
     }
 

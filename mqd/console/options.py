@@ -95,8 +95,8 @@ def checked(options: Options) -> Options:
             f"--listen {options.host}: give the names that browsers use for the page: --allow-host NAME", EXIT_USAGE
         )
     if security.has_sasl:
-        kept = {name: value for name, value in security.settings.items() if name not in _USER_SETTINGS}
-        security = ClientSecurity({**kept, "sasl.mechanisms": mechanism})
+        shared_settings = {name: value for name, value in security.settings.items() if name not in _USER_SETTINGS}
+        security = ClientSecurity({**shared_settings, "sasl.mechanisms": mechanism})
     return msgspec.structs.replace(
         options, security=security, hosts=frozenset(name.lower() for name in hosts), has_login=security.has_sasl
     )

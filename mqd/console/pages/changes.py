@@ -63,10 +63,10 @@ class ChangeKind:
         except (BadForm, CliError, click.UsageError) as error:
             reason = error.message if isinstance(error, click.ClickException) else str(error)
             return self._form(request, form, reason, 400)
-        if form.get("confirmed") != "1" or change.blocked:
+        if form.get("confirmed") != "1" or change.refusal:
             return self._confirm(request, change, "", 200)
-        if change.typed and form.get("typed", "").strip() != change.typed:
-            return self._confirm(request, change, f"type {change.typed} to confirm", 400)
+        if change.text_to_type and form.get("typed", "").strip() != change.text_to_type:
+            return self._confirm(request, change, f"type {change.text_to_type} to confirm", 400)
         address = request.http.client.host if request.http.client else ""
 
         def log(outcome: str) -> None:
@@ -74,7 +74,7 @@ class ChangeKind:
 
         log("begun")
         try:
-            secret = change.do()
+            secret = change.carry_out()
         except (CliError, KafkaException) as error:
             reason = error.message if isinstance(error, CliError) else explain(error)[0]
             log(f"failed: {reason}")
@@ -87,8 +87,8 @@ class ChangeKind:
         log("done")
         if secret is not None:
             return request.page("once.html", change=change, secret=secret)
-        path, query = change.back
-        return request.redirect(path, change.done, **query)
+        path, query = change.next_page
+        return request.redirect(path, change.notice, **query)
 
     def _confirm(self, request: PageRequest, change: Change, reason: str, status: int) -> Response:
         kept = {name: value for name, value in request.form.items() if name not in ("token", "confirmed", "typed")}

@@ -72,7 +72,8 @@ def command_of(query: Query, bootstrap: str, at: str) -> str:
     }[query.start]  # fmt: skip
     partition_option = "" if query.partition is None else f" -p {query.partition}"
     end = "" if query.start == "live" else " -e"
-    return f"mqd consume {shlex.quote(query.topic)} -b {shlex.quote(bootstrap)} -o {shlex.quote(offset)}{partition_option}{end}"
+    topic, server = shlex.quote(query.topic), shlex.quote(bootstrap)
+    return f"mqd consume {topic} -b {server} -o {shlex.quote(offset)}{partition_option}{end}"
 
 
 def page(request: PageRequest) -> Response:

@@ -78,7 +78,7 @@ def page(request: PageRequest) -> Response:
     )
     return request.page(
         "moves.html",
-        found=progress,
+        progress=progress,
         left_s=pace.remaining_s(progress.total - progress.copied, time.monotonic()),
         is_mqd=health is not None and health.is_mqd,
         nodes=health.nodes if health is not None else (),

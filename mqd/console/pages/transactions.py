@@ -98,7 +98,7 @@ def transaction_page(request: PageRequest) -> Response:
     ]
     return request.page(
         "transaction.html",
-        one=transaction,
+        transaction=transaction,
         rows=rows[: 4 * PER_PAGE],
         row_count=len(rows),
         summary=", ".join(
