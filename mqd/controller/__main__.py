@@ -172,20 +172,20 @@ class Process:
         immediately if there is a log; otherwise founds a cluster alone, or queries the seeds until
         it is clear which cluster this host belongs to.
         """
-        known = _known_cluster_id(self.layout)
+        stored_cluster_id = _known_cluster_id(self.layout)
         if stored.snapshot is not None:
-            if state.cluster_id and known and state.cluster_id != known:
+            if state.cluster_id and stored_cluster_id and state.cluster_id != stored_cluster_id:
                 raise Refused(
                     f"{self.layout.metadata_dir} belongs to cluster {state.cluster_id}, but"
-                    f" {self.layout.meta_properties} names {known}: the two do not belong together; restore one of"
+                    f" {self.layout.meta_properties} names {stored_cluster_id}: the two do not belong together; restore one of"
                     " them"
                 )
-            return known or state.cluster_id, stored, ()
+            return stored_cluster_id or state.cluster_id, stored, ()
         if not self.membership.seeds:
             await _refuse_lost_metadata(self.layout, self.log_dirs)
-            cluster_id = known or directory_text(new_topic_id())
+            cluster_id = stored_cluster_id or directory_text(new_topic_id())
             return cluster_id, self._found_cluster(cluster_id, (Voter(self.key, *self.membership.address),)), ()
-        decision = await self.membership.form(known)
+        decision = await self.membership.form(stored_cluster_id)
         voters = tuple(
             sorted(
                 Voter(ReplicaKey(voter.node_id, directory_bytes(voter.directory_id)), voter.host, voter.port)
@@ -218,21 +218,21 @@ class Process:
         # False if this node id is new, or was that of another host, whose replicas are placed again
         # when this host registers
         is_same_host = broker is not None and broker.directory_id in ("", directory_text(self.key.directory_id))
-        known = broker.directories if broker is not None and is_same_host else {}
+        known_paths = broker.directories if broker is not None and is_same_host else {}
         used_ids = (
             {directory for node, directory in state.partition_counts if node == self.node_id and directory}
             if is_same_host
             else set()
         )
         entries = await directories.identify_in_time(
-            self.log_dirs, cluster_id, self.node_id, known, used_ids, lambda: directory_text(new_topic_id())
+            self.log_dirs, cluster_id, self.node_id, known_paths, used_ids, lambda: directory_text(new_topic_id())
         )
         absent_ids = used_ids - {directory.directory_id for directory in entries}
         for directory_id in sorted(absent_ids):
             log.error(
                 "a log directory with partitions is not in log.dirs; they are offline",
                 directory_id=directory_id,
-                last_seen=known.get(directory_id, "?"),
+                last_seen=known_paths.get(directory_id, "?"),
             )
         return entries
 

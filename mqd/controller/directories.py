@@ -155,11 +155,11 @@ def _has_partition_folder(path: str) -> bool:
 
 
 def _check_owner(properties: Mapping[str, str], path: Path, cluster_id: str, node_id: int) -> None:
-    for name, own in (("cluster.id", cluster_id), ("node.id", str(node_id))):
-        actual = properties.get(name, own)
-        if actual != own:
+    for name, expected in (("cluster.id", cluster_id), ("node.id", str(node_id))):
+        actual = properties.get(name, expected)
+        if actual != expected:
             raise DirectoryRefused(
-                f"{path} has {name}={actual}, this broker {name}={own}: the directory belongs to another broker;"
+                f"{path} has {name}={actual}, this broker {name}={expected}: the directory belongs to another broker;"
                 " remove it from log.dirs"
             )
 

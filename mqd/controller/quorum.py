@@ -204,8 +204,8 @@ class Quorum:
     def _on_outdated(self, effect: events.Outdated) -> None:
         self._stopped = True
         self._fail(
-            f"node {effect.sender} belongs to generation {effect.generation} of this cluster, which was forced to continue"
-            " without this host: empty this host's data directory; it then joins as a new host"
+            f"node {effect.sender} belongs to generation {effect.generation} of this cluster, which was forced to"
+            " continue without this host: empty this host's data directory; it then joins as a new host"
         )
 
     def _on_note(self, effect: events.Note) -> None:

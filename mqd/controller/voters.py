@@ -123,10 +123,11 @@ class VoterChanges:
             if candidates
             else set()
         )
-        chosen = next((voter for voter in candidates if voter.key in caught_up), None)
-        if chosen is not None:
+        new_voter = next((voter for voter in candidates if voter.key in caught_up), None)
+        if new_voter is not None:
             self._change(
-                lambda token: events.AddVoter(token, chosen), f"node {chosen.node_id} becomes a voter of the quorum"
+                lambda token: events.AddVoter(token, new_voter),
+                f"node {new_voter.node_id} becomes a voter of the quorum",
             )
 
     def _change(self, make_event: Callable[[object], events.Event], description: str) -> None:

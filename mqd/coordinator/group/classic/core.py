@@ -457,11 +457,13 @@ class ClassicGroup(Rebalancing):
         """
         if not self.pending_sync:
             return
-        late = [self.members.by_id[member_id] for member_id in self.pending_sync]
-        for member in late:
+        unsynced = [self.members.by_id[member_id] for member_id in self.pending_sync]
+        for member in unsynced:
             self._remove_member(member, actions)
         self._prepare_rebalance(
-            f"{len(late)} members joined and did not sync in time, {late[0].member_id} among them", now_ms, actions
+            f"{len(unsynced)} members joined and did not sync in time, {unsynced[0].member_id} among them",
+            now_ms,
+            actions,
         )
 
     # -- leaving -----------------------------------------------------------------------------------

@@ -97,18 +97,18 @@ class ClassicState:
             )
             for one in self.members.pending.values()
         ]
-        late: list[tuple[Member, str]] = []
+        late_members: list[tuple[Member, str]] = []
         if self.state is PREPARING:
-            late = [(member, "join") for member in self.members.by_id.values() if member.join_request is None]
+            late_members = [(member, "join") for member in self.members.by_id.values() if member.join_request is None]
         elif self.pending_sync:
-            late = [
+            late_members = [
                 (
                     self.members.by_id[member_id],
                     "assignment" if self.state is COMPLETING and member_id == self.leader else "sync",
                 )
                 for member_id in self.pending_sync
             ]
-        for member, waited_for in late:
+        for member, waited_for in late_members:
             delaying.append(
                 DelayingMember(
                     member.member_id,
@@ -149,10 +149,10 @@ class ClassicState:
     def validate_member(self, member_id: str, instance_id: str | None) -> int:
         """0, or the error for a request that names this member."""
         if instance_id is not None:
-            known = self.members.static.get(instance_id)
-            if known is None:
+            known_id = self.members.static.get(instance_id)
+            if known_id is None:
                 return UNKNOWN_MEMBER_ID
-            if known != member_id:
+            if known_id != member_id:
                 return FENCED_INSTANCE_ID
         return NONE if member_id in self.members.by_id else UNKNOWN_MEMBER_ID
 

@@ -71,12 +71,14 @@ class FixedCluster:
         """Creates or changes a topic. With 0 partitions it is deleted; with more than before, partitions
         are added; with fewer, it is deleted and created again.
         """
-        old = self.topics.pop(name, None)
-        if old is not None and partition_count < old.partition_count:
-            del self._names_by_id[old.topic_id]
-            old = None
-        topic = Topic(old.topic_id if old is not None else self._next_id.to_bytes(16, "big"), partition_count)
-        if old is None:
+        old_topic = self.topics.pop(name, None)
+        if old_topic is not None and partition_count < old_topic.partition_count:
+            del self._names_by_id[old_topic.topic_id]
+            old_topic = None
+        topic = Topic(
+            old_topic.topic_id if old_topic is not None else self._next_id.to_bytes(16, "big"), partition_count
+        )
+        if old_topic is None:
             self._next_id += 1
         if partition_count:
             self.topics[name] = topic

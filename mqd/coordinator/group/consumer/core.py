@@ -272,14 +272,14 @@ class ConsumerGroup(ModernGroup):
 
     def describe_member(self, member: Member, description: Description) -> bool:
         """Sets the member's description. Returns whether the assignment depends on the change."""
-        old, old_key, old_assignor = member.description, member.key, self.assignor
-        if member.resolved is None or old != description:
+        old_description, old_key, old_assignor = member.description, member.key, self.assignor
+        if member.resolved is None or old_description != description:
             self.pending.append(records.member_record(self.group_id, member.member_id, description))
         self._forget_description(member)
         member.description = description
         self._count_description(member)
         return old_key != member.key or (
-            old.server_assignor != description.server_assignor and old_assignor != self.assignor
+            old_description.server_assignor != description.server_assignor and old_assignor != self.assignor
         )
 
     def _count_description(self, member: Member) -> None:
@@ -448,13 +448,13 @@ class ConsumerGroup(ModernGroup):
 
     def _on_timer(self, event: TimerFired, now_ms: int, replies: list[Action]) -> None:
         self._armed_ms = None
-        late: dict[str, Member] = {}
+        expired: dict[str, Member] = {}
         for timed in self.deadlines.take_expired(now_ms):
             member = self.members.get(timed.member_id)
             if member is not None and timed in (member, member.step):
-                late[member.member_id] = member
-        if late:
-            self.fence(list(late.values()))
+                expired[member.member_id] = member
+        if expired:
+            self.fence(list(expired.values()))
 
     def _on_describe(self, event: ConsumerDescribe, now_ms: int, replies: list[Action]) -> None:
         from mqd.coordinator.group.consumer.describe import describe_group
@@ -499,8 +499,8 @@ class ConsumerGroup(ModernGroup):
         current = current or Current(0, 0, STABLE, NOTHING, NOTHING)
         is_inconsistent = any(
             self.owners.get(topic_id, index)
-            for held in (current.assigned, current.revoking)
-            for topic_id, indexes in held.items()
+            for partitions in (current.assigned, current.revoking)
+            for topic_id, indexes in partitions.items()
             for index in indexes
         )
         is_inconsistent = (

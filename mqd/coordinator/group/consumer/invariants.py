@@ -43,8 +43,8 @@ def check(group: ConsumerGroup) -> None:
 def _check_owners(group: ConsumerGroup) -> None:
     owners: dict[tuple[bytes, int], str] = {}
     for member_id, member in group.members.items():
-        for held in (member.assigned, member.revoking):
-            for topic_id, indexes in held.items():
+        for partitions in (member.assigned, member.revoking):
+            for topic_id, indexes in partitions.items():
                 assert indexes and list(indexes) == sorted(set(indexes)), f"U2: {indexes}"
                 for index in indexes:
                     assert (topic_id, index) not in owners, (
@@ -74,12 +74,12 @@ def _check_epochs(group: ConsumerGroup) -> None:
 
 def _check_target(group: ConsumerGroup) -> None:
     assert group.target.keys() <= group.members.keys(), "U4"
-    seen: set[tuple[bytes, int]] = set()
+    targeted: set[tuple[bytes, int]] = set()
     for partitions in group.target.values():
         for topic_id, indexes in partitions.items():
             for index in indexes:
-                assert (topic_id, index) not in seen, f"U4: {topic_id.hex()}-{index} is in two targets"
-                seen.add((topic_id, index))
+                assert (topic_id, index) not in targeted, f"U4: {topic_id.hex()}-{index} is in two targets"
+                targeted.add((topic_id, index))
 
 
 def _check_deadlines(group: ConsumerGroup) -> None:

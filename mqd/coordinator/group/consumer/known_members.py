@@ -70,7 +70,8 @@ def _find_static(group: Group, message: ConsumerGroupHeartbeatRequest) -> Member
     if owner_id != message.member_id:
         raise Refused(
             ErrorCode.FENCED_INSTANCE_ID,
-            f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member {owner_id}.",
+            f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member"
+            f" {owner_id}.",
         )
     _check_epoch(group.members[owner_id], message)
     return group.members[owner_id]
