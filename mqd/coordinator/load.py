@@ -49,11 +49,11 @@ class _State:
     def __init__(self, cores: Cores, loaded: Loaded, name: str) -> None:
         self.cores, self.loaded, self.name = cores, loaded, name
         self.plain: dict[bytes, bytes] = {}
-        # producer id -> (epoch, key -> (write counter, value))
+        # producer id -> (epoch, key -> (write number, value))
         self.open_transactions: dict[int, tuple[int, dict[bytes, tuple[int, bytes | None]]]] = {}
         # key -> the value of `write_count` when its current record was written. Kept only while a
         # transaction is open; keys last written before then are absent.
-        self.written: dict[bytes, int] = {}
+        self.write_numbers: dict[bytes, int] = {}
         self.write_count = 0
         self.in_order: bool = getattr(cores, "in_order", False)
 
@@ -85,10 +85,10 @@ class _State:
         if self.open_transactions:
             self.write_count += 1
             for key_start, key_size in positions[:, :2].tolist():
-                self.written[data[key_start : key_start + key_size]] = self.write_count
+                self.write_numbers[data[key_start : key_start + key_size]] = self.write_count
         self.loaded.record_count += len(positions)
 
-    def put(self, key: bytes, value: bytes | None, written: int) -> None:
+    def put(self, key: bytes, value: bytes | None, write_number: int) -> None:
         if self.in_order:
             self._replay(key, value)
             return
@@ -96,7 +96,7 @@ class _State:
         if value is not None:
             self.plain[key] = value
         if self.open_transactions:
-            self.written[key] = written
+            self.write_numbers[key] = write_number
 
     def on_other(self, batch: BatchInfo, data: bytes) -> None:
         """Handles a transactional, control or compressed batch. Raises CorruptBatch."""
@@ -128,11 +128,11 @@ class _State:
         )
         _, pending = self.open_transactions.pop(batch.producer_id, (-1, {}))
         if marker_type == 1:
-            for key, (written, value) in pending.items():
-                if self.written.get(key, -1) < written:
-                    self.put(key, value, written)
+            for key, (write_number, value) in pending.items():
+                if self.write_numbers.get(key, -1) < write_number:
+                    self.put(key, value, write_number)
         if not self.open_transactions:
-            self.written.clear()
+            self.write_numbers.clear()
 
     # -- cores -------------------------------------------------------------------------------------
 
@@ -143,12 +143,14 @@ class _State:
         else:
             self._replay_each()
         pending_records = [
-            (written, producer_id, epoch, key, value)
+            (write_number, producer_id, epoch, key, value)
             for producer_id, (epoch, pending) in self.open_transactions.items()
-            for key, (written, value) in pending.items()
+            for key, (write_number, value) in pending.items()
         ]
-        for written, producer_id, epoch, key, value in sorted(pending_records, key=lambda record: record[0]):
-            self._replay_pending(producer_id, epoch, key, value if self.written.get(key, -1) < written else None)
+        for write_number, producer_id, epoch, key, value in sorted(pending_records, key=lambda record: record[0]):
+            self._replay_pending(
+                producer_id, epoch, key, value if self.write_numbers.get(key, -1) < write_number else None
+            )
 
     def _replay_each(self) -> None:
         for key, value in self.plain.items():

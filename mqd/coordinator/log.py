@@ -72,7 +72,7 @@ class Partitions(Protocol):
 
 
 class Sender(Protocol):
-    """The acceptor's link. It passes `token` back in on_produced()."""
+    """The acceptor's link. It passes `token` back to on_produced()."""
 
     def send_batch(
         self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int

@@ -16,12 +16,12 @@ CoreNames = Callable[[Shard], Iterable[str]]  # the cores that an event concerns
 
 class Missed(NamedTuple):
     """An event that the cores must get after the next load: the partition was not loaded when the
-    event was posted, or the event's effects are not written yet. `written`: the effects are written
-    once the shard's `written_count` has reached this number. `names`: the cores that the event
-    concerns. `failed`: cores that do not get the event again, because they failed on it.
+    event was posted, or the event's effects are not written yet. `until_written_count`: the effects
+    are written once the shard's `written_count` has reached this number. `names`: the cores that
+    the event concerns. `failed`: cores that do not get the event again, because they failed on it.
     """
 
-    written: int
+    until_written_count: int
     event: object
     names: CoreNames
     failed: frozenset[str] = frozenset()

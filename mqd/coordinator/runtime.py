@@ -219,7 +219,7 @@ class Coordinator:
         """Delivers the event now, and again if a load precedes the writing of its effects. If a core
         fails on the event, the shard is discarded, and the other cores get the event again.
         """
-        shard, written = state.shard, 0
+        shard, until_written_count = state.shard, 0
         if shard is not None:
             for name in names(shard):
                 if name not in failed and state.shard is shard:
@@ -228,8 +228,8 @@ class Coordinator:
             if state.shard is shard:
                 if not shard.waiting_count:
                     return
-                written = shard.written_count + shard.waiting_count
-        state.missed.append(Missed(written, event, names, failed))
+                until_written_count = shard.written_count + shard.waiting_count
+        state.missed.append(Missed(until_written_count, event, names, failed))
 
     def core(self, name: str) -> Core | None:
         """The core of this name, for reading only; its state may not be written yet. None: there is
@@ -421,7 +421,7 @@ class Coordinator:
             expected += batch.offset_count
         shard.finish_write()
         if state.missed:
-            state.missed = [missed for missed in state.missed if missed.written > shard.written_count]
+            state.missed = [missed for missed in state.missed if missed.until_written_count > shard.written_count]
         self._wake(state)
 
     def _fire_timers(self) -> None:

@@ -41,7 +41,7 @@ class Process(msgspec.Struct):
     notices: deque[Any] = msgspec.field(default_factory=deque)  # not yet accepted by the socket
     answered_s: float = 0.0  # time.monotonic() of its last response to a Probe
     is_probed: bool = False  # a Probe is in flight: no further one is sent
-    deaths: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=8))
+    death_times_s: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=8))  # time.monotonic()
 
 
 class BrokerState:

@@ -330,7 +330,7 @@ class Keeper(BrokerState):
 
     def _hold_back_s(self, process: Process) -> float:
         now = time.monotonic()
-        recent = sum(1 for died_s in process.deaths if now - died_s < DEATH_WINDOW_S)
+        recent = sum(1 for died_s in process.death_times_s if now - died_s < DEATH_WINDOW_S)
         return min(HOLD_BACK_S_MAX, 0.1 * 2.0 ** (recent - 3)) if recent >= 3 else 0.0
 
     def _on_hold_back_end(self, connection: socket.socket, hello: Hello, process: Process) -> None:
@@ -447,7 +447,7 @@ class Keeper(BrokerState):
             process.connection.close()
         process.pidfd, process.connection, process.state = -1, None, "dead"
         process.notices.clear()
-        process.deaths.append(time.monotonic())
+        process.death_times_s.append(time.monotonic())
         self._broadcast(death)
         for eventfd in self.resources.eventfds:
             try:

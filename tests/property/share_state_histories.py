@@ -115,7 +115,7 @@ class History:
                     if at_ms is not None:
                         self.timers[name] = at_ms
         self.core.check()
-        demand(self.timers.keys() == ({share.SNAPSHOT_TIMER} if self.core._armed else set()), "P5: the timer")
+        demand(self.timers.keys() == ({share.SNAPSHOT_TIMER} if self.core._is_armed else set()), "P5: the timer")
         if reply is not None and not isinstance(event, share.Snapshot) and reply.error_code:
             self.refused.add(reply.error_code)
         asks = not isinstance(event, share.Forget | TimerFired)

@@ -36,11 +36,11 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data, self.position = data, 0
 
-    def number(self, shape: struct.Struct) -> int:
-        if self.position + shape.size > len(self.data):
+    def integer(self, layout: struct.Struct) -> int:
+        if self.position + layout.size > len(self.data):
             raise ValueError(f"consumer protocol: cut off at byte {self.position}")
-        (value,) = shape.unpack_from(self.data, self.position)
-        self.position += shape.size
+        (value,) = layout.unpack_from(self.data, self.position)
+        self.position += layout.size
         return value
 
     def take(self, size: int) -> bytes:
@@ -50,10 +50,10 @@ class _Reader:
         return self.data[self.position - size : self.position]
 
     def string(self) -> str:
-        return self.take(self.number(_I16)).decode()
+        return self.take(self.integer(_I16)).decode()
 
     def count(self, element_bytes_min: int) -> int:
-        count = self.number(_I32)
+        count = self.integer(_I32)
         if count < 0 or count * element_bytes_min > len(self.data) - self.position:
             raise ValueError(f"consumer protocol: {count} elements at byte {self.position}")
         return count
@@ -67,7 +67,7 @@ class _Reader:
         return {topic: tuple(sorted(indexes)) for topic, indexes in by_topic.items()}
 
     def skip_bytes(self) -> None:
-        size = self.number(_I32)
+        size = self.integer(_I32)
         if size != -1:
             self.take(size)
 
@@ -75,17 +75,17 @@ class _Reader:
 def decode_subscription(data: bytes) -> Subscription:
     """Raises ValueError if the bytes are malformed."""
     reader = _Reader(data)
-    version = reader.number(_I16)
+    version = reader.integer(_I16)
     if version < 0:
         raise ValueError(f"consumer protocol: version {version}")
     topics = tuple(sorted({reader.string() for _ in range(reader.count(2))}))
     reader.skip_bytes()
     owned = reader.partitions() if version >= 1 else {}
     if version >= 2:
-        reader.number(_I32)
+        reader.integer(_I32)
     rack_id = None
     if version >= 3:
-        size = reader.number(_I16)
+        size = reader.integer(_I16)
         rack_id = None if size == -1 else reader.take(size).decode()
     return Subscription(min(version, VERSION_MAX), topics, owned, rack_id)
 
@@ -97,7 +97,7 @@ def decode_assignment(data: bytes) -> dict[str, tuple[int, ...]]:
     if not data:
         return {}
     reader = _Reader(data)
-    if reader.number(_I16) < 0:
+    if reader.integer(_I16) < 0:
         raise ValueError("consumer protocol: a version below 0")
     return {topic: indexes for topic, indexes in reader.partitions().items() if indexes}
 

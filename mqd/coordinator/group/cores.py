@@ -40,9 +40,9 @@ class GroupCores:
         """The group's id. None: a record type that is not loaded. Raises ValueError if the key is
         malformed.
         """
-        kind = key_type_of(key)
-        is_loaded = 0 <= kind <= GROUP_METADATA or any(
-            kind in types for types in (CONSUMER_GROUP_TYPES, SHARE_GROUP_TYPES, STREAMS_GROUP_TYPES)
+        key_type = key_type_of(key)
+        is_loaded = 0 <= key_type <= GROUP_METADATA or any(
+            key_type in types for types in (CONSUMER_GROUP_TYPES, SHARE_GROUP_TYPES, STREAMS_GROUP_TYPES)
         )
         return group_of_key(key) if is_loaded else None
 

@@ -2,7 +2,7 @@
 committed offsets.
 
     kind      contents
-    empty     no members; possibly offsets, of consumers that choose their own partitions
+    empty     no members; possibly offsets of consumers that assign themselves partitions
     classic   members that joined by JoinGroup (classic/core.py), or an empty generation in the log
     consumer  members that joined by ConsumerGroupHeartbeat (KIP-848)
     share     members that joined by ShareGroupHeartbeat (KIP-932); no offsets; never converted
@@ -464,18 +464,18 @@ class Group:
     # -- loading -----------------------------------------------------------------------------------
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        kind = key_type_of(key)
-        if kind <= OFFSET_COMMIT:
+        key_type = key_type_of(key)
+        if key_type <= OFFSET_COMMIT:
             _, topic, partition = decode_offset_key(key)
             self.offsets.replay(topic, partition, value)
-        elif kind == GROUP_METADATA:
+        elif key_type == GROUP_METADATA:
             self.classic.replay(value)
-        elif kind in SHARE_GROUP_TYPES:
+        elif key_type in SHARE_GROUP_TYPES:
             if self.share is None and value is not None:
                 self.share = ShareGroup(self.group_id, self.cluster)
             if self.share is not None:
                 self.share.replay(key, value)
-        elif kind in STREAMS_GROUP_TYPES:
+        elif key_type in STREAMS_GROUP_TYPES:
             if self.streams is None and value is not None:
                 self.streams = StreamsGroup(self.group_id, self.cluster)
             if self.streams is not None:

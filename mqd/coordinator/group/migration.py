@@ -3,8 +3,8 @@ group.consumer.migration.policy). Pure; group.py does the rest.
 
 upgrade      the first ConsumerGroupHeartbeat joins a classic group: its members become classic
              members of a consumer group with the same generation and the same assignment
-downgrade    no member speaks the consumer protocol any more: the members become members of a
-             classic group, keep their assignment, and rejoin immediately
+downgrade    the last member that speaks the consumer protocol has left: the other members become
+             members of a classic group, keep their assignment, and rejoin immediately
 """
 
 from __future__ import annotations

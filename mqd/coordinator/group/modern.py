@@ -88,30 +88,30 @@ class ModernGroup:
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Applies one record of the log. Raises ValueError, in which case nothing is changed."""
         records = self.records
-        kind, name = records.decode_key(key)
-        description, current = self._loading.get(name, (None, None))
-        if kind == records.METADATA:
+        key_type, member_id = records.decode_key(key)
+        description, current = self._loading.get(member_id, (None, None))
+        if key_type == records.METADATA:
             self.load_group(value)
-        elif kind == records.TARGET_METADATA:
+        elif key_type == records.TARGET_METADATA:
             self.assignment_epoch = records.decode_target_epoch(value) if value is not None else 0
-        elif kind == records.TARGET_MEMBER:
+        elif key_type == records.TARGET_MEMBER:
             if value is None:
-                self.target.pop(name, None)
+                self.target.pop(member_id, None)
             else:
-                self.target[name] = records.decode_target(value)
-        elif kind == records.MEMBER:
-            self._loading[name] = (records.decode_member(value) if value is not None else None, current)
-        elif kind == records.CURRENT:
-            self._loading[name] = (description, records.decode_current(value) if value is not None else None)
+                self.target[member_id] = records.decode_target(value)
+        elif key_type == records.MEMBER:
+            self._loading[member_id] = (records.decode_member(value) if value is not None else None, current)
+        elif key_type == records.CURRENT:
+            self._loading[member_id] = (description, records.decode_current(value) if value is not None else None)
         else:
-            self.replay_own(kind, value)
+            self.replay_own(key_type, value)
         (self._loaded_keys.discard if value is None else self._loaded_keys.add)(key)
         self.is_persisted = bool(self._loaded_keys)
 
     def load_group(self, value: bytes | None) -> None:
         self.epoch, self.metadata_hash = self.records.decode_group(value) if value is not None else (0, 0)
 
-    def replay_own(self, kind: int, value: bytes | None) -> None:
+    def replay_own(self, key_type: int, value: bytes | None) -> None:
         """Applies a record of a type that only this kind of group has."""
 
     def loaded_epoch(self) -> int:

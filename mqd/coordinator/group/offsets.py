@@ -10,7 +10,7 @@ Invariants (check())
     O1  no topic without partitions, no transaction without offsets
     O2  every committed or pending value can be decoded
     O3  the expiration timer is armed when something is committed
-    O4  write counters are kept only while something is pending
+    O4  write numbers are kept only while something is pending
     O5  `size_bytes` is the sum over all committed and pending offsets
 Bounds: one record for each partition that clients name; the handler checks that the partition
 exists. A record is at most slightly longer than offset.metadata.max.bytes. The same holds for the
@@ -176,11 +176,11 @@ class Offsets:
         self.group_id = group_id
         self._settings = settings
         self._committed: dict[str, dict[int, bytes]] = {}
-        # producer id -> partition -> (write counter, value); None: superseded, will never be committed
+        # producer id -> partition -> (write number, value); None: superseded, will never be committed
         self._pending: dict[int, dict[tuple[str, int], tuple[int, bytes | None]]] = {}
-        # The write counter of each committed record, or of its deletion. Kept only while something
+        # The write number of each committed record, or of its deletion. Kept only while something
         # is pending; a record without an entry is older.
-        self._written: dict[tuple[str, int], int] = {}
+        self._write_numbers: dict[tuple[str, int], int] = {}
         self._write_count = 0
         self._armed = False
         self.size_bytes = 0  # approximate size in memory
@@ -286,7 +286,7 @@ class Offsets:
             )
         return encode_offset_value(entry.offset, entry.leader_epoch, entry.metadata, now_ms)
 
-    def _put(self, topic: str, partition: int, value: bytes, written: int) -> None:
+    def _put(self, topic: str, partition: int, value: bytes, write_number: int) -> None:
         partitions = self._committed.get(topic)
         if partitions is None:
             partitions = self._committed[topic] = {}
@@ -295,7 +295,7 @@ class Offsets:
         self.size_bytes += len(value) - len(old_value) if old_value is not None else OFFSET_BYTES + len(value)
         partitions[partition] = value
         if self._pending:
-            self._written[topic, partition] = written
+            self._write_numbers[topic, partition] = write_number
 
     def _put_pending(self, producer_id: int, topic: str, partition: int, value: bytes | None) -> None:
         pending = self._pending.setdefault(producer_id, {})
@@ -316,11 +316,11 @@ class Offsets:
         pending = self._pending.pop(producer_id, {})
         self.size_bytes -= sum(_pending_bytes(topic, value) for (topic, _), (_, value) in pending.items())
         if committed:
-            for (topic, partition), (written, value) in pending.items():
-                if value is not None and self._written.get((topic, partition), -1) < written:
-                    self._put(topic, partition, value, written)
+            for (topic, partition), (write_number, value) in pending.items():
+                if value is not None and self._write_numbers.get((topic, partition), -1) < write_number:
+                    self._put(topic, partition, value, write_number)
         if not self._pending:
-            self._written.clear()
+            self._write_numbers.clear()
 
     def _is_pending(self, topic: str, partition: int) -> bool:
         return any((topic, partition) in pending for pending in self._pending.values())
@@ -396,7 +396,7 @@ class Offsets:
                 self._remove(topic, partition)
             if self._pending and self._is_pending(topic, partition):
                 self._write_count += 1
-                self._written[topic, partition] = self._write_count
+                self._write_numbers[topic, partition] = self._write_count
                 had_offset = True
             if had_offset:
                 records.append((encode_offset_key(self.group_id, topic, partition), None))
@@ -522,7 +522,7 @@ class Offsets:
             for value in partitions.values():
                 decode_offset_value(value)
         assert not self._committed or self._armed, "O3"
-        assert self._pending or not self._written, "O4"
+        assert self._pending or not self._write_numbers, "O4"
         assert self.size_bytes == self._measure_bytes(), f"O5: {self.size_bytes} != {self._measure_bytes()}"
 
 

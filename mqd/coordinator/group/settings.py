@@ -82,9 +82,9 @@ class ShareSettings(msgspec.Struct, frozen=True):
     read_committed: bool = False
     offset_reset: OffsetReset = OffsetReset(LATEST)
 
-    def pack(self, begin: int = 0, has_dead_letters: bool = False) -> bytes:
-        """The settings that workers need, in the format of docs/design/share-groups.md. `begin`:
-        the start offset, for the offset reset `by_duration`.
+    def pack(self, start_offset: int = 0, has_dead_letters: bool = False) -> bytes:
+        """The settings that workers need, in the format of docs/design/share-groups.md.
+        `start_offset` is used only with the offset reset `by_duration`.
         """
         return (
             PACKED.pack(
@@ -95,7 +95,7 @@ class ShareSettings(msgspec.Struct, frozen=True):
                 self.offset_reset.kind,
                 HAS_DEAD_LETTERS * (has_dead_letters and bool(self.dead_letter_topic)) | HAS_FIFO * self.fifo.is_on,
                 len(self.fifo.header),
-                begin,
+                start_offset,
                 self.retry_backoff_ms,
                 self.retry_backoff_max_ms,
             )

@@ -22,7 +22,7 @@ in this order:
     ARCHIVING   the owner has been asked to archive the records; ends with the owner's WRITE
 
 After a failed step, for example because another writer has fenced this one, the writer backs off
-and starts again with FENCING, without limit. LOADING comes after FENCING: in the other order, a
+and starts again with FENCING, indefinitely. LOADING comes after FENCING: in the other order, a
 writer that was delayed between the two would write letters for records that another writer has
 finished in the meantime.
 

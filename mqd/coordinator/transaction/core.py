@@ -388,8 +388,9 @@ class Transaction(TransactionState):
         self._held.append(Held(now_ms + wait_ms, event))
 
     def _give_up(self, event: events.Request, actions: list[Action]) -> None:
-        """The markers take too long, or too many requests wait. An end is already decided and is
-        answered; other requests must be retried.
+        """Answers a request that cannot wait until the markers are written: they take too long, or
+        too many requests wait. The outcome of an EndTxn is already decided; other requests must be
+        retried.
         """
         if type(event) is events.EndTransaction:
             is_end = event.client_version < VERSION_2 or self._is_ended(event.producer_id, event.producer_epoch)

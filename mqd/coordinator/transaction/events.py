@@ -29,7 +29,7 @@ class InitProducerId(msgspec.Struct, frozen=True):
 
 class AddPartitions(msgspec.Struct, frozen=True):
     """AddPartitionsToTxn, AddOffsetsToTxn, and the first Produce or TxnOffsetCommit of client
-    version 2. Response: an error code for all of them.
+    version 2. Response: one error code for all partitions.
     """
 
     request: int

@@ -200,8 +200,8 @@ class JointTransaction(JointState):
     # -- the end -----------------------------------------------------------------------------------
 
     def _on_end_joint(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> None:
-        end = self._abort_any if not event.run_id else self._commit if event.committed else self._abort
-        response = end(event, now_ms, actions)
+        handle_end = self._abort_any if not event.run_id else self._commit if event.committed else self._abort
+        response = handle_end(event, now_ms, actions)
         if response is not None:
             actions.append(Reply(event.request, response))
 
@@ -377,8 +377,9 @@ class JointTransaction(JointState):
         return None
 
     def _response_without_markers(self, event: events.Request) -> JointResponse:
-        """The markers take too long, or too many requests wait. An end is already decided and is
-        answered; other requests must be retried.
+        """The response to a request that cannot wait until the markers are written: they take too
+        long, or too many requests wait. The outcome of an EndJoint may already be decided; other
+        requests must be retried.
         """
         is_decided = type(event) is events.EndJoint and (
             event.batch_id <= self.committed_batch_id if event.committed else self.state == State.PREPARE_ABORT

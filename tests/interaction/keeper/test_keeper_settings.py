@@ -246,10 +246,10 @@ def test_the_restart_delay_grows_for_a_process_that_keeps_dying(keeper):
     waits = []
     for _ in range(8):
         waits.append(keeper._hold_back_s(process))
-        process.deaths.append(time.monotonic())
+        process.death_times_s.append(time.monotonic())
     assert waits[:3] == [0, 0, 0] and waits[3:] == sorted(waits[3:]) and 0 < waits[3] <= loop.HOLD_BACK_S_MAX
-    process.deaths.clear()
-    process.deaths.extend([time.monotonic() - loop.DEATH_WINDOW_S] * 8)
+    process.death_times_s.clear()
+    process.death_times_s.extend([time.monotonic() - loop.DEATH_WINDOW_S] * 8)
     assert keeper._hold_back_s(process) == 0
 
 

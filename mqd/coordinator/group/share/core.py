@@ -451,8 +451,8 @@ class ShareGroup(ModernGroup):
 
     # -- loading -----------------------------------------------------------------------------------
 
-    def replay_own(self, kind: int, value: bytes | None) -> None:
-        if kind == records.STATES:
+    def replay_own(self, key_type: int, value: bytes | None) -> None:
+        if key_type == records.STATES:
             self.states = records.decode_states(value) if value is not None else States()
 
     def on_loaded(self, now_ms: int) -> list[Action]:
@@ -462,24 +462,26 @@ class ShareGroup(ModernGroup):
         loading, self._loading, self._loaded_keys = self._loading, {}, set()
         session_ms = self.cluster.share_settings(self.group_id).session_timeout_ms
         incomplete_ids = []
-        for name, (description, current) in loading.items():
+        for member_id, (description, current) in loading.items():
             if description is None:
-                incomplete_ids += [name] if current is not None else []
+                incomplete_ids += [member_id] if current is not None else []
                 continue
-            member = self.members[name] = Member(name, description)
+            member = self.members[member_id] = Member(member_id, description)
             self._count_description(member)
             if current is not None:
                 self.set_current(member, current)
             self.deadlines.move(member, now_ms + session_ms)
-        self.target = {name: partitions for name, partitions in self.target.items() if name in self.members}
+        self.target = {
+            member_id: partitions for member_id, partitions in self.target.items() if member_id in self.members
+        }
         self.assignment_epoch = self.loaded_epoch()
         self.epoch = max(self.epoch, self.assignment_epoch)
         initialized_twice = intersection(self.states.initializing, self.states.initialized)
         self.states.initializing = difference(self.states.initializing, initialized_twice)
         # assignable partitions may not have raised the epoch yet; or a damaged log lost the target
         self.needs_new_epoch = self.is_persisted
-        for name in incomplete_ids:
-            self.pending += records.member_tombstones(self.group_id, name)
+        for member_id in incomplete_ids:
+            self.pending += records.member_tombstones(self.group_id, member_id)
         return self._actions([])
 
     # -- invariants --------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Administrators' changes of the offsets of a share group without members: AlterShareGroupOffsets,
 DeleteShareGroupOffsets, DeleteGroups. Each is recorded, then requested from the share coordinator,
-whose response completes it. A coordinator that is loaded in between has lost the request, but the
-record shows what is left to do: topics to be deleted are listed as `deleting`, and are deleted with
-the next request.
+whose response completes it. If the group coordinator is reloaded in between, the request is lost,
+but the record shows what is left to do: topics to be deleted are listed as `deleting`, and are
+deleted with the next request.
 
 Altering raises the group's epoch, which is the state epoch of the initialized share-partitions: a
 leader that still holds the earlier state is fenced (FENCED_STATE_EPOCH).

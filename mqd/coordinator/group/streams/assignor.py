@@ -57,8 +57,12 @@ def _reuse_object(tasks: Tasks, spec: MemberSpec) -> Tasks:
 
 def _tasks(shape: Shape) -> list[Task]:
     """All tasks, ordered by partition number, so that a subtopology's tasks are spread."""
-    every = [(name, partition) for name in sorted(shape.task_counts) for partition in range(shape.task_counts[name])]
-    return sorted(every, key=lambda task: (task[1], task[0]))
+    all_tasks = [
+        (subtopology_id, partition)
+        for subtopology_id in sorted(shape.task_counts)
+        for partition in range(shape.task_counts[subtopology_id])
+    ]
+    return sorted(all_tasks, key=lambda task: (task[1], task[0]))
 
 
 def _active(members: Mapping[str, MemberSpec], shape: Shape) -> dict[str, list[Task]]:
@@ -105,7 +109,9 @@ def _assign_to_state_holders(
     for task in tasks:
         holders = with_state.get(task, [])
         process_mates = [mate for holder in holders for mate in by_process[members[holder].process_id]]
-        receiver = next((name for name in (*holders, *process_mates) if len(held[name]) < low + (extra > 0)), None)
+        receiver = next(
+            (candidate for candidate in (*holders, *process_mates) if len(held[candidate]) < low + (extra > 0)), None
+        )
         if receiver is None:
             rest.append(task)
         else:
@@ -117,38 +123,45 @@ def _assign_to_state_holders(
 def _standbys(
     members: Mapping[str, MemberSpec], shape: Shape, active: Mapping[str, list[Task]], replicas: int
 ) -> dict[str, list[Task]]:
-    active_process = {task: members[name].process_id for name, tasks in active.items() for task in tasks}
+    active_process = {task: members[member_id].process_id for member_id, tasks in active.items() for task in tasks}
     assigned = {(process, task) for task, process in active_process.items()}
     # (process, member): number of the process's active tasks for which the member has standbys
     backup_counts: dict[tuple[str, str], int] = {}
-    load = {name: len(tasks) for name, tasks in active.items()}
-    standbys: dict[str, list[Task]] = {name: [] for name in sorted(members)}
+    load = {member_id: len(tasks) for member_id, tasks in active.items()}
+    standbys: dict[str, list[Task]] = {member_id: [] for member_id in sorted(members)}
     previous_holders: dict[Task, list[str]] = {}
-    for name in standbys:
-        for role in (members[name].current.standby, members[name].current.active):
+    for member_id in standbys:
+        for role in (members[member_id].current.standby, members[member_id].current.active):
             for task in each(role):
-                previous_holders.setdefault(task, []).append(name)
+                previous_holders.setdefault(task, []).append(member_id)
     processes = {spec.process_id for spec in members.values()}
     stateful = [task for task in _tasks(shape) if task[0] in shape.stateful]
     wanted = min(replicas, len(processes) - 1)
     limit = -(-(sum(load.values()) + wanted * len(stateful)) // len(members))
 
-    def take(name: str, task: Task) -> None:
-        standbys[name].append(task)
-        load[name] += 1
-        assigned.add((members[name].process_id, task))
-        backup_counts[active_process[task], name] = backup_counts.get((active_process[task], name), 0) + 1
+    def take(member_id: str, task: Task) -> None:
+        standbys[member_id].append(task)
+        load[member_id] += 1
+        assigned.add((members[member_id].process_id, task))
+        backup_counts[active_process[task], member_id] = backup_counts.get((active_process[task], member_id), 0) + 1
 
     for task in stateful:
         missing = wanted
-        for name in previous_holders.get(task, ()):
-            if missing and load[name] < limit and (members[name].process_id, task) not in assigned:
-                take(name, task)
+        for member_id in previous_holders.get(task, ()):
+            if missing and load[member_id] < limit and (members[member_id].process_id, task) not in assigned:
+                take(member_id, task)
                 missing -= 1
         for _ in range(missing):
-            others = (name for name in standbys if (members[name].process_id, task) not in assigned)
+            others = (member_id for member_id in standbys if (members[member_id].process_id, task) not in assigned)
             take(
-                min(others, key=lambda name: (load[name], backup_counts.get((active_process[task], name), 0), name)),
+                min(
+                    others,
+                    key=lambda member_id: (
+                        load[member_id],
+                        backup_counts.get((active_process[task], member_id), 0),
+                        member_id,
+                    ),
+                ),
                 task,
             )
     return standbys
@@ -158,9 +171,9 @@ def check_assignment(
     members: Mapping[str, MemberSpec], shape: Shape, replicas: int, assignment: Mapping[str, Tasks]
 ) -> None:
     """Asserts A1 to A3."""
-    every = {(name, partition) for name, count in shape.task_counts.items() for partition in range(count)}
+    all_tasks = {(name, partition) for name, count in shape.task_counts.items() for partition in range(count)}
     active = [task for tasks in assignment.values() for task in each(tasks.active)]
-    assert len(active) == len(set(active)) and set(active) == every, "A1: a task is not active exactly once"
+    assert len(active) == len(set(active)) and set(active) == all_tasks, "A1: a task is not active exactly once"
     counts = [_size(tasks.active) for tasks in assignment.values()]
     assert not counts or max(counts) - min(counts) <= 1, f"A1: {counts}"
     held = [
@@ -170,7 +183,7 @@ def check_assignment(
     processes = len({spec.process_id for spec in members.values()})
     expected = min(replicas, processes - 1)
     standbys = [task for tasks in assignment.values() for task in each(tasks.standby)]
-    for task in every:
+    for task in all_tasks:
         wanted = expected if task[0] in shape.stateful else 0
         assert standbys.count(task) == wanted, f"A3: {task} has {standbys.count(task)} standbys, not {wanted}"
 

@@ -428,8 +428,8 @@ class StreamsGroup(ModernGroup):
         new_target = dict.fromkeys(self.members, NO_TASKS)
         if self.configured.is_ready and self.topology is not None:
             specs = {
-                name: MemberSpec(member.process_id, self.target.get(name, NO_TASKS))
-                for name, member in self.members.items()
+                member_id: MemberSpec(member.process_id, self.target.get(member_id, NO_TASKS))
+                for member_id, member in self.members.items()
             }
             stateful = frozenset(
                 subtopology.subtopology_id for subtopology in self.topology.subtopologies if subtopology.changelogs
@@ -466,8 +466,8 @@ class StreamsGroup(ModernGroup):
         self.epoch, self.metadata_hash = loaded.epoch, loaded.metadata_hash
         self.validated_epoch, self.standby_replicas = loaded.validated_epoch, loaded.standby_replicas
 
-    def replay_own(self, kind: int, value: bytes | None) -> None:
-        if kind != records.TOPOLOGY:
+    def replay_own(self, key_type: int, value: bytes | None) -> None:
+        if key_type != records.TOPOLOGY:
             return
         topology = records.decode_topology(value) if value is not None else None
         if self.topology is not None:
@@ -484,28 +484,28 @@ class StreamsGroup(ModernGroup):
         loading, self._loading, self._loaded_keys = self._loading, {}, set()
         session_ms = self.cluster.streams_settings(self.group_id).session_timeout_ms
         broken_ids = []
-        for name, (description, current) in loading.items():
-            if description is None or self.topology is None or not self._load_member(name, description, current):
-                broken_ids += [name] if description is not None or current is not None else []
+        for member_id, (description, current) in loading.items():
+            if description is None or self.topology is None or not self._load_member(member_id, description, current):
+                broken_ids += [member_id] if description is not None or current is not None else []
                 continue
-            member = self.members[name]
+            member = self.members[member_id]
             self.deadlines.move(member, now_ms + session_ms)
             if member.current.state == UNREVOKED:
                 self._await_release(member, now_ms)
-        self.target = {name: tasks for name, tasks in self.target.items() if name in self.members}
+        self.target = {member_id: tasks for member_id, tasks in self.target.items() if member_id in self.members}
         self.assignment_epoch = max(self.loaded_epoch(), self.first_epoch - 1 if self.epoch else 0)
         self.epoch = max(self.epoch, self.assignment_epoch)
         # above the epochs that another coordinator has sent to members, and rising with each load
         self.endpoint_epoch = now_ms // 1000 & 0x3FFFFFFF
-        for name in broken_ids:
-            self.pending += records.member_tombstones(self.group_id, name)
+        for member_id in broken_ids:
+            self.pending += records.member_tombstones(self.group_id, member_id)
         # a target of this epoch may lack tasks if records were lost
         self.needs_new_epoch = self.needs_new_epoch or bool(broken_ids)
         return self._actions([])
 
-    def _load_member(self, name: str, description: Description, current: Current | None) -> bool:
+    def _load_member(self, member_id: str, description: Description, current: Current | None) -> bool:
         """Returns False if the member's state contradicts itself or the state of other members."""
-        member = Member(name, description)
+        member = Member(member_id, description)
         held = (current.assigned, current.revoking) if current is not None else ()
         if current is not None and (
             overlap(*held)
@@ -520,11 +520,11 @@ class StreamsGroup(ModernGroup):
             for task in each(role)
         ]
         if len(tasks) != len({task for task, _ in tasks}) or not all(
-            self.holders.may_take(name, description.process_id, task, is_active) for task, is_active in tasks
+            self.holders.may_take(member_id, description.process_id, task, is_active) for task, is_active in tasks
         ):
             return False
-        self.members[name] = member
-        self.described_bytes += size_bytes_of(name, description)
+        self.members[member_id] = member
+        self.described_bytes += size_bytes_of(member_id, description)
         if current is not None:
             self._set_current(member, current)
             self.pending.pop()  # the record that _set_current() added is in the log already

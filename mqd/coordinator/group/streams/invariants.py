@@ -28,10 +28,10 @@ def check(group: StreamsGroup) -> None:
 
 def _check_holders(group: StreamsGroup) -> None:
     rebuilt = Holders()
-    for name, member in group.members.items():
+    for member_id, member in group.members.items():
         current = member.current
         for tasks in (current.assigned, current.revoking):
-            rebuilt.claim(name, member.process_id, tasks)
+            rebuilt.claim(member_id, member.process_id, tasks)
         active = {*each(current.assigned.active), *each(current.revoking.active)}
         assert current.epochs.keys() == active, "T2"
         assert all(0 < current.epochs[task] <= max(member.epoch, 1) for task in active), "T2"
