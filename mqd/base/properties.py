@@ -531,16 +531,16 @@ share.coordinator.snapshot.update.records.per.snapshot: int >=0 <=500 = 500
 share.coordinator.state.topic.prune.interval.ms: int >=1 = 300000
     How often records of __share_group_state that no share-partition needs are deleted.
 share.coordinator.cold.partition.snapshot.interval.ms: int >=1 = 300000
-    A share-partition with updates since its last snapshot gets one after this time.
+    A share-partition with updates since its last snapshot gets a new snapshot after this time.
 queue.delete.on.ack.interval.ms: int >=100 dynamic = 30000
     (mqd) How often the broker deletes, in topics with queue.delete.on.ack, the records that every share group has
     finished.
 transaction.state.log.num.partitions: int >=1 <=16384 = 50
     Number of partitions of __transaction_state. Used when the topic is created; must not change afterwards.
 transaction.partition.verification.enable: bool dynamic = true
-    A transaction begins in a partition only after its coordinator has confirmed it (KIP-890). Without this check, a
-    late batch of an older client may leave a transaction open forever. For clients that use transaction.version 2 the
-    coordinator is always consulted.
+    A transaction begins in a partition only after its coordinator has confirmed that it includes the partition
+    (KIP-890). Without this check, a late batch of an older client may leave a transaction open forever. For clients
+    that use transaction.version 2 the coordinator is always consulted.
 transaction.max.timeout.ms: int >=1 = 900000
     The longest transaction.timeout.ms that a producer may request.
 transactional.id.expiration.ms: int >=1 = 604800000
@@ -598,8 +598,8 @@ core.files.allow: bool = false
     (mqd) The broker's processes may write core files, and other processes of their user (debuggers) may read their
     memory, which contains records, passwords and keys.
 worker.count: int >=0 <=64 = 0
-    (mqd) Worker processes. 0: one for each CPU the broker may use (affinity and cgroup quota), but fewer if their
-    shared memory does not fit in /dev/shm.
+    (mqd) Number of worker processes. 0: one for each CPU the broker may use (affinity and cgroup quota), but fewer if
+    their shared memory does not fit in /dev/shm.
 worker.cpus: list =
     (mqd) CPUs to pin the workers to, in order, such as 0,2-3. Empty: not pinned.
 worker.spin.us: int >=0 <=1000000 = 0
@@ -716,14 +716,15 @@ queue.unflushed.bytes: long >=0 dynamic = 0
     (mqd) With flush.on.ack=false: a partition's records are flushed when this many bytes are unflushed, or after
     flush.ms where that is set, instead of after 5 s or 8 MiB. Records that queue.delete.on.ack deletes before that are
     not written to the disk; a power cut loses unflushed records (docs/queues.md). About three segments can wait for
-    their deletion: set segment.bytes to at least a third of this size. 0: flushed as other records are.
+    their deletion: set segment.bytes to at least a third of this size. 0: the records are flushed like those of other
+    topics.
 share.priority: int >=0 <=9 dynamic = 0
     (mqd) A member of a share group that reads several topics gets records of topics with a higher priority first. This
     applies to the partitions that one host leads. One record in ten is reserved for lower priorities, so that they do
     not wait forever.
 dedup.window.ms: long >=0 <=604800000 dynamic = 0
-    (mqd) Deduplication: if a record with the same id was appended to the same partition at most this long ago, a record
-    is acknowledged with the earlier record's offset and not written again, whichever producer sends it. Needs
+    (mqd) Deduplication: a record is not written, but acknowledged with the offset of an earlier record, if that record
+    has the same id and was appended to the same partition at most this long ago, whichever producer sent it. Needs
     message.timestamp.type=LogAppendTime, compression.type=uncompressed and mqd.version 6 (docs/deduplication.md). 0:
     records have no ids.
 dedup.header: string dynamic = dedup-id

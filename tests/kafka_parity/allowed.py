@@ -4,9 +4,7 @@
 
 from tests.kafka_parity.compare import Allowed
 
-HASHED = (
-    "Kafka's lists have the order of its hash tables, or errors first; mqd's have the request's order, or that of names"
-)
+HASHED = "Kafka lists entries in hash-table order, or errors first; mqd in the order of the request, or by name"
 CRASHED = "Kafka fails with an internal exception on such a request; mqd reports what is wrong with it"
 
 TEXTS = "texts are mqd's own; the error code is compared"
