@@ -46,17 +46,17 @@ KEEP_ALIVE_S = 75  # longer than the refresh interval of pages, so that they nee
     "--metrics",
     multiple=True,
     metavar="URL",
-    help="A broker's metrics page, for rates and disks; once for each broker.",
+    help="A broker's metrics page, for rates and disks; give one for each broker.",
 )
 @click.option(
     "--metrics-token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The file with their token (the brokers' metrics.token.file).",
+    help="File with the token of the metrics pages (the brokers' metrics.token.file).",
 )
 @click.option(
     "--metrics-ca",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="PEM file of the CA that signed their certificates, if it is not one of the system's.",
+    help="PEM file of the CA that signed the metrics pages' certificates, if it is not one of the system's.",
 )
 @click.option(
     "--audit",

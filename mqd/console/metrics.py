@@ -59,7 +59,9 @@ class Scrape(msgspec.Struct):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Rates per second between two scrapes of all brokers; `p99_s` None: nothing was produced."""
+    """Rates per second between two scrapes of all brokers. `p99_s`: the 99th percentile of the times
+    of Produce requests; None if nothing was produced.
+    """
 
     records: float
     bytes_in: float
@@ -153,9 +155,9 @@ class Sampler:
         self._token, self._ca = options.metrics_token, options.metrics_ca
         self._lock = threading.Lock()
         self._last: dict[str, Scrape] = {}
-        self._before: dict[str, Scrape] = {}
+        self._previous: dict[str, Scrape] = {}
         self._ahead_s: dict[str, float] = {}
-        self._failed: dict[str, str] = {}
+        self._failures: dict[str, str] = {}
         self._points: deque[Point] = deque(maxlen=POINTS)
         self._stop = threading.Event()
 
@@ -180,17 +182,17 @@ class Sampler:
                 scrape = parse(self._read(url), time.monotonic())
             except (OSError, ValueError, http.client.HTTPException) as error:
                 with self._lock:
-                    self._failed[url] = str(error)
+                    self._failures[url] = str(error)
                     self._last.pop(url, None)
-                    self._before.pop(url, None)
+                    self._previous.pop(url, None)
                     self._ahead_s.pop(url, None)
                 continue
             with self._lock:
-                self._failed.pop(url, None)
+                self._failures.pop(url, None)
                 self._ahead_s[url] = clock_ahead_s(scrape.clock_s, began_s, time.time())
                 if url in self._last:
                     points.append(rates_between(self._last[url], scrape))
-                    self._before[url] = self._last[url]
+                    self._previous[url] = self._last[url]
                 self._last[url] = scrape
         if points:
             p99s = [point.p99_s for point in points if point.p99_s is not None]
@@ -222,18 +224,18 @@ class Sampler:
 
     def failures(self) -> dict[str, str]:
         with self._lock:
-            return dict(self._failed)
+            return dict(self._failures)
 
     def findings(self, now_s: float) -> list[Finding]:
         with self._lock:
-            last, before, clocks = dict(self._last), dict(self._before), dict(self._ahead_s)
+            last, previous, clocks = dict(self._last), dict(self._previous), dict(self._ahead_s)
         samples = [sample for scrape in last.values() for sample in scrape.samples]
-        found = diagnosis.metric_findings(samples, now_s, "DATA_DIR")
-        for url, scrape in before.items():
-            found += diagnosis.consumer_findings(scrape.samples, last[url].samples)
+        all_findings = diagnosis.metric_findings(samples, now_s, "DATA_DIR")
+        for url, scrape in previous.items():
+            all_findings += diagnosis.consumer_findings(scrape.samples, last[url].samples)
         for url, ahead_s in clocks.items():
-            found += diagnosis.clock_findings(urlsplit(url).netloc, ahead_s)
-        return found
+            all_findings += diagnosis.clock_findings(urlsplit(url).netloc, ahead_s)
+        return all_findings
 
     def free_share(self) -> float | None:
         """The free share of the fullest log directory."""

@@ -230,12 +230,20 @@ def directories(settings: Settings) -> tuple[list[Directory], list[str]]:
     reported: list[Directory] = []
     missing: list[str] = []
     with Cluster(settings.bootstrap) as cluster:
-        for node, response in _log_directories(cluster, None, missing):
+        for node, response in _describe_log_dirs(cluster, None, missing):
             for one in response.results:
                 error = error_text(one.error_code) if one.error_code else ""
-                sizes = [part.partition_size for topic in one.topics for part in topic.partitions]
+                replica_sizes = [part.partition_size for topic in one.topics for part in topic.partitions]
                 reported.append(
-                    Directory(node, one.log_dir, error, len(sizes), sum(sizes), one.total_bytes, one.usable_bytes)
+                    Directory(
+                        node,
+                        one.log_dir,
+                        error,
+                        len(replica_sizes),
+                        sum(replica_sizes),
+                        one.total_bytes,
+                        one.usable_bytes,
+                    )
                 )
     return reported, missing
 
@@ -253,7 +261,7 @@ def sizes(cluster: Cluster, names: Iterable[str] | None) -> dict[tuple[str, int]
         ]
         if not requested:
             return sizes_by_partition
-    for node, response in _log_directories(cluster, requested, []):
+    for node, response in _describe_log_dirs(cluster, requested, []):
         for directory in response.results:
             for topic in directory.topics:
                 for part in topic.partitions:
@@ -263,7 +271,7 @@ def sizes(cluster: Cluster, names: Iterable[str] | None) -> dict[tuple[str, int]
     return sizes_by_partition
 
 
-def _log_directories(cluster: Cluster, requested: Any, missing: list[str]) -> Any:
+def _describe_log_dirs(cluster: Cluster, requested: Any, missing: list[str]) -> Any:
     for node in sorted(cluster.addresses()):
         try:
             yield node, cluster.node(node).request(DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(topics=requested))

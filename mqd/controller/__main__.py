@@ -42,10 +42,10 @@ from mqd.cluster.raft.identity import MetadataCorrupt, directory_bytes, director
 from mqd.cluster.raft.messages import ReplicaKey, SnapshotMeta, Voter
 from mqd.cluster.raft.store import QuorumStore
 from mqd.controller import directories, options, quotas, session
-from mqd.controller.alone import Alone
 from mqd.controller.directories import DirectoryRefused
 from mqd.controller.server import Server
 from mqd.controller.shell import Shell, directory_reports, new_topic_id
+from mqd.controller.standalone import StandaloneMembership
 from mqd.security import confinement
 from mqd.security.audit import Audit
 from mqd.shm.attach import KeeperClient, KeeperError
@@ -105,10 +105,10 @@ async def _refuse_lost_metadata(layout: paths.Layout, log_dirs: list[str]) -> No
         )
 
 
-def _membership(config: dict[str, str], client: KeeperClient, key: ReplicaKey) -> Membership | Alone:
+def _membership(config: dict[str, str], client: KeeperClient, key: ReplicaKey) -> Membership | StandaloneMembership:
     """Raises ConfigError if the cluster key cannot be read."""
     if not client.cluster_sockets:
-        return Alone()
+        return StandaloneMembership()
     from mqd.controller.membership import Membership
 
     return Membership(config, client, key)
@@ -169,8 +169,8 @@ class Process:
 
     async def determine_cluster(self, stored: Stored, state: MetadataState) -> tuple[str, Stored, tuple[int, ...]]:
         """Returns (cluster id, initial state of the quorum, node ids that may know its leader):
-        immediately if there is a log; otherwise founds a cluster alone, or queries the seeds until
-        it is clear which cluster this host belongs to.
+        immediately if there is a log; otherwise creates a cluster of one host, or queries the seeds
+        until it is clear which cluster this host belongs to.
         """
         stored_cluster_id = _known_cluster_id(self.layout)
         if stored.snapshot is not None:
@@ -184,7 +184,7 @@ class Process:
         if not self.membership.seeds:
             await _refuse_lost_metadata(self.layout, self.log_dirs)
             cluster_id = stored_cluster_id or directory_text(new_topic_id())
-            return cluster_id, self._found_cluster(cluster_id, (Voter(self.key, *self.membership.address),)), ()
+            return cluster_id, self._create_cluster(cluster_id, (Voter(self.key, *self.membership.address),)), ()
         decision = await self.membership.form(stored_cluster_id)
         voters = tuple(
             sorted(
@@ -193,14 +193,14 @@ class Process:
             )
         )
         if getattr(decision, "voter", True):
-            return decision.cluster_id, self._found_cluster(decision.cluster_id, voters), ()
+            return decision.cluster_id, self._create_cluster(decision.cluster_id, voters), ()
         log.info("this host joins a cluster", cluster_id=decision.cluster_id)
         _store_cluster_id(self.layout, decision.cluster_id)
         return decision.cluster_id, stored, self.membership.members()
 
-    def _found_cluster(self, cluster_id: str, voters: tuple[Voter, ...]) -> Stored:
-        """Founds the cluster. Stores its id first: a host with an id and without a log retries, and
-        never founds another cluster.
+    def _create_cluster(self, cluster_id: str, voters: tuple[Voter, ...]) -> Stored:
+        """Creates the cluster. Stores its id first: a host with an id but without a log retries, and
+        never creates another cluster.
         """
         _store_cluster_id(self.layout, cluster_id)
         if len(voters) > 1:

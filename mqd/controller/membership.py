@@ -1,5 +1,5 @@
 """This host in its cluster: its identity, the hosts that it admits, how it joins a cluster, and the
-destinations of its messages. A host that does not listen for others uses alone.py instead.
+destinations of its messages. A host that does not listen for others uses standalone.py instead.
 """
 
 from __future__ import annotations

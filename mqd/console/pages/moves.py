@@ -22,7 +22,9 @@ ROWS_MAX = 200
 
 
 class MovesInProgress(msgspec.Struct, frozen=True):
-    """`count`: the number of moving partitions; `shown`: the progress of the first of them."""
+    """`count`: how many partitions move; `topics`: of how many topics; `shown`: the progress of the
+    first partitions.
+    """
 
     count: int
     topics: int
@@ -57,16 +59,16 @@ class Pace:
     """Estimates the remaining time from how fast the remaining bytes decrease. Thread-safe; one for each user."""
 
     def __init__(self) -> None:
-        self._begun: tuple[float, int] | None = None
+        self._start: tuple[float, int] | None = None  # time in seconds, remaining bytes at this time
         self._lock = threading.Lock()
 
     def remaining_s(self, remaining_bytes: int, now_s: float) -> float | None:
         """Returns None if the pace is not known yet."""
         with self._lock:
-            if not remaining_bytes or self._begun is None or remaining_bytes > self._begun[1]:
-                self._begun = (now_s, remaining_bytes) if remaining_bytes else None
+            if not remaining_bytes or self._start is None or remaining_bytes > self._start[1]:
+                self._start = (now_s, remaining_bytes) if remaining_bytes else None
                 return None
-            elapsed_s, copied_bytes = now_s - self._begun[0], self._begun[1] - remaining_bytes
+            elapsed_s, copied_bytes = now_s - self._start[0], self._start[1] - remaining_bytes
             return remaining_bytes * elapsed_s / copied_bytes if copied_bytes else None
 
 

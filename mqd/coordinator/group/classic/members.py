@@ -108,8 +108,8 @@ class Member(Timed):
 
     @property
     def size_bytes(self) -> int:
-        names = len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
-        return MEMBER_BYTES + names + protocols_size_bytes(self.protocols.items()) + len(self.assignment)
+        names_bytes = len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
+        return MEMBER_BYTES + names_bytes + protocols_size_bytes(self.protocols.items()) + len(self.assignment)
 
     def matches(self, protocols: dict[str, bytes]) -> bool:
         """Whether `protocols` equal the member's, including their order."""

@@ -49,7 +49,7 @@ class Rebalancing(ClassicState):
         )
 
     def _joined_members(self) -> list[JoinGroupResponse.Member]:
-        """The members that the leader assigns partitions to."""
+        """The members to which the leader assigns partitions."""
         make_member, protocol = JoinGroupResponse.Member, self.protocol
         assert protocol is not None  # a group with a leader has a protocol
         return [
@@ -113,10 +113,10 @@ class Rebalancing(ClassicState):
             self._complete_join(now_ms, actions)
 
     def _complete_join(self, now_ms: int, actions: list[Action]) -> None:
-        """Starts the next generation. Dynamic members that have not joined are removed. Static ones
-        stay and keep their assignment until their session ends. If only absent static members are
-        left there is no new generation: those that stay away lose their sessions, and those that
-        come back join.
+        """Starts the next generation. Dynamic members that have not joined are removed. Static members
+        stay and keep their assignment until their sessions end. If only absent static members are
+        left, there is no new generation yet: some will come back and join, the others' sessions will
+        end.
         """
         for member in [
             member
@@ -138,7 +138,9 @@ class Rebalancing(ClassicState):
             self._persist(actions)
 
     def _elect_leader(self) -> bool:
-        """Keeps the leader if it has joined. Returns False if no member has joined."""
+        """Keeps the leader if it has joined, otherwise chooses the first member that has. Returns False
+        if no member has joined.
+        """
         if self.leader is not None and self.members.by_id[self.leader].join_request is not None:
             return True
         new_leader = next((member for member in self.members.by_id.values() if member.join_request is not None), None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 
-class Alone:
+class StandaloneMembership:
     seeds: tuple[str, ...] = ()
     address = ("", 0)
 
