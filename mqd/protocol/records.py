@@ -150,8 +150,8 @@ def encode_batch(
     offsets must rise and may leave gaps (as in a compacted batch).
 
     `log_append_time_ms` sets the timestamp type and the time of every record. `last_offset_delta`
-    is needed only if the batch's offsets extend beyond its last record. Raises ValueError for records or
-    options that cannot form a batch.
+    is needed only if the batch's offsets extend beyond its last record. Raises ValueError for
+    records or options that cannot form a batch.
     """
     payload, base_timestamp_ms, max_timestamp_ms, count, next_offset = bytearray(), None, NO_TIMESTAMP, 0, base_offset
     for record in records:
@@ -269,8 +269,8 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def read_blob(data: bytes, position: int, end: int, description: str) -> tuple[bytes | None, int]:
-    """Reads a length and that many bytes, which must not extend beyond `end`: (bytes, position after
-    them). Length -1 means None. `description` is for error messages, such as "a key".
+    """Reads a length and that many bytes, which must not extend beyond `end`: (bytes, position
+    after them). Length -1 means None. `description` is for error messages, such as "a key".
     """
     size = data[position]
     position += 1

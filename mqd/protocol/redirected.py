@@ -1,6 +1,6 @@
-"""Producer ids of records that were sent to a retired partition and are stored in the partition that
-takes its records: docs/decisions/cluster/2026-11-21-retired-partitions.md. The numbers must be the
-same as in native/server/redirect.h.
+"""Producer ids of records that were sent to a retired partition and are stored in the partition
+that takes its records: docs/decisions/cluster/2026-11-21-retired-partitions.md. The numbers must be
+the same as in native/server/redirect.h.
 """
 
 REDIRECT_SHIFT = 40  # producer ids are assigned from 0 upwards, and stay below 1 << 40

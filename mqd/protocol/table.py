@@ -1,5 +1,5 @@
-"""Makes the first part of docs/protocol.md, which `python -m tests.kafka_parity.page` writes, from the
-tables SUPPORTED and ERRORS. A test compares the page with these tables and with what a running
+"""Makes the first part of docs/protocol.md, which `python -m tests.kafka_parity.page` writes, from
+the tables SUPPORTED and ERRORS. A test compares the page with these tables and with what a running
 broker advertises.
 """
 

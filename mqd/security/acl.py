@@ -1,5 +1,5 @@
-"""Access control lists: a rule (AclBinding) and a filter for rules (AclFilter), with Kafka's numbers
-and Kafka's matching (KIP-11, KIP-290).
+"""Access control lists: a rule (AclBinding) and a filter for rules (AclFilter), with Kafka's
+numbers and Kafka's matching (KIP-11, KIP-290).
 
 A rule allows or denies one operation to one principal from one host on the resources that its
 pattern names. Hosts are compared as addresses: an IPv6 address may be written in any of its forms.
@@ -17,8 +17,8 @@ class ResourceType(IntEnum):
 
 
 class PatternType(IntEnum):
-    """`MATCH` and `ANY` are for filters only: `MATCH` selects the rules that apply to a name, `ANY` the
-    rules of every pattern type.
+    """`MATCH` and `ANY` are for filters only: `MATCH` selects the rules that apply to a name, `ANY`
+    the rules of every pattern type.
     """
 
     UNKNOWN, ANY, MATCH, LITERAL, PREFIXED = range(5)
@@ -152,8 +152,8 @@ def name_of(kind: type[IntEnum], value: int) -> str:
 
 @lru_cache(4096)
 def canonical_host(host: str) -> str:
-    """The canonical spelling of an address; an IPv4-mapped IPv6 address becomes the IPv4 address. Any
-    other text is returned unchanged.
+    """The canonical spelling of an address; an IPv4-mapped IPv6 address becomes the IPv4 address.
+    Any other text is returned unchanged.
     """
     try:
         address = ipaddress.ip_address(host)

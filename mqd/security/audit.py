@@ -108,9 +108,9 @@ class Audit:
         is_only_logged: bool,
         count: int = 1,
     ) -> None:
-        """Writes a denial, or only counts it. `is_only_logged`: the operation is allowed nevertheless
-        (authorizer.log.only). `count`: the number of equal denials, this one included, that were not
-        logged.
+        """Writes a denial, or only counts it. `is_only_logged`: the operation is allowed
+        nevertheless (authorizer.log.only). `count`: the number of equal denials, this one included,
+        that were not logged.
         """
         now = self._clock()
         key = (principal, host, operation, resource_type, name)
@@ -134,8 +134,8 @@ class Audit:
         )
 
     def _sweep(self, now: float) -> bool:
-        """Drops expired entries; returns whether there is room. Does so at most once per window: in a
-        flood of different names, each must cost only a lookup.
+        """Drops expired entries; returns whether there is room. Does so at most once per window: in
+        a flood of different names, each must cost only a lookup.
         """
         if now - self._swept_s < WINDOW_S:
             return False

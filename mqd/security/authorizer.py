@@ -6,8 +6,8 @@
 3. If one of them denies the operation, or all operations, the operation is denied.
 4. Otherwise, if one of them allows the operation, all operations, or an operation that implies it
    (acl.ALLOWS), it is allowed.
-5. Otherwise it is denied, unless allow.everyone.if.no.acl.found is true and no rule of any principal
-   names the resource.
+5. Otherwise it is denied, unless allow.everyone.if.no.acl.found is true and no rule of any
+   principal names the resource.
 
 For each principal and host the rules of one resource type are compiled into a RightsTable, which
 the reactor gets too (subject.py).

@@ -1,5 +1,5 @@
-"""Authentication of mqd's own clients: their settings, by the names of the Java client or librdkafka,
-and the first steps of a new connection.
+"""Authentication of mqd's own clients: their settings, by the names of the Java client or
+librdkafka, and the first steps of a new connection.
 """
 
 import base64
@@ -223,8 +223,8 @@ def jaas(module: str, user: str, password: str, is_token: bool = False) -> str:
 
 def scram(mechanism: str, user: str, password: str, step: Callable[[bytes], bytes], is_token: bool = False) -> None:
     """Authenticates with SCRAM. `step` sends a token and returns the server's. `is_token`: user and
-    password are the id and HMAC of a delegation token. Raises NotAuthenticated, also when the server
-    does not prove that it knows the password's verifier.
+    password are the id and HMAC of a delegation token. Raises NotAuthenticated, also when the
+    server does not prove that it knows the password's verifier.
     """
     hash_name, nonce = MECHANISMS[mechanism], secrets.token_urlsafe(24)
     bare = f"n={user.replace('=', '=3D').replace(',', '=2C')},r={nonce}{',tokenauth=true' if is_token else ''}"

@@ -26,7 +26,9 @@ _URL_PROPERTY, _FILE_URL = "sasl.oauthbearer.jwks.endpoint.url", "file://"
 
 
 def hide_memory(config: Mapping[str, str]) -> str:
-    """Prevents core files, unless core.files.allow is true; returns the restrictions as text, or ""."""
+    """Prevents core files, unless core.files.allow is true; returns the restrictions as text, or
+    "".
+    """
     if config.get("core.files.allow") == "true":
         return ""
     return _apply([("no core files", sandbox.hide_memory)])
@@ -53,8 +55,8 @@ def confine(config: Mapping[str, str], places: Layout | None, makes_ring: bool =
 
 
 def refuse_more_rings(config: Mapping[str, str]) -> None:
-    """Called once a worker has opened its ring. The operations of that ring are restricted; those of
-    another ring would not be.
+    """Called once a worker has opened its ring. The operations of that ring are restricted; those
+    of another ring would not be.
     """
     if config.get("process.sandbox") != "off":
         _apply([("seccomp", lambda: sandbox.refuse_system_calls(sandbox.RING_CALLS.values()))])

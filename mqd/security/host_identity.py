@@ -39,8 +39,8 @@ class WrongHost(ConnectionError):
 
 
 class Files(msgspec.Struct, frozen=True):
-    """All in PEM. `certificate`: this host's, followed by those that lead to a CA. The repr shows no
-    contents.
+    """All in PEM. `certificate`: this host's, followed by those that lead to a CA. The repr shows
+    no contents.
     """
 
     certificate: bytes

@@ -57,9 +57,9 @@ def issue_host(authority: Pair, node_id: int, now: datetime.datetime) -> Pair:
 
 
 def issue(authority: Pair, name: str, hosts: Sequence[str], now: datetime.datetime) -> Pair:
-    """A certificate for a broker or client with this common name. `hosts`: the names and addresses of
-    a broker; empty for a client. They never become a node URI, so no host can prove its node id with
-    the certificate. Raises ValueError if the authority's key does not match its certificate.
+    """A certificate for a broker or client with this common name. `hosts`: the names and addresses
+    of a broker; empty for a client. They never become a node URI, so no host can prove its node id
+    with the certificate. Raises ValueError if the authority's key does not match its certificate.
     """
     return _issue(authority, name, _names(hosts), now)
 

@@ -1,4 +1,4 @@
-"""The TLS context of the metrics page, whose connections Python serves itself. It is ssl_context from the
+"""The TLS context of the metrics page, whose connections Python serves itself. It is made from the
 same `ssl.*` settings as those of the workers' listeners (tls_files.py).
 
 Concurrency: one thread. Changed files are noticed within POLL_S; if they are unusable, the previous

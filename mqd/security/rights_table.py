@@ -1,9 +1,9 @@
 """The rights of one principal from one host on the resources of one type, compiled so that a
 decision is one lookup: for Python (RightsTable.mask) and for the reactor (encode).
 
-A mask has a bit for each allowed Operation (acl.Operation). Masks are complete: the mask of a literal
-name includes the rules for its prefixes and for `*`, the mask of a prefix those for shorter prefixes.
-The lookup of a name is
+A mask has a bit for each allowed Operation (acl.Operation). Masks are complete: the mask of a
+literal name includes the rules for its prefixes and for `*`, the mask of a prefix those for shorter
+prefixes. The lookup of a name is
 
     1. the literal entry with exactly this name; otherwise
     2. the entry of the longest prefix of it; otherwise
@@ -128,7 +128,9 @@ def _longest_prefix(names: list[str], parents: list[int], name: str) -> int:
 
 
 def _parents(names: list[str]) -> list[int]:
-    """For each name, in sorted order: the index of the longest other name that is a prefix of it, or -1."""
+    """For each name, in sorted order: the index of the longest other name that is a prefix of it,
+    or -1.
+    """
     parents: list[int] = []
     for index, name in enumerate(names):
         candidate = index - 1

@@ -128,9 +128,9 @@ def make_decoy(
     """A decoy verifier for a user that does not exist: the same at each attempt, and no password
     matches it.
 
-    `parameter_counts`: the number of users by parameters. The decoy's parameters are drawn with these
-    weights (weighted rendezvous hashing), so that they do not reveal whether the user exists; when
-    the numbers change, few decoys get other parameters.
+    `parameter_counts`: the number of users by parameters. The decoy's parameters are drawn with
+    these weights (weighted rendezvous hashing), so that they do not reveal whether the user exists;
+    when the numbers change, few decoys get other parameters.
     """
     random_bytes = _pseudorandom(mechanism, seed, user)
     if is_token:

@@ -58,8 +58,8 @@ def listeners_with_tls(config: Mapping[str, str]) -> list[tuple[int, Listener]]:
 
 
 def with_absolute_paths(config: Mapping[str, str]) -> dict[str, str]:
-    """The configuration with absolute paths: the broker's processes have a different working directory
-    from the command line.
+    """The configuration with absolute paths: the broker's processes have a different working
+    directory from the command line.
     """
     return {
         name: os.path.abspath(value) if name.endswith(_PATHS) and value.strip() else value
@@ -104,8 +104,8 @@ def principal_rules(config: Mapping[str, str], listener: Listener) -> tuple[Mapp
 
 
 def context(config: Mapping[str, str], listener: Listener, secret: bytes = b"", now_s: float = 0.0) -> TlsContext:
-    """`secret`: shared by all processes that may resume each other's sessions; if empty, no session is
-    resumed. Raises ConfigError.
+    """`secret`: shared by all processes that may resume each other's sessions; if empty, no session
+    is resumed. Raises ConfigError.
     """
     settings = read(config, listener, ticket_key(secret, listener, config, now_s) if secret else None)
     try:

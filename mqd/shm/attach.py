@@ -356,8 +356,8 @@ class KeeperClient:
         on_parent_death: Callable[[str], None],
         on_leave: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """Calls the callbacks from an asyncio loop. `on_parent_death` is called at most once, and never
-        after `on_shutdown`; after either, the process must end with `exit_status`.
+        """Calls the callbacks from an asyncio loop. `on_parent_death` is called at most once, and
+        never after `on_shutdown`; after either, the process must end with `exit_status`.
         """
         is_ending = False
 
@@ -404,8 +404,8 @@ class KeeperClient:
 
     def _end_supervisor(self) -> None:
         """Ends a supervisord that runs only this broker: since it does not restart the keeper, the
-        whole broker must end with the keeper, even if no `mqd up` is there to stop it. The signal is
-        sent through a pidfd, so that it cannot reach another process.
+        whole broker must end with the keeper, even if no `mqd up` is there to stop it. The signal
+        is sent through a pidfd, so that it cannot reach another process.
         """
         for fd, _ in self._parent_fds[1:]:
             try:

@@ -4,11 +4,12 @@ is a SysV semaphore from which the workers lease blocks with SEM_UNDO.
 When a worker dies, for whatever reason, the kernel returns its blocks. There is no bookkeeping that
 could be wrong.
 
-K1  the semaphore counts the blocks that no worker holds; number of blocks x block size never exceeds
-    max.connections.
+K1  the semaphore counts the blocks that no worker holds; number of blocks x block size never
+    exceeds max.connections.
 K2  for each keeper process (`generation`) the first worker that attaches recreates the semaphore
-    while it holds a lock file; a second semaphore holds the generation. A keeper starts only when every worker of
-    the previous one is gone, so no process holds credits of the previous generation.
+    while it holds a lock file; a second semaphore holds the generation. A keeper starts only when
+    every worker of the previous one is gone, so no process holds credits of the previous
+    generation.
 K3  a worker may hold connections up to `granted`; it leases in advance, because connections arrive
     faster than it checks, and returns unused blocks when the budget runs out, so that no worker
     starves next to an idle one.
@@ -16,7 +17,8 @@ K3  a worker may hold connections up to `granted`; it leases in advance, because
 These rules are stated for connections; they apply to memory (local.memory.max.bytes) in MiB.
 
 K4  when the semaphores are removed under a running broker (systemd's RemoveIPC=, ipcrm), the first
-    worker that notices recreates them, and each worker acquires the blocks that it holds from the new semaphore.
+    worker that notices recreates them, and each worker acquires the blocks that it holds from the
+    new semaphore.
 
 Keys are derived from the broker's shared-memory name. SysV semaphores outlive processes: after a
 kill -9 of the whole broker its four small semaphores remain, and the next start reuses them; the
@@ -93,8 +95,8 @@ class Credits:
         worker_count: int,
         property_name: str = "max.connections",
     ) -> "Credits":
-        """`name`: that of the broker's control segment, or local_memory() of it. `lock_path`: a file that
-        the workers of one broker share. Raises OSError with the remedy.
+        """`name`: that of the broker's control segment, or local_memory() of it. `lock_path`: a
+        file that the workers of one broker share. Raises OSError with the remedy.
         """
         budget = Budget.of(connection_count_max, worker_count)
 
@@ -180,8 +182,8 @@ class Credits:
 
 
 def _open(key: int, initial_value: int) -> tuple[sysv_ipc.Semaphore, bool]:
-    """(semaphore, whether this call created it). Called under the lock, so no process sees it between
-    its creation and its initialization.
+    """(semaphore, whether this call created it). Called under the lock, so no process sees it
+    between its creation and its initialization.
     """
     try:
         return sysv_ipc.Semaphore(key, sysv_ipc.IPC_CREX, _MODE, initial_value), True
@@ -208,7 +210,9 @@ def _open_credits(name: str, generation: int, block_count: int, had_credits: boo
 
 
 def local_memory(name: str) -> str:
-    """The name for the credits of local clients' memory, which are separate from those for connections."""
+    """The name for the credits of local clients' memory, which are separate from those for
+    connections.
+    """
     return f"{name}:local"
 
 

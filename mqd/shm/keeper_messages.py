@@ -26,8 +26,8 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     hand-off socket; for the acceptor its end of the hand-off socket of every worker, then the
     listening sockets; for a worker the descriptors of the locked directories; for the acceptor the
     socket of local clients; on a host that accepts connections from other hosts: for the controller
-    its TCP listener and its UDP socket, for the acceptor the inter-broker listener; last, the shared
-    memory segments.
+    its TCP listener and its UDP socket, for the acceptor the inter-broker listener; last, the
+    shared memory segments.
     """
 
     endpoint: int
@@ -86,8 +86,8 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 
 
 class Leave(msgspec.Struct, tag=True, frozen=True):
-    """Sent to the controller of a host in a cluster, before Shutdown: move this host's leaderships to
-    other hosts, then send Left. The other processes continue in the meantime.
+    """Sent to the controller of a host in a cluster, before Shutdown: move this host's leaderships
+    to other hosts, then send Left. The other processes continue in the meantime.
     """
 
     reason: str
@@ -108,8 +108,8 @@ class Alive(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProbeQuery(msgspec.Struct, tag=True, frozen=True):
-    """Sent by supervisord's process every few seconds: have all processes answered their probes within
-    `within_s`? The keeper responds immediately, and probes the processes for the next query.
+    """Sent by supervisord's process every few seconds: have all processes answered their probes
+    within `within_s`? The keeper responds immediately, and probes the processes for the next query.
     """
 
     within_s: float

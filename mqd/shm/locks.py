@@ -126,8 +126,8 @@ def _in_use(directory: Path, data_dir: Path) -> DirectoryInUse:
 
 
 def lock_directories(directories: Iterable[str | os.PathLike[str]], data_dir: str | os.PathLike[str]) -> list[int]:
-    """Locks all or none; a directory that is named twice (or by two paths) is locked once. Raises the
-    same errors as lock_directory.
+    """Locks all or none; a directory that is named twice (or by two paths) is locked once. Raises
+    the same errors as lock_directory.
     """
     fds: list[int] = []
     locked_paths: set[str] = set()

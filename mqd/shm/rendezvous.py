@@ -12,8 +12,8 @@ boot id.
 
 DIRECTORY is /run/mqd and $XDG_RUNTIME_DIR/mqd (/run/user/UID/mqd if the variable is not set): the
 broker creates its links in each of the two to which it may write, and in ~/.mqd if it may write to
-neither. A client uses the first directory that has a link to its broker. If $MQD_RUN_RENDEZVOUS is set, broker and client use the
-directories in it (separated by colons) instead.
+neither. A client uses the first directory that has a link to its broker. If $MQD_RUN_RENDEZVOUS is
+set, broker and client use the directories in it (separated by colons) instead.
 
 1. A directory is trusted only if it is a real directory that belongs to root or to this process's
    user, or to any user if its parent belongs to root and only root can write to the parent.

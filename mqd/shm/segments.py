@@ -9,9 +9,9 @@ removed.
 3. The keeper holds an flock on its control segment as long as it lives. If that flock is free, the
    broker was killed and not restarted: the next keeper that the same user starts, for any data
    directory, removes the broker's segments. While a process removes a dead broker's segments (its
-   successor does so, or a sweeping keeper), it holds the flock on the dead broker's control segment.
-   Otherwise, when several brokers start at the same time, one could remove segments that another has
-   just created.
+   successor does so, or a sweeping keeper), it holds the flock on the dead broker's control
+   segment. Otherwise, when several brokers start at the same time, one could remove segments that
+   another has just created.
 4. Names are used only for creation and removal. Other processes get descriptors from the keeper,
    which stay valid when systemd (RemoveIPC=) or an operator empties /dev/shm under a running
    broker.
@@ -116,8 +116,8 @@ def descriptor(name: str, writable: bool = True) -> int:
 
 
 def attach(fd: int, segment: str, size_bytes: int, writable: bool = True) -> mmap.mmap:
-    """Maps a whole segment through the keeper's descriptor, and closes the descriptor. `segment`: its
-    name in messages; `size_bytes`: the required minimum size. Raises SegmentError.
+    """Maps a whole segment through the keeper's descriptor, and closes the descriptor. `segment`:
+    its name in messages; `size_bytes`: the required minimum size. Raises SegmentError.
     """
     try:
         actual_bytes = os.fstat(fd).st_size
@@ -138,8 +138,8 @@ def attach(fd: int, segment: str, size_bytes: int, writable: bool = True) -> mma
 
 
 def free_bytes(data_dir: str | os.PathLike[str]) -> int | None:
-    """The shared memory that a broker with this data directory could use if it started now: the free
-    memory, plus the remains of a dead broker of this directory. None: unlimited, or unknown.
+    """The shared memory that a broker with this data directory could use if it started now: the
+    free memory, plus the remains of a dead broker of this directory. None: unlimited, or unknown.
     """
     try:
         file_system = os.statvfs(SHM_DIRECTORY)

@@ -1,10 +1,10 @@
-"""The driver's requests to brokers: partitions, offsets at either end and by time, sizes, and
-publishing a group's offsets. Batches are planned here, streams in progress.py.
+"""The driver's requests to brokers: for partitions, first and last offsets, offsets by time and
+sizes, and to publish a group's offsets. Batches are planned here, streams in progress.py.
 
     D1  a Driver is used in one process; it connects on first use, and again after an error
     D2  retriable errors are retried for kafka.default.api.timeout.ms; all others are MqdReadErrors
         that name topic and partition
-    D3  missing data is reported by lost(): an error with failOnDataLoss, a warning without
+    D3  missing data is reported by report_loss(): an error with failOnDataLoss, a warning without
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ WEIGHTS_AGE_MAX_S = 60.0
 def list_offsets(
     cluster: Cluster, timestamps: Mapping[Key, int], isolation: int, leaders: Metadata | None = None
 ) -> dict[Key, int]:
-    """Returns each partition's offset at its timestamp: EARLIEST, LATEST (the last stable offset with
-    `isolation` 1), or a time in ms (the first record at or after it; -1: none). Raises BrokerError or
-    OSError, which are retriable.
+    """Returns each partition's offset at its timestamp: EARLIEST, LATEST (the last stable offset
+    with `isolation` 1), or a time in ms (the first record at or after it; -1 if there is none).
+    Raises BrokerError or OSError, which are retriable.
     """
     metadata = leaders or cluster.metadata(sorted({topic for topic, _ in timestamps}))
     by_node: dict[int, dict[str, list[int]]] = {}
@@ -54,7 +54,7 @@ def list_offsets(
         if leader < 0:
             raise BrokerError(int(ErrorCode.LEADER_NOT_AVAILABLE), f"{topic}-{partition}")
         by_node.setdefault(leader, {}).setdefault(topic, []).append(partition)
-    found: dict[Key, int] = {}
+    offsets: dict[Key, int] = {}
     for node, topics in by_node.items():
         requested = [
             ListOffsetsRequest.Topic(
@@ -72,17 +72,17 @@ def list_offsets(
             )
         )
         for topic in response.topics:
-            for one in topic.partitions:
-                check(one.error_code, f"offsets of {topic.name}-{one.partition_index}")
-                found[topic.name, one.partition_index] = one.offset
-    missing = [f"{topic}-{partition}" for topic, partition in timestamps if (topic, partition) not in found]
+            for result in topic.partitions:
+                check(result.error_code, f"offsets of {topic.name}-{result.partition_index}")
+                offsets[topic.name, result.partition_index] = result.offset
+    missing = [f"{topic}-{partition}" for topic, partition in timestamps if (topic, partition) not in offsets]
     if missing:
         raise BrokerError(int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), ", ".join(missing))
-    return found
+    return offsets
 
 
 class Driver:
-    """See the module."""
+    """See the module's docstring."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -95,7 +95,7 @@ class Driver:
     def close(self) -> None:
         self.cluster.close()
 
-    def lost(self, text: str) -> None:
+    def report_loss(self, text: str) -> None:
         """Reports missing data (D3)."""
         report_loss(self.options, text)
 
@@ -103,7 +103,7 @@ class Driver:
 
     def partitions(self, missing_is_lost: bool = False) -> list[Key]:
         """The current partitions of the requested topics. `missing_is_lost`: the subscribed topics
-        existed before, so a missing one is left out; otherwise it is an error.
+        existed before, so a missing topic is left out; otherwise it is an error.
         """
         options = self.options
         names = None if options.pattern is not None else options.topics
@@ -156,9 +156,9 @@ class Driver:
     # -- offsets -----------------------------------------------------------------------------------
 
     def offsets_at(self, keys: Iterable[Key], timestamp: int) -> dict[Key, int]:
-        return self.list_at({key: timestamp for key in keys})
+        return self.offsets_by_time({key: timestamp for key in keys})
 
-    def list_at(self, timestamps: Mapping[Key, int]) -> dict[Key, int]:
+    def offsets_by_time(self, timestamps: Mapping[Key, int]) -> dict[Key, int]:
         if not timestamps:
             return {}
         names = ", ".join(sorted({topic for topic, _ in timestamps}))
@@ -170,7 +170,7 @@ class Driver:
 
     def retired_ends(self, keys: Iterable[Key]) -> dict[Key, int]:
         """The end offsets of retired partitions that are no longer in the metadata: their former
-        leaders serve them for a while. Those that are not found are left out.
+        leaders serve them for a while. Partitions that no broker serves are left out.
         """
         by_topic: dict[str, list[ListOffsetsRequest.Partition]] = {}
         for topic, partition in keys:
@@ -180,46 +180,46 @@ class Driver:
         request = ListOffsetsRequest(
             topics=[ListOffsetsRequest.Topic(name=name, partitions=partitions) for name, partitions in by_topic.items()]
         )
-        found: dict[Key, int] = {}
+        ends: dict[Key, int] = {}
         for node in sorted(self.cluster.brokers):
             try:
                 response = self.cluster.connection_to(node).request(request)
             except (OSError, BrokerError, MqdReadError) as error:
                 log.warning("broker %d does not return the end offsets of retired partitions: %s", node, error)
                 continue
-            found |= {
-                (topic.name, one.partition_index): one.offset
+            ends |= {
+                (topic.name, result.partition_index): result.offset
                 for topic in response.topics
-                for one in topic.partitions
-                if not one.error_code
+                for result in topic.partitions
+                if not result.error_code
             }
-        return found
+        return ends
 
-    def resolve(self, limit: Limit, keys: list[Key], word: str) -> dict[Key, int]:
-        """The offsets that `limit` means. `word`: starting or ending."""
+    def resolve(self, limit: Limit, keys: list[Key], side: str) -> dict[Key, int]:
+        """The offset of `limit` in each partition. `side`: "starting" or "ending"."""
         if limit.at is not None:
             return self.offsets_at(keys, limit.at)
         if limit.offsets is not None:
-            return self._resolve_offsets(limit.offsets, keys, f"{word}Offsets")
+            return self._resolve_offsets(limit.offsets, keys, f"{side}Offsets")
         if limit.timestamp is not None:
             requested = dict.fromkeys(keys, limit.timestamp)
         else:
-            requested = self._flatten(limit.timestamps or {}, keys, f"{word}OffsetsByTimestamp")
-        found = self.list_at(requested)
-        late = [key for key in keys if found[key] == _NO_MATCH]
-        if late and word == "starting" and self.options.timestamp_without_match == "error":
-            topic, partition = late[0]
+            requested = self._flatten(limit.timestamps or {}, keys, f"{side}OffsetsByTimestamp")
+        offsets = self.offsets_by_time(requested)
+        unmatched = [key for key in keys if offsets[key] == _NO_MATCH]
+        if unmatched and side == "starting" and self.options.timestamp_without_match == "error":
+            topic, partition = unmatched[0]
             raise MqdReadError(
                 f"No offset matched from request of topic-partition {topic}-{partition} and timestamp"
-                f" {requested[late[0]]}: no record is that late. startingOffsetsByTimestampStrategy=latest begins at"
+                f" {requested[unmatched[0]]}: no record is that late. startingOffsetsByTimestampStrategy=latest begins at"
                 " the end instead"
             )
-        return {**found, **self.offsets_at(late, LATEST)}
+        return {**offsets, **self.offsets_at(unmatched, LATEST)}
 
     def _resolve_offsets(self, given: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
         requested = self._flatten(given, keys, option)
         symbolic = {key: offset for key, offset in requested.items() if offset in (EARLIEST, LATEST)}
-        return {**requested, **self.list_at(symbolic)}
+        return {**requested, **self.offsets_by_time(symbolic)}
 
     @staticmethod
     def _flatten(given: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
@@ -237,7 +237,7 @@ class Driver:
 
     def bytes_per_offset(self, keys: Iterable[Key]) -> dict[Key, float]:
         """The average size of an offset on disk, from each leader's log directories. Partitions of
-        unknown size are left out; then all tasks are split by offsets.
+        unknown size are left out; if any is, all tasks are split by offsets.
         """
         by_node: dict[int, dict[str, list[int]]] = {}
         for topic, partition in keys:
@@ -252,9 +252,9 @@ class Driver:
                 for result in self.cluster.connection_to(node).request(DescribeLogDirsRequest(topics=request)).results:
                     for topic in result.topics:
                         sizes |= {
-                            (topic.name, one.partition_index): one.partition_size
-                            for one in topic.partitions
-                            if not one.is_future_key
+                            (topic.name, replica.partition_index): replica.partition_size
+                            for replica in topic.partitions
+                            if not replica.is_future_key
                         }
             earliest, latest = self.offsets_at(sizes, EARLIEST), self.offsets_at(sizes, LATEST)
         except (OSError, BrokerError, MqdReadError) as error:
@@ -276,12 +276,12 @@ class Driver:
         """Returns bytes per offset. They are queried again after WEIGHTS_AGE_MAX_S and for new
         partitions, not for every micro-batch.
         """
-        requested = {(one.topic, one.partition) for one in ranges}
-        queried_at, queried, weights = self._weights
-        if time.monotonic() - queried_at > WEIGHTS_AGE_MAX_S or not requested <= queried:
-            queried = requested | queried
-            weights = self.bytes_per_offset(queried)
-            self._weights = (time.monotonic(), queried, weights)
+        requested = {(range_.topic, range_.partition) for range_ in ranges}
+        queried_at_s, queried_keys, weights = self._weights
+        if time.monotonic() - queried_at_s > WEIGHTS_AGE_MAX_S or not requested <= queried_keys:
+            queried_keys = requested | queried_keys
+            weights = self.bytes_per_offset(queried_keys)
+            self._weights = (time.monotonic(), queried_keys, weights)
         return weights
 
     # -- a group's offsets -------------------------------------------------------------------------
@@ -296,15 +296,14 @@ class Driver:
         (coordinator,) = response.coordinators
         check(coordinator.error_code, f"coordinator of group {group_id}")
         self.cluster.brokers = {**self.cluster.brokers, coordinator.node_id: (coordinator.host, coordinator.port)}
-        Topic_, Partition = OffsetCommitRequest.Topic, OffsetCommitRequest.Partition
         by_topic: dict[str, list[int]] = {}
         for topic, partition in sorted(offsets):
             by_topic.setdefault(topic, []).append(partition)
         topics = [
-            Topic_(
+            OffsetCommitRequest.Topic(
                 name=topic,
                 partitions=[
-                    Partition(
+                    OffsetCommitRequest.Partition(
                         partition_index=index,
                         committed_offset=offsets[topic, index],
                         committed_metadata=GROUP_OFFSET_METADATA,
@@ -318,8 +317,8 @@ class Driver:
             OffsetCommitRequest(group_id=group_id, member_id="", topics=topics), _COMMIT_VERSION_MAX
         )
         for topic in committed.topics:
-            for one in topic.partitions:
-                check(one.error_code, f"group {group_id}, offset of {topic.name}-{one.partition_index}")
+            for result in topic.partitions:
+                check(result.error_code, f"group {group_id}, offset of {topic.name}-{result.partition_index}")
 
 
 def _format_keys(keys: Iterable[Key]) -> str:
@@ -360,24 +359,25 @@ def plan_batch(options: SourceOptions) -> list[Any]:
         if archive is not None:
             archived, requested = history.plan(options, starts, ends, latest, driver.ids(), archive)
         ranges = []
-        for key, (first, last) in ((each, one) for each in keys for one in requested[each]):
-            start, end = _within(driver, key, first, last, earliest[key], latest[key])
-            if end > start:
-                ranges.append(Range(*key, start, end, driver.topics[key[0]].topic_id))
+        for key in keys:
+            for requested_start, requested_end in requested[key]:
+                start, end = _clip_to_log(driver, key, requested_start, requested_end, earliest[key], latest[key])
+                if end > start:
+                    ranges.append(Range(*key, start, end, driver.topics[key[0]].topic_id))
         return archived + driver.tasks(ranges)
     finally:
         driver.close()
 
 
-def _within(driver: Driver, key: Key, start: int, end: int, earliest: int, latest: int) -> tuple[int, int]:
+def _clip_to_log(driver: Driver, key: Key, start: int, end: int, earliest: int, latest: int) -> tuple[int, int]:
     """The available part of [start, end); the rest is reported as lost."""
     name = f"{key[0]}-{key[1]}"
     if end > latest:
-        driver.lost(f"{name}: the ending offset {end} is beyond the log's end {latest}")
+        driver.report_loss(f"{name}: the ending offset {end} is beyond the log's end {latest}")
     if start > latest:
-        driver.lost(f"{name}: the starting offset {start} is beyond the log's end {latest}")
+        driver.report_loss(f"{name}: the starting offset {start} is beyond the log's end {latest}")
     if start < earliest and start < end:
-        driver.lost(
+        driver.report_loss(
             f"{name}: offsets {start} to {min(earliest, end) - 1} were deleted (retention or DeleteRecords): the log"
             f" starts at {earliest}"
         )

@@ -1,9 +1,9 @@
-"""Encodes Arrow columns into record batches, each for one partition. The C core (mqd_records_encode)
-encodes the bytes; Arrow sorts the rows by partition.
+"""Encodes Arrow columns into record batches, each for one partition. The C core
+(mqd_records_encode) encodes the bytes; Arrow sorts the rows by partition.
 
     encoder.add(arrow_batch)       rows are buffered until batches are large enough
-    encoder.ready(), .rest()       Batch objects: topic, partition, bytes without sequence and
-                                   producer
+    encoder.ready_batches(), .remaining_batches()
+                                   Batch objects; their bytes have no producer id and sequence yet
 
     E1  rows of one partition keep their order
     E2  a batch is at most options.batch_bytes before compression, unless it is one row
@@ -36,18 +36,18 @@ from mqd.spark.headers import encode as encode_headers
 from mqd.spark.sink_options import COLUMNS, SinkOptions, column_name
 
 HEADER_BYTES = 61
-GATHER_BYTES = 4 << 20  # Arrow bytes of a topic that are encoded together, so that the batches of partitions fill up
+GATHER_BYTES = 4 << 20  # so many Arrow bytes of a topic are encoded together, to fill the partitions' batches
 RECORD_OVERHEAD_MAX = 40
 _TRANSACTIONAL = 1 << 4
 _IDENTITY = struct.Struct(">qhi")  # producer id, epoch, base sequence: from byte 43 on
 
 
 class MqdWriteError(RuntimeError):
-    """Rows cannot be written; the text names the topic, the cause and the remedy."""
+    """Rows cannot be written; the message names the topic, the cause and the remedy."""
 
 
 class Rows:
-    """Columns of rows of one topic, sorted by partition. See Batch."""
+    """Rows of one topic, as columns, sorted by partition. A Batch has a range of them."""
 
     __slots__ = ("headers", "keys", "timestamp_ms", "timestamps", "values")
 
@@ -67,7 +67,7 @@ class Rows:
             timestamp_ms,
         )
 
-    def native(self, start: int, end: int) -> Columns:
+    def to_native(self, start: int, end: int) -> Columns:
         selected = Columns(count=end - start, timestamp_ms=self.timestamp_ms)
         values = self.values.part(start, end)
         selected.values, selected.value_bytes, selected.fixed_value_bytes = (
@@ -87,16 +87,17 @@ class Rows:
 
     def size_bytes(self, start: int, end: int) -> int:
         """Upper bound of the encoded size."""
-        each = [column for column in (self.values, self.keys, self.headers) if column is not None]
+        columns_present = [column for column in (self.values, self.keys, self.headers) if column is not None]
         return (
-            sum(column.position(end) - column.position(start) for column in each) + (end - start) * RECORD_OVERHEAD_MAX
+            sum(column.position(end) - column.position(start) for column in columns_present)
+            + (end - start) * RECORD_OVERHEAD_MAX
         )
 
 
 class Batch:
-    """One record batch: rows start .. end - 1. The sender sets `first_sent` and `sequence`."""
+    """One record batch: rows start .. end - 1. The sender sets `first_sent_s` and `sequence`."""
 
-    __slots__ = ("data", "end", "first_sent", "partition", "rows", "sequence", "start", "topic")
+    __slots__ = ("data", "end", "first_sent_s", "partition", "rows", "sequence", "start", "topic")
 
     def __init__(self, topic: str, partition: int, rows: Rows, start: int, end: int, data: bytearray) -> None:
         self.topic, self.partition, self.rows, self.start, self.end, self.data = (
@@ -108,25 +109,27 @@ class Batch:
             data,
         )
         self.sequence = -1
-        self.first_sent = 0.0
+        self.first_sent_s = 0.0
 
     @property
     def count(self) -> int:
         return self.end - self.start
 
-    def stamp(self, producer_id: int, producer_epoch: int, sequence: int, transactional: bool) -> None:
-        if transactional:
+    def stamp(self, producer_id: int, producer_epoch: int, sequence: int, is_transactional: bool) -> None:
+        """Writes the producer's identity, the sequence and the checksum into the batch."""
+        if is_transactional:
             self.data[22] |= _TRANSACTIONAL
         self.sequence = sequence
         _IDENTITY.pack_into(self.data, 43, producer_id, producer_epoch, sequence)
         struct.pack_into(">I", self.data, 17, crc32c(memoryview(self.data)[21:]))
 
     def halves(self, codec: int) -> list[Batch]:
+        """The same rows in two batches."""
         middle = (self.start + self.end) // 2
         return [
-            one
-            for first, last in ((self.start, middle), (middle, self.end))
-            for one in encode(self.topic, self.partition, self.rows, first, last, 1 << 30, codec)
+            half
+            for start, end in ((self.start, middle), (middle, self.end))
+            for half in encode(self.topic, self.partition, self.rows, start, end, 1 << 30, codec)
         ]
 
 
@@ -136,26 +139,26 @@ def encode(
     """Encodes rows start .. end - 1, which belong to one partition."""
     buffer = bytearray(min(batch_bytes, HEADER_BYTES + rows.size_bytes(start, end)))
     while start < end:
-        size, taken = records_encode(rows.native(start, end), buffer)
-        if not taken:  # one row is larger than the batch size
+        size, row_count = records_encode(rows.to_native(start, end), buffer)
+        if not row_count:  # one row is larger than the batch size
             large = bytearray(HEADER_BYTES + rows.size_bytes(start, start + 1))
-            size, taken = records_encode(rows.native(start, start + 1), large)
-            yield Batch(topic, partition, rows, start, start + taken, _copy_compressed(large, size, codec))
+            size, row_count = records_encode(rows.to_native(start, start + 1), large)
+            yield Batch(topic, partition, rows, start, start + row_count, _copy_compressed(large, size, codec))
         else:
-            yield Batch(topic, partition, rows, start, start + taken, _copy_compressed(buffer, size, codec))
-        start += taken
+            yield Batch(topic, partition, rows, start, start + row_count, _copy_compressed(buffer, size, codec))
+        start += row_count
 
 
 def _copy_compressed(buffer: bytearray, size: int, codec: int) -> bytearray:
     """A copy of the encoded batch, compressed if that makes it smaller."""
     if codec:
         records = bytes(memoryview(buffer)[HEADER_BYTES:size])
-        packed = compress(codec, records)
-        if len(packed) < len(records):
+        compressed = compress(codec, records)
+        if len(compressed) < len(records):
             data = bytearray(buffer[:HEADER_BYTES])
-            struct.pack_into(">i", data, 8, HEADER_BYTES - 12 + len(packed))
+            struct.pack_into(">i", data, 8, HEADER_BYTES - 12 + len(compressed))
             struct.pack_into(">h", data, 21, codec)
-            data += packed
+            data += compressed
             return data
     return bytearray(memoryview(buffer)[:size])
 
@@ -167,23 +170,23 @@ class Encoder:
         self._options = options
         self._partition_count = partition_count
         self._names = {name: column_name(options, name) for name in COLUMNS}
-        self._kept: dict[str, list[pa.RecordBatch]] = {}
-        self._kept_bytes: dict[str, int] = {}
+        self._buffered: dict[str, list[pa.RecordBatch]] = {}
+        self._buffered_bytes: dict[str, int] = {}
         self.row_count = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         self.row_count += batch.num_rows
         for topic, rows in self._by_topic(batch):
-            self._kept.setdefault(topic, []).append(rows)
-            self._kept_bytes[topic] = self._kept_bytes.get(topic, 0) + rows.nbytes
+            self._buffered.setdefault(topic, []).append(rows)
+            self._buffered_bytes[topic] = self._buffered_bytes.get(topic, 0) + rows.nbytes
 
-    def ready(self) -> Iterator[Batch]:
-        """Batches of those topics that have enough records."""
-        for topic in [topic for topic, size in self._kept_bytes.items() if size >= GATHER_BYTES]:
+    def ready_batches(self) -> Iterator[Batch]:
+        """The batches of those topics for which enough records are buffered."""
+        for topic in [topic for topic, size in self._buffered_bytes.items() if size >= GATHER_BYTES]:
             yield from self._encode(topic)
 
-    def rest(self) -> Iterator[Batch]:
-        for topic in list(self._kept):
+    def remaining_batches(self) -> Iterator[Batch]:
+        for topic in list(self._buffered):
             yield from self._encode(topic)
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -197,17 +200,17 @@ class Encoder:
             raise MqdWriteError(
                 f"{topics.null_count} rows have a null topic: set the option topic for all rows, or filter them out"
             )
-        found = pc.unique(topics).to_pylist()
-        for topic in found:
-            yield topic, batch if len(found) == 1 else batch.filter(pc.equal(topics, topic))
+        topic_names = pc.unique(topics).to_pylist()
+        for topic in topic_names:
+            yield topic, batch if len(topic_names) == 1 else batch.filter(pc.equal(topics, topic))
 
     # -- one topic ---------------------------------------------------------------------------------
 
     def _encode(self, topic: str) -> Iterator[Batch]:
-        kept = self._kept.pop(topic)
-        del self._kept_bytes[topic]
+        buffered = self._buffered.pop(topic)
+        del self._buffered_bytes[topic]
         # several chunks if a column has more than 2 GiB
-        for batch in kept if len(kept) == 1 else pa.Table.from_batches(kept).combine_chunks().to_batches():
+        for batch in buffered if len(buffered) == 1 else pa.Table.from_batches(buffered).combine_chunks().to_batches():
             yield from self._encode_batch(topic, batch)
 
     def _encode_batch(self, topic: str, batch: pa.RecordBatch) -> Iterator[Batch]:
@@ -218,9 +221,9 @@ class Encoder:
         else:
             order = np.argsort(partitions, kind="stable")
             batch = batch.take(pa.array(order))
-            found, starts = np.unique(partitions[order], return_index=True)
+            used_partitions, starts = np.unique(partitions[order], return_index=True)
             ends = [*starts[1:].tolist(), len(partitions)]
-            spans = list(zip(found.tolist(), starts.tolist(), ends, strict=True))
+            spans = list(zip(used_partitions.tolist(), starts.tolist(), ends, strict=True))
         rows = self._rows(topic, batch)
         for partition, start, end in spans:
             yield from encode(topic, partition, rows, start, end, self._options.batch_bytes, self._options.compression)
@@ -236,16 +239,18 @@ class Encoder:
     def _partitions(self, topic: str, batch: pa.RecordBatch) -> np.ndarray:
         """The partition of every row, as int32."""
         count = self._partition_count(topic)
-        given = self._column(batch, "partition")
-        partitions = np.full(batch.num_rows, -1, np.int32) if given is None else np.array(given.fill_null(-1), np.int32)
+        column = self._column(batch, "partition")
+        partitions = (
+            np.full(batch.num_rows, -1, np.int32) if column is None else np.array(column.fill_null(-1), np.int32)
+        )
         if (
-            given is not None
+            column is not None
             and len(partitions)
-            and (partitions.max() >= count or partitions.min() < -1 or (partitions < 0).sum() != given.null_count)
+            and (partitions.max() >= count or partitions.min() < -1 or (partitions < 0).sum() != column.null_count)
         ):
-            wrong = next(one for one in given.to_pylist() if one is not None and not 0 <= one < count)
+            invalid = next(index for index in column.to_pylist() if index is not None and not 0 <= index < count)
             raise MqdWriteError(
-                f"topic {topic} has partitions 0 to {count - 1}; a row has {wrong} in the column partition. Null lets"
+                f"topic {topic} has partitions 0 to {count - 1}; a row has {invalid} in the column partition. Null lets"
                 " the key decide"
             )
         keys = self._keys(batch)
@@ -259,12 +264,14 @@ class Encoder:
         now_ms = time.time_ns() // 1_000_000
         values = self._column(batch, "value")
         timestamps = self._column(batch, "timestamp")
-        times = None
+        timestamps_ms = None
         if timestamps is not None:
-            moments = pc.cast(timestamps, pa.timestamp("ms", tz=timestamps.type.tz), safe=False).cast(pa.int64())
-            times = np.array(moments.fill_null(now_ms), np.int64)
+            in_ms = pc.cast(timestamps, pa.timestamp("ms", tz=timestamps.type.tz), safe=False).cast(pa.int64())
+            timestamps_ms = np.array(in_ms.fill_null(now_ms), np.int64)
         keys = self._keys(batch)
-        return Rows(self._seal(topic, columns.pack(values, "value"), keys), keys, self._headers(batch), times, now_ms)
+        return Rows(
+            self._seal(topic, columns.pack(values, "value"), keys), keys, self._headers(batch), timestamps_ms, now_ms
+        )
 
     def _seal(self, topic: str, values: Column, keys: Column | None) -> Column:
         encryption = self._options.kafka.encryption

@@ -1,17 +1,18 @@
 """A partition's records over TCP: one Fetch after another, the next in flight while the records
-of this one are used. No work is done per record.
+of the current one are processed. No work is done per record.
 
-    for view in TcpViews(cluster, options, one, lost).views(): ...   # RecordBatchViews, in order, up to the range's end
+    # RecordBatchViews, in order, up to the range's end
+    for view in TcpViews(cluster, options, range_, report_loss).views(): ...
 
-    F1  `position` is after everything that was yielded; a broken connection or a moved leader costs
-        only one Fetch
+    F1  `position` is the offset after the last yielded record; a broken connection or a moved
+        leader costs only one Fetch
     F2  the records of a response are used in place: a view is valid until the next one is requested
     F3  a response is untrusted: every length is checked against the remaining bytes before it is
         used
-    F4  a reader that gets no records for poll_timeout_s, although there are some, fails instead of
-        skipping them
-    F5  one broker's response is not enough to report a loss, as for the driver (progress.py S6): a
-        topic that is missing is requested again for MISSING_S, from other brokers too
+    F4  a reader that gets no records for poll_timeout_s, although the range has some, fails instead
+        of skipping them
+    F5  a loss is not reported because of one broker's response (for the driver see progress.py S6):
+        a missing topic is requested again for MISSING_S, from other brokers too
 Sources: the public protocol guide's Fetch, versions 13 to 17; KIP-74 (the first batch is returned
 whole), KIP-392 (the nearest replica), KIP-98 (aborted transactions).
 """
@@ -39,8 +40,8 @@ log = logging.getLogger("mqd.spark")
 
 VERSION_MIN, VERSION_MAX = 13, 17
 MAX_WAIT_MS = 500
-FRAME_ROOM_BYTES = 64 << 10  # of a response, in addition to its records
-RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # records of one view: its columns stay in the cache
+FRAME_ROOM_BYTES = 64 << 10  # for the parts of a response other than its records
+RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # limits of one view, so that its columns stay in the CPU cache
 PAUSE_S = 0.05
 MISSING_S = 5.0  # F5
 FETCH = 1
@@ -64,12 +65,12 @@ class _Cursor:
     def __init__(self, view: memoryview) -> None:
         self.view, self.at = view, 0
 
-    def take(self, form: struct.Struct) -> tuple[Any, ...]:
-        if form.size > len(self.view) - self.at:
+    def take(self, layout: struct.Struct) -> tuple[Any, ...]:
+        if layout.size > len(self.view) - self.at:
             raise ValueError(f"cut off at byte {self.at}")
-        found = form.unpack_from(self.view, self.at)
-        self.at += form.size
-        return found
+        values = layout.unpack_from(self.view, self.at)
+        self.at += layout.size
+        return values
 
     def unsigned(self) -> int:
         value = shift = 0
@@ -109,15 +110,15 @@ def parse_response(frame: memoryview, correlation_id: int, topic_id: bytes, part
     frame. Raises ValueError for anything else, BrokerError for an error of the whole request.
     """
     cursor = _Cursor(frame)
-    (number,) = cursor.take(_CORRELATION_ID)
-    if number != correlation_id:
-        raise ValueError(f"a response to request {number} where {correlation_id} was expected")
+    (response_id,) = cursor.take(_CORRELATION_ID)
+    if response_id != correlation_id:
+        raise ValueError(f"a response to request {response_id} where {correlation_id} was expected")
     cursor.skip_tags()
     _, error, _ = cursor.take(_TOP_FIELDS)
     if error:
         raise BrokerError(error, "fetch")
     if cursor.unsigned() != 2 or bytes(cursor.bytes(16)) != topic_id or cursor.unsigned() != 2:
-        raise ValueError("a response about other partitions than the requested one")
+        raise ValueError("a response about partitions that were not requested")
     index, error, high_watermark, last_stable_offset, log_start_offset = cursor.take(_PARTITION)
     if index != partition:
         raise ValueError(f"a response about partition {index} where {partition} was expected")
@@ -125,86 +126,86 @@ def parse_response(frame: memoryview, correlation_id: int, topic_id: bytes, part
     for _ in range(max(0, cursor.unsigned() - 1)):
         aborted.append(cursor.take(_ABORTED))
         cursor.skip_tags()
-    (preferred,) = cursor.take(_INT32)
+    (preferred_replica,) = cursor.take(_INT32)
     return PartitionResponse(
         error,
         high_watermark,
         last_stable_offset,
         log_start_offset,
         aborted,
-        preferred,
+        preferred_replica,
         cursor.bytes(max(0, cursor.unsigned() - 1)),
     )
 
 
-class _LookUpNeeded(Exception):
-    """The leader has to be looked up again before a retry; the text is reported if no retry succeeds."""
+class _LookupNeeded(Exception):
+    """The leader must be looked up again before a retry; the text is reported if no retry succeeds."""
 
 
-class _Missing(_LookUpNeeded):
-    """The requested partition or offset does not exist; retried as F5 says."""
+class _Missing(_LookupNeeded):
+    """The requested topic or partition does not exist; the lookup is repeated as in F5."""
 
 
 class TcpViews:
-    """See the module. `lost(where, text)`: reports lost records, for failOnDataLoss; it raises, or
-    the range continues at `where`.
+    """See the module's docstring. `report_loss(offset, text)` reports lost records; it raises
+    (failOnDataLoss), or reading continues at `offset`.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         options: SourceOptions,
-        one: Range,
-        lost: Callable[[int, str], None],
+        range_: Range,
+        report_loss: Callable[[int, str], None],
         pool: BlockPool | None = None,
     ) -> None:
-        self._cluster, self._options, self._range, self._lost = cluster, options, one, lost
+        self._cluster, self._options, self._range, self._report_loss = cluster, options, range_, report_loss
         self._pool = pool or BlockPool()
-        self._link: BrokerConnection | None = None
+        self._connection: BrokerConnection | None = None
         self._isolation = int(options.kafka.read_committed)
-        self._topic_id = one.topic_id
-        self._replica = -1
-        self._missing_since: float | None = None
-        room = min(options.kafka.fetch_bytes_max, 64 << 20) + FRAME_ROOM_BYTES
-        self._memory = [bytearray(room), bytearray(room)]
-        self._progress_at = time.monotonic()
-        self.position = one.start
+        self._topic_id = range_.topic_id
+        self._replica = -1  # the replica that the leader named, instead of the leader
+        self._missing_since_s: float | None = None
+        buffer_bytes = min(options.kafka.fetch_bytes_max, 64 << 20) + FRAME_ROOM_BYTES
+        self._buffers = [bytearray(buffer_bytes), bytearray(buffer_bytes)]
+        self._last_progress_s = time.monotonic()
+        self.position = range_.start
 
     @property
     def name(self) -> str:
         return f"{self._range.topic}-{self._range.partition}"
 
     def close(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def continue_at(self, position: int) -> None:
         """Continues where another reader stopped. The timeout of F4 restarts."""
-        self.position, self._progress_at = position, time.monotonic()
+        self.position, self._last_progress_s = position, time.monotonic()
 
     def views(self) -> Iterator[Any]:
         """The records from `position` to the range's end. Raises MqdReadError."""
-        pause = PAUSE_S
+        pause_s = PAUSE_S
         while self.position < self._range.end:
-            before = self.position
+            previous_position = self.position
             try:
-                if self._link is None:
+                if self._connection is None:
                     self._connect()
                 yield from self._read()
-            except (_LookUpNeeded, OSError, BrokerError) as error:
+            except (_LookupNeeded, OSError, BrokerError) as error:
                 self.close()
-                if self.position > before:
-                    pause, self._progress_at = PAUSE_S, time.monotonic()
+                if self.position > previous_position:
+                    pause_s, self._last_progress_s = PAUSE_S, time.monotonic()
                 else:
-                    pause = min(2 * pause, 1.0)
+                    pause_s = min(2 * pause_s, 1.0)
                     if not isinstance(error, _Missing):
-                        self._check_time_out(str(error))
-                time.sleep(pause)  # between attempts: there is no notification when the broker is back
+                        self._check_timeout(str(error))
+                time.sleep(pause_s)  # there is no notification when the broker is back
 
-    def _check_time_out(self, text: str) -> None:
+    def _check_timeout(self, text: str) -> None:
         """Raises MqdReadError after poll_timeout_s without records (F4)."""
-        if time.monotonic() - self._progress_at > self._options.poll_timeout_s:
+        if time.monotonic() - self._last_progress_s > self._options.poll_timeout_s:
             raise MqdReadError(
                 f"{self.name}: no records from offset {self.position} on (of {self._range.start} to {self._range.end})"
                 f" within {self._options.poll_timeout_s:g} s: {text or 'the broker returns none'}."
@@ -214,8 +215,8 @@ class TcpViews:
     # -- choice of the broker ----------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """Connects to the leader, or to the replica that it named. A topic that does not exist, or
-        was recreated, is reported as lost.
+        """Connects to the leader, or to the replica that the leader named. The rest of the range is
+        reported as lost if the topic does not exist or was recreated.
         """
         metadata = self._cluster.metadata([self._range.topic])
         topic = metadata.topics.get(self._range.topic)
@@ -227,83 +228,85 @@ class TcpViews:
             or (not topic.error and topic.topic_id != self._topic_id)
             or (not topic.error and self._range.partition not in topic.leaders)
         ):
-            if self._missing_since is None:
-                self._missing_since = time.monotonic()
-            if time.monotonic() - self._missing_since < MISSING_S:
+            if self._missing_since_s is None:
+                self._missing_since_s = time.monotonic()
+            if time.monotonic() - self._missing_since_s < MISSING_S:
                 self._cluster.prefer_other_brokers()
                 raise _Missing("the topic or partition does not exist")
-            was = (
+            problem = (
                 "was deleted and recreated under the same name"
                 if topic is not None and not topic.error and self._range.partition in topic.leaders
                 else "does not exist any more"
             )
-            self._lost(
+            self._report_loss(
                 self._range.end,
-                f"the topic or partition {was}: offsets {self.position} to {self._range.end} cannot be read",
+                f"the topic or partition {problem}: offsets {self.position} to {self._range.end} cannot be read",
             )
             self.position = self._range.end
-            raise _LookUpNeeded
-        self._missing_since = None
+            raise _LookupNeeded
+        self._missing_since_s = None
         leader = topic.leaders[self._range.partition] if not topic.error else -1
         if leader < 0:
-            raise _LookUpNeeded("the partition has no leader at present")
+            raise _LookupNeeded("the partition has no leader at present")
         node = self._replica if self._replica in metadata.brokers else leader
-        self._link = self._cluster.new_connection(node)
-        self._version = self._link.pick(FETCH, VERSION_MAX)
+        self._connection = self._cluster.new_connection(node)
+        self._version = self._connection.pick(FETCH, VERSION_MAX)
         if self._version < VERSION_MIN:
             raise MqdReadError(
-                f"the broker {self._link.host}:{self._link.port} supports Fetch up to version {self._version};"
+                f"the broker {self._connection.host}:{self._connection.port} supports Fetch up to version {self._version};"
                 " format mqd"
-                f' needs {VERSION_MIN} (topics by id): read it by format("kafka")'
+                f' needs {VERSION_MIN} (topics by id): read it with format("kafka")'
             )
-        self._link.set_timeout(self._options.kafka.request_timeout_s + MAX_WAIT_MS / 1000)
+        self._connection.set_timeout(self._options.kafka.request_timeout_s + MAX_WAIT_MS / 1000)
 
     def _request(self, offset: int) -> int:
-        assert self._link is not None
+        assert self._connection is not None
         size = self._options.kafka.fetch_bytes_max
-        part = FetchRequest.Partition(partition=self._range.partition, fetch_offset=offset, partition_max_bytes=size)
+        requested = FetchRequest.Partition(
+            partition=self._range.partition, fetch_offset=offset, partition_max_bytes=size
+        )
         request = FetchRequest(
             max_wait_ms=MAX_WAIT_MS,
             min_bytes=1,
             max_bytes=size,
             isolation_level=self._isolation,
-            topics=[FetchRequest.Topic(topic_id=self._topic_id, partitions=[part])],
+            topics=[FetchRequest.Topic(topic_id=self._topic_id, partitions=[requested])],
             rack_id=self._options.kafka.rack,
         )
-        return self._link.send(request, self._version)
+        return self._connection.send(request, self._version)
 
     # -- responses ---------------------------------------------------------------------------------
 
     def _read(self) -> Iterator[Any]:
-        """Uses one connection until an error. The next Fetch is sent before this one's records are
+        """Reads over the current connection until an error. The next Fetch is sent before this one's records are
         processed.
         """
-        sent, turn = self._request(self.position), 0
+        correlation_id, buffer_index = self._request(self.position), 0
         while self.position < self._range.end:
-            assert self._link is not None
-            frame = self._link.receive(self._memory[turn])
+            assert self._connection is not None
+            frame = self._connection.receive(self._buffers[buffer_index])
             try:
-                response = parse_response(frame, sent, self._topic_id, self._range.partition)
+                response = parse_response(frame, correlation_id, self._topic_id, self._range.partition)
             except ValueError as error:
-                raise _LookUpNeeded(
-                    f"broker {self._link.host}:{self._link.port} does not respond like a Kafka broker: {error}"
+                raise _LookupNeeded(
+                    f"broker {self._connection.host}:{self._connection.port} does not respond like a Kafka broker: {error}"
                 ) from error
-            self._check(response)
-            size, following = self._extent(response)
-            if following is None:
-                self._check_time_out(
+            self._check_error(response)
+            size, next_offset = self._extent(response)
+            if next_offset is None:
+                self._check_timeout(
                     f"the log ends at {response.high_watermark}, read_committed at {response.last_stable_offset}"
                 )
-                sent = self._request(self.position)
+                correlation_id = self._request(self.position)
                 continue
-            if following < self._range.end:
-                sent, turn = self._request(max(following, self.position)), 1 - turn
-            yield from self._records(response, size, following)
-            self.position = max(self.position, following)
-            self._progress_at = time.monotonic()
+            if next_offset < self._range.end:
+                correlation_id, buffer_index = self._request(max(next_offset, self.position)), 1 - buffer_index
+            yield from self._records(response, size, next_offset)
+            self.position = max(self.position, next_offset)
+            self._last_progress_s = time.monotonic()
 
-    def _check(self, response: PartitionResponse) -> None:
-        """Raises _LookUpNeeded or MqdReadError. A missing offset is reported as lost."""
+    def _check_error(self, response: PartitionResponse) -> None:
+        """Raises _LookupNeeded or MqdReadError. An offset that the log does not have is reported as lost."""
         if (
             response.preferred_replica >= 0
             and not len(response.records)
@@ -311,30 +314,32 @@ class TcpViews:
             and response.preferred_replica != self._replica
         ):
             self._replica = response.preferred_replica
-            raise _LookUpNeeded
+            raise _LookupNeeded
         if not response.error:
             return
         self._replica = -1
         if response.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._out_of_range()
-            raise _LookUpNeeded
+            raise _LookupNeeded
         error = BrokerError(response.error, f"fetching {self.name} at offset {self.position}")
         # the next lookup shows whether the topic still exists
         if response.error in MISSING_CODES or is_retriable(response.error):
-            raise _LookUpNeeded(str(error))
+            raise _LookupNeeded(str(error))
         raise MqdReadError(str(error))
 
     def _out_of_range(self) -> None:
-        earliest, latest = (list_offset(self._cluster, self._range, at, self._isolation) for at in (-2, -1))
+        earliest, latest = (
+            list_offset(self._cluster, self._range, timestamp, self._isolation) for timestamp in (-2, -1)
+        )
         if self.position < earliest:
-            self._lost(
+            self._report_loss(
                 earliest,
                 f"offsets {self.position} to {min(earliest, self._range.end) - 1} were deleted (retention or"
                 f" DeleteRecords): the log starts at {earliest}",
             )
             self.position = min(earliest, self._range.end)
         elif self.position > latest:
-            self._lost(
+            self._report_loss(
                 self._range.end,
                 f"offset {self.position} is beyond the log's end {latest}: the log was truncated, or the topic"
                 " recreated",
@@ -342,16 +347,18 @@ class TcpViews:
             self.position = self._range.end
 
     def _extent(self, response: PartitionResponse) -> tuple[int, int | None]:
-        """Returns (bytes of whole batches, the offset after them; None: no batch)."""
+        """Returns (size of the whole batches in bytes, the offset after them, or None if there is no
+        batch).
+        """
         try:
-            size, following = batches_extent(response.records) if len(response.records) else (0, None)
+            size, next_offset = batches_extent(response.records) if len(response.records) else (0, None)
         except NativeError as error:
             raise self._corrupt(str(error.strerror)) from error
-        if len(response.records) and following is None:
+        if len(response.records) and next_offset is None:
             raise self._corrupt(f"{len(response.records)} bytes that are not a whole record batch")
-        if following is not None and following <= self.position:
-            raise self._corrupt(f"batches that end at offset {following}")
-        return size, following
+        if next_offset is not None and next_offset <= self.position:
+            raise self._corrupt(f"batches that end at offset {next_offset}")
+        return size, next_offset
 
     def _corrupt(self, text: str) -> MqdReadError:
         return MqdReadError(
@@ -359,7 +366,7 @@ class TcpViews:
             " startingOffsets after it skips it"
         )
 
-    def _records(self, response: PartitionResponse, size: int, following: int) -> Iterator[Any]:
+    def _records(self, response: PartitionResponse, size: int, next_offset: int) -> Iterator[Any]:
         reader = PartitionReader(
             SegmentReader.of_memory(response.records[:size], self.position, self._isolation),
             self._range.topic,
@@ -376,12 +383,14 @@ class TcpViews:
                     problem = reader.take_problem()
                     if problem is not None:
                         raise self._corrupt(problem.text)
-                    if reader.position >= following:
+                    if reader.position >= next_offset:
                         return
-                    # the reader found no record up to `following`, where the batches end
+                    # the reader found no record up to `next_offset`, where the batches end
                     # according to their headers
                     if reader.position <= self.position:
-                        raise self._corrupt(f"batches up to offset {following} whose records end at {reader.position}")
+                        raise self._corrupt(
+                            f"batches up to offset {next_offset} whose records end at {reader.position}"
+                        )
                     self.position = reader.position
                     continue
                 self.position = reader.position
@@ -390,11 +399,13 @@ class TcpViews:
             reader.close()
 
 
-def list_offset(cluster: Cluster, one: Range, timestamp: int, isolation: int) -> int:
+def list_offset(cluster: Cluster, range_: Range, timestamp: int, isolation: int) -> int:
     """Returns a partition's earliest (-2) or latest (-1) offset, from its leader."""
     from mqd.spark.driver import list_offsets
 
     def attempt() -> int:
-        return list_offsets(cluster, {(one.topic, one.partition): timestamp}, isolation)[one.topic, one.partition]
+        return list_offsets(cluster, {(range_.topic, range_.partition): timestamp}, isolation)[
+            range_.topic, range_.partition
+        ]
 
-    return cluster.with_retries(f"offsets of {one.topic}-{one.partition}", attempt)
+    return cluster.with_retries(f"offsets of {range_.topic}-{range_.partition}", attempt)

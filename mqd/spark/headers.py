@@ -1,11 +1,11 @@
-"""Encodes the column `headers` of rows as the header sections of records. Arrow joins the pieces, numpy
-encodes the lengths; there is no loop over rows.
+"""Encodes the column `headers` of rows as the header sections of records. Arrow joins the pieces,
+numpy encodes the lengths; there is no loop over rows.
 
     section of a record    varint count, and for each header: varint key length, key, varint value
                            length (-1: null), value
 
-    H1  the bytes are those of mqd.client.messages.encode_headers, row by row; a null or empty list
-        is a count of 0
+    H1  each row's bytes are those that mqd.client.messages.encode_headers returns; a null or empty
+        list becomes a count of 0
     H2  headers without a key are refused, and nothing is encoded; the error says how many there are
 Concurrency: any thread; arrays are read, never written.
 """
@@ -25,7 +25,7 @@ _VARINT_BYTES_MAX = 5
 
 
 class HeadersError(ValueError):
-    """Rows hold headers that no record can have."""
+    """Rows have headers that no record can have."""
 
 
 def encode(headers: pa.Array) -> Column:
@@ -34,10 +34,10 @@ def encode(headers: pa.Array) -> Column:
     """
     counts = np.asarray(headers.value_lengths().fill_null(0)).astype(np.int64)
     items = headers.flatten()
-    keys, values = _bytes(items, "key"), _bytes(items, "value")
+    keys, values = _binary_field(items, "key"), _binary_field(items, "value")
     if keys.null_count:
         raise HeadersError(f"{keys.null_count} headers are null, or have a null key")
-    piece_counts = np.maximum(counts, 1)  # of each row: a row without headers is one piece, its count of 0
+    piece_counts = np.maximum(counts, 1)  # per row: a row without headers has one piece, its count of 0
     ends = np.cumsum(piece_counts)
     starts = ends - piece_counts
     total = int(ends[-1]) if len(ends) else 0
@@ -45,22 +45,24 @@ def encode(headers: pa.Array) -> Column:
     if len(items) != total:  # some rows have no headers
         is_header = np.ones(total, bool)
         is_header[starts[counts == 0]] = False
-        places = pa.array(np.cumsum(is_header) - 1, mask=~is_header)
-        keys, values = keys.take(places), values.take(places)
+        item_indexes = pa.array(np.cumsum(is_header) - 1, mask=~is_header)
+        keys, values = keys.take(item_indexes), values.take(item_indexes)
         key_bytes, value_bytes = _spread(key_bytes, is_header), _spread(value_bytes, is_header)
     else:
         is_header = None
-    first = np.full(total, -1, np.int64)
-    first[starts] = counts
-    kind = keys.type
+    row_counts = np.full(total, -1, np.int64)  # at the first piece of a row: its number of headers
+    row_counts[starts] = counts
+    arrow_type = keys.type
     parts = (
-        _varints(first, first >= 0, kind),
-        _varints(key_bytes, is_header, kind),
+        _varints(row_counts, row_counts >= 0, arrow_type),
+        _varints(key_bytes, is_header, arrow_type),
         keys,
-        _varints(value_bytes, is_header, kind),
+        _varints(value_bytes, is_header, arrow_type),
         values,
     )
-    joined = pc.binary_join_element_wise(*parts, pa.scalar(b"", kind), null_handling="replace", null_replacement="")
+    joined = pc.binary_join_element_wise(
+        *parts, pa.scalar(b"", arrow_type), null_handling="replace", null_replacement=""
+    )
     offsets = _offsets(joined)
     bounds = offsets[np.concatenate(([0], ends))]
     data = joined.buffers()[2]
@@ -71,13 +73,15 @@ def encode(headers: pa.Array) -> Column:
     )
 
 
-def _bytes(items: pa.StructArray, name: str) -> pa.Array:
-    """A field, null where its struct is null. Keys and values get the same type."""
+def _binary_field(items: pa.StructArray, name: str) -> pa.Array:
+    """A field of the headers as binary, null where its struct is null. Keys and values get the same
+    type.
+    """
     field = items.flatten()[items.type.get_field_index(name)]
-    wide = items.nbytes > _INT32_OFFSETS_MAX or any(
-        pa.types.is_large_string(one.type) or pa.types.is_large_binary(one.type) for one in items.type
+    is_large = items.nbytes > _INT32_OFFSETS_MAX or any(
+        pa.types.is_large_string(each.type) or pa.types.is_large_binary(each.type) for each in items.type
     )
-    return field.cast(pa.large_binary() if wide else pa.binary())
+    return field.cast(pa.large_binary() if is_large else pa.binary())
 
 
 def _lengths(array: pa.Array) -> np.ndarray:
@@ -86,18 +90,19 @@ def _lengths(array: pa.Array) -> np.ndarray:
 
 
 def _spread(lengths: np.ndarray, is_header: np.ndarray) -> np.ndarray:
+    """The lengths where `is_header` is true, 0 elsewhere."""
     spread = np.zeros(len(is_header), np.int64)
     spread[is_header] = lengths
     return spread
 
 
-def _varints(numbers: np.ndarray, mask: np.ndarray | None, kind: pa.DataType) -> pa.Array:
-    """Numbers from -1 to 2**31 - 1, zig-zag, as byte strings; an empty one where `mask` is false."""
-    coded = (numbers << 1) ^ (numbers >> 63)
-    sizes = np.ones(len(coded), np.int64)
-    if len(coded) and int(coded.max()) >= 0x80:
+def _varints(numbers: np.ndarray, mask: np.ndarray | None, arrow_type: pa.DataType) -> pa.Array:
+    """Numbers from -1 to 2**31 - 1, zig-zag, as byte strings; empty where `mask` is false."""
+    zigzag = (numbers << 1) ^ (numbers >> 63)
+    sizes = np.ones(len(zigzag), np.int64)
+    if len(zigzag) and int(zigzag.max()) >= 0x80:
         for count in range(1, _VARINT_BYTES_MAX):
-            sizes += coded >= 1 << 7 * count
+            sizes += zigzag >= 1 << 7 * count
     if mask is not None:
         sizes *= mask
     offsets = np.zeros(len(sizes) + 1, np.int64)
@@ -105,16 +110,20 @@ def _varints(numbers: np.ndarray, mask: np.ndarray | None, kind: pa.DataType) ->
     data = np.empty(int(offsets[-1]), np.uint8)
     for index in range(int(sizes.max()) if len(sizes) else 0):
         has_byte = sizes > index
-        more = (sizes[has_byte] > index + 1).astype(np.uint8) << 7
-        data[offsets[:-1][has_byte] + index] = (coded[has_byte] >> 7 * index & 0x7F).astype(np.uint8) | more
-    width = np.int64 if pa.types.is_large_binary(kind) else np.int32
-    return pa.Array.from_buffers(kind, len(sizes), [None, pa.py_buffer(offsets.astype(width)), pa.py_buffer(data)])
+        continuation_bits = (sizes[has_byte] > index + 1).astype(np.uint8) << 7
+        data[offsets[:-1][has_byte] + index] = (zigzag[has_byte] >> 7 * index & 0x7F).astype(
+            np.uint8
+        ) | continuation_bits
+    offset_type = np.int64 if pa.types.is_large_binary(arrow_type) else np.int32
+    return pa.Array.from_buffers(
+        arrow_type, len(sizes), [None, pa.py_buffer(offsets.astype(offset_type)), pa.py_buffer(data)]
+    )
 
 
 def _offsets(array: pa.Array) -> np.ndarray:
-    width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
+    offset_type = np.int64 if pa.types.is_large_binary(array.type) else np.int32
     return (
-        np.frombuffer(array.buffers()[1], width, len(array) + 1, array.offset * np.dtype(width).itemsize)
+        np.frombuffer(array.buffers()[1], offset_type, len(array) + 1, array.offset * np.dtype(offset_type).itemsize)
         if len(array)
-        else np.zeros(1, width)
+        else np.zeros(1, offset_type)
     )

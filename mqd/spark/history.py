@@ -1,15 +1,15 @@
 """The archived part of a batch read: `option("archive", PATH)` reads each partition from the
 archive as far as the archive goes, and then from the log.
 
-    H1  an offset comes from the archive or from the log, never from both: the archive has the
-        offsets from its first record of a partition to the end of its last batch, the log those
-        before and after
-    H2  a read from `earliest` begins at the lower of the archive's and the log's first offset; other
-        starting offsets may be before the log's start as long as the archive has them
+    H1  an offset is read from the archive or from the log, never from both: from the archive, the
+        offsets from its first record of a partition to the end of its last batch; from the log,
+        those before and after
+    H2  a read from `earliest` begins at the lower of the archive's and the log's first offset;
+        other starting offsets may be before the log's start as long as the archive has them
     H3  a task returns records in the order of their offsets, partition after partition
-    H4  offsets that neither has are reported as lost
-    H5  the archive is read before the logs' ends are queried: an archive that is filled in
-        between could extend beyond them, and would look like that of a recreated topic
+    H4  offsets that are in neither of the two are reported as lost
+    H5  the archive is read before the logs' ends are queried: an archive that grew in
+        between could extend beyond them, and would look like the archive of a recreated topic
 Only the driver reads the archive's commits (mqd/spark/pipelines/manifest.py); executors open the
 files that they receive (mqd/spark/pipelines/parquet.py).
 """
@@ -53,9 +53,9 @@ def plan(
     ids: Mapping[str, bytes] = MappingProxyType({}),
     archive: Archive | None = None,
 ) -> tuple[list[ArchivedTask], dict[Key, list[tuple[int, int]]]]:
-    """Tasks over the archive, and the part of each partition that is read from its log, as (start,
-    end). `ids`: the current topic ids; `archive`: its state before `latest` was queried (H5).
-    Raises MqdReadError.
+    """Tasks that read the archive, and for each partition the (start, end) ranges that are read
+    from its log. `ids`: the current topic ids; `archive`: its state before `latest` was queried
+    (H5). Raises MqdReadError.
     """
     archive = open_archive(options) if archive is None else archive
     for topic, topic_id in ids.items():
@@ -64,23 +64,25 @@ def plan(
                 f"{topic} was recreated after it was archived at {options.archive}: offsets mean different records"
                 f" in the two. {_ADVICE}"
             )
-    archived = {key: span for topic in {topic for topic, _ in starts} for key, span in _extents(archive, topic).items()}
+    archived_ranges = {
+        key: span for topic in {topic for topic, _ in starts} for key, span in _archived_ranges(archive, topic).items()
+    }
     tasks = []
     from_log: dict[Key, list[tuple[int, int]]] = {}
     firsts: dict[Key, int] = {}
     for key, start in starts.items():
-        first, end = archived.get(key, (start, start))
+        first, end = archived_ranges.get(key, (start, start))
         if end > latest[key]:
             raise MqdReadError(
                 f"{key[0]}-{key[1]}: the archive {options.archive} extends to offset {end} and the log only to"
                 f" {latest[key]}: the topic was recreated after it was archived. {_ADVICE}"
             )
         firsts[key] = min(first, start) if options.starting.at == EARLIEST else start
-        # the log has to continue where the archive ends, or records between the two are lost, which
-        # the caller reports
+        # if the log does not continue where the archive ends, the records between the two are lost;
+        # the caller reports that
         from_log[key] = (
             [(firsts[key], min(first, ends[key])), (max(firsts[key], end), ends[key])]
-            if key in archived
+            if key in archived_ranges
             else [(start, ends[key])]
         )
     for topic in sorted({topic for topic, _ in starts}):
@@ -95,9 +97,9 @@ def plan(
     return tasks, {key: [(start, end) for start, end in ranges if start < end] for key, ranges in from_log.items()}
 
 
-def _extents(archive: Archive, topic: str) -> dict[Key, tuple[int, int]]:
-    """For each partition with archived records: the offset of the first one, and where its archive
-    ends.
+def _archived_ranges(archive: Archive, topic: str) -> dict[Key, tuple[int, int]]:
+    """For each partition with archived records: the offset of the first of them, and the offset
+    at which the partition's archive ends.
     """
     ends = archive.ends(topic)
     firsts: dict[int, int] = {}

@@ -1,9 +1,9 @@
-"""A sink's requests about a query's joint transaction: enlisting children and ending it
+"""A sink's requests for a query's joint transaction: to enlist children and to end the transaction
 (mqd/coordinator/transaction/joint.py; docs/protocol.md).
 
-    J1  every request may be repeated: a lost response to enlist() leaves a child transaction that is
-        aborted with the others that were not chosen, and a repeated commit or abort is recognized
-        by its batch
+    J1  every request may be repeated: a lost response to enlist() leaves a child transaction that
+        is aborted with the others that were not chosen, and a repeated commit or abort is
+        recognized by its batch
     J2  a request with a retriable error is repeated, to the current coordinator, for
         kafka.default.api.timeout.ms
 Concurrency: one thread.
@@ -20,8 +20,8 @@ from mqd.protocol.messages import EndTxnRequest, FindCoordinatorRequest, InitPro
 from mqd.spark.encoding import MqdWriteError
 from mqd.spark.wire import BrokerConnection, BrokerError, Cluster, MqdReadError, check
 
-FIND_VERSION = 6
-TRANSACTION = 1
+FIND_COORDINATOR_VERSION = 6
+KEY_TYPE_TRANSACTION = 1
 _RETRIABLE = frozenset(
     (
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -49,7 +49,9 @@ class Joint:
         self._node_id = -1
 
     def enlist(self) -> Child | None:
-        """A child for this task attempt. None: the batch is committed. Raises MqdWriteError."""
+        """Enlists a child for this task attempt. Returns None if the batch is already committed.
+        Raises MqdWriteError.
+        """
         response = self._request(
             self._enlist_request(Child(-1, -1)), f"enlisting in the transaction of batch {self.batch_id}"
         )
@@ -58,17 +60,18 @@ class Joint:
 
     def heartbeat(self, child: Child) -> None:
         """Sends a heartbeat. Raises MqdWriteError when the transaction no longer includes this
-        child."""
+        child.
+        """
         self._request(self._enlist_request(child), f"continuing the transaction of batch {self.batch_id}")
 
     def commit(self, winners: Iterable[Child]) -> None:
-        """Has no effect for a batch that was committed before. Raises MqdWriteError."""
+        """Commits the batch; has no effect if it was committed before. Raises MqdWriteError."""
         self._require_joint_support(
             self._request(self._end_request(True, winners), f"committing batch {self.batch_id}")
         )
 
     def abort(self) -> None:
-        """Raises MqdWriteError."""
+        """Aborts the batch. Raises MqdWriteError."""
         self._request(self._end_request(False, ()), f"aborting batch {self.batch_id}")
 
     # -- requests ----------------------------------------------------------------------------------
@@ -84,10 +87,11 @@ class Joint:
         )
 
     def _end_request(self, committed: bool, winners: Iterable[Child]) -> EndTxnRequest:
-        named = [
-            EndTxnRequest.Winner(producer_id=one.producer_id, producer_epoch=one.producer_epoch) for one in winners
+        named_winners = [
+            EndTxnRequest.Winner(producer_id=child.producer_id, producer_epoch=child.producer_epoch)
+            for child in winners
         ]
-        joint = EndTxnRequest.Joint(batch_id=self.batch_id, run_id=self.run_id, winners=named)
+        joint = EndTxnRequest.Joint(batch_id=self.batch_id, run_id=self.run_id, winners=named_winners)
         return EndTxnRequest(
             transactional_id=self.transactional_id, producer_id=-1, producer_epoch=-1, committed=committed, joint=joint
         )
@@ -99,39 +103,41 @@ class Joint:
                 " brokers, or run an older version. Set the option 'delivery' to 'at-least-once'"
             )
 
-    def _request(self, request: Any, doing: str) -> Any:
-        """The response if it has no error. Raises MqdWriteError."""
+    def _request(self, request: Any, activity: str) -> Any:
+        """Sends a request to the coordinator until it succeeds (J2). `activity`: what it is for,
+        for messages. Raises MqdWriteError.
+        """
         deadline = time.monotonic() + self._cluster.api_timeout_s
-        pause, problem = 0.005, ""
+        pause_s, problem = 0.005, ""
         while True:
             try:
                 response = self._coordinator().request(request)
                 if not response.error_code:
                     return response
                 if response.error_code not in _RETRIABLE:
-                    raise MqdWriteError(f"{doing}: {self._explain(response.error_code)}")
+                    raise MqdWriteError(f"{activity}: {self._explain(response.error_code)}")
                 problem = str(BrokerError(response.error_code))
                 if response.error_code != ErrorCode.CONCURRENT_TRANSACTIONS:
                     self._node_id = -1
             except (OSError, BrokerError) as error:
                 if isinstance(error, BrokerError) and not error.retriable:
-                    raise MqdWriteError(f"{doing}: {error}") from error
+                    raise MqdWriteError(f"{activity}: {error}") from error
                 problem = str(error)
                 self._node_id = -1
                 self._cluster.close()
             except (MqdReadError, ProtocolError) as error:
-                raise MqdWriteError(f"{doing}: {error}") from error
-            if time.monotonic() + pause >= deadline:
+                raise MqdWriteError(f"{activity}: {error}") from error
+            if time.monotonic() + pause_s >= deadline:
                 raise MqdWriteError(
-                    f"{doing}: no outcome within {self._cluster.api_timeout_s:g} s (kafka.default.api.timeout.ms) from"
+                    f"{activity}: no outcome within {self._cluster.api_timeout_s:g} s (kafka.default.api.timeout.ms) from"
                     f" {self._cluster.settings.bootstrap_servers}: {problem}"
                 )
-            time.sleep(pause)  # there is no notification when another coordinator is ready
-            pause = min(2 * pause, 0.5)
+            time.sleep(pause_s)  # there is no notification when another coordinator is ready
+            pause_s = min(2 * pause_s, 0.5)
 
     def _explain(self, code: int) -> str:
-        known = ERRORS.get(code)
-        text = f"{known.message} ({known.name})" if known else f"error {code}"
+        error = ERRORS.get(code)
+        text = f"{error.message} ({error.name})" if error else f"error {code}"
         if code == ErrorCode.PRODUCER_FENCED:
             return (
                 f"{text}: the batch had no activity for {self._timeout_ms} ms (kafka.transaction.timeout.ms; tasks"
@@ -157,16 +163,17 @@ class Joint:
         return text
 
     def _coordinator(self) -> BrokerConnection:
-        """Raises OSError, BrokerError."""
+        """A connection to the transaction's coordinator. Raises OSError, BrokerError."""
         if self._node_id < 0:
-            found = (
+            coordinator = (
                 self._cluster.any_connection()
                 .request(
-                    FindCoordinatorRequest(key_type=TRANSACTION, coordinator_keys=[self.transactional_id]), FIND_VERSION
+                    FindCoordinatorRequest(key_type=KEY_TYPE_TRANSACTION, coordinator_keys=[self.transactional_id]),
+                    FIND_COORDINATOR_VERSION,
                 )
                 .coordinators[0]
             )
-            check(found.error_code, f"the coordinator of {self.transactional_id}")
-            self._cluster.brokers[found.node_id] = (found.host, found.port)
-            self._node_id = found.node_id
+            check(coordinator.error_code, f"the coordinator of {self.transactional_id}")
+            self._cluster.brokers[coordinator.node_id] = (coordinator.host, coordinator.port)
+            self._node_id = coordinator.node_id
         return self._cluster.connection_to(self._node_id)

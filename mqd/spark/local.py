@@ -1,13 +1,14 @@
-"""Reads a partition's records from mapped segments of this host's broker: no socket, and no copy
-before Arrow's.
+"""Reads a partition's records from mapped segments of this host's broker: without a socket, and
+without a copy before Arrow's.
 
-    views = open_views(options, cluster, one, lost, pool)     # NotLocal has the reason to use TCP
-    # until the range's end, or until it cannot continue: then `position` < the range's end, and TCP
-    # takes over
+    # raises NotLocal if TCP must be used
+    views = open_views(options, cluster, range_, report_loss, pool)
+    # Yields up to the range's end, or until it cannot continue: then `position` is less than the
+    # range's end, and TCP takes over.
     for view in views.views(): ...
 
-    L1  the attachment belongs to this process (a worker that Spark forked opens its own) and is
-        cached; one that has ended is discarded
+    L1  an attachment belongs to one process (a worker that Spark forked opens its own) and is
+        cached until it ends
     L2  with read_committed the aborted transactions are queried over the attachment when the reader
         needs them
     L3  if expected records do not arrive within WAIT_S (the leader moved, the replica here lags,
@@ -37,13 +38,13 @@ from mqd.spark.wire import Cluster, MqdReadError
 
 log = logging.getLogger("mqd.spark")
 
-RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # of one view: its columns stay in the cache
+RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # limits of one view, so that its columns stay in the CPU cache
 WAIT_S, POLL_S = 0.5, 0.002
 ATTACH_TIMEOUT_MS = 3000
 RESPONSE_TIMEOUT_S = 10.0
 FETCH, VERSION = 1, 13
-_numbers = itertools.count(1)
-_kept: dict[tuple[int, str, str], Client] = {}  # L1; by process, socket and server
+_request_numbers = itertools.count(1)
+_clients: dict[tuple[int, str, str], Client] = {}  # L1: by process, socket and server
 
 
 class NotLocal(Exception):
@@ -51,10 +52,10 @@ class NotLocal(Exception):
 
 
 def _attach(path: str, server: str, client_id: str) -> Client:
-    found = _kept.get((os.getpid(), path, server))
-    if found is None:
+    client = _clients.get((os.getpid(), path, server))
+    if client is None:
         try:
-            found = Client(
+            client = Client(
                 path,
                 client_id=client_id,
                 data_bytes=64 << 10,
@@ -64,70 +65,70 @@ def _attach(path: str, server: str, client_id: str) -> Client:
             )
         except NativeError as error:
             raise NotLocal(f"{path}: {error}") from error
-        _kept[os.getpid(), path, server] = found
-    return found
+        _clients[os.getpid(), path, server] = client
+    return client
 
 
 def _forget(client: Client) -> None:
-    for key, kept in list(_kept.items()):
-        if kept is client:
-            del _kept[key]
+    for key, cached_client in list(_clients.items()):
+        if cached_client is client:
+            del _clients[key]
             client.close()
 
 
-def _find(options: SourceOptions, cluster: Cluster, one: Range) -> tuple[str, str]:
-    """The client socket and server name of a broker of this host: one of bootstrap.servers, or the
-    partition's leader. Any replica will do: it is read up to its high watermark, and a broker
-    without a replica returns an error.
+def _find_broker(options: SourceOptions, cluster: Cluster, range_: Range) -> tuple[str, str]:
+    """The client socket and server name of a broker on this host: one of bootstrap.servers, or the
+    partition's leader. Any replica will do: it is read up to its high watermark; a broker without a
+    replica returns an error.
     """
-    found = rendezvous.find(options.kafka.bootstrap_servers)
-    if found.path is not None:
-        return found.path, found.server
-    if options.kafka.transport == "auto" and not _any_here():
-        raise NotLocal(found.reason)
+    result = rendezvous.find(options.kafka.bootstrap_servers)
+    if result.path is not None:
+        return result.path, result.server
+    if options.kafka.transport == "auto" and not _may_have_broker():
+        raise NotLocal(result.reason)
     try:
-        metadata = cluster.metadata([one.topic])
+        metadata = cluster.metadata([range_.topic])
     except OSError as error:
         raise NotLocal(str(error)) from error
-    topic = metadata.topics.get(one.topic)
-    address = metadata.brokers.get(topic.leaders.get(one.partition, -1)) if topic is not None else None
+    topic = metadata.topics.get(range_.topic)
+    address = metadata.brokers.get(topic.leaders.get(range_.partition, -1)) if topic is not None else None
     if address is None:
         raise NotLocal("the partition's leader is not known")
     host, port = address
-    found = rendezvous.find(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-    if found.path is None:
-        raise NotLocal(found.reason)
-    return found.path, found.server
+    result = rendezvous.find(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    if result.path is None:
+        raise NotLocal(result.reason)
+    return result.path, result.server
 
 
-def _any_here() -> bool:
-    """Whether there may be a broker on this host at all. Checked before the metadata query."""
-    return any(place.is_dir() for place in rendezvous.directories())
+def _may_have_broker() -> bool:
+    """Whether this host may have a broker at all. Checked before the metadata is queried."""
+    return any(directory.is_dir() for directory in rendezvous.directories())
 
 
 def open_views(
-    options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool
+    options: SourceOptions, cluster: Cluster, range_: Range, report_loss: Callable[[int, str], None], pool: BlockPool
 ) -> LocalViews:
-    """Raises NotLocal."""
-    client = _attach(*_find(options, cluster, one), options.kafka.client_id)
+    """Opens the partition in this host's memory. Raises NotLocal."""
+    client = _attach(*_find_broker(options, cluster, range_), options.kafka.client_id)
     try:
-        return LocalViews(client, int(options.kafka.read_committed), one, lost, pool)
+        return LocalViews(client, int(options.kafka.read_committed), range_, report_loss, pool)
     except NativeError as error:
         _forget(client)
         raise NotLocal(str(error)) from error
 
 
 class LocalViews:
-    """See the module."""
+    """See the module's docstring."""
 
     def __init__(
-        self, client: Client, isolation: int, one: Range, lost: Callable[[int, str], None], pool: BlockPool
+        self, client: Client, isolation: int, range_: Range, report_loss: Callable[[int, str], None], pool: BlockPool
     ) -> None:
-        self._client, self._isolation, self._range, self._lost = client, isolation, one, lost
+        self._client, self._isolation, self._range, self._report_loss = client, isolation, range_, report_loss
         self._reader: PartitionReader | None = PartitionReader(
-            client, one.topic, one.topic_id, one.partition, one.start, isolation, pool=pool
+            client, range_.topic, range_.topic_id, range_.partition, range_.start, isolation, pool=pool
         )
-        self.position = one.start
+        self.position = range_.start
 
     def close(self) -> None:
         if self._reader is not None:
@@ -140,7 +141,7 @@ class LocalViews:
         """
         reader = self._reader
         assert reader is not None
-        waited_since: float | None = None
+        waiting_since_s: float | None = None
         while reader.position < self._range.end:
             try:
                 view = reader.read(RECORDS_MAX, BYTES_MAX)
@@ -155,21 +156,21 @@ class LocalViews:
                 _forget(self._client)
                 return
             if view is not None:
-                self.position, waited_since = reader.position, None
+                self.position, waiting_since_s = reader.position, None
                 yield view
                 continue
             if self.position < reader.position:  # control batches, aborted transactions
-                self.position, waited_since = reader.position, None
+                self.position, waiting_since_s = reader.position, None
             problem = reader.take_problem()
             if problem is None:
-                waited_since = waited_since or time.monotonic()
-                if time.monotonic() - waited_since > WAIT_S:  # L3
+                waiting_since_s = waiting_since_s or time.monotonic()
+                if time.monotonic() - waiting_since_s > WAIT_S:  # L3
                     return
                 # the log has the range's records, but they are not readable here yet: the leader
                 # is changing, or this replica lags
                 time.sleep(POLL_S)
             elif problem.kind == "aborted":
-                if not self._request_aborted():
+                if not self._query_aborted():
                     return
             elif problem.kind == "corrupt":
                 raise MqdReadError(
@@ -179,27 +180,27 @@ class LocalViews:
             else:  # out of range or deleted: the leader reports the cause over TCP
                 return
 
-    def _request_aborted(self) -> bool:
-        """L2. False: there is no usable response."""
-        reader, one = self._reader, self._range
+    def _query_aborted(self) -> bool:
+        """Queries the aborted transactions (L2). Returns False if there is no usable response."""
+        reader, range_ = self._reader, self._range
         assert reader is not None
-        part = FetchRequest.Partition(
-            partition=one.partition, fetch_offset=reader.position, partition_max_bytes=1 << 20
+        requested = FetchRequest.Partition(
+            partition=range_.partition, fetch_offset=reader.position, partition_max_bytes=1 << 20
         )
         request = FetchRequest(
             max_wait_ms=0,
             min_bytes=0,
             max_bytes=0,
             isolation_level=1,
-            topics=[FetchRequest.Topic(topic_id=one.topic_id, partitions=[part])],
+            topics=[FetchRequest.Topic(topic_id=range_.topic_id, partitions=[requested])],
         )
         try:
             response = _request(self._client, request)
         except (OSError, ProtocolError) as error:
             log.info(
                 "%s-%d: aborted transactions cannot be queried (%s): continuing over TCP",
-                one.topic,
-                one.partition,
+                range_.topic,
+                range_.partition,
                 error,
             )
             _forget(self._client)
@@ -217,7 +218,7 @@ class LocalViews:
 
 def _request(client: Client, request: Any) -> Any:
     """One request on an attachment that no other thread uses. Raises OSError, ProtocolError."""
-    number = next(_numbers) % (1 << 29) + 1
+    number = next(_request_numbers) % (1 << 29) + 1
     frame = encode_request(request, VERSION, number, "spark-mqd")
     deadline = time.monotonic() + RESPONSE_TIMEOUT_S
     while not client.submit(frame):
@@ -229,12 +230,12 @@ def _request(client: Client, request: Any) -> Any:
     while True:
         received = client.response()
         if received is not None:
-            got, response = decode_response(received, FETCH, VERSION)
-            if got == number:
+            response_number, response = decode_response(received, FETCH, VERSION)
+            if response_number == number:
                 return response
             continue
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError(f"no response within {RESPONSE_TIMEOUT_S:g} s")
-        if client.wait(int(left * 1e6)):
+        if client.wait(int(remaining_s * 1e6)):
             client.poll()

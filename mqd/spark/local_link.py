@@ -3,7 +3,7 @@ wire.BrokerConnection. A request is copied once, into the memory from which the 
 
     L1  one request at a time is outstanding (producing.py S1), so the next response belongs to it
     L2  an attachment that has ended (the worker died) raises OSError and is closed; a caller that
-        needs another calls find() again; if that returns none, TCP is used
+        needs a link then calls find() again; if it returns None, TCP is used
 Concurrency: one thread. A forked child may not use its parent's link.
 """
 
@@ -22,7 +22,7 @@ from mqd.spark.encoding import MqdWriteError
 from mqd.spark.options import KafkaSettings
 
 MEMORY_BYTES = 12 << 20
-FRAME_BYTES_MAX = 5 << 20  # of a request: MEMORY_BYTES has room for two
+FRAME_BYTES_MAX = 5 << 20  # of a request: MEMORY_BYTES is enough for two
 ATTACH_TIMEOUT_MS = 3000
 
 
@@ -32,17 +32,17 @@ def find(host: str, port: int, settings: KafkaSettings) -> LocalLink | None:
     """
     if settings.transport == "tcp":
         return None
-    found = rendezvous.find(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-    reason = found.reason
-    if found.path is not None:
+    result = rendezvous.find(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    reason = result.reason
+    if result.path is not None:
         try:
-            return LocalLink(found.path, found.server, host, port, settings)
+            return LocalLink(result.path, result.server, host, port, settings)
         except NativeError as error:
             reason = str(error)
     if settings.transport == "shm":
         raise MqdWriteError(
             f"option transport: shm: the broker {host}:{port} cannot be reached through shared memory: {reason}."
-            " With auto TCP is used instead"
+            " With auto, TCP is used instead"
         )
     return None
 
@@ -53,7 +53,7 @@ class LocalLink:
     def __init__(self, path: str, server: str, host: str, port: int, settings: KafkaSettings) -> None:
         self.host, self.port = host, port
         self._client_id, self._timeout_s = settings.client_id, settings.request_timeout_s
-        self._numbers = itertools.count(1)
+        self._request_numbers = itertools.count(1)
         self._response: bytes | None = None
         self._client = Client(
             path,
@@ -65,38 +65,40 @@ class LocalLink:
         )
 
     def pick(self, api_key: int, version_max: int) -> int:
-        """The broker has the same build, because another build's memory cannot be attached."""
+        """The version to use. The broker is of this build: the memory of another build's broker
+        could not be attached.
+        """
         return min(KNOWN[api_key].max_version, version_max)
 
     def send(self, request: Any, version: int) -> int:
         """Returns the correlation id. ValueError: the request is larger than FRAME_BYTES_MAX."""
-        number = next(self._numbers) % (CORRELATION_ID_END - 1) + 1
-        frame = encode_request(request, version, number, self._client_id)
+        correlation_id = next(self._request_numbers) % (CORRELATION_ID_END - 1) + 1
+        frame = encode_request(request, version, correlation_id, self._client_id)
         if len(frame) > FRAME_BYTES_MAX:
             raise ValueError(f"a request of {len(frame)} bytes")
         deadline = time.monotonic() + self._timeout_s
         while not self._client.submit(frame):
             self._wait(deadline, "accepts no request")
         self._client.flush()
-        return number
+        return correlation_id
 
     def ready(self, seconds: float) -> bool:
-        """Whether a response has arrived; waits for it at most that long."""
+        """Whether a response has arrived; waits for it for up to `seconds`."""
         deadline = time.monotonic() + seconds
         while True:
             self._response = self._response or self._client.response()
             if self._response is not None:
                 return True
-            left = deadline - time.monotonic()
-            # also with no time left: the response may already be there
-            if self._client.wait(max(0, int(left * 1e6))):
+            remaining_s = deadline - time.monotonic()
+            # even if no time remains: the response may have arrived already
+            if self._client.wait(max(0, int(remaining_s * 1e6))):
                 self._client.poll()
-            if left <= 0:
+            if remaining_s <= 0:
                 self._response = self._client.response()
                 return self._response is not None
 
     def receive(self) -> bytes:
-        """The next response, without its length."""
+        """The next response, without its length field."""
         if not self.ready(self._timeout_s):
             raise TimeoutError(
                 f"broker {self.host}:{self.port} does not respond within {self._timeout_s:g} s"
@@ -110,10 +112,10 @@ class LocalLink:
         self._client.close()
 
     def _wait(self, deadline: float, problem: str) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError(
                 f"broker {self.host}:{self.port} {problem} within {self._timeout_s:g} s (kafka.request.timeout.ms)"
             )
-        if self._client.wait(int(left * 1e6)):
+        if self._client.wait(int(remaining_s * 1e6)):
             self._client.poll()

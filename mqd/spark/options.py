@@ -1,13 +1,13 @@
-"""Options of `format("mqd")`: the names, values and refusals of Spark's Kafka source and sink, and
-mqd's own.
+"""Options of `format("mqd")`: those of Spark's Kafka source and sink, with the same names, values
+and refusals, and mqd's own.
 
 1. Names are case-insensitive, like Spark's own. `kafka.*` is configuration of Kafka's clients:
    supported properties are used, those that would break Spark's guarantees are refused
    (REFUSED_BY_SOURCE, REFUSED_BY_SINK), and the rest is ignored, as in Kafka's source.
 2. A wrong value is refused before a broker is contacted: MqdOptionError names the option, the value
    and the allowed values.
-3. Options of the other kind of query (batch or streaming) are ignored with a warning; those that
-   would change what the query reads are refused. Kafka's source does the same.
+3. Options that are only for the other kind of query (batch or streaming) are ignored with a
+   warning, or refused if they would change what the query reads. Kafka's source does the same.
 
 fetchOffset.numRetries is accepted without effect: retries are limited by time
 (kafka.default.api.timeout.ms, kafkaConsumer.pollTimeoutMs).
@@ -36,12 +36,12 @@ from mqd.security.client import ClientSecurity
 
 log = logging.getLogger("mqd.spark")
 
-EARLIEST, LATEST = -2, -1  # in JSON of offsets
+EARLIEST, LATEST = -2, -1  # as in the JSON of offsets
 STRATEGIES = ("assign", "subscribe", "subscribepattern")
 TRANSPORTS = ("auto", "shm", "tcp")
-_FOR_BOTH = {"interceptor.classes": "interceptors could change records without Spark's knowledge"}
+_REFUSED_BY_BOTH = {"interceptor.classes": "interceptors could change records without Spark's knowledge"}
 REFUSED_BY_SOURCE = {
-    **_FOR_BOTH,
+    **_REFUSED_BY_BOTH,
     "auto.offset.reset": (
         "set startingOffsets to earliest or latest; it applies when a query is new, afterwards its checkpoint"
         " determines where it continues"
@@ -51,7 +51,7 @@ REFUSED_BY_SOURCE = {
     "enable.auto.commit": "offsets are kept in the query's checkpoint; groupId publishes them as a consumer group's",
 }
 REFUSED_BY_SINK = {
-    **_FOR_BOTH,
+    **_REFUSED_BY_BOTH,
     "key.serializer": "keys are written as bytes: serialize them with DataFrame operations into binary or string",
     "value.serializer": "values are written as bytes: serialize them with DataFrame operations into binary or string",
 }
@@ -60,7 +60,7 @@ _UNIT_MS = {"us": 0.001, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_
 
 
 class MqdOptionError(ValueError):
-    """An invalid option of a query; the text names it and the allowed values."""
+    """An invalid option of a query; the message names it and the allowed values."""
 
 
 # -- reading options one by one --------------------------------------------------------------------
@@ -93,12 +93,12 @@ class Options:
         return value.strip().lower() == "true"
 
     @overload
-    def integer(self, name: str, default: int, least: int = 1) -> int: ...
+    def integer(self, name: str, default: int, minimum: int = 1) -> int: ...
 
     @overload
-    def integer(self, name: str, default: None = None, least: int = 1) -> int | None: ...
+    def integer(self, name: str, default: None = None, minimum: int = 1) -> int | None: ...
 
-    def integer(self, name: str, default: int | None = None, least: int = 1) -> int | None:
+    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int | None:
         value = self.text(name)
         if value is None:
             return default
@@ -106,8 +106,8 @@ class Options:
             number = int(value)
         except ValueError:
             raise MqdOptionError(f"option {name}: {value!r} is not a whole number") from None
-        if number < least:
-            raise MqdOptionError(f"option {name}: {number} is less than {least}")
+        if number < minimum:
+            raise MqdOptionError(f"option {name}: {number} is less than {minimum}")
         return number
 
     def duration_ms(self, name: str, default: int) -> int:
@@ -115,10 +115,10 @@ class Options:
         value = self.text(name)
         if value is None:
             return default
-        found = _DURATION.fullmatch(value.strip())
-        if found is None:
+        match = _DURATION.fullmatch(value.strip())
+        if match is None:
             raise MqdOptionError(f"option {name}: {value!r} is not a duration like 500ms, 30s, 15m")
-        return int(int(found[1]) * _UNIT_MS[(found[2] or "ms").lower()])
+        return int(int(match[1]) * _UNIT_MS[(match[2] or "ms").lower()])
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
         value = (self.text(name, default) or "").strip().lower()
@@ -128,7 +128,7 @@ class Options:
 
 
 class KafkaSettings(msgspec.Struct, frozen=True):
-    """The used settings of `kafka.*` and `transport`. Times in seconds."""
+    """The settings of `kafka.*` that are used, and `transport`. Times are in seconds."""
 
     bootstrap_servers: str
     client_id: str = "spark-mqd"
@@ -137,17 +137,19 @@ class KafkaSettings(msgspec.Struct, frozen=True):
     request_timeout_s: float = 30.0
     rack: str = ""
     fetch_bytes_max: int = 4 << 20
-    others: dict[str, str] = {}  # by name without "kafka.", lower case: settings without a field of their own
-    security: dict[str, str] = {}  # of mqd.security.client.ClientSecurity
+    others: dict[str, str] = {}  # settings without a field here, by lower-case name without "kafka."
+    security: dict[str, str] = {}  # settings of mqd.security.client.ClientSecurity
     encryption: Encryption | None = None
 
 
-def kafka_settings(options: Options, refused: Mapping[str, str], who: str = "consumer") -> KafkaSettings:
-    """`refused`: REFUSED_BY_SOURCE or REFUSED_BY_SINK. Raises MqdOptionError."""
+def kafka_settings(options: Options, refused: Mapping[str, str], client_kind: str = "consumer") -> KafkaSettings:
+    """`refused`: REFUSED_BY_SOURCE or REFUSED_BY_SINK; `client_kind`: for messages. Raises
+    MqdOptionError.
+    """
     given = {name[6:]: value for name, value in options.values.items() if name.startswith("kafka.")}
     servers = given.pop("bootstrap.servers", "").strip()
     if not servers:
-        raise MqdOptionError(f"Option 'kafka.bootstrap.servers' must be specified for configuring Kafka {who}")
+        raise MqdOptionError(f"Option 'kafka.bootstrap.servers' must be specified for configuring Kafka {client_kind}")
     for name in given:
         if name in refused:
             raise MqdOptionError(f"Kafka option '{name}' is not supported: {refused[name]}")
@@ -155,8 +157,8 @@ def kafka_settings(options: Options, refused: Mapping[str, str], who: str = "con
     if security.protocol != "PLAINTEXT":
         if transport == "shm":
             raise MqdOptionError(
-                f"option transport: shm uses the process's user, kafka.security.protocol={security.protocol} another"
-                " identity; leave one of them out"
+                f"option transport: shm authenticates as the process's user, but kafka.security.protocol="
+                f"{security.protocol} uses another identity; leave one of them out"
             )
         transport = "tcp"
     isolation = given.pop("isolation.level", "read_uncommitted").strip().lower()
@@ -213,8 +215,8 @@ Offsets = dict[str, dict[int, int]]  # topic -> partition -> the next offset to 
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """Where a range begins or ends. Exactly one of: `at` EARLIEST or LATEST for every partition;
-    `offsets`; `timestamps` (ms) by partition; `timestamp` (ms) for every partition.
+    """Where a range begins or ends. Exactly one field is set: `at`, EARLIEST or LATEST for every
+    partition; `offsets`; `timestamps` (ms) by partition; `timestamp` (ms) for every partition.
     """
 
     at: int | None = None
@@ -224,8 +226,8 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 class SourceOptions(msgspec.Struct, frozen=True):
-    """All options of a read. `topics` for subscribe and assign; `assigned` for assign;
-    `pattern` is unanchored.
+    """All options of a read. `topics` is set for subscribe and assign, `assigned` for assign,
+    `pattern` (unanchored) for subscribePattern.
     """
 
     kafka: KafkaSettings
@@ -250,13 +252,13 @@ class SourceOptions(msgspec.Struct, frozen=True):
 
 
 def _archive(options: Options, streaming: bool, starting: Limit, ending: Limit) -> str | None:
-    """The directory of an archive that a batch begins with."""
+    """The directory of the archive with whose records a batch begins."""
     path = options.text("archive")
     if path is None:
         return None
     if streaming:
         raise MqdOptionError(
-            "option archive is for spark.read: a stream begins in the log; read the archive by a batch first, or replay"
+            "option archive is for spark.read: a stream begins in the log; read the archive in a batch first, or replay"
             " it into a topic"
         )
     if any(limit.timestamp is not None or limit.timestamps is not None for limit in (starting, ending)):
@@ -284,11 +286,11 @@ def source_options(given: Mapping[str, str], streaming: bool) -> SourceOptions:
         _check_batch_limits(starting, ending)
     if options.text("groupId", "x") == "":
         raise MqdOptionError("option groupId: an empty name is not a consumer group")
-    least, most = options.integer("minOffsetsPerTrigger"), options.integer("maxOffsetsPerTrigger")
-    if least is not None and most is not None and least > most:
+    offsets_min, offsets_max = options.integer("minOffsetsPerTrigger"), options.integer("maxOffsetsPerTrigger")
+    if offsets_min is not None and offsets_max is not None and offsets_min > offsets_max:
         raise MqdOptionError(
-            f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}): no batch would"
-            " ever be made"
+            f"The value of minOffsetPerTrigger({offsets_min}) is higher than the maxOffsetsPerTrigger({offsets_max}): no"
+            " batch would ever start"
         )
     return SourceOptions(
         kafka,
@@ -299,8 +301,8 @@ def source_options(given: Mapping[str, str], streaming: bool) -> SourceOptions:
         ending,
         timestamp_without_match=options.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),
         fail_on_data_loss=options.boolean("failOnDataLoss", True),
-        max_offsets_per_trigger=most,
-        min_offsets_per_trigger=least,
+        max_offsets_per_trigger=offsets_max,
+        min_offsets_per_trigger=offsets_min,
         max_trigger_delay_ms=options.duration_ms("maxTriggerDelay", 900_000),
         min_partitions=options.integer("minPartitions"),
         max_records_per_partition=options.integer("maxRecordsPerPartition"),
@@ -314,21 +316,22 @@ def source_options(given: Mapping[str, str], streaming: bool) -> SourceOptions:
 
 
 def _strategy(options: Options) -> tuple[tuple[str, ...], dict[str, list[int]] | None, str | None]:
-    named = [name for name in STRATEGIES if name in options]
-    if not named:
+    """(topics, assigned, pattern), as in SourceOptions."""
+    strategies = [name for name in STRATEGIES if name in options]
+    if not strategies:
         raise MqdOptionError(
             "One of the following options must be specified for Kafka source: subscribe, subscribePattern, assign"
         )
-    if len(named) > 1:
+    if len(strategies) > 1:
         raise MqdOptionError(
             "Only one of the following options can be specified for Kafka source: subscribe, subscribePattern, assign;"
-            f" there are {', '.join(named)}"
+            f" there are {', '.join(strategies)}"
         )
-    value = (options.text(named[0]) or "").strip()
-    if named[0] == "assign":
+    value = (options.text(strategies[0]) or "").strip()
+    if strategies[0] == "assign":
         assigned = parse_assign(value)
         return tuple(assigned), assigned, None
-    if named[0] == "subscribe":
+    if strategies[0] == "subscribe":
         topics = tuple(dict.fromkeys(topic.strip() for topic in value.split(",") if topic.strip()))
         if not topics:
             raise MqdOptionError(f"No topics to subscribe to as specified value for option 'subscribe' is '{value}'")
@@ -359,35 +362,45 @@ def _warn_ignored(options: Options, streaming: bool) -> None:
 
 def _check_batch_limits(starting: Limit, ending: Limit) -> None:
     if starting.at == LATEST:
-        raise MqdOptionError("starting offset can't be latest for batch queries: give earliest, offsets or a timestamp")
+        raise MqdOptionError(
+            "starting offset can't be latest for batch queries: specify earliest, offsets or a timestamp"
+        )
     if ending.at == EARLIEST:
-        raise MqdOptionError("ending offset can't be earliest for batch queries: give latest, offsets or a timestamp")
-    for limit, wrong, word in ((starting, LATEST, "starting"), (ending, EARLIEST, "ending")):
+        raise MqdOptionError(
+            "ending offset can't be earliest for batch queries: specify latest, offsets or a timestamp"
+        )
+    for limit, disallowed, side in ((starting, LATEST, "starting"), (ending, EARLIEST, "ending")):
         for topic, partitions in (limit.offsets or {}).items():
             for partition, offset in partitions.items():
-                if offset == wrong:
+                if offset == disallowed:
                     raise MqdOptionError(
-                        f"{word} offset for {topic}-{partition} can't be {'latest' if wrong == LATEST else 'earliest'}"
+                        f"{side} offset for {topic}-{partition} can't be {'latest' if disallowed == LATEST else 'earliest'}"
                         " for batch queries"
                     )
 
 
-def _limit(options: Options, word: str, default: int) -> Limit:
-    """The limit from the first option that is given: timestamp, offsets by timestamp, or offsets."""
-    moment = options.text(f"{word}Timestamp")
-    if moment is not None:
-        return Limit(timestamp=_timestamp(f"{word}Timestamp", moment))
-    by_timestamp = options.text(f"{word}OffsetsByTimestamp")
+def _limit(options: Options, side: str, default: int) -> Limit:
+    """The limit from the first of these options that is set: timestamp, offsets by timestamp,
+    offsets.
+    """
+    timestamp = options.text(f"{side}Timestamp")
+    if timestamp is not None:
+        return Limit(timestamp=_parse_timestamp(f"{side}Timestamp", timestamp))
+    by_timestamp = options.text(f"{side}OffsetsByTimestamp")
     if by_timestamp is not None:
-        return Limit(timestamps=parse_offsets(by_timestamp, f"{word}OffsetsByTimestamp", least=0))
-    value = options.text(f"{word}Offsets")
+        return Limit(timestamps=parse_offsets(by_timestamp, f"{side}OffsetsByTimestamp", minimum=0))
+    value = options.text(f"{side}Offsets")
     if value is None:
         return Limit(at=default)
-    simple = {"earliest": EARLIEST, "latest": LATEST}.get(value.strip().lower())
-    return Limit(offsets=parse_offsets(value, f"{word}Offsets", least=EARLIEST)) if simple is None else Limit(at=simple)
+    symbolic = {"earliest": EARLIEST, "latest": LATEST}.get(value.strip().lower())
+    return (
+        Limit(offsets=parse_offsets(value, f"{side}Offsets", minimum=EARLIEST))
+        if symbolic is None
+        else Limit(at=symbolic)
+    )
 
 
-def _timestamp(name: str, value: str) -> int:
+def _parse_timestamp(name: str, value: str) -> int:
     if not value.strip().isdigit():
         raise MqdOptionError(f"option {name}: {value!r} is not a timestamp in milliseconds since 1970")
     return int(value)
@@ -395,26 +408,26 @@ def _timestamp(name: str, value: str) -> int:
 
 def parse_assign(text: str) -> dict[str, list[int]]:
     """The partitions in JSON such as {"topic": [0, 1]}. Raises MqdOptionError."""
-    found = _json_object(text, "assign", '{"topic":[0,1]}')
-    for topic, partitions in found.items():
+    assigned = _json_object(text, "assign", '{"topic":[0,1]}')
+    for topic, partitions in assigned.items():
         if not isinstance(partitions, list) or not all(
             type(index) is int and 0 <= index < 2**31 for index in partitions
         ):
             raise MqdOptionError(
                 f'option assign: {topic} has {partitions!r}; Expected e.g. {{"topicA":[0,1],"topicB":[0,1]}}'
             )
-    if not any(found.values()):
+    if not any(assigned.values()):
         raise MqdOptionError(f"No topicpartitions to assign as specified value for option 'assign' is '{text}'")
-    return {topic: sorted(set(partitions)) for topic, partitions in sorted(found.items()) if partitions}
+    return {topic: sorted(set(partitions)) for topic, partitions in sorted(assigned.items()) if partitions}
 
 
-def parse_offsets(text: str, name: str, least: int) -> Offsets:
-    """The offsets in JSON such as {"topic": {"0": 23, "1": -2}}, each at least `least`. Names that
-    begin with @ (topic ids in mqd's own offsets) are left out. Raises MqdOptionError.
+def parse_offsets(text: str, name: str, minimum: int) -> Offsets:
+    """The offsets in JSON such as {"topic": {"0": 23, "1": -2}}, each at least `minimum`. Names
+    that begin with @ (topic ids in mqd's own offsets) are left out. Raises MqdOptionError.
     """
-    found = _json_object(text, name, '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}')
-    out: Offsets = {}
-    for topic, partitions in found.items():
+    by_topic = _json_object(text, name, '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}')
+    offsets: Offsets = {}
+    for topic, partitions in by_topic.items():
         if topic.startswith("@"):
             continue
         if not isinstance(partitions, dict) or not all(index.isdigit() and int(index) < 2**31 for index in partitions):
@@ -422,20 +435,20 @@ def parse_offsets(text: str, name: str, least: int) -> Offsets:
                 f'option {name}: {topic} has {partitions!r}; Expected e.g. {{"topicA":{{"0":23,"1":-1}}}}'
             )
         for index, number in partitions.items():
-            if type(number) is not int or not least <= number < 2**63:
+            if type(number) is not int or not minimum <= number < 2**63:
                 raise MqdOptionError(
                     f"option {name}: {topic}-{index} has {number!r}, not a"
-                    f" number{' of milliseconds' if least == 0 else ''} of at least {least}"
+                    f" number{' of milliseconds' if minimum == 0 else ''} of at least {minimum}"
                 )
-        out[topic] = {int(index): number for index, number in partitions.items()}
-    return out
+        offsets[topic] = {int(index): number for index, number in partitions.items()}
+    return offsets
 
 
 def _json_object(text: str, name: str, example: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         raise MqdOptionError(f"option {name}: Expected e.g. {example}, got {text!r}: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise MqdOptionError(f"option {name}: Expected e.g. {example}, got {text!r}")
-    return found
+    return value

@@ -325,7 +325,7 @@ class Producer:
             correlation_id, settings = link.send(request, version), self._options
             deadline = min(
                 time.monotonic() + settings.kafka.request_timeout_s,
-                min(batch.first_sent for batch in chosen) + settings.delivery_timeout_s,
+                min(batch.first_sent_s for batch in chosen) + settings.delivery_timeout_s,
             )
             self._flights[node_id] = _InFlight(node_id, link, version, correlation_id, chosen, deadline)
         except OSError as error:
@@ -337,7 +337,7 @@ class Producer:
             sequence = self._next_sequence.get(key, 0)
             self._next_sequence[key] = (sequence + batch.count) & 0x7FFFFFFF
             batch.stamp(*self._identity, sequence, self._transactional_id is not None)
-            batch.first_sent = time.monotonic()
+            batch.first_sent_s = time.monotonic()
 
     def _complete(self, flight: _InFlight) -> None:
         try:
@@ -419,7 +419,7 @@ class Producer:
             self._queued_bytes += len(half.data)
         for half in halves:
             half.stamp(*self._identity, sequence, self._transactional_id is not None)
-            half.first_sent = batch.first_sent
+            half.first_sent_s = batch.first_sent_s
             sequence = (sequence + half.count) & 0x7FFFFFFF
 
     # -- retries -----------------------------------------------------------------------------------
@@ -427,9 +427,9 @@ class Producer:
     def _retry_later(self, key: Key, batch: Batch, problem: str) -> None:
         """Raises MqdWriteError after delivery.timeout.ms."""
         now = time.monotonic()
-        if batch.first_sent == 0.0:
-            batch.first_sent = now
-        if now >= batch.first_sent + self._options.delivery_timeout_s:
+        if batch.first_sent_s == 0.0:
+            batch.first_sent_s = now
+        if now >= batch.first_sent_s + self._options.delivery_timeout_s:
             raise MqdWriteError(
                 f"topic {key[0]}, partition {key[1]}: {batch.count} rows were not acknowledged within"
                 f" {self._options.delivery_timeout_s:g} s (kafka.delivery.timeout.ms): {problem}"

@@ -161,7 +161,7 @@ class Progress:
         ends = dict(available.offsets)
         for key, begin in starts.items():
             if ends[key] < begin:
-                self._driver.lost(
+                self._driver.report_loss(
                     f"{key[0]}-{key[1]}: the log ends at {ends[key]}, before offset {begin}, the query's position:"
                     " it was truncated"
                 )
@@ -173,7 +173,7 @@ class Progress:
         recreated = set()
         for topic in start.topics():
             if _was_recreated(topic, start.ids, later.ids):
-                self._driver.lost(
+                self._driver.report_loss(
                     f"topic {topic} was deleted and created again since the last batch, which ended at"
                     f" {_ends(start, topic)}"
                 )
@@ -203,7 +203,7 @@ class Progress:
                 kept |= {key: start.offsets[key] for key in missing}
             if not self._reported_lost.issuperset(missing):
                 names = ", ".join(str(partition) for _, partition in missing)
-                self._driver.lost(
+                self._driver.report_loss(
                     f"{topic}-{names} {'was' if len(missing) == 1 else 'were'} deleted; the last batch ended at"
                     f" {_ends(start, topic)}"
                 )
@@ -214,7 +214,7 @@ class Progress:
         earliest = self._driver.offsets_at(keys, EARLIEST)
         for (topic, partition), offset in earliest.items():
             if offset > 0 and start.offsets and (topic, partition) not in recreated:
-                self._driver.lost(f"the new partition {topic}-{partition} begins at {offset} instead of 0")
+                self._driver.report_loss(f"the new partition {topic}-{partition} begins at {offset} instead of 0")
         return earliest
 
     def _must_wait_for_more(self, starts: Mapping[Key, int], ends: Mapping[Key, int]) -> bool:
@@ -250,7 +250,9 @@ class Progress:
             if key in vanished:
                 continue
             if starts[key] > until and not self._is_initial(begin):  # S2: the first batch again, from a later "latest"
-                self._driver.lost(f"{key[0]}-{key[1]}: the batch ends at {until}, before its beginning {starts[key]}")
+                self._driver.report_loss(
+                    f"{key[0]}-{key[1]}: the batch ends at {until}, before its beginning {starts[key]}"
+                )
             if until > starts[key]:
                 ranges.append(Range(*key, starts[key], until, stop.ids.get(key[0], b"")))
         return self._driver.tasks(ranges)
@@ -266,7 +268,7 @@ class Progress:
         ids = self._driver.ids()
         vanished = {key for key in new_keys if key not in existing or _was_recreated(key[0], stop.ids, ids)}
         for topic, partition in sorted(vanished - self._reported_lost):
-            self._driver.lost(
+            self._driver.report_loss(
                 f"{topic}-{partition} was deleted or recreated; the batch that ends at"
                 f" {stop.offsets[topic, partition]} was not read"
             )

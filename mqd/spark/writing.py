@@ -77,12 +77,12 @@ def _write_all(
     batch: Any = first
     while batch is not None:
         encoder.add(batch)
-        producer.send(encoder.ready())
+        producer.send(encoder.ready_batches())
         if transaction is not None and time.monotonic() - heartbeat_at > heartbeat_interval_s:
             transaction.heartbeat(child)
             heartbeat_at = time.monotonic()
         batch = next(others, None)
-    producer.send(encoder.rest())
+    producer.send(encoder.remaining_batches())
     producer.flush()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mqd.spark.pipelines import archive as archiving
-from mqd.spark.pipelines.compacting import compact, due
+from mqd.spark.pipelines.compacting import compact, find_due
 from mqd.spark.pipelines.manifest import Archive
 from mqd.spark.pipelines.settings import Rule, Value
 
@@ -245,7 +245,7 @@ def test_small_files_are_merged(spark: Any, tmp_path: Path) -> None:
     for number in range(4):
         archiving.append(frame(spark, [record(number, f"{number}".encode())]), archive, "q", number)
     before = list(archive.files)
-    compact(spark, archive, due(archive, 1 << 20, 4))
+    compact(spark, archive, find_due(archive, 1 << 20, 4))
     assert len(archive.files) == 1
     (file,) = archive.files.values()
     assert (file.spans[0].first, file.spans[0].end, file.rows) == (0, 4, 4)

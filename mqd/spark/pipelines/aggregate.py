@@ -20,7 +20,8 @@ def aggregate(
     by: Sequence[str] = (),
     slide: str = "",
 ) -> DataFrame:
-    """Columns `start`, `end` (of the window, timestamps), those of `by`, and the measures.
+    """Returns rows with the columns `start` and `end` (timestamps of the window), those of `by`,
+    and the measures.
 
     In a stream a window is emitted once, when the watermark has passed its end; a batch emits all
     windows.
@@ -29,11 +30,11 @@ def aggregate(
 
     events = rows.withColumn("event_time", f.expr(time).cast("timestamp")).withWatermark("event_time", watermark)
     windows = f.window("event_time", window, slide) if slide else f.window("event_time", window)
-    found = events.groupBy(windows, *[f.expr(one) for one in by]).agg(
-        *[f.expr(one).alias(name) for name, one in measures.items()]
+    aggregated = events.groupBy(windows, *[f.expr(expression) for expression in by]).agg(
+        *[f.expr(expression).alias(name) for name, expression in measures.items()]
     )
-    return found.select(
+    return aggregated.select(
         f.col("window.start").alias("start"),
         f.col("window.end").alias("end"),
-        *[f.col(f"`{name}`") for name in found.columns if name != "window"],
+        *[f.col(f"`{name}`") for name in aggregated.columns if name != "window"],
     )

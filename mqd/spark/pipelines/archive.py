@@ -1,8 +1,9 @@
-"""Topics into Parquet: `PATH/topic=T/date=D/*.parquet`.
+"""Archives topics as Parquet files: `PATH/topic=T/date=D/*.parquet`.
 
 Each task of a batch writes its own files (mqd/spark/pipelines/parquet.py), and one commit
-(mqd/spark/pipelines/manifest.py) makes them valid. A batch that Spark repeats after a crash finds
-its commit, or is written again under new names; either way each record counts once.
+(mqd/spark/pipelines/manifest.py) makes them valid. When Spark repeats a batch after a crash, it
+finds the batch's commit, or writes the batch again under new names; either way each record counts
+once.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from mqd.spark.pipelines.parquet import ArchivedTask
 
 
-def archived(records: DataFrame) -> DataFrame:
-    """Records with the column `date` (UTC day of the record's timestamp), in the columns of an
-    archive's files.
+def with_archive_columns(records: DataFrame) -> DataFrame:
+    """The records with the columns of an archive's files, and `topic` and `date` (the UTC day of
+    the record's timestamp).
     """
     from pyspark.sql import functions as f
 
@@ -51,7 +52,8 @@ def append(
     ids: dict[str, str] | None = None,
     in_order: bool = False,
 ) -> Commit | None:
-    """Writes one batch of a query into the archive. None: it is already there, or is empty.
+    """Writes a batch of a query into the archive. Returns None if the batch is already there, or is
+    empty.
 
     ends: the offsets that the batch ends at. ids: the topics' ids (manifest.Commit.topic_ids).
     in_order: each Spark partition already has its records in the order of their offsets, as
@@ -59,7 +61,7 @@ def append(
     """
     if archive.has_batch(query, number, ends):
         return None
-    records = archived(batch)
+    records = with_archive_columns(batch)
     added = write(
         records if in_order else records.sortWithinPartitions("topic", "partition", "offset"),
         archive,
@@ -73,8 +75,8 @@ def append(
 
 
 def write(records: DataFrame, archive: Archive, prefix: str) -> list[ArchivedFile]:
-    """Writes records, which have the columns of `archived` and are in the order of offsets within
-    each Spark partition, into files that no commit lists yet.
+    """Writes records, which have the columns of `with_archive_columns` and are in the order of
+    offsets within each Spark partition, into files that no commit lists yet.
     """
     from mqd.spark.pipelines.parquet import writer
 
@@ -86,16 +88,16 @@ def write(records: DataFrame, archive: Archive, prefix: str) -> list[ArchivedFil
 
 def scan(spark: SparkSession, tasks: Sequence[Sequence[ArchivedTask]], columns: Sequence[str]) -> DataFrame:
     """The given columns of archived records; `offset` must be one of them. Each element of `tasks`
-    becomes a Spark partition, which has partitions of the log one after another, in the order of
-    offsets.
+    becomes a Spark partition, which has the log's partitions one after another, each in the order
+    of offsets.
     """
     from mqd.spark.pipelines.parquet import read_in_order
     from mqd.spark.schema import COLUMNS
 
-    def read_all(numbers: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column("id").to_pylist():
-                yield from read_in_order(tasks[number], columns)
+    def read_all(id_batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        for batch in id_batches:
+            for index in batch.column("id").to_pylist():
+                yield from read_in_order(tasks[index], columns)
 
     schema = ", ".join(f"{name} {COLUMNS[name]}" for name in columns)
     return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(read_all, schema)

@@ -1,4 +1,4 @@
-"""Keeps the first of equal records."""
+"""Keeps only the first of several equal records."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def dedup(rows: DataFrame, *, by: Sequence[str], within: str, time: str = "record.timestamp") -> DataFrame:
-    """Drops rows whose `by` (SQL expressions) occurred before: in a stream at most `within` earlier
-    by `time`, in a batch at any time. Columns are unchanged.
+    """Drops rows whose values of `by` (SQL expressions) have occurred before: in a stream at most
+    `within` earlier by `time`, in a batch at any time. The columns are unchanged.
 
     Which record is the first is only defined within one partition.
     """
@@ -22,5 +22,5 @@ def dedup(rows: DataFrame, *, by: Sequence[str], within: str, time: str = "recor
     events = rows.withColumn("_event_time", f.expr(time).cast("timestamp")).withWatermark("_event_time", within)
     for name, expression in zip(names, by, strict=True):
         events = events.withColumn(name, f.expr(expression))
-    found = events.dropDuplicatesWithinWatermark(names) if rows.isStreaming else events.dropDuplicates(names)
-    return found.drop("_event_time", *names)
+    kept_rows = events.dropDuplicatesWithinWatermark(names) if rows.isStreaming else events.dropDuplicates(names)
+    return kept_rows.drop("_event_time", *names)

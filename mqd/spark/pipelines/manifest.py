@@ -6,28 +6,28 @@ removed files. A file that no commit lists does not count: it is part of an unfi
 replaced.
 
 Invariants
-1. Commit N+1 is written when commit N exists; a commit appears whole (written under a temporary
-   name, then moved), and never replaces another.
+1. Commit N+1 is written only after commit N; a commit appears as a whole (it is written under a
+   temporary name, then moved), and never replaces another.
 2. A file is in its place, with its size, before the commit that names it, and stays for KEEP_S
    after the commit that removes it. A file that no commit has listed stays for KEEP_S after it was
    written.
-3. (query, batch) occurs in one commit at most: a batch that Spark repeats is recognized. If a
+3. (query, batch) occurs in at most one commit: a batch that Spark repeats is recognized. If a
    batch has the number of an existing one but extends beyond the archive's end, it is a different
    batch, and is refused.
-4. A record is in one file. A batch adds nothing within the offsets of existing files; offsets of
-   its own files may interleave (two days around midnight), and so may those of a compaction with
-   files of other days. For each day, a compaction has as many records as the files that it
-   replaces.
+4. A record is in only one file. A batch adds no offsets within the ranges of existing files. The
+   ranges of its own files may interleave (two days around midnight), and so may the ranges of a
+   compacted file and of files of other days. For each day, a compaction has as many records as the
+   files that it replaces.
 5. Only an archive's own files are deleted: `topic=T/date=YYYY-MM-DD/NAME.parquet`, and files below
    `_mqd/staging`. Other files below the path are left alone: a checkpoint, notes, another table.
 6. A snapshot, `_mqd/snapshots/NUMBER.json`, is the result of the commits before NUMBER. It saves
-   reading those commits, which stay; an unreadable snapshot is skipped.
+   reading those commits, which are kept; an unreadable snapshot is skipped.
 
-One writer at a time. A second one is refused at the first commit that both want to write: by a hard
-link on a local file system, by the rename on HDFS. Object stores overwrite on a move: a commit that
-a writer wrote between another writer's check and move is lost; the writer of the lost commit
-detects that at its next one. Paths are Spark's (a local path or a URI); files are reached through
-pyarrow.fs.
+One writer at a time. A second writer is refused at the first commit that both try to write: on a
+local file system by a hard link, on HDFS by the rename. Object stores overwrite on a move: a commit
+that a writer wrote between another writer's check and move is lost; the writer of the lost commit
+detects that at its next commit. Paths are Spark's (a local path or a URI); files are reached
+through pyarrow.fs.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ import msgspec
 if TYPE_CHECKING:
     from pyarrow import fs
 
-LOG = "_mqd/commits"
+COMMITS = "_mqd/commits"
 SNAPSHOTS = "_mqd/snapshots"
 STAGING = "_mqd/staging"
 """Directory where an earlier version wrote files before they were moved."""
-SNAPSHOT_EVERY = 1000
-"""Commits."""
+SNAPSHOT_INTERVAL = 1000
+"""A snapshot is written after this many commits."""
 SNAPSHOTS_KEPT = 2
 KEEP_S = 3600.0
-"""A file that does not count (any more) is kept for this long: a process may still write or read
-it."""
+"""A file that is not, or no longer, part of the archive is kept for this long: a process may still
+write or read it."""
 _OWN_FILE = re.compile(rf"topic=[^/]+/date=\d{{4}}-\d\d-\d\d/[^/]+\.parquet|{STAGING}/.+")
 
 
 class ArchiveError(Exception):
-    """An archive is invalid; the text names the file and the remedy."""
+    """An archive is invalid; the message names the file and the remedy."""
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Offsets of one partition in one file: [first, end). The lowest and highest timestamp are in
-    ms of the Unix epoch, both inclusive.
+    """The offsets of one partition in one file: [first, end). The timestamps are the lowest and the
+    highest, in ms since the Unix epoch.
     """
 
     partition: int
@@ -100,12 +100,17 @@ class Commit(msgspec.Struct, frozen=True):
     added: list[ArchivedFile]
     removed: list[str] = []
     ends: dict[str, dict[str, int]] = {}
-    """Topic -> partition -> end offset of the batch. After the last record there may be offsets without
-    a record (transaction markers)."""
+    """Topic -> partition -> end offset of the batch. After the last record there may be offsets
+    without a record (transaction markers).
+    """
     topic_ids: dict[str, str] = {}
-    """Topic -> its id, as in a query's offsets (mqd/spark/offsets.py): a recreated topic has another."""
+    """Topic -> its id, as in a query's offsets (mqd/spark/offsets.py): a recreated topic has
+    another id.
+    """
     at: int = 0
-    """When it was written, ms of the Unix epoch; 0: an earlier version, which did not record it."""
+    """When it was written, ms since the Unix epoch; 0: written by an earlier version, which did not
+    record it.
+    """
 
     def __str__(self) -> str:
         return f"batch {self.batch} of {self.query}" if self.batch >= 0 else "a compaction"
@@ -118,7 +123,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     batches: dict[str, int]
     ends: dict[str, dict[int, int]]
     removed: dict[str, int]
-    """Path -> time of the commit that removed it, ms of the Unix epoch."""
+    """Path -> time of the commit that removed it, ms since the Unix epoch."""
     topic_ids: dict[str, str] = {}
 
 
@@ -135,11 +140,11 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
         raise ArchiveError(f"{path} cannot be reached: {error}") from None
 
 
-def sync(files: fs.FileSystem, path: str) -> None:
-    """Makes a local file or folder durable. Object stores and HDFS need no call: they report a write
-    when it is durable.
+def sync(file_system: fs.FileSystem, path: str) -> None:
+    """Makes a local file or folder durable. Object stores and HDFS need no call: they report a
+    write when it is durable.
     """
-    if files.type_name != "local":
+    if file_system.type_name != "local":
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -160,27 +165,27 @@ class Archive:
         self.topic_ids: dict[str, str] = {}
         self._ends: dict[str, dict[int, int]] = {}
         self._removed: dict[str, int] = {}
-        self._next = 0
-        self._last: bytes | None = None
-        """The commit before `_next`, if this object wrote it."""
+        self._next_number = 0
+        self._last_body: bytes | None = None
+        """The content of the commit before `_next_number`, if this object wrote it."""
         self._load_snapshot()
         self.refresh()
 
     def refresh(self) -> None:
         """Reads the commits since the last call."""
-        while (commit := self._read(self._next)) is not None:
+        while (commit := self._read_commit(self._next_number)) is not None:
             self._apply(commit)
-            self._next += 1
-            self._last = None
+            self._next_number += 1
+            self._last_body = None
         self._forget_removed(time.time())
 
     def ends(self, topic: str) -> dict[int, int]:
         """Partition -> the archive's end offset, exclusive."""
-        found = dict(self._ends.get(topic, {}))
+        ends = dict(self._ends.get(topic, {}))
         for file in self.files_of(topic):
             for span in file.spans:
-                found[span.partition] = max(found.get(span.partition, 0), span.end)
-        return found
+                ends[span.partition] = max(ends.get(span.partition, 0), span.end)
+        return ends
 
     def files_of(self, topic: str) -> list[ArchivedFile]:
         return [file for file in self.files.values() if file.topic == topic]
@@ -190,8 +195,9 @@ class Archive:
         return sorted({file.topic for file in self.files.values()})
 
     def has_batch(self, query: str, number: int, ends: Mapping[str, Mapping[str, int]] | None = None) -> bool:
-        """Whether a batch is in the archive. ends: its end offsets. Raises ArchiveError when its
-        number is there, but it extends beyond the archive: then it is another batch.
+        """Whether a batch is in the archive. ends: its end offsets. Raises ArchiveError if the
+        archive has a batch of that number, but this one extends beyond the archive, and so is a
+        different one.
         """
         if number > self.batches.get(query, -1):
             return False
@@ -207,8 +213,8 @@ class Archive:
         return True
 
     def commit(self, commit: Commit) -> None:
-        """Makes the commit the next one. Raises ArchiveError when another writer wrote it
-        meanwhile, or when it breaks an invariant.
+        """Writes the next commit. Raises ArchiveError if another writer has written one meanwhile,
+        or if it would break an invariant.
         """
         if commit.batch >= 0 and commit.batch <= self.batches.get(commit.query, -1):
             offsets = "; ".join(file.offsets for file in commit.added) or "nothing"
@@ -225,21 +231,21 @@ class Archive:
                     f"{topic} was recreated after it was archived in {self.path}: offsets mean different records now;"
                     " archive the new topic elsewhere"
                 )
-        self._refuse_losses(commit) if commit.batch < 0 else self._refuse_overlaps(commit)
+        self._refuse_other_row_counts(commit) if commit.batch < 0 else self._refuse_overlaps(commit)
         self._refuse_absent(commit)
         commit = msgspec.structs.replace(commit, at=round(time.time() * 1000))
         body = msgspec.json.encode(commit)
         self._publish(body)
         self._apply(commit)
-        self._next += 1
-        self._last = body
-        if self._next % SNAPSHOT_EVERY == 0:
-            with contextlib.suppress(OSError):  # not needed: the next opening reads more commits
+        self._next_number += 1
+        self._last_body = body
+        if self._next_number % SNAPSHOT_INTERVAL == 0:
+            with contextlib.suppress(OSError):  # optional: without it the archive's next reader reads more commits
                 self._write_snapshot()
 
     def vacuum(self, now: float | None = None) -> list[str]:
-        """Deletes files that do not count and are older than KEEP_S. Returns their paths below the
-        archive. Lists the whole archive.
+        """Deletes files that are not part of the archive and are older than KEEP_S. Returns their
+        paths below the archive's directory. Lists the whole directory.
         """
         from pyarrow import fs
 
@@ -251,20 +257,25 @@ class Archive:
         for folder in (*folders, f"{self.root}/{STAGING}"):
             for info in self.filesystem.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True)):
                 path = info.path[len(self.root) :].lstrip("/")
-                since_s = max((info.mtime_ns or 0) / 1e9, self._removed.get(path, 0) / 1000)
-                if info.is_file and _OWN_FILE.fullmatch(path) and path not in self.files and since_s < now - KEEP_S:
+                unused_since_s = max((info.mtime_ns or 0) / 1e9, self._removed.get(path, 0) / 1000)
+                if (
+                    info.is_file
+                    and _OWN_FILE.fullmatch(path)
+                    and path not in self.files
+                    and unused_since_s < now - KEEP_S
+                ):
                     self.filesystem.delete_file(info.path)
                     deleted.append(path)
         self._forget_removed(now)
         return deleted
 
     def sweep(self, now: float | None = None) -> None:
-        """Deletes the files that this object knows to have been removed by a commit more than
-        KEEP_S ago: a vacuum without a listing, for a writer that runs for months.
+        """Deletes the files of which this object knows that a commit removed them more than KEEP_S
+        ago: a vacuum without a listing, for a writer that runs for months.
         """
         now = time.time() if now is None else now
-        for path, at in self._removed.items():
-            if at / 1000 < now - KEEP_S:
+        for path, removed_ms in self._removed.items():
+            if removed_ms / 1000 < now - KEEP_S:
                 with contextlib.suppress(OSError):  # the next vacuum finds it
                     self.filesystem.delete_file(f"{self.root}/{path}")
         self._forget_removed(now)
@@ -272,22 +283,22 @@ class Archive:
     # -- commits -----------------------------------------------------------------------------------
 
     def _commit_path(self, number: int) -> str:
-        return f"{self.root}/{LOG}/{number:012}.json"
+        return f"{self.root}/{COMMITS}/{number:012}.json"
 
     def _exists(self, path: str) -> bool:
         return bool(self.filesystem.get_file_info(path).is_file)
 
-    def _body(self, path: str) -> bytes | None:
+    def _read_body(self, path: str) -> bytes | None:
         try:
             with self.filesystem.open_input_stream(path) as file:
                 return bytes(file.read())
         except FileNotFoundError:
             return None
 
-    def _read(self, number: int) -> Commit | None:
+    def _read_commit(self, number: int) -> Commit | None:
         path = self._commit_path(number)
         try:
-            body = self._body(path)
+            body = self._read_body(path)
             return None if body is None else msgspec.json.decode(body, type=Commit)
         except msgspec.DecodeError as error:
             raise ArchiveError(
@@ -296,12 +307,16 @@ class Archive:
 
     def _publish(self, body: bytes) -> None:
         """Writes the next commit. Raises ArchiveError if another writer has written it."""
-        if not self._local and self._last is not None and self._body(self._commit_path(self._next - 1)) != self._last:
-            self._refuse_writer(
-                self._next - 1,
+        if (
+            not self._local
+            and self._last_body is not None
+            and self._read_body(self._commit_path(self._next_number - 1)) != self._last_body
+        ):
+            self._refuse_other_writer(
+                self._next_number - 1,
                 "the commits of this writer were overwritten; archive their records elsewhere, from the topic",
             )
-        target = self._commit_path(self._next)
+        target = self._commit_path(self._next_number)
         temporary = self._write_temporary(target, body)
         try:
             if not self._try_link(temporary, target):
@@ -320,34 +335,36 @@ class Archive:
         return temporary
 
     def _try_link(self, temporary: str, target: str) -> bool:
-        """Creates `target` as a hard link to `temporary`. False: this file system has no hard links."""
+        """Creates `target` as a hard link to `temporary`. Returns False if the file system has no
+        hard links.
+        """
         if not self._local:
             return False
         try:
             os.link(temporary, target)
         except FileExistsError:
-            self._refuse_writer(self._next)
+            self._refuse_other_writer(self._next_number)
         except OSError:
             return False
         return True
 
     def _move(self, temporary: str, target: str, body: bytes) -> None:
         if self._exists(target):
-            self._refuse_writer(self._next)
+            self._refuse_other_writer(self._next_number)
         try:
             self.filesystem.move(temporary, target)
         except OSError:
             if self._exists(target):
-                self._refuse_writer(self._next)
+                self._refuse_other_writer(self._next_number)
             raise
-        if self._body(target) != body:
-            self._refuse_writer(self._next)
+        if self._read_body(target) != body:
+            self._refuse_other_writer(self._next_number)
 
-    def _refuse_writer(self, number: int, more: str = "") -> NoReturn:
+    def _refuse_other_writer(self, number: int, remedy: str = "") -> NoReturn:
         raise ArchiveError(
             f"{self.path} has another writer (commit {number} there is"
-            f" {self._read(number) or 'deleted again'}): stop one"
-            " of the two" + (f"; {more}" if more else "")
+            f" {self._read_commit(number) or 'deleted again'}): stop one"
+            " of the two" + (f"; {remedy}" if remedy else "")
         )
 
     def _apply(self, commit: Commit) -> None:
@@ -362,29 +379,31 @@ class Archive:
             self._ends.setdefault(topic, {}).update((int(partition), end) for partition, end in partitions.items())
 
     def _forget_removed(self, now: float) -> None:
-        """Forgets files that were removed more than KEEP_S ago. To `vacuum` they are still old
+        """Forgets files that were removed more than KEEP_S ago. `vacuum` still finds them old
         enough: a file is older than the commit that removes it.
         """
-        self._removed = {path: at for path, at in self._removed.items() if at / 1000 >= now - KEEP_S}
+        self._removed = {
+            path: removed_ms for path, removed_ms in self._removed.items() if removed_ms / 1000 >= now - KEEP_S
+        }
 
     # -- snapshots ---------------------------------------------------------------------------------
 
-    def _snapshots(self) -> list[int]:
-        """Numbers, the newest first."""
+    def _snapshot_numbers(self) -> list[int]:
+        """The numbers of the snapshots, newest first."""
         from pyarrow import fs
 
-        found = self.filesystem.get_file_info(fs.FileSelector(f"{self.root}/{SNAPSHOTS}", allow_not_found=True))
+        infos = self.filesystem.get_file_info(fs.FileSelector(f"{self.root}/{SNAPSHOTS}", allow_not_found=True))
         return sorted(
-            (int(info.base_name[:-5]) for info in found if re.fullmatch(r"\d{12}\.json", info.base_name)), reverse=True
+            (int(info.base_name[:-5]) for info in infos if re.fullmatch(r"\d{12}\.json", info.base_name)), reverse=True
         )
 
     def _snapshot_path(self, number: int) -> str:
         return f"{self.root}/{SNAPSHOTS}/{number:012}.json"
 
     def _load_snapshot(self) -> None:
-        for number in self._snapshots():
+        for number in self._snapshot_numbers():
             try:
-                snapshot = msgspec.json.decode(self._body(self._snapshot_path(number)) or b"", type=Snapshot)
+                snapshot = msgspec.json.decode(self._read_body(self._snapshot_path(number)) or b"", type=Snapshot)
             except (msgspec.DecodeError, OSError):
                 continue
             self.files = {file.path: file for file in snapshot.files}
@@ -394,11 +413,11 @@ class Archive:
                 snapshot.removed,
                 snapshot.topic_ids,
             )
-            self._next = number
+            self._next_number = number
             return
 
     def _write_snapshot(self) -> None:
-        path = self._snapshot_path(self._next)
+        path = self._snapshot_path(self._next_number)
         temporary = self._write_temporary(
             path,
             msgspec.json.encode(
@@ -407,25 +426,27 @@ class Archive:
         )
         self.filesystem.move(temporary, path)
         sync(self.filesystem, path.rsplit("/", 1)[0])
-        for number in self._snapshots()[SNAPSHOTS_KEPT:]:
+        for number in self._snapshot_numbers()[SNAPSHOTS_KEPT:]:
             self.filesystem.delete_file(self._snapshot_path(number))
 
     # -- checks ------------------------------------------------------------------------------------
 
     def _refuse_absent(self, commit: Commit) -> None:
-        """Raises ArchiveError for files that the tasks have written and the driver cannot see."""
-        found = self.filesystem.get_file_info([f"{self.root}/{file.path}" for file in commit.added])
-        for file, info in zip(commit.added, found, strict=True):
+        """Raises ArchiveError if the driver cannot see the files that the tasks have written."""
+        infos = self.filesystem.get_file_info([f"{self.root}/{file.path}" for file in commit.added])
+        for file, info in zip(commit.added, infos, strict=True):
             if not info.is_file or info.size != file.size_bytes:
-                sees = f"has {info.size} bytes here" if info.is_file else "is not here"
+                actual_state = f"has {info.size} bytes here" if info.is_file else "is not here"
                 raise ArchiveError(
-                    f"{info.path} ({file.offsets}) was written with {file.size_bytes} bytes and {sees}: Spark's"
+                    f"{info.path} ({file.offsets}) was written with {file.size_bytes} bytes and {actual_state}: Spark's"
                     " executors and its driver do not see the same file system (a path without a scheme, on a cluster"
                     " of several hosts?); use a path that all of them can reach, such as hdfs:// or s3://"
                 )
 
-    def _refuse_losses(self, commit: Commit) -> None:
-        """Raises ArchiveError for a compaction with fewer or more records than its sources."""
+    def _refuse_other_row_counts(self, commit: Commit) -> None:
+        """Raises ArchiveError for a compaction whose number of records differs from that of its
+        sources.
+        """
         old, new = [self.files[path] for path in commit.removed], commit.added
         for topic, date in sorted({(file.topic, file.date) for file in (*old, *new)}):
             before, after = (
@@ -441,6 +462,7 @@ class Archive:
                 )
 
     def _refuse_overlaps(self, commit: Commit) -> None:
+        """Raises ArchiveError for a batch that has offsets of existing files."""
         topics = {file.topic for file in commit.added}
         existing: dict[tuple[str, int], list[tuple[Span, str]]] = {}
         for file in self.files.values():

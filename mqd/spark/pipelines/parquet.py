@@ -2,7 +2,7 @@
 without rows in the JVM.
 
     writer(root, prefix)              writes records into an archive's files; for
-                                      DataFrame.mapInArrow, on the columns of `archive.archived`
+                                      DataFrame.mapInArrow, on the columns of `archive.with_archive_columns`
     read(task, columns)               reads some offsets of one file
     read_in_order(tasks, columns)     reads many files, partition after partition; if a file was
                                       compacted and deleted meanwhile, reads its successors instead

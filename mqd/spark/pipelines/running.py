@@ -181,7 +181,7 @@ def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
         _compact(
             spark,
             archive,
-            compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files, skipped),
+            compacting.find_due(archive, pipeline.file_mb << 20, pipeline.compact_from_files, skipped),
             skipped,
         )
 

@@ -53,7 +53,7 @@ def identity(found: SinkOptions) -> Child:
 def send(found: SinkOptions, producer: Producer, batch: pa.RecordBatch) -> None:
     encoder = Encoder(found, producer.partition_count)
     encoder.add(batch)
-    producer.send(encoder.rest())
+    producer.send(encoder.remaining_batches())
 
 
 def everything(broker: Broker, topic: str) -> list[int]:

@@ -55,7 +55,7 @@ class Query:
                     {"value": pa.array([b"%d" % number for number in numbers[index::PARTITIONS]], pa.binary())}
                 )
             )
-            producer.send(encoder.rest())
+            producer.send(encoder.remaining_batches())
         producer.flush()
         return child
 

@@ -13,8 +13,8 @@ import pytest
 
 from mqd.spark.pipelines import manifest
 from mqd.spark.pipelines.archive import append
-from mqd.spark.pipelines.compacting import due
-from mqd.spark.pipelines.manifest import KEEP_S, LOG, SNAPSHOTS, Archive, ArchivedFile, ArchiveError, Commit, Span
+from mqd.spark.pipelines.compacting import find_due
+from mqd.spark.pipelines.manifest import COMMITS, KEEP_S, SNAPSHOTS, Archive, ArchivedFile, ArchiveError, Commit, Span
 
 
 def file(path: str, first: int, end: int, partition: int = 0, topic: str = "t", size: int = 100) -> ArchivedFile:
@@ -45,7 +45,7 @@ def commit(archive: Archive, one: Commit) -> None:
 
 
 def commits(path: Path) -> list[str]:
-    return sorted(os.listdir(path / LOG))
+    return sorted(os.listdir(path / COMMITS))
 
 
 def test_commits_are_found_again(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_commit_that_was_replaced_at_once_is_reported(tmp_path: Path, monkeypa
     """
     archive, other = Archive(str(tmp_path)), Commit("other", 7, [])
     monkeypatch.setattr(archive, "_local", False)
-    monkeypatch.setattr(archive, "_body", lambda path: b'{"query":"other","batch":7,"added":[]}')
+    monkeypatch.setattr(archive, "_read_body", lambda path: b'{"query":"other","batch":7,"added":[]}')
     with pytest.raises(ArchiveError, match=f"another writer .commit 0 there is {other}.: stop one"):
         commit(archive, Commit("q", 0, [file("a", 0, 10)]))
     assert not archive.files
@@ -176,7 +176,7 @@ def test_a_file_that_the_driver_does_not_see_is_reported(tmp_path: Path) -> None
         archive.commit(Commit("q", 0, [file("a", 0, 10), file("b", 10, 20)]))
     with pytest.raises(ArchiveError, match="was written with 99 bytes and has 100 bytes here"):
         archive.commit(Commit("q", 0, [file("a", 0, 10, size=99)]))
-    assert not (tmp_path / LOG).exists()
+    assert not (tmp_path / COMMITS).exists()
 
 
 def test_an_offset_is_in_one_file(tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ def test_an_offset_is_in_one_file(tmp_path: Path) -> None:
 def test_a_partial_commit_is_ignored_and_a_damaged_one_reported(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     commit(archive, Commit("q", 0, [file("a", 0, 10)]))
-    (tmp_path / LOG / "000000000001.json.new").write_bytes(b'{"query": "q", "ba')
+    (tmp_path / COMMITS / "000000000001.json.new").write_bytes(b'{"query": "q", "ba')
     assert Archive(str(tmp_path)).ends("t") == {0: 10}
-    (tmp_path / LOG / "000000000001.json").write_bytes(b'{"query": "q", "ba')
+    (tmp_path / COMMITS / "000000000001.json").write_bytes(b'{"query": "q", "ba')
     with pytest.raises(ArchiveError, match=r"000000000001\.json is damaged"):
         Archive(str(tmp_path))
 
@@ -214,7 +214,7 @@ def test_vacuum_deletes_old_files_that_no_commit_names(tmp_path: Path) -> None:
         put(archive, file("c", 10, 20), 2 * KEEP_S),
     )
     commit(archive, Commit("q", 0, [file("a", 0, 10)]))
-    log = tmp_path / LOG / "000000000000.json"
+    log = tmp_path / COMMITS / "000000000000.json"
     os.utime(log, (0, 0))
     assert archive.vacuum() == [file("c", 10, 20).path]
     assert [path.exists() for path in (named, young, old, log)] == [True, True, False, True]
@@ -268,7 +268,7 @@ def test_a_removed_file_stays_for_its_readers(tmp_path: Path, swept: str) -> Non
 
 
 def test_an_archive_is_opened_from_its_newest_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "SNAPSHOT_EVERY", 2)
+    monkeypatch.setattr(manifest, "SNAPSHOT_INTERVAL", 2)
     archive = Archive(str(tmp_path))
     for number in range(6):
         commit(
@@ -280,7 +280,7 @@ def test_an_archive_is_opened_from_its_newest_snapshot(tmp_path: Path, monkeypat
     commit(archive, Commit("q", 6, []))
     whole = Archive(str(tmp_path))
     for number in range(4):
-        (tmp_path / LOG / f"{number:012}.json").unlink()
+        (tmp_path / COMMITS / f"{number:012}.json").unlink()
     (tmp_path / SNAPSHOTS / "000000000008.json").write_bytes(b'{"files"')
     again = Archive(str(tmp_path))
     for found in (whole, again):
@@ -298,11 +298,11 @@ def test_small_files_of_a_day_are_packed_in_the_order_of_offsets(tmp_path: Path)
         Commit("q", 0, [file(f"f{number}", number * 10, number * 10 + 10, size=30) for number in reversed(range(7))]),
     )
     commit(archive, Commit("q", 1, [file("large", 100, 110, size=90), file("else", 0, 1, topic="u", size=1)]))
-    assert due(archive, 100, 8) == []
-    assert due(archive, 100, 0) == []
-    groups = due(archive, 100, 7)
+    assert find_due(archive, 100, 8) == []
+    assert find_due(archive, 100, 0) == []
+    groups = find_due(archive, 100, 7)
     assert [[one.spans[0].first for one in group] for group in groups] == [[0, 10, 20], [30, 40, 50]]
-    groups = due(archive, 100, 6, without={file("f1", 10, 20).path})
+    groups = find_due(archive, 100, 6, excluded={file("f1", 10, 20).path})
     assert [[one.spans[0].first for one in group] for group in groups] == [[0, 20, 30], [40, 50, 60]]
 
 
@@ -319,9 +319,9 @@ def test_a_large_file_is_not_written_again_for_a_few_small_ones(tmp_path: Path) 
             ],
         ),
     )
-    assert [{one.size_bytes for one in group} for group in due(archive, 1000, 4)] == [{10}], "the small ones alone"
+    assert [{one.size_bytes for one in group} for group in find_due(archive, 1000, 4)] == [{10}], "the small ones alone"
     commit(archive, Commit("q", 1, [file(f"m{number}", 200 + number, 201 + number, size=100) for number in range(2)]))
-    assert [{one.size_bytes for one in group} for group in due(archive, 1000, 4)] == [{10, 100, 400}], (
+    assert [{one.size_bytes for one in group} for group in find_due(archive, 1000, 4)] == [{10, 100, 400}], (
         "as large as it is, together"
     )
 
@@ -335,7 +335,7 @@ def test_each_record_is_rewritten_only_a_few_times(tmp_path: Path) -> None:
         for partition in range(64):
             one = file(f"{batch}-{partition}", batch, batch + 1, partition, size=10)
             archive.files[one.path] = one
-        for place, group in enumerate(due(archive, 1 << 30, 16)):
+        for place, group in enumerate(find_due(archive, 1 << 30, 16)):
             for one in group:
                 del archive.files[one.path]
             size = sum(one.size_bytes for one in group)
@@ -363,7 +363,7 @@ def test_packing_does_not_leave_a_large_file_with_a_small_one(tmp_path: Path) ->
             ],
         ),
     )
-    assert [len(group) for group in due(archive, 200, 4)] == [17]
+    assert [len(group) for group in find_due(archive, 200, 4)] == [17]
 
 
 def test_a_recreated_topic_is_archived_elsewhere(tmp_path: Path) -> None:

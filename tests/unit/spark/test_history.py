@@ -152,7 +152,7 @@ def test_an_archive_that_is_filled_while_a_read_is_planned(archive: Archive, mon
             self.topics = {"t": Topic("t", b"i" * 16, {0: 1})}
             return [("t", 0)]
 
-        def list_at(self, timestamps: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+        def offsets_by_time(self, timestamps: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
             if LATEST in timestamps.values() and len(archive.files) == 2:
                 archive.commit(Commit("q", 2, [one(archive, "c", {0: (10, 14)})]))
             return {key: 12 if at == LATEST else 0 for key, at in timestamps.items()}

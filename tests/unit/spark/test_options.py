@@ -136,7 +136,7 @@ def test_invalid_options_are_refused() -> None:
 )
 def test_invalid_offsets(text: str) -> None:
     with pytest.raises(MqdOptionError, match="startingOffsets"):
-        parse_offsets(text, "startingOffsets", least=-2)
+        parse_offsets(text, "startingOffsets", minimum=-2)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"a": []}', '{"a": [-1]}', '{"a": ["0"]}', '{"a": [true]}', "null"])

@@ -56,7 +56,7 @@ class World:
     def tasks(self, ranges: list[Range]) -> list[Range]:
         return split(ranges, self.options.min_partitions, self.options.max_records_per_partition)
 
-    def lost(self, text: str) -> None:
+    def report_loss(self, text: str) -> None:
         self.losses.append(text)
         if self.options.fail_on_data_loss:
             raise MqdReadError(text)

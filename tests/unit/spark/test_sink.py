@@ -134,8 +134,8 @@ def encoded(found: SinkOptions, *batches: pa.RecordBatch, partition_count: int =
     out = []
     for batch in batches:
         encoder.add(batch)
-        out += list(encoder.ready())
-    return out + list(encoder.rest())
+        out += list(encoder.ready_batches())
+    return out + list(encoder.remaining_batches())
 
 
 def records_of(batches: list[Batch]) -> dict[tuple[str, int], list[Record]]:
