@@ -280,7 +280,7 @@ static void run_on_owned(struct mqd_reactor *r, const struct mqd_command *comman
         mqd_partition_set_options(owned->partition, &command->options);
         publish_options(mqd_control_partition(r->options.control, command->slot), &command->options);
         mqd_owner_publish(r, owned); /* flush.on.ack moves the high watermark */
-        mqd_look_ups_notify(r, command->slot);
+        mqd_lookups_notify(r, command->slot);
         if (mqd_partition_dirty(owned->partition))
             mqd_flush_request(r, owned);
         break;

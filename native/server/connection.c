@@ -76,8 +76,8 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     if (c->run_offset >= 0)
         mqd_frame_release(r, (uint64_t)c->run_offset);
     c->run_offset = -1;
-    if (r->run_first == c)
-        r->run_first = NULL;
+    if (r->run_waiter == c)
+        r->run_waiter = NULL;
     for (struct mqd_request *request = c->head, *next; request; request = next) {
         next = request->next;
         mqd_request_orphan(r, request);
@@ -207,7 +207,7 @@ static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const 
  * frames that never end cannot stop small ones. -1: none available now. */
 static int64_t run_allocate(struct mqd_reactor *r, const struct mqd_connection *c, uint32_t total)
 {
-    if (r->run_first && r->run_first != c)
+    if (r->run_waiter && r->run_waiter != c)
         return -1; /* allocating a short run now would delay the long one that waits */
     uint32_t extents = mqd_arena_extents_total(r->arena), needed = (total + MQD_EXTENT_BYTES - 1) / MQD_EXTENT_BYTES;
     if (mqd_arena_extents_used(r->arena) + needed > extents - extents / WINDOW_SHARE)
@@ -228,7 +228,7 @@ static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t 
     c->run_bytes = total;
     c->run_filled = size_bytes;
     c->run_began_ms = r->now_ms;
-    r->run_first = NULL;
+    r->run_waiter = NULL;
     return true;
 }
 
@@ -281,8 +281,8 @@ void mqd_connections_resume_stalled(struct mqd_reactor *r)
     while ((node = mqd_list_pop(&stalled))) {
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, stall_node);
         mqd_connection_resume(r, c);
-        if (r->run_first == c && !mqd_list_linked(&c->ready_node))
-            r->run_first = NULL; /* the connection must send its replies first */
+        if (r->run_waiter == c && !mqd_list_linked(&c->ready_node))
+            r->run_waiter = NULL; /* the connection must send its replies first */
     }
 }
 
@@ -309,11 +309,11 @@ int64_t mqd_connection_allocate_run(struct mqd_reactor *r, struct mqd_connection
 {
     int64_t offset = run_allocate(r, c, size_bytes);
     if (offset < 0) {
-        if (!r->run_first)
-            r->run_first = c;
+        if (!r->run_waiter)
+            r->run_waiter = c;
         stall(r, c);
-    } else if (r->run_first == c) {
-        r->run_first = NULL;
+    } else if (r->run_waiter == c) {
+        r->run_waiter = NULL;
     }
     return offset;
 }
@@ -459,8 +459,8 @@ static bool resume_large(struct mqd_reactor *r, struct mqd_connection *c, uint32
         c->run_filled = c->partial_bytes;
         c->expects_large = 1;
     } else if (!run_begin(r, c, total, c->partial, c->partial_bytes)) {
-        if (!r->run_first)
-            r->run_first = c;
+        if (!r->run_waiter)
+            r->run_waiter = c;
         stall(r, c);
         return false;
     }
@@ -482,8 +482,8 @@ static void read_kept(struct mqd_reactor *r, struct mqd_connection *c)
 void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (!c->readable || !mqd_connection_may_read(r, c) || !mqd_throttle_admit(r, c, NULL, 0)) {
-        if (r->run_first == c)
-            r->run_first = NULL; /* the connection may be muted for minutes: others must not wait for it */
+        if (r->run_waiter == c)
+            r->run_waiter = NULL; /* the connection may be muted for minutes: others must not wait for it */
         return;
     }
     if (c->tls && !mqd_secure_established(c)) {
@@ -494,8 +494,8 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
         return;
     if (c->local) {
         mqd_local_read(r, c);
-        if (r->run_first == c && !mqd_list_linked(&c->stall_node))
-            r->run_first = NULL; /* its client has sent a smaller frame instead */
+        if (r->run_waiter == c && !mqd_list_linked(&c->stall_node))
+            r->run_waiter = NULL; /* its client has sent a smaller frame instead */
         return;
     }
     uint32_t total = 0;

@@ -71,7 +71,7 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
             enqueue(r, owned);
         mqd_fetcher_on_flush(r, owned);
     }
-    mqd_look_ups_notify(r, owned->slot);
+    mqd_lookups_notify(r, owned->slot);
     mqd_owned_maybe_close(r, owned);
 }
 
@@ -149,7 +149,7 @@ void mqd_flush_start_all(struct mqd_reactor *r)
             continue;
         mqd_turn_part_begin(r);
         start_directory_flushes(r, &r->log_dirs[i], i);
-        mqd_turn_add_time(r, MQD_TIME_LOOP_FLUSH, r->turn.part_begun.now_ns);
+        mqd_turn_add_time(r, MQD_TIME_LOOP_FLUSH, r->turn.part_start.now_ns);
         mqd_turn_part_end(r);
     }
 }
@@ -327,7 +327,7 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
     }
     mqd_list_remove(&owned->write_node);
     mqd_owner_fail_all(r, owned, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
-    mqd_look_ups_notify(r, owned->slot);
+    mqd_lookups_notify(r, owned->slot);
     r->owned[owned->slot] = NULL;
     r->owned_count--;
     mqd_store_relaxed(&r->slot->partition_count, r->owned_count);

@@ -271,7 +271,7 @@ static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *de
         break;
     case MQD_LINK_FLUSHED:
         if (descriptor->slot < MQD_PARTITION_SLOT_COUNT)
-            mqd_look_ups_wake(r, descriptor->slot);
+            mqd_lookups_wake(r, descriptor->slot);
         break;
     case MQD_LINK_RESPONSE:
         mqd_control_on_response(r, descriptor, from);
@@ -336,7 +336,7 @@ void mqd_forward_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
      * have another owner by now */
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
         mqd_fetch_wake_slot(r, slot);
-        mqd_look_ups_wake(r, slot);
+        mqd_lookups_wake(r, slot);
     }
     mqd_share_on_endpoint_died(r, endpoint);
     mqd_control_send_queued(r);

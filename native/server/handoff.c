@@ -32,8 +32,8 @@ struct handoff {
 };
 _Static_assert(sizeof(struct handoff) == 64, "the acceptor packs 64 bytes");
 
-/* The number of connections on all workers. A worker that died counts as 0: its successor begins
- * with none. */
+/* Returns the number of connections on all workers. The connections of a worker that died are not
+ * counted: its successor begins with none. */
 static uint32_t count_broker_connections(const struct mqd_reactor *r)
 {
     uint32_t sum = 0;

@@ -441,7 +441,7 @@ void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, con
         mqd_store_release(&mqd_control_partition(r->options.control, slot)->state, (uint8_t)MQD_SLOT_OFFLINE);
         mqd_owner_fail_all(r, owned, MQD_KAFKA_STORAGE_ERROR);
         mqd_owner_wake_slot(r, slot);
-        mqd_look_ups_notify(r, slot);
+        mqd_lookups_notify(r, slot);
         mqd_fetch_wake_followers(r, owned);
     }
 }

@@ -63,7 +63,7 @@
 #define MQD_BYTES_PER_TURN (512u << 10)
 #define MQD_COMMAND_COUNT_MAX 4096
 #define MQD_EVENT_COUNT_MAX (3 * MQD_COMMAND_COUNT_MAX)
-/* with more dirty partitions on one file system: one syncfs instead of many fdatasync calls */
+/* if more partitions of a directory are dirty, one syncfs replaces the fdatasync calls */
 #define MQD_SYNCFS_PARTITION_COUNT 24
 /* When to flush data that no acknowledgement waits for. Writing back pages costs CPU that the
  * reactor needs too: a flush of 64 MiB delayed acknowledgements by 20 ms, so flushes are small. But
@@ -76,7 +76,7 @@
 /* a partition with at least this much unflushed data is busy */
 #define MQD_BUSY_BYTES (1ll << 20)
 #define MQD_BACKGROUND_FLUSH_MS 5000
-#define MQD_LOOK_UP_BUCKET_COUNT 64
+#define MQD_LOOKUP_BUCKET_COUNT 64
 #define MQD_MUTE_TICK_COUNT 256
 #define MQD_MUTE_TICK_MS 4
 #define MQD_IN_SYNC_REPEAT_MS 1000 /* an unanswered proposal is sent again after this */
@@ -135,7 +135,7 @@ struct mqd_turn {
     int schedstat_fd; /* 0 = not open */
     long disk_faults; /* at the end of the last turn */
     int64_t waited_ns;
-    struct mqd_turn_clock begun, part_begun;
+    struct mqd_turn_clock start, part_start;
     int64_t blocked_in_parts_ns, spent_ns[MQD_HISTOGRAM_COUNT];
 };
 
@@ -159,8 +159,9 @@ struct mqd_reactor {
     int64_t window_offset; /* receive window: one extent; -1 = arena full */
     uint32_t window_used;
     int64_t compacted_ms; /* when compact_arena last ran */
-    /* first connection stalled for a run of extents, or NULL; it must get one before others */
-    struct mqd_connection *run_first;
+    /* the first connection that is stalled for a run of extents, or NULL; it must get one before
+     * others */
+    struct mqd_connection *run_waiter;
     int64_t now_ns, now_ms, wall_ms;
     int64_t housekeeping_ms;
     bool active;         /* since the last housekeeping, a turn had another cause than housekeeping */
@@ -234,7 +235,7 @@ struct mqd_reactor {
         overflow_head[MQD_ENDPOINT_COUNT_MAX];
 
     struct mqd_node sessions, woken;
-    struct mqd_node look_ups[MQD_LOOK_UP_BUCKET_COUNT]; /* by slot */
+    struct mqd_node lookups[MQD_LOOKUP_BUCKET_COUNT]; /* by slot */
     struct mqd_cached_cursor cursors[MQD_CURSOR_CACHE_COUNT];
     struct mqd_views views;
     struct mqd_fetch_set **session_table;
@@ -556,18 +557,18 @@ bool mqd_list_offsets_on_request(struct mqd_reactor *r, struct mqd_connection *c
 void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request, const uint8_t *body,
                               uint32_t size_bytes);
 
-/* server/look_up.c */
+/* server/lookup.c */
 /* whether `end_offset` may be returned only after a flush */
-bool mqd_look_up_must_wait(struct mqd_reactor *r, uint32_t slot, int64_t end_offset);
+bool mqd_lookup_must_wait(struct mqd_reactor *r, uint32_t slot, int64_t end_offset);
 /* NULL: no memory */
-struct mqd_look_up *mqd_look_up_new(struct mqd_reactor *r, struct mqd_request *request, uint32_t awaited_count_max,
-                                    const uint8_t *body, uint32_t body_bytes);
-/* look_up->awaited must be filled in; may close the connection */
-void mqd_look_up_begin(struct mqd_reactor *r, struct mqd_look_up *look_up);
-void mqd_look_up_free(struct mqd_request *request);
-void mqd_look_up_expire(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot);
-void mqd_look_ups_notify(struct mqd_reactor *r, uint32_t slot);
+struct mqd_lookup *mqd_lookup_new(struct mqd_reactor *r, struct mqd_request *request, uint32_t awaited_count_max,
+                                  const uint8_t *body, uint32_t body_bytes);
+/* lookup->awaited must be filled in; may close the connection */
+void mqd_lookup_begin(struct mqd_reactor *r, struct mqd_lookup *lookup);
+void mqd_lookup_free(struct mqd_request *request);
+void mqd_lookup_expire(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_lookups_wake(struct mqd_reactor *r, uint32_t slot);
+void mqd_lookups_notify(struct mqd_reactor *r, uint32_t slot);
 
 /* server/control_request.c */
 void mqd_control_on_request(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,

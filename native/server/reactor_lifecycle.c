@@ -26,8 +26,8 @@ static void init_lists(struct mqd_reactor *r)
         mqd_list_init(lists[i]);
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)
         mqd_list_init(&r->waiting[i]);
-    for (uint32_t i = 0; i < MQD_LOOK_UP_BUCKET_COUNT; i++)
-        mqd_list_init(&r->look_ups[i]);
+    for (uint32_t i = 0; i < MQD_LOOKUP_BUCKET_COUNT; i++)
+        mqd_list_init(&r->lookups[i]);
     for (uint32_t i = 0; i < MQD_ENDPOINT_COUNT_MAX; i++)
         mqd_list_init(&r->forwarded_to[i]);
     for (uint32_t i = 0; i < MQD_LOG_DIR_COUNT_MAX; i++) {

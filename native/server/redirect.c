@@ -155,7 +155,7 @@ static bool hand_over(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd
     }
     append->base_offset = offset;
     append->log_append_time_ms = verdict;
-    append->home_slot = owned->redirect_slot; /* `offset` in the response */
+    append->home_slot = owned->redirect_slot; /* sent as `offset` in the response */
     mqd_append_done(r, append, MQD_STAGE_REDIRECT);
     return true;
 }

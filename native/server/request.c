@@ -89,7 +89,7 @@ static void free_other_fields(struct mqd_reactor *r, struct mqd_request *request
         mqd_heap_release(r, request->frame_bytes);
         free(request->frame);
     }
-    mqd_look_up_free(request);
+    mqd_lookup_free(request);
     if (request->reply.bytes)
         mqd_buffer_free(&request->reply);
 }
@@ -371,6 +371,6 @@ void mqd_timers_run(struct mqd_reactor *r)
         else if (request->kind == MQD_REQUEST_SHARE)
             mqd_share_expire_wait(r, request);
         else if (request->kind == MQD_REQUEST_LIST_OFFSETS)
-            mqd_look_up_expire(r, request);
+            mqd_lookup_expire(r, request);
     }
 }

@@ -16,7 +16,7 @@ struct mqd_check;
 struct mqd_connection;
 struct mqd_fetch_set;
 struct mqd_local;
-struct mqd_look_up;
+struct mqd_lookup;
 struct mqd_request;
 struct mqd_share_job;
 struct mqd_subject;
@@ -98,7 +98,7 @@ struct mqd_check {
     uint8_t compression;                          /* 1 + the codec that the batch must have, or 0 */
     uint8_t buffer_pin;                           /* enum mqd_pin */
     int32_t compression_level, message_bytes_max; /* message_bytes_max: the largest batch allowed */
-    /* the compressed batch, as far as it has arrived; buffer_bytes 0: nothing has */
+    /* the part of the compressed batch that has arrived; buffer_bytes is 0 if nothing has */
     uint32_t buffer_bytes, buffer_filled;
     uint64_t buffer;
 };
@@ -196,12 +196,12 @@ struct mqd_request {
     uint64_t control_generation;  /* of the acceptor that it was sent to */
     uint32_t reply_key_hash;
     uint8_t sent;
-    uint16_t control_flags;      /* MQD_REQUEST_* */
-    uint8_t disconnect;          /* the connection closes once the request is answered */
-    uint8_t control_counted;     /* counted in connection->control_sent */
-    uint8_t control_passed;      /* counted in reactor->control_passed_extents, while its frame is in the arena */
-    struct mqd_buffer reply;     /* READY, CONTROL, LIST_OFFSETS: from the correlation id on */
-    struct mqd_look_up *look_up; /* a LIST_OFFSETS that waits for flushes */
+    uint16_t control_flags;    /* MQD_REQUEST_* */
+    uint8_t disconnect;        /* the connection closes once the request is answered */
+    uint8_t control_counted;   /* counted in connection->control_sent */
+    uint8_t control_passed;    /* counted in reactor->control_passed_extents, while its frame is in the arena */
+    struct mqd_buffer reply;   /* READY, CONTROL, LIST_OFFSETS: from the correlation id on */
+    struct mqd_lookup *lookup; /* a LIST_OFFSETS that waits for flushes */
 };
 
 struct mqd_awaited_flush {
@@ -209,8 +209,8 @@ struct mqd_awaited_flush {
     int64_t end_offset;
 };
 
-struct mqd_look_up {      /* counted in its request's heap_bytes */
-    struct mqd_node node; /* in reactor->look_ups while it waits */
+struct mqd_lookup {       /* counted in its request's heap_bytes */
+    struct mqd_node node; /* in reactor->lookups while it waits */
     struct mqd_request *request;
     uint8_t *body; /* follows the list */
     uint32_t body_bytes;
@@ -318,8 +318,8 @@ struct mqd_connection {
     char slow_client[64];
 };
 
-/* Whether the client can use the addresses of other brokers that the reactor knows, which are those
- * of each broker's first listener. Clients of other listeners must request the metadata. */
+/* Whether the client can use the broker addresses that the reactor knows: those of each broker's
+ * first listener. Clients of other listeners must request the metadata. */
 static inline bool mqd_connection_can_use_node_addresses(const struct mqd_connection *c)
 {
     return c->listener_id == 0 || c->local;

@@ -138,8 +138,8 @@ static void mute(struct mqd_reactor *r, struct mqd_connection *c, int64_t delay_
     }
     mqd_stat(r, MQD_COUNT_THROTTLED, 1);
     mqd_list_remove(&c->ready_node);
-    if (r->run_first == c)
-        r->run_first = NULL;
+    if (r->run_waiter == c)
+        r->run_waiter = NULL;
     wheel_enter(r, c, until_ns);
 }
 

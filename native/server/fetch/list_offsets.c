@@ -1,7 +1,7 @@
 /* ListOffsets for earliest (-2) and latest (-1): both are in the partition table. Spark requests
  * them twice per poll. Everything else (by time, max timestamp) requires reading files and goes to
  * the acceptor, with the whole request. The latest offset waits for the flush of earlier appends
- * (server/look_up.c). */
+ * (server/lookup.c). */
 #include <string.h>
 
 #include "server/reactor.h"
@@ -25,7 +25,7 @@ static bool led_by_another_host(struct mqd_reactor *r, const struct mqd_connecti
            mqd_topics_led_elsewhere(&r->topics, &topic->partitions[partition_index]);
 }
 
-/* Whether the response has to wait for a flush, which is then described in *flush. */
+/* Whether the response must wait for a flush, which is then described in *flush. */
 static bool must_wait(struct mqd_reactor *r, const struct mqd_topic *topic,
                       const struct mqd_list_offsets_partition *requested, struct mqd_awaited_flush *flush)
 {
@@ -37,7 +37,7 @@ static bool must_wait(struct mqd_reactor *r, const struct mqd_topic *topic,
     flush->slot = topic->slots[requested->partition_index];
     mqd_slot_positions(mqd_control_partition(r->options.control, flush->slot), &positions);
     flush->end_offset = positions.log_end_offset;
-    return mqd_look_up_must_wait(r, flush->slot, flush->end_offset);
+    return mqd_lookup_must_wait(r, flush->slot, flush->end_offset);
 }
 
 /* Whether the reactor can answer the whole request, without the acceptor. *awaited_count_max: if
@@ -168,15 +168,15 @@ void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request
         mqd_connection_fail(r, request->connection, "no memory for another response (queued.max.request.bytes)");
         return;
     }
-    mqd_look_up_free(request);
+    mqd_lookup_free(request);
     mqd_request_complete(r, request);
 }
 
 /* Collects the partitions whose flush the lookup awaits. */
-static void collect_awaited(struct mqd_reactor *r, struct mqd_look_up *look_up, int16_t version)
+static void collect_awaited(struct mqd_reactor *r, struct mqd_lookup *lookup, int16_t version)
 {
     struct mqd_list_offsets_request parser;
-    mqd_list_offsets_parse(look_up->body, look_up->body_bytes, version, &parser);
+    mqd_list_offsets_parse(lookup->body, lookup->body_bytes, version, &parser);
     for (int32_t t = 0; t < parser.topic_count; t++) {
         struct mqd_list_offsets_topic requested_topic;
         mqd_list_offsets_next_topic(&parser, &requested_topic);
@@ -185,8 +185,8 @@ static void collect_awaited(struct mqd_reactor *r, struct mqd_look_up *look_up, 
         for (int32_t p = 0; p < requested_topic.partition_count; p++) {
             struct mqd_list_offsets_partition requested;
             mqd_list_offsets_next_partition(&parser, &requested);
-            if (must_wait(r, topic, &requested, &look_up->awaited[look_up->count]))
-                look_up->count++;
+            if (must_wait(r, topic, &requested, &lookup->awaited[lookup->count]))
+                lookup->count++;
         }
     }
 }
@@ -203,13 +203,13 @@ bool mqd_list_offsets_on_request(struct mqd_reactor *r, struct mqd_connection *c
         return true;
     }
     mqd_stat(r, MQD_COUNT_REQUESTS_LIST_OFFSETS, 1);
-    struct mqd_look_up *look_up =
-        awaited_count_max ? mqd_look_up_new(r, request, awaited_count_max, body, size_bytes) : NULL;
-    if (!look_up) { /* no flush to wait for, or no memory: answers immediately */
+    struct mqd_lookup *lookup =
+        awaited_count_max ? mqd_lookup_new(r, request, awaited_count_max, body, size_bytes) : NULL;
+    if (!lookup) { /* no flush to wait for, or no memory: answers immediately */
         mqd_list_offsets_respond(r, request, body, size_bytes);
         return true;
     }
-    collect_awaited(r, look_up, header->api_version);
-    mqd_look_up_begin(r, look_up);
+    collect_awaited(r, lookup, header->api_version);
+    mqd_lookup_begin(r, lookup);
     return true;
 }

@@ -104,7 +104,7 @@ void mqd_local_memory_destroy(struct mqd_reactor *r);
 
 /* server/local/ring.c */
 void mqd_locals_poll(struct mqd_reactor *r);          /* finds clients that have submitted requests or made room */
-bool mqd_locals_waiting(const struct mqd_reactor *r); /* whether mqd_locals_poll would find one */
+bool mqd_locals_waiting(const struct mqd_reactor *r); /* whether mqd_locals_poll would find such a client */
 void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c);
 /* Like send() and sendfile(), these return the number of bytes taken; 0 if the ring is full and the
  * client will notify the worker of room (or, with *file_end set, if the file is shorter than its

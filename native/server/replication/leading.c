@@ -92,7 +92,7 @@ static void publish_role(struct mqd_reactor *r, struct mqd_owned *owned)
         return;
     mqd_store_release(&slot->lagging, lagging);
     mqd_store_release(&slot->role, role);
-    mqd_look_ups_notify(r, owned->slot);
+    mqd_lookups_notify(r, owned->slot);
     if (!mqd_list_linked(&owned->publish_node)) /* readers that wait here are evaluated again and redirected */
         mqd_list_append(&r->to_wake, &owned->publish_node);
 }

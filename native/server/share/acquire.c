@@ -156,7 +156,7 @@ static void add_batch(struct search *s, const struct mqd_batch *batch, uint32_t 
 }
 
 /* Reads the headers of the range's batches up to the last record that may be acquired and is
- * wanted, but at least one header. false: the file cannot be read, or is damaged. */
+ * wanted, but at least one header. Returns false if the file cannot be read, or is damaged. */
 static bool read_headers(struct search *s)
 {
     uint8_t *chunk = s->r->shares->chunk;
@@ -256,7 +256,7 @@ static bool acquire_range(struct search *s, uint32_t from, struct mqd_descriptor
 
 static int16_t response_error_of(int16_t code)
 {
-    /* below the log's start or above its end, which has moved since the positions were read */
+    /* the log's start or end has moved since the positions were read */
     return code == MQD_KAFKA_OFFSET_OUT_OF_RANGE ? 0 : code;
 }
 

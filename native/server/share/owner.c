@@ -141,8 +141,8 @@ static struct mqd_owned *led_partition(const struct mqd_reactor *r, uint32_t slo
     if (!owned || owned->closing || owned->truncating || r->lease_lost || !mqd_owned_leads(owned))
         return NULL;
     const struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, slot);
-    bool same = shared->partition_index == partition_index && memcmp(shared->topic_id, topic_id, 16) == 0;
-    return same ? owned : NULL;
+    bool matches = shared->partition_index == partition_index && memcmp(shared->topic_id, topic_id, 16) == 0;
+    return matches ? owned : NULL;
 }
 
 /* Discards the state if the leader or the leader epoch has changed, which makes it obsolete. */

@@ -78,19 +78,19 @@ void mqd_turn_begin(struct mqd_reactor *r)
         return;
     memset(r->turn.spent_ns, 0, sizeof r->turn.spent_ns);
     r->turn.blocked_in_parts_ns = 0;
-    r->turn.begun = read_clock(r);
+    r->turn.start = read_clock(r);
 }
 
 void mqd_turn_part_begin(struct mqd_reactor *r)
 {
     if (mqd_turn_measured(r))
-        r->turn.part_begun = read_clock(r);
+        r->turn.part_start = read_clock(r);
 }
 
 void mqd_turn_part_end(struct mqd_reactor *r)
 {
     if (mqd_turn_measured(r))
-        r->turn.blocked_in_parts_ns += blocked_ns(r->turn.part_begun, read_clock(r));
+        r->turn.blocked_in_parts_ns += blocked_ns(r->turn.part_start, read_clock(r));
 }
 
 void mqd_turn_add_time(struct mqd_reactor *r, enum mqd_histogram cause, int64_t since_ns)
@@ -108,7 +108,7 @@ void mqd_turn_end(struct mqd_reactor *r)
     int64_t *spent_ns = r->turn.spent_ns;
     spent_ns[MQD_TIME_LOOP_SCHEDULING] = end.waited_ns - r->turn.waited_ns; /* includes the wait after the wake-up */
     spent_ns[faults > r->turn.disk_faults ? MQD_TIME_LOOP_FAULT : MQD_TIME_LOOP_OTHER] =
-        blocked_ns(r->turn.begun, end) - r->turn.blocked_in_parts_ns;
+        blocked_ns(r->turn.start, end) - r->turn.blocked_in_parts_ns;
     r->turn.disk_faults = faults;
     r->turn.waited_ns = end.waited_ns;
     for (enum mqd_histogram cause = MQD_TIME_LOOP_WRITE; cause <= MQD_TIME_LOOP_SCHEDULING; cause++)

@@ -8,7 +8,7 @@
 #define EARLIEST (UINT64_MAX - 1)
 
 /* ListOffsets v2 of topic "quick". */
-static void send_look_up(struct client *client, uint64_t timestamp, const int32_t *partitions, uint32_t count)
+static void send_lookup(struct client *client, uint64_t timestamp, const int32_t *partitions, uint32_t count)
 {
     struct frame frame = {0};
     uint32_t begin = frame_begin(&frame, 2, 2, 7);
@@ -40,9 +40,9 @@ static int64_t found(struct client *client)
     return offset;
 }
 
-static int64_t look_up(struct client *client, uint64_t timestamp, int32_t partition)
+static int64_t lookup(struct client *client, uint64_t timestamp, int32_t partition)
 {
-    send_look_up(client, timestamp, &partition, 1);
+    send_lookup(client, timestamp, &partition, 1);
     return found(client);
 }
 
@@ -67,9 +67,9 @@ BOTH(acknowledged_offsets_are_found)
     for (int64_t i = 0; i < 30; i++) {
         int32_t partition = (int32_t)(i % 2);
         produce(&writer, partition, (uint64_t)i + 1);
-        CHECK_EQUAL(look_up(&lookers[i / 2 % 2], LATEST, partition), i / 2 + 1);
+        CHECK_EQUAL(lookup(&lookers[i / 2 % 2], LATEST, partition), i / 2 + 1);
     }
-    CHECK_EQUAL(look_up(&lookers[0], EARLIEST, 0), 0);
+    CHECK_EQUAL(lookup(&lookers[0], EARLIEST, 0), 0);
     faults("");
     for (int i = 0; i < 2; i++)
         client_close(&lookers[i]);
@@ -88,8 +88,8 @@ BOTH(flushes_of_many_partitions_are_waited_for_together)
     int64_t began_ns = test_now_ns();
     for (int32_t i = 0; i < 4; i++)
         produce(&writer, i, (uint64_t)i + 1);
-    send_look_up(&looker, LATEST, all, 4);
-    CHECK_EQUAL(look_up(&other, EARLIEST, 0), 0); /* no other request waits */
+    send_lookup(&looker, LATEST, all, 4);
+    CHECK_EQUAL(lookup(&other, EARLIEST, 0), 0); /* no other request waits */
     CHECK(elapsed_ms(began_ns) < 250);
     CHECK_EQUAL(found(&looker), 1);
     CHECK(elapsed_ms(began_ns) >= 250);
@@ -108,12 +108,12 @@ BOTH(a_disk_that_hangs_is_not_waited_for_long)
     struct bench *b = bench_start(backend, watch);
     struct client writer = client_open(b, 0), looker = client_open(b, 1), leaving = client_open(b, 0);
     produce(&writer, 0, 1);
-    CHECK_EQUAL(look_up(&looker, LATEST, 0), 1);
+    CHECK_EQUAL(lookup(&looker, LATEST, 0), 1);
     faults("sync:DELAY:.log:ms=4000");
     int64_t began_ns = test_now_ns();
     produce(&writer, 0, 2);
-    send_look_up(&leaving, LATEST, (int32_t[]){0}, 1);
-    CHECK_EQUAL(look_up(&looker, LATEST, 0), 1);
+    send_lookup(&leaving, LATEST, (int32_t[]){0}, 1);
+    CHECK_EQUAL(lookup(&looker, LATEST, 0), 1);
     CHECK(elapsed_ms(began_ns) >= 1900);
     CHECK(elapsed_ms(began_ns) < 3500);
     client_close(&leaving);
@@ -130,7 +130,7 @@ BOTH(a_failed_flush_ends_the_wait)
     faults("sync:DELAY:.log:ms=100\nsync:EIO:.log");
     int64_t began_ns = test_now_ns();
     produce(&writer, 0, 1);
-    CHECK_EQUAL(look_up(&looker, LATEST, 0), -6);
+    CHECK_EQUAL(lookup(&looker, LATEST, 0), -6);
     CHECK(elapsed_ms(began_ns) < 1900);
     faults("");
     client_close(&looker);
@@ -159,7 +159,7 @@ BOTH(without_flush_on_ack_nothing_waits)
     faults("sync:DELAY:.log:ms=1000");
     int64_t began_ns = test_now_ns();
     produce(&writer, 0, 1);
-    CHECK_EQUAL(look_up(&looker, LATEST, 0), 1);
+    CHECK_EQUAL(lookup(&looker, LATEST, 0), 1);
     CHECK(elapsed_ms(began_ns) < 900);
     faults("");
     client_close(&looker);
