@@ -64,7 +64,7 @@ NOTES = """
   is aborted, and the run is over: later requests to enlist a child with this `run_id` are refused,
   even if the run has had no children. With an empty `run_id` and `committed` false an administrator
   aborts the transaction in progress. Errors: PRODUCER_FENCED: another run has replaced this one, or
-  this one was aborted; INVALID_TXN_STATE: the transaction was aborted meanwhile;
+  this one was aborted; INVALID_TXN_STATE: the transaction has been aborted in the meantime;
   INVALID_PRODUCER_ID_MAPPING: a winner does not belong to this transaction. A response without the
   field comes from a broker that does not support joint transactions. Children use Produce 12 or
   later.
