@@ -73,14 +73,14 @@ class Quorum:
 
     def _schedule(self) -> None:
         """Arms the timer for the core's next deadline. A timer that fires too early is armed again."""
-        deadline = self.core.next_deadline_ns
-        if deadline >= self._timer_ns:
+        deadline_ns = self.core.next_deadline_ns
+        if deadline_ns >= self._timer_ns:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_ns = deadline
+        self._timer_ns = deadline_ns
         self._timer = asyncio.get_running_loop().call_later(
-            max(0, deadline - clock.boottime_ns()) / 1e9, self._on_timer
+            max(0, deadline_ns - clock.boottime_ns()) / 1e9, self._on_timer
         )
 
     def _on_timer(self) -> None:

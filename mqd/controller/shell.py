@@ -39,9 +39,9 @@ from mqd.controller.server import Connection, Server
 TICK_S = 1.0
 CLUSTER_TICK_S = 0.25
 QUICK_TICK_S = 0.02  # while this host is not in service, because clients wait
-MEASURE_S = 10.0
-TRANSFER_MS_MAX = 1_000
-WORKERS_BACK_MS_MAX = 10_000
+MEASURE_S = 10.0  # interval at which log.dirs are measured
+TRANSFER_MS_MAX = 1_000  # how long leave() waits until another host leads the quorum
+WORKERS_BACK_MS_MAX = 10_000  # how long the last workers may take to start again
 INT64_MAX = (1 << 63) - 1
 
 log = logging.get("controller")

@@ -132,12 +132,12 @@ class ClassicGroup(Rebalancing):
         self.replay(value)
         actions = self.on_loaded(now_ms)
         if self.state is STABLE:
-            self._prepare_rebalance("the group came back from the consumer protocol", now_ms, actions)
+            self._prepare_rebalance("the group was converted from the consumer protocol", now_ms, actions)
         return actions
 
     def on_loaded(self, now_ms: int) -> list[Action]:
         """Members get a full session timeout, because they could not reach this coordinator before.
-        A group larger than the current limit has to join again.
+        The members of a group larger than the current limit must join again.
         """
         actions: list[Action] = []
         for member in self.members.by_id.values():
@@ -334,7 +334,7 @@ class ClassicGroup(Rebalancing):
         if self.state is STABLE and (same_protocols or self.members.elect_protocol() == self.protocol):
             if not self._persist(actions):
                 self._prepare_rebalance(
-                    f"static member {member.instance_id} came back with more metadata than a record holds",
+                    f"static member {member.instance_id} came back with more metadata than fits into a record",
                     now_ms,
                     actions,
                 )

@@ -16,14 +16,14 @@ classic_members.py: they hold and release partitions by the same rules.
 
 Invariants (check())
     U1  a partition has at most one owner: it is assigned to a member, or not yet released by one
-    U2  a member owns exactly the partitions assigned to it and those it has to release; `owners` is
+    U2  a member owns exactly the partitions assigned to it and those it must release; `owners` is
         the inverse mapping
-    U3  member epoch <= target epoch <= group epoch; a static member that left has -2
-    U4  the target gives each partition to one member; only members have one
+    U3  member epoch <= target epoch <= group epoch; the epoch of a static member that left is -2
+    U4  the target gives each partition to one member, and nothing to other clients
     U5  a STABLE member at the target's epoch holds its target. A REVOKING member has partitions to
         release, any other member has none
     U6  partitions that a member keeps from one target to the next are never revoked in between: no
-        partition that is assigned and in the target is among those it has to release
+        partition that is assigned and in the target is among those it must release
     U7  each member has a session deadline; each REVOKING member also a deadline for the release,
         which a heartbeat does not move
     U8  an instance id names the one member that carries it
@@ -384,7 +384,7 @@ class ConsumerGroup(ModernGroup):
     # -- epochs ------------------------------------------------------------------------------------
 
     def maybe_assign(self, now_ms: int, immediately: bool = False) -> None:
-        """Computes a target for the group's epoch, unless the last one is too recent."""
+        """Computes a target for the group's epoch, unless the last target is too recent."""
         if self.epoch == self.assignment_epoch:
             return
         counts = self.subscriptions.partition_counts
