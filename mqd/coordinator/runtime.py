@@ -1,5 +1,5 @@
-"""Runs the cores of one kind of coordinator: groups over __consumer_offsets, or transactional ids
-over __transaction_state.
+"""Runs the cores of one kind of coordinator: of groups (__consumer_offsets), transactional ids
+(__transaction_state) or share-partitions (__share_group_state).
 
 A request goes to the shard of its name's partition: request() -> Shard.handle -> actions -> one
 unit of writes at a time -> replies. See shard.py.
@@ -160,8 +160,8 @@ class Coordinator:
     # -- requests ----------------------------------------------------------------------------------
 
     async def request(self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None) -> Any:
-        """Returns the response that the core replied with. Raises CoordinatorError. On timeout the
-        code is COORDINATOR_NOT_AVAILABLE and the outcome is unknown.
+        """Passes an event to a core and returns its response. Raises CoordinatorError; after a
+        timeout its code is COORDINATOR_NOT_AVAILABLE, and the outcome is unknown.
         """
         state, shard = self._find_shard(name)
         if len(self._futures) >= REQUESTS_MAX:

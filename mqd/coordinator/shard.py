@@ -83,16 +83,16 @@ class Batch:
 
 class Unit:
     """`is_due`: to be written without the delay for lazy Persists: it has a marker or a Persist
-    that is not lazy, or another unit waits behind it. `names`: the cores with records that are not
-    lazy. `waiting`: replies and effects that wait until the unit is written.
+    that is not lazy, or another unit waits behind it. `core_names`: the cores with records that are
+    not lazy. `waiting`: replies and effects that wait until the unit is written.
     """
 
-    __slots__ = ("batches", "waiting", "is_due", "names")
+    __slots__ = ("batches", "core_names", "is_due", "waiting")
 
     def __init__(self) -> None:
         self.is_due = False
         self.batches: list[Batch] = []
-        self.names: dict[str, None] = {}
+        self.core_names: dict[str, None] = {}
         self.waiting: list[tuple[str, Reply | Effect]] = []
 
     @property
@@ -253,7 +253,7 @@ class Shard:
             if entry is None:
                 continue
             entry.unit = unit
-            unit.names[name] = None
+            unit.core_names[name] = None
             self._run(name, entry, entry.core.handle(event, now_ms))
         self._wake()
 
@@ -317,7 +317,7 @@ class Shard:
         if not persist.is_lazy:
             unit.is_due = True
             entry.unit = unit
-            unit.names[name] = None
+            unit.core_names[name] = None
         if persist.producer_id >= 0:
             self._transactions.setdefault(persist.producer_id, {})[name] = None
             self._epochs[persist.producer_id] = max(persist.producer_epoch, self._epochs.get(persist.producer_id, -1))
@@ -348,7 +348,7 @@ class Shard:
         self.is_writing = False
         self.written_count += 1
         self.end_offset += unit.offset_count
-        for name in unit.names:
+        for name in unit.core_names:
             entry = self._entries.get(name)
             if entry is not None and entry.unit is unit:
                 entry.unit = None
@@ -386,7 +386,7 @@ class Shard:
             assert unit.batches, "H1"
         assert all(unit.is_due for unit in self._units[:-1]), "H1: lazy writes delay others"
         for name, entry in self._entries.items():
-            assert entry.unit is None or (entry.unit in self._units and name in entry.unit.names), "H2"
+            assert entry.unit is None or (entry.unit in self._units and name in entry.unit.core_names), "H2"
             assert entry.unit is not None or not entry.core.is_empty, "H4"
             assert self._budget is None or entry.size_bytes == cast(MeasuredCore, entry.core).size_bytes, "H6"
 

@@ -19,9 +19,9 @@ def _supervisor() -> tuple[int, bool]:
     runs only this broker. supervisord's configuration sets MQD_RUN_SUPERVISOR: "own" if it runs
     only this broker. MQD_RUN_SUPERVISOR_PID overrides the pid in tests.
     """
-    supervisor = os.environ.get("MQD_RUN_SUPERVISOR_PID", "")
-    if supervisor.isdigit():
-        return int(supervisor), True
+    pid_override = os.environ.get("MQD_RUN_SUPERVISOR_PID", "")
+    if pid_override.isdigit():
+        return int(pid_override), True
     kind = os.environ.get("MQD_RUN_SUPERVISOR", "")
     return os.getppid() if kind else 0, kind == "own"
 

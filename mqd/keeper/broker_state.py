@@ -77,7 +77,7 @@ class BrokerState:
             statuses.insert(
                 0, ProcessStatus("supervisord", "supervisord", self.supervisor_pid, "running", self.started_ms, 0)
             )
-        others = sorted(self.processes, key=lambda process: (process.role, process.index))
+        processes = sorted(self.processes, key=lambda process: (process.role, process.index))
         return statuses + [
             # another process may have the pid of an ended one by now
             ProcessStatus(
@@ -89,7 +89,7 @@ class BrokerState:
                 max(0, process.restart_count),
                 process.confinement,
             )
-            for process in others
+            for process in processes
             if process.pid
         ]
 

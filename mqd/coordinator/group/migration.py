@@ -1,8 +1,8 @@
 """Online migration between the classic and the consumer protocol (KIP-848,
 group.consumer.migration.policy). Pure; group.py does the rest.
 
-upgrade      the first ConsumerGroupHeartbeat joins a classic group: its members become classic
-             members of a consumer group with the same generation and the same assignment
+upgrade      the first ConsumerGroupHeartbeat joins a classic group: the group's members become
+             classic members of a consumer group with the same generation and the same assignment
 downgrade    the last member that speaks the consumer protocol has left: the other members become
              members of a classic group, keep their assignment, and rejoin immediately
 """

@@ -30,15 +30,15 @@ def difference(left: Held[K], right: Numbers[K]) -> Held[K]:
     result: Held[K] = {}
     for key, numbers in left.items():
         right_numbers = right.get(key)
-        rest = (
+        remaining = (
             numbers
             if right_numbers is None
             else ()
             if right_numbers == numbers
             else tuple(sorted(set(numbers).difference(right_numbers)))
         )
-        if rest:
-            result[key] = rest
+        if remaining:
+            result[key] = remaining
     return result
 
 

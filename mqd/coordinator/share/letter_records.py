@@ -65,9 +65,12 @@ def letter_records(
         error_headers = headers_of(source, letter)
         source_record = copied.get(letter.offset, Copied())
         # a record that is itself a dead letter: the new error headers replace the old ones
-        kept = [header for header in source_record.headers if not header[0].startswith(PREFIX)]
+        kept_headers = [header for header in source_record.headers if not header[0].startswith(PREFIX)]
         record = Record(
-            key=source_record.key, value=source_record.value, headers=[*kept, *error_headers], timestamp_ms=now_ms
+            key=source_record.key,
+            value=source_record.value,
+            headers=[*kept_headers, *error_headers],
+            timestamp_ms=now_ms,
         )
         if size_max(record) + BATCH_OVERHEAD_BYTES > batch_bytes_max:
             record = Record(key=None, value=None, headers=error_headers, timestamp_ms=now_ms)

@@ -38,7 +38,7 @@ from mqd.coordinator.transaction.events import MarkersWritten, Partition, WriteM
 from mqd.protocol.errors import ErrorCode, error_name
 
 RETRY_S = (0.01, 0.05, 0.2, 1.0)  # the last delay repeats
-WARN_AFTER = 10
+TRIES_PER_WARNING = 10
 
 log = logging.get("transaction.markers")
 
@@ -57,7 +57,7 @@ class MarkerCoordinator(Protocol):
 
 class OffsetCommits:
     """TxnOffsetCommits in flight, by producer id: from before their verification until the group
-    has written them (M2). A marker waits only for those that came before it. Later ones are
+    has written them (M2). A marker waits only for commits that came before it. Later commits are
     verified against a transaction that is ending, and a client that sends them continuously,
     perhaps under another client's producer id, must not keep that transaction from ending.
     """
@@ -238,7 +238,7 @@ class Markers:
         job.tries += 1
         if self._drop_if_gone(job):
             return
-        if job.tries % WARN_AFTER == 0:
+        if job.tries % TRIES_PER_WARNING == 0:
             reason = error_name(_code(failure))
             log.warning(
                 "a transaction's marker cannot be written yet",

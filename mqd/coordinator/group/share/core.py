@@ -351,11 +351,11 @@ class ShareGroup(ModernGroup):
         if (self._checked_epoch == self.epoch and not is_overdue) or self.admin.is_deleting:
             return
         self._checked_epoch = self.epoch
-        under_way = NOTHING if is_overdue else self.states.initializing
+        initializing = NOTHING if is_overdue else self.states.initializing
         wanted = {
             topic_id: tuple(range(count)) for topic_id, count in self.subscriptions.partition_counts.items() if count
         }
-        missing = difference(difference(wanted, self.states.initialized), under_way)
+        missing = difference(difference(wanted, self.states.initialized), initializing)
         if not missing:
             return
         self._retry_at_ms = now_ms + self.cluster.share_settings(self.group_id).initialize_retry_ms
@@ -388,16 +388,18 @@ class ShareGroup(ModernGroup):
         requested = intersection(requested, self.states.initializing)
         if not requested:
             return
-        done = {
+        newly_initialized = {
             topic_id: kept
             for topic_id, indexes in requested.items()
             if (kept := tuple(index for index in indexes if (topic_id, index) not in event.errors))
         }
         self.set_states(
-            difference(self.states.initializing, requested), union(self.states.initialized, done), self.states.deleting
+            difference(self.states.initializing, requested),
+            union(self.states.initialized, newly_initialized),
+            self.states.deleting,
         )
-        self.needs_new_epoch = self.needs_new_epoch or bool(done)
-        if done != requested:
+        self.needs_new_epoch = self.needs_new_epoch or bool(newly_initialized)
+        if newly_initialized != requested:
             self._checked_epoch = -1  # the next heartbeat tries again
 
     def set_states(self, initializing: Partitions, initialized: Partitions, deleting: frozenset[bytes]) -> None:

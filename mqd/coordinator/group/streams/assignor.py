@@ -81,10 +81,10 @@ def _active(members: Mapping[str, MemberSpec], shape: Shape) -> dict[str, list[T
         for task in held[member_id][quota:]:
             free[task] = None
         del held[member_id][quota:]
-    rest = _assign_to_state_holders(members, [task for task in tasks if task in free], held, low, extra)
+    unassigned = _assign_to_state_holders(members, [task for task in tasks if task in free], held, low, extra)
     heap = [(len(taken), name) for name, taken in held.items()]
     heapq.heapify(heap)
-    for task in rest:
+    for task in unassigned:
         count, member_id = heap[0]
         held[member_id].append(task)
         heapq.heapreplace(heap, (count + 1, member_id))
@@ -105,7 +105,7 @@ def _assign_to_state_holders(
         for role in (spec.current.active, spec.current.standby):
             for task in each(role):
                 with_state.setdefault(task, []).append(member_id)
-    rest = []
+    unassigned = []
     for task in tasks:
         holders = with_state.get(task, [])
         process_mates = [mate for holder in holders for mate in by_process[members[holder].process_id]]
@@ -113,11 +113,11 @@ def _assign_to_state_holders(
             (candidate for candidate in (*holders, *process_mates) if len(held[candidate]) < low + (extra > 0)), None
         )
         if receiver is None:
-            rest.append(task)
+            unassigned.append(task)
         else:
             held[receiver].append(task)
             extra -= len(held[receiver]) > low
-    return rest
+    return unassigned
 
 
 def _standbys(

@@ -267,14 +267,14 @@ def _derivation_order(topology: Topology, fixed: Mapping[str, int]) -> list[tupl
 
 
 def _derive_counts(order: list[tuple[str, list[Subtopology]]], counts: dict[str, int], existing_count: CountOf) -> None:
-    largest: dict[str, int] = {}  # subtopology -> partitions of its largest input
+    largest_input_counts: dict[str, int] = {}  # subtopology -> partitions of its largest input
     for name, writers in order:
         for subtopology in writers:
-            if subtopology.subtopology_id not in largest:
-                largest[subtopology.subtopology_id] = max(
+            if subtopology.subtopology_id not in largest_input_counts:
+                largest_input_counts[subtopology.subtopology_id] = max(
                     counts.get(read) or existing_count(read) or 0 for read in subtopology.inputs
                 )
-        counts[name] = max(largest[subtopology.subtopology_id] for subtopology in writers)
+        counts[name] = max(largest_input_counts[subtopology.subtopology_id] for subtopology in writers)
 
 
 def _apply_copartition_group(
@@ -286,11 +286,11 @@ def _apply_copartition_group(
     }
     repartitions = [subtopology.repartition_sources[index] for index in group.repartition_sources]
     fixed = {topic.name: topic.partitions for topic in repartitions if topic.partitions > 0}
-    leading = sources or fixed
-    if len(set(leading.values())) > 1:
-        described = ", ".join(f"{name}={count}" for name, count in sorted(leading.items()))
+    reference_counts = sources or fixed
+    if len(set(reference_counts.values())) > 1:
+        described = ", ".join(f"{name}={count}" for name, count in sorted(reference_counts.items()))
         raise _Mispartitioned(f"Following topics do not have the same number of partitions: [{described}]")
-    count = next(iter(leading.values()), 0) or max((counts[topic.name] for topic in repartitions), default=0)
+    count = next(iter(reference_counts.values()), 0) or max((counts[topic.name] for topic in repartitions), default=0)
     for name, actual in fixed.items():
         if actual != count:
             raise _Mispartitioned(
@@ -317,5 +317,5 @@ def _missing_topics(topology: Topology, counts: Mapping[str, int], existing_coun
 
 
 def _first_names(names: list[str]) -> str:
-    rest = len(names) - NAMED_MAX
-    return ", ".join(names[:NAMED_MAX]) + (f" and {rest} additional topics" if rest > 0 else "")
+    omitted_count = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {omitted_count} additional topics" if omitted_count > 0 else "")
