@@ -41,7 +41,7 @@ def _spec(key: int) -> ApiSpec:
     api = APIS[key]
     versions = Versions.parse(api.versions)
     assert versions.last < NEWEST
-    return ApiSpec(key, api.name, versions.first, versions.last, api.flexible)
+    return ApiSpec(key, api.name, versions.first, versions.last, api.flexible_from)
 
 
 # KNOWN: all APIs that the codec supports. SUPPORTED: those that a broker handles; it advertises

@@ -134,7 +134,7 @@ def unrecognized_field(rule: AclBinding | AclFilter) -> str:
         ("operation", Operation, rule.operation),
         ("permission", Permission, rule.permission),
     )
-    return next((name for name, kind, value in values if not 0 < value < len(kind)), "")
+    return next((name for name, enum, value in values if not 0 < value < len(enum)), "")
 
 
 def contains_unknown(rule: AclBinding | AclFilter) -> bool:
@@ -142,10 +142,10 @@ def contains_unknown(rule: AclBinding | AclFilter) -> bool:
     return 0 in (rule.resource_type, rule.pattern_type, rule.operation, rule.permission)
 
 
-def name_of(kind: type[IntEnum], value: int) -> str:
+def name_of(enum: type[IntEnum], value: int) -> str:
     """Kafka's name of the value; UNKNOWN(n) for one that this version does not know."""
     try:
-        return kind(value).name
+        return enum(value).name
     except ValueError:
         return f"UNKNOWN({value})"
 

@@ -24,7 +24,9 @@ class Exchange(Protocol):
     def user(self) -> str: ...
 
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether the user is authenticated."""
+        ...
 
     async def step(self, token: bytes) -> bytes:
         """The response to the client's token. Raises AuthenticationFailed."""

@@ -21,7 +21,7 @@ FETCH_TIMEOUT_S = 10.0
 REASON_CHARS_MAX = 200  # PyJWT's messages may quote the token
 UNKNOWN_KEY_PAUSE_S = 10.0  # tokens with unknown key ids cause a reload of the issuer's keys at most this often
 _FIRST_MESSAGE = re.compile(
-    rb"n,(?:a=(?P<acts_as>[^\x00,\x01]+))?,\x01auth=[Bb]earer +(?P<token>[A-Za-z0-9._~+/=-]+)\x01"
+    rb"n,(?:a=(?P<authzid>[^\x00,\x01]+))?,\x01auth=[Bb]earer +(?P<token>[A-Za-z0-9._~+/=-]+)\x01"
     rb"(?:[A-Za-z]+=[^\x00\x01]*\x01)*\x01"
 )
 _REFUSAL = json.dumps({"status": "invalid_token"}).encode()
@@ -154,7 +154,7 @@ class OauthExchange:
         try:
             bearer = first["token"]
             claims = await self._run_in_thread(lambda: self._issuer.check(bearer))
-            if first["acts_as"] not in (None, claims.user.encode()):
+            if first["authzid"] not in (None, claims.user.encode()):
                 raise AuthenticationFailed("a client cannot act as another user", user=claims.user)
         except AuthenticationFailed as error:
             self._failure = str(error), error.user

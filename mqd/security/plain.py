@@ -31,9 +31,9 @@ class PlainExchange:
     async def step(self, token: bytes) -> bytes:
         if self.done:
             raise AuthenticationFailed("the exchange has already ended")
-        acts_as, user, password = self._parse(token)
+        authzid, user, password = self._parse(token)
         self.user = user
-        if acts_as not in ("", user):
+        if authzid not in ("", user):
             raise AuthenticationFailed("a client cannot act as another user", user=user)
         credential = self._lookup(user)
         # an unknown user must take as long as a wrong password
@@ -45,6 +45,7 @@ class PlainExchange:
         return b""
 
     def _parse(self, token: bytes) -> tuple[str, str, bytes]:
+        """(authzid, user, password). Raises AuthenticationFailed."""
         parts = token.split(b"\0")
         if len(parts) != 3 or not parts[1] or not parts[2] or len(token) > PASSWORD_TOKEN_BYTES_MAX:
             raise AuthenticationFailed("the token is not AUTHZID NUL USER NUL PASSWORD")

@@ -48,21 +48,22 @@ _Masks = tuple[int, int]  # allowed, denied
 
 
 class RightsTable:
-    __slots__ = ("literals", "prefix_names", "prefix_masks", "parents", "default")
+    __slots__ = ("literals", "prefix_names", "prefix_masks", "parents", "default_mask")
 
-    def __init__(self, literals: Mapping[str, int], prefixes: Mapping[str, int], default: int) -> None:
+    def __init__(self, literals: Mapping[str, int], prefixes: Mapping[str, int], default_mask: int) -> None:
         self.literals = dict(literals)
         self.prefix_names = sorted(prefixes)  # code points sort like their UTF-8 bytes
         self.prefix_masks = [prefixes[name] for name in self.prefix_names]
         self.parents = _parents(self.prefix_names)
-        self.default = default
+        self.default_mask = default_mask
 
     def mask(self, name: str) -> int:
+        """The allowed operations on the resource of this name."""
         literal_mask = self.literals.get(name)
         if literal_mask is not None:
             return literal_mask
         index = _longest_prefix(self.prefix_names, self.parents, name)
-        return self.prefix_masks[index] if index >= 0 else self.default
+        return self.prefix_masks[index] if index >= 0 else self.default_mask
 
     def encode(self) -> bytes:
         literal_names = sorted(self.literals)
@@ -71,7 +72,7 @@ class RightsTable:
         parents = [-1] * len(literal_names) + self.parents
         offset = HEADER.size + ENTRY.size * len(names)
         size = offset + sum(map(len, names))
-        parts = [HEADER.pack(size, len(literal_names), len(self.prefix_names), self.default, 0)]
+        parts = [HEADER.pack(size, len(literal_names), len(self.prefix_names), self.default_mask, 0)]
         for name, mask, parent in zip(names, masks, parents):
             parts.append(ENTRY.pack(offset, parent if parent >= 0 else NO_PARENT, len(name), mask, 0))
             offset += len(name)
@@ -92,7 +93,7 @@ def compile_table(
         entries = literals if binding.pattern_type == PatternType.LITERAL else prefixes
         entries[binding.name] = _union(entries.get(binding.name, (0, 0)), _masks(binding))
     wildcard_masks = literals.get(WILDCARD, (0, 0))
-    default = EVERY_OPERATION if allow_everyone and WILDCARD not in literals else _effective(wildcard_masks)
+    default_mask = EVERY_OPERATION if allow_everyone and WILDCARD not in literals else _effective(wildcard_masks)
     names = sorted(prefixes)
     parents = _parents(names)
     prefix_masks: list[_Masks] = []  # of each prefix, including its ancestors' and those of `*`
@@ -102,7 +103,9 @@ def compile_table(
     for name, own_masks in literals.items():
         index = _longest_prefix(names, parents, name)
         literal_masks[name] = _effective(_union(own_masks, prefix_masks[index] if index >= 0 else wildcard_masks))
-    return RightsTable(literal_masks, {name: _effective(masks) for name, masks in zip(names, prefix_masks)}, default)
+    return RightsTable(
+        literal_masks, {name: _effective(masks) for name, masks in zip(names, prefix_masks)}, default_mask
+    )
 
 
 def _masks(binding: AclBinding) -> _Masks:

@@ -29,7 +29,7 @@ SALT_BYTES = 24
 DECOY_SECRET = "sasl.scram.decoy.secret"  # the property with the cluster's secret for the salts of unknown users
 _NAME = r"(?:[^\x00=,]|=2C|=3D)+"
 _CLIENT_FIRST = re.compile(
-    rf"(?P<header>(?P<binding>[ny]),(?:a=(?P<acts_as>{_NAME}))?,)"
+    rf"(?P<header>(?P<binding>[ny]),(?:a=(?P<authzid>{_NAME}))?,)"
     rf"(?P<bare>n=(?P<user>{_NAME}),r=(?P<nonce>[\x21-\x2b\x2d-\x7e]+)(?P<extensions>(?:,[A-Za-z]+=[^\x00,]+)*))"
 )
 _CLIENT_FINAL = re.compile(
@@ -218,7 +218,7 @@ class ScramExchange:
         if first is None:
             raise AuthenticationFailed("the first message is malformed, or requests channel binding")
         self.user = first["user"].replace("=2C", ",").replace("=3D", "=")
-        if first["acts_as"] not in (None, first["user"]):
+        if first["authzid"] not in (None, first["user"]):
             raise AuthenticationFailed("a client cannot act as another user")
         self.is_token = ",tokenauth=true" in first["extensions"].lower()
         verifier = self._lookup(self.user, self.is_token)

@@ -219,7 +219,7 @@ def _create_link(link: Path, socket_path: str) -> Published | None:
 
 
 def publish(
-    addresses: Iterable[tuple[str, int]], socket_path: str | os.PathLike[str], places: Sequence[Path] | None = None
+    addresses: Iterable[tuple[str, int]], socket_path: str | os.PathLike[str], search_dirs: Sequence[Path] | None = None
 ) -> list[Published]:
     """Creates links for every bound listening address (host, port) in every writable directory; in
     the user's home only if there is no other. The socket must be listening already. Never raises
@@ -227,7 +227,7 @@ def publish(
     """
     published: list[Published] = []
     names, target = sorted(server_names(addresses)), os.path.abspath(socket_path)
-    for directory in directories() if places is None else places:
+    for directory in directories() if search_dirs is None else search_dirs:
         if (directory.name == _HOME_SUBDIRECTORY and published) or not _prepare_directory(
             directory, is_shared=directory.parent == Path("/run")
         ):
@@ -296,10 +296,10 @@ def _is_socket(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _search(names: Sequence[str], places: Sequence[Path]) -> tuple[str, str | None, list[str]]:
+def _search(names: Sequence[str], search_dirs: Sequence[Path]) -> tuple[str, str | None, list[str]]:
     """(name, socket path or None, obstacles): the first link that leads to a socket."""
     obstacles = []
-    for directory in places:
+    for directory in search_dirs:
         distrust = _reason_for_distrust(directory)
         if distrust is not None:
             if os.path.lexists(directory):
@@ -328,7 +328,9 @@ def _candidate_names(addresses: Iterable[str], port: int) -> list[str]:
     return [server_name(host, port) for host in dict.fromkeys(hosts)]
 
 
-def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequence[Path] | None = None) -> Rendezvous:
+def find(
+    bootstrap_servers: str, socket_path: str | None = None, search_dirs: Sequence[Path] | None = None
+) -> Rendezvous:
     """The client socket of the first of `bootstrap_servers` ("host:port,host:port") that is on this
     host. `socket_path` (property mqd.socket.path) or $MQD_SOCKET gives it directly, without
     verification. Never raises. Resolves host names, so it may block for as long as the resolver does.
@@ -342,21 +344,21 @@ def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequenc
             f"{configured} is not a socket that this user can reach"
             f" ({'mqd.socket.path' if socket_path else '$' + SOCKET_VARIABLE})",
         )
-    places = directories() if places is None else places
+    search_dirs = directories() if search_dirs is None else search_dirs
     reasons: list[str] = []
     for host, port in addresses_of(bootstrap_servers):
-        result = find_at(host, port, places)
+        result = find_at(host, port, search_dirs)
         if result.path is not None:
             return result
         reasons.append(result.reason)
     return Rendezvous(None, "; ".join(reasons) or "bootstrap.servers has no address")
 
 
-def find_at(host: str, port: int, places: Sequence[Path] | None = None) -> Rendezvous:
+def find_at(host: str, port: int, search_dirs: Sequence[Path] | None = None) -> Rendezvous:
     """The client socket of the broker at this address, if it is on this host. Ignores $MQD_SOCKET. Never
     raises.
     """
-    places = directories() if places is None else places
+    search_dirs = directories() if search_dirs is None else search_dirs
     local_addresses = [address for address in _resolve(host) if _is_local(address)]
     if not local_addresses:
         return Rendezvous(None, f"{host}:{port} is not on this host")
@@ -364,11 +366,11 @@ def find_at(host: str, port: int, places: Sequence[Path] | None = None) -> Rende
         names = _candidate_names(local_addresses, port)
     except OSError as error:
         return Rendezvous(None, f"this process's network namespace is not known: {error}")
-    name, path, obstacles = _search(names, places)
+    name, path, obstacles = _search(names, search_dirs)
     if path is not None:
         return Rendezvous(path, f"{host}:{port} is this host's broker", name)
     return Rendezvous(
         None,
         "; ".join(obstacles)
-        or f"no broker of this network namespace has published port {port} in {', '.join(map(str, places))}",
+        or f"no broker of this network namespace has published port {port} in {', '.join(map(str, search_dirs))}",
     )

@@ -197,8 +197,8 @@ class Driver:
 
     def resolve(self, limit: Limit, keys: list[Key], side: str) -> dict[Key, int]:
         """The offset of `limit` in each partition. `side`: "starting" or "ending"."""
-        if limit.at is not None:
-            return self.offsets_at(keys, limit.at)
+        if limit.symbolic is not None:
+            return self.offsets_at(keys, limit.symbolic)
         if limit.offsets is not None:
             return self._resolve_offsets(limit.offsets, keys, f"{side}Offsets")
         if limit.timestamp is not None:
@@ -216,24 +216,24 @@ class Driver:
             )
         return {**offsets, **self.offsets_at(unmatched, LATEST)}
 
-    def _resolve_offsets(self, given: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
-        requested = self._flatten(given, keys, option)
+    def _resolve_offsets(self, offsets: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
+        requested = self._flatten(offsets, keys, option)
         symbolic = {key: offset for key, offset in requested.items() if offset in (EARLIEST, LATEST)}
         return {**requested, **self.offsets_by_time(symbolic)}
 
     @staticmethod
-    def _flatten(given: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
-        flat = {
+    def _flatten(by_topic: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
+        by_key = {
             (topic, partition): number
-            for topic, partitions in given.items()
+            for topic, partitions in by_topic.items()
             for partition, number in partitions.items()
         }
-        if set(flat) != set(keys):
+        if set(by_key) != set(keys):
             raise MqdReadError(
                 f"If {option} contains specific offsets, you must specify all TopicPartitions. Use -1 for latest, -2"
-                f" for earliest. Specified: {_format_keys(flat)} Assigned: {_format_keys(keys)}"
+                f" for earliest. Specified: {_format_keys(by_key)} Assigned: {_format_keys(keys)}"
             )
-        return flat
+        return by_key
 
     def bytes_per_offset(self, keys: Iterable[Key]) -> dict[Key, float]:
         """The average size of an offset on disk, from each leader's log directories. Partitions of

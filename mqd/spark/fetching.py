@@ -63,32 +63,32 @@ class _Cursor:
     """Reads a frame; raises ValueError where it ends too early (F3)."""
 
     def __init__(self, view: memoryview) -> None:
-        self.view, self.at = view, 0
+        self.view, self.position = view, 0
 
     def take(self, layout: struct.Struct) -> tuple[Any, ...]:
-        if layout.size > len(self.view) - self.at:
-            raise ValueError(f"cut off at byte {self.at}")
-        values = layout.unpack_from(self.view, self.at)
-        self.at += layout.size
+        if layout.size > len(self.view) - self.position:
+            raise ValueError(f"cut off at byte {self.position}")
+        values = layout.unpack_from(self.view, self.position)
+        self.position += layout.size
         return values
 
     def unsigned(self) -> int:
         value = shift = 0
         while True:
-            if self.at >= len(self.view) or shift > 28:
-                raise ValueError(f"a length at byte {self.at} has no end")
-            byte = self.view[self.at]
-            self.at += 1
+            if self.position >= len(self.view) or shift > 28:
+                raise ValueError(f"a length at byte {self.position} has no end")
+            byte = self.view[self.position]
+            self.position += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
             shift += 7
 
     def bytes(self, size: int) -> memoryview:
-        if not 0 <= size <= len(self.view) - self.at:
-            raise ValueError(f"{size} bytes at byte {self.at}, where {len(self.view) - self.at} remain")
-        self.at += size
-        return self.view[self.at - size : self.at]
+        if not 0 <= size <= len(self.view) - self.position:
+            raise ValueError(f"{size} bytes at byte {self.position}, where {len(self.view) - self.position} remain")
+        self.position += size
+        return self.view[self.position - size : self.position]
 
     def skip_tags(self) -> None:
         for _ in range(self.unsigned()):

@@ -77,7 +77,7 @@ def plan(
                 f"{key[0]}-{key[1]}: the archive {options.archive} extends to offset {end} and the log only to"
                 f" {latest[key]}: the topic was recreated after it was archived. {_ADVICE}"
             )
-        firsts[key] = min(first, start) if options.starting.at == EARLIEST else start
+        firsts[key] = min(first, start) if options.starting.symbolic == EARLIEST else start
         # if the log does not continue where the archive ends, the records between the two are lost;
         # the caller reports that
         from_log[key] = (

@@ -69,8 +69,8 @@ class MqdOptionError(ValueError):
 class Options:
     """Spark's options by lower-case name."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self.values = {str(name).lower(): str(value) for name, value in given.items() if value is not None}
+    def __init__(self, spark_options: Mapping[str, str]) -> None:
+        self.values = {str(name).lower(): str(value) for name, value in spark_options.items() if value is not None}
 
     def __contains__(self, name: str) -> bool:
         return name.lower() in self.values
@@ -146,14 +146,14 @@ def kafka_settings(options: Options, refused: Mapping[str, str], client_kind: st
     """`refused`: REFUSED_BY_SOURCE or REFUSED_BY_SINK; `client_kind`: for messages. Raises
     MqdOptionError.
     """
-    given = {name[6:]: value for name, value in options.values.items() if name.startswith("kafka.")}
-    servers = given.pop("bootstrap.servers", "").strip()
+    kafka_properties = {name[6:]: value for name, value in options.values.items() if name.startswith("kafka.")}
+    servers = kafka_properties.pop("bootstrap.servers", "").strip()
     if not servers:
         raise MqdOptionError(f"Option 'kafka.bootstrap.servers' must be specified for configuring Kafka {client_kind}")
-    for name in given:
+    for name in kafka_properties:
         if name in refused:
             raise MqdOptionError(f"Kafka option '{name}' is not supported: {refused[name]}")
-    security, transport = _security(given), options.choice("transport", TRANSPORTS, "auto")
+    security, transport = _security(kafka_properties), options.choice("transport", TRANSPORTS, "auto")
     if security.protocol != "PLAINTEXT":
         if transport == "shm":
             raise MqdOptionError(
@@ -161,23 +161,25 @@ def kafka_settings(options: Options, refused: Mapping[str, str], client_kind: st
                 f"{security.protocol} uses another identity; leave one of them out"
             )
         transport = "tcp"
-    isolation = given.pop("isolation.level", "read_uncommitted").strip().lower()
+    isolation = kafka_properties.pop("isolation.level", "read_uncommitted").strip().lower()
     if isolation not in ("read_committed", "read_uncommitted"):
         raise MqdOptionError(
             f"option kafka.isolation.level: {isolation!r} is neither read_committed nor read_uncommitted"
         )
     numbers = {}
     for name, default in (("request.timeout.ms", 30_000), ("max.partition.fetch.bytes", 4 << 20)):
-        numbers[name] = Options({name: given.pop(name)}).integer(name, default) if name in given else default
+        numbers[name] = (
+            Options({name: kafka_properties.pop(name)}).integer(name, default) if name in kafka_properties else default
+        )
     return KafkaSettings(
         servers,
-        given.pop("client.id", "spark-mqd"),
+        kafka_properties.pop("client.id", "spark-mqd"),
         transport,
         isolation == "read_committed",
         numbers["request.timeout.ms"] / 1000,
-        given.pop("client.rack", ""),
+        kafka_properties.pop("client.rack", ""),
         min(numbers["max.partition.fetch.bytes"], 64 << 20),
-        given,
+        kafka_properties,
         dict(security.settings),
         _encryption(options),
     )
@@ -195,11 +197,11 @@ def _encryption(options: Options) -> Encryption | None:
         raise MqdOptionError(f"option {error}") from None
 
 
-def _security(given: dict[str, str]) -> ClientSecurity:
-    """The security settings, which are removed from `given`. Raises MqdOptionError."""
-    names = [name for name in given if name == "security.protocol" or name.startswith(("sasl.", "ssl."))]
+def _security(kafka_properties: dict[str, str]) -> ClientSecurity:
+    """The security settings, which are removed from `kafka_properties`. Raises MqdOptionError."""
+    names = [name for name in kafka_properties if name == "security.protocol" or name.startswith(("sasl.", "ssl."))]
     try:
-        security = client.of_properties({name: given.pop(name).strip() for name in names})
+        security = client.of_properties({name: kafka_properties.pop(name).strip() for name in names})
     except ConfigError as error:
         raise MqdOptionError(f"option kafka.{error}") from None
     if security.protocol == "PLAINTEXT" and "sasl.mechanisms" in security.settings:
@@ -215,11 +217,12 @@ Offsets = dict[str, dict[int, int]]  # topic -> partition -> the next offset to 
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """Where a range begins or ends. Exactly one field is set: `at`, EARLIEST or LATEST for every
-    partition; `offsets`; `timestamps` (ms) by partition; `timestamp` (ms) for every partition.
+    """Where a range begins or ends. Exactly one field is set: `symbolic`, EARLIEST or LATEST for
+    every partition; `offsets`; `timestamps` (ms) by partition; `timestamp` (ms) for every
+    partition.
     """
 
-    at: int | None = None
+    symbolic: int | None = None
     offsets: Offsets | None = None
     timestamps: Offsets | None = None
     timestamp: int | None = None
@@ -234,8 +237,8 @@ class SourceOptions(msgspec.Struct, frozen=True):
     topics: tuple[str, ...] = ()
     assigned: dict[str, list[int]] | None = None
     pattern: str | None = None
-    starting: Limit = Limit(at=LATEST)
-    ending: Limit = Limit(at=LATEST)
+    starting: Limit = Limit(symbolic=LATEST)
+    ending: Limit = Limit(symbolic=LATEST)
     timestamp_without_match: str = "error"  # startingOffsetsByTimestampStrategy
     fail_on_data_loss: bool = True
     max_offsets_per_trigger: int | None = None
@@ -269,9 +272,9 @@ def _archive(options: Options, streaming: bool, starting: Limit, ending: Limit) 
     return path
 
 
-def source_options(given: Mapping[str, str], streaming: bool) -> SourceOptions:
+def source_options(spark_options: Mapping[str, str], streaming: bool) -> SourceOptions:
     """Raises MqdOptionError."""
-    options = Options(given)
+    options = Options(spark_options)
     kafka = kafka_settings(options, REFUSED_BY_SOURCE)
     topics, assigned, pattern = _strategy(options)
     _warn_ignored(options, streaming)
@@ -361,11 +364,11 @@ def _warn_ignored(options: Options, streaming: bool) -> None:
 
 
 def _check_batch_limits(starting: Limit, ending: Limit) -> None:
-    if starting.at == LATEST:
+    if starting.symbolic == LATEST:
         raise MqdOptionError(
             "starting offset can't be latest for batch queries: specify earliest, offsets or a timestamp"
         )
-    if ending.at == EARLIEST:
+    if ending.symbolic == EARLIEST:
         raise MqdOptionError(
             "ending offset can't be earliest for batch queries: specify latest, offsets or a timestamp"
         )
@@ -391,12 +394,12 @@ def _limit(options: Options, side: str, default: int) -> Limit:
         return Limit(timestamps=parse_offsets(by_timestamp, f"{side}OffsetsByTimestamp", minimum=0))
     value = options.text(f"{side}Offsets")
     if value is None:
-        return Limit(at=default)
+        return Limit(symbolic=default)
     symbolic = {"earliest": EARLIEST, "latest": LATEST}.get(value.strip().lower())
     return (
         Limit(offsets=parse_offsets(value, f"{side}Offsets", minimum=EARLIEST))
         if symbolic is None
-        else Limit(at=symbolic)
+        else Limit(symbolic=symbolic)
     )
 
 

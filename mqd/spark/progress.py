@@ -77,7 +77,7 @@ class Progress:
             keys = self._driver.partitions()
             starts = self._driver.resolve(starting, keys, "starting")
             self._first_batch_due = (
-                starting.at == LATEST
+                starting.symbolic == LATEST
                 or any(LATEST in partitions.values() for partitions in (starting.offsets or {}).values())
                 or self._starts_at_end_by_time()
             )

@@ -187,14 +187,14 @@ class Api(msgspec.Struct, frozen=True):
     key: int
     name: str
     versions: str
-    flexible: int
+    flexible_from: int
     request: str
     response: str
 
     def message(self, kind: str) -> Message:
         """`kind` is "Request" or "Response"."""
         text = self.request if kind == "Request" else self.response
-        return parse(self.name + kind, self.key, Versions.parse(self.versions), self.flexible, text)
+        return parse(self.name + kind, self.key, Versions.parse(self.versions), self.flexible_from, text)
 
 
 _API = re.compile(r"(\w+) (\d+): versions (\S+), flexible from (\d+)\n(.*?)^response$\n(.*)", re.DOTALL | re.MULTILINE)
@@ -209,6 +209,6 @@ def apis(text: str) -> tuple[Api, ...]:
         match = _API.fullmatch(block)
         if match is None:
             raise SchemaError(f"cannot read the API {block.partition(chr(10))[0]!r}")
-        name, key, versions, flexible, request, response = match.groups()
-        parsed_apis.append(Api(int(key), name, versions, int(flexible), request, response))
+        name, key, versions, flexible_from, request, response = match.groups()
+        parsed_apis.append(Api(int(key), name, versions, int(flexible_from), request, response))
     return tuple(parsed_apis)

@@ -97,4 +97,4 @@ def test_a_link_to_another_broker_is_not_followed(brokers):
     assert first.holds("over TCP") and not second.holds("over TCP")
     with pytest.raises(Refused, match="does not listen there"):
         LocalConnection(other, greeting=hello(server=own.name.encode()))
-    assert rendezvous.find(first.bootstrap, places=[links]).path is None  # this process runs in a third namespace
+    assert rendezvous.find(first.bootstrap, search_dirs=[links]).path is None  # this process runs in a third namespace

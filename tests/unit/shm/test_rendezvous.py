@@ -51,11 +51,11 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_published_sockets_are_found(client_socket, places, bound, bootstrap):
     links = rendezvous.publish([(bound, 9092)], client_socket, places)
     assert [one.link.parent for one in links] == places
-    found = rendezvous.find(bootstrap, places=places)
+    found = rendezvous.find(bootstrap, search_dirs=places)
     assert found.path == str(client_socket) and "this host" in found.reason
     assert found.server in rendezvous.server_names([(bound, 9092)]) and len(found.server) < 72
     rendezvous.withdraw(links)
-    assert rendezvous.find(bootstrap, places=places).path is None
+    assert rendezvous.find(bootstrap, search_dirs=places).path is None
     assert not any(list(place.iterdir()) for place in places)
 
 
@@ -72,19 +72,19 @@ def test_published_sockets_are_found(client_socket, places, bound, bootstrap):
 )
 def test_missing_sockets_are_reported_with_a_reason(client_socket, places, bootstrap, reason):
     rendezvous.publish([("127.0.0.1", 9092)], client_socket, places)
-    found = rendezvous.find(bootstrap, places=places)
+    found = rendezvous.find(bootstrap, search_dirs=places)
     assert found.path is None and reason in found.reason
 
 
 def test_a_directory_that_others_can_write_is_not_trusted(client_socket, places):
     rendezvous.publish([("0.0.0.0", 9092)], client_socket, places)
     places[0].chmod(0o777)
-    assert rendezvous.find("127.0.0.1:9092", places=places[:1]) == rendezvous.Rendezvous(
+    assert rendezvous.find("127.0.0.1:9092", search_dirs=places[:1]) == rendezvous.Rendezvous(
         None, f"{places[0]} is not trusted: others can write to it"
     )
     places[1].rename(places[1].with_name("moved"))
     places[1].symlink_to(places[1].with_name("moved"))
-    assert "not a directory" in rendezvous.find("127.0.0.1:9092", places=places[1:]).reason
+    assert "not a directory" in rendezvous.find("127.0.0.1:9092", search_dirs=places[1:]).reason
     assert rendezvous.publish([("0.0.0.0", 9092)], client_socket, places) == []
 
 
@@ -94,12 +94,12 @@ def test_another_users_directory_is_trusted_only_if_root_must_have_created_it(cl
     rendezvous.publish([("0.0.0.0", 9092)], client_socket, places[:1])
     os.chown(places[0], 12345, 12345)
     places[0].chmod(0o775)
-    assert rendezvous.find("127.0.0.1:9092", places=places[:1]).path == str(client_socket)
+    assert rendezvous.find("127.0.0.1:9092", search_dirs=places[:1]).path == str(client_socket)
     places[0].parent.chmod(0o1777)  # like /tmp: any user could have created it
-    assert "belongs to uid 12345" in rendezvous.find("127.0.0.1:9092", places=places[:1]).reason
+    assert "belongs to uid 12345" in rendezvous.find("127.0.0.1:9092", search_dirs=places[:1]).reason
     places[0].parent.chmod(0o700)
     os.chown(places[0].parent, 12345, 12345)
-    assert "belongs to uid 12345" in rendezvous.find("127.0.0.1:9092", places=places[:1]).reason
+    assert "belongs to uid 12345" in rendezvous.find("127.0.0.1:9092", search_dirs=places[:1]).reason
 
 
 _DEAD_BROKER = """
@@ -128,7 +128,7 @@ def test_links_of_dead_brokers_are_removed_and_replaced(tmp_path, client_socket,
     links = rendezvous.publish([("0.0.0.0", 9092)], client_socket, places[:1])
     name = rendezvous.server_name("0.0.0.0", 9092)
     assert {path.name for path in places[0].iterdir()} == {name, f".{name}.lock"}
-    assert rendezvous.find("localhost:9092", places=places).path == str(client_socket)
+    assert rendezvous.find("localhost:9092", search_dirs=places).path == str(client_socket)
     rendezvous.withdraw(links)
     assert list(places[0].iterdir()) == []
 
@@ -147,12 +147,12 @@ def test_brokers_of_two_network_namespaces_have_a_name_each(tmp_path, client_soc
     here = rendezvous.publish([("127.0.0.1", 9092)], client_socket, places[:1])
     own = rendezvous.network_namespace()
     monkeypatch.setattr(rendezvous, "network_namespace", lambda: "f0000001-00000000")
-    assert rendezvous.find("127.0.0.1:9092", places=places[:1]).path is None
+    assert rendezvous.find("127.0.0.1:9092", search_dirs=places[:1]).path is None
     there = rendezvous.publish([("127.0.0.1", 9092)], tmp_path / "other.sock", places[:1])
     monkeypatch.setattr(rendezvous, "network_namespace", lambda: own)
-    assert rendezvous.find("127.0.0.1:9092", places=places[:1]).path == str(client_socket)
+    assert rendezvous.find("127.0.0.1:9092", search_dirs=places[:1]).path == str(client_socket)
     rendezvous.withdraw(there)
-    assert rendezvous.find("127.0.0.1:9092", places=places[:1]).path == str(client_socket)
+    assert rendezvous.find("127.0.0.1:9092", search_dirs=places[:1]).path == str(client_socket)
     rendezvous.withdraw(here)
 
 
@@ -162,7 +162,7 @@ def test_without_proc_no_broker_is_found(client_socket, places, monkeypatch):
 
     monkeypatch.setattr(rendezvous, "network_namespace", missing)
     assert rendezvous.publish([("0.0.0.0", 9092)], client_socket, places) == []
-    assert "network namespace is not known" in rendezvous.find("127.0.0.1:9092", places=places).reason
+    assert "network namespace is not known" in rendezvous.find("127.0.0.1:9092", search_dirs=places).reason
 
 
 def test_the_home_directory_is_the_last_resort(tmp_path, client_socket):
@@ -178,9 +178,9 @@ def test_a_configured_socket_comes_first(client_socket, places, monkeypatch):
     assert rendezvous.find("192.0.2.1:9092", str(client_socket), places).path == str(client_socket)
     assert rendezvous.find("192.0.2.1:9092", str(client_socket) + "x", places).path is None
     monkeypatch.setenv("MQD_SOCKET", str(client_socket))
-    assert rendezvous.find("192.0.2.1:9092", places=places).path == str(client_socket)
+    assert rendezvous.find("192.0.2.1:9092", search_dirs=places).path == str(client_socket)
     monkeypatch.setenv("MQD_SOCKET", "/dev/null")
-    assert "MQD_SOCKET" in rendezvous.find("127.0.0.1:9092", places=places).reason
+    assert "MQD_SOCKET" in rendezvous.find("127.0.0.1:9092", search_dirs=places).reason
 
 
 def test_directories_come_from_the_environment(monkeypatch, tmp_path):

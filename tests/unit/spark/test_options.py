@@ -34,9 +34,9 @@ def _refused(text: str, streaming: bool = False, **given: str) -> None:
 def test_defaults_are_kafkas() -> None:
     stream, batch = source_options(BASE, True), source_options(BASE, False)
     assert (
-        stream.starting == Limit(at=LATEST)
-        and batch.starting == Limit(at=EARLIEST)
-        and batch.ending == Limit(at=LATEST)
+        stream.starting == Limit(symbolic=LATEST)
+        and batch.starting == Limit(symbolic=EARLIEST)
+        and batch.ending == Limit(symbolic=LATEST)
     )
     assert stream.topics == ("orders",) and stream.fail_on_data_loss and not stream.include_headers
     assert stream.max_trigger_delay_ms == 15 * 60_000 and stream.poll_timeout_s == 120 and stream.retries == 3
@@ -153,7 +153,7 @@ def test_precedence_of_start_options() -> None:
     assert source_options({**BASE, **given}, False).starting == Limit(timestamps={"orders": {0: 5}})
     given["startingTimestamp"] = "7"
     assert source_options({**BASE, **given}, False).starting == Limit(timestamp=7)
-    assert source_options({**BASE, "startingOffsets": "EARLIEST"}, True).starting == Limit(at=EARLIEST)
+    assert source_options({**BASE, "startingOffsets": "EARLIEST"}, True).starting == Limit(symbolic=EARLIEST)
 
 
 def test_offsets_of_a_checkpoint_are_accepted() -> None:

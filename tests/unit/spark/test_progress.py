@@ -51,7 +51,7 @@ class World:
         return {key: self.hidden[key] for key in keys if key in self.hidden}
 
     def resolve(self, limit: Any, keys: Any, word: str) -> dict[Key, int]:
-        return self.offsets_at(keys, limit.at if limit.at is not None else LATEST)
+        return self.offsets_at(keys, limit.symbolic if limit.symbolic is not None else LATEST)
 
     def tasks(self, ranges: list[Range]) -> list[Range]:
         return split(ranges, self.options.min_partitions, self.options.max_records_per_partition)
