@@ -12,7 +12,7 @@ import msgspec
 
 PATH_MAX = 300  # characters
 STEPS_MAX = 32
-FOUND_MAX = 1000  # values at one path in one record ([*] selects many)
+VALUES_MAX = 1000  # values at one path in one record ([*] selects many)
 _STEP = re.compile(r'\.([^\s.\[\]=!<>~"\']+)|\[(\d{1,9})\]|\["([^"]*)"\]|\[(\*)\]')
 _COMPARISON = re.compile(r"\s*(==?|!=|<=|>=|<|>|~)\s*(\S.*)", re.DOTALL)
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -34,7 +34,7 @@ class Condition(msgspec.Struct, frozen=True):
     wanted: Any = None
 
     def holds(self, document: Any) -> bool:
-        return any(self._is_met_by(value) for value in _at(document, self.steps, [FOUND_MAX]))
+        return any(self._is_met_by(value) for value in _values_at(document, self.steps, [VALUES_MAX]))
 
     def _is_met_by(self, value: Any) -> bool:
         if not self.comparison:
@@ -49,7 +49,7 @@ class Condition(msgspec.Struct, frozen=True):
             return False  # a string is neither greater nor less than a number
 
 
-def _at(document: Any, steps: tuple[Any, ...], remaining: list[int]) -> Iterator[Any]:
+def _values_at(document: Any, steps: tuple[Any, ...], remaining: list[int]) -> Iterator[Any]:
     """Yields the values at a path. `remaining`: a list of one number, which all recursive calls
     share: how many more values may be yielded.
     """
@@ -63,12 +63,12 @@ def _at(document: Any, steps: tuple[Any, ...], remaining: list[int]) -> Iterator
         for element in document if isinstance(document, list) else ():
             if remaining[0] <= 0:
                 return
-            yield from _at(element, rest, remaining)
+            yield from _values_at(element, rest, remaining)
     elif isinstance(step, int):
         if isinstance(document, list) and step < len(document):
-            yield from _at(document[step], rest, remaining)
+            yield from _values_at(document[step], rest, remaining)
     elif isinstance(document, dict) and step in document:
-        yield from _at(document[step], rest, remaining)
+        yield from _values_at(document[step], rest, remaining)
 
 
 def parse_condition(text: str) -> Condition:

@@ -20,10 +20,10 @@ from mqd.console.filters import Filter
 
 NEWEST_READ_MAX = 10_000  # limit on the records read to find the newest ones, over all partitions
 COUNT_MAX = 500
-LIVE_S = 900.0
-SILENT_S = 15.0
-STEP_S = 0.3
-BATCH = 500
+LIVE_S = 900.0  # how long a live search may run
+SILENT_S = 15.0  # a search fails after this time without a message
+STEP_S = 0.3  # interval of steps without a record
+BATCH_MESSAGES = 500
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -131,7 +131,7 @@ def search(
     try:
         consumer.assign([TopicPartition(query.topic, index, positions[index]) for index in sorted(open_partitions)])
         while open_partitions and not stop.is_set():
-            for message in consumer.consume(BATCH, timeout=STEP_S):
+            for message in consumer.consume(BATCH_MESSAGES, timeout=STEP_S):
                 index, offset, error = message.partition() or 0, message.offset() or 0, message.error()
                 if index in open_partitions:
                     last_received = time.monotonic()

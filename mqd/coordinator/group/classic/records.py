@@ -96,7 +96,7 @@ def encode_value(group: GroupRecord) -> bytes:
 
 
 class _Reader:
-    """Reads fields from a value. Every read past the end is a ValueError."""
+    """Reads fields from a value. A read past its end raises ValueError."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.position, self.flexible = data, 0, False

@@ -42,14 +42,17 @@ METADATA_BYTES_MAX = 1 << 20  # limit for all protocols of one member, which go 
 
 
 class ClassicMembers:
-    """`votes`: the number of classic members that support each protocol."""
+    """Serves the classic members of a group. `member_count`: how many there are; `votes`: protocol ->
+    how many of them support it.
+    """
 
     def __init__(self, group: ConsumerGroup) -> None:
         self.group = group
         self.member_count = 0
         self.votes: dict[str, int] = {}
 
-    def count(self, description: Description, by: int) -> None:
+    def adjust_counts(self, description: Description, by: int) -> None:
+        """Adds `by`, 1 or -1, to the counts that include a member with this description."""
         if description.classic is None:
             return
         self.member_count += by

@@ -291,7 +291,7 @@ class ConsumerGroup(ModernGroup):
             self.assignor_votes[description.server_assignor] = (
                 self.assignor_votes.get(description.server_assignor, 0) + 1
             )
-        self.classic.count(description, 1)
+        self.classic.adjust_counts(description, 1)
         self.described_bytes += size_bytes_of(member.member_id, description)
 
     def _forget_description(self, member: Member) -> None:
@@ -306,7 +306,7 @@ class ConsumerGroup(ModernGroup):
             self.assignor_votes[description.server_assignor] -= 1
             if not self.assignor_votes[description.server_assignor]:
                 del self.assignor_votes[description.server_assignor]
-        self.classic.count(description, -1)
+        self.classic.adjust_counts(description, -1)
         self.described_bytes -= size_bytes_of(member.member_id, description)
 
     def _add(self, member: Member) -> None:
