@@ -39,29 +39,29 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _is_final(error: Exception, config: Mapping[str, str]) -> bool:
-    """Whether a restart would fail in the same way: a wrong setting, or io_uring required where it is
-    forbidden.
+def _is_permanent(error: Exception, config: Mapping[str, str]) -> bool:
+    """Whether a restart would fail in the same way: a wrong setting, or io_uring required where it
+    is forbidden.
     """
-    refused = isinstance(error, NativeError) and error.code in (errno.EPERM, errno.ENOSYS)
-    return isinstance(error, ConfigError) or (refused and config.get("io.backend") == "io_uring")
+    is_refused = isinstance(error, NativeError) and error.code in (errno.EPERM, errno.ENOSYS)
+    return isinstance(error, ConfigError) or (is_refused and config.get("io.backend") == "io_uring")
 
 
 def main() -> int:
     arguments = _arguments()
     keep_private()
     log = logging.setup("worker", arguments.index)
-    places = layout(arguments.data_dir or default_data_dir())
+    broker_layout = layout(arguments.data_dir or default_data_dir())
     try:
-        client = KeeperClient.connect(places.run_dir, "worker", arguments.index)
+        client = KeeperClient.connect(broker_layout.run_dir, "worker", arguments.index)
     except (KeeperError, NativeError, SegmentError) as error:
         log.error("cannot attach", reason=str(error))
         return 1
     logging.setup("worker", arguments.index, client.config)
     logging.follow(lambda: client.control.log_level)
-    client.confinement = confinement.confine(client.config, places, makes_ring=True)
+    client.confinement = confinement.confine(client.config, broker_layout, makes_ring=True)
     log.info("process confined", in_force=client.confinement)
-    # imported after attaching: an error of the keeper is reported sooner
+    # imported after attaching, so that an error of the keeper is reported sooner
     from mqd.worker.worker import Worker
 
     # The loaded modules stay: later collections skip them.
@@ -69,7 +69,7 @@ def main() -> int:
     gc.enable()
 
     async def serve() -> int:
-        return await Worker(client, places.run_dir, places.logs_dir).run()
+        return await Worker(client, broker_layout.run_dir, broker_layout.logs_dir).run()
 
     try:
         return asyncio.run(serve())
@@ -78,7 +78,7 @@ def main() -> int:
         is_user_fixable = isinstance(error, (NativeError, ConfigError))
         log.exception(f"worker failed: {error}" if is_user_fixable else "worker failed")
         # the reactor's thread still runs in memory that an orderly exit would unmap
-        os._exit(CANNOT_START if _is_final(error, client.config) else 1)
+        os._exit(CANNOT_START if _is_permanent(error, client.config) else 1)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct):
-    """The basis of assignments: this host and all brokers. Node id -1: not received yet."""
+    """The input of assignments: this host and all brokers. `node_id` -1: not received yet."""
 
     node_id: int = -1
     brokers: dict[int, BrokerImage] = {}
@@ -103,10 +103,10 @@ def leader_worker(topic: TopicImage, partition: PartitionImage, cluster: Cluster
 
 
 def assignment_of(topic: TopicImage, partition: PartitionImage, cluster: Cluster, settings: Settings) -> Assignment:
-    own = cluster.brokers.get(cluster.node_id)
+    own_broker = cluster.brokers.get(cluster.node_id)
     return Assignment(
         node_id=cluster.node_id,
-        broker_epoch=own.epoch if own is not None else -1,
+        broker_epoch=own_broker.epoch if own_broker is not None else -1,
         leader=partition.leader,
         leader_epoch=partition.leader_epoch,
         partition_epoch=partition.partition_epoch,

@@ -1,8 +1,8 @@
 """Threads for blocking work. `urgent` threads open and close partitions; `slow` threads, at low
-priority, do work that no caller waits for. Each log directory has its own threads, so that a hanging one
-does not block work in the others.
+priority, do work that no caller waits for. Each log directory has its own threads, so that a
+hanging one does not block work in the others.
 
-Bound: URGENT_COUNT + 1 threads for each log directory, and as many for files elsewhere; threads are
+Bound: URGENT_COUNT + 1 threads for each log directory, and as many for other work; threads are
 created on first use.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-ELSEWHERE = -1  # for work in no log directory, or in all of them
+NO_LOG_DIR = -1  # for work in no particular log directory
 # recovery reads and checks with the GIL released; more threads would only make a disk seek more
 URGENT_COUNT = 4
 SLOW_NICENESS = 10
@@ -34,18 +34,18 @@ def _lower_priority() -> None:
 
 async def unless_hung(work: Coroutine[Any, Any, None], last_step_s: Callable[[], float]) -> bool:
     """Returns whether the work ended. It is abandoned HANG_S after its last step (`last_step_s()`
-    is its time by the loop's clock); a thread that it uses keeps running. Raises what the work
-    raises.
+    returns the time of that step by the loop's clock); a thread that it uses keeps running. Raises
+    what the work raises.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     while not task.done():
-        left_s = last_step_s() + HANG_S - loop.time()
-        if left_s <= 0:
+        remaining_s = last_step_s() + HANG_S - loop.time()
+        if remaining_s <= 0:
             task.cancel()
             await asyncio.wait({task})
             return False
-        await asyncio.wait({task}, timeout=left_s)
+        await asyncio.wait({task}, timeout=remaining_s)
     task.result()
     return True
 
@@ -59,13 +59,13 @@ class Background:
         """Runs `work`; several at a time for each log directory."""
         if log_dir not in self._urgent:
             self._urgent[log_dir] = ThreadPoolExecutor(
-                URGENT_COUNT, "urgent" if log_dir == ELSEWHERE else f"urgent-{log_dir}"
+                URGENT_COUNT, "urgent" if log_dir == NO_LOG_DIR else f"urgent-{log_dir}"
             )
         return await asyncio.get_running_loop().run_in_executor(self._urgent[log_dir], work, *arguments)
 
     async def slow(self, log_dir: int, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Runs `work`, one at a time for each log directory: a stalled disk delays only its own work, and
-        no two pieces of work on a log directory overlap.
+        """Runs `work`, one at a time for each log directory: a stalled disk delays only its own
+        work, and no two pieces of work on a log directory overlap.
         """
         if log_dir not in self._slow:
             self._slow[log_dir] = ThreadPoolExecutor(1, f"slow-{log_dir}", initializer=_lower_priority)

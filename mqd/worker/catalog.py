@@ -11,13 +11,13 @@ Invariants
         applied cause no change.
     W3  a topic with the same name but another id is a different topic: the old one is removed
         first.
-    W4  a partition whose log could not be opened stays wanted; the next image retries, and so does
-        `retry` when the cause may have passed.
-    W5  files are deleted when the metadata shows that this host has no replica of the partition any
-        more (or that there is no such topic or partition); a partition that is merely not served
-        here keeps them. Until the metadata has reached this host's own registration it is outdated,
+    W4  a partition whose log could not be opened stays wanted; it is opened again at the next
+        image, and by retry() if the cause may have passed.
+    W5  files are deleted when the metadata shows that this host no longer has a replica of the
+        partition (or that there is no such topic or partition); a partition that is merely not
+        served here keeps its files. Until the metadata has reached this host's own registration it is outdated,
         and replicas that it shows as removed may have been added again since: files are kept, and
-        checked again at that point (`left_behind`).
+        checked again at that point (`is_left_behind`).
     W6  a partition with several replicas gets its assignment after it was opened and before the
         change counts as applied, and again whenever the assignment changes. Once a partition has
         had an assignment, it gets new ones until it is closed.
@@ -76,7 +76,7 @@ class Changes(msgspec.Struct, frozen=True):
     forget_topics: list[TopicImage] = []  # the reactor must forget these
     close: list[Owned] = []  # close but keep the files (the partition exists elsewhere)
     delete: list[Owned] = []  # close and delete the files
-    put_topics: list[TopicImage] = []  # new, or changed in what the reactor knows
+    put_topics: list[TopicImage] = []  # new, or with changed fields that the reactor knows
     open: list[Owned] = []
     set_epoch: list[Owned] = []
     set_options: list[Owned] = []
@@ -85,7 +85,7 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class Catalog:
-    """`static_config`: from this host's file; run-time settings override it."""
+    """`static_config`: from this host's configuration file; run-time settings override it."""
 
     def __init__(self, worker: int, static_config: Mapping[str, str] | None = None, incarnation: int | None = None):
         self._worker = worker
@@ -106,10 +106,10 @@ class Catalog:
     @property
     def caught_up(self) -> bool:
         """Whether the metadata has reached the host's current registration (W5)."""
-        own = self.cluster.brokers.get(self.cluster.node_id)
-        return self._incarnation is None or (own is not None and own.incarnation == self._incarnation)
+        own_broker = self.cluster.brokers.get(self.cluster.node_id)
+        return self._incarnation is None or (own_broker is not None and own_broker.incarnation == self._incarnation)
 
-    def left_behind(self, topic_id: bytes, index: int) -> bool:
+    def is_left_behind(self, topic_id: bytes, index: int) -> bool:
         """Whether the topic exists and, according to the metadata, this host has no replica of the
         partition, so that files of it may be deleted (W5).
         """
@@ -122,8 +122,8 @@ class Catalog:
         )
 
     def record_failure(self, key: Key, may_pass: bool = False) -> None:
-        """Records that the partition could not be opened (W4). `may_pass`: the cause may pass by itself,
-        such as a lack of space, memory or descriptors.
+        """Records that the partition could not be opened (W4). `may_pass`: the cause may pass by
+        itself, such as a lack of space, memory or descriptors.
         """
         self._failed[key] = may_pass
 
@@ -162,8 +162,8 @@ class Catalog:
         ]
 
     def partition_name(self, slot: int) -> str:
-        """The name of a partition, which another worker may own: a batch is checked, and refused, by the
-        worker that receives it.
+        """The name of a partition, which another worker may own: the worker that receives a batch
+        checks and refuses it, and logs the name.
         """
         if self._names is None:
             self._names = {
@@ -184,7 +184,7 @@ class Catalog:
         self.cluster = Cluster(
             image.node_id, {broker.node_id: broker for broker in image.brokers}, dict(image.broker_default_config)
         )
-        changes = Changes(brokers=self._known_brokers()) if image.node_id >= 0 else Changes()
+        changes = Changes(brokers=self._unfenced_brokers()) if image.node_id >= 0 else Changes()
         for topic in [topic for topic_id, topic in self.topics.items() if topic_id not in published]:
             self._remove(topic, changes)
         config_changed = image.broker_config != self.broker_config
@@ -206,27 +206,27 @@ class Catalog:
         undoes an earlier one of the same version.
         """
         changes = Changes()
-        for part in parts:
-            if isinstance(part, TopicPut):
-                self._topic_put(part.topic, changes)
-            elif isinstance(part, PartitionsPut):
-                self._partitions_put(part, changes)
-            elif isinstance(part, TopicRemoved):
-                if part.topic_id in self.topics:
-                    self._remove(self.topics[part.topic_id], changes)
-            elif isinstance(part, BrokersPut):
-                self.cluster.brokers = {broker.node_id: broker for broker in part.brokers}
-                changes = msgspec.structs.replace(changes, brokers=self._known_brokers())
+        for update in parts:
+            if isinstance(update, TopicPut):
+                self._apply_topic_put(update.topic, changes)
+            elif isinstance(update, PartitionsPut):
+                self._apply_partitions_put(update, changes)
+            elif isinstance(update, TopicRemoved):
+                if update.topic_id in self.topics:
+                    self._remove(self.topics[update.topic_id], changes)
+            elif isinstance(update, BrokersPut):
+                self.cluster.brokers = {broker.node_id: broker for broker in update.brokers}
+                changes = msgspec.structs.replace(changes, brokers=self._unfenced_brokers())
                 self._touched = None
-            elif isinstance(part, BrokerConfigPut):
-                self._config_put(part.config, part.default_config, changes)
+            elif isinstance(update, BrokerConfigPut):
+                self._apply_config_put(update.config, update.default_config, changes)
         # each topic once, in its last state
         changes.put_topics[:] = {topic.topic_id: topic for topic in changes.put_topics}.values()
         return self._add_assignments(changes)
 
     def on_topic_put(self, topic: TopicImage) -> Changes:
         changes = Changes()
-        self._topic_put(topic, changes)
+        self._apply_topic_put(topic, changes)
         return self._add_assignments(changes)
 
     def on_topic_removed(self, topic_id: bytes) -> Changes:
@@ -237,19 +237,19 @@ class Catalog:
 
     def on_broker_config(self, config: dict[str, str], default_config: dict[str, str] | None = None) -> Changes:
         changes = Changes()
-        self._config_put(config, default_config, changes)
+        self._apply_config_put(config, default_config, changes)
         return self._add_assignments(changes)
 
     # -- differences -------------------------------------------------------------------------------
 
-    def _topic_put(self, topic: TopicImage, changes: Changes) -> None:
+    def _apply_topic_put(self, topic: TopicImage, changes: Changes) -> None:
         for namesake in [
             other for other in self.topics.values() if other.name == topic.name and other.topic_id != topic.topic_id
         ]:
             self._remove(namesake, changes)
         self._put(topic, changes, False, set())
 
-    def _partitions_put(self, put: PartitionsPut, changes: Changes) -> None:
+    def _apply_partitions_put(self, put: PartitionsPut, changes: Changes) -> None:
         topic = self.topics.get(put.topic_id)
         if topic is None:
             return
@@ -259,7 +259,9 @@ class Catalog:
                 partitions[partition.index] = partition
         self._put(msgspec.structs.replace(topic, partitions=partitions), changes, False, set())
 
-    def _config_put(self, config: dict[str, str], default_config: dict[str, str] | None, changes: Changes) -> None:
+    def _apply_config_put(
+        self, config: dict[str, str], default_config: dict[str, str] | None, changes: Changes
+    ) -> None:
         if default_config is not None:
             self.cluster.default_config = dict(default_config)
         self._touched = None
@@ -270,16 +272,16 @@ class Catalog:
             owned for owned in self.owned.values() if owned.key not in self._failed and owned not in changes.set_options
         )
 
-    def _known_brokers(self) -> list[BrokerImage]:
+    def _unfenced_brokers(self) -> list[BrokerImage]:
         return [broker for broker in self.cluster.brokers.values() if not broker.fenced]
 
-    def _owned_of(self, topic: TopicImage) -> dict[Key, Owned]:
+    def _owned_partitions(self, topic: TopicImage) -> dict[Key, Owned]:
         partitions: Iterable[PartitionImage] = (p for p in topic.partitions if p.owner == self._worker and p.slot >= 0)
-        return {(topic.topic_id, p.index): self._owned(topic, p) for p in partitions}
+        return {(topic.topic_id, p.index): self._make_owned(topic, p) for p in partitions}
 
-    def _owned(self, topic: TopicImage, partition: PartitionImage) -> Owned:
-        before = self.owned.get((topic.topic_id, partition.index))
-        replicated = (before is not None and before.replicated) or is_replicated(partition, self.cluster.node_id)
+    def _make_owned(self, topic: TopicImage, partition: PartitionImage) -> Owned:
+        previous = self.owned.get((topic.topic_id, partition.index))
+        replicated = (previous is not None and previous.replicated) or is_replicated(partition, self.cluster.node_id)
         return Owned(
             topic.name,
             topic.topic_id,
@@ -297,7 +299,7 @@ class Catalog:
         self._names = None
         self._views.get(topic.config.get(VIEW_OF, ""), {}).pop(topic.topic_id, None)
         changes.forget_topics.append(topic)
-        for key in self._owned_of(topic):
+        for key in self._owned_partitions(topic):
             if key in self.owned:
                 changes.delete.append(self.owned.pop(key))
             self._forget(key)
@@ -307,7 +309,7 @@ class Catalog:
         self.assigned.pop(key, None)
 
     def _has_no_replica(self, topic: TopicImage, key: Key) -> bool:
-        """Whether this host has no replica of the partition any more (W5). If it has one,
+        """Whether this host no longer has a replica of the partition (W5). If it has one,
         another worker owns the partition, or the log directory is offline.
         """
         if self.cluster.node_id < 0 or not self.caught_up:
@@ -317,7 +319,7 @@ class Catalog:
         return 0 <= topic.partition_count <= key[1]
 
     def _put(self, topic: TopicImage, changes: Changes, broker_config_changed: bool, retry: set[Key]) -> None:
-        before = self.topics.get(topic.topic_id)
+        previous = self.topics.get(topic.topic_id)
         self.topics[topic.topic_id] = topic
         self._names = None
         if self._touched is not None:
@@ -328,17 +330,17 @@ class Catalog:
             self.retiring.pop(topic.topic_id, None)
         if topic.config.get(VIEW_OF):
             self._views.setdefault(topic.config[VIEW_OF], {})[topic.topic_id] = None
-        if before is None or _reactor_fields(before) != _reactor_fields(topic):
+        if previous is None or _reactor_fields(previous) != _reactor_fields(topic):
             changes.put_topics.append(topic)
             changes.put_topics.extend(self.topics[view] for view in self._views.get(topic.name, ()))  # W7
-        owned_now = self._owned_of(topic)
-        owned_before = (
-            [(topic.topic_id, partition.index) for partition in before.partitions] if before is not None else []
+        owned_now = self._owned_partitions(topic)
+        previous_keys = (
+            [(topic.topic_id, partition.index) for partition in previous.partitions] if previous is not None else []
         )
-        for key in [key for key in owned_before if key in self.owned and key not in owned_now]:
+        for key in [key for key in previous_keys if key in self.owned and key not in owned_now]:
             (changes.delete if self._has_no_replica(topic, key) else changes.close).append(self.owned.pop(key))
             self._forget(key)
-        options_changed = broker_config_changed or (before is not None and before.config != topic.config)
+        options_changed = broker_config_changed or (previous is not None and previous.config != topic.config)
         for key, owned in owned_now.items():
             self._add_changes(owned, self.owned.get(key), changes, options_changed, key in retry)
             self.owned[key] = owned
@@ -357,9 +359,10 @@ class Catalog:
             else [self.topics[topic_id] for topic_id in touched if topic_id in self.topics]
         ):
             replicated = [
-                held
+                owned_partition
                 for p in topic.partitions
-                if (held := self.owned.get((topic.topic_id, p.index))) is not None and held.replicated
+                if (owned_partition := self.owned.get((topic.topic_id, p.index))) is not None
+                and owned_partition.replicated
             ]
             settings = settings_of(topic, self.cluster, config) if replicated else None
             for owned in replicated:

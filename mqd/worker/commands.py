@@ -1,7 +1,7 @@
 """The reactor's commands as awaitables: every command has a token, and every token gets one event.
 
-Bound: UNDER_WAY_MAX commands in flight; further callers wait their turn (the reactor itself refuses
-at 4096). Concurrency: everything on the event loop's thread.
+Bound: IN_FLIGHT_MAX commands in flight; further callers wait their turn (the reactor itself refuses
+at 4096). Concurrency: everything runs on the event loop's thread.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from typing import Any
 from mqd.base.crash_on_error import crash_on_error
 from mqd.native import Event, EventKind, NativeError, Reactor
 
-UNDER_WAY_MAX = 1024
-_DRAIN = 256
+IN_FLIGHT_MAX = 1024
+_EVENTS_PER_CALL = 256
 
 
 class ReactorCommands:
@@ -24,18 +24,18 @@ class ReactorCommands:
         self._on_event = on_event
         self._waiting: dict[int, asyncio.Future[Event]] = {}
         self._next_token = 1
-        self._room = asyncio.Semaphore(UNDER_WAY_MAX)
-        self._watching = False
+        self._in_flight_limit = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._is_watching = False
 
     def watch(self) -> None:
         self._loop.add_reader(self._reactor.event_fd, self.drain)
-        self._watching = True
+        self._is_watching = True
 
     def unwatch(self) -> None:
-        """No further events will come: waiting callers get an error."""
-        if self._watching:
+        """Stops watching. No further events will come: waiting callers get an error."""
+        if self._is_watching:
             self._loop.remove_reader(self._reactor.event_fd)
-            self._watching = False
+            self._is_watching = False
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(NativeError(0, "the reactor has stopped"))
@@ -44,24 +44,24 @@ class ReactorCommands:
     @crash_on_error
     def drain(self) -> None:
         while True:
-            events = self._reactor.next_events(_DRAIN)
+            events = self._reactor.next_events(_EVENTS_PER_CALL)
             for event in events:
                 future = self._waiting.pop(event.token, None) if event.kind == EventKind.DONE else None
                 if future is None:
                     self._on_event(event)
                 elif not future.done():
                     future.set_result(event)
-            if len(events) < _DRAIN:
+            if len(events) < _EVENTS_PER_CALL:
                 return
 
     async def run(self, command: Callable[..., None], *arguments: Any) -> Event:
         """`command`: a bound method of the reactor that takes a token first. Raises NativeError
         with the reactor's reason.
 
-        An event that returns a partition is never lost: if the waiting task was cancelled, it goes to
-        `on_event`.
+        An event that returns a partition is never lost: if the waiting task was cancelled, it goes
+        to `on_event`.
         """
-        async with self._room:
+        async with self._in_flight_limit:
             token, self._next_token = self._next_token, self._next_token + 1
             future: asyncio.Future[Event] = self._loop.create_future()
             self._waiting[token] = future

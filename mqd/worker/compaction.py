@@ -7,14 +7,14 @@ on a low-priority thread, throttled.
 W1  the swap of a group and every move of the log start hold the partition's `files_lock`: neither
     sees segments that the other is replacing.
 W2  the cleaner releases a partition (`release`) before it is taken from the reactor, so that
-    nothing writes into a directory that is about to be renamed. A step takes no longer than a few
-    MiB or one flush of 32 MiB.
+    nothing writes into a directory that is about to be renamed. A step takes no longer than
+    processing a few MiB or flushing 32 MiB.
 W3  recovery undoes or finishes the work that a stop or a crash interrupts
     (native/log/compaction/swap.c). The checkpoint moves after all groups; work that is
-    interrupted before is repeated.
+    interrupted before that is repeated.
 W4  an unreadable log is reported once, and in the metrics, and left alone until its log start moves
     or the worker restarts; everything else continues.
-W5  records that were read before the log was truncated never replace anything, and no truncation
+W5  records that were read before the log was truncated never replace stored ones, and no truncation
     begins while a group is swapped in (segments_hold). A follower's log is truncated that far back
     only after an unclean election.
 
@@ -59,8 +59,8 @@ SWAP_PAUSE_S = 1.0
 SLEEP_S_MAX = 60.0
 KEY_BYTES = 24  # of an entry in the native table
 MAP_BYTES_MIN = 1 << 20
-_LOG_CHANGED = frozenset({native.E_STALE, errno.ENOENT})
-_UNREADABLE = frozenset({errno.EIO})
+_LOG_CHANGED_ERRNOS = frozenset({native.E_STALE, errno.ENOENT})
+_UNREADABLE_ERRNOS = frozenset({errno.EIO})
 Result = TypeVar("Result")
 
 
@@ -105,13 +105,13 @@ class Compactor:
         self._checkpoints: dict[int, CleanerCheckpoint] = {}
         self._idle: dict[Key, tuple] = {}  # partition -> log ends when nothing was dirty
         self._retry_at: dict[Key, float] = {}
-        # log start at the time of the failure, reason
+        # partition -> log start at the time of the failure, reason
         self._uncleanable: dict[Key, tuple[int, str]] = {}
         self._report = reports.Report()
         self._reports: dict[Key, reports.PartitionReport] = {}
         self._current: OpenPartition | None = None
         self._skip_pause = asyncio.Event()  # interrupts the throttle's sleep
-        self._ended = asyncio.Event()  # the current partition is released
+        self._current_released = asyncio.Event()
         self._log = logging.get("worker.compaction")
         partitions.before_close = self.release
 
@@ -131,7 +131,7 @@ class Compactor:
         """
         while self._current is opened:
             self._skip_pause.set()
-            await self._ended.wait()
+            await self._current_released.wait()
         for known in (self._idle, self._retry_at, self._uncleanable, self._reports):
             known.pop(opened.owned.key, None)
 
@@ -160,12 +160,12 @@ class Compactor:
     async def _choose(self) -> _Candidate | None:
         best: _Candidate | None = None
         for opened in list(self._partitions.open.values()):
-            found = await self._examine(opened) if self._may_examine(opened) else None
-            if found is not None and (
+            candidate = await self._examine(opened) if self._may_examine(opened) else None
+            if candidate is not None and (
                 best is None
-                or (found.plan.overdue, found.plan.dirty_ratio) > (best.plan.overdue, best.plan.dirty_ratio)
+                or (candidate.plan.overdue, candidate.plan.dirty_ratio) > (best.plan.overdue, best.plan.dirty_ratio)
             ):
-                best = found
+                best = candidate
         return best
 
     def _may_examine(self, opened: OpenPartition) -> bool:
@@ -180,8 +180,8 @@ class Compactor:
     async def _examine(self, opened: OpenPartition) -> _Candidate | None:
         view = self._control.slot_view(opened.owned.slot)
         key, log_dir = opened.owned.key, self._partitions.log_dirs[opened.owned.log_dir]
-        seen = (view.log_start_offset, view.log_end_segment, id(opened))
-        if self._idle.get(key) == seen:
+        ends_seen = (view.log_start_offset, view.log_end_segment, id(opened))
+        if self._idle.get(key) == ends_seen:
             return None
         try:
             dirty_from = await self._first_dirty(opened)
@@ -196,17 +196,17 @@ class Compactor:
             return None
         if opened.closing or not stored or stored[-1].base_offset != view.log_end_segment:
             return None  # rolled or deleted since the view was taken; it is examined again later
-        ends = LogOffsets(
+        offsets = LogOffsets(
             view.log_start_offset,
             view.last_stable_offset,
             view.high_watermark_segment,
             view.high_watermark_position,
             view.durable_offset,
         )
-        plan = policies.plan(stored, ends, opened.compaction, dirty_from, clock.now_ms())
+        plan = policies.plan(stored, offsets, opened.compaction, dirty_from, clock.now_ms())
         if plan is None:
             if len(stored) == 1 or (dirty_from is not None and dirty_from >= view.log_end_segment):
-                self._idle[key] = seen  # until the next roll
+                self._idle[key] = ends_seen  # until the next roll
             return None
         self._report_of(opened).dirty_ratio = plan.dirty_ratio
         first = next(number for number, one in enumerate(stored) if one.base_offset == plan.bases[0])
@@ -217,7 +217,9 @@ class Compactor:
         )
 
     async def _first_dirty(self, opened: OpenPartition) -> int | None:
-        """The first offset that is not cleaned, from the cleaner checkpoint; None: nothing is cleaned yet."""
+        """The first offset that is not cleaned, from the cleaner checkpoint; None: nothing is
+        cleaned yet.
+        """
         return (await self._checkpoint_of(opened)).get(opened.owned.topic, opened.owned.index, opened.owned.topic_id)
 
     async def _checkpoint_of(self, opened: OpenPartition) -> CleanerCheckpoint:
@@ -238,7 +240,7 @@ class Compactor:
         opened, began = chosen.opened, time.monotonic()
         self._current = opened
         self._skip_pause.clear()
-        self._ended.clear()
+        self._current_released.clear()
         compaction: native.Compaction | None = None
         try:
             if opened.closing:
@@ -259,18 +261,18 @@ class Compactor:
             if compaction is not None:
                 self._thread_pool.submit(compaction.close)  # after the step that may be running
             try:
-                await asyncio.shield(self._run_in_thread(int))  # does nothing: waits until the thread is idle
+                await asyncio.shield(self._run_in_thread(int))  # int() does nothing: waits until the thread is idle
             finally:
                 self._current = None
-                self._ended.set()
+                self._current_released.set()
         await self._publish()
 
     def _options(self, chosen: _Candidate) -> native.CompactOptions:
         """Blocking."""
         plan, policy = chosen.plan, chosen.opened.compaction
-        share = int(self._value("log.cleaner.dedupe.buffer.size")) // self._worker_count
+        share_bytes = int(self._value("log.cleaner.dedupe.buffer.size")) // self._worker_count
         load_percent = max(1, min(95, int(100 * self._value("log.cleaner.io.buffer.load.factor"))))
-        needed = (plan.bases[-1] + 1 - plan.first_dirty_offset) * KEY_BYTES * 110 // load_percent
+        needed_bytes = (plan.bases[-1] + 1 - plan.first_dirty_offset) * KEY_BYTES * 110 // load_percent
         return native.CompactOptions(
             first_dirty_offset=plan.first_dirty_offset,
             clean_count=plan.clean_count,
@@ -278,20 +280,20 @@ class Compactor:
             delete_retention_ms=policy.delete_retention_ms,
             snapshot_offset=steps.newest_snapshot(chosen.opened.path),
             end_position=plan.end_position,
-            map_bytes=max(MAP_BYTES_MIN, min(share, needed)),
+            map_bytes=max(MAP_BYTES_MIN, min(share_bytes, needed_bytes)),
             map_load_percent=load_percent,
             index_interval_bytes=policy.index_interval_bytes,
         )
 
     async def _carry_out(self, chosen: _Candidate, compaction: native.Compaction, truncation_count: int) -> None:
         opened, plan = chosen.opened, chosen.plan
-        await self._work(opened, compaction)
+        await self._run_steps(opened, compaction)
         figures = compaction.figures()
         stored = chosen.stored[: figures.clean_count]
         bases = [*plan.bases, plan.bases[-1] + 1]
         for first, count in policies.groups(stored, bases[figures.clean_count], opened.compaction.segment_bytes):
             await self._run_in_thread(compaction.group_begin, first, count)
-            await self._work(opened, compaction)
+            await self._run_steps(opened, compaction)
             group = await self._run_in_thread(compaction.group_end)
             if group.changed:
                 await self._swap(
@@ -303,7 +305,7 @@ class Compactor:
             owned.log_dir, checkpoint.put, owned.topic, owned.index, owned.topic_id, figures.mapped_end
         )
 
-    async def _work(self, opened: OpenPartition, compaction: native.Compaction) -> None:
+    async def _run_steps(self, opened: OpenPartition, compaction: native.Compaction) -> None:
         """Runs steps until done, no faster than log.cleaner.io.max.bytes.per.second allows."""
         done = False
         while not done:
@@ -321,14 +323,14 @@ class Compactor:
     async def _swap(
         self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool, truncation_count: int
     ) -> None:
-        """Replaces the old files with the new ones (W1, W5). Once prepared, the swap is completed even if
-        the reactor no longer serves the partition.
+        """Replaces the old files with the new ones (W1, W5). Once prepared, the swap is completed
+        even if the reactor no longer serves the partition.
         """
         slot = opened.owned.slot
         async with opened.files_lock:
-            held = await self._commands.run(self._reactor.segments_hold, slot, 1)
+            hold_event = await self._commands.run(self._reactor.segments_hold, slot, 1)
             try:
-                if held.offset != truncation_count:
+                if hold_event.offset != truncation_count:
                     raise native.NativeError(native.E_STALE, "the log was truncated meanwhile")
                 await self._install(opened, bases, end_offset, has_transactions)
             finally:
@@ -377,10 +379,10 @@ class Compactor:
         )
 
     def _record_run(self, opened: OpenPartition, figures: native.CompactFigures, seconds: float) -> None:
-        own, total = self._report_of(opened), self._report
-        own.runs += 1
-        own.finished_ms = clock.now_ms()
-        own.dirty_ratio, own.uncleanable = 0.0, ""
+        report, total = self._report_of(opened), self._report
+        report.runs += 1
+        report.finished_ms = clock.now_ms()
+        report.dirty_ratio, report.uncleanable = 0.0, ""
         self._uncleanable.pop(opened.owned.key, None)
         total.runs += 1
         total.seconds += seconds
@@ -414,11 +416,11 @@ class Compactor:
         )
 
     def _on_failure(self, opened: OpenPartition, error: OSError) -> None:
-        if error.errno in _UNREADABLE:
+        if error.errno in _UNREADABLE_ERRNOS:
             self._give_up(opened, str(error))
             return
-        self._retry_at[opened.owned.key] = time.monotonic() + (1.0 if error.errno in _LOG_CHANGED else RETRY_S)
-        if error.errno not in _LOG_CHANGED and not opened.closing:
+        self._retry_at[opened.owned.key] = time.monotonic() + (1.0 if error.errno in _LOG_CHANGED_ERRNOS else RETRY_S)
+        if error.errno not in _LOG_CHANGED_ERRNOS and not opened.closing:
             self._report.failures += 1
             self._log.warning("compaction failed; retrying", partition=opened.owned.name, reason=str(error))
 
@@ -436,9 +438,9 @@ async def until_done(
     on_failure: Callable[[OSError], None],
     pause_s: float = SWAP_PAUSE_S,
 ) -> None:
-    """Repeats `attempt` while a disk refuses it: a swap that has begun is completed. Calls `on_failure` at
-    the first refusal. Raises OSError when the partition is being closed; recovery then completes the
-    swap.
+    """Repeats `attempt` while a disk refuses it: a swap that has begun is completed. Calls
+    `on_failure` at the first refusal. Raises OSError when the partition is being closed; recovery
+    then completes the swap.
     """
     for number in itertools.count():
         try:

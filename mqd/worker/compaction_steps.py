@@ -21,20 +21,20 @@ class Uncleanable(Exception):
 
 
 def list_stored(path: Path, active_base: int, cache: TimestampCache, dirty_from: int) -> list[StoredSegment]:
-    """The segments in ascending order, the active one last, with the first timestamps of those that may
-    be dirty. Raises OSError.
+    """The segments in ascending order, the active one last, with the first timestamps of those that
+    may be dirty. Raises OSError.
     """
-    found = segments.list_segments(path, active_base, cache)
-    if not found:
+    listed = segments.list_segments(path, active_base, cache)
+    if not listed:
         return []  # the topic is being deleted
-    ends = [one.base_offset for one in found[1:]] + [1 << 63]
+    ends = [one.base_offset for one in listed[1:]] + [1 << 63]
     return [
         StoredSegment(
             one,
             first_timestamp_ms(segments.segment_path(path, one.base_offset)) if end > dirty_from else -1,
             _size(segments.segment_path(path, one.base_offset, ".index")),
         )
-        for one, end in zip(found, ends, strict=True)
+        for one, end in zip(listed, ends, strict=True)
     ]
 
 
@@ -62,21 +62,21 @@ def advance(compaction: native.Compaction, bytes_max: int = STEP_BYTES) -> tuple
     """Returns (whether the keys, or the current group, are done; bytes read and written). Raises
     Uncleanable, NativeError.
     """
-    moved = 0
+    processed_bytes = 0
     try:
         state = compaction.step(bytes_max)
-        moved += compaction.done_bytes
+        processed_bytes += compaction.done_bytes
         while state in (native.CompactState.DECOMPRESS, native.CompactState.COMPRESS):
             state = compaction.resume(_convert(state, *compaction.unconverted))
-            moved += compaction.done_bytes
-            if state == native.CompactState.MORE and moved < bytes_max:
-                state = compaction.step(bytes_max - moved)
-                moved += compaction.done_bytes
+            processed_bytes += compaction.done_bytes
+            if state == native.CompactState.MORE and processed_bytes < bytes_max:
+                state = compaction.step(bytes_max - processed_bytes)
+                processed_bytes += compaction.done_bytes
     except native.NativeError as error:
         if error.code in (native.E_CORRUPT, native.E_FULL):
             raise Uncleanable(error.strerror) from error
         raise
-    return state == native.CompactState.DONE, moved
+    return state == native.CompactState.DONE, processed_bytes
 
 
 def _convert(state: int, codec: int, data: bytes) -> bytes:

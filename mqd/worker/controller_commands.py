@@ -1,7 +1,7 @@
 """Commands of the controller for one partition: DeleteRecords, and AlterReplicaLogDirs (moving.py).
 
 Records are deleted in a separate task: it waits for the partition's files, which compaction may
-hold for as long as a disk refuses its work, and changes of metadata must not wait for that.
+hold for as long as a disk fails, and metadata changes must not wait for that.
 
 Bound: the controller limits the commands in progress. Concurrency: the event loop's thread.
 """
@@ -45,11 +45,11 @@ class ControllerCommands:
         if opened is None or opened.closing:
             reason = self._partitions.failures.get(command.slot)
             if reason is not None:
-                self._end(command, ErrorCode.KAFKA_STORAGE_ERROR, f"The partition is offline: {reason}")
+                self._respond(command, ErrorCode.KAFKA_STORAGE_ERROR, f"The partition is offline: {reason}")
             else:
-                self._end(command, ErrorCode.NOT_LEADER_OR_FOLLOWER, "This worker does not serve the partition.")
+                self._respond(command, ErrorCode.NOT_LEADER_OR_FOLLOWER, "This worker does not serve the partition.")
         elif command.kind == "move_replica":
-            self._end(command, *await self._mover.begin(opened, command.offset))
+            self._respond(command, *await self._mover.begin(opened, command.offset))
         else:
             task = asyncio.get_running_loop().create_task(self._delete_records(command, opened))
             self._deletions.add(task)
@@ -59,18 +59,18 @@ class ControllerCommands:
         high_watermark = self._control.slot_view(command.slot).high_watermark
         if command.offset > high_watermark or command.offset < -1:
             text = f"Offset {command.offset} is not between 0 and the high watermark {high_watermark}."
-            self._end(command, ErrorCode.OFFSET_OUT_OF_RANGE, text)
+            self._respond(command, ErrorCode.OFFSET_OUT_OF_RANGE, text)
             return
         try:
             start = await self._upkeep.advance_start(opened, self._log_dirs[opened.owned.log_dir], command.offset)
         except OSError as error:
-            self._end(command, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+            self._respond(command, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
         except Exception:  # a bug; the client's request times out
             self._log.exception("records cannot be deleted", partition=opened.owned.name)
         else:
-            self._end(command, ErrorCode.NONE, "", start)
+            self._respond(command, ErrorCode.NONE, "", start)
 
-    def _end(self, command: Command, error: int, text: str, offset: int = -1) -> None:
+    def _respond(self, command: Command, error: int, text: str, offset: int = -1) -> None:
         self._send(CommandDone(command.command_id, int(error), offset, text))
 
     async def close(self) -> None:

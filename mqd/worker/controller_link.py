@@ -35,7 +35,7 @@ class ControllerLink:
 
     async def run(self) -> None:
         """Runs until cancelled, or until `on_message` raises."""
-        retry_ms, lost = RETRY_MS_MIN, False
+        retry_ms, was_lost = RETRY_MS_MIN, False
         while True:
             try:
                 reader, self._writer = await asyncio.open_unix_connection(str(self._path))
@@ -47,11 +47,11 @@ class ControllerLink:
             retry_ms = RETRY_MS_MIN
             try:
                 self.send(self._subscribe)
-                if lost:
+                if was_lost:
                     self._log.info("controller is back")
                 await self._receive(reader)
             except (OSError, EOFError, msgspec.DecodeError, ValueError) as error:
-                lost = True
+                was_lost = True
                 self._log.info("controller connection ended", reason=str(error) or type(error).__name__)
             finally:
                 self._writer.close()

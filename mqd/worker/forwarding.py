@@ -3,9 +3,9 @@ reactor requests one, authenticated, and passed to it; refused when the host can
 
     MQD_EVENT_RELAY_REQUESTED -> dial, then
         mqd_reactor_relay_put      the reactor has the connection until MQD_EVENT_RELAY_ENDED; it
-                                   requests one again when there is something to send
+                                   requests another when there is something to send
         mqd_reactor_relay_refuse   during the back-off, batches are refused immediately; their
-                                   clients retry, perhaps with another leader by then
+                                   clients retry, perhaps when there is another leader
 
 The traffic on them, and the handling of their closing, is native (native/server/relay/relay.h). No
 connection is opened without data to send.
@@ -53,21 +53,23 @@ class Forwarding:
         # node id -> epoch and address of the incarnation that the reactor has connections to
         self._incarnations: dict[int, tuple[int, str, int]] = {}
         self._dialling: dict[Route, asyncio.Task[None]] = {}
-        # The subset of _dialling with a result: the reactor has it, and may request the next connection
+        # The subset of _dialling whose result the reactor has: it may request the next connection
         # before the task has ended.
-        self._answered: set[Route] = set()
-        self._again: set[Route] = set()  # those of _answered that the reactor has requested again
+        self._resolved: set[Route] = set()
+        self._requested_again: set[Route] = set()  # those of _resolved that the reactor has requested again
         self._backoff_ms: dict[Route, int] = {}
         self._tokens: dict[Route, int] = {}  # of the connections last passed to the reactor
-        self._removals: set[asyncio.Task[None]] = set()
+        self._command_tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._log = logging.get("worker.forwarding")
 
     def update(self, cluster: Cluster, cluster_id: str) -> None:
         """Called after every change of metadata. Ends connections to an earlier run of a host."""
-        own = cluster.brokers.get(cluster.node_id)
+        own_broker = cluster.brokers.get(cluster.node_id)
         self._identity = (
-            Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
+            Identity(cluster.node_id, own_broker.directory_id, cluster_id)
+            if own_broker is not None and cluster_id
+            else None
         )
         self._cluster = cluster
         for node_id, incarnation in list(self._incarnations.items()):
@@ -89,18 +91,18 @@ class Forwarding:
         route = Route(event.offset, event.log_dir, event.level)
         if route not in self._dialling:
             self._dial(route)
-        elif route in self._answered:
-            self._again.add(route)
+        elif route in self._resolved:
+            self._requested_again.add(route)
 
     def _dial(self, route: Route) -> None:
-        task = self._dialling[route] = asyncio.get_running_loop().create_task(self._make(route))
+        task = self._dialling[route] = asyncio.get_running_loop().create_task(self._connect(route))
         task.add_done_callback(lambda _: self._on_done(route))
 
     def _on_done(self, route: Route) -> None:
         del self._dialling[route]
-        self._answered.discard(route)
-        if route in self._again:
-            self._again.discard(route)
+        self._resolved.discard(route)
+        if route in self._requested_again:
+            self._requested_again.discard(route)
             if not self._closed:
                 self._dial(route)
 
@@ -114,14 +116,14 @@ class Forwarding:
 
     async def close(self) -> None:
         self._closed = True
-        tasks = [*self._dialling.values(), *self._removals]
+        tasks = [*self._dialling.values(), *self._command_tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- one connection ----------------------------------------------------------------------------
 
-    async def _make(self, route: Route) -> None:
+    async def _connect(self, route: Route) -> None:
         try:
             incarnation = self._incarnation(route.leader)
             if self._identity is None or incarnation is None:
@@ -138,10 +140,10 @@ class Forwarding:
                 CONNECT_S_MAX,
             )
             if self._incarnation(route.leader) != incarnation:
-                connection.socket.close()  # update() would not end it: it has ended all of that incarnation
+                connection.socket.close()  # update() has already ended the connections to that incarnation
                 raise OSError("the leader's host has registered again meanwhile")
             self._incarnations[route.leader] = incarnation
-            self._answered.add(route)
+            self._resolved.add(route)
             event = await self._commands.run(
                 self._reactor.relay_put,
                 connection.socket.detach(),
@@ -163,7 +165,7 @@ class Forwarding:
                 worker=route.leader_worker,
                 reason=str(error) or type(error).__name__,
             )
-            self._answered.add(route)
+            self._resolved.add(route)
             await self._run(
                 self._reactor.relay_refuse,
                 route.leader,
@@ -174,8 +176,8 @@ class Forwarding:
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._removals.add(task)
-        task.add_done_callback(self._removals.discard)
+        self._command_tasks.add(task)
+        task.add_done_callback(self._command_tasks.discard)
 
     async def _run(self, command: Any, *arguments: Any) -> None:
         try:

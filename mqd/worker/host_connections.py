@@ -18,14 +18,14 @@ LOST_MS_MAX = 10_000  # the kernel disconnects a peer that acknowledges no bytes
 
 class Dialled(NamedTuple):
     socket: socket.socket  # non-blocking; no byte beyond the handshake has been read
-    tls: bool  # it continues as TLS
+    tls: bool  # the reactor continues it with TLS
 
 
 async def dial(
     credentials: Credentials, identity: Identity, host: str, port: int, node_id: int, worker: int, timeout_s: float
 ) -> Dialled:
-    """Connects to `worker` of the host `node_id`. Raises OSError (including TimeoutError), EOFError,
-    HandshakeFailed.
+    """Connects to `worker` of the host `node_id`. Raises OSError (including TimeoutError),
+    EOFError, HandshakeFailed.
     """
     loop = asyncio.get_running_loop()
     connection: socket.socket | None = None
@@ -37,18 +37,18 @@ async def dial(
             connection = socket.socket(family, kind, protocol)
             _set_options(connection)
             await loop.sock_connect(connection, address)
-            side = credentials.initiator("data", identity, worker)
-            await loop.sock_sendall(connection, side.opening())
-            while side.missing_bytes:
-                data = await loop.sock_recv(connection, side.missing_bytes)
+            initiator = credentials.initiator("data", identity, worker)
+            await loop.sock_sendall(connection, initiator.opening())
+            while initiator.missing_bytes:
+                data = await loop.sock_recv(connection, initiator.missing_bytes)
                 if not data:
                     raise EOFError("the leader closed the connection in the handshake")
-                if out := side.feed(data):
-                    await loop.sock_sendall(connection, out)
-        if side.peer is None or side.peer.node_id != node_id:
+                if reply := initiator.feed(data):
+                    await loop.sock_sendall(connection, reply)
+        if initiator.peer is None or initiator.peer.node_id != node_id:
             raise HandshakeFailed(f"{host}:{port} is not host {node_id}")
         done = True
-        return Dialled(connection, side.tls)
+        return Dialled(connection, initiator.tls)
     finally:
         if connection is not None and not done:
             connection.close()

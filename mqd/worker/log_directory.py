@@ -25,8 +25,8 @@ FLUSH_FAILED = "flush-failed"
 
 
 class LogDirectory:
-    """`failure`: why the directory is not served; "" = it is. `doubtful`: a flush in it failed in an
-    earlier run.
+    """`failure`: why the directory is not served; "" = it is. `doubtful`: a flush in it failed in
+    an earlier run.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LogDirectory:
         self.guard = SpaceGuard(reserve_bytes)
         self.timestamps = TimestampCache(scan)
         self.trust: TrustedPoints | None = None
-        # as recorded by an earlier run
+        # as an earlier run recorded them
         self.high_watermarks: dict[tuple[str, int, bytes], int] = {}
         self._worker = worker
         self._worker_count = worker_count
@@ -61,21 +61,21 @@ class LogDirectory:
         """
         try:
             self.doubtful = any(self.path.glob(f"{FLUSH_FAILED}.*"))
-            found = checkpoints.open_directory(self.path, self._worker, self._worker_count, self._files)
-            for problem in found.problems:
+            stored = checkpoints.open_directory(self.path, self._worker, self._worker_count, self._files)
+            for problem in stored.problems:
                 self._log.warning("checkpoint cannot be read; its partitions will be scanned", reason=problem)
-            self.trust = found.trusted_points(self._worker)
+            self.trust = stored.trusted_points(self._worker)
             self.high_watermarks = checkpoints.read_high_watermarks(self.path, self._worker)
-            self._writer = CheckpointWriter(self.path, self._worker, self._files, found)
+            self._writer = CheckpointWriter(self.path, self._worker, self._files, stored)
             return [path for path in directories.leftovers(self.path) if self._must_delete(path)]
         except OSError as error:
             self.fail(f"cannot be used: {error}")
             return []
 
     def _must_delete(self, leftover: Path) -> bool:
-        """Whether this worker has to delete the directory: only the partition's owner does, so that no
-        other worker sees a deletion in progress. partition.metadata, which shows the
-        owner, is deleted last.
+        """Whether this worker must delete the directory: only the partition's owner does, so that
+        no other worker sees a deletion in progress. partition.metadata, which shows the owner, is
+        deleted last.
         """
         try:
             topic_id, index = (
@@ -87,7 +87,7 @@ class LogDirectory:
         return owner_of(topic_id, index, self._worker_count) == self._worker
 
     def fail(self, reason: str) -> bool:
-        """False if it had already failed."""
+        """Returns False if the directory had already failed."""
         if self.failure:
             return False
         self.failure = reason
@@ -104,8 +104,8 @@ class LogDirectory:
             )
 
     def _unmark_doubtful(self) -> None:
-        """Removes this worker's mark: everything that it has open has been rewritten. Worker 0 also
-        removes the marks of workers that no longer exist.
+        """Removes this worker's mark: all partitions that it has open have been rewritten. Worker 0
+        also removes the marks of workers that no longer exist.
         """
         for path in self.path.glob(f"{FLUSH_FAILED}.*"):
             suffix = path.name.rpartition(".")[2]
@@ -115,9 +115,9 @@ class LogDirectory:
                 path.unlink(missing_ok=True)
 
     def prune(self, keep: list[tuple[str, int]]) -> bool:
-        """Blocking. Drops the entries that were kept for other workers: all of them have checkpoints of
-        their own now. Worker 0 removes the files of workers that no longer exist. False: some files
-        cannot be removed now.
+        """Blocking. Drops the entries that were kept for other workers: all of them have
+        checkpoints of their own now. Worker 0 removes the files of workers that no longer exist.
+        Returns False if some files cannot be removed now.
         """
         if self._writer is None or self.failure:
             return True
@@ -135,8 +135,8 @@ class LogDirectory:
         return True
 
     def write_checkpoints(self, recovery_points: list[Entry], log_starts: list[Entry]) -> bool:
-        """Blocking. False: they cannot be written now (a full disk is not a failure of the
-        directory: the old ones stay valid).
+        """Blocking. Returns False if they cannot be written now: that is not a failure of the
+        directory, for the disk may be full, and the old ones stay valid.
         """
         if self._writer is None or self.failure:
             return False
@@ -148,7 +148,9 @@ class LogDirectory:
             return False
 
     def write_high_watermarks(self, entries: list[Entry]) -> None:
-        """Blocking. Missing or outdated ones only cost time, until the followers have fetched."""
+        """Blocking. If these are missing or outdated, that only costs time, until the followers
+        have fetched.
+        """
         if self._writer is None or self.failure:
             return
         try:
@@ -159,8 +161,8 @@ class LogDirectory:
             )
 
     def mark_clean(self, generation: int) -> None:
-        """Blocking. The last write (see checkpoints). Does nothing before prune(): this worker's
-        file may still hold other workers' partitions.
+        """Blocking. Writes the clean-shutdown marker; no write may follow (see checkpoints.py).
+        Does nothing before prune(): this worker's file may still hold other workers' partitions.
         """
         if not self.pruned:
             return

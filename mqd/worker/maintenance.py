@@ -4,13 +4,13 @@ the disk and the reactor.
 
     every second       free space of each log directory; credits of connections and of local memory;
                        pruning of checkpoints; rarely while nothing is connected (periodic_work.py)
-    CHECKPOINT_S       checkpoints, when an offset moved; soon after a roll; rarely while nothing is
-                       connected
+    CHECKPOINT_S       checkpoints, if an offset has moved; soon after a roll; rarely while nothing
+                       is connected
     FREE_SPACE_S       retention by free space, when configured
     log.retention.check.interval.ms   retention by age and size
 
 U1  the log start moves in the reactor first, then in the checkpoint, then files are deleted. Files
-    are deleted even when the checkpoint cannot be written (a full disk must be able to make room):
+    are deleted even if the checkpoint cannot be written (they must make room on a full disk):
     recovery uses the first segment's base if the checkpoint is older.
 U2  a tick that takes longer than its period delays the next one; ticks of one kind never overlap.
 U3  each log directory has its own checkpoints, retention and pruning: one that does not respond
@@ -66,7 +66,9 @@ def scan_max_timestamp(path: Path, base_offset: int, from_position: int) -> tupl
 
 
 def _truncation_marks(truncated: list[OpenPartition]) -> list[Path]:
-    """Blocking. The files truncated.NUMBER of these partitions; obsolete once a later checkpoint is on disk."""
+    """Blocking. The files truncated.NUMBER of these partitions; obsolete once a later checkpoint is
+    on disk.
+    """
     return [
         mark for opened in truncated if not opened.closing for mark in opened.path.glob(f"{native.TRUNCATED_PREFIX}*")
     ]
@@ -117,23 +119,25 @@ class Upkeep:
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Returns coroutines to run until they are cancelled."""
-        found: list[Coroutine[Any, Any, None]] = [
-            self._run_at_ticks(self._periodic_work.ticks(TICK_S, self._space_is_awaited), self._tick, "tick"),
+        coroutines: list[Coroutine[Any, Any, None]] = [
+            self._run_at_ticks(self._periodic_work.ticks(TICK_S, self._awaits_space), self._tick, "tick"),
             self._run_at_ticks(
                 self._periodic_work.ticks(TICK_S, self._is_prune_due), self.maybe_prune, "pruning of checkpoints"
             ),
         ]
         for log_dir in self._partitions.log_dirs:
-            found.append(self._checkpoint_loop(log_dir))
-            found.append(
+            coroutines.append(self._checkpoint_loop(log_dir))
+            coroutines.append(
                 self._run_at_ticks(
-                    self._periodic_work.ticks(FREE_SPACE_S, self._frees_space),
+                    self._periodic_work.ticks(FREE_SPACE_S, self._must_keep_space_free),
                     partial(self._free_space, log_dir),
                     "retention by free space",
                 )
             )
-            found.append(self._run_at_ticks(self._retention_ticks(), partial(self._retention, log_dir), "retention"))
-        return found
+            coroutines.append(
+                self._run_at_ticks(self._retention_ticks(), partial(self._retention, log_dir), "retention")
+            )
+        return coroutines
 
     async def _run_at_ticks(self, ticks: AsyncIterator[None], work: Callable[[], Awaitable[None]], name: str) -> None:
         async for _ in ticks:
@@ -149,13 +153,13 @@ class Upkeep:
         self._periodic_work.on_resumed()
         self.on_rolled()
 
-    def _space_is_awaited(self) -> bool:
+    def _awaits_space(self) -> bool:
         return bool(self._space_requests) or any(log_dir.guard.full for log_dir in self._partitions.log_dirs)
 
     def _is_prune_due(self) -> bool:
         return self._prune_at is not None
 
-    def _frees_space(self) -> bool:
+    def _must_keep_space_free(self) -> bool:
         return broker_number(self._partitions.broker_config, "retention.free.bytes") >= 0
 
     # -- space, credits ----------------------------------------------------------------------------
@@ -204,12 +208,12 @@ class Upkeep:
             return  # the same query is still pending: a hanging disk must not occupy more threads
         self._space_requests.pop(log_dir.index, None)  # concurrent callers share the result
         try:
-            free = request.result()
+            free_bytes = request.result()
         except OSError as error:
             self._log.warning("free space cannot be read", log_dir=str(log_dir.path), reason=str(error))
             return
-        if log_dir.guard.on_free_bytes(free, clock.monotonic_ms()):
-            await self._report_space(log_dir, free)
+        if log_dir.guard.on_free_bytes(free_bytes, clock.monotonic_ms()):
+            await self._report_space(log_dir, free_bytes)
 
     async def _report_space(self, log_dir: LogDirectory, free_bytes: int) -> None:
         full = log_dir.guard.full
@@ -233,8 +237,8 @@ class Upkeep:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def prune_when_applied(self, version: int) -> None:
-        """Prunes once every worker has applied this image, and so has written its checkpoints. Called
-        when this worker has written its own.
+        """Prunes once every worker has applied this image, and so has written its checkpoints.
+        Called when this worker has written its own.
         """
         if self._prune_at is None:
             self._prune_at = version
@@ -266,7 +270,7 @@ class Upkeep:
             self._wake_checkpoints[opened.owned.log_dir].set()
 
     async def on_leader_log_start(self, slot: int, offset: int) -> None:
-        """The leader has deleted its log below `offset`, so this follower does too."""
+        """The leader has deleted its log below `offset`; this follower does the same."""
         opened = self._partitions.by_slot.get(slot)
         if opened is not None and not opened.closing:
             await self.advance_start(opened, self._partitions.log_dirs[opened.owned.log_dir], offset)
@@ -287,7 +291,7 @@ class Upkeep:
             await self.checkpoint(log_dir)
 
     async def checkpoint(self, log_dir: LogDirectory) -> bool:
-        """Writes the changes. False: they could not be written.
+        """Writes the changes. Returns False if they could not be written.
 
         Truncation marks are removed once positions read after the truncation are on disk
         (native/log/recovery/truncation.h).
@@ -335,14 +339,16 @@ class Upkeep:
 
     def _decide(self, opened: OpenPartition, view: native.SlotView, log_dir: LogDirectory) -> Decision:
         """Blocking."""
-        found = segments.list_segments(opened.path, view.log_end_segment, log_dir.timestamps)
-        if not found or found[-1].base_offset != view.log_end_segment:
+        stored = segments.list_segments(opened.path, view.log_end_segment, log_dir.timestamps)
+        if not stored or stored[-1].base_offset != view.log_end_segment:
             return Decision()  # rolled or deleted since the view was taken; decided the next time
         first_ms = (
-            first_timestamp_ms(segments.segment_path(opened.path, view.log_end_segment)) if found[-1].size_bytes else -1
+            first_timestamp_ms(segments.segment_path(opened.path, view.log_end_segment))
+            if stored[-1].size_bytes
+            else -1
         )
         return decide(
-            found, opened.policy, time.time_ns() // 1_000_000, view.log_start_offset, view.high_watermark, first_ms
+            stored, opened.policy, time.time_ns() // 1_000_000, view.log_start_offset, view.high_watermark, first_ms
         )
 
     async def _carry_out(self, opened: OpenPartition, log_dir: LogDirectory, decision: Decision) -> None:
@@ -364,13 +370,13 @@ class Upkeep:
     async def _advance_start(self, opened: OpenPartition, log_dir: LogDirectory, offset: int) -> int:
         # closed while this call waited for the lock: the slot may soon belong to another partition
         if opened.closing:
-            raise OSError(errno.ESTALE, "the partition is not served here any more")
+            raise OSError(errno.ESTALE, "the partition is no longer served here")
         event = await self._commands.run(self._reactor.advance_start, opened.owned.slot, offset)
         opened.log_start_offset = event.offset
         written = await self.checkpoint(log_dir)
         try:
             removed = await self._background.slow(log_dir.index, self._remove_below, opened, event.offset, log_dir)
-            # makes readers reopen their files: a deleted file frees no space while it is open
+            # repeated so that readers reopen their files: a deleted file frees no space while it is open
             if removed and not opened.closing:
                 await self._commands.run(self._reactor.advance_start, opened.owned.slot, event.offset)
         except OSError as error:
@@ -383,7 +389,7 @@ class Upkeep:
 
     def _remove_below(self, opened: OpenPartition, log_start_offset: int, log_dir: LogDirectory) -> bool:
         """Blocking. Deletes the files of whole segments below the start; the segment that contains
-        the start stays. Returns whether there were any. Works through the directory's descriptor:
+        the start stays. Returns whether any were deleted. Works through the directory's descriptor:
         by the time the thread runs, the partition may have been deleted and its name reused.
         """
         fd = os.open(opened.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -393,25 +399,27 @@ class Upkeep:
             if opened.closing:
                 return False
             directory = Path(f"/proc/self/fd/{fd}")
-            kept = max((base for base in segments.base_offsets(directory) if base <= log_start_offset), default=None)
-            if kept is None:
+            first_kept = max(
+                (base for base in segments.base_offsets(directory) if base <= log_start_offset), default=None
+            )
+            if first_kept is None:
                 return False
-            to_delete = list(segments.files_below(directory, kept))
+            to_delete = list(segments.files_below(directory, first_kept))
             for file in to_delete:
                 self._files.unlink(file)
         finally:
             os.close(fd)
-        log_dir.timestamps.forget_below(opened.path, kept)
+        log_dir.timestamps.forget_below(opened.path, first_kept)
         return bool(to_delete)
 
     async def _free_space(self, log_dir: LogDirectory) -> None:
         free_target = broker_number(self._partitions.broker_config, "retention.free.bytes")
         if free_target < 0 or log_dir.failure:
             return
-        missing = free_target - await self._background.slow(log_dir.index, log_dir.free_bytes)
-        if missing > 0:
+        missing_bytes = free_target - await self._background.slow(log_dir.index, log_dir.free_bytes)
+        if missing_bytes > 0:
             # every worker frees its part; the next check requests what is still missing
-            await self._make_room(log_dir, -(-missing // self._worker_count))
+            await self._make_room(log_dir, -(-missing_bytes // self._worker_count))
 
     async def _make_room(self, log_dir: LogDirectory, bytes_needed: int) -> None:
         views = {
@@ -422,11 +430,11 @@ class Upkeep:
         partitions = {key: self._partitions.open[key] for key in views}
         candidates = []
         for key, opened in partitions.items():
-            found: list[Segment] = await self._background.slow(
+            stored: list[Segment] = await self._background.slow(
                 log_dir.index, segments.list_segments, opened.path, views[key].log_end_segment, log_dir.timestamps
             )
             candidates.append(
-                Candidate(key, found, views[key].log_start_offset, views[key].high_watermark, opened.policy.delete)
+                Candidate(key, stored, views[key].log_start_offset, views[key].high_watermark, opened.policy.delete)
             )
         for key, offset in starts_that_free(candidates, bytes_needed).items():
             if not partitions[key].closing:

@@ -5,15 +5,15 @@ KIP-113).
     switching  closed; the rest is copied and flushed; the controller is informed
     end        the metadata names the new directory: opened there, then the old copy is deleted
 
-Y1  from the moment when the controller may have been informed until the metadata shows the result,
+Y1  from the time when the controller may have been informed until the metadata shows the result,
     the partition is served from neither directory, because either may be the current one.
     MoveCompleted is repeated after every reconnection and periodically (the metadata log may have
     been full).
 Y2  a move that fails before that leaves the source unchanged: the partition is opened there again
     and the copy is deleted.
 Y3  the old copy is deleted only when the new one is open.
-Y4  a command that comes while the partition is served from neither directory is carried out when it
-    is open again, not refused.
+Y4  a command that arrives while the partition is served from neither directory is not refused, but
+    carried out when the partition is open again.
 The next start cleans up after a crash (mqd/worker/orphan_directories.py, by V1 of
 mqd/log/moving.py). Bounds: one move of a partition at a time, one step (CHUNK_BYTES, or some small
 files) at a time in each target directory; the pause copies at most PAUSE_BYTES, the active
@@ -84,17 +84,18 @@ class Mover:
     # -- beginning ---------------------------------------------------------------------------------
 
     async def begin(self, opened: OpenPartition, target: int) -> tuple[int, str]:
-        """Returns (Kafka error code, text): code 0 if the move has started, else the reason why not. A
-        move to the current directory cancels the move in progress. Called with the lock of changes held.
+        """Returns (Kafka error code, text): code 0 if the move has started, otherwise the reason
+        for the refusal. A move to the current directory cancels the move in progress. Called with
+        the lock of changes held.
         """
         owned = opened.owned
         if not 0 <= target < len(self._log_dirs):
             return int(ErrorCode.LOG_DIR_NOT_FOUND), f"Log directory {target} is not in log.dirs."
-        under_way = self._moves.get(owned.key)
-        if under_way is not None and under_way.target == target:
+        current = self._moves.get(owned.key)
+        if current is not None and current.target == target:
             return 0, ""
-        if under_way is not None:
-            await self._give_up(under_way)
+        if current is not None:
+            await self._give_up(current)
         if target == owned.log_dir:
             return 0, ""
         log_dir = self._log_dirs[target]
@@ -152,7 +153,7 @@ class Mover:
     async def _run(self, move: _Move) -> None:
         try:
             for _ in range(ROUNDS_MAX):
-                if await self._round(move) <= PAUSE_BYTES:
+                if await self._copy_round(move) <= PAUSE_BYTES:
                     break
             async with self._applying:
                 await self._switch(move)
@@ -171,7 +172,7 @@ class Mover:
             )
             await self._give_up(move)
 
-    async def _round(self, move: _Move) -> int:
+    async def _copy_round(self, move: _Move) -> int:
         """Copies the published data. Returns how much has been added since. One chunk at a time, so
         that checkpoints of the directory get their turn.
         """
@@ -235,31 +236,35 @@ class Mover:
 
     def hold(self, command: Command) -> bool:
         """If the command's partition is served from neither directory, keeps the command until
-        `released` returns it (Y4). Returns whether it is kept.
+        release_held() returns it (Y4). Returns whether it is kept.
         """
         if not self._is_unserved(command.slot) or len(self._held) >= HELD_MAX:
             return False
         self._held.append(command)
         return True
 
-    def released(self) -> list[Command]:
-        """The commands that have waited, and can be carried out or refused now."""
+    def release_held(self) -> list[Command]:
+        """Returns the held commands that can be carried out or refused now, and holds them no
+        longer.
+        """
         ready = [command for command in self._held if not self._is_unserved(command.slot)]
         self._held = [command for command in self._held if self._is_unserved(command.slot)]
         return ready
 
     def _is_unserved(self, slot: int) -> bool:
-        """Whether the partition is served from neither directory, and not because the new one failed."""
+        """Whether the partition is served from neither directory, and not because the new one
+        failed.
+        """
         return slot not in self._partitions.failures and any(
             move.switching and move.owned.slot == slot for move in self._moves.values()
         )
 
-    async def on_applied(self, image: bool) -> None:
+    async def on_applied(self, is_image: bool) -> None:
         """Called when a message of the controller has been applied, with the lock of changes held.
-        `image`: the message is the image after a new subscription, so earlier messages to the controller
-        may be lost.
+        `is_image`: the message is the image after a new subscription, so earlier messages to the
+        controller may be lost.
         """
-        if image:
+        if is_image:
             self._held.clear()  # the controller that sent them has forgotten them
         for key, move in list(self._moves.items()):
             owned = self._catalog.owned.get(key)
@@ -268,7 +273,7 @@ class Mover:
             elif move.switching and owned.log_dir == move.target:
                 if key in self._partitions.open:  # Y3; otherwise its opening is retried
                     await self._finish(move)
-            elif move.switching and image:
+            elif move.switching and is_image:
                 self._report(move)
             elif not move.switching and owned.log_dir != move.owned.log_dir:
                 await self._give_up(move)
@@ -280,7 +285,7 @@ class Mover:
             return
         del self._moves[move.owned.key]
         owned, log_dir = move.owned, self._log_dirs[move.target]
-        if owned.topic_id in self._catalog.topics and not self._catalog.left_behind(*owned.key):
+        if owned.topic_id in self._catalog.topics and not self._catalog.is_left_behind(*owned.key):
             return  # not served for now, and either copy may be the valid one (Y1): both are kept
         # unless another partition of that name is already there
         if await self._background.slow(
@@ -321,7 +326,7 @@ class Mover:
             self._partitions.delete_later(source, aside)
 
     async def unmark_all(self) -> None:
-        """Removes the marks of partitions that were moved before this start: they are open and valid."""
+        """Removes the marks of partitions that an earlier run moved: they are open and valid."""
         for log_dir in self._log_dirs:
             paths = [opened.path for opened in self._partitions.open.values() if opened.owned.log_dir == log_dir.index]
             marked = [path for path in paths if moving.is_marked(path)]
@@ -336,7 +341,9 @@ class Mover:
                     )
 
     async def _unmark(self, log_dir: LogDirectory, paths: list[Path]) -> None:
-        """V3 of mqd/log/moving.py."""
+        """Removes the marks of moved partitions once the checkpoints are written (V3 of
+        mqd/log/moving.py).
+        """
         points, starts = self._partitions.checkpoint_entries(log_dir.index)
         if not await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts):
             return

@@ -1,4 +1,4 @@
-"""The partitions that this worker has open: how one is taken back from the reactor and closed,
+"""The partitions that this worker has open: taking them back from the reactor and closing them,
 their checkpoint entries, and the clean shutdown.
 """
 
@@ -34,7 +34,7 @@ class OpenPartition(msgspec.Struct):
     catching_up: shortened.Shortened | None = None  # N5 in partitions.py
 
 
-async def each(work: Iterable) -> None:
+async def run_all(work: Iterable) -> None:
     """Runs all of `work` concurrently; raises the first failure after all have ended."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
@@ -99,11 +99,11 @@ class OpenPartitions:
             # before taking the lock: compaction, which must release the files, may be waiting for the lock
             await self.before_close(opened)
         if not with_files_lock:
-            return await self._from_reactor(opened.owned)
+            return await self._close_in_reactor(opened.owned)
         async with opened.files_lock:
-            return await self._from_reactor(opened.owned)
+            return await self._close_in_reactor(opened.owned)
 
-    async def _from_reactor(self, owned: Owned) -> native.Partition | None:
+    async def _close_in_reactor(self, owned: Owned) -> native.Partition | None:
         try:
             return (await self._commands.run(self._reactor.partition_close, owned.slot)).partition
         except native.NativeError as error:
@@ -115,7 +115,8 @@ class OpenPartitions:
             self.failures.pop(owned.slot, None)
 
     async def close_for_move(self, opened: OpenPartition) -> bool:
-        """Closes the partition cleanly, so that its files are complete. False: it is closed, but not cleanly."""
+        """Closes the partition cleanly, so that its files are complete. Returns False if it
+        is closed, but not cleanly."""
         partition = await self._take_back(opened, with_files_lock=True)
         return partition is not None and await self._close(opened.owned, partition, clean=True) >= 0
 
@@ -126,7 +127,7 @@ class OpenPartitions:
             await self._close(owned, partition, clean=True)
 
     async def _close(self, owned: Owned, partition: native.Partition, clean: bool) -> int:
-        """Returns the log end offset on disk, -1 if closing failed."""
+        """Returns the log end offset on disk, or -1 if closing failed."""
         try:
             log_end_offset = partition.log_end_offset
             await self._background.urgent(owned.log_dir, partition.close, clean)
@@ -163,16 +164,16 @@ class OpenPartitions:
         return [self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark)) for owned in replicated]
 
     async def close_all(self, generation: int) -> list[LogDirectory]:
-        """The clean shutdown: every partition is taken back from the reactor, flushed and closed; then
-        the checkpoints are written; then the marker of each directory where everything succeeded.
-        Returns the directories that did not respond. They get no marker, so the next start checks
-        their logs. Threads may still be busy there.
+        """The clean shutdown: every partition is taken back from the reactor, flushed and closed;
+        then the checkpoints are written; then the marker of run_all directory where everything
+        succeeded. Returns the directories that did not respond. They get no marker, so the next
+        start checks their logs. Threads may still be busy there.
         """
         for task in list(self._deleting):
             task.cancel()
         await asyncio.gather(*self._deleting, return_exceptions=True)
         hung: list[LogDirectory] = []
-        await each(self._close_directory(log_dir, generation, hung) for log_dir in self.log_dirs)
+        await run_all(self._close_directory(log_dir, generation, hung) for log_dir in self.log_dirs)
         return hung
 
     async def _close_directory(self, log_dir: LogDirectory, generation: int, hung: list[LogDirectory]) -> None:
@@ -190,7 +191,7 @@ class OpenPartitions:
             last_step_s = loop.time()
 
         async def close_and_finish() -> None:
-            await each(close(opened) for opened in opened_here)
+            await run_all(close(opened) for opened in opened_here)
             await self._finish_directory(log_dir, results, generation)
 
         if not await unless_hung(close_and_finish(), lambda: last_step_s):
@@ -213,12 +214,12 @@ class OpenPartitions:
         if len(closed) < len(results):
             return  # the last checkpoint stays valid for all partitions
         written = await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
-        known = [
+        high_watermarks = [
             self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark))
             for owned, _, _ in results
             if owned.replicated
         ]
-        await self._background.slow(log_dir.index, log_dir.write_high_watermarks, known)
+        await self._background.slow(log_dir.index, log_dir.write_high_watermarks, high_watermarks)
         # a partition that could not be opened was not checked by this process, so there must be no
         # marker
         if written and not any(owned.log_dir == log_dir.index for owned in self._catalog.failed_partitions()):

@@ -21,14 +21,14 @@ _HEADER_BYTES_MAX = 1024  # of a SaslAuthenticate request, in addition to its to
 _AUTHENTICATION_MS_MAX = 10_000
 
 
-def _limit(value: Any, maximum: int = _INT32_MAX) -> int:
+def _clamp(value: Any, maximum: int = _INT32_MAX) -> int:
     return max(0, min(int(value), maximum))
 
 
 def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: bool) -> dict[str, Any]:
     """The fields of native.LogOptions. `topic`: the topic's own settings. `broker`: the effective
-    settings. `internal`: whether the topic is internal; then only flushed records count as
-    replicated, whatever the settings.
+    settings. `internal`: whether the topic is internal: its records count as replicated only once
+    they are flushed, whatever the settings.
     """
     effective = topic_effective(broker, topic)
 
@@ -50,7 +50,7 @@ def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: b
         "flush_interval_ms": value("flush.ms"),
         "queue_unflushed_bytes": 0 if internal else value("queue.unflushed.bytes"),
         "producer_id_count_max": broker_value(broker, "producer.id.count.max"),
-        "producer_id_expiration_ms": _limit(broker_value(broker, "producer.id.expiration.ms")),
+        "producer_id_expiration_ms": _clamp(broker_value(broker, "producer.id.expiration.ms")),
         "log_append_time": value("message.timestamp.type") == "LogAppendTime",
         "flush_on_ack": internal or value("flush.on.ack"),
         "compacted": "compact" in value("cleanup.policy"),
@@ -75,10 +75,11 @@ def _compression(effective: Mapping[str, str]) -> dict[str, int]:
 
 def retention_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> RetentionPolicy:
     effective = topic_effective(broker, topic)
-    scheduled = bool(topic_value(effective, "schedule.to"))  # the schedule's timer, not retention, moves the log start
+    # the schedule's timer, not retention, moves the log start
+    is_schedule = bool(topic_value(effective, "schedule.to"))
     return RetentionPolicy(
-        retention_ms=-1 if scheduled else topic_number(effective, "retention.ms"),
-        retention_bytes=-1 if scheduled else topic_number(effective, "retention.bytes"),
+        retention_ms=-1 if is_schedule else topic_number(effective, "retention.ms"),
+        retention_bytes=-1 if is_schedule else topic_number(effective, "retention.bytes"),
         segment_ms=_segment_ms(effective),
         delete="delete" in topic_list(effective, "cleanup.policy"),
     )
@@ -140,7 +141,7 @@ def reactor_options(
         "large_ms_max": value("large.request.timeout.ms"),
         "heap_bytes_max": value("queued.max.request.bytes"),
         "inflight_count_max": value("connection.inflight.max"),
-        "connection_idle_ms_max": _INT32_MAX if idle_ms < 0 else _limit(idle_ms),
+        "connection_idle_ms_max": _INT32_MAX if idle_ms < 0 else _clamp(idle_ms),
         "fetch_bytes_max": value("fetch.max.bytes"),
         "session_count_max": value("max.incremental.fetch.session.cache.slots"),
         "share_bytes_max": value("share.memory.max.bytes"),

@@ -27,11 +27,11 @@ def set_strays_aside(
     """Blocking. Each worker handles the directories that it would own, so that none interferes with
     directories that another has just created. Returns those to be deleted.
     """
-    known = {
+    assigned_log_dirs = {
         (topic.topic_id, partition.index): partition.log_dir for topic in image.topics for partition in topic.partitions
     }
-    topics = frozenset(topic.topic_id for topic in image.topics) if image.node_id >= 0 else frozenset()
-    removed = frozenset(image.removed_topic_ids)
+    topic_ids = frozenset(topic.topic_id for topic in image.topics) if image.node_id >= 0 else frozenset()
+    removed_ids = frozenset(image.removed_topic_ids)
     to_delete = []
     paths = [log_dir.path for log_dir in log_dirs]
     for log_dir in log_dirs:
@@ -42,24 +42,26 @@ def set_strays_aside(
                 ]
                 to_delete += [
                     (log_dir, path)
-                    for path in _in_directory(log_dir, known, topics, removed, worker, worker_count, files, paths)
+                    for path in _set_strays_of_directory_aside(
+                        log_dir, assigned_log_dirs, topic_ids, removed_ids, worker, worker_count, files, paths
+                    )
                 ]
             except OSError as error:
                 log_dir.fail(f"cannot be searched: {error}")
     return to_delete
 
 
-def _in_directory(
+def _set_strays_of_directory_aside(
     log_dir: LogDirectory,
-    known: dict[tuple[bytes, int], int],
-    topics: frozenset[bytes],
-    removed: frozenset[bytes],
+    assigned_log_dirs: dict[tuple[bytes, int], int],
+    topic_ids: frozenset[bytes],
+    removed_ids: frozenset[bytes],
     worker: int,
     worker_count: int,
     files: Files,
     paths: list[Path],
 ) -> list[Path]:
-    to_delete, moved = [], 0
+    to_delete, moved_count = [], 0
     for entry in list(os.scandir(log_dir.path)):
         match = _PARTITION.fullmatch(entry.name)
         if match is None or not entry.is_dir(follow_symlinks=False):
@@ -71,16 +73,16 @@ def _in_directory(
         index = int(match[2])
         if (
             owner_of(topic_id, index, worker_count) != worker
-            or known.get((topic_id, index), log_dir.index + 1) == log_dir.index
+            or assigned_log_dirs.get((topic_id, index), log_dir.index + 1) == log_dir.index
         ):
             continue
-        if topic_id in topics and known.get((topic_id, index), LOG_DIR_NONE) == LOG_DIR_NONE:
+        if topic_id in topic_ids and assigned_log_dirs.get((topic_id, index), LOG_DIR_NONE) == LOG_DIR_NONE:
             # removed according to metadata that may be outdated: set_left_behind_aside() checks it
             # later
             continue
-        moved += 1
-        if topic_id in removed or _old_copy(
-            Path(entry.path), known.get((topic_id, index)), topic_id, match[1], index, paths
+        moved_count += 1
+        if topic_id in removed_ids or _is_old_copy(
+            Path(entry.path), assigned_log_dirs.get((topic_id, index)), topic_id, match[1], index, paths
         ):
             target = log_dir.path / directories.aside_name(match[1], index, "delete")
             files.rename(Path(entry.path), target)
@@ -93,52 +95,52 @@ def _in_directory(
             path=entry.path,
             moved_to=str(target),
         )
-    if moved:
+    if moved_count:
         files.sync_directory(log_dir.path)
     return to_delete
 
 
 def set_left_behind_aside(
     log_dirs: list[LogDirectory],
-    left_behind: Callable[[bytes, int], bool],
+    is_left_behind: Callable[[bytes, int], bool],
     worker: int,
     worker_count: int,
     files: Files,
 ) -> list[tuple[LogDirectory, Path]]:
     """Blocking. Sets aside the files of replicas that this host no longer has although their topics
-    exist, according to `left_behind(topic id, index)`. Returns them for deletion. Call it only when
-    the metadata is known to be current.
+    exist, according to `is_left_behind(topic id, index)`. Returns them for deletion. Call it only
+    when the metadata is known to be current.
     """
     to_delete = []
     for log_dir in [log_dir for log_dir in log_dirs if not log_dir.failure]:
-        here: list[Path] = []
-        with _left_behind_on_error(log_dir.path):
+        renamed: list[Path] = []
+        with _log_errors(log_dir.path):
             for entry in list(os.scandir(log_dir.path)):
                 match = _PARTITION.fullmatch(entry.name)
                 if match is None or not entry.is_dir(follow_symlinks=False):
                     continue
-                with _left_behind_on_error(Path(entry.path)):
+                with _log_errors(Path(entry.path)):
                     try:
                         topic_id = directories.parse_metadata((Path(entry.path) / directories.METADATA).read_bytes())
                     except (FileNotFoundError, directories.TopicIdMismatch):
                         continue
                     index = int(match[2])
-                    if owner_of(topic_id, index, worker_count) == worker and left_behind(topic_id, index):
+                    if owner_of(topic_id, index, worker_count) == worker and is_left_behind(topic_id, index):
                         target = log_dir.path / directories.aside_name(match[1], index, "delete")
                         files.rename(Path(entry.path), target)
-                        here.append(target)
+                        renamed.append(target)
                         logging.get("worker.strays").info(
                             "deleting a replica that is no longer assigned to this host", path=entry.path
                         )
-            if here:
+            if renamed:
                 files.sync_directory(log_dir.path)
-        to_delete += [(log_dir, target) for target in here]
+        to_delete += [(log_dir, target) for target in renamed]
     return to_delete
 
 
 @contextlib.contextmanager
-def _left_behind_on_error(path: Path) -> Iterator[None]:
-    """An OSError is only logged: these files do no harm, and the next start tries again."""
+def _log_errors(path: Path) -> Iterator[None]:
+    """Only logs an OSError: these files do no harm, and the next start tries again."""
     try:
         yield
     except OSError as error:
@@ -149,7 +151,7 @@ def _left_behind_on_error(path: Path) -> Iterator[None]:
         )
 
 
-def _old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, index: int, paths: list[Path]) -> bool:
+def _is_old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, index: int, paths: list[Path]) -> bool:
     """Whether the directory is the remainder of a move: a copy that never became valid, or the
     source of one that did.
     """

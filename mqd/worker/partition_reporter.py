@@ -1,14 +1,14 @@
 """A worker's reports to its controller about the replicated partitions that it leads: proposed
-in-sync sets, the recovery of an unclean leader, empty retiring partitions, and hidden partitions to
-which no client has written for the grace period.
+in-sync sets, the recovery of an uncleanly elected leader, empty retiring partitions, and hidden
+partitions to which no client has written for the grace period.
 
 No state depends on the controller's memory: the reactor repeats a proposal until it gets a
 response, and everything else is checked every TICK_S.
 
 A hidden partition is removed only when its leader has reported it unused: a late or lost report, or
 a suspended process, is never taken for the absence of producers. For the same reason time is summed
-over checks (CHECK_S_MAX each at most): while this process or the machine was suspended, no producer
-could write. Concurrency: the event loop's thread.
+over checks (at most CHECK_S_MAX for each): while this process or the machine was suspended, no
+producer could write. Concurrency: the event loop's thread.
 """
 
 import time
@@ -56,7 +56,7 @@ class PartitionReporter:
         self._periodic_work = periodic_work or PeriodicWork()
         self._monotonic = monotonic
         self._checked_s = monotonic()
-        # Hidden partitions led here: leader epoch, seconds without a batch for them.
+        # for the hidden partitions led here: leader epoch, seconds without a batch
         self._unused: dict[Key, tuple[int, float]] = {}
         self._proposed: dict[Key, int] = {}  # leader epoch of the reactor's last proposal
         self._log = logging.get("worker.replication")
@@ -130,20 +130,21 @@ class PartitionReporter:
                     assignment.broker_epoch,
                 )
         now_s = self._monotonic()
-        passed_s, self._checked_s = min(now_s - self._checked_s, CHECK_S_MAX), now_s
-        unused, self._unused = self._unused, {}
+        elapsed_s, self._checked_s = min(now_s - self._checked_s, CHECK_S_MAX), now_s
+        previous, self._unused = self._unused, {}
         for topic_id in self._catalog.retiring:
             led = [
                 one for one in self._catalog.topics[topic_id].partitions if one.leader == self._catalog.cluster.node_id
             ]
             self._report_emptied(topic_id, [one for one in led if one.retiring in (RETIRE_SEALED, RETIRE_REDIRECTED)])
-            self._report_unused(topic_id, [one for one in led if one.retiring == RETIRE_HIDDEN], unused, passed_s)
+            self._report_unused(topic_id, [one for one in led if one.retiring == RETIRE_HIDDEN], previous, elapsed_s)
 
     def _report_recovered(
         self, key: Key, leader_epoch: int, partition_epoch: int, recovering: bool, broker_epoch: int
     ) -> None:
-        """Reports the recovery of an unclean leader: the log was recovered when the partition was opened.
-        Sequence 0 is lower than any sequence of the reactor, whose own proposals carry the same report.
+        """Reports the recovery of an unclean leader: the log was recovered when the partition was
+        opened. Sequence 0 is lower than any sequence of the reactor, whose own proposals carry the
+        same report.
         """
         if recovering and key in self._partitions.open and self._proposed.get(key) != leader_epoch:
             self._send(
@@ -167,15 +168,19 @@ class PartitionReporter:
                 self._send(PartitionEmptied(topic_id, partition.index, partition.leader_epoch))
 
     def _report_unused(
-        self, topic_id: bytes, partitions: list[PartitionImage], unused: dict[Key, tuple[int, float]], passed_s: float
+        self,
+        topic_id: bytes,
+        partitions: list[PartitionImage],
+        previous: dict[Key, tuple[int, float]],
+        elapsed_s: float,
     ) -> None:
         for partition in partitions:
             key = (topic_id, partition.index)
             opened = self._partitions.open.get(key)
             if opened is None or opened.closing:
                 continue
-            epoch, unused_s = unused.get(key, (-1, 0.0))
-            unused_s = unused_s + passed_s if epoch == partition.leader_epoch else 0.0
+            epoch, unused_s = previous.get(key, (-1, 0.0))
+            unused_s = unused_s + elapsed_s if epoch == partition.leader_epoch else 0.0
             self._unused[key] = (partition.leader_epoch, unused_s)
             if unused_s >= self._grace_s + USED_S:
                 self._send(PartitionEmptied(topic_id, partition.index, partition.leader_epoch))

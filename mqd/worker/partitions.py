@@ -8,15 +8,16 @@ Required order
         passed to the reactor (C3 of log/checkpoints.py).
     N3  a partition that cannot be opened is OFFLINE and listed in the failures; all others
         continue.
-    N4  a deleted partition's directory is renamed, durably, before the removal counts as applied;
+    N4  a deleted partition's directory is renamed, durably, before the removal is reported as applied;
         its files are deleted later.
     N5  if recovery has cut a replica's log below acknowledged records, the replica follows and does
         not lead (shortened_log.py). If the log ends below the end that a predecessor of this worker
         has published since the broker started, the replica stays offline until the broker is
         restarted, because the replicas that rely on it do not know of the loss.
     N6  missing segments are logged as an ERROR. A sole replica is served with the remaining
-        segments, and keeps its old log end. One of several replicas counts as shortened if its end
-        is missing; with a gap in the middle, which following would never fill, it stays offline.
+        segments, and keeps its old log end. One of several replicas is treated as shortened if
+        its end is missing. With a gap in the middle, which replication would never fill, it stays
+        offline.
     N7  if a broken invariant has aborted the worker RECOVERY_ABORTS_MAX times while it recovered a
         partition, the partition is offline until the broker is restarted.
 
@@ -42,10 +43,10 @@ from mqd.worker import shortened_log as shortened
 from mqd.worker.assignments import Assignment, leader_worker
 from mqd.worker.catalog import Changes, Owned
 from mqd.worker.log_directory import LogDirectory
-from mqd.worker.open_partitions import OpenPartition, OpenPartitions, each
+from mqd.worker.open_partitions import OpenPartition, OpenPartitions, run_all
 from mqd.worker.options import compaction_policy, log_options, retention_policy
 
-_MAY_PASS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_TRANSIENT_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 RECOVERY_ABORTS_MAX = 2
 
 
@@ -57,7 +58,7 @@ class _Opened(msgspec.Struct):
     existed: bool
 
 
-def _recovery_aborted(path: Path, aborts: int) -> str:
+def _abort_reason(path: Path, aborts: int) -> str:
     return (
         f"opening it has aborted its worker {aborts} times by a broken invariant (the worker's log names it); all"
         f" other partitions are served. `mqd log verify {path}` checks its files; a restart of the broker tries once more"
@@ -73,24 +74,24 @@ class PartitionSet(OpenPartitions):
             await self._put_brokers(changes.brokers)
         for topic in changes.forget_topics:
             await self._ignore_missing(self._commands.run(self._reactor.topic_remove, topic.topic_id))
-        await each(self._close_without_deleting(owned) for owned in changes.close)
-        await each(self._delete(owned) for owned in changes.delete)
-        await each(self._put_topic(topic) for topic in changes.put_topics)
+        await run_all(self._close_without_deleting(owned) for owned in changes.close)
+        await run_all(self._delete(owned) for owned in changes.delete)
+        await run_all(self._put_topic(topic) for topic in changes.put_topics)
         if changes.open:
             await self._open_all(changes.open)
-        await each(self._set_epoch(owned) for owned in changes.set_epoch)
-        await each(self._set_options(owned) for owned in changes.set_options)
-        await each(self._assign(owned, assignment) for owned, assignment in changes.assign)
+        await run_all(self._set_epoch(owned) for owned in changes.set_epoch)
+        await run_all(self._set_options(owned) for owned in changes.set_options)
+        await run_all(self._assign(owned, assignment) for owned, assignment in changes.assign)
 
     async def _ignore_missing(self, command: Awaitable[native.Event]) -> None:
         try:
             await command
         except native.NativeError as error:
-            self._log.warning("reactor did not know a removed topic", reason=str(error))
+            self._log.warning("reactor does not know a removed topic", reason=str(error))
 
     async def _put_brokers(self, brokers: list[BrokerImage]) -> None:
         """Passes the brokers to the reactor. A host that has never known another broker does not
-        need this: its clients are not directed elsewhere.
+        need this: its clients are not directed to other hosts.
         """
         node_id = self._catalog.cluster.node_id
         if self._clustered or any(broker.node_id != node_id for broker in brokers):
@@ -162,11 +163,11 @@ class PartitionSet(OpenPartitions):
             if isinstance(result, _Opened):
                 opened.append(result)
             elif isinstance(result, Exception):
-                self._failed(owned, str(result), result)
+                self._record_failure(owned, str(result), result)
             elif isinstance(result, BaseException):
                 raise result
         await self._make_durable(opened)
-        await each(self._pass_to_reactor(result) for result in opened)
+        await run_all(self._pass_to_reactor(result) for result in opened)
 
     def _open_one(self, owned: Owned, view: native.SlotView) -> _Opened:
         """Blocking, several at a time."""
@@ -177,18 +178,21 @@ class PartitionSet(OpenPartitions):
             raise OSError(errno.EIO, f"its log directory {log_dir.path} failed: {log_dir.failure}")
         existed = directories.exists(log_dir.path, owned.topic, owned.index, owned.topic_id)
         recovery = self._recovery_inputs(owned, view, log_dir)
-        known = self._known_high_watermark(owned, view, log_dir) if owned.replicated else None
+        known_high_watermark = self._known_high_watermark(owned, view, log_dir) if owned.replicated else None
         known_end = max(
-            recovery.recovery_point_offset, recovery.trusted_end_offset, recovery.log_start_offset, known or 0
+            recovery.recovery_point_offset,
+            recovery.trusted_end_offset,
+            recovery.log_start_offset,
+            known_high_watermark or 0,
         )
-        path, moved = directories.prepare(
+        path, moved_to = directories.prepare(
             log_dir.path, owned.topic, owned.index, owned.topic_id, self._files, known_end, owned.has_other_replicas
         )
-        if moved is not None:
+        if moved_to is not None:
             self._log.warning(
                 "directory of another topic was moved aside; delete it when it is not needed",
                 partition=owned.name,
-                moved_to=str(moved),
+                moved_to=str(moved_to),
             )
         # V3 of mqd/log/moving.py
         recovery.log_start_offset = max(recovery.log_start_offset, moving.marked_log_start(path))
@@ -196,16 +200,16 @@ class PartitionSet(OpenPartitions):
         known_start = recovery.log_start_offset
         with self._control.opening(owned.slot) as aborts:
             if aborts >= RECOVERY_ABORTS_MAX:
-                raise OSError(errno.EIO, _recovery_aborted(path, aborts))
+                raise OSError(errno.EIO, _abort_reason(path, aborts))
             now_ms = time.time_ns() // 1_000_000
             partition = native.Partition.open(
-                path, options, owned.leader_epoch, now_ms, recovery, known, owned.has_other_replicas
+                path, options, owned.leader_epoch, now_ms, recovery, known_high_watermark, owned.has_other_replicas
             )
         self._check_missing(owned, path, partition, recovery, known_start)
-        if known is not None and owned.has_other_replicas:
-            self._check_length(owned, path, partition, recovery, view, known)
+        if known_high_watermark is not None and owned.has_other_replicas:
+            self._check_length(owned, path, partition, recovery, view, known_high_watermark)
         elif not owned.has_other_replicas and shortened.is_marked(path):
-            self._unmark_shortened(owned.name, path)  # no replica has more of it
+            self._unmark_shortened(owned.name, path)  # there is no other replica that could have more
         return _Opened(owned, path, partition, recovery, existed)
 
     def _unmark_shortened(self, partition: str, path: Path) -> None:
@@ -214,7 +218,7 @@ class PartitionSet(OpenPartitions):
             shortened.unmark(path, self._files)
         except OSError as error:
             self._log.warning(
-                "file cannot be removed; beside other replicas, this one has to catch up again after the next start",
+                "file cannot be removed; if there are other replicas, this one must catch up again after the next start",
                 partition=partition,
                 path=str(path / shortened.MARKER),
                 reason=str(error),
@@ -258,12 +262,12 @@ class PartitionSet(OpenPartitions):
         partition: native.Partition,
         recovery: native.Recovery,
         view: native.SlotView,
-        known: int,
+        known_end: int,
     ) -> None:
         """Marks a log that is shorter than it was known to be (N5). Blocking."""
         is_same_partition = view.topic_id == owned.topic_id and view.partition_index == owned.index
         published = view.log_end_offset if is_same_partition else 0
-        if recovery.log_end_offset >= max(known, published):
+        if recovery.log_end_offset >= max(known_end, published):
             return
         try:
             shortened.mark(path, self._files)
@@ -317,16 +321,16 @@ class PartitionSet(OpenPartitions):
         records.
         """
         for log_dir in self.log_dirs:
-            here = [result for result in opened if result.owned.log_dir == log_dir.index]
-            if any(not result.existed for result in here):
+            in_directory = [result for result in opened if result.owned.log_dir == log_dir.index]
+            if any(not result.existed for result in in_directory):
                 try:
                     await self._background.urgent(log_dir.index, self._files.sync_directory, log_dir.path)
                 except OSError as error:
-                    for result in [result for result in here if not result.existed]:
+                    for result in [result for result in in_directory if not result.existed]:
                         opened.remove(result)
                         await self._background.urgent(log_dir.index, result.partition.close, False)
-                        self._failed(result.owned, f"its new directory cannot be made durable: {error}", error)
-            existing = [result for result in here if result.existed]
+                        self._record_failure(result.owned, f"its new directory cannot be made durable: {error}", error)
+            existing = [result for result in in_directory if result.existed]
             if existing:
                 points, starts = self.checkpoint_entries(log_dir.index)
                 points += [
@@ -337,8 +341,8 @@ class PartitionSet(OpenPartitions):
 
     @staticmethod
     def _trusted_point(recovery: native.Recovery) -> int:
-        """The old recovery point, or the log end if recovery has cut the log below that. Recovery never
-        proves more than was known before.
+        """The old recovery point, or the log end if recovery has cut the log below that. Recovery
+        never proves more than was known before.
         """
         return min(recovery.recovery_point_offset, recovery.log_end_offset)
 
@@ -349,7 +353,7 @@ class PartitionSet(OpenPartitions):
         except native.NativeError as error:
             if result.partition.pointer != native.ffi.NULL:
                 await self._background.urgent(owned.log_dir, result.partition.close, False)
-            self._failed(owned, f"the reactor refused it: {error}")
+            self._record_failure(owned, f"the reactor refused it: {error}")
             return
         self.scanned_bytes += recovery.scanned_bytes
         if recovery.truncated_bytes:
@@ -373,10 +377,10 @@ class PartitionSet(OpenPartitions):
         self.failures.pop(owned.slot, None)
         self.note_failed_directory(owned)  # it may have failed meanwhile
 
-    def _failed(self, owned: Owned, reason: str, cause: Exception | None = None) -> None:
+    def _record_failure(self, owned: Owned, reason: str, cause: Exception | None = None) -> None:
         self._log.error("partition cannot be opened; it is offline", partition=owned.name, reason=reason)
         self.failures[owned.slot] = f"{owned.name}: {reason}"
-        self._catalog.record_failure(owned.key, isinstance(cause, OSError) and cause.errno in _MAY_PASS)
+        self._catalog.record_failure(owned.key, isinstance(cause, OSError) and cause.errno in _TRANSIENT_ERRNOS)
         self._control.set_slot_state(owned.slot, native.SlotState.OFFLINE)
 
     async def _delete(self, owned: Owned) -> None:
@@ -411,8 +415,8 @@ class PartitionSet(OpenPartitions):
         task.add_done_callback(self._deleting.discard)
 
     async def _delete_tree(self, log_dir: LogDirectory, path: Path) -> None:
-        """Deletes one file at a time, so that checkpoints of the directory get their turn. The next start
-        finds the remains after a crash.
+        """Deletes one file at a time, so that checkpoints of the directory get their turn. The next
+        start finds the remains after a crash.
         """
         steps = directories.delete_tree(path, self._files)
         try:
@@ -448,25 +452,25 @@ class PartitionSet(OpenPartitions):
         opened = self.open.get(owned.key)
         if opened is not None:
             if opened.catching_up is not None:
-                assignment = await self._while_shortened(opened, opened.catching_up, assignment)
+                assignment = await self._assignment_while_shortened(opened, opened.catching_up, assignment)
             await self._commands.run(self._reactor.replica_set, owned.slot, assignment, assignment.leader_worker)
             opened.owned = owned
 
-    async def _while_shortened(
+    async def _assignment_while_shortened(
         self, opened: OpenPartition, state: shortened.Shortened, assignment: Assignment
     ) -> Assignment:
         """The assignment for the reactor, until the replica has caught up (N5)."""
-        given, is_whole = state.on_assignment(assignment)
+        effective, has_caught_up = state.on_assignment(assignment)
         slot = opened.owned.slot
-        if is_whole:
+        if has_caught_up:
             opened.catching_up = None
             self._log.info("replica has caught up", partition=opened.owned.name)
             await self._background.urgent(opened.owned.log_dir, self._unmark_shortened, opened.owned.name, opened.path)
         if not self.log_dirs[opened.owned.log_dir].failure:
             self.failures.pop(slot, None)
-            if not is_whole and shortened.is_leader_or_candidate(assignment):
+            if not has_caught_up and shortened.is_leader_or_candidate(assignment):
                 self.failures[slot] = f"{opened.owned.name}: {shortened.REASON}"
-        return given
+        return effective
 
     def failed_names(self) -> list[tuple[str, int]]:
         """(topic, partition index) of partitions that are wanted but not open: their checkpoints

@@ -1,6 +1,6 @@
 """Ticks for the periodic work of a worker. They pause while its reactor is idle: nothing is
-connected, nothing is to be flushed (native/server/api.h:mqd_reactor_is_idle). The ticks of an idle
-worker are IDLE_S apart.
+connected, and nothing waits to be flushed (native/server/api.h:mqd_reactor_is_idle). The ticks of
+an idle worker are IDLE_S apart.
 
     async for _ in periodic_work.ticks(1.0):
         work()
@@ -39,8 +39,8 @@ class PeriodicWork:
         self._resumed.set()
 
     async def ticks(self, period_s: float, is_needed: Callable[[], bool] = never) -> AsyncIterator[None]:
-        """Ticks without end, at multiples of the period. `is_needed()`: whether there is work although
-        the reactor is idle.
+        """Ticks without end, at multiples of the period. `is_needed()`: whether there is work
+        although the reactor is idle.
         """
         pace = Pace(self, is_needed)
         while True:
@@ -52,15 +52,19 @@ class PeriodicWork:
 
 
 class Pace:
-    """How long one kind of work may wait until it is done again."""
+    """Determines how long one kind of work may wait until it is repeated."""
 
     def __init__(self, periodic_work: PeriodicWork, is_needed: Callable[[], bool] = never):
         self._periodic_work = periodic_work
         self._is_needed = is_needed
-        self._seen = -1  # resumed_count at the last call, if the reactor was idle then; otherwise -1
+        self._idle_resumed_count = -1  # resumed_count at the last call, if the reactor was idle then; otherwise -1
 
     def seconds(self, period_s: float) -> float:
-        seen, self._seen = self._seen, -1
+        earlier_count, self._idle_resumed_count = self._idle_resumed_count, -1
         if self._periodic_work.is_idle() and not self._is_needed():
-            self._seen = self._periodic_work.resumed_count
-        return IDLE_S if self._seen >= 0 and self._seen == seen else clock.seconds_to_tick(period_s)
+            self._idle_resumed_count = self._periodic_work.resumed_count
+        return (
+            IDLE_S
+            if self._idle_resumed_count >= 0 and self._idle_resumed_count == earlier_count
+            else clock.seconds_to_tick(period_s)
+        )

@@ -142,9 +142,11 @@ class Replication:
 
     def update(self, cluster: Cluster, cluster_id: str, dynamic_config: Mapping[str, str]) -> None:
         """Called after every change of metadata."""
-        own = cluster.brokers.get(cluster.node_id)
+        own_broker = cluster.brokers.get(cluster.node_id)
         self._identity = (
-            Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
+            Identity(cluster.node_id, own_broker.directory_id, cluster_id)
+            if own_broker is not None and cluster_id
+            else None
         )
         targets = (
             {**spare_routes(self._assigned, cluster.brokers), **target_routes(self._assigned, cluster.brokers)}
@@ -154,18 +156,18 @@ class Replication:
         for route in [route for route in self._connections if route not in targets]:
             self._drop(route)
         for route, target in targets.items():
-            known = self._connections.get(route)
-            if known is None:
-                known = self._connections[route] = _Connection(target)
-                known.task = asyncio.get_running_loop().create_task(self._maintain_connection(route, known))
-            elif known.target != target:
-                known.target = target
-                known.changed.set()
-        self._throttle(dynamic_config, own.worker_count if own is not None else 1)
+            connection = self._connections.get(route)
+            if connection is None:
+                connection = self._connections[route] = _Connection(target)
+                connection.task = asyncio.get_running_loop().create_task(self._maintain_connection(route, connection))
+            elif connection.target != target:
+                connection.target = target
+                connection.changed.set()
+        self._throttle(dynamic_config, own_broker.worker_count if own_broker is not None else 1)
 
     def _throttle(self, dynamic_config: Mapping[str, str], worker_count: int) -> None:
-        """Sets this worker's share of the configured rate. All workers have equal shares: they have no
-        common budget, and partitions are distributed over them.
+        """Sets this worker's share of the configured rate. All workers have equal shares: they have
+        no common budget, and partitions are distributed over them.
         """
         rate = broker_number({**self._config, **dynamic_config}, "follower.replication.throttled.rate")
         rate = 0 if rate >= 1 << 62 else max(1, rate // max(1, worker_count))
@@ -264,14 +266,14 @@ class Replication:
             CONNECT_S_MAX,
         )
 
-    async def _pass_to_reactor(self, route: Route, connection: _Connection, made: Dialled) -> None:
+    async def _pass_to_reactor(self, route: Route, connection: _Connection, dialled: Dialled) -> None:
         connection.token = 0
         if self._identity is None:  # this host's registration has ended since the dial
-            made.socket.close()
+            dialled.socket.close()
             raise OSError(_NOT_REGISTERED)
         # built before detach(): from then on only the reactor owns the connection
-        options = self._options(route, self._identity.node_id, made.tls)
-        event = await self._commands.run(self._reactor.fetcher_put, made.socket.detach(), options)
+        options = self._options(route, self._identity.node_id, dialled.tls)
+        event = await self._commands.run(self._reactor.fetcher_put, dialled.socket.detach(), options)
         if event.token in self._ended:
             raise OSError(self._ended.pop(event.token))
         connection.token = event.token

@@ -7,13 +7,13 @@ When a segment is due
                                             does not read the whole disk. Random, not by name:
                                             if the broker restarts often, each run begins with
                                             different segments
-    sealed since                            at a random time within SEALED_MS
+    sealed after that                       at a random time within SEALED_MS
     verified                                log.scrub.interval.ms later
     damaged                                 at most a day later, and it is then logged again
     found damaged by an earlier run         immediately
 None of these waits is longer than log.scrub.interval.ms. The longest overdue segment comes first;
-if there is more log than log.scrub.bytes.per.second can read in an interval, everything is read in
-turn, only less often. The due times are kept only in memory, one number for each segment.
+if log.scrub.bytes.per.second is too low to read all segments in an interval, all are still read in
+turn, but less often. The due times are kept only in memory, one number for each segment.
 
 S1  one piece (PIECE_BYTES, a copy in memory) is read and checked at a time, on the low-priority
     thread of its log directory, where checkpoints and deletions get their turn between any two
@@ -46,7 +46,7 @@ from mqd.base.config import broker_number
 from mqd.log import damage, segments
 from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header, read_batch
 from mqd.log.damage import Damage
-from mqd.worker.background import ELSEWHERE, Background
+from mqd.worker.background import NO_LOG_DIR, Background
 from mqd.worker.catalog import Key
 from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.partitions import PartitionSet
@@ -85,11 +85,11 @@ class ScrubPlan:
         within_ms = min(self._interval_ms, FIRST_PASS_MS if known is None else SEALED_MS)
         for base in bases - (known or set()):
             self._put((key, base), now_ms + int(self._random() * within_ms))
-        gone = (known or set()) - bases
-        for base in gone:
+        removed = (known or set()) - bases
+        for base in removed:
             del self._due[key, base]
         self._sealed[key] = bases
-        return gone
+        return removed
 
     def forget(self, key: Key) -> None:
         for base in self._sealed.pop(key, ()):
@@ -102,27 +102,27 @@ class ScrubPlan:
         return [base for base in self._sealed.get(segment[0], ()) if base > segment[1]]
 
     def due(self, now_ms: int) -> SegmentKey | None:
-        """The segment to check now; None: there is none. It stays due until one of the following three
+        """The segment to check now, or None. It stays due until one of the following three
         methods reschedules it, or it no longer exists.
         """
         while self._heap:
-            when, segment = self._heap[0]
-            if self._due.get(segment) == when:
-                return segment if when <= now_ms else None
+            when_ms, segment = self._heap[0]
+            if self._due.get(segment) == when_ms:
+                return segment if when_ms <= now_ms else None
             heapq.heappop(self._heap)
         return None
 
-    def verified(self, segment: SegmentKey, now_ms: int) -> None:
+    def on_verified(self, segment: SegmentKey, now_ms: int) -> None:
         self._reschedule(segment, now_ms + self._interval_ms)
 
-    def damaged(self, segment: SegmentKey, now_ms: int) -> None:
+    def on_damaged(self, segment: SegmentKey, now_ms: int) -> None:
         self._reschedule(segment, now_ms + min(self._interval_ms, DAY_MS))
 
     def check_again(self, segment: SegmentKey, now_ms: int, after_ms: int) -> None:
         self._reschedule(segment, now_ms + min(self._interval_ms, after_ms))
 
     def _reschedule(self, segment: SegmentKey, when_ms: int) -> None:
-        if segment in self._due:  # otherwise it is gone
+        if segment in self._due:  # otherwise it no longer exists
             self._put(segment, when_ms)
 
     def _put(self, segment: SegmentKey, when_ms: int) -> None:
@@ -134,8 +134,8 @@ class ScrubPlan:
 
 
 def sealed_bases(bases: list[int], log_start_offset: int, active_base: int) -> list[int]:
-    """The segments of a listing below the active one, except those wholly below the log start (which are
-    about to be deleted).
+    """The segments of a listing below the active one, except those wholly below the log start
+    (which are about to be deleted).
     """
     first = max((base for base in bases if base <= log_start_offset), default=0)
     return [base for base in bases if first <= base < active_base]
@@ -171,17 +171,17 @@ class Scrubber:
         self._partitions = partitions
         self._background = background
         self._run_dir = run_dir
-        self._pace = Pace(periodic_work, lambda: bool(self._found))
+        self._pace = Pace(periodic_work, lambda: bool(self._damage))
         self._interval_ms = broker_number(config, "log.scrub.interval.ms")
         self._rate = broker_number(config, "log.scrub.bytes.per.second")
         self._plan = ScrubPlan(self._interval_ms)
         # partition -> its log start and active segment at the last listing
         self._surveyed: dict[Key, tuple[int, int]] = {}
-        self._found: dict[SegmentKey, Damage] = {}
+        self._damage: dict[SegmentKey, Damage] = {}
         # found by an earlier run, in partitions that are not open yet
-        self._earlier: dict[SegmentKey, Damage] = {}
+        self._earlier_damage: dict[SegmentKey, Damage] = {}
         self._published_ms: dict[SegmentKey, int] = {}
-        # How often compaction has replaced a partition's segments.
+        # how often compaction has replaced a partition's segments
         self._replacements: dict[Key, int] = {}
         self._log = logging.get("worker.scrub")
 
@@ -191,10 +191,10 @@ class Scrubber:
 
     async def _run(self) -> None:
         if self._interval_ms < 0:
-            await self._background.urgent(ELSEWHERE, self._write, [])
+            await self._background.urgent(NO_LOG_DIR, self._write, [])
             await asyncio.Event().wait()
-        for one in await self._background.urgent(ELSEWHERE, damage.read, self._run_dir, self._worker):
-            self._earlier[(one.topic_id, one.partition), one.segment] = one
+        for one in await self._background.urgent(NO_LOG_DIR, damage.read, self._run_dir, self._worker):
+            self._earlier_damage[(one.topic_id, one.partition), one.segment] = one
         survey_s = min(self._interval_ms / 5000, SURVEY_S_MAX)
         next_survey = 0.0
         while True:
@@ -212,12 +212,14 @@ class Scrubber:
                 await asyncio.sleep(RETRY_MS / 1000)
 
     def _survey_pause_s(self, survey_s: float) -> float:
-        """While the reactor is idle, a segment may be checked a minute late, unless the interval is below 25 s."""
+        """While the reactor is idle, a segment may be checked a minute late, unless the interval is
+        below 25 s.
+        """
         return self._pace.seconds(survey_s) if survey_s == SURVEY_S_MAX else survey_s
 
     # -- survey ------------------------------------------------------------------------------------
 
-    def _open(self, key: Key) -> OpenPartition | None:
+    def _find_open(self, key: Key) -> OpenPartition | None:
         opened = self._partitions.open.get(key)
         return (
             None
@@ -229,11 +231,11 @@ class Scrubber:
         """Lists the directories of the partitions whose first or last segment may have changed."""
         changed = False
         for key in self._plan.partitions():
-            if self._open(key) is None:
+            if self._find_open(key) is None:
                 self._plan.forget(key)
                 self._surveyed.pop(key, None)
                 self._replacements.pop(key, None)
-                for segment in [segment for segment in self._found if segment[0] == key]:
+                for segment in [segment for segment in self._damage if segment[0] == key]:
                     changed |= self._drop(segment)
         for key in list(self._partitions.open):
             changed |= await self._survey_one(key)
@@ -242,7 +244,7 @@ class Scrubber:
 
     async def _survey_one(self, key: Key) -> bool:
         """Returns whether the set of known damage changed."""
-        opened = self._open(key)
+        opened = self._find_open(key)
         if opened is None:
             return False
         view = self._control.slot_view(opened.owned.slot)
@@ -253,32 +255,32 @@ class Scrubber:
             bases = await self._background.slow(opened.owned.log_dir, segments.base_offsets, opened.path)
         except OSError:
             return False  # being deleted; if not, the next survey fails in the same way
-        if self._open(key) is not opened:
+        if self._find_open(key) is not opened:
             return False
         now_ms = clock.monotonic_ms()
         self._surveyed[key] = ends
         sealed = sealed_bases(bases, *ends)
-        gone = self._plan.set_sealed(key, sealed, now_ms)
-        changed = any([self._drop((key, base)) for base in gone])
+        removed = self._plan.set_sealed(key, sealed, now_ms)
+        changed = any([self._drop((key, base)) for base in removed])
         for segment in [
             segment
-            for segment, one in self._found.items()
+            for segment, one in self._damage.items()
             if segment[0] == key and one.next_sound_offset <= view.log_start_offset
         ]:
             self._plan.check_again(segment, now_ms, 0)  # the damage was skipped: check what follows it
-        for segment in [segment for segment in self._earlier if segment[0] == key]:
-            one = self._earlier.pop(segment)
+        for segment in [segment for segment in self._earlier_damage if segment[0] == key]:
+            one = self._earlier_damage.pop(segment)
             changed = True
             if segment[1] in sealed:
-                self._found[segment] = one
+                self._damage[segment] = one
                 self._plan.check_again(segment, now_ms, 0)
         return changed
 
     def _drop(self, segment: SegmentKey) -> bool:
         self._published_ms.pop(segment, None)
-        return self._found.pop(segment, None) is not None
+        return self._damage.pop(segment, None) is not None
 
-    def replaced(self, key: Key) -> None:
+    def on_replaced(self, key: Key) -> None:
         """Compaction is about to replace some segments, or has done so."""
         self._replacements[key] = self._replacements.get(key, 0) + 1
         self._surveyed.pop(key, None)
@@ -286,13 +288,13 @@ class Scrubber:
     # -- one segment -------------------------------------------------------------------------------
 
     async def _visit(self, segment: SegmentKey) -> None:
-        opened = self._open(segment[0])
+        opened = self._find_open(segment[0])
         if opened is None:
             self._plan.check_again(segment, clock.monotonic_ms(), RETRY_MS)  # the next survey removes the partition
             return
         path = segments.segment_path(opened.path, segment[1])
         try:
-            found = await self._verify(segment, opened, path)
+            first_damage = await self._verify(segment, opened, path)
         except (FileNotFoundError, _SegmentChanged):
             # the next survey removes the segment if it is gone
             self._plan.check_again(segment, clock.monotonic_ms(), RETRY_MS)
@@ -305,12 +307,14 @@ class Scrubber:
             )
             self._plan.check_again(segment, clock.monotonic_ms(), RETRY_MS)
         else:
-            await self._record(segment, opened, path, found)
+            await self._record(segment, opened, path, first_damage)
 
     async def _verify(self, segment: SegmentKey, opened: OpenPartition, path: Path) -> Damage | None:
-        """Returns the first damage at or above the log start; None: there is none. Raises OSError; _SegmentChanged."""
+        """Returns the first damage at or above the log start; None: there is none. Raises OSError;
+        _SegmentChanged.
+        """
         piece = _Piece(0, segment[1], 0, False)
-        doubted = -1
+        suspect_position = -1
         replacements = self._replacements.get(segment[0])
         while not piece.at_end:
             began = time.monotonic()
@@ -320,27 +324,31 @@ class Scrubber:
             if self._replacements.get(segment[0]) != replacements:
                 raise _SegmentChanged  # not the file that the check started with
             await asyncio.sleep(max(PAUSE_S_MIN, piece.read_bytes / self._rate - (time.monotonic() - began)))
-            if piece.problem is not None and piece.position != doubted:  # S3
-                doubted = piece.position
+            if piece.problem is not None and piece.position != suspect_position:  # S3
+                suspect_position = piece.position
                 piece.at_end = False
                 await asyncio.sleep(CONFIRM_S)
             elif piece.problem is not None:
-                found = await self._describe(segment, opened, path, piece)
-                if isinstance(found, Damage):
-                    return found
-                piece = found
-            if self._open(segment[0]) is not opened or not self._is_sealed(opened, segment[1]):
+                result = await self._describe(segment, opened, path, piece)
+                if isinstance(result, Damage):
+                    return result
+                piece = result
+            if self._find_open(segment[0]) is not opened or not self._is_sealed(opened, segment[1]):
                 raise _SegmentChanged
         return None
 
-    async def _describe(self, segment: SegmentKey, opened: OpenPartition, path: Path, bad: _Piece) -> Damage | _Piece:
-        """Describes the damage. If the bad batch is below the log start, where no consumer can read it,
-        returns the _Piece from which to continue.
+    async def _describe(
+        self, segment: SegmentKey, opened: OpenPartition, path: Path, bad_piece: _Piece
+    ) -> Damage | _Piece:
+        """Describes the damage. If the bad batch is below the log start, where no consumer can read
+        it, returns the _Piece from which to continue.
         """
         view = self._control.slot_view(opened.owned.slot)
-        following = min(self._plan.sealed_after(segment), default=view.log_end_segment)
-        offset, position = await self._background.slow(opened.owned.log_dir, next_sound, path, bad.position, following)
-        if self._open(segment[0]) is not opened or not self._is_sealed(opened, segment[1]):
+        following_base = min(self._plan.sealed_after(segment), default=view.log_end_segment)
+        offset, position = await self._background.slow(
+            opened.owned.log_dir, next_sound, path, bad_piece.position, following_base
+        )
+        if self._find_open(segment[0]) is not opened or not self._is_sealed(opened, segment[1]):
             raise _SegmentChanged
         if offset <= view.log_start_offset and position >= 0:
             return _Piece(position, offset, 0, False)
@@ -350,8 +358,8 @@ class Scrubber:
             owned.topic_id,
             owned.index,
             segment[1],
-            bad.position,
-            bad.problem or "",
+            bad_piece.position,
+            bad_piece.problem or "",
             offset,
             clock.now_ms(),
         )
@@ -360,17 +368,17 @@ class Scrubber:
         """Whether the segment is still sealed: a failed write may have truncated the log."""
         return base < self._control.slot_view(opened.owned.slot).log_end_segment
 
-    async def _record(self, segment: SegmentKey, opened: OpenPartition, path: Path, found: Damage | None) -> None:
+    async def _record(self, segment: SegmentKey, opened: OpenPartition, path: Path, new_damage: Damage | None) -> None:
         now_ms = clock.monotonic_ms()
-        if found is None:
-            self._plan.verified(segment, now_ms)
+        if new_damage is None:
+            self._plan.on_verified(segment, now_ms)
             if self._drop(segment):
                 self._log.info(
                     "a damaged segment is sound again or was deleted", partition=opened.owned.name, segment=path.name
                 )
                 await self._publish()
             return
-        self._plan.damaged(segment, now_ms)
+        self._plan.on_damaged(segment, now_ms)
         published_ms = self._published_ms.get(segment)
         if published_ms is None or now_ms - published_ms >= DAY_MS:
             self._published_ms[segment] = now_ms
@@ -379,23 +387,23 @@ class Scrubber:
                 " DeleteRecords up to next_sound_offset; everything else is served",
                 partition=opened.owned.name,
                 segment=path.name,
-                position=found.position,
-                reason=found.reason,
-                next_sound_offset=found.next_sound_offset,
+                position=new_damage.position,
+                reason=new_damage.reason,
+                next_sound_offset=new_damage.next_sound_offset,
                 see=f"mqd log verify {path}",
             )
-        known = self._found.get(segment)
-        if known is None or msgspec.structs.replace(found, found_ms=known.found_ms) != known:
-            self._found[segment] = found
+        known = self._damage.get(segment)
+        if known is None or msgspec.structs.replace(new_damage, found_ms=known.found_ms) != known:
+            self._damage[segment] = new_damage
             await self._publish()
 
     async def _publish(self) -> None:
-        await self._background.urgent(ELSEWHERE, self._write, [*self._found.values(), *self._earlier.values()])
+        await self._background.urgent(NO_LOG_DIR, self._write, [*self._damage.values(), *self._earlier_damage.values()])
 
-    def _write(self, found: list[Damage]) -> None:
+    def _write(self, known_damage: list[Damage]) -> None:
         """Blocking."""
         try:
-            damage.write(self._run_dir, self._worker, found)
+            damage.write(self._run_dir, self._worker, known_damage)
         except OSError as error:
             self._log.warning("the metrics of damaged segments cannot be written", reason=str(error))
 
@@ -404,10 +412,10 @@ class Scrubber:
 
 
 def check_piece(path: Path, position: int, next_offset: int) -> _Piece:
-    """Checks the whole batches within PIECE_BYTES of `position`, the start of a batch. If there is not
-    one whole batch, or the first looks bad, or the disk cannot read the bytes, checks the file itself
-    to its end, or to the first bad batch. `next_offset`: no batch may begin below it. Raises OSError,
-    except for EIO, which becomes the `problem` of the result.
+    """Checks the whole batches within PIECE_BYTES of `position`, the start of a batch. If there is
+    not one whole batch, or the first looks bad, or the disk cannot read the bytes, checks the file
+    itself to its end, or to the first bad batch. `next_offset`: no batch may begin below it. Raises
+    OSError, except for EIO, which becomes the `problem` of the result.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -416,30 +424,32 @@ def check_piece(path: Path, position: int, next_offset: int) -> _Piece:
             return _Piece(position, next_offset, 0, True)
         data = _read(fd, position, min(PIECE_BYTES, size - position))
         if data is not None:
-            found = _scan_copy(data, next_offset)
+            scan = _scan_copy(data, next_offset)
             # the rest of the piece is checked with the next one
-            if found.reason is None or found.valid_bytes:
-                at = position + found.valid_bytes
-                return _Piece(at, found.next_offset, len(data), at >= size)
+            if scan.reason is None or scan.valid_bytes:
+                end = position + scan.valid_bytes
+                return _Piece(end, scan.next_offset, len(data), end >= size)
     finally:
         os.close(fd)
     try:
-        found = native.segment_scan(path, next_offset, position, check_crc=True)
+        scan = native.segment_scan(path, next_offset, position, check_crc=True)
     except native.NativeError as error:
         if error.errno != errno.EIO:
             raise
         return _Piece(position, next_offset, PIECE_BYTES, True, f"the disk cannot read it: {error.strerror}")
-    at = found.valid_bytes  # counted from the file's start here
-    return _Piece(at, found.next_offset, min(size, at + PIECE_BYTES) - position, True, found.reason)
+    end = scan.valid_bytes  # counted from the file's start here
+    return _Piece(end, scan.next_offset, min(size, end + PIECE_BYTES) - position, True, scan.reason)
 
 
 def _read(fd: int, position: int, size: int) -> memoryview | None:
-    """May be shorter than `size` at the end of the file; None: the disk cannot read it."""
+    """Returns fewer than `size` bytes at the end of the file, and None if the disk cannot read
+    them.
+    """
     data = memoryview(bytearray(size))
-    got, flags = 0, _RWF_DONTCACHE
-    while got < size:
+    read_bytes, flags = 0, _RWF_DONTCACHE
+    while read_bytes < size:
         try:
-            part = os.preadv(fd, [data[got:]], position + got, flags)
+            part = os.preadv(fd, [data[read_bytes:]], position + read_bytes, flags)
         except OSError as error:
             if error.errno == errno.EIO:
                 return None
@@ -449,12 +459,12 @@ def _read(fd: int, position: int, size: int) -> memoryview | None:
             continue
         if part == 0:
             break
-        got += part
-    return data[:got]
+        read_bytes += part
+    return data[:read_bytes]
 
 
 def _scan_copy(data: memoryview, next_offset: int) -> native.ScanResult:
-    """Scans a file in memory, because the native scan needs a file."""
+    """Scans a copy in a memory file, because the native scan needs a file."""
     copy = os.memfd_create("mqd-scrub", os.MFD_CLOEXEC)
     try:
         done = 0

@@ -4,11 +4,11 @@ bit in flushed data looks like a torn write (C5 of native/log/recovery/recovery.
 Such a replica may hold less than the other replicas assume. A file in its directory marks it as
 shortened until it has caught up. While it is marked:
     H1  it does not lead: as a leader it would make the others truncate acknowledged records. It
-        reports that it does not serve the partition, so that another replica leads. It repeats that
+        reports that it does not serve the partition, so that another replica leads. It repeats the report
         while there is no leader and it is in sync: otherwise the controller would conclude from the
         silence that the replica can serve again, and make it the leader.
     H2  it follows, and counts as a replica again once a leader has added it to the in-sync set: then it
-        has everything.
+        has all records.
     H3  a sole replica is never treated like this: no other replica has more.
     H4  after an unclean election the operator may delete the file while the broker is down.
 Pure except for the file.
@@ -43,7 +43,7 @@ def is_marked(path: Path) -> bool:
 
 
 def mark(path: Path, files: Files) -> None:
-    """Durable when it returns. Raises OSError."""
+    """The mark is durable when this returns. Raises OSError."""
     files.replace(path / MARKER, b"1\n")
 
 
@@ -54,9 +54,9 @@ def unmark(path: Path, files: Files) -> None:
 
 
 def is_leader_or_candidate(assignment: Assignment) -> bool:
-    """Whether the replica is to lead, or is the next candidate: in sync while there is no leader. A
-    replica that is only in the ELR is elected as soon as it is available, and is in sync then. An
-    operator may choose one that is in neither set (H4).
+    """Whether the replica is the assigned leader, or the next candidate: in sync while there is no
+    leader. A replica that is only in the ELR is elected as soon as it is available, and is in sync
+    then. An operator may choose a replica that is in neither set (H4).
     """
     return assignment.leader == assignment.node_id or (assignment.leader < 0 and _is_in_sync(assignment))
 
@@ -72,12 +72,13 @@ class Shortened:
         self._in_sync: bool | None = None  # according to the last assignment
 
     def on_assignment(self, assignment: Assignment) -> tuple[Assignment, bool]:
-        """(the assignment for the reactor, whether the partition counts as a replica from now
-        on)."""
-        leads = assignment.leader == assignment.node_id
+        """Returns (the assignment for the reactor, whether the partition counts as a replica from
+        now on).
+        """
+        is_leader = assignment.leader == assignment.node_id
         in_sync = _is_in_sync(assignment)
-        entered = self._in_sync is False and in_sync and assignment.leader >= 0 and not leads
+        has_joined = self._in_sync is False and in_sync and assignment.leader >= 0 and not is_leader
         self._in_sync = in_sync
-        if entered or (leads and assignment.recovering):
+        if has_joined or (is_leader and assignment.recovering):
             return assignment, True
-        return (msgspec.structs.replace(assignment, leader=-1), False) if leads else (assignment, False)
+        return (msgspec.structs.replace(assignment, leader=-1), False) if is_leader else (assignment, False)

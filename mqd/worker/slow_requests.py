@@ -11,7 +11,7 @@ from mqd.worker.catalog import Catalog
 
 JOIN_GROUP, SYNC_GROUP = 11, 14
 UNLOGGED_APIS = (JOIN_GROUP, SYNC_GROUP)  # they are answered only when a rebalance ends
-WORDS = {
+FIELD_NAMES = {
     native.Spent.QUEUE: "queued",
     native.Spent.WAIT: "waited_for_records",
     native.Spent.DISK: "disk",
@@ -26,25 +26,25 @@ WORDS = {
 def fields(slow: native.SlowRequest) -> dict[str, Any]:
     """The fields of the line. Times in ms; parts that took no time are left out."""
     api = KNOWN.get(slow.api_key)
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "api": api.name if api is not None else str(slow.api_key),
         "version": slow.version,
         "client": slow.client_id,
         "ms": round(slow.whole_us / 1000),
     }
-    for part, word in WORDS.items():
+    for part, name in FIELD_NAMES.items():
         if (milliseconds := round(slow.spent_us[part] / 1000)) > 0:
-            found[f"{word}_ms"] = milliseconds
+            values[f"{name}_ms"] = milliseconds
     if slow.principal:
-        found["principal"] = slow.principal
+        values["principal"] = slow.principal
     if slow.left_out:
-        found["suppressed"] = slow.left_out
-    return found
+        values["suppressed"] = slow.left_out
+    return values
 
 
 def log_line(log: logging.Logger, event: native.Event, catalog: Catalog) -> None:
     """Handles MQD_EVENT_SLOW."""
     if event.slow is None or event.slow.api_key in UNLOGGED_APIS:
         return
-    where = {"partition": catalog.partition_name(event.slot)} if event.slot != native.SLOT_NONE else {}
-    log.warning("a slow request", connection=event.connection, **where, **fields(event.slow))
+    partition = {"partition": catalog.partition_name(event.slot)} if event.slot != native.SLOT_NONE else {}
+    log.warning("a slow request", connection=event.connection, **partition, **fields(event.slow))

@@ -39,44 +39,46 @@ class Subjects:
         reactor: native.Reactor,
         commands: ReactorCommands,
         rules: Authorizer,
-        only_logged: bool,
+        log_only: bool,
         slots_of: Callable[[Callable[[str], bool]], list[int]] = lambda _: [],
         audit: Audit | None = None,
     ) -> None:
         self._reactor = reactor
         self._commands = commands
         self._rules = rules
-        self._only_logged = only_logged
+        self._log_only = log_only
         self._audit = audit or Audit()
-        self._live: dict[int, tuple[str, str]] = {}  # by the reactor's number: principal, host
+        self._present: dict[int, tuple[str, str]] = {}  # by the reactor's number: principal, host
         self._generation = rules.generation  # what was sent to the reactor
         self._slots_of = slots_of
-        self._changed: list[AclBinding] | None = []  # changed topic rules that may take a right away; None = any
+        self._changed: (
+            list[AclBinding] | None
+        ) = []  # changed rules of topics that may take a right away; None: any rules
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.rights")
 
     def on_requested(self, event: native.Event) -> None:
         """Handles MQD_EVENT_SUBJECT_REQUESTED."""
         host, _, principal = event.text.partition(" ")
-        self._live[event.token] = principal, host
+        self._present[event.token] = principal, host
         self._run_in_background(self._put(event.token))
 
     def on_gone(self, event: native.Event) -> None:
         """Handles MQD_EVENT_SUBJECT_GONE."""
-        self._live.pop(event.token, None)
+        self._present.pop(event.token, None)
 
     def on_denied(self, event: native.Event) -> None:
         """Handles MQD_EVENT_DENIED."""
-        principal, host = self._live.get(event.token, ("unknown", ""))
-        self._audit.record_denial(
-            principal, host, event.level, event.offset, event.text, self._only_logged, event.count
-        )
+        principal, host = self._present.get(event.token, ("unknown", ""))
+        self._audit.record_denial(principal, host, event.level, event.offset, event.text, self._log_only, event.count)
 
     def change(self, put: Mapping[bytes, AclBinding], removed: Iterable[bytes]) -> None:
-        gone = [self._rules.bindings[acl_id] for acl_id in removed if acl_id in self._rules.bindings]
-        new = [one for one in put.values() if one.permission == Permission.DENY or self._rules.allow_everyone]
+        removed_bindings = [self._rules.bindings[acl_id] for acl_id in removed if acl_id in self._rules.bindings]
+        restricting = [one for one in put.values() if one.permission == Permission.DENY or self._rules.allow_everyone]
         if self._changed is not None:
-            self._changed += [one for one in (*gone, *new) if one.resource_type == ResourceType.TOPIC]
+            self._changed += [
+                one for one in (*removed_bindings, *restricting) if one.resource_type == ResourceType.TOPIC
+            ]
         self._rules.change(put, removed)
 
     def replace(self, bindings: Mapping[bytes, AclBinding]) -> None:
@@ -85,11 +87,11 @@ class Subjects:
         self._rules.replace(bindings)
 
     async def apply(self) -> None:
-        """Must be called when the rules may have changed (J1)."""
+        """Must be called whenever the rules may have changed (J1)."""
         if self._generation == self._rules.generation:
             return
         self._generation = self._rules.generation
-        await asyncio.gather(*(self._put(number) for number in list(self._live)))
+        await asyncio.gather(*(self._put(number) for number in list(self._present)))
         changed, self._changed = self._changed, []
         if changed is None or changed:
             slots = self._slots_of(lambda name: changed is None or any(one.covers(name) for one in changed))
@@ -97,9 +99,9 @@ class Subjects:
             await self._commands.run(self._reactor.revoke_mappings, slots)
 
     async def _put(self, number: int) -> None:
-        if number not in self._live:
+        if number not in self._present:
             return
-        principal, host = self._live[number]
+        principal, host = self._present[number]
         subject = compile_subject(self._rules, principal, host)
         try:
             await self._commands.run(
@@ -108,7 +110,7 @@ class Subjects:
         except NativeError as error:
             if error.code != E_STALE:
                 raise
-            self._live.pop(number, None)  # gone before its rights arrived
+            self._present.pop(number, None)  # gone before its rights arrived
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

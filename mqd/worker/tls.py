@@ -1,5 +1,5 @@
-"""A worker's certificates, for its TLS listeners and for connections between hosts: loaded before it
-serves, and again when a file has changed or the key of session tickets is due to change.
+"""A worker's certificates, for its TLS listeners and for connections between hosts: loaded before
+it serves, and again when a file has changed or the key of session tickets is due to change.
 
 Invariants: a TLS listener serves nothing before its certificate is loaded (the reactor refuses its
 connections); if loading fails, the previous certificate stays in use and the failure is logged
@@ -52,7 +52,7 @@ class TlsListeners:
         self._commands = commands
         self._secret = secret
         self._listeners = tls_files.listeners_with_tls(config)
-        self._seen: dict[int, _State] = {}
+        self._states: dict[int, _State] = {}
         self._credentials = credentials
         self._use_certificate_task: asyncio.Task[None] | None = None
         self._rules = {index: tls_files.principal_rules(config, listener) for index, listener in self._listeners}
@@ -60,7 +60,7 @@ class TlsListeners:
     def load(self) -> None:
         """Called before the reactor starts. Raises ConfigError."""
         for index, listener in self._listeners:
-            self._seen[index] = self._state(listener)
+            self._states[index] = self._state(listener)
             self._reactor.set_listener_tls(0, index, self._context(listener))
         if self._credentials.host is not None:
             try:
@@ -98,10 +98,10 @@ class TlsListeners:
 
     async def _maybe_reload(self, index: int, listener: Listener) -> None:
         state = await asyncio.to_thread(self._state, listener)
-        if state == self._seen[index]:
+        if state == self._states[index]:
             return
-        files_changed = state.files != self._seen[index].files
-        self._seen[index] = state
+        files_changed = state.files != self._states[index].files
+        self._states[index] = state
         try:
             context = await asyncio.to_thread(self._context, listener)
             await self._commands.run(self._reactor.set_listener_tls, index, context)
@@ -116,10 +116,12 @@ class TlsListeners:
             log.info("certificate reloaded", listener=listener.name)
 
     def principal(self, listener_id: int, name: str) -> str:
-        """The principal to which a certificate's subject maps; "": no rule matches, or no such user can exist."""
-        found = mapped(self._rules[listener_id], name)
+        """The principal to which a certificate's subject maps; "": no rule matches, or no such user
+        can exist.
+        """
+        principal = mapped(self._rules[listener_id], name)
         try:
-            return user(found) if found is not None else ""
+            return user(principal) if principal is not None else ""
         except ValueError as error:
             log.warning("a certificate's subject maps to no user", subject=name, reason=str(error))
             return ""

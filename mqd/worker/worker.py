@@ -52,7 +52,7 @@ from mqd.shm.attach import KeeperClient
 from mqd.shm.credits import Credits
 from mqd.shm.keeper_messages import Death
 from mqd.worker import slow_requests
-from mqd.worker.background import ELSEWHERE, Background, unless_hung
+from mqd.worker.background import NO_LOG_DIR, Background, unless_hung
 from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.compaction import Compactor
@@ -133,9 +133,9 @@ class Worker:
             None,
         )
         # a thread, because the loop itself may be blocked
-        watch = threading.Timer(END_S, self._give_up)
-        watch.daemon = True
-        watch.start()
+        timer = threading.Timer(END_S, self._give_up)
+        timer.daemon = True
+        timer.start()
         async with self._applying:
             tasks_ended = await self._unless_hung("the running tasks", _cancel([*tasks, stop]))
             if failure is not None:
@@ -149,9 +149,9 @@ class Worker:
         files, self._background = NativeFiles(), Background()
         self._catalog = Catalog(self._index, config, client.control.generation)
         descriptors = open_files.raise_limit()
-        reserve = broker_number(config, "log.dirs.free.bytes.min")
+        reserve_bytes = broker_number(config, "log.dirs.free.bytes.min")
         self._log_dirs = [
-            LogDirectory(index, Path(path), self._index, worker_count, reserve, files, scan_max_timestamp)
+            LogDirectory(index, Path(path), self._index, worker_count, reserve_bytes, files, scan_max_timestamp)
             for index, path in enumerate(config["log.dirs"].split(","))
         ]
         self._credits = Credits.attach(
@@ -163,8 +163,10 @@ class Worker:
         )
         self._credits.adjust(0)
         self._local = LocalBudget.attach(client, self._run_dir / "credits.lock", config, worker_count)
-        reading = broker_number(config, "read.fd.count.max")
-        connection_max = min(self._credits.budget.connection_count, max(16, descriptors - reading - _DESCRIPTORS_SPARE))
+        read_fd_count = broker_number(config, "read.fd.count.max")
+        connection_max = min(
+            self._credits.budget.connection_count, max(16, descriptors - read_fd_count - _DESCRIPTORS_SPARE)
+        )
         own_arena_bytes = client.welcome.arena_bytes[client.endpoint_index]
         self._reactor = native.Reactor(
             native.ReactorOptions(
@@ -227,7 +229,7 @@ class Worker:
             self._background,
             files,
             self._run_dir,
-            self._scrubber.replaced,
+            self._scrubber.on_replaced,
         )
         self._link = ControllerLink(
             self._run_dir / "controller.sock", Subscribe("worker", self._index, client.generation), self._on_message
@@ -278,7 +280,9 @@ class Worker:
         self._reactor.start()
         confinement.refuse_more_rings(self._client.config)
         self._commands.watch()
-        self._log.info("reactor runs", backend=self._reactor.backend.name.lower(), connection_max=self._credits.granted)
+        self._log.info(
+            "reactor started", backend=self._reactor.backend.name.lower(), connection_max=self._credits.granted
+        )
         for log_dir in self._log_dirs:
             await self._commands.run(self._reactor.add_log_dir, log_dir.index, str(log_dir.path))
         await self._link.run()
@@ -289,10 +293,10 @@ class Worker:
             self._stopping.set()
 
     async def _end(self, tasks_ended: bool) -> None:
-        """The clean shutdown. The reactor sends the responses that it can and ends. A stopped reactor
-        carries out commands in this thread, so the partitions can be taken back. A hanging directory
-        is abandoned. `tasks_ended`: all tasks have ended; otherwise compaction, the only task that
-        cancellation may not end, is in a hanging step and is not awaited again.
+        """The clean shutdown. The reactor sends the responses that it can, and ends. A stopped
+        reactor carries out commands in this thread, so the partitions can be taken back. A hanging
+        directory is abandoned. `tasks_ended`: all tasks have ended; otherwise compaction, the only
+        task that may outlast its cancellation, is in a hanging step and is not awaited again.
         """
         await self._replication.close()
         await self._forwarding.close()
@@ -300,7 +304,7 @@ class Worker:
         await self._controller_commands.close()
         compacted = tasks_ended and await self._unless_hung("compaction", self._compactor.close())
         if not await self._unless_hung(
-            "the reactor", self._background.urgent(ELSEWHERE, self._reactor.stop), REACTOR_S
+            "the reactor", self._background.urgent(NO_LOG_DIR, self._reactor.stop), REACTOR_S
         ):
             await self._log_hung_directories()
             self._exit_without_joining()
@@ -317,16 +321,16 @@ class Worker:
         self._local.close()
         self._log.info("stopped")
 
-    async def _unless_hung(self, what: str, work: Coroutine[Any, Any, None], longer_s: float = 0.0) -> bool:
-        began_s = asyncio.get_running_loop().time() + longer_s
+    async def _unless_hung(self, work_name: str, work: Coroutine[Any, Any, None], extra_s: float = 0.0) -> bool:
+        began_s = asyncio.get_running_loop().time() + extra_s
         ended = await unless_hung(work, lambda: began_s)
         if not ended:
-            self._log.error("a task does not end: a log directory hangs", what=what)
+            self._log.error("a task does not end: a log directory hangs", what=work_name)
         return ended
 
     async def _log_hung_directories(self) -> None:
-        """Called when the reactor does not stop because a flush hangs. No partition can be taken back
-        from it, so none is closed, in any directory.
+        """Called when the reactor does not stop because a flush hangs. No partition can be taken
+        back from it, so none is closed, in any directory.
         """
         probes = {
             str(log_dir.path): asyncio.ensure_future(
@@ -343,8 +347,8 @@ class Worker:
         )
 
     def _give_up(self) -> None:
-        """Exits although a log directory blocks the clean shutdown. Logs that are not closed yet have
-        no marker, so the next start checks them.
+        """Exits although a log directory blocks the clean shutdown. Logs that are not closed yet
+        have no marker, so the next start checks them.
         """
         paths = sorted(
             {str(self._log_dirs[opened.owned.log_dir].path) for opened in list(self._partitions.open.values())}
@@ -398,7 +402,7 @@ class Worker:
         changes = self._catalog.on_image(image)
         if not self._ready:
             to_delete = await self._background.urgent(
-                ELSEWHERE,
+                NO_LOG_DIR,
                 set_strays_aside,
                 self._log_dirs,
                 image,
@@ -408,7 +412,7 @@ class Worker:
             )
             for log_dir, path in to_delete:
                 self._partitions.delete_later(log_dir, path)
-        await self._apply(changes, image.version, image=True)
+        await self._apply(changes, image.version, is_image=True)
         self._report_full_directories()
         self._upkeep.prune_when_applied(image.version)
         if not self._ready:
@@ -424,7 +428,7 @@ class Worker:
                 scanned_bytes=self._partitions.scanned_bytes,
             )
 
-    async def _apply(self, changes: Changes, version: int, image: bool = False) -> None:
+    async def _apply(self, changes: Changes, version: int, is_image: bool = False) -> None:
         await self._subjects.apply()
         await self._partitions.apply(changes)
         self._replication.update(self._catalog.cluster, self._cluster_id, self._catalog.broker_config)
@@ -432,10 +436,10 @@ class Worker:
         self._upkeep.on_applied()
         if not self._checked_left_behind and self._catalog.caught_up:
             await self._set_aside_left_behind()
-        await self._mover.on_applied(image)
+        await self._mover.on_applied(is_image)
         self._version = version
         self._link.send(Applied(version, dict(self._partitions.failures)))
-        for command in self._mover.released():
+        for command in self._mover.release_held():
             await self._controller_commands.carry_out(command)
 
     def _report_full_directories(self) -> None:
@@ -444,14 +448,16 @@ class Worker:
         )
 
     async def _set_aside_left_behind(self) -> None:
-        """Sets aside the directories of replicas that left this host before it started (W5 of the catalog)."""
+        """Sets aside the directories of replicas that left this host before it started (W5 of the
+        catalog).
+        """
         self._checked_left_behind = True
         if self._catalog.cluster.node_id >= 0:
             to_delete = await self._background.urgent(
-                ELSEWHERE,
+                NO_LOG_DIR,
                 set_left_behind_aside,
                 self._log_dirs,
-                self._catalog.left_behind,
+                self._catalog.is_left_behind,
                 self._index,
                 self._client.welcome.worker_count,
                 self._files,
@@ -519,7 +525,7 @@ class Worker:
             self._run_in_background(self._upkeep.on_log_dir_full(self._log_dirs[event.log_dir]))
         elif event.partition is not None:
             # returned by a command whose caller no longer waits
-            self._run_in_background(self._background.urgent(ELSEWHERE, event.partition.close, False))
+            self._run_in_background(self._background.urgent(NO_LOG_DIR, event.partition.close, False))
 
     def _log_line(self, event: native.Event) -> None:
         message, detail = _split_line(event.text)
@@ -553,8 +559,9 @@ class Worker:
 
 
 async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
-    """Cancels the tasks, and returns when they have ended. A caller that is itself cancelled does not wait
-    for them (with gather it would)."""
+    """Cancels the tasks, and returns when they have ended. A caller that is itself cancelled does
+    not wait for them (with gather it would).
+    """
     for task in tasks:
         task.cancel()
     done, _ = await asyncio.wait(tasks)
@@ -571,8 +578,8 @@ def _split_line(text: str) -> tuple[str, str]:
     """Lines are counted (and rate-limited) by their constant part: the text before the first colon
     or digit.
     """
-    found = _VARIABLE.search(text)
-    if found is None:
+    variable = _VARIABLE.search(text)
+    if variable is None:
         return text, ""
-    message = text[: found.start()].rstrip(" (")
-    return (message, text[found.start() :].lstrip(": ")) if message else ("reactor", text)
+    message = text[: variable.start()].rstrip(" (")
+    return (message, text[variable.start() :].lstrip(": ")) if message else ("reactor", text)

@@ -334,7 +334,7 @@ class Retirement:
                         for key in host.logs
                         if key not in worker.places
                         and worker is self.world.worker_of(host.node, key)
-                        and worker.catalog.left_behind(*key)
+                        and worker.catalog.is_left_behind(*key)
                     ]:
                         del host.logs[key]
         self.kernel.after(500 * MILLISECOND, None, self._tick)

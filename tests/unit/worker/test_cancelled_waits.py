@@ -47,7 +47,7 @@ def throttled() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
 
     compactor = object.__new__(Compactor)
     vars(compactor).update(_skip_pause=asyncio.Event(), _run_in_thread=thread, _value=lambda name: 1, _worker_count=1)
-    work = compactor._work(SimpleNamespace(closing=False), SimpleNamespace())  # type: ignore[arg-type]
+    work = compactor._run_steps(SimpleNamespace(closing=False), SimpleNamespace())  # type: ignore[arg-type]
     return work, compactor._skip_pause.set
 
 

@@ -66,7 +66,7 @@ def test_a_pending_log_start_is_not_applied_to_a_reused_slot(tmp_path: Path) -> 
             waiting = asyncio.create_task(subject.advance_start(opened, LOG_DIR, 50))  # type: ignore[arg-type]
             await asyncio.sleep(0)
             opened.closing = True
-        with pytest.raises(OSError, match="not served here"):
+        with pytest.raises(OSError, match="no longer served here"):
             await waiting
         assert not moved
 

@@ -69,7 +69,7 @@ class Here:
             before_close=None,
             _catalog=SimpleNamespace(failed_partitions=list),
             _log=logging.get("worker.partitions"),
-            _from_reactor=self.from_reactor,
+            _close_in_reactor=self.from_reactor,
         )
         for slot in range(2 * count):
             owned = Owned("t", b"t" * 16, slot, slot, slot % 2, 0)
@@ -280,7 +280,7 @@ def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(
     vars(compactor).update(
         _thread_pool=ThreadPoolExecutor(1),
         _skip_pause=asyncio.Event(),
-        _ended=asyncio.Event(),
+        _current_released=asyncio.Event(),
         _current=None,
         _idle={},
         _retry_at={},

@@ -132,7 +132,7 @@ def test_a_directory_that_hangs_takes_no_thread_of_the_others(let_go: threading.
         async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.gather(
                 threads.urgent(SOUND, int),
-                threads.urgent(background.ELSEWHERE, int),
+                threads.urgent(background.NO_LOG_DIR, int),
                 threads.slow(HUNG, int),
                 threads.slow(SOUND, int),
             ) == [0, 0, 0, 0]

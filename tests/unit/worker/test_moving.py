@@ -204,9 +204,9 @@ def test_a_command_does_not_wait_for_a_directory_that_failed_nor_for_a_new_contr
         assert not world.mover.hold(Command(1, "delete_records", SLOT + 1, 5))
         assert world.mover.hold(command)
         await world.mover.on_applied(True)
-        assert world.mover.released() == [] and world.mover.hold(command)
+        assert world.mover.release_held() == [] and world.mover.hold(command)
         world.partitions.failures[SLOT] = "its directory failed"
-        assert not world.mover.hold(command) and world.mover.released() == [command]
+        assert not world.mover.hold(command) and world.mover.release_held() == [command]
 
     run(tmp_path, scenario)
 

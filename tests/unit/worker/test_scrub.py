@@ -33,7 +33,7 @@ def when_due(plan: ScrubPlan, until_ms: int, step_ms: int) -> dict[scrub.Segment
     for now_ms in range(0, until_ms, step_ms):
         while (segment := plan.due(now_ms)) is not None:
             seen.setdefault(segment, now_ms)
-            plan.verified(segment, now_ms)
+            plan.on_verified(segment, now_ms)
     return seen
 
 
@@ -53,10 +53,10 @@ def test_a_newly_sealed_segment_is_due_within_the_hour_and_then_every_week() -> 
     assert plan.due(1000 + SEALED_MS // 2) is None
     assert plan.due(1000 + SEALED_MS) == (A, 0)
     assert plan.due(1000 + SEALED_MS) == (A, 0), "it stays due until it is put off"
-    plan.verified((A, 0), 2 * SEALED_MS)
+    plan.on_verified((A, 0), 2 * SEALED_MS)
     plan.set_sealed(A, [0, 10], 3 * SEALED_MS)
     assert plan.due(4 * SEALED_MS) == (A, 10)
-    plan.verified((A, 10), 4 * SEALED_MS)
+    plan.on_verified((A, 10), 4 * SEALED_MS)
     assert plan.due(2 * SEALED_MS + WEEK_MS - 1) is None
     assert plan.due(2 * SEALED_MS + WEEK_MS) == (A, 0)
 
@@ -65,19 +65,19 @@ def test_nothing_waits_longer_than_the_interval() -> None:
     plan = ScrubPlan(1000, lambda: 0.999)
     plan.set_sealed(A, [0], 0)
     assert plan.due(1000) == (A, 0)
-    plan.damaged((A, 0), 1000)
+    plan.on_damaged((A, 0), 1000)
     plan.set_sealed(A, [0, 5], 1000)
     assert plan.due(1998) is None
     assert plan.due(2000) in {(A, 0), (A, 5)}
     plan.check_again((A, 0), 2000, DAY_MS)
-    plan.verified((A, 5), 2000)
+    plan.on_verified((A, 5), 2000)
     assert plan.due(2999) is None and plan.due(3000) is not None
 
 
 def test_damage_is_verified_again_after_a_day() -> None:
     plan = ScrubPlan(WEEK_MS, lambda: 0.0)
     plan.set_sealed(A, [0], 0)
-    plan.damaged((A, 0), 0)
+    plan.on_damaged((A, 0), 0)
     assert plan.due(DAY_MS - 1) is None and plan.due(DAY_MS) == (A, 0)
 
 
@@ -89,7 +89,7 @@ def test_the_longest_due_partition_is_first() -> None:
     order = []
     while (segment := plan.due(5000)) is not None:
         order.append(segment[0])
-        plan.verified(segment, 5000)
+        plan.on_verified(segment, 5000)
     assert order == [B, A, (b"c" * 16, 0)]
 
 
@@ -98,7 +98,7 @@ def test_deleted_partitions_are_never_due() -> None:
     plan.set_sealed(A, [0, 10, 20], 0)
     plan.set_sealed(B, [0], 0)
     assert plan.set_sealed(A, [10, 20], 1) == {0}
-    plan.verified((A, 0), 1)  # it was deleted while it was read
+    plan.on_verified((A, 0), 1)  # it was deleted while it was read
     plan.forget(A)
     plan.forget(A)
     assert when_due(plan, 10_000, 100).keys() == {(B, 0)}
@@ -122,14 +122,16 @@ def test_the_plan_contains_exactly_the_listed_segments(steps: list[tuple[str, in
             listed[key] = set()
             plan.forget(key)
         elif due is not None:
-            {"v": plan.verified, "d": plan.damaged, "a": lambda segment, now: plan.check_again(segment, now, 100)}[
-                what
-            ](due, now_ms)
+            {
+                "v": plan.on_verified,
+                "d": plan.on_damaged,
+                "a": lambda segment, now: plan.check_again(segment, now, 100),
+            }[what](due, now_ms)
     assert len(plan._heap) <= 64 + 2 * 14 + 14
     left = set()
     while (due := plan.due(now_ms + 5000)) is not None:
         left.add(due)
-        plan.verified(due, now_ms + 5000)
+        plan.on_verified(due, now_ms + 5000)
     assert left == {(key, base) for key, bases in listed.items() for base in bases}
 
 

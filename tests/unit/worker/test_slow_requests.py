@@ -7,7 +7,7 @@ import msgspec
 from mqd import native
 from mqd.base import logging
 from mqd.worker import slow_requests
-from mqd.worker.slow_requests import WORDS, fields
+from mqd.worker.slow_requests import FIELD_NAMES, fields
 
 
 def slow(api_key: int = 0, left_out: int = 0, **spent_ms: float) -> native.SlowRequest:
@@ -30,7 +30,7 @@ def test_the_parts_that_took_time() -> None:
 
 
 def test_every_part_has_a_word_and_an_api_need_not_be_known() -> None:
-    assert set(WORDS) == set(native.Spent)
+    assert set(FIELD_NAMES) == set(native.Spent)
     found = fields(msgspec.structs.replace(slow(api_key=9999, left_out=7), principal=""))
     assert found["api"] == "9999" and found["suppressed"] == 7 and "principal" not in found
 

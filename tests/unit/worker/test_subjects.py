@@ -53,7 +53,7 @@ class Reactor:
 def scenario(body: Callable[[Reactor, Authorizer, Subjects], Awaitable[None]]) -> None:
     async def run() -> None:
         reactor, rules = Reactor(), Authorizer({"User:admin"})
-        await body(reactor, rules, Subjects(reactor, reactor, rules, only_logged=False))  # type: ignore[arg-type]
+        await body(reactor, rules, Subjects(reactor, reactor, rules, log_only=False))  # type: ignore[arg-type]
 
     asyncio.run(run())
 
