@@ -15,9 +15,9 @@ Invariants
         image, and by retry() if the cause may have passed.
     W5  files are deleted when the metadata shows that this host no longer has a replica of the
         partition (or that there is no such topic or partition); a partition that is merely not
-        served here keeps its files. Until the metadata has reached this host's own registration it is outdated,
-        and replicas that it shows as removed may have been added again since: files are kept, and
-        checked again at that point (`is_left_behind`).
+        served here keeps its files. Until the metadata has reached this host's own registration it
+        is outdated, and replicas that it shows as removed may have been added again since: files
+        are kept, and checked again at that point (`is_left_behind`).
     W6  a partition with several replicas gets its assignment after it was opened and before the
         change counts as applied, and again whenever the assignment changes. Once a partition has
         had an assignment, it gets new ones until it is closed.

@@ -115,8 +115,9 @@ class OpenPartitions:
             self.failures.pop(owned.slot, None)
 
     async def close_for_move(self, opened: OpenPartition) -> bool:
-        """Closes the partition cleanly, so that its files are complete. Returns False if it
-        is closed, but not cleanly."""
+        """Closes the partition cleanly, so that its files are complete. Returns False if it is
+        closed, but not cleanly.
+        """
         partition = await self._take_back(opened, with_files_lock=True)
         return partition is not None and await self._close(opened.owned, partition, clean=True) >= 0
 
@@ -165,7 +166,7 @@ class OpenPartitions:
 
     async def close_all(self, generation: int) -> list[LogDirectory]:
         """The clean shutdown: every partition is taken back from the reactor, flushed and closed;
-        then the checkpoints are written; then the marker of run_all directory where everything
+        then the checkpoints are written; then the marker of each directory where everything
         succeeded. Returns the directories that did not respond. They get no marker, so the next
         start checks their logs. Threads may still be busy there.
         """

@@ -8,8 +8,8 @@ Required order
         passed to the reactor (C3 of log/checkpoints.py).
     N3  a partition that cannot be opened is OFFLINE and listed in the failures; all others
         continue.
-    N4  a deleted partition's directory is renamed, durably, before the removal is reported as applied;
-        its files are deleted later.
+    N4  a deleted partition's directory is renamed, durably, before the removal is reported as
+        applied; its files are deleted later.
     N5  if recovery has cut a replica's log below acknowledged records, the replica follows and does
         not lead (shortened_log.py). If the log ends below the end that a predecessor of this worker
         has published since the broker started, the replica stays offline until the broker is
