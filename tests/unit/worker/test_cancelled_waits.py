@@ -55,13 +55,13 @@ def goodbye() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
     gossip = object.__new__(Gossip)
     vars(gossip).update(
         _transport=SimpleNamespace(close=lambda: None),
-        _left=asyncio.Event(),
+        _leave_done=asyncio.Event(),
         _timer=None,
         _tasks=set(),
-        _names=SimpleNamespace(stop=lambda: None),
-        event=lambda event: None,
+        _resolver=SimpleNamespace(stop=lambda: None),
+        handle=lambda event: None,
     )
-    return gossip.stop(), gossip._left.set
+    return gossip.stop(), gossip._leave_done.set
 
 
 @pytest.mark.parametrize("turns", range(TURNS))

@@ -159,16 +159,16 @@ def test_the_metadata_remembers_the_newest_removed_topics(monkeypatch):
         if number != 1:
             state.apply(TopicRemoved(topic_id(number)))
         state.check()
-    assert list(state.removed) == [topic_id(2), topic_id(3), topic_id(4)]
+    assert list(state.removed_topic_ids) == [topic_id(2), topic_id(3), topic_id(4)]
     stored = msgspec.msgpack.decode(msgspec.msgpack.encode(state.snapshot()), type=Snapshot)
     again = MetadataState.from_snapshot(stored)
-    assert again == state and list(again.removed) == list(state.removed)
+    assert again == state and list(again.removed_topic_ids) == list(state.removed_topic_ids)
 
 
 def test_a_checkpoint_of_an_earlier_version_is_read():
     old = msgspec.to_builtins(MetadataState().snapshot())
     del old["removed_topic_ids"]
-    assert MetadataState.from_snapshot(msgspec.convert(old, Snapshot)).removed == {}
+    assert MetadataState.from_snapshot(msgspec.convert(old, Snapshot)).removed_topic_ids == {}
 
 
 def test_a_removed_replica_is_kept_until_the_metadata_are_current(tmp_path: Path):
