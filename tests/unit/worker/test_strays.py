@@ -126,11 +126,11 @@ def test_the_former_owner_of_a_partition_finishes_its_deletion(tmp_path: Path):
     for index in range(8):
         partition(tmp_path, "t", index, 7)
         aside = directories.set_aside_for_deletion(tmp_path, "t", index, PlainFiles())
-        assert aside is not None and directories.aside_index(aside) == index
+        assert aside is not None and directories.aside_partition_index(aside) == index
     finishes = {worker: log_directory(tmp_path, worker).open() for worker in range(WORKERS)}
     assert sorted(path for paths in finishes.values() for path in paths) == directories.leftovers(tmp_path)
     for worker, paths in finishes.items():
-        assert {owner_of(topic_id(7), directories.aside_index(path), WORKERS) for path in paths} <= {worker}
+        assert {owner_of(topic_id(7), directories.aside_partition_index(path), WORKERS) for path in paths} <= {worker}
 
 
 def test_the_file_that_identifies_the_partition_is_deleted_last(tmp_path: Path):
