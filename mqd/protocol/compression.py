@@ -48,7 +48,7 @@ def compress(compression: int | str, data: bytes, level: int | None = None) -> b
     if number == GZIP:
         return bytes(cramjam.gzip.compress(data, level))
     if number == SNAPPY:
-        return _xerial(data)
+        return _compress_xerial(data)
     if number == LZ4:
         compressor = cramjam.lz4.Compressor(
             level=level if level is not None else 0, content_checksum=False, block_linked=False
@@ -58,7 +58,7 @@ def compress(compression: int | str, data: bytes, level: int | None = None) -> b
     return bytes(cramjam.zstd.compress(data, level))
 
 
-def _xerial(data: bytes) -> bytes:
+def _compress_xerial(data: bytes) -> bytes:
     import cramjam
 
     blocks, view = [_XERIAL_HEADER], memoryview(data)
@@ -132,7 +132,7 @@ def _decompress_snappy_block(block: bytes, output_bytes_max: int, size_max: int)
 
 def _too_large(compression: int, size_max: int) -> ProtocolError:
     return ProtocolError(
-        f"{CODECS[compression]} data expands to more than {size_max} bytes: read it with a higher limit if it is valid",
+        f"{CODECS[compression]} data becomes more than {size_max} bytes: read it with a higher limit if it is valid",
         "record batch",
         "records",
     )
