@@ -58,7 +58,7 @@ class Entry(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     offset: int
-    topic_id: bytes | None  # None: the writer knew no ids (Kafka)
+    topic_id: bytes | None  # None: written by Kafka, without ids
 
 
 Key = tuple[str, int]
@@ -86,7 +86,7 @@ def parse_checkpoint(data: bytes, name: str = "checkpoint") -> list[Entry]:
     return [_parse_entry(row, version, f"{name} line {number}") for number, row in enumerate(rows, 3)]
 
 
-def _parse_entry(row: str, version: int, where: str) -> Entry:
+def _parse_entry(row: str, version: int, location: str) -> Entry:
     fields = row.split(" ")
     try:
         if len(fields) != 3 + version:
@@ -96,7 +96,7 @@ def _parse_entry(row: str, version: int, where: str) -> Entry:
         if entry.partition < 0 or entry.offset < 0 or (topic_id is not None and len(topic_id) != 16):
             raise ValueError("a number out of its range")
     except ValueError as error:
-        raise CheckpointError(f"{where}: {error}") from error
+        raise CheckpointError(f"{location}: {error}") from error
     return entry
 
 
@@ -120,7 +120,7 @@ class TrustedPoints:
 
     def __init__(self, initial: InitialCheckpoints, worker: int):
         self._clean = initial.clean
-        self._own = str(worker)
+        self._own_suffix = str(worker)
         self._recovery = _by_key(initial.recovery_points)
         self._starts = _by_key(initial.log_starts)
 
@@ -134,7 +134,7 @@ class TrustedPoints:
 
     def clean_shutdown(self, topic: str, partition: int, topic_id: bytes) -> bool:
         return self._clean and [suffix for suffix, _ in _offsets_of(self._recovery, topic, partition, topic_id)] == [
-            self._own
+            self._own_suffix
         ]
 
 
@@ -238,7 +238,7 @@ class CheckpointWriter:
         self.directory = directory
         self._worker = worker
         self._files = files
-        self._carried = {
+        self._carried_entries = {
             RECOVERY_POINT: initial.recovery_points.get(str(worker), []),
             LOG_START: initial.log_starts.get(str(worker), []),
             HIGH_WATERMARK: [],
@@ -250,8 +250,8 @@ class CheckpointWriter:
         (C4). `keep`: partitions of this worker that are not open; their entries stay.
         """
         kept = set(keep)
-        for stem, entries in self._carried.items():
-            self._carried[stem] = [entry for entry in entries if (entry.topic, entry.partition) in kept]
+        for stem, entries in self._carried_entries.items():
+            self._carried_entries[stem] = [entry for entry in entries if (entry.topic, entry.partition) in kept]
 
     def write(self, recovery_points: Iterable[Entry], log_starts: Iterable[Entry]) -> bool:
         """Writes changed files; False if nothing changed. Log starts first: a recovery point must
@@ -272,7 +272,7 @@ class CheckpointWriter:
 
     def _write(self, stem: str, entries: list[Entry]) -> bool:
         own = {(entry.topic, entry.partition) for entry in entries}
-        carried = [entry for entry in self._carried[stem] if (entry.topic, entry.partition) not in own]
+        carried = [entry for entry in self._carried_entries[stem] if (entry.topic, entry.partition) not in own]
         data = format_checkpoint(sorted([*entries, *carried], key=lambda entry: (entry.topic, entry.partition)))
         if self._written.get(stem) == data:
             return False

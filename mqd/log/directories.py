@@ -162,7 +162,7 @@ def leftovers(log_dir: Path) -> list[Path]:
     )
 
 
-def aside_index(path: Path) -> int:
+def aside_partition_index(path: Path) -> int:
     """The partition of a directory set aside for deletion."""
     match = _DELETED.fullmatch(path.name)
     assert match is not None, path

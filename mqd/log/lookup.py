@@ -62,13 +62,13 @@ def max_timestamp(directory: str | os.PathLike[str], log_start_offset: int, high
     return _retry(_max_timestamp, Path(directory), log_start_offset, high_watermark)
 
 
-def timestamp_from(
+def timestamp_at_or_after(
     directory: str | os.PathLike[str], offset: int, log_start_offset: int, high_watermark: int
 ) -> OffsetAndTimestamp:
     """The first record at or after `offset` in [log_start_offset, high_watermark); UNKNOWN if there
     is none. Raises OSError, CorruptBatch.
     """
-    return _retry(_timestamp_from, Path(directory), offset, log_start_offset, high_watermark)
+    return _retry(_timestamp_at_or_after, Path(directory), offset, log_start_offset, high_watermark)
 
 
 def records_at(directory: str | os.PathLike[str], offsets: Sequence[int], bytes_max: int) -> tuple[int, list[Record]]:
@@ -127,8 +127,8 @@ def _search_segment(
     the walk starts there.
     """
     entries = indexes.read_time_index(directory, base)
-    older = int(entries["timestamp"].searchsorted(timestamp_ms, side="left"))
-    from_offset = max(base + int(entries["offset"][older - 1]) if older else base, log_start_offset)
+    older_count = int(entries["timestamp"].searchsorted(timestamp_ms, side="left"))
+    from_offset = max(base + int(entries["offset"][older_count - 1]) if older_count else base, log_start_offset)
     with _Reader(directory, base) as reader:
         for batch in reader.batches(from_offset, high_watermark):
             if batch.max_timestamp_ms < timestamp_ms or batch.last_offset < log_start_offset:
@@ -150,7 +150,9 @@ def _max_timestamp(directory: Path, log_start_offset: int, high_watermark: int) 
     return best
 
 
-def _timestamp_from(directory: Path, offset: int, log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp:
+def _timestamp_at_or_after(
+    directory: Path, offset: int, log_start_offset: int, high_watermark: int
+) -> OffsetAndTimestamp:
     first = max(offset, log_start_offset)
     for base in _overlapping_bases(directory, first, high_watermark):
         with _Reader(directory, base) as reader:

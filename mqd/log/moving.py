@@ -26,6 +26,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from mqd.log import directories
 from mqd.log.files import Files
@@ -39,7 +40,13 @@ _SEGMENT_FILE = re.compile(r"([0-9]{20})\.(?:log|index|timeindex|txnindex|txnsum
 _LOG_START = re.compile(rb"^log_start_offset ([0-9]{1,19})$", re.MULTILINE)
 _NOT_COPIED = frozenset({MARKER})
 
-Fingerprint = tuple[int, int, int]  # inode, size, mtime_ns
+
+class Fingerprint(NamedTuple):
+    """Identifies the contents of a file."""
+
+    inode: int
+    size_bytes: int
+    mtime_ns: int
 
 
 def future_name(topic: str, partition: int) -> str:
@@ -142,7 +149,7 @@ class Copy:
             limit = active_position if name == active_log else None
             missing += max(
                 0,
-                (fingerprint[1] if limit is None else min(limit, fingerprint[1]))
+                (fingerprint.size_bytes if limit is None else min(limit, fingerprint.size_bytes))
                 - self._reusable_bytes(name, fingerprint, limit),
             )
         return missing
@@ -178,7 +185,7 @@ class Copy:
             began_ns = time.time_ns()
             fingerprint = _fingerprint(os.fstat(source.fileno()))
             copied = self._reusable_bytes(name, fingerprint, limit)
-            end = fingerprint[1] if limit is None else min(limit, fingerprint[1])
+            end = fingerprint.size_bytes if limit is None else min(limit, fingerprint.size_bytes)
             if limit is None and self._copied_fingerprints.get(name) == fingerprint and copied == end:
                 return
             if copied == 0:
@@ -195,13 +202,14 @@ class Copy:
                     self._copied_sizes[name] = copied
                     self.copied_bytes += step
                     yield step
-                # flushed here: finish(), with the partition closed, need not wait for this data
+                # flushed here, so that finish(), which runs while the partition is closed, need not
+                # wait
                 os.fdatasync(target.fileno())
             self._copied_sizes[name] = copied
             if limit is None:
                 self._close_held(name)
                 # a file changed in place may keep its size, and its time if the clock is coarse
-                if name.endswith(".log") or fingerprint[2] + COARSE_NS < began_ns:
+                if name.endswith(".log") or fingerprint.mtime_ns + COARSE_NS < began_ns:
                     self._copied_fingerprints[name] = fingerprint
 
     def _reusable_bytes(self, name: str, fingerprint: Fingerprint, limit: int | None) -> int:
@@ -212,8 +220,8 @@ class Copy:
         if name in self._held_fds:
             return (
                 copied
-                if os.fstat(self._held_fds[name]).st_ino == fingerprint[0]
-                and copied <= (fingerprint[1] if limit is None else limit)
+                if os.fstat(self._held_fds[name]).st_ino == fingerprint.inode
+                and copied <= (fingerprint.size_bytes if limit is None else limit)
                 else 0
             )
         return copied if self._copied_fingerprints.get(name) == fingerprint else 0
@@ -229,7 +237,7 @@ class Copy:
 
 
 def _fingerprint(status: os.stat_result) -> Fingerprint:
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return Fingerprint(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _copy_range(source: int, target: int, position: int, size: int) -> int:

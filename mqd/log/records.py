@@ -62,7 +62,9 @@ def _read_record_start(data: bytes, position: int, batch: BatchInfo) -> tuple[in
     size, at = read_varint(data, position)
     end = at + size
     if size < 1 or end > len(data):
-        raise CorruptBatch(f"a record of {size} bytes at byte {at} of the records, where {len(data) - at} are left")
+        raise CorruptBatch(
+            f"a record of {size} bytes at byte {at} of the records, where {len(data) - at} bytes are left"
+        )
     delta, at = read_varint(data, at + 1)
     offset_delta, at = read_varint(data, at)
     timestamp = batch.max_timestamp_ms if batch.log_append_time else batch.base_timestamp_ms + delta
@@ -76,8 +78,8 @@ def record_times(batch: BatchInfo, data: bytes) -> Iterator[tuple[int, int]]:
     payload, position = _payload(batch, data), 0
     with _as_corrupt_batch():
         for _ in range(batch.record_count):
-            at, position, timestamp, offset = _read_record_start(payload, position, batch)
-            if at > position:
+            key_position, position, timestamp, offset = _read_record_start(payload, position, batch)
+            if key_position > position:
                 raise CorruptBatch(f"the record at offset {offset} is longer than its length field")
             yield offset, timestamp
 

@@ -78,7 +78,7 @@ class TimestampCache:
     one only appended data is read again.
 
     Only one thread at a time uses a directory. Any other may `forget` it concurrently; a result
-    that the first thread is computing meanwhile is not kept. Memory: one small entry per segment
+    that the first thread is computing at that time is not kept. Memory: one small entry per segment
     file of the owned partitions; `forget` drops them.
     """
 

@@ -80,7 +80,7 @@ class LogDirectory:
         try:
             topic_id, index = (
                 directories.parse_metadata((leftover / directories.METADATA).read_bytes()),
-                directories.aside_index(leftover),
+                directories.aside_partition_index(leftover),
             )
         except (OSError, directories.TopicIdMismatch):
             return sum(leftover.name.encode()) % self._worker_count == self._worker

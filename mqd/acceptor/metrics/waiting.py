@@ -73,7 +73,7 @@ class WaitingTimes:
         view = position.view
         try:
             path = self._broker.path_of(key[1], position.image)
-            record = lookup.timestamp_from(path, position.offset, view.log_start_offset, view.high_watermark)
+            record = lookup.timestamp_at_or_after(path, position.offset, view.log_start_offset, view.high_watermark)
         except (OSError, CorruptBatch):
             return -1
         return record.timestamp_ms

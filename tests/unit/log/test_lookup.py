@@ -20,7 +20,7 @@ from mqd.log.lookup import (
     max_timestamp,
     offset_for_timestamp,
     records_at,
-    timestamp_from,
+    timestamp_at_or_after,
 )
 from tests.tiers import examples
 from tests.unit.log.log_files import encode_batch, write_segment
@@ -61,7 +61,7 @@ def test_inside_a_compressed_batch(tmp_path: Path, codec: int) -> None:
     assert offset_for_timestamp(tmp_path, 0, 2, 6) == (2, 110), "below the log start there is nothing either"
     assert max_timestamp(tmp_path, 0, 6) == (5, 130)
     assert max_timestamp(tmp_path, 0, 5) == (3, 120)
-    assert timestamp_from(tmp_path, 4, 0, 6) == (4, 115)
+    assert timestamp_at_or_after(tmp_path, 4, 0, 6) == (4, 115)
 
 
 def test_the_first_of_equal_timestamps(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_any_log_gives_the_models_results(
         assert max_timestamp(directory, start, high_watermark) == model_newest(rows, start, high_watermark)
         offset = chance.randint(0, len(rows))
         following = [row for row in rows if max(start, offset) <= row[0] < high_watermark]
-        assert timestamp_from(directory, offset, start, high_watermark) == (*following, UNKNOWN)[0]
+        assert timestamp_at_or_after(directory, offset, start, high_watermark) == (*following, UNKNOWN)[0]
 
 
 # -- leader epochs ---------------------------------------------------------------------------------
