@@ -36,7 +36,7 @@ class Resources(msgspec.Struct):
     eventfds: list[int]
     handoffs: list[tuple[socket.socket, socket.socket]]  # by worker: acceptor's end, worker's end
     control: native.Control
-    control_lock: int  # shows other brokers that this one is alive
+    control_lock_fd: int  # its flock shows other brokers that this one is alive
     control_name: str
     arena_bytes: list[int]  # by endpoint
     segment_fds: list[int]  # in the order described at Welcome.segment_count
@@ -52,8 +52,8 @@ def _address(listener: socket.socket) -> tuple[str, int]:
 
 
 def make(settings: Settings) -> Resources:
-    """Raises locks.DirectoryInUse, OSError, sockets.ListenError, identity.IdentityError,
-    segments.SegmentError; each message names the remedy.
+    """Creates all resources. Raises locks.DirectoryInUse, OSError, sockets.ListenError,
+    identity.IdentityError, segments.SegmentError; each message names the remedy.
     """
     places, worker_count = settings.places, settings.worker_count
     lock_fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)
@@ -70,7 +70,7 @@ def make(settings: Settings) -> Resources:
     sizes = [arena_bytes(settings.config)] * worker_count + [(CONTROL_ARENA_BYTES, CONTROL_ARENA_BYTES)] * 2
     arenas = {segments.arena_name(base, endpoint): size for endpoint, size in enumerate(sizes)}
     with segments.taking_over(base):
-        control, control_lock, segment_fds = _make_segments(base, settings, generation, arenas)
+        control, control_lock_fd, segment_fds = _make_segments(base, settings, generation, arenas)
     addresses = [_address(listener) for listener in listeners]
     local_listener, published_links = _listen_local(settings, addresses)
     return Resources(
@@ -86,7 +86,7 @@ def make(settings: Settings) -> Resources:
         eventfds=[os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(endpoint_count)],
         handoffs=[sockets.handoff_pair() for _ in range(worker_count)],
         control=control,
-        control_lock=control_lock,
+        control_lock_fd=control_lock_fd,
         control_name=segments.control_name(base),
         arena_bytes=[size_bytes for _, size_bytes in sizes],
         segment_fds=segment_fds,
@@ -103,7 +103,7 @@ def _make_segments(
     segments.clean(base)
     try:
         memory = segments.create(segments.control_name(base), native.control_size_bytes())
-        control_lock = segments.hold(segments.control_name(base))
+        control_lock_fd = segments.hold(segments.control_name(base))
         control = native.Control.format(memory, settings.worker_count, identity.boot_id(), generation, now_ms())
         control.log_level = logging.SYSLOG_OF_LEVEL[settings.config.get("log.level", "info")]
         links = segments.create(segments.links_name(base), native.links_size_bytes(len(arenas)))
@@ -118,7 +118,7 @@ def _make_segments(
     except BaseException:
         segments.clean(base)
         raise
-    return control, control_lock, fds
+    return control, control_lock_fd, fds
 
 
 def _listen_local(

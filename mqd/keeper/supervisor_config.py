@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _VARIABLE = re.compile(r"%\(ENV_(\w+)\)s")
-# An exit within startsecs counts as a failed start: a keeper that cannot bind its port or lock its
+# For supervisord, an exit within startsecs is a failed start: a keeper that cannot bind its port or lock its
 # directories is restarted ten times, with growing delays. While it is away, the others wait.
 START_S = 1
 _KEEPER_OPTIONS = {"autorestart": "unexpected", "exitcodes": "0", "startsecs": str(START_S), "startretries": "10"}
