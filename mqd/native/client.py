@@ -3,7 +3,7 @@ thin method per function.
 
 1. A failing call raises NativeError; `errno` EPIPE = the worker at the other end has ended (attach
    again, `Producer.move`). A full queue or memory returns False, 0 or fewer than requested.
-2. Buffers passed to a call are read only during it; none is kept.
+2. A call only reads the buffers passed to it, and keeps none of them.
 3. Producer.move closes the Client that the producer leaves; closing that Client again does
    nothing.
 
@@ -153,7 +153,8 @@ class Client:
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """struct mqd_delivery: the outcome of a batch. `error`: Kafka's code; 0: the batch was
+    """struct mqd_delivery: the outcome of a batch. `batch` and `topic` are the numbers that
+    Producer.put() and topic() returned. `error`: Kafka's code; 0: the batch was
     written, and base_offset -1 means that its offset is not known. `timestamp_ms`: log append time
     or -1.
     """
@@ -203,7 +204,7 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
     timestamps_ms: Any = None
     timestamp_ms: int = 0
 
-    def _sizes(self, name: str) -> tuple[Any, int]:
+    def _int32_column(self, name: str) -> tuple[Any, int]:
         """An int32 column and the sum of its sizes. Raises NativeError (E_INVALID) if it has
         fewer than `count` elements.
         """
@@ -215,13 +216,13 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
         column = column[: self.count]
         return column, int(numpy.maximum(column, 0, dtype=numpy.int64).sum()) if self.count else 0
 
-    def _blobs(self, native: Any, held: list[Any], blobs: str, sizes: str) -> None:
-        column, total = self._sizes(sizes)
+    def _set_blobs(self, native: Any, held: list[Any], blobs: str, sizes: str) -> None:
+        column, total = self._int32_column(sizes)
         held.append(column)
         setattr(native, sizes, ffi.from_buffer("int32_t[]", column))
-        self._bytes(native, held, blobs, total)
+        self._set_bytes(native, held, blobs, total)
 
-    def _bytes(self, native: Any, held: list[Any], name: str, total: int) -> None:
+    def _set_bytes(self, native: Any, held: list[Any], name: str, total: int) -> None:
         memory = bytes_of(getattr(self, name) if getattr(self, name) is not None else b"", writable=False)
         if len(memory) < total:
             raise NativeError(E_INVALID, f"{name} has {len(memory)} bytes, its sizes add up to {total}")
@@ -235,15 +236,15 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
         native.count, native.fixed_value_bytes = self.count, self.fixed_value_bytes
         native.partition, native.timestamp_ms = self.partition, self.timestamp_ms
         if self.value_bytes is not None:
-            self._blobs(native, held, "values", "value_bytes")
+            self._set_blobs(native, held, "values", "value_bytes")
         else:
-            self._bytes(native, held, "values", self.count * max(self.fixed_value_bytes, 0))
+            self._set_bytes(native, held, "values", self.count * max(self.fixed_value_bytes, 0))
         if self.key_bytes is not None:
-            self._blobs(native, held, "keys", "key_bytes")
+            self._set_blobs(native, held, "keys", "key_bytes")
         if self.header_bytes is not None:
-            self._blobs(native, held, "headers", "header_bytes")
+            self._set_blobs(native, held, "headers", "header_bytes")
         if self.partitions is not None:
-            column = self._sizes("partitions")[0]
+            column = self._int32_column("partitions")[0]
             held.append(column)
             native.partitions = ffi.from_buffer("int32_t[]", column)
         if self.timestamps_ms is not None:
@@ -251,7 +252,9 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
 
             times = numpy.ascontiguousarray(self.timestamps_ms, dtype=numpy.int64)
             if len(times) < self.count:
-                raise NativeError(E_INVALID, f"timestamps_ms has {len(times)} elements, there are {self.count} records")
+                raise NativeError(
+                    E_INVALID, f"timestamps_ms has {len(times)} elements, but there are {self.count} records"
+                )
             held.append(times)
             native.timestamps_ms = ffi.from_buffer("int64_t[]", times)
         return native, held

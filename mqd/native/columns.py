@@ -22,8 +22,7 @@ from mqd.native.core import check, enumeration, ffi, lib
 
 BUFFER_SETS_MAX = 4
 DATA_BYTES_MAX = 2**31 - 1
-_FULL = {number: name for name, number in enumeration("mqd_arrow_full", "MQD_ARROW_").items()}
-_BLOBS = ("keys", "values", "header_keys", "header_values")
+_BUFFER_NAMES = {number: name for name, number in enumeration("mqd_arrow_full", "MQD_ARROW_").items()}
 _ALIGNMENT = 64
 
 
@@ -181,7 +180,7 @@ class ArrowRows:
             "HEADERS": "headers",
             "HEADER_KEYS": "header_keys",
             "HEADER_VALUES": "header_values",
-        }[_FULL[rows.full_buffer]]
+        }[_BUFFER_NAMES[rows.full_buffer]]
         self._sizes[name] = min(max(int(rows.needed), 2 * self._sizes[name]), DATA_BYTES_MAX)
         self._current = None
 

@@ -372,14 +372,14 @@ class Control:
     def slot_view(self, slot: int) -> SlotView:
         """Used in hot paths, so it makes as few calls as possible."""
         try:
-            lent = view, view_bytes = self._idle.pop()  # only this call uses it until it is put back
+            buffers = view, view_bytes = self._idle.pop()  # only this call uses it until it is put back
         except IndexError:  # the first time, or while other threads use all of them
             view = ffi.new("struct mqd_partition_view *")
-            lent = view, view_bytes = view, ffi.buffer(view)
+            buffers = view, view_bytes = view, ffi.buffer(view)
         if _read_slot(self._memory, slot, view) < 0:
             raise failure()
         slot_view = SlotView(*_unpack_view(view_bytes))
-        self._idle.append(lent)
+        self._idle.append(buffers)
         return slot_view
 
     def slot_traffic(self, slot: int) -> tuple[int, int, int]:

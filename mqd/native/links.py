@@ -177,7 +177,7 @@ class Endpoint:
         return lib.mqd_endpoint_free_count(self._endpoint, to)
 
     def prepare_sleep(self) -> bool:
-        """Prepares to block on this endpoint's eventfd. False: descriptors have arrived meanwhile;
+        """Prepares to block on this endpoint's eventfd. False: descriptors have already arrived;
         drain them first.
         """
         return check(lib.mqd_endpoint_prepare_sleep(self._endpoint)) == 0

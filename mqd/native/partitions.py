@@ -56,14 +56,14 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recovery(msgspec.Struct, kw_only=True):
-    """struct mqd_recovery: the first five are trusted inputs (log_start_offset is also an output),
-    the rest are results.
+    """struct mqd_recovery: the first five are inputs that recovery trusts (log_start_offset is also
+    an output), the others are results.
     """
 
     recovery_point_offset: int = -1
     trusted_end_offset: int = -1
     clean_shutdown: bool = False
-    rewrite: bool = False
+    rewrite: bool = False  # a flush has failed: rewrite everything above the recovery point
     log_start_offset: int = 0
     log_end_offset: int = 0
     truncated_bytes: int = 0
