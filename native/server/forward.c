@@ -94,7 +94,7 @@ static uint32_t forward_take(struct mqd_reactor *r)
         uint32_t capacity = r->forward_capacity ? r->forward_capacity * 2 : 1024;
         struct mqd_forward_entry *grown = capacity > 0xffffff ? NULL : realloc(r->forwards, sizeof *grown * capacity);
         if (!grown)
-            return UINT32_MAX; /* millions of tiny batches in one arena */
+            return UINT32_MAX; /* this takes millions of tiny batches in one arena */
         for (uint32_t i = r->forward_capacity; i < capacity; i++)
             grown[i] = (struct mqd_forward_entry){NULL, 0, i + 1 < capacity ? i + 1 : UINT32_MAX};
         r->forwards = grown;

@@ -116,8 +116,8 @@ void mqd_lookups_notify(struct mqd_reactor *r, uint32_t slot)
     if (!mqd_load_relaxed(&shared->flush_awaited) || !mqd_exchange(&shared->flush_awaited, (uint8_t)0))
         return;
     mqd_lookups_wake(r, slot);
-    struct mqd_descriptor note = {.kind = MQD_LINK_FLUSHED, .slot = slot};
+    struct mqd_descriptor notification = {.kind = MQD_LINK_FLUSHED, .slot = slot};
     for (uint32_t to = 0; to <= mqd_control_worker_count(r->options.control); to++)
         if (to != r->options.self && r->overflow_head[to] == r->overflow_tail[to])
-            mqd_endpoint_send(r->endpoint, to, &note);
+            mqd_endpoint_send(r->endpoint, to, &notification);
 }

@@ -5,9 +5,9 @@
  *   waiting  written and visible in the log, not yet below the high watermark; ordered by
  *            end_offset
  *
- * Order within a turn: each partition is written, then published; after all of them one fence, then
- * the check for waiters. So a reader that parks sees the new high watermark, or the check sees the
- * reader.
+ * Order within a turn: each partition is written, then published; after all of them come one fence
+ * and the check for waiters. So a reader that parks sees the new high watermark, or the check sees
+ * the reader.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -390,8 +390,8 @@ static void wake_slot(struct mqd_reactor *r, uint32_t slot)
         if (worker == r->options.self) {
             mqd_fetch_wake_slot(r, slot);
         } else {
-            struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = slot};
-            mqd_forward_send(r, worker, &note);
+            struct mqd_descriptor notification = {.kind = MQD_LINK_HW_CHANGED, .slot = slot};
+            mqd_forward_send(r, worker, &notification);
         }
     }
 }

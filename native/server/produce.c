@@ -17,7 +17,7 @@
 #include "server/slow/slow.h"
 #include "wire/record_scan.h"
 
-#define ZSTD_SINCE_VERSION 7 /* KIP-110 */
+#define ZSTD_VERSION_MIN 7 /* KIP-110 */
 
 static bool allocate_appends(struct mqd_reactor *r, struct mqd_request *request, uint32_t topic_count,
                              uint32_t append_count)
@@ -104,7 +104,7 @@ static int16_t check_form(const struct mqd_produce_partition *partition, int16_t
         struct mqd_batch unused;
         return mqd_batch_validate(records, (uint64_t)partition->size_bytes, &unused, message);
     }
-    if (version < ZSTD_SINCE_VERSION && partition->size_bytes >= MQD_BATCH_ATTRIBUTES_END && (records[22] & 7) == 4) {
+    if (version < ZSTD_VERSION_MIN && partition->size_bytes >= MQD_BATCH_ATTRIBUTES_END && (records[22] & 7) == 4) {
         *message = "zstd needs Produce version 7 or newer";
         return MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE;
     }

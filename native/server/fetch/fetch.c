@@ -28,7 +28,7 @@
 /* a parked follower receives a new high watermark after this delay, unless records carry it earlier
  * (for KIP-392 reads) */
 #define HW_PUSH_MS 10
-#define LEADER_ONLY_VERSION 10 /* up to this version clients read only from leaders (KIP-392) */
+#define LEADER_ONLY_VERSION_MAX 10 /* in later versions clients may read from followers (KIP-392) */
 
 /* ---- arrival ---- */
 
@@ -91,7 +91,7 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
     set->request_count++;
     request->lists_all = full;
     set->by_id = fetch->version >= 13;
-    set->leader_only = fetch->version <= LEADER_ONLY_VERSION;
+    set->leader_only = fetch->version <= LEADER_ONLY_VERSION_MAX;
     set->local = request->connection->local != NULL;
     set->replica_id = fetch->replica_id;
     set->replica_epoch = fetch->replica_epoch;
@@ -150,7 +150,7 @@ void mqd_fetch_on_request(struct mqd_reactor *r, struct mqd_connection *c, const
 
 /* ---- one entry ---- */
 
-/* READ is checked at every evaluation: rights may have changed since. An unknown name is refused
+/* Checked at every evaluation, because rights may have changed. An unknown name is refused
  * like a known one; an unknown id gets UNKNOWN_TOPIC_ID. */
 static bool may_read(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
 {

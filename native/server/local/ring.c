@@ -13,9 +13,9 @@
 
 #include "server/reactor.h"
 
-#define FRAME_BYTES_MIN 8      /* api key, version, correlation id */
-#define TAKE_BYTES (64u << 10) /* from one attachment before the next one is served */
-#define TAKE_COUNT 64
+#define FRAME_BYTES_MIN 8          /* api key, version, correlation id */
+#define TAKE_BYTES_MAX (64u << 10) /* taken from one attachment before the next one is served */
+#define TAKE_COUNT_MAX 64
 #define FRAME_ALIGN 64u
 #define FILE_STEP_BYTES (256u << 10)
 
@@ -170,7 +170,7 @@ void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c)
         mqd_connection_fail(r, c, "a local client's submission counter exceeds its ring");
         return;
     }
-    while (local->submission_head != tail && taken_bytes < TAKE_BYTES && taken_count < TAKE_COUNT) {
+    while (local->submission_head != tail && taken_bytes < TAKE_BYTES_MAX && taken_count < TAKE_COUNT_MAX) {
         int64_t bytes = mqd_connection_may_read(r, c) ? take_request(r, c) : 0;
         if (bytes < 0)
             return;

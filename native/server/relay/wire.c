@@ -5,13 +5,13 @@
 #include "wire/cursor.h"
 
 #define API_PRODUCE 0
-#define FLEXIBLE_VERSION 9
-#define BY_ID_VERSION 13
-#define ERRORS_VERSION 8 /* record errors and a message (KIP-467) */
+#define FLEXIBLE_VERSION_MIN 9
+#define BY_ID_VERSION_MIN 13
+#define RECORD_ERRORS_VERSION_MIN 8 /* record errors and a message (KIP-467) */
 
 void mqd_relay_encode(struct mqd_buffer *out, const struct mqd_relay_request *request)
 {
-    bool flexible = request->version >= FLEXIBLE_VERSION, by_id = request->version >= BY_ID_VERSION;
+    bool flexible = request->version >= FLEXIBLE_VERSION_MIN, by_id = request->version >= BY_ID_VERSION_MIN;
     uint32_t begin = out->size_bytes;
     struct mqd_topic_key key = {.name = request->topic, .by_id = by_id};
     if (by_id)
@@ -63,7 +63,7 @@ static int take_record_errors(struct mqd_byte_cursor *cursor, bool flexible, str
 
 static int take_partition(struct mqd_byte_cursor *cursor, int16_t version, struct mqd_relay_response *out)
 {
-    bool flexible = version >= FLEXIBLE_VERSION;
+    bool flexible = version >= FLEXIBLE_VERSION_MIN;
     if (mqd_take_i32(cursor, "partition index", &out->partition_index) ||
         mqd_take_i16(cursor, "error code", &out->error) || mqd_take_i64(cursor, "base offset", &out->base_offset))
         return -1;
@@ -71,7 +71,7 @@ static int take_partition(struct mqd_byte_cursor *cursor, int16_t version, struc
         return -1;
     if (version >= 5 && mqd_take_i64(cursor, "log start offset", &out->log_start_offset))
         return -1;
-    if (version >= ERRORS_VERSION && take_record_errors(cursor, flexible, out))
+    if (version >= RECORD_ERRORS_VERSION_MIN && take_record_errors(cursor, flexible, out))
         return -1;
     /* -1 is Kafka's UNKNOWN_SERVER_ERROR; smaller numbers are the reactor's own codes */
     if (out->error < -1 || (out->error == 0 && out->base_offset < -1))
@@ -82,7 +82,7 @@ static int take_partition(struct mqd_byte_cursor *cursor, int16_t version, struc
 
 int mqd_relay_parse(const uint8_t *frame, uint32_t size_bytes, int16_t version, struct mqd_relay_response *out)
 {
-    bool flexible = version >= FLEXIBLE_VERSION;
+    bool flexible = version >= FLEXIBLE_VERSION_MIN;
     struct mqd_byte_cursor cursor = mqd_cursor_over(frame, size_bytes);
     int32_t correlation_id, count, throttle_ms;
     struct mqd_topic_key key;
@@ -93,7 +93,7 @@ int mqd_relay_parse(const uint8_t *frame, uint32_t size_bytes, int16_t version, 
                                        .message = {NULL, -1}};
     if (mqd_take_i32(&cursor, "correlation id", &correlation_id) || mqd_skip_tags(&cursor, flexible) ||
         mqd_take_count(&cursor, flexible, "responses", 3, &count) || check_count_is_one(&cursor, "responses", count) ||
-        mqd_take_topic_key(&cursor, flexible, version >= BY_ID_VERSION, &key) ||
+        mqd_take_topic_key(&cursor, flexible, version >= BY_ID_VERSION_MIN, &key) ||
         mqd_take_count(&cursor, flexible, "partition responses", 14, &count) ||
         check_count_is_one(&cursor, "partition responses", count) || take_partition(&cursor, version, out) ||
         mqd_skip_tags(&cursor, flexible) || mqd_take_i32(&cursor, "throttle time", &throttle_ms) ||

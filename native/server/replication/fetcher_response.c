@@ -202,7 +202,7 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
         else
             refuse(r, fetcher, error, &follow);
     }
-    /* all bytes, if they are skipped, or if the records end with an incomplete batch */
+    /* consumes all bytes if they are skipped, or if the records end with an incomplete batch */
     return fetcher->receiving && size_bytes < fetcher->parser.records_left ? taken : size_bytes;
 }
 

@@ -5,7 +5,7 @@
 
 #define NO_PARENT UINT32_MAX
 
-struct head {
+struct header {
     uint32_t size_bytes, literal_count, prefix_count;
     uint16_t default_mask, pad;
 };
@@ -14,36 +14,36 @@ struct entry {
     uint16_t name_bytes, mask;
     uint32_t pad;
 };
-_Static_assert(sizeof(struct head) == 16 && sizeof(struct entry) == 16, "the layout of rights_table.py");
+_Static_assert(sizeof(struct header) == 16 && sizeof(struct entry) == 16, "the layout of rights_table.py");
 
-static struct head head_of(const uint8_t *table)
+static struct header read_header(const uint8_t *table)
 {
-    struct head head;
-    memcpy(&head, table, sizeof head);
-    return head;
+    struct header header;
+    memcpy(&header, table, sizeof header);
+    return header;
 }
 
-static struct entry entry_at(const uint8_t *table, uint64_t index)
+static struct entry read_entry(const uint8_t *table, uint64_t index)
 {
     struct entry entry;
-    memcpy(&entry, table + sizeof(struct head) + index * sizeof entry, sizeof entry);
+    memcpy(&entry, table + sizeof(struct header) + index * sizeof entry, sizeof entry);
     return entry;
 }
 
 bool mqd_rights_table_valid(const uint8_t *table, uint64_t size_bytes)
 {
-    if (size_bytes < sizeof(struct head))
+    if (size_bytes < sizeof(struct header))
         return false;
-    struct head head = head_of(table);
-    uint64_t count = (uint64_t)head.literal_count + head.prefix_count;
-    if (head.size_bytes != size_bytes || count > (size_bytes - sizeof head) / sizeof(struct entry))
+    struct header header = read_header(table);
+    uint64_t count = (uint64_t)header.literal_count + header.prefix_count;
+    if (header.size_bytes != size_bytes || count > (size_bytes - sizeof header) / sizeof(struct entry))
         return false;
     for (uint64_t i = 0; i < count; i++) {
-        struct entry entry = entry_at(table, i);
+        struct entry entry = read_entry(table, i);
         if ((uint64_t)entry.name_offset + entry.name_bytes > size_bytes)
             return false;
         /* a parent comes before its children, so that every chain of parents ends */
-        if (i >= head.literal_count && entry.parent != NO_PARENT && entry.parent >= i - head.literal_count)
+        if (i >= header.literal_count && entry.parent != NO_PARENT && entry.parent >= i - header.literal_count)
             return false;
     }
     return true;
@@ -64,7 +64,7 @@ static uint32_t count_not_greater(const uint8_t *table, uint32_t first, uint32_t
     uint32_t low = 0, high = count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (compare(table, entry_at(table, (uint64_t)first + middle), name, name_bytes) <= 0)
+        if (compare(table, read_entry(table, (uint64_t)first + middle), name, name_bytes) <= 0)
             low = middle + 1;
         else
             high = middle;
@@ -74,19 +74,19 @@ static uint32_t count_not_greater(const uint8_t *table, uint32_t first, uint32_t
 
 uint16_t mqd_rights_table_mask(const uint8_t *table, const void *name, uint32_t name_bytes)
 {
-    struct head head = head_of(table);
-    uint32_t literal = count_not_greater(table, 0, head.literal_count, name, name_bytes);
+    struct header header = read_header(table);
+    uint32_t literal = count_not_greater(table, 0, header.literal_count, name, name_bytes);
     if (literal) {
-        struct entry entry = entry_at(table, literal - 1);
+        struct entry entry = read_entry(table, literal - 1);
         if (compare(table, entry, name, name_bytes) == 0)
             return entry.mask;
     }
-    uint32_t prefix = count_not_greater(table, head.literal_count, head.prefix_count, name, name_bytes) - 1;
+    uint32_t prefix = count_not_greater(table, header.literal_count, header.prefix_count, name, name_bytes) - 1;
     while (prefix != NO_PARENT) {
-        struct entry entry = entry_at(table, (uint64_t)head.literal_count + prefix);
+        struct entry entry = read_entry(table, (uint64_t)header.literal_count + prefix);
         if (entry.name_bytes <= name_bytes && memcmp(table + entry.name_offset, name, entry.name_bytes) == 0)
             return entry.mask;
         prefix = entry.parent;
     }
-    return head.default_mask;
+    return header.default_mask;
 }

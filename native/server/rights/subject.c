@@ -42,10 +42,10 @@ static uint64_t hash_of(const void *bytes, uint64_t size_bytes)
 /* Writes "HOST PRINCIPAL" to `name`; returns its length. */
 static uint32_t write_name(const struct mqd_connection *c, char name[NAME_BYTES_MAX + 1])
 {
-    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    static const uint8_t ipv4_mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
     if (c->local)
         strcpy(name, "127.0.0.1");
-    else if (memcmp(c->peer_ip, mapped, sizeof mapped) == 0)
+    else if (memcmp(c->peer_ip, ipv4_mapped, sizeof ipv4_mapped) == 0)
         inet_ntop(AF_INET, c->peer_ip + 12, name, INET6_ADDRSTRLEN);
     else
         inet_ntop(AF_INET6, c->peer_ip, name, INET6_ADDRSTRLEN);
@@ -259,11 +259,11 @@ void mqd_subjects_revoke_mappings(struct mqd_reactor *r, const struct mqd_comman
         if (!r->subjects->mapped_by_clients[slots[i]])
             continue;
         r->subjects->mapped_by_clients[slots[i]] = 0;
-        struct mqd_descriptor note = {.kind = MQD_LINK_ROLL, .slot = slots[i]};
+        struct mqd_descriptor notification = {.kind = MQD_LINK_ROLL, .slot = slots[i]};
         if (owner == r->options.self)
             mqd_owner_on_roll(r, slots[i]);
         else if (owner < mqd_control_worker_count(r->options.control))
-            mqd_forward_send(r, owner, &note);
+            mqd_forward_send(r, owner, &notification);
     }
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }

@@ -13,7 +13,7 @@
 #include "wire/record_scan.h"
 
 #define RANGE_BYTES_MAX (4u << 20)  /* searched by one acquisition */
-#define HEADERS_SEPARATE_BYTES 4096 /* the headers of larger batches are read one by one */
+#define HEADERS_SEPARATE_BYTES 4096 /* after a batch of at least this size, only the next header is read */
 /* after this many ranges in which all records were skipped, other jobs are served */
 #define ROUNDS_MAX 8
 
