@@ -62,8 +62,8 @@ struct mqd_append {
     /* owner's side: the coordinator must write the same marker to partition redirect_index */
     uint8_t marker_redirected;
     int16_t verdict; /* with sent_to_target: verdict of the retired partition's owner, with verdict_offset */
-    /* at the sender: slot of the retired partition; at that partition's owner: slot of the target, for
-     * the response */
+    /* at the sender: slot of the retired partition; at that partition's owner: slot of the target,
+     * for the response */
     uint32_t home_slot;
     uint32_t redirect_index;
     int64_t verdict_offset;
