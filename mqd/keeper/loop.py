@@ -329,6 +329,7 @@ class Keeper(BrokerState):
         return None
 
     def _hold_back_s(self, process: Process) -> float:
+        """How long the process must wait before it is admitted, because its predecessors died."""
         now = time.monotonic()
         recent = sum(1 for died_s in process.death_times_s if now - died_s < DEATH_WINDOW_S)
         return min(HOLD_BACK_S_MAX, 0.1 * 2.0 ** (recent - 3)) if recent >= 3 else 0.0

@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _VARIABLE = re.compile(r"%\(ENV_(\w+)\)s")
-# For supervisord, an exit within startsecs is a failed start: a keeper that cannot bind its port or lock its
-# directories is restarted ten times, with growing delays. While it is away, the others wait.
+# For supervisord, an exit within startsecs is a failed start: a keeper that cannot bind its port or
+# lock its directories is restarted ten times, with growing delays. While it is away, the others
+# wait.
 START_S = 1
 _KEEPER_OPTIONS = {"autorestart": "unexpected", "exitcodes": "0", "startsecs": str(START_S), "startretries": "10"}
 _HEAD = "; Printed by `mqd up --print-supervisord {kind}`: print it again after a change of options or version.\n"
@@ -32,7 +33,7 @@ class Unprintable(ValueError):
     """A value that supervisord's configuration cannot hold."""
 
 
-def _quote(name: str, value: str) -> str:
+def _assignment(name: str, value: str) -> str:
     """NAME="value" in supervisord's syntax, which has no escapes."""
     quote = "'" if '"' in value else '"'
     # supervisord takes everything after a space and a semicolon for a comment
@@ -45,14 +46,15 @@ def _quote(name: str, value: str) -> str:
 
 
 def _environment(values: Mapping[str, str]) -> str:
-    return ",".join(_quote(name, value) for name, value in values.items())
+    return ",".join(_assignment(name, value) for name, value in values.items())
 
 
 def render_configuration(
     shipped: Path, kind: str, variables: Mapping[str, str], properties: Mapping[str, str], user: str, prefix: str
 ) -> str:
-    """`variables` are those that the shipped file names; `properties` are for the keeper. `user`
-    and `prefix` (the programs' names begin with it) matter to `include` only. Raises Unprintable.
+    """`kind`: see the module docstring. `variables` are those that the shipped file names;
+    `properties` are for the keeper. `user` and `prefix` (the programs' names begin with it) matter
+    to `include` only. Raises Unprintable.
     """
     shipped_sections = configparser.RawConfigParser(strict=True)
     shipped_sections.read_string(_VARIABLE.sub(lambda match: variables[match[1]], shipped.read_text(encoding="utf-8")))

@@ -116,14 +116,14 @@ def verify_segment(
     times = indexes.read_time_index(path.parent, base)
     size = path.stat().st_size
     report = SegmentReport(str(path), base, size, 0, 0, 0, -1, base, -1)
-    starts: dict[int, int] = {}  # position -> base offset, for the offset index
+    base_offsets: dict[int, int] = {}  # by position, for the offset index
     try:
         for batch in dump_segment(path):
             _verify_batch(path, batch, report, deep)
             if aborted is not None and batch.transactional:
                 with open(path, "rb") as file:
                     aborted.take(batch, read_batch(file.fileno(), batch) if batch.control else b"")
-            starts[batch.position] = batch.base_offset
+            base_offsets[batch.position] = batch.base_offset
             report.valid_bytes = batch.position + batch.size_bytes
             report.batch_count += 1
             report.record_count += batch.record_count
@@ -136,7 +136,7 @@ def verify_segment(
         report.problem = str(error)
     if report.problem is None and report.valid_bytes < size:
         _report_tail(path, size, report)
-    report.index_problems = _verify_indexes(entries, times, report, starts)
+    report.index_problems = _verify_indexes(entries, times, report, base_offsets)
     return report
 
 
@@ -207,11 +207,11 @@ def _later_complete_batch(path: Path, size: int, report: SegmentReport) -> Batch
 
 
 def _verify_indexes(
-    entries: numpy.ndarray, times: numpy.ndarray, report: SegmentReport, starts: dict[int, int]
+    entries: numpy.ndarray, times: numpy.ndarray, report: SegmentReport, base_offsets: dict[int, int]
 ) -> list[str]:
     problems = []
     for offset, position in entries.tolist():
-        start = starts.get(position)
+        start = base_offsets.get(position)
         if position < report.valid_bytes and (start is None or start > report.base_offset + offset):
             problems.append(
                 f"offset index: the entry for offset {report.base_offset + offset} points to position {position},"

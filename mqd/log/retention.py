@@ -115,26 +115,26 @@ def starts_that_free(candidates: Sequence[Candidate[Key]], bytes_needed: int) ->
     bytes are needed.
     """
     removable = [
-        (segment.age_timestamp_ms, index, position, segment.size_bytes)
+        (segment.age_timestamp_ms, index, segment_index, segment.size_bytes)
         for index, candidate in enumerate(candidates)
         if candidate.delete
-        for position, segment in enumerate(
+        for segment_index, segment in enumerate(
             candidate.segments[: _removable_count(candidate.segments, candidate.high_watermark)]
         )
     ]
     starts: dict[Key, int] = {}
-    next_position = [0] * len(candidates)
-    freed = 0
-    for _, index, position, _ in sorted(removable):
-        if freed >= bytes_needed:
+    next_segment_index = [0] * len(candidates)
+    freed_bytes = 0
+    for _, index, segment_index, _ in sorted(removable):
+        if freed_bytes >= bytes_needed:
             break
         candidate = candidates[index]
         # producers' timestamps may fall from one segment to the next: earlier segments are included
         # (R2)
-        while next_position[index] <= position:
-            freed += candidate.segments[next_position[index]].size_bytes
-            next_position[index] += 1
-        start = candidate.segments[next_position[index]].base_offset
+        while next_segment_index[index] <= segment_index:
+            freed_bytes += candidate.segments[next_segment_index[index]].size_bytes
+            next_segment_index[index] += 1
+        start = candidate.segments[next_segment_index[index]].base_offset
         if start > candidate.log_start_offset:
             starts[candidate.key] = start
     return starts

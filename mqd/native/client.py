@@ -205,8 +205,8 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
     timestamp_ms: int = 0
 
     def _int32_column(self, name: str) -> tuple[Any, int]:
-        """An int32 column and the sum of its sizes. Raises NativeError (E_INVALID) if it has
-        fewer than `count` elements.
+        """The column `name` as int32, and the sum of its values (negative ones are treated as 0).
+        Raises NativeError (E_INVALID) if it has fewer than `count` elements.
         """
         import numpy
 

@@ -81,19 +81,15 @@ def _topic_partitions(partitions: Sequence[tuple[int, int, int, int, int, int]])
         c_partitions, partitions, strict=False
     ):
         c_partition.slot = slot if slot >= 0 else SLOT_NONE
-        (
-            c_partition.leader,
-            c_partition.leader_epoch,
-            c_partition.redirect,
-            c_partition.retiring,
-            c_partition.leader_worker,
-        ) = (leader, leader_epoch, redirect, retiring, leader_worker)
+        c_partition.leader, c_partition.leader_epoch = leader, leader_epoch
+        c_partition.redirect, c_partition.retiring = redirect, retiring
+        c_partition.leader_worker = leader_worker
     return c_partitions
 
 
 class ReactorOptions(msgspec.Struct, kw_only=True):
-    """struct mqd_reactor_options; `arenas`: by endpoint, None where it has none; the reactor's own
-    arena is writable.
+    """struct mqd_reactor_options. `arenas`: one for each endpoint, or None; only the reactor's own
+    arena must be writable.
     """
 
     control: Control
