@@ -407,7 +407,7 @@ class Producer:
             del self._queues[key]
 
     def _halve(self, key: Key, batch: Batch) -> None:
-        """Replaces a batch by its halves. None of it was written, so the halves reuse its
+        """Replaces a batch with its halves. None of it was written, so the halves reuse its
         sequences.
         """
         queue = self._queues[key]

@@ -18,10 +18,10 @@ holds only state that may be lost.
     S5  only the end of a batch that Spark has committed is published as the group's offsets. Spark
         calls commit(end) for all but a run's last batch; the start of the next batch implies the
         same, and is published, too. A failure is only a warning: nothing depends on it
-    S6  one broker's response is not enough for a loss: missing topics are requested again, from other
-        brokers too, for ATTEMPTS * PAUSE_S. A topic that is still missing keeps its position (as long
-        as failOnDataLoss lets the query continue): if it reappears, the query continues there and
-        reads nothing twice; its id shows whether it was recreated
+    S6  one broker's response is not enough for a loss: missing topics are requested again, from
+        other brokers too, for ATTEMPTS * PAUSE_S. A topic that is still missing keeps its position
+        (as long as failOnDataLoss lets the query continue): if it reappears, the query continues
+        there and reads nothing twice; its id shows whether it was recreated
     S7  partitions that a topic (with the same id) no longer lists were retired, and have no records
         left. The query drops them; that is no loss if it had reached their end, which their leaders
         report for partition.retire.grace.ms at least. Partitions that no leader reports are

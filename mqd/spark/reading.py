@@ -3,10 +3,10 @@
     for batch in read_range(options, ("key", "value", ...), range_):
         ...                                      # a pyarrow.RecordBatch of at most ROWS_MAX rows
 
-Two sources, one output. On the host of a broker that has the partition, records are read from its
-mapped segments (local.py), elsewhere by Fetch (fetching.py). Both return views: positions in bytes
-that are not copied. A view is copied once, into Arrow's buffers, by native/client/columns.c. The
-columns topic and partition are created here, once per task.
+Records come from two sources. On the host of a broker that has the partition, records are read from
+its mapped segments (local.py), elsewhere by Fetch (fetching.py). Both return views: positions in
+bytes that are not copied. A view is copied once, into Arrow's buffers, by native/client/columns.c.
+The columns topic and partition are created here, once per task.
 
     R1  the batches hold the range's records, in order, each once, without those of control batches
         and, with read_committed, of aborted transactions

@@ -28,7 +28,7 @@ from mqd.spark.options import KafkaSettings
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 API_TIMEOUT_S = 60.0  # kafka.default.api.timeout.ms
-UNKNOWN_TIMEOUT_S = 2.0  # for missing topics: a broker's metadata may lag a little
+UNKNOWN_TIMEOUT_S = 2.0  # for missing topics: a broker's metadata may lag
 PORT_DEFAULT = 9092
 MISSING_CODES = frozenset(
     {

@@ -80,7 +80,7 @@ class PartitionTimer:
         self._on_status = on_status
         self._reader: Any = None
         self._clients: list[Any] = []
-        self._delivered = 0
+        self._committed_tick_count = 0
         self._delays = Delays([])
         self._kept: dict[int, Record] = {}
         self._kept_bytes, self._kept_bytes_max = 0, kept_bytes_max
@@ -102,7 +102,7 @@ class PartitionTimer:
     def _run(self) -> None:
         wait_s = RETRY_S_MIN
         while not self._stopping.is_set():
-            delivered = self._delivered
+            count_before = self._committed_tick_count
             try:
                 self._serve()
             except Exception as error:  # bugs too: the other partitions must continue
@@ -116,7 +116,7 @@ class PartitionTimer:
                 )
             finally:
                 self._close()
-            wait_s = RETRY_S_MIN if self._delivered > delivered else min(2 * wait_s, RETRY_S_MAX)
+            wait_s = RETRY_S_MIN if self._committed_tick_count > count_before else min(2 * wait_s, RETRY_S_MAX)
             self._stopping.wait(wait_s)
 
     def _close(self) -> None:
@@ -342,7 +342,7 @@ class PartitionTimer:
         )
         producer.send_offsets_to_transaction([position], self._group, TIMEOUT_S)
         producer.commit_transaction(TIMEOUT_S)
-        self._delivered += 1
+        self._committed_tick_count += 1
         status = self.status
         status.delivered += sent
         status.gone += len(tick.entries) - sent

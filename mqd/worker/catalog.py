@@ -21,8 +21,8 @@ Invariants
     W6  a partition with several replicas gets its assignment after it was opened and before the
         change counts as applied, and again whenever the assignment changes. Once a partition has
         had an assignment, it gets new ones until it is closed.
-    W7  a view (view.of) is sent to the reactor again whenever the slots of its base topic change: the
-        reactor never reads a view from a slot that its base no longer has.
+    W7  a view (view.of) is sent to the reactor again whenever the slots of its base topic change:
+        the reactor never reads a view from a slot that its base no longer has.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -376,7 +376,8 @@ class Upkeep:
         written = await self.checkpoint(log_dir)
         try:
             removed = await self._background.slow(log_dir.index, self._remove_below, opened, event.offset, log_dir)
-            # repeated so that readers reopen their files: a deleted file frees no space while it is open
+            # repeated so that readers reopen their files: a deleted file frees no space while it is
+            # open
             if removed and not opened.closing:
                 await self._commands.run(self._reactor.advance_start, opened.owned.slot, event.offset)
         except OSError as error:

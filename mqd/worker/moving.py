@@ -287,7 +287,7 @@ class Mover:
         owned, log_dir = move.owned, self._log_dirs[move.target]
         if owned.topic_id in self._catalog.topics and not self._catalog.is_left_behind(*owned.key):
             return  # not served for now, and either copy may be the valid one (Y1): both are kept
-        # unless another partition of that name is already there
+        # exists() is false if another partition of that name is already there
         if await self._background.slow(
             log_dir.index, directories.exists, log_dir.path, owned.topic, owned.index, owned.topic_id
         ):

@@ -4,11 +4,11 @@ bit in flushed data looks like a torn write (C5 of native/log/recovery/recovery.
 Such a replica may hold less than the other replicas assume. A file in its directory marks it as
 shortened until it has caught up. While it is marked:
     H1  it does not lead: as a leader it would make the others truncate acknowledged records. It
-        reports that it does not serve the partition, so that another replica leads. It repeats the report
-        while there is no leader and it is in sync: otherwise the controller would conclude from the
-        silence that the replica can serve again, and make it the leader.
-    H2  it follows, and counts as a replica again once a leader has added it to the in-sync set: then it
-        has all records.
+        reports that it does not serve the partition, so that another replica leads. It repeats the
+        report while there is no leader and it is in sync: otherwise the controller would conclude
+        from the silence that the replica can serve again, and make it the leader.
+    H2  it follows, and counts as a replica again once a leader has added it to the in-sync set:
+        then it has all records.
     H3  a sole replica is never treated like this: no other replica has more.
     H4  after an unclean election the operator may delete the file while the broker is down.
 Pure except for the file.

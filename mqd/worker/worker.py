@@ -92,7 +92,7 @@ class Worker:
         self._stopping: asyncio.Event = asyncio.Event()
         self._applying = asyncio.Lock()
         self._ready = False
-        self._version = -1
+        self._version = -1  # of the last applied metadata
         self._cluster_id = ""
         # the cluster's access control lists
         self.rules = authorizer.from_config(client.config) or authorizer.Authorizer()
@@ -393,7 +393,7 @@ class Worker:
                 self._subjects.change(dict(message.put), message.removed)
                 await self._apply(Changes(), message.version)
             elif isinstance(message, SettingsPut):
-                # quotas are already in the control segment, the rest concerns the acceptor
+                # quotas are already in the control segment; the rest concerns the acceptor
                 await self._apply(Changes(), message.version)
 
     async def _on_image(self, image: Image) -> None:
