@@ -123,14 +123,14 @@ class Log:
         partition: int,
         batch: bytes,
         leader_epoch: int = -1,
-        control: bool = True,
+        allows_control: bool = True,
         is_bumped: bool = False,
         marker: Marker | None = None,
     ) -> asyncio.Future[int]:
         """Queues one record batch. The future resolves to its base offset once the batch is below
-        the high watermark, or raises AppendError. `leader_epoch` -1 accepts any epoch. `is_bumped`
-        denotes a marker of transactions v2; a partition that already has it refuses it with
-        INVALID_PRODUCER_EPOCH.
+        the high watermark, or raises AppendError. `leader_epoch` -1 accepts any epoch.
+        `allows_control`: the batch may be a control batch. `is_bumped` denotes a marker of
+        transactions v2; a partition that already has it refuses it with INVALID_PRODUCER_EPOCH.
         """
         future: asyncio.Future[int] = Prompt(loop=asyncio.get_running_loop())
         try:
@@ -139,7 +139,7 @@ class Log:
                 partition,
                 batch,
                 leader_epoch,
-                (PRODUCE_CONTROL if control else 0) | (PRODUCE_MARKER_BUMPED if is_bumped else 0),
+                (PRODUCE_CONTROL if allows_control else 0) | (PRODUCE_MARKER_BUMPED if is_bumped else 0),
                 future,
                 marker,
             )
@@ -148,10 +148,10 @@ class Log:
         return future
 
     async def append(
-        self, topic: str, partition: int, batch: bytes, leader_epoch: int = -1, control: bool = True
+        self, topic: str, partition: int, batch: bytes, leader_epoch: int = -1, allows_control: bool = True
     ) -> int:
         """Awaits append_nowait. Cancelling the caller does not cancel the append."""
-        return await asyncio.shield(self.append_nowait(topic, partition, batch, leader_epoch, control))
+        return await asyncio.shield(self.append_nowait(topic, partition, batch, leader_epoch, allows_control))
 
     def append_marker_nowait(self, marker: Marker, leader_epoch: int = -1) -> asyncio.Future[int]:
         """Appends a marker, like append_nowait(). For partitions of __consumer_offsets call the

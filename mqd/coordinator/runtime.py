@@ -92,7 +92,7 @@ class Coordinator:
         self._budget = budget
         self.partition_states: list[PartitionState] = []
         self._futures: dict[int, asyncio.Future[object]] = {}
-        self._number = 0
+        self._last_number = 0
         self._turn = turn or Turn()
         self._to_write: dict[PartitionState, None] = {}
         self._alarm: asyncio.TimerHandle | None = None
@@ -166,8 +166,8 @@ class Coordinator:
         state, shard = self._find_shard(name)
         if len(self._futures) >= REQUESTS_MAX:
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        self._number += 1
-        number = self._number
+        self._last_number += 1
+        number = self._last_number
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = Prompt(loop=loop)
         self._futures[number] = future
