@@ -224,7 +224,7 @@ def iterate_batches(
     buffer: bytes | memoryview, *, allow_partial: bool = False
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Every batch in `buffer`, with its bytes. With `allow_partial` a truncated batch at the end is
-    ignored (Fetch responses may have one); without it, it raises ProtocolError.
+    ignored (Fetch responses may have one); otherwise ProtocolError is raised.
     """
     view, position = memoryview(buffer), 0
     while position < len(view):
