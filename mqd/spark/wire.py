@@ -56,10 +56,10 @@ class MqdMissingError(MqdReadError):
 class BrokerError(Exception):
     """An error in a broker's response: `code` is Kafka's."""
 
-    def __init__(self, code: int, doing: str = "") -> None:
+    def __init__(self, code: int, request_name: str = "") -> None:
         known = ERRORS.get(code)
         text = f"{known.name} ({known.message})" if known else f"error {code}"
-        super().__init__(f"{doing}: {text}" if doing else text)
+        super().__init__(f"{request_name}: {text}" if request_name else text)
         self.code = code
 
     @property
@@ -67,9 +67,9 @@ class BrokerError(Exception):
         return is_retriable(self.code)
 
 
-def check(code: int, doing: str) -> None:
+def check(code: int, request_name: str) -> None:
     if code:
-        raise BrokerError(code, doing)
+        raise BrokerError(code, request_name)
 
 
 def parse_servers(text: str) -> list[tuple[str, int]]:
@@ -207,15 +207,17 @@ class Cluster:
         }
         return Metadata(self.brokers, found_topics)
 
-    def with_retries(self, what: str, attempt: Callable[[], T], pause_s: float = PAUSE_MIN_S) -> T:
-        """Calls attempt() and retries transient errors. Raises MqdReadError."""
+    def with_retries(self, request_name: str, attempt: Callable[[], T], pause_s: float = PAUSE_MIN_S) -> T:
+        """Calls attempt() and retries transient errors. `request_name` is for messages. Raises
+        MqdReadError.
+        """
         began, pause = time.monotonic(), max(pause_s, 0.001)
         while True:
             try:
                 return attempt()
             except (OSError, BrokerError) as error:
                 if isinstance(error, BrokerError) and not error.retriable:
-                    raise MqdReadError(f"{what}: {error}") from error
+                    raise MqdReadError(f"{request_name}: {error}") from error
                 self.close()
                 waited = time.monotonic() + pause - began
                 if (
@@ -223,10 +225,10 @@ class Cluster:
                     and error.code in MISSING_CODES
                     and waited >= min(UNKNOWN_TIMEOUT_S, self.api_timeout_s)
                 ):
-                    raise MqdMissingError(f"{what}: {error}") from error
+                    raise MqdMissingError(f"{request_name}: {error}") from error
                 if waited >= self.api_timeout_s:
                     raise MqdReadError(
-                        f"{what}: no response within {self.api_timeout_s:g} s from {self.settings.bootstrap_servers}:"
+                        f"{request_name}: no response within {self.api_timeout_s:g} s from {self.settings.bootstrap_servers}:"
                         f" {error}. Check that the broker is running and that kafka.bootstrap.servers is right."
                         " kafka.default.api.timeout.ms sets how long to wait"
                     ) from error

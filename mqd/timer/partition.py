@@ -170,7 +170,7 @@ class PartitionTimer:
             raise KafkaException(committed.error)
         log_start = self._log_start()
         progress, delays = parse_progress(committed.offset, committed.metadata, self.topic.topic_id)
-        self._delays = delays.changed(self.topic.delay_ms, progress.end_offset, log_start)
+        self._delays = delays.with_delay(self.topic.delay_ms, progress.end_offset, log_start)
         if self._delays.of(progress.end_offset) != self.topic.delay_ms:
             log.warning(
                 "schedule.delay.ms was changed too often while a record was pending; an earlier value stays in use",

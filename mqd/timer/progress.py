@@ -35,7 +35,7 @@ class Delays:
     def of(self, offset: int) -> int:
         return self.changes[bisect_right(self._offsets, offset) - 1].delay_ms
 
-    def changed(self, delay_ms: int, end_offset: int, log_start: int) -> Delays:
+    def with_delay(self, delay_ms: int, end_offset: int, log_start: int) -> Delays:
         """The delays after `delay_ms` was set: it applies to records that have not been read yet,
         from `end_offset` on. After CHANGE_COUNT_MAX changes it is not adopted until the log's start
         has passed the earliest of them.

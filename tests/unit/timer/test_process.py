@@ -166,19 +166,19 @@ def test_progress_as_metadata() -> None:
 
 
 def test_each_record_has_the_delay_with_which_it_was_first_read() -> None:
-    delays = Delays([]).changed(5, 0, 0).changed(7, 10, 0).changed(7, 15, 0).changed(9, 20, 0)
+    delays = Delays([]).with_delay(5, 0, 0).with_delay(7, 10, 0).with_delay(7, 15, 0).with_delay(9, 20, 0)
     assert [delays.of(offset) for offset in (0, 9, 10, 19, 20, 1_000)] == [5, 5, 7, 7, 9, 9]
-    assert delays.changed(6, 20, 0).changes[-2:] == [Change(10, 7), Change(20, 6)], "nothing was read with the 9"
-    assert delays.changed(9, 30, 15).changes == [Change(10, 7), Change(20, 9)], "older records are deleted"
+    assert delays.with_delay(6, 20, 0).changes[-2:] == [Change(10, 7), Change(20, 6)], "nothing was read with the 9"
+    assert delays.with_delay(9, 30, 15).changes == [Change(10, 7), Change(20, 9)], "older records are deleted"
 
 
 def test_the_text_of_the_delays_is_bounded() -> None:
     delays, begin, year_ms = Delays([]), 10**15, 31_622_400_000
     for number in range(3 * CHANGE_COUNT_MAX):
-        delays = delays.changed(year_ms - number, begin + number, 0)
+        delays = delays.with_delay(year_ms - number, begin + number, 0)
     assert len(progress_text(TOPIC, Entry(begin, begin), delays)) < 4096
     assert delays.of(begin + CHANGE_COUNT_MAX) == delays.of(2 * begin)
-    assert delays.changed(1, 2 * begin, begin + 10).of(2 * begin) == 1
+    assert delays.with_delay(1, 2 * begin, begin + 10).of(2 * begin) == 1
 
 
 def test_an_index_on_disk(tmp_path: Path) -> None:
