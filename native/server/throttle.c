@@ -88,7 +88,7 @@ static uint32_t kinds_of(int16_t api_key, int16_t version)
 /* Finds the limits that apply to the connection: those of its user and of the client id in this
  * request's header. False: the connection is not charged, or the header is invalid (the parser
  * reports that later). */
-static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
+static bool find_limits(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
     /* If c belongs to another host, that host has charged the client, and a debt of c would delay
      * all clients whose requests arrive on c. */
@@ -97,10 +97,10 @@ static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint
     int16_t length = (int16_t)mqd_get_be16(frame + 8);
     if (length > 0 && (uint32_t)length > size_bytes - 10)
         return false;
-    uint64_t client = mqd_quota_key(r->options.control, frame + 10, length > 0 ? (uint32_t)length : 0);
-    if (client != c->quota_client || r->quota_version != c->quota_version) {
-        mqd_quota_match(r->quota_limits, user_key(r, c), client, &c->quota);
-        c->quota_client = client;
+    uint64_t client_key = mqd_quota_key(r->options.control, frame + 10, length > 0 ? (uint32_t)length : 0);
+    if (client_key != c->quota_client || r->quota_version != c->quota_version) {
+        mqd_quota_match(r->quota_limits, user_key(r, c), client_key, &c->quota);
+        c->quota_client = client_key;
         c->quota_version = r->quota_version;
         c->quota_kinds = 0;
     }
@@ -110,15 +110,15 @@ static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint
 
 /* ---- muting ---- */
 
-static void wheel_enter(struct mqd_reactor *r, struct mqd_connection *c, int64_t until_ns)
+static void enter_wheel(struct mqd_reactor *r, struct mqd_connection *c, int64_t until_ns)
 {
     if (!r->muted_count++)
         r->mute_tick = r->now_ms / MQD_MUTE_TICK_MS;
     c->muted = 1;
     c->muted_until_ns = until_ns;
-    int64_t tick = c->muted_until_ns / 1000000 / MQD_MUTE_TICK_MS + 1, last = r->mute_tick + RECHECK_TICKS;
-    if (tick > last)
-        tick = last;
+    int64_t tick = c->muted_until_ns / 1000000 / MQD_MUTE_TICK_MS + 1, last_tick = r->mute_tick + RECHECK_TICKS;
+    if (tick > last_tick)
+        tick = last_tick;
     if (tick <= r->mute_tick)
         tick = r->mute_tick + 1;
     mqd_list_append(&r->mute_wheel[tick % MQD_MUTE_TICK_COUNT], &c->mute_node);
@@ -140,7 +140,7 @@ static void mute(struct mqd_reactor *r, struct mqd_connection *c, int64_t delay_
     mqd_list_remove(&c->ready_node);
     if (r->run_waiter == c)
         r->run_waiter = NULL;
-    wheel_enter(r, c, until_ns);
+    enter_wheel(r, c, until_ns);
 }
 
 void mqd_throttle_unmute(struct mqd_reactor *r, struct mqd_connection *c)
@@ -153,8 +153,8 @@ void mqd_throttle_unmute(struct mqd_reactor *r, struct mqd_connection *c)
         r->mute_due_tick = INT64_MAX;
 }
 
-/* The client's debt for the kinds that this connection has used; the client's other connections
- * may have added to the debt. */
+/* Returns the client's largest debt among the kinds that this connection has used; the client's
+ * other connections may have added to it. */
 static int64_t debt_ns(struct mqd_reactor *r, struct mqd_connection *c)
 {
     int64_t largest_ns = 0;
@@ -163,19 +163,19 @@ static int64_t debt_ns(struct mqd_reactor *r, struct mqd_connection *c)
     for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++) {
         if (!(c->quota_kinds >> kind & 1) || !c->quota.interval[kind])
             continue;
-        int64_t debt = mqd_quota_debt_ns(r->options.control, c->quota.bucket[kind], (enum mqd_quota_kind)kind,
-                                         mqd_quota_limits_burst_ns(r->quota_limits, kind), r->now_ns);
-        largest_ns = debt > largest_ns ? debt : largest_ns;
+        int64_t kind_ns = mqd_quota_debt_ns(r->options.control, c->quota.bucket[kind], (enum mqd_quota_kind)kind,
+                                            mqd_quota_limits_burst_ns(r->quota_limits, kind), r->now_ns);
+        largest_ns = kind_ns > largest_ns ? kind_ns : largest_ns;
     }
     return largest_ns;
 }
 
 static void check_muted(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    int64_t debt = debt_ns(r, c);
+    int64_t delay_ns = debt_ns(r, c);
     mqd_throttle_unmute(r, c);
-    if (debt > 0) {
-        wheel_enter(r, c, r->now_ns + debt);
+    if (delay_ns > 0) {
+        enter_wheel(r, c, r->now_ns + delay_ns);
         return;
     }
     c->last_active_ms = r->now_ms; /* the connection was muted, not idle */
@@ -214,7 +214,7 @@ void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, u
 
 bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
-    if (frame && !identify(r, c, frame, size_bytes))
+    if (frame && !find_limits(r, c, frame, size_bytes))
         return true;
     if (!c->quota_kinds)
         return true;
@@ -246,7 +246,7 @@ void mqd_throttle_dispatch_frame(struct mqd_reactor *r, struct mqd_connection *c
                                  int64_t arena_offset)
 {
     uint64_t id = c->id;
-    if (!identify(r, c, frame, size_bytes) || !c->quota.interval[MQD_QUOTA_REQUEST]) {
+    if (!find_limits(r, c, frame, size_bytes) || !c->quota.interval[MQD_QUOTA_REQUEST]) {
         mqd_dispatch_frame(r, c, frame, size_bytes, arena_offset);
         return;
     }

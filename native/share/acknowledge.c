@@ -20,26 +20,26 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
                    uint8_t type, int64_t now_ms)
 {
     uint64_t cell = page->cells[offset & PAGE_MASK];
-    uint32_t count = cell_deliveries(cell), state = archived_state(share), row = 0;
+    uint32_t deliveries = cell_deliveries(cell), state = archived_state(share), row = 0;
     if (type == MQD_SHARE_GAP) {
         state = MQD_SHARE_ARCHIVED; /* the offset is not in the log, or its dead letter is written */
     } else if (type == MQD_SHARE_ACCEPT) {
         state = MQD_SHARE_ACKNOWLEDGED;
     } else if (type == MQD_SHARE_RETURN) {
         state = MQD_SHARE_AVAILABLE;
-        count -= count > 0;
+        deliveries -= deliveries > 0;
     } else if (type == MQD_SHARE_RELEASE) {
-        if (count < (uint32_t)share->settings.delivery_limit || PLANTED_BUG(share, UNLIMITED)) /* S3 */
+        if (deliveries < (uint32_t)share->settings.delivery_limit || PLANTED_BUG(share, UNLIMITED)) /* S3 */
             state = MQD_SHARE_AVAILABLE;
-        if (PLANTED_BUG(share, UNCOUNT) && count > 0)
-            count--;
-        if (state == MQD_SHARE_AVAILABLE && mqd_share_backoff_ms(share, count) > 0) {
+        if (PLANTED_BUG(share, UNCOUNT) && deliveries > 0)
+            deliveries--;
+        if (state == MQD_SHARE_AVAILABLE && mqd_share_backoff_ms(share, deliveries) > 0) {
             state = MQD_SHARE_DELAYED;
-            row = mqd_share_row_delay(share, count, offset, offset + record_count - 1, now_ms);
+            row = mqd_share_row_delay(share, deliveries, offset, offset + record_count - 1, now_ms);
             row_of(share, row)->held += record_count;
         }
     }
-    mqd_share_cells_set(share, page, offset, record_count, cell_make(state, count, CELL_CHANGED, row));
+    mqd_share_cells_set(share, page, offset, record_count, cell_make(state, deliveries, CELL_CHANGED, row));
     mqd_share_note_changed(share, offset, offset + record_count - 1);
     if (state == MQD_SHARE_AVAILABLE && offset < share->available_from)
         share->available_from = offset;

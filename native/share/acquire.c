@@ -140,8 +140,8 @@ static uint32_t acquisition_records_max(const struct mqd_share *share, uint32_t 
     return limited_max ? limited_max : 1;
 }
 
-/* Adds offsets that have been delivered `deliveries` times, including this delivery. False: `out` is
- * full. */
+/* Adds offsets that have been delivered `deliveries` times, including this delivery. False: `out`
+ * is full. */
 static bool append_run(struct progress *progress, int64_t first, uint32_t record_count, uint32_t deliveries)
 {
     struct mqd_share_run *run = progress->out_count ? &progress->out[progress->out_count - 1] : NULL;

@@ -78,10 +78,10 @@ static void check_rows(const struct mqd_share *share)
         row_count += check_queue(share, queue, &delayed);
         used_queues += share->queues[queue].head != ROW_NONE;
     }
-    MQD_ASSERT(row_count == share->row_used && held == share->acquired_count && delayed == share->delayed_count,
-               "S5: %u rows of %u and %u offsets; counted as %u, %u and %u", row_count, held, delayed, share->row_used,
-               share->acquired_count, share->delayed_count);
-    MQD_ASSERT(used_queues == share->queue_used &&
+    MQD_ASSERT(row_count == share->used_row_count && held == share->acquired_count && delayed == share->delayed_count,
+               "S5: %u rows of %u and %u offsets; counted as %u, %u and %u", row_count, held, delayed,
+               share->used_row_count, share->acquired_count, share->delayed_count);
+    MQD_ASSERT(used_queues == share->backoff_queue_count &&
                    (!row_count || share->row_count - row_count + used_queues >= MQD_SHARE_QUEUE_COUNT - 1),
                "S9: %u rows are free for backoffs, %u queues have one", share->row_count - row_count, used_queues);
 }

@@ -11,8 +11,8 @@
 
 static void rows_reset(struct mqd_share *share)
 {
-    share->row_count = share->row_used = share->queue_used = 0;
-    share->row_free = ROW_NONE;
+    share->row_count = share->used_row_count = share->backoff_queue_count = 0;
+    share->first_free_row = ROW_NONE;
     for (uint32_t queue = 0; queue < MQD_SHARE_QUEUE_COUNT; queue++)
         share->queues[queue] = (struct mqd_share_queue){ROW_NONE, ROW_NONE};
 }
@@ -42,7 +42,7 @@ struct mqd_share_page *mqd_share_page_make(struct mqd_share *share, int64_t offs
     struct mqd_share_page *page = page_of(share, offset);
     if (!page->in_use) {
         *page = (struct mqd_share_page){.available = MQD_SHARE_PAGE_OFFSETS, .in_use = 1};
-        share->directory_used[block]++;
+        share->used_page_counts[block]++;
     }
     return page;
 }
@@ -68,7 +68,7 @@ void mqd_share_page_drop(struct mqd_share *share, int64_t offset)
         mqd_share_pool_return(share->pool, page->cells);
     mqd_share_fifo_page_drop(share, offset);
     *page = (struct mqd_share_page){0};
-    if (--share->directory_used[block] == 0) {
+    if (--share->used_page_counts[block] == 0) {
         mqd_share_pool_return(share->pool, share->directory[block]);
         share->directory[block] = NULL;
     }
@@ -212,7 +212,7 @@ uint32_t mqd_share_run_count(const struct mqd_share *share)
     return share->start < share->end ? share->boundary_count + 1 : 0;
 }
 
-struct mqd_share_run mqd_share_at(const struct mqd_share *share, int64_t offset)
+struct mqd_share_run mqd_share_run_at(const struct mqd_share *share, int64_t offset)
 {
     uint64_t cell = offset >= share->start && offset < share->end ? cell_of(share, offset) : 0;
     return (struct mqd_share_run){offset, offset, (int16_t)cell_state(cell), (int16_t)cell_deliveries(cell)};
@@ -237,8 +237,8 @@ static bool rows_grow(struct mqd_share *share)
         return false;
     share->row_count += ROWS_PER_BLOCK;
     for (uint32_t next = share->row_count; next > index; next--) {
-        row_of(share, next - 1)->next = share->row_free;
-        share->row_free = next - 1;
+        row_of(share, next - 1)->next = share->first_free_row;
+        share->first_free_row = next - 1;
     }
     return true;
 }
@@ -247,12 +247,12 @@ static bool rows_grow(struct mqd_share *share)
  * `is_first` a reserved row may be taken. ROW_NONE: the pool is exhausted. */
 static uint32_t row_take(struct mqd_share *share, bool is_first)
 {
-    uint32_t reserved = is_first ? 0 : MQD_SHARE_QUEUE_COUNT - 1 - share->queue_used;
-    if (share->row_count - share->row_used <= reserved && !rows_grow(share))
+    uint32_t reserved = is_first ? 0 : MQD_SHARE_QUEUE_COUNT - 1 - share->backoff_queue_count;
+    if (share->row_count - share->used_row_count <= reserved && !rows_grow(share))
         return ROW_NONE;
-    uint32_t index = share->row_free;
-    share->row_free = row_of(share, index)->next;
-    share->row_used++;
+    uint32_t index = share->first_free_row;
+    share->first_free_row = row_of(share, index)->next;
+    share->used_row_count++;
     return index;
 }
 
@@ -278,7 +278,7 @@ static void row_append(struct mqd_share *share, uint32_t index, uint32_t queue, 
     row->previous = ends->tail;
     if (ends->tail == ROW_NONE) {
         ends->head = index;
-        share->queue_used += queue != LOCKS;
+        share->backoff_queue_count += queue != LOCKS;
     } else {
         struct mqd_share_row *tail = row_of(share, ends->tail);
         tail->next = index;
@@ -299,7 +299,7 @@ static void row_unlink(struct mqd_share *share, const struct mqd_share_row *row)
         ends->tail = row->previous;
     else
         row_of(share, row->next)->previous = row->previous;
-    share->queue_used -= row->queue != LOCKS && ends->head == ROW_NONE;
+    share->backoff_queue_count -= row->queue != LOCKS && ends->head == ROW_NONE;
 }
 
 uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t offset, int64_t now_ms)
@@ -352,9 +352,9 @@ void mqd_share_row_release(struct mqd_share *share, uint32_t index, uint32_t cou
     if (row->held -= count)
         return;
     row_unlink(share, row);
-    row->next = share->row_free;
-    share->row_free = index;
-    if (--share->row_used == 0 && share->row_count > ROWS_PER_BLOCK)
+    row->next = share->first_free_row;
+    share->first_free_row = index;
+    if (--share->used_row_count == 0 && share->row_count > ROWS_PER_BLOCK)
         rows_drop(share);
 }
 
@@ -388,7 +388,7 @@ void mqd_share_destroy(struct mqd_share *share)
                 mqd_share_pool_return(share->pool, pages[place].cells);
         mqd_share_pool_return(share->pool, pages);
         share->directory[block] = NULL;
-        share->directory_used[block] = 0;
+        share->used_page_counts[block] = 0;
     }
     rows_drop(share);
     share->open_count = share->acquired_count = share->delayed_count = share->archiving_count = 0;

@@ -133,10 +133,11 @@ struct mqd_share {
     uint32_t boundary_count;             /* neighbouring offsets from start to end whose persisted states differ */
     uint8_t start_moved;                 /* since the last difference */
     uint8_t pool_exhausted;              /* the last acquire ended early because the pool was exhausted */
-    uint16_t directory_used[8];          /* pages in use, of each block of pages */
+    uint16_t used_page_counts[8];        /* pages in use in each block of pages */
     struct mqd_share_page *directory[8]; /* 256 pages a block; a page's place is its number modulo 2048 */
-    uint32_t row_count, row_used;        /* rows for which memory is allocated; rows in use */
-    uint32_t row_free, queue_used;       /* unused rows; queues of backoffs that are not empty */
+    uint32_t row_count, used_row_count;  /* rows for which memory is allocated; rows in use */
+    uint32_t first_free_row;             /* of the list of unused rows */
+    uint32_t backoff_queue_count;        /* queues of backoffs that are not empty */
     void **row_directory[8];             /* 1,024 blocks each, of 128 rows each */
     struct mqd_share_queue queues[MQD_SHARE_QUEUE_COUNT]; /* in the order of deadlines */
     struct mqd_share_fifo *fifo;                          /* NULL: no FIFO */
@@ -247,6 +248,6 @@ int mqd_share_load(struct mqd_share *share, const struct mqd_share_run *runs, ui
 uint32_t mqd_share_run_count(const struct mqd_share *share);
 /* An offset's state and delivery count; if it is acquired, the count includes the current delivery.
  * For tests. */
-struct mqd_share_run mqd_share_at(const struct mqd_share *share, int64_t offset);
+struct mqd_share_run mqd_share_run_at(const struct mqd_share *share, int64_t offset);
 
 #endif

@@ -179,10 +179,10 @@ struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd)
     return create(context, fd, -1);
 }
 
-struct mqd_tls *mqd_tls_create_between_hosts(struct mqd_tls_context *context, int fd, bool client, int32_t node)
+struct mqd_tls *mqd_tls_create_between_hosts(struct mqd_tls_context *context, int fd, bool is_client, int32_t node)
 {
     struct mqd_tls *tls = create(context, fd, node);
-    if (tls && client)
+    if (tls && is_client)
         openssl.SSL_set_connect_state(tls->ssl);
     return tls;
 }
@@ -261,19 +261,20 @@ int mqd_tls_verify_host(int chain_verified, X509_STORE_CTX *verification)
     return tls->node_proved;
 }
 
+/* Sets ended_reason. */
 static void store_reason(struct mqd_tls *tls, int ssl_error)
 {
     char reason[128];
     const char *peer = tls->node < 0 ? "client" : "other host";
     mqd_tls_error_take(reason, sizeof reason);
-    long verified = openssl.SSL_get_verify_result(tls->ssl);
-    if (verified == X509_V_ERR_HOSTNAME_MISMATCH)
+    long verify_result = openssl.SSL_get_verify_result(tls->ssl);
+    if (verify_result == X509_V_ERR_HOSTNAME_MISMATCH)
         snprintf(tls->ended_reason, sizeof tls->ended_reason,
                  "the other host's certificate is refused: it is not node %d's, which has the name mqd://node/%d",
                  tls->node, tls->node);
-    else if (verified != X509_V_OK)
+    else if (verify_result != X509_V_OK)
         snprintf(tls->ended_reason, sizeof tls->ended_reason, "the %s's certificate is refused: %s", peer,
-                 openssl.X509_verify_cert_error_string(verified));
+                 openssl.X509_verify_cert_error_string(verify_result));
     else if (strstr(reason, " alert "))
         snprintf(tls->ended_reason, sizeof tls->ended_reason, "the %s refuses: %s", peer, reason);
     else
@@ -324,8 +325,8 @@ uint32_t mqd_tls_peer_name(const struct mqd_tls *tls, char *name, uint32_t size_
     int length = 0;
     if (bio && openssl.X509_NAME_print_ex(bio, openssl.X509_get_subject_name(certificate), 0, XN_FLAG_RFC2253_UTF8) > 0)
         length = openssl.BIO_read(bio, name, (int)size_bytes);
-    char more;
-    if (length == (int)size_bytes && openssl.BIO_read(bio, &more, 1) == 1)
+    char next_byte;
+    if (length == (int)size_bytes && openssl.BIO_read(bio, &next_byte, 1) == 1)
         length++;
     openssl.BIO_free(bio);
     openssl.X509_free(certificate);

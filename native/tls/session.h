@@ -33,11 +33,11 @@ struct mqd_tls_context;
 
 /* Returns NULL and sets mqd_error on failure. The caller keeps ownership of fd. */
 struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd);
-/* A session of a connection between hosts, with a context for such connections. `client`: this host
- * has opened the connection. The other host's certificate must have the URI "mqd://node/N", N =
- * `node`, among its alternative names. Otherwise the handshake fails, as it does for a certificate
- * of another CA. */
-struct mqd_tls *mqd_tls_create_between_hosts(struct mqd_tls_context *context, int fd, bool client, int32_t node);
+/* Creates a session between hosts, with a context for such sessions. `is_client`: this host opened
+ * the connection. The other host's certificate must have the URI "mqd://node/N", with N = `node`,
+ * among its alternative names. Otherwise the handshake fails, as it does for a certificate of
+ * another CA. */
+struct mqd_tls *mqd_tls_create_between_hosts(struct mqd_tls_context *context, int fd, bool is_client, int32_t node);
 void mqd_tls_free(struct mqd_tls *tls);
 
 /* ---- the handshake ---- */

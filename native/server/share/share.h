@@ -38,7 +38,7 @@
 
 #define MQD_SHARE_WAIT_BUCKET_COUNT 256
 #define MQD_SHARE_OWNED_BUCKET_COUNT 4096
-#define MQD_SHARE_RUNS_PER_PART 64   /* most runs that one acquisition returns */
+#define MQD_SHARE_RUNS_PER_PART 64   /* maximum number of runs that an acquisition returns */
 #define MQD_SHARE_RESERVE_DIVISOR 10 /* one record in this many is reserved for partitions of lower priority */
 
 /* ---- requests to owners ---- */

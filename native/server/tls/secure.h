@@ -54,8 +54,8 @@ void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c);
 
 /* ---- transfer.c ---- */
 
-/* Returns 1 and sets *received_bytes; 0 if there are no bytes now; or -1 if c has been closed. Unlike
- * recv, this function writes to `at` in user space, so a write there must not raise SIGBUS
+/* Returns 1 and sets *received_bytes; 0 if there are no bytes now; or -1 if c has been closed.
+ * Unlike recv, this function writes to `at` in user space, so a write there must not raise SIGBUS
  * (mqd_large_touch). */
 int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity,
                        uint32_t *received_bytes);

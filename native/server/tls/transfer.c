@@ -67,7 +67,8 @@ static ssize_t read_range(struct mqd_reactor *r, struct mqd_connection *c, struc
     return n;
 }
 
-/* Copies output that is in memory, up to position `end` of the output. Returns the number of bytes. */
+/* Copies output that is in memory, up to position `end` of the output. Returns the number of
+ * bytes. */
 static uint32_t copy_memory(struct mqd_connection *c, uint64_t end, uint8_t *at, uint32_t capacity)
 {
     uint64_t unsent = end - c->out_sent;
