@@ -15,7 +15,7 @@ static uint32_t count_equal_cells(const struct mqd_share_page *page, int64_t off
     return count;
 }
 
-/* Finishes or releases `record_count` offsets of one page, whose cells are equal, as `type` requires. */
+/* Finishes or releases `record_count` offsets of one page with equal cells, as `type` requires. */
 static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t record_count,
                    uint8_t type, int64_t now_ms)
 {

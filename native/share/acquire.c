@@ -250,8 +250,8 @@ static bool acquire_range(struct progress *progress, int64_t first, int64_t last
     return true;
 }
 
-/* With FIFO: opens the offset with its key, and acquires it unless it must wait. False: nothing more
- * can be acquired. */
+/* With FIFO: opens the offset with its key, and acquires it unless it must wait. False: nothing
+ * more can be acquired. */
 static bool acquire_with_key(struct progress *progress, int64_t offset, uint32_t hash)
 {
     struct mqd_share *share = progress->share;

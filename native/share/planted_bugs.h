@@ -8,7 +8,7 @@
 /* MQD_PLANTED_ON */
 enum mqd_share_planted {
     MQD_PLANTED_ANY_MEMBER = 1, /* S1: acknowledgements of another member are accepted */
-    /* S2: expiry releases the whole range of a row, including offsets that other members acquired */
+    /* S2: expiry releases the whole range of a row, including other members' offsets */
     MQD_PLANTED_ANY_ROW = 2,
     MQD_PLANTED_UNLIMITED = 4,           /* S3: releasing does not compare the count with the limit */
     MQD_PLANTED_UNCOUNT = 8,             /* S3: releasing decrements the delivery count */

@@ -74,7 +74,8 @@ void mqd_share_session_advance_epoch(struct mqd_share_session *session);
 struct mqd_share_session *mqd_share_session_open(struct mqd_share_sessions *sessions, struct mqd_text group,
                                                  struct mqd_text member, struct mqd_node *connection_sessions);
 void mqd_share_session_close(struct mqd_share_sessions *sessions, struct mqd_share_session *session);
-/* Returns the partition's entry; adds it if there is none. NULL: too many partitions, or no memory. */
+/* Returns the partition's entry; adds it if there is none. NULL: too many partitions, or no
+ * memory. */
 struct mqd_share_entry *mqd_share_session_put(struct mqd_share_sessions *sessions, struct mqd_share_session *session,
                                               const uint8_t topic_id[16], int32_t partition_index);
 struct mqd_share_entry *mqd_share_session_get(const struct mqd_share_session *session, const uint8_t topic_id[16],

@@ -65,8 +65,8 @@
 /* runs of equal state and count, as persisted: a snapshot of about 200 KB */
 #define MQD_SHARE_RUN_COUNT_MAX 10000
 #define MQD_SHARE_NEVER 0x7fffffffffffffff
-/* queues of rows: one for locks, then one for the backoffs of each delivery count; the last queue is
- * for all larger counts */
+/* queues of rows: one for locks, then one for the backoffs of each delivery count; the last queue
+ * is for all larger counts */
 #define MQD_SHARE_QUEUE_COUNT 33
 
 /* 0 to 4: Kafka's numbers */
@@ -185,9 +185,9 @@ struct mqd_share_acquisition {
     uint8_t strict;
 };
 /* Acquires for a member the Available records of `batches`, which must be all batches of the log
- * from `from` (the result of mqd_share_next_offset) to the end of the last one. Offsets between batches
- * are archived, because they are not in the log. Fills `out` with the acquired runs, at most
- * out_max, and returns their number.
+ * from `from` (the result of mqd_share_next_offset) to the end of the last one. Offsets between
+ * batches are archived, because they are not in the log. Fills `out` with the acquired runs, at
+ * most out_max, and returns their number.
  *
  * A record that was delivered max(2, limit / 2) times or more is acquired with fewer neighbours
  * each time, and alone the last time, so that neighbours of a bad record are not archived. */
@@ -202,13 +202,14 @@ struct mqd_share_acknowledgement {
     const uint8_t *types; /* enum mqd_share_type, for each offset, or one for all */
     uint32_t type_count;
 };
-/* Acknowledges all ranges or none. Returns 0; MQD_SHARE_INVALID_REQUEST if the ranges do not ascend,
- * or types are unknown or of a wrong number; or MQD_SHARE_INVALID_RECORD_STATE if an offset is not
- * acquired by this member, or its lock has expired. Offsets below the log's start are ignored. */
+/* Acknowledges all ranges or none. Returns 0; MQD_SHARE_INVALID_REQUEST if the ranges do not
+ * ascend, or types are unknown or of a wrong number; or MQD_SHARE_INVALID_RECORD_STATE if an offset
+ * is not acquired by this member, or its lock has expired. Offsets below the log's start are
+ * ignored. */
 int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *list,
                           uint32_t count, int64_t now_ms);
-/* Called when the dead letters of the Archiving records from first to last have been written, or are
- * not wanted. Returns the number of offsets that were archived. */
+/* Called when the dead letters of the Archiving records from first to last have been written, or
+ * are not wanted. Returns the number of offsets that were archived. */
 uint32_t mqd_share_archive(struct mqd_share *share, int64_t first, int64_t last);
 /* Releases all records that the member has acquired; returns their number. Walks all rows. */
 uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member, int64_t now_ms);
@@ -230,8 +231,8 @@ struct mqd_share_difference {
     uint8_t is_whole;   /* all changes are listed; otherwise the next difference continues */
     uint8_t is_empty;   /* nothing to write */
 };
-/* Lists the changes since the last difference, and marks them as listed. Acquired offsets are listed
- * as they were before their acquisition. */
+/* Lists the changes since the last difference, and marks them as listed. Acquired offsets are
+ * listed as they were before their acquisition. */
 void mqd_share_take_difference(struct mqd_share *share, struct mqd_share_run *out, uint32_t out_max,
                                struct mqd_share_difference *difference);
 /* The state from `from` on as it would be persisted in a snapshot: runs that are finished or were
@@ -240,8 +241,8 @@ uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t from, struct 
                             int64_t *next);
 /* Loads the persisted runs into a state that mqd_share_init has just initialized with the persisted
  * start. Runs below the start are ignored. Returns 0; or -1 if the runs do not ascend, have a state
- * other than 0, 2, 3 and 4 or a negative count, or span more than MQD_SHARE_SPAN_MAX, or if the pool
- * is exhausted (pool_exhausted). After -1 only mqd_share_destroy may be called. */
+ * other than 0, 2, 3 and 4 or a negative count, or span more than MQD_SHARE_SPAN_MAX, or if the
+ * pool is exhausted (pool_exhausted). After -1 only mqd_share_destroy may be called. */
 int mqd_share_load(struct mqd_share *share, const struct mqd_share_run *runs, uint32_t count);
 
 /* The number of runs of equal state and count from start to end. */

@@ -107,8 +107,8 @@ struct mqd_worker_slot {
     uint8_t pad3[MQD_CACHE_LINE];
 };
 
-/* Latencies: a value v in microseconds is counted in bucket floor(log2(v|1)) * 4 + the next two bits
- * of v; 128 buckets reach 2^32 us. */
+/* Latencies: a value v in microseconds is counted in bucket floor(log2(v|1)) * 4 + the next two
+ * bits of v; 128 buckets reach 2^32 us. */
 #define MQD_HISTOGRAM_BUCKET_COUNT 128
 struct mqd_worker_stats {
     uint64_t counter[64];                               /* enum mqd_counter */
@@ -161,7 +161,7 @@ struct mqd_partition_slot {
     uint64_t records_in;
     uint64_t bytes_in;
     uint64_t bytes_out;
-    /* any worker writes: when it last refused a batch that the producer will send again; 0 = never */
+    /* any worker writes: when it last refused a batch that the producer will resend; 0 = never */
     int64_t refused_ms; /* CLOCK_MONOTONIC */
     /* owner writes, when it publishes positions: the epoch of the record at the log start; -1 = the
      * log is empty */

@@ -80,8 +80,8 @@ struct mqd_local_header {
     uint8_t pad3[56];
     /* line 5: written by the worker */
     uint64_t reply_tail;
-    /* set when a reply did not fit. The client reads it after moving reply_head and a full fence; if
-     * it is set, the client writes `to_worker` */
+    /* set when a reply did not fit. The client reads it after moving reply_head and a full fence;
+     * if it is set, the client writes `to_worker` */
     uint32_t worker_needs_room;
     uint8_t pad4[52];
     uint8_t pad5[4096 - 384];
@@ -125,8 +125,8 @@ struct mqd_local_welcome {
 };
 
 enum mqd_local_query_kind { MQD_LOCAL_QUERY_SEGMENT = 1 };
-/* client -> worker: asks where an offset is stored. Queries are answered in order; at most 16 may be
- * unanswered. */
+/* client -> worker: asks where an offset is stored. Queries are answered in order; at most 16 may
+ * be unanswered. */
 struct mqd_local_query {
     uint32_t kind;
     uint32_t number; /* returned in the response */

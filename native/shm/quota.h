@@ -2,10 +2,10 @@
  * and the acceptor charge. In the control segment.
  *
  * The name of its principal and its client id identify a client. For each kind the first matching
- * rule in the order of enum mqd_quota_level applies, and determines which clients share a bucket, as
- * in Kafka: each pair of user and client id has a bucket if the rule is for both, each user if it is
- * for users, and each client id if it is for clients. Names are hashed with the host's boot id, so a
- * client cannot choose an id whose bucket is another user's.
+ * rule in the order of enum mqd_quota_level applies, and determines which clients share a bucket,
+ * as in Kafka: each pair of user and client id has a bucket if the rule is for both, each user if
+ * it is for users, and each client id if it is for clients. Names are hashed with the host's boot
+ * id, so a client cannot choose an id whose bucket is another user's.
  *
  * struct mqd_quota_table:
  *   version             written by the controller: the copy `version & 1` of the rules is complete;

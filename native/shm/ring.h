@@ -75,8 +75,8 @@ static inline uint32_t mqd_ring_free_count(struct mqd_ring_writer *writer)
     return writer->corrupt ? 0 : writer->capacity - (uint32_t)(writer->tail - writer->head);
 }
 
-/* Returns the slot of the next descriptor, or NULL if the ring is full or corrupt. Fill in the slot,
- * then call mqd_ring_put. */
+/* Returns the slot of the next descriptor, or NULL if the ring is full or corrupt. Fill in the
+ * slot, then call mqd_ring_put. */
 static inline struct mqd_descriptor *mqd_ring_next(struct mqd_ring_writer *writer)
 {
     if (writer->tail - writer->head >= writer->capacity && mqd_ring_free_count(writer) == 0)

@@ -3,8 +3,9 @@
  * connections between hosts: one context for both roles, TLS 1.3 only.
  *
  * A client names a host (SNI) and gets the first identity with a certificate for that host,
- * otherwise the listener's first identity. Sessions are resumed by tickets, which no process stores.
- * Clients with certificates cannot resume, because OpenSSL would not verify the certificate again.
+ * otherwise the listener's first identity. Sessions are resumed by tickets, which no process
+ * stores. Clients with certificates cannot resume, because OpenSSL would not verify the certificate
+ * again.
  */
 #include <errno.h>
 #include <stdio.h>

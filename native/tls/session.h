@@ -47,9 +47,9 @@ void mqd_tls_free(struct mqd_tls *tls);
 ssize_t mqd_tls_receive(struct mqd_tls *tls);
 /* the first bytes are not a TLS record */
 bool mqd_tls_is_plain(const struct mqd_tls *tls);
-/* Computes the next step, without a system call that waits. Returns 1 if the session is established,
- * 0 if more bytes are needed, or -1 with the reason if it has failed. Call mqd_tls_flush afterwards,
- * whatever the result. */
+/* Computes the next step, without a system call that waits. Returns 1 if the session is
+ * established, 0 if more bytes are needed, or -1 with the reason if it has failed. Call
+ * mqd_tls_flush afterwards, whatever the result. */
 int mqd_tls_handshake(struct mqd_tls *tls);
 /* whether the handshake is complete */
 bool mqd_tls_established(const struct mqd_tls *tls);

@@ -30,8 +30,8 @@ static const uint8_t *take_blob(const uint8_t *at, const uint8_t *end, const uin
     return size > 0 ? at + size : at;
 }
 
-/* Locates the key and value of one record. Its headers are not parsed, because its length determines
- * where it ends. */
+/* Locates the key and value of one record. Its headers are not parsed, because its length
+ * determines where it ends. */
 static bool locate_record(struct cursor *batch, const uint8_t *data, struct mqd_record_location *out)
 {
     int64_t size, number;

@@ -46,12 +46,12 @@ struct mqd_records {
 /* `bytes`: the uncompressed records of the batch. */
 void mqd_records_begin(struct mqd_records *records, const struct mqd_batch *batch, const uint8_t *bytes,
                        uint64_t size_bytes);
-/* Returns 1 with the next record; 0 at the end, if no bytes follow; or -1 if the records are invalid
- * (`reason` says why). */
+/* Returns 1 with the next record; 0 at the end, if no bytes follow; or -1 if the records are
+ * invalid (`reason` says why). */
 int mqd_records_next(struct mqd_records *records, struct mqd_record *out);
 
-/* Whether the record has a header of this name. False, too, if the headers cannot be parsed. *value:
- * the value of the last such header, as in Kafka's lastHeader (size -1: null). */
+/* Whether the record has a header of this name. False, too, if the headers cannot be parsed.
+ * *value: the value of the last such header, as in Kafka's lastHeader (size -1: null). */
 bool mqd_record_header(const struct mqd_record *record, const char *name, uint32_t name_bytes, const uint8_t **value,
                        int32_t *value_bytes);
 

@@ -202,7 +202,7 @@ int mqd_share_fetch_begin_forgotten(struct mqd_share_fetch_request *request, int
 int mqd_share_fetch_next_forgotten_partition(struct mqd_share_fetch_request *request, int32_t *partition_index);
 int mqd_share_fetch_end(struct mqd_share_fetch_request *request);
 
-/* -- encoding -- a growing buffer. `failed` (out of memory) is sticky, and checked once at the end. */
+/* -- encoding -- a growing buffer; `failed` (out of memory) is sticky, checked once at the end */
 struct mqd_buffer {
     uint8_t *bytes;
     uint32_t size_bytes;
@@ -299,8 +299,8 @@ struct mqd_share_fetch_outcome {
     struct mqd_current_leader current_leader;
     uint32_t records_bytes;
 };
-/* ShareFetch: appends everything up to and including the length of the records. The caller sends the
- * records_bytes themselves from elsewhere, then calls _acquired, _run for each run, and
+/* ShareFetch: appends everything up to and including the length of the records. The caller sends
+ * the records_bytes themselves from elsewhere, then calls _acquired, _run for each run, and
  * _partition_end. ShareAcknowledge: the caller then calls _partition_end. */
 void mqd_share_fetch_response_partition(struct mqd_buffer *buffer, int16_t api_key,
                                         const struct mqd_share_fetch_outcome *outcome);

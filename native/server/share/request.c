@@ -451,8 +451,8 @@ static bool is_read_or_acknowledged(const struct arrival *a, const struct named_
             mqd_share_session_get(a->session, named->topic_id, named->partition_index));
 }
 
-/* If fewer than MQD_SHARE_RESERVE_DIVISOR records are requested, none can be reserved for lower ranks;
- * instead, one request in ten begins with the lowest rank. */
+/* If fewer than MQD_SHARE_RESERVE_DIVISOR records are requested, none can be reserved for lower
+ * ranks; instead, one request in ten begins with the lowest rank. */
 static void assign_ranks(struct mqd_reactor *r, struct mqd_share_job *job, uint32_t turn)
 {
     bool lowest_first = job->records_max < MQD_SHARE_RESERVE_DIVISOR &&

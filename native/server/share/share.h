@@ -172,7 +172,7 @@ struct mqd_share_owned {
     uint64_t acceptor_generation;
     uint32_t sequence;
     uint8_t read_ahead_running;
-    /* 1 + the offset at which the running read-ahead, or the last completed one, begins; 0 = none */
+    /* 1 + the offset at which the running or the last completed read-ahead begins; 0 = none */
     int64_t running_read_ahead_id, completed_read_ahead_id;
     struct mqd_share_keys *keys; /* of a large batch; NULL: none */
     uint8_t reading_keys;        /* a thread is reading keys */

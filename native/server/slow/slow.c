@@ -57,7 +57,8 @@ void mqd_slow_copy_client(struct mqd_connection *c, const struct mqd_request_hea
     c->slow_client_bytes = (uint8_t)bytes;
 }
 
-/* Counts a report towards SLOW_PER_SECOND. False: the limit is reached, and the report is omitted. */
+/* Counts a report towards SLOW_PER_SECOND. False: the limit is reached, and the report is
+ * omitted. */
 static bool take_report_slot(struct mqd_reactor *r)
 {
     int64_t second = r->now_ms / 1000;

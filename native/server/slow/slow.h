@@ -18,7 +18,8 @@ static inline void mqd_slow_begin(const struct mqd_reactor *r, struct mqd_reques
         request->times.begun_ns = r->now_ns;
 }
 
-/* The same for a fetch; the report names the first partition of the response that is on this host. */
+/* The same for a fetch; the report names the first partition of the response that is on this
+ * host. */
 void mqd_slow_begin_fetch(const struct mqd_reactor *r, struct mqd_request *request);
 
 /* A batch is passed to the worker that owns its partition. */
