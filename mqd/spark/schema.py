@@ -54,8 +54,8 @@ def requested_columns(schema: Any) -> tuple[str, ...]:
             )
         if field.dataType.simpleString() != ddl_type:
             raise MqdOptionError(
-                f"column {field.name} is {ddl_type} in format mqd and not {field.dataType.simpleString()}: cast it after"
-                " load()"
+                f"column {field.name} is {ddl_type} in format mqd and not {field.dataType.simpleString()}: cast it"
+                " after load()"
             )
         requested.append(field.name)
     if not requested:

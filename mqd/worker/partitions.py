@@ -218,7 +218,8 @@ class PartitionSet(OpenPartitions):
             shortened.unmark(path, self._files)
         except OSError as error:
             self._log.warning(
-                "file cannot be removed; if there are other replicas, this one must catch up again after the next start",
+                "file cannot be removed; if there are other replicas, this one must catch up again after the next"
+                " start",
                 partition=partition,
                 path=str(path / shortened.MARKER),
                 reason=str(error),

@@ -148,8 +148,8 @@ def _clamp_dates(dates: pa.Array) -> pa.Array:
 
 def _describe(batch: pa.RecordBatch) -> str:
     return (
-        f"it is one of {batch.num_rows} records that begin at {batch.column('topic')[0]}-{batch.column('partition')[0]},"
-        f" offset {batch.column('offset')[0]}"
+        f"it is one of {batch.num_rows} records that begin at"
+        f" {batch.column('topic')[0]}-{batch.column('partition')[0]}, offset {batch.column('offset')[0]}"
     )
 
 
