@@ -60,7 +60,7 @@ void mqd_forward_send(struct mqd_reactor *r, uint32_t to, const struct mqd_descr
     mqd_stat(r, MQD_COUNT_LINK_STALLS, 1);
     if (!overflow_push(r, to, descriptor)) {
         fprintf(stderr, "mqd-worker-%u: out of memory with %u descriptors for endpoint %u\n", r->options.self,
-                r->overflow_tail[to], to);
+                r->overflow_tail[to] - r->overflow_head[to], to);
         abort(); /* a lost descriptor would lose an acknowledgement or leak an extent */
     }
 }
