@@ -17,8 +17,6 @@ TOO_LONG = frozenset(
         "bf388c4bc7d81a9069021eba1011452328ccedbb",
         "65776fe70224ad7d08dbc649a75ff81b1e9979e6",
         "5b2948623b92d925a904633a96546364d4cdf416",
-        "042345ad44be5a71db18e3f4282fad00d97bd7f6",
-        "7f648f6f87c69286c34edca14c331cc2ba8f8b1b",
     }
 )
 LENGTH_MAX = 72
