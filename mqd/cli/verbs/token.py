@@ -44,7 +44,7 @@ def _time_text(timestamp_ms: int) -> str:
     help="The token ends after this time, such as 12h or 7d, however often it is renewed.",
 )
 @click.option(
-    "--format",
+    "--out-format",
     "file_format",
     type=click.Choice(list(FORMATS)),
     default="librdkafka",

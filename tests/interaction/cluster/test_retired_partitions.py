@@ -476,7 +476,7 @@ def test_a_group_that_is_behind_is_reported_and_waited_for_within_the_bound(
     with member(broker.bootstrap, topic) as (group, consumer):
         consumer.commit(offsets=[TopicPartition(topic, 3, 4)], asynchronous=False)
         text = retire(broker.bootstrap, topic, "--to", "2")
-    assert f"group {group} has" in text and "may come out of order" in text
+    assert f"group {group} has" in text and "may be read out of order" in text
     assert step_of(broker.bootstrap, topic) == REDIRECTED
 
 

@@ -162,7 +162,7 @@ def test_a_token_for_another_user(commands: Commands) -> None:
     made = json.loads(commands.ok("token", "create", "--owner", "alice", "--format", "json", user="bob"))
     assert made["owner"] == "User:alice" and commands.listed("bob")[made["id"]]["requester"] == "User:bob"
     java = Path("java.properties")
-    commands.ok("token", "create", "--format", "java", "-o", str(java))
+    commands.ok("token", "create", "--out-format", "java", "-o", str(java))
     assert 'tokenauth="true"' in java.read_text()
 
 

@@ -63,11 +63,11 @@ class Index:
         one.position, one.limit, one.from_offset, one.output_bytes_max = position, limit, offset, room
         one.generation_at, one.generation, one.filtered_bytes_max = self.generation, generation, filtered_max
         error = lib.mqd_view_read(self._native, one)
-        found = one.found
-        data = ffi.buffer(found.bytes, found.size_bytes)[:] if found.bytes else b""
-        empty = ffi.buffer(found.empty)[:] if found.has_empty else b""
-        result = Read(error, data, found.next_offset, empty, one.end_position)
-        lib.mqd_filtered_free(ffi.addressof(one, "found"))
+        selection = one.selection
+        data = ffi.buffer(selection.bytes, selection.size_bytes)[:] if selection.bytes else b""
+        empty = ffi.buffer(selection.empty)[:] if selection.has_empty else b""
+        result = Read(error, data, selection.next_offset, empty, one.end_position)
+        lib.mqd_filtered_free(ffi.addressof(one, "selection"))
         return result
 
     def figures(self) -> dict[str, int]:
