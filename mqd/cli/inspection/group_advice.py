@@ -1,4 +1,4 @@
-"""Computes how many members or partitions a consumer group needs for the present rate of writes, from
+"""Computes how many members or partitions a consumer group needs for the current rate of writes, from
 two samples of its committed offsets and the ends of its partitions.
 
 The rate of a member that always had records to read is the capacity of a member. A member that keeps up
@@ -152,7 +152,7 @@ def _member_lines(advice: Advice, catch_up_s: float) -> list[str]:
         lines.append(f"at these rates the lag is gone in {duration_text(advice.lag / gain)}")
     else:
         lines.append(f"the lag grows by {-gain:,.0f} records/s")
-    lines.append(f"{_plural(advice.to_hold, 'member')} would keep up with the present rate")
+    lines.append(f"{_plural(advice.to_hold, 'member')} would keep up with the current rate")
     if advice.to_catch_up > advice.to_hold:
         lines.append(
             f"{_plural(advice.to_catch_up, 'member')} would also read the backlog within {duration_text(catch_up_s)}"

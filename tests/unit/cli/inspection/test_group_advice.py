@@ -44,7 +44,7 @@ def test_a_group_that_falls_behind() -> None:
     assert found.partitions_needed == {"flights": 5}
     assert found.hot == [("flights", index) for index in range(4)]
     assert "the lag grows by 2,400 records/s" in found.lines
-    assert "5 members would keep up with the present rate" in found.lines
+    assert "5 members would keep up with the current rate" in found.lines
     assert any("flights needs 5" in line for line in found.lines)
 
 
