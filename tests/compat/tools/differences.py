@@ -54,11 +54,11 @@ TIERED = (
 INTERNAL = "internal topics have explicit settings of mqd's own"
 FORMATS = "values in internal topics: OffsetCommitValue is version 3, not 4; `previousProducerId` is always written"
 INDEX = (
-    "an offset index has the first offset of a batch, Kafka's the last one. Both brokers read both; the tool reports a"
-    " mismatch"
+    "mqd's offset index has the first offset of a batch, Kafka's has the last one. Either broker reads either form;"
+    " the tool reports a mismatch"
 )
 ELR = "with no leader and an empty ISR, Kafka lists the last leader under LastKnownElr too; mqd lists it under Elr only"
-GROUP_CONFIGS = "a group is unknown again when its last setting is deleted; Kafka keeps an empty entry"
+GROUP_CONFIGS = "when a group's last setting is deleted, its entry is removed; Kafka keeps an empty entry"
 VOTERS = "a single broker has no directory id and no separate controller listener"
 FEATURES = "mqd has a feature of its own, `mqd.version`, and its oldest metadata.version is that of Kafka 4.0"
 ERROR = r"err (java\.util\.concurrent\.ExecutionException: |Caused by: |)org\.apache\.kafka\.common\.errors\."
@@ -68,27 +68,27 @@ CODES = r"exit [01]"
 ALLOWED = (
     Allowed(
         MIN_ISR,
-        "(topics: (create|with conf|internal|three)|configs: of a topic: all).*",
+        "(topics: (create|with conf|internal|three)|configs: a topic: all).*",
         part=r"\bmin\.insync\.replicas=-?\d+,?",
     ),
     Allowed(
         MIN_ISR,
-        "(configs: of a broker: set|configs: three|reassign-partitions: three brokers: thr).*",
+        "(configs: a broker: set|configs: three|reassign-partitions: three brokers: thr).*",
         lines=r"out min\.insync\.replicas=.*",
     ),
     Allowed(
         SYNONYMS,
-        "configs: of a topic: all.*",
+        "configs: a topic: all.*",
         part=r"[, ]*\b(DYNAMIC_DEFAULT_BROKER_CONFIG|DEFAULT_CONFIG):[\w.]*(=[\w.-]*)?",
     ),
     Allowed(
         SYNONYMS,
-        "(configs: (of a broker|of groups|three)|reassign-partitions: three brokers: thr).*",
+        "(configs: (a broker|groups|three)|reassign-partitions: three brokers: thr).*",
         part=r", (STATIC_BROKER_CONFIG|DEFAULT_CONFIG):[\w.=-]+",
     ),
     Allowed(
         TIERED,
-        "configs: of a topic: all.*",
+        "configs: a topic: all.*",
         lines=r"out ((local|remote|schedule)\.[\w.]+|flush\.on\.ack|record\.validation|replica\.lag\.max\.messages"
         r"|queue\.(?:delete\.on\.ack|memory\.bytes)|share\.priority|view\.[a-z]+|dedup\.[a-z.]+|acks\.replicas"
         r"|errors\.deadletterqueue\.group\.enable)=.*",
@@ -97,13 +97,13 @@ ALLOWED = (
     Allowed(INTERNAL, "topics: internal.*", lines=r"out Topic: __consumer_offsets TopicId: ID PartitionCount: 4 .*"),
     Allowed(
         STRICT,
-        "configs: of a broker: set.*",
+        "configs: a broker: set.*",
         lines=rf"{CODES}|{FAILED}|err Invalid config\(s\): no\.such\.config"
         rf"|out Completed updating config for broker 1\.|{ERROR}InvalidConfigurationException",
     ),
     Allowed(
         GROUP_CONFIGS,
-        "configs: of groups",
+        "configs: groups",
         lines=r"out (Dynamic configs for group tuned are:|The group 'tuned' doesn't exist.*)",
     ),
     Allowed(FEATURES, "features: .*", lines=r"out Feature: (mqd|metadata)\.version .*"),

@@ -14,8 +14,8 @@ HEAD = """# Apache Kafka's command line tools
 Every tool of Apache Kafka 4.2.0 that connects to a broker or reads its files is run against mqd and
 against Apache Kafka 4.2.0, in the same scenarios: the usual steps, invalid arguments and missing
 objects, on one broker or, where the scenario says so, on three. Exit codes and output are compared
-line by line, ignoring addresses, ids, times and measured numbers. Of a message that comes with an
-error code, only the code is compared. `same` means that nothing else differs.
+line by line, ignoring addresses, ids, times and measured numbers. If a message comes with an error
+code, only the code is compared. `same` means that nothing else differs.
 
 This page is written by `python -m tests.compat.tools --page`; `tests/compat/tools` checks it
 against both brokers.

@@ -208,7 +208,7 @@ def cluster_three(side: Side) -> None:
     side.run(*listed, bootstrap=False, until=lambda ran: len(ran.out.splitlines()) == 4)
 
 
-@story("broker-api-versions", "of one broker")
+@story("broker-api-versions", "a single broker")
 def api_versions(side: Side) -> None:
     side.run("broker-api-versions")
     side.run("broker-api-versions", "--no-such-option")

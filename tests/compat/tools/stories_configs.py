@@ -8,7 +8,7 @@ from tests.compat.tools.sides import Side
 from tests.compat.tools.story import story
 
 
-@story("configs", "of a topic: set, change, append, delete")
+@story("configs", "a topic: set, change, append, delete")
 def configs_topic(side: Side) -> None:
     side.topic("set")
     of = ("--entity-type", "topics", "--entity-name", "set")
@@ -34,13 +34,13 @@ def configs_topic(side: Side) -> None:
     side.run("configs", "--topic", "set", "--describe")
 
 
-@story("configs", "of a topic: all, with their sources")
+@story("configs", "a topic: all settings, with their sources")
 def configs_topic_all(side: Side) -> None:
     side.topic("everything", "--config", "retention.ms=5")
     side.run("configs", "--topic", "everything", "--describe", "--all", unordered=True)
 
 
-@story("configs", "of a topic that does not exist")
+@story("configs", "a topic that does not exist")
 def configs_missing(side: Side) -> None:
     of = ("--entity-type", "topics", "--entity-name", "nowhere")
     side.run("configs", *of, "--describe")
@@ -48,7 +48,7 @@ def configs_missing(side: Side) -> None:
     side.run("configs", "--entity-type", "topics", "--entity-name", "bad name", "--describe")
 
 
-@story("configs", "of a broker: set, default, delete")
+@story("configs", "a broker: set, default, delete")
 def configs_broker(side: Side) -> None:
     one, default = ("--entity-type", "brokers", "--entity-name", "1"), ("--entity-type", "brokers", "--entity-default")
     side.run("configs", *one, "--describe")
@@ -116,7 +116,7 @@ def configs_quotas(side: Side) -> None:
     side.run("configs", *everyone, "--alter", "--delete-config", "producer_byte_rate")
 
 
-@story("configs", "of groups")
+@story("configs", "groups")
 def configs_groups(side: Side) -> None:
     of = ("--entity-type", "groups", "--entity-name", "tuned")
     side.run("configs", *of, "--describe")

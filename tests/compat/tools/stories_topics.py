@@ -158,7 +158,7 @@ def topics_three(side: Side) -> None:
         side.run("topics", "--delete", "--topic", name)
 
 
-@story("delete-records", "by a file of offsets")
+@story("delete-records", "the offsets in a file")
 def delete_records(side: Side) -> None:
     side.run("topics", "--create", "--topic", "deleted", "--partitions", "2", quiet=True)
     side.produce("deleted", [f"v{n}" for n in range(10)])
@@ -190,7 +190,7 @@ def delete_records(side: Side) -> None:
     side.run("delete-records", "--offset-json-file", plan(("compact-only", 0, 1)))
 
 
-@story("get-offsets", "by every kind of time")
+@story("get-offsets", "every form of --time")
 def get_offsets(side: Side) -> None:
     side.run("topics", "--create", "--topic", "timed", "--partitions", "3", quiet=True)
     side.produce("timed", ["a", "b", "c"])
