@@ -140,7 +140,7 @@ def catch_up(partitions: int, hosts: int) -> dict:
     def install() -> None:
         _core(MetadataState(), node).handle(metadata_core.SnapshotInstalled(decode_state(data, state.version)), 0)
 
-    steps["it becomes the committed state"] = max(0.0, seconds(install) - steps["the broker decodes it"])
+    steps["the snapshot becomes the committed state"] = max(0.0, seconds(install) - steps["the broker decodes it"])
     hosted = HostCore(node, 2, WORKERS, SLOTS, {directory: 0 for directory in state.brokers[node].directories})
 
     def start() -> None:
@@ -148,7 +148,7 @@ def catch_up(partitions: int, hosts: int) -> dict:
         hosted = HostCore(node, 2, WORKERS, SLOTS, {directory: 0 for directory in state.brokers[node].directories})
         hosted.handle(host_core.Started(state, (), (), {}), 0)
 
-    steps["its own replicas get their slots"] = seconds(start)
+    steps["the broker's own replicas get their slots"] = seconds(start)
     (sent,) = [
         action
         for action in hosted.handle(host_core.SubscriberJoined("worker", messages.Subscribe("worker", 0, 1)), 0)

@@ -332,7 +332,7 @@ def _rows(way: str, turns: list[dict]) -> list[tuple[str, ...]]:
                 f"three replicas: {what}",
                 values,
                 f"{ratio:.2f}",
-                f"≤ {TARGETS[kind]}: {'reached' if ratio <= TARGETS[kind] else 'missed'}",
+                f"≤ {TARGETS[kind]}: {'met' if ratio <= TARGETS[kind] else 'missed'}",
             )
         )
     return [*found, row("three replicas: records/s", [turn["rate"] for turn in turns])]
@@ -373,11 +373,11 @@ def _points_table(points: list[dict]) -> str:
 
 def _latency_lines(result: dict) -> list[str]:
     half = next(point for point in result["paced"] if point["share"] == 1 / 2)
-    reached = "reached" if half["p99_us"] <= LATENCY_TARGET_US else "missed"
+    verdict = "met" if half["p99_us"] <= LATENCY_TARGET_US else "missed"
     return [
         (
             f"The load generator, {BATCHED}, at fractions of the rate that it reached (target at 1/2: p99 ≤ 5 ms:"
-            f" {reached}); latencies count from when a batch was due. Figures of the run with the median p99; in parentheses the lowest"
+            f" {verdict}); latencies count from when a batch was due. Figures of the run with the median p99; in parentheses the lowest"
             " and the highest p99 of all runs:"
         ),
         "",
@@ -438,9 +438,9 @@ def block(result: dict, figures: Figures) -> str:
                 f" {number(costs.record(3, BATCH_RECORDS, 1.0))} CPU-µs on all hosts together. Two such cores,"
                 f" used by brokers only, carry {number(both)} records/s, **{_percent(both / DESIGN_RATE)}** of the"
                 f" target of {DESIGN_RATE:,}."
-                " With the load generator on one of them it was"
-                f" {number(statistics.median(turn['rate'] for turn in turns[BATCHED]))}. By the model, records/s of a"
-                " cluster:"
+                " With the load generator on one of them, the measured rate was"
+                f" {number(statistics.median(turn['rate'] for turn in turns[BATCHED]))} records/s."
+                " According to the model, records/s of a cluster:"
             ),
             "",
             markdown_table(

@@ -144,7 +144,7 @@ def gossip_page(result: dict) -> str:
                 known,
                 right=range(9),
             ),
-            f"![Seconds until all know of a failure, by hosts]({FAILURE_CHART.name})",
+            f"![Seconds until all hosts know of a failure, by number of hosts]({FAILURE_CHART.name})",
             "What one host sends, when idle and while one host fails every 2.5 s:",
             markdown_table(
                 (
@@ -161,7 +161,7 @@ def gossip_page(result: dict) -> str:
                 costs,
                 right=range(9),
             ),
-            f"![Datagrams of a host per second, by hosts]({RATE_CHART.name})",
+            f"![Datagrams of a host per second, by number of hosts]({RATE_CHART.name})",
             "Many hosts fail at the same moment (a rack, a switch):",
             markdown_table(
                 (
@@ -356,8 +356,8 @@ def cluster_page(result: dict) -> str:
             number(found["elected_s"]),
         ),
         ("longest pause of acknowledged writes meanwhile, s", number(found["writes_paused_s"])),
-        ("the killed broker is ready again after, s", number(found["ready_s"])),
-        ("all its replicas are in sync again after, s", number(found["in_sync_s"])),
+        ("seconds until the killed broker is ready again", number(found["ready_s"])),
+        ("seconds until all its replicas are in sync again", number(found["in_sync_s"])),
     ]
     head = f"{facts['cores']} cores of {facts['cpu']} for all brokers, {result['cluster_date'][:10]}; one run."
     return f"{head}\n\n{markdown_table(('one run of real brokers', 'measured'), rows, right=(1,))}"

@@ -52,7 +52,7 @@ def bars(run: Run, loads: list[Load], value: str) -> dict[str, list[float | None
 
 
 def latency_points(run: Run, load: Load, value: str) -> dict[str, list[tuple[float, float, bool]]]:
-    """For each peer (thousand records/s, milliseconds, whether the rate was kept up) at the fixed rates."""
+    """For each peer (thousand records/s, milliseconds, whether the rate was sustained) at the fixed rates."""
     found = {}
     for facts in run.measured():
         points = []

@@ -60,7 +60,7 @@ def headline_rows() -> list[Row]:
         )
         rows.append(
             Row(
-                f"acknowledged, p99 at half of the broker's maximum rate, {fsync}",
+                f"p99 acknowledgement latency at half of the broker's maximum rate, {fsync}",
                 _at_half(load),
                 "acknowledged_p99_us",
                 "ms",
@@ -69,7 +69,7 @@ def headline_rows() -> list[Row]:
         )
         rows += [
             Row(
-                f"acknowledged, p99 at {rate:,} records/s, {fsync}",
+                f"p99 acknowledgement latency at {rate:,} records/s, {fsync}",
                 _at_rate(load, rate),
                 "acknowledged_p99_us",
                 "ms",
@@ -124,7 +124,7 @@ def _is_saturated(run: Run, peer: str, step: Step) -> bool:
 
 
 def cell(run: Run, peer: str, row: Row, best: bool) -> str:
-    """The median; bold when it is the best of its row; * when the rate was not kept up."""
+    """The median; bold when it is the best of its row; * when the rate was not sustained."""
     found = run.value(peer, row.step, row.value)
     if found is None:
         return "failed" if run.failure(peer, row.step) else NOT_MEASURED
@@ -204,9 +204,9 @@ def targets() -> list[Target]:
         ("produce, fsync before the acknowledgement", 1.0, ""),
         ("produce, by the leanest client, no fsync", 1.0, ""),
         ("produce, by the leanest client, fsync before the acknowledgement", 1.0, ""),
-        ("acknowledged, p99 at half of the broker's maximum rate, no fsync", 1 / 3, "Apache Kafka"),
+        ("p99 acknowledgement latency at half of the broker's maximum rate, no fsync", 1 / 3, "Apache Kafka"),
         (
-            "acknowledged, p99 at half of the broker's maximum rate, fsync before the acknowledgement",
+            "p99 acknowledgement latency at half of the broker's maximum rate, fsync before the acknowledgement",
             1 / 3,
             "Apache Kafka",
         ),
@@ -284,7 +284,7 @@ def _notes(run: Run, rows: Sequence[Row]) -> str:
     """Notes for the reader of the rows; only those that apply to them."""
     notes = ["Medians; bold is the best of a row"]
     if any(_is_saturated(run, facts.name, row.step) for facts in run.measured() for row in rows):
-        notes.append("* the rate was not kept up, so this is the delay of a growing queue")
+        notes.append("* the system could not sustain the rate, so this is the delay of a growing queue")
     if any(facts.flush_settings == "" for facts in run.measured()):
         lacking = " and ".join(facts.name for facts in run.measured() if not facts.flush_settings)
         notes.append(
@@ -305,15 +305,16 @@ def head_text(run: Run) -> str:
     )
     return paragraph(
         f"`make bench-peers` on {machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']},"
-        f" {line['date'][:10]}, commit {line['commit'][:10]}: broker and client share them. {versions_text(run)}. 1 KiB"
-        f" records, acks=all, 6 partitions, uncompressed; {rounds}, peers in turn.{others}"
+        f" {line['date'][:10]}, commit {line['commit'][:10]}: broker and client share these cores."
+        f" {versions_text(run)}. 1 KiB records, acks=all, 6 partitions, uncompressed; {rounds}, in which the systems"
+        f" run one after the other.{others}"
     )
 
 
 README_ROWS = (
     "produce, fsync before the acknowledgement",
     "produce, no fsync",
-    "acknowledged, p99 at 100,000 records/s, fsync before the acknowledgement",
+    "p99 acknowledgement latency at 100,000 records/s, fsync before the acknowledgement",
     "broker CPU to produce, fsync before the acknowledgement",
     "memory after load, all processes",
     "start-up on an empty directory",
@@ -358,7 +359,7 @@ def _latency_rows(loads: Sequence[Load]) -> list[Row]:
         for step, rate in [half, *((_at_rate(load, rate), f"{rate:,} records/s") for rate in plan.RATES)]:
             label = f"{fsync}, {rate}"
             rows.append(Row(label, step, "rate", "records/s", True))
-            for what, words in (("acknowledged", "acknowledged"), ("consumed", "read")):
+            for what, words in (("acknowledged", "until acknowledged"), ("consumed", "until read")):
                 rows += [
                     Row(label, step, f"{what}_{rank}_us", f"ms {words}, {shown}", scale=1e-3)
                     for rank, shown in (("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"))
@@ -373,7 +374,7 @@ def _mixed_rows() -> list[Row]:
     rows = []
     for step in [alone, *plan.mixed()]:
         label = f"{labels[step.load]}, {step.beside or 'alone'}"
-        for what, words in (("acknowledged", "acknowledged"), ("consumed", "read")):
+        for what, words in (("acknowledged", "until acknowledged"), ("consumed", "until read")):
             rows += [
                 Row(label, step, f"{what}_{rank}_us", f"ms {words}, {shown}", scale=1e-3)
                 for rank, shown in (("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"))
@@ -393,7 +394,7 @@ def _replicated_rows() -> list[Row]:
     half = (_at_half(load), "half of the cluster's maximum rate")
     for step, rate in [half, *((_at_rate(load, rate), f"{rate:,} records/s") for rate in plan.RATES)]:
         rows += [
-            Row(f"acknowledged, {shown} at {rate}", step, f"acknowledged_{rank}_us", "ms", scale=1e-3)
+            Row(f"{shown} acknowledgement latency at {rate}", step, f"acknowledged_{rank}_us", "ms", scale=1e-3)
             for rank, shown in (("p50", "p50"), ("p99", "p99"))
         ]
     longest = "longest wait for an acknowledgement while the leader is killed"
@@ -475,7 +476,7 @@ CAPTIONS = {
     THROUGHPUT_CHART: (
         "The base is 1 KiB, acks=all, uncompressed, 6 partitions, no fsync; the others differ from it as named."
     ),
-    LATENCY_CHART: ("At the same rates for all, with a concurrent consumer; an × is a rate that was not kept up."),
+    LATENCY_CHART: ("At the same rates for all, with a concurrent consumer; an × is a rate that was not sustained."),
 }
 
 
