@@ -221,8 +221,8 @@ class Producer:
         return self._implementation.request(api_key, message, timeout)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Sets credentials for the next TCP connection. Has no effect on shared memory, where a client
-        is identified by its process's user.
+        """Sets the credentials for future TCP connections. Has no effect on shared memory, where a
+        client is identified by its process's user.
         """
         self._implementation.set_sasl_credentials(username, password)
 

@@ -128,7 +128,7 @@ class ShareConsumer:
     ) -> None:
         """ACCEPT: the record is done. RELEASE: deliver it again. REJECT: do not deliver it again. The next
         poll(), consume(), commit_sync() or commit_async() sends the acknowledgement. Explicit mode only.
-        Raises IllegalStateException when the consumer does not, or no longer, hold the record.
+        Raises IllegalStateException if the consumer does not hold the record, or no longer holds it.
         """
         # called for each record, so it makes as few calls as possible
         if (
@@ -190,8 +190,9 @@ class ShareConsumer:
 
     def commit_sync(self, timeout: float = COMMIT_S) -> Committed:
         """Sends the acknowledgements (implicit mode: accepts what the previous poll() returned) and
-        waits for the broker. Returns for each partition None or its error, _TIMED_OUT if there was no
-        response within `timeout` seconds (below 0: no limit). Empty when there was nothing to send.
+        waits for the broker. Returns, for each partition, None or its error, which is _TIMED_OUT if
+        there was no response within `timeout` seconds (below 0: no limit). Empty when there was
+        nothing to send.
         """
         if not isinstance(timeout, (int, float)):
             raise TypeError(f"must be real number, not {type(timeout).__name__}")
@@ -313,7 +314,7 @@ class ShareConsumer:
         return self._core.membership.member_id
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Sets credentials for the next TCP connections."""
+        """Sets the credentials for future TCP connections."""
         if not isinstance(username, str) or not isinstance(password, str):
             raise TypeError("username and password must be str")
         with self._call():

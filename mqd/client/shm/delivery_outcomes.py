@@ -92,9 +92,9 @@ class DeliveryOutcomes:
     # -- arriving batches --------------------------------------------------------------------------
 
     def before_append(self, rows: Any) -> None:
-        """Called before each append. Before the first record with a waiting caller, closes the open
-        batches, whose records were not tracked, and tracks the position of every record in its batch
-        from then on.
+        """Called before each append. When a caller first waits for a record, closes the open batches,
+        because their records were not tracked; from then on the position of every record in its
+        batch is tracked.
         """
         if rows is not None and not self._tracking:
             self._tracking = True
@@ -140,7 +140,7 @@ class DeliveryOutcomes:
                 batch.parts.append(part)
 
     def add_batch(self, topic: int, number: int, parts: list[BatchPart], opened: float) -> None:
-        """Adds a batch that was built elsewhere since `opened` (time.monotonic)."""
+        """Adds a batch that was built elsewhere. `opened`: when it was begun (time.monotonic)."""
         batch = self.batches[number] = Batch(opened, topic)
         batch.parts = parts
 

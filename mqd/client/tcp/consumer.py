@@ -1,7 +1,7 @@
 """The consumer over TCP: confluent_kafka's Consumer (librdkafka), with consume_batch() added.
 
-Common methods have no wrapper: poll, consume and others are the bound methods of librdkafka's
-Consumer.
+Methods that need no change (assignment, committed and others: _METHODS) are the bound methods of
+librdkafka's Consumer.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TcpConsumer:
         self._buffered: list[Any] = []  # received from librdkafka, but not returned yet
         # the offsets at which paused partitions with buffered records continue: librdkafka has no
         # position until it returns the next record
-        self._paused_at: dict[tuple[str, int], int] = {}
+        self._resume_offsets: dict[tuple[str, int], int] = {}
         # the result of the latest take() or gather(), which the next call treats as returned to the
         # application, unless that call is give_back()
         self._taken: list[Any] = []
@@ -115,7 +115,7 @@ class TcpConsumer:
         """Returns the available records, up to `count`; waits for the first, or until interrupt(). The
         next call other than give_back() treats them as returned to the application.
         """
-        self._note_taken_returned()
+        self._mark_taken_as_returned()
         deadline = time.monotonic() + timeout if timeout is not None and timeout >= 0 else float("inf")
         while not self._buffered:
             remaining_s = deadline - time.monotonic()
@@ -126,8 +126,10 @@ class TcpConsumer:
         return self._take_buffered(count)
 
     def gather(self, count: int) -> list[Any]:
-        """Returns `count` records and events; fewer after interrupt(). They are treated as in take()."""
-        self._note_taken_returned()
+        """Returns `count` records and events; fewer after interrupt(). As with take(), the next call other
+        than give_back() treats them as returned to the application.
+        """
+        self._mark_taken_as_returned()
         while (before := len(self._buffered)) < count:
             self._fill(count - before, 0 if self._interrupted else SLICE_S)
             if self._interrupted and len(self._buffered) <= before:
@@ -149,14 +151,14 @@ class TcpConsumer:
         reach the application: they are returned next, and commits end before them.
         """
         self._taken = self._taken[: len(self._taken) - len(messages)]
-        self._note_taken_returned()
+        self._mark_taken_as_returned()
         self._buffered = [*messages, *self._buffered]
 
     def _take_buffered(self, count: int) -> list[Any]:
         self._taken, self._buffered = self._buffered[:count], self._buffered[count:]
         return self._taken
 
-    def _note_taken_returned(self) -> None:
+    def _mark_taken_as_returned(self) -> None:
         taken, self._taken = self._taken, []
         for message in taken:
             if self._auto_store and message.error() is None:
@@ -168,7 +170,7 @@ class TcpConsumer:
 
         if max_records < 1:
             raise ValueError("max_records must be positive")
-        self._note_taken_returned()
+        self._mark_taken_as_returned()
         deadline = time.monotonic() + timeout if timeout is not None and timeout >= 0 else float("inf")
         while True:
             if not self._buffered:
@@ -226,8 +228,8 @@ class TcpConsumer:
             else:
                 kept.append(message)
         self._buffered = kept
-        self._paused_at = (
-            {} if keys is None else {key: offset for key, offset in self._paused_at.items() if key not in keys}
+        self._resume_offsets = (
+            {} if keys is None else {key: offset for key, offset in self._resume_offsets.items() if key not in keys}
         )
         return first_dropped
 
@@ -237,8 +239,8 @@ class TcpConsumer:
 
     def pause(self, partitions: list[Any]) -> None:
         self._consumer.pause(partitions)
-        paused_before, first_dropped = self._paused_at, self._drop_buffered(partitions)
-        self._paused_at = paused_before | first_dropped
+        paused_before, first_dropped = self._resume_offsets, self._drop_buffered(partitions)
+        self._resume_offsets = paused_before | first_dropped
         for (topic, index), offset in first_dropped.items():
             self._consumer.seek(confluent_kafka.TopicPartition(topic, index, offset))
 
@@ -266,7 +268,7 @@ class TcpConsumer:
         positions = []
         for position in self._consumer.position(partitions):
             key = position.topic, position.partition
-            offset = first.get(key, self._paused_at.get(key) if position.offset < 0 else None)
+            offset = first.get(key, self._resume_offsets.get(key) if position.offset < 0 else None)
             positions.append(position if offset is None else confluent_kafka.TopicPartition(*key, offset))
         return positions
 
@@ -279,7 +281,7 @@ class TcpConsumer:
             self._store()
 
     def _store(self) -> None:
-        self._note_taken_returned()
+        self._mark_taken_as_returned()
         if self._unstored:
             messages, self._unstored = self._unstored.values(), {}
             self._unstored_count, self._stored_at = 0, time.monotonic()

@@ -1,8 +1,8 @@
 """The producer over TCP: confluent_kafka's Producer (librdkafka), with produce_batch() and a callable
 as partitioner added.
 
-Common methods have no wrapper: `produce`, `poll` and others are the bound methods of librdkafka's
-Producer.
+Methods that need no change (poll, flush and others, and produce without a partitioner) are the
+bound methods of librdkafka's Producer.
 """
 
 from __future__ import annotations
