@@ -357,7 +357,7 @@ def _check_broker(config: Mapping[str, str]) -> None:
     for name in listeners.advertised_listeners(config):
         _require(
             name in {listener.name for listener in parsed},
-            f"advertised.listeners has {name}, which listeners does not have: {config['listeners']}",
+            f"`advertised.listeners` contains {name}, which `listeners` does not: {config['listeners']}",
             "advertised.listeners",
             config,
         )

@@ -36,7 +36,9 @@ class Listener(msgspec.Struct, frozen=True):
 def _parse_entry(name: str, text: str) -> Listener:
     match = _LISTENER.fullmatch(text)
     if match is None or int(match[4]) > 65535:
-        raise ConfigError(f"{name} has {text!r}, which is not NAME://HOST:PORT (IPv6: NAME://[::1]:PORT)", name, text)
+        raise ConfigError(
+            f"`{name}` contains {text!r}, which is not NAME://HOST:PORT (IPv6: NAME://[::1]:PORT)", name, text
+        )
     return Listener(match[1].upper(), match[2] or match[3] or "", int(match[4]))
 
 
@@ -57,7 +59,8 @@ def _protocols(config: Mapping[str, str]) -> dict[str, str]:
 
 def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
     """The listeners for clients. Raises ConfigError if one is malformed, has a duplicate name or
-    address or an unknown protocol, or is open to other hosts without permission.
+    address or an unknown protocol, or if other hosts can reach it although the configuration does
+    not allow that.
     """
     protocols = _protocols(config)
     listeners: list[Listener] = []
@@ -68,17 +71,17 @@ def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
                 listener.port and (other.host, other.port) == (listener.host, listener.port)
             ):
                 duplicate = listener.name if other.name == listener.name else f"{listener.host}:{listener.port}"
-                raise ConfigError(f"listeners has {duplicate} twice", "listeners", config["listeners"])
+                raise ConfigError(f"`listeners` contains {duplicate} twice", "listeners", config["listeners"])
         listeners.append(listener)
     if len(listeners) > LISTENER_COUNT_MAX:
         raise ConfigError(
-            f"listeners has {len(listeners)} listeners; at most {LISTENER_COUNT_MAX} are possible",
+            f"`listeners` contains {len(listeners)} listeners; at most {LISTENER_COUNT_MAX} are possible",
             "listeners",
             config["listeners"],
         )
     if not listeners:
         raise ConfigError(
-            "listeners has no listener for clients, such as PLAINTEXT://127.0.0.1:9092",
+            "`listeners` contains no listener for clients, such as PLAINTEXT://127.0.0.1:9092",
             "listeners",
             config.get("listeners"),
         )
@@ -98,20 +101,22 @@ def metrics_listener(config: Mapping[str, str]) -> Listener | None:
     name = "metrics.listener"
     entry = _parse_entry(name, text)
     if entry.name not in ("HTTP", "HTTPS"):
-        raise ConfigError(f"{name} has {text!r}, which is neither http://HOST:PORT nor https://HOST:PORT", name, text)
+        raise ConfigError(
+            f"`{name}` contains {text!r}, which is neither http://HOST:PORT nor https://HOST:PORT", name, text
+        )
     listener = Listener(METRICS, entry.host, entry.port, "SSL" if entry.name == "HTTPS" else "PLAINTEXT")
     if listener.host and _LOOPBACK.fullmatch(listener.host):
         return listener
     if not config.get("metrics.token.file"):
         raise ConfigError(
-            f"{name}={text}, which other hosts can reach, needs metrics.token.file: a file with the token that scrapes"
-            " carry",
+            f"{name}={text}, which other hosts can reach, needs metrics.token.file: a file with the token that"
+            " scrapers must send",
             name,
             text,
         )
     if not listener.has_tls and config.get("listeners.insecure.allow") != "true":
         raise ConfigError(
-            f"{name}={text}, where others can read the token; use https://, or set listeners.insecure.allow=true",
+            f"with {name}={text}, others can read the token; use https://, or set listeners.insecure.allow=true",
             name,
             text,
         )
@@ -119,7 +124,7 @@ def metrics_listener(config: Mapping[str, str]) -> Listener | None:
 
 
 def _entry_text(listener: Listener) -> str:
-    return f"listeners has {listener.name}://{listener.host}:{listener.port}"
+    return f"`listeners` contains {listener.name}://{listener.host}:{listener.port}"
 
 
 def _check_listener(config: Mapping[str, str], listener: Listener, protocol: str) -> Listener:
@@ -129,7 +134,7 @@ def _check_listener(config: Mapping[str, str], listener: Listener, protocol: str
     entry = _entry_text(listener)
     if protocol not in PROTOCOLS:
         raise ConfigError(
-            f"{entry}, whose protocol {protocol} is none of {', '.join(PROTOCOLS)}; add {listener.name}:PROTOCOL to"
+            f"{entry}, whose protocol {protocol} is not one of {', '.join(PROTOCOLS)}; add {listener.name}:PROTOCOL to"
             " listener.security.protocol.map",
             "listeners",
             config["listeners"],
@@ -162,7 +167,7 @@ def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
     for listener in _client_listeners(config, "advertised.listeners"):
         if listener.host in ("", "0.0.0.0", "::") or not listener.port:
             raise ConfigError(
-                f"advertised.listeners has {listener.name}://{listener.host}:{listener.port}, to which no client can"
+                f"`advertised.listeners` contains {listener.name}://{listener.host}:{listener.port}, to which no client can"
                 " connect; name a host and a port",
                 "advertised.listeners",
                 config["advertised.listeners"],
@@ -172,9 +177,9 @@ def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
 
 
 def endpoints(config: Mapping[str, str], bound: list[tuple[str, int]]) -> dict[str, tuple[str, int]]:
-    """Listener name -> this host's address for it, in the order of `listeners`. Other hosts return the
-    address to clients that use their listener of the same name. `bound`: where the listeners listen, by
-    listener id.
+    """Listener name -> this host's address for it, in the order of `listeners`. Other brokers give this
+    address to clients that are connected to their own listener of the same name. `bound`: where the
+    listeners listen, by listener id.
     """
     advertised = advertised_listeners(config)
     addresses: dict[str, tuple[str, int]] = {}

@@ -31,7 +31,7 @@ def parse_offset_reset(text: str) -> OffsetReset:
     if text == "earliest":
         return OffsetReset(EARLIEST)
     if not text.startswith(_BY_DURATION):
-        raise ValueError(f"{text!r} is none of earliest, latest, by_duration:PnDTnHnMn.nS")
+        raise ValueError(f"{text!r} is not one of earliest, latest, by_duration:PnDTnHnMn.nS")
     return OffsetReset(BY_DURATION, _duration_ms(text.removeprefix(_BY_DURATION)))
 
 

@@ -320,7 +320,7 @@ def test_sensitive_values_are_not_shown():
         ({"worker.cpus": "0,a"}, "CPU numbers"),
         ({"worker.cpus": "3-1"}, "CPU numbers"),
         ({"worker.cpus": "0-2,1"}, "listed twice"),
-        ({"listeners": ""}, "has no listener for clients"),
+        ({"listeners": ""}, "contains no listener for clients"),
         ({"listeners": "PLAINTEXT://0.0.0.0:9092"}, "listeners.insecure.allow=true"),
         ({"listeners": "PLAINTEXT://example.org:9092"}, "listeners.insecure.allow=true"),
         ({"listeners": "PLAINTEXT://127.0.0.1.example.org:9092"}, "listeners.insecure.allow=true"),
@@ -337,7 +337,7 @@ def test_sensitive_values_are_not_shown():
             "twice",
         ),
         ({"advertised.listeners": "PLAINTEXT://0.0.0.0:9092"}, "no client can connect"),
-        ({"advertised.listeners": "OTHER://localhost:9092"}, "which listeners does not have"),
+        ({"advertised.listeners": "OTHER://localhost:9092"}, "which `listeners` does not"),
     ],
 )
 def test_contradictory_properties_are_refused(chosen, part):
