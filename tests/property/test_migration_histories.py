@@ -43,7 +43,7 @@ def loses_owned_partitions(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_requests_without_a_response(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(migration, "retry_replies", lambda classic: [])
+    patch.setattr(migration, "replies_to_retry", lambda classic: [])
 
 
 def leaves_the_consumer_group_in_the_log(patch: pytest.MonkeyPatch) -> None:

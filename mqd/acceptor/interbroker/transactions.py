@@ -10,7 +10,7 @@ Invariants
         (mqd/coordinator/transaction/markers.py), and if the marker was written after all, the retry
         is refused for its epoch
     T2  the target host is chosen when the request is sent, by the metadata of that moment; a host
-        that is not, or no longer, the leader refuses without effect
+        that is not the leader, or no longer is, refuses without effect
     T3  a marker names its intended leader epoch, and is refused in any other. Otherwise a marker
         that the network has delayed could arrive after another leader wrote the retry and the first
         host leads again: it would end the producer's next transaction (a client before KIP-890

@@ -17,9 +17,7 @@ _LATE_BOUNDS = [*map(repr, LATE_S), "+Inf"]
 def collect(statuses: Iterable[PartitionStatus]) -> Iterator[Any]:
     pending = GaugeMetricFamily("mqd_schedule_pending", "Records that are not due yet", labels=_LABELS)
     behind = GaugeMetricFamily(
-        "mqd_schedule_behind_seconds",
-        "How long the oldest record that is due but not delivered has been due",
-        labels=_LABELS,
+        "mqd_schedule_behind_seconds", "How overdue the oldest undelivered record is", labels=_LABELS
     )
     gone = CounterMetricFamily(
         "mqd_schedule_gone",
@@ -32,7 +30,7 @@ def collect(statuses: Iterable[PartitionStatus]) -> Iterator[Any]:
         labels=_LABELS,
     )
     late = HistogramMetricFamily(
-        "mqd_schedule_late_seconds", "How long after they were due records were delivered", labels=_LABELS
+        "mqd_schedule_late_seconds", "Delay between a record's due time and its delivery", labels=_LABELS
     )
     for status in statuses:
         labels = [status.topic, str(status.partition)]

@@ -304,9 +304,9 @@ class Group:
         if replies[0].response.error_code:
             return list(replies)  # the heartbeat was refused: the group stays as it was
         disarmed_timers = [Timer(name, None) for name in CLASSIC_TIMERS]
-        retry_replies = migration.retry_replies(classic)
+        replies_to_retry = migration.replies_to_retry(classic)
         self.consumer, self.classic = consumer, ClassicGroup(self.group_id, classic.settings)
-        return [*disarmed_timers, *actions, *retry_replies]
+        return [*disarmed_timers, *actions, *replies_to_retry]
 
     # -- the share protocol ------------------------------------------------------------------------
 

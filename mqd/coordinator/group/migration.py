@@ -45,7 +45,7 @@ def upgrade(classic: ClassicGroup, cluster: Cluster, now_ms: int) -> ConsumerGro
 def _take_over(group: ConsumerGroup, old: ClassicMember, protocol: str | None, now_ms: int) -> None:
     protocols = tuple(old.protocols.items())
     if sum(len(metadata) for _, metadata in protocols) > METADATA_BYTES_MAX:
-        raise ValueError("a member's metadata does not fit into one record of a consumer group's member")
+        raise ValueError("a member's metadata is too large for one member record of a consumer group")
     subscription = decode_subscription(old.protocols[protocol] if protocol in old.protocols else protocols[0][1])
     assigned: Partitions = {}
     # At the start of a generation no member has an assignment yet; cooperative members keep working
@@ -91,7 +91,7 @@ def _records(classic: ClassicGroup, group: ConsumerGroup) -> list[KeyValue]:
     return key_values
 
 
-def retry_replies(classic: ClassicGroup) -> list[Action]:
+def replies_to_retry(classic: ClassicGroup) -> list[Action]:
     """Replies to the requests that wait in the classic group: the clients retry, and then find the
     consumer group.
     """

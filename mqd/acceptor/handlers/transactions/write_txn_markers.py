@@ -1,15 +1,16 @@
 """WriteTxnMarkers 1-2 (KIP-98, KIP-664, KIP-1228). Between hosts, over authenticated connections,
 it ends transactions. From a client (Admin.abortTransaction) it ends a hanging one: only aborts are
 accepted, for a transaction that is open according to the partition. The owner is queried first:
-nothing is written if no transaction is open, and a marker never raises a producer's epoch by more
-than one, nor the epoch of its coordinator at all, because that would lock the producer or the
-coordinator out of the partition.
+nothing is written if no transaction is open, and a marker raises a producer's epoch by at most one
+and never raises its coordinator epoch, because that would lock the producer or the coordinator out
+of the partition.
 
-If the producer's coordinator knows the transaction as ongoing, the coordinator aborts it everywhere
-and fences the producer: a marker without the coordinator's knowledge would split the transaction.
-(Coordinators on other hosts are queried; the transaction's coordinator aborts it.) A marker of
-transactions v2 (KIP-1228) has a higher epoch than the transaction that it ends, so it ends none
-that has the marker's own epoch.
+If the transaction is ongoing according to the producer's coordinator, the coordinator aborts it
+everywhere and fences the producer: a marker without the coordinator's knowledge would split the
+transaction.
+(Coordinators on other hosts are queried; the transaction's coordinator aborts it.) A marker
+of transactions v2 (KIP-1228) has a higher epoch than the transaction that it ends, so it does not
+end a transaction with the same epoch as the marker.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ async def handle(context: Context, header: RequestHeader, request: WriteTxnMarke
         _ongoing(service, {_original_producer_id(marker) for marker in request.markers}) if service is not None else {}
     )
     for marker in request.markers:
-        errors = await _errors(context.broker, marker, ongoing.get(_original_producer_id(marker)))
+        errors = await _handle_from_client(context.broker, marker, ongoing.get(_original_producer_id(marker)))
         topics = [
             WriteTxnMarkersResponse.TopicResult(
                 name=topic.name,
@@ -121,8 +122,8 @@ async def _write_here(service: TransactionService, marker: Marker, partition: Pa
     return 0
 
 
-async def _errors(broker: Broker, marker: Marker, transactional_id: str | None) -> Errors:
-    """Handles a client's marker. `transactional_id`: the one with an open transaction of this
+async def _handle_from_client(broker: Broker, marker: Marker, transactional_id: str | None) -> Errors:
+    """Handles a client's marker; returns each partition's error. `transactional_id`: the one with an open transaction of this
     producer; None: this host's coordinator knows none.
     """
     requested = list(dict.fromkeys((topic.name, index) for topic in marker.topics for index in topic.partition_indexes))
@@ -197,8 +198,8 @@ async def abort_ongoing(service: TransactionService, name: str, producer_id: int
 
 
 def _epoch_max(marker: Marker) -> int:
-    """The highest epoch of a transaction that the marker may end: below the epoch of a marker of
-    transactions v2, otherwise at most one above the marker's.
+    """The highest epoch of a transaction that the marker may end: for a marker of transactions v2, one
+    below the marker's epoch; otherwise one above it.
     """
     return marker.producer_epoch - 1 if _is_bumped(marker) else marker.producer_epoch + 1
 

@@ -12,11 +12,11 @@ import msgspec
 
 MISSING_SOURCE_TOPICS, INCORRECTLY_PARTITIONED_TOPICS, MISSING_INTERNAL_TOPICS = 1, 2, 3
 CountOf = Callable[[str], int | None]  # a topic's partition count; None: it does not exist
-NAMED_MAX = 10  # topics that a status names
+LISTED_TOPICS_MAX = 10  # topics that a status message lists
 
 
 class InternalTopic(msgspec.Struct, frozen=True):
-    """A changelog or repartition topic. `partitions` 0: as many as configure() finds.
+    """A changelog or repartition topic. `partitions` 0: configure() derives the number.
     `replication_factor` 0: the broker's default.
     """
 
@@ -317,5 +317,7 @@ def _missing_topics(topology: Topology, counts: Mapping[str, int], existing_coun
 
 
 def _first_names(names: list[str]) -> str:
-    omitted_count = len(names) - NAMED_MAX
-    return ", ".join(names[:NAMED_MAX]) + (f" and {omitted_count} additional topics" if omitted_count > 0 else "")
+    omitted_count = len(names) - LISTED_TOPICS_MAX
+    return ", ".join(names[:LISTED_TOPICS_MAX]) + (
+        f" and {omitted_count} additional topics" if omitted_count > 0 else ""
+    )
