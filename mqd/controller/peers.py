@@ -1,15 +1,15 @@
 """Connections between the controllers of hosts: connects, admits other hosts, keeps their addresses,
 and sends and receives messages.
 
-Best effort: a message is sent over a live connection. Otherwise it waits (a few messages, for a
-short time) for the connection that is being opened, or is dropped; the cores repeat everything that
-matters. Messages are in order within a connection. A connection opened by either side serves both
+Best effort: if there is a live connection, a message is sent over it. Otherwise it waits (a few
+messages, for a short time) for the connection that is being opened, or is dropped; the cores repeat
+everything that matters. Messages are in order within a connection. A connection opened by either side serves both
 directions; a host sends over the same connection until it ends.
 
 Every connection begins with the handshake (mqd/cluster/membership/handshake.py): everything after
-it comes from the authenticated node, and nothing before it is passed on. If both hosts can, the
-connection continues as TLS (host_tls.py); what is written to it is then encrypted immediately, so
-that the bounds below count what is sent.
+it comes from the authenticated node, and nothing before it is passed on. If both hosts
+support TLS, the connection continues over TLS (host_tls.py); what is written to it is then
+encrypted immediately, so that the bounds below count what is sent.
 
 Bounds
     CONNECTIONS_PER_NODE_MAX  connections to one node; when there are more, the oldest over which
@@ -65,7 +65,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def set_options(connection: socket.socket) -> None:
-    """Sends small messages immediately; detects dead peers."""
+    """Sets socket options, so that small messages are sent immediately and dead peers are detected."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
@@ -100,7 +100,11 @@ class Connection:
     def send(self, frame: bytes) -> None:
         self.writer.write(frame)
         if self.writer.transport.get_write_buffer_size() > SEND_BYTES_MAX:
-            log.warning("a host does not read; disconnected", node=self.identity.node_id, unread_bytes=SEND_BYTES_MAX)
+            log.warning(
+                "a host is not reading its messages; disconnected",
+                node=self.identity.node_id,
+                unread_bytes=SEND_BYTES_MAX,
+            )
             self.writer.transport.abort()
 
     async def receive(self) -> msgspec.Struct | None:
@@ -379,7 +383,7 @@ class Peers:
                     connection.writer.transport.abort()
 
     async def flush(self, seconds: float = 1.0) -> None:
-        """Waits until all sent data has left this process, or `seconds` are over."""
+        """Waits until all sent data has left this process, or `seconds` have passed."""
         connected = [node.current for node in self._nodes.values() if node.current is not None and node.current.is_open]
         for connection in connected:
             connection.writer.transport.set_write_buffer_limits(0)

@@ -78,7 +78,11 @@ class Connection:
         data = _encode(message)
         self._writer.write(len(data).to_bytes(4, "big") + data)
         if self._writer.transport.get_write_buffer_size() > SEND_BYTES_MAX:
-            log.warning("subscriber does not read; disconnected", subscriber=self.name, unread_bytes=SEND_BYTES_MAX)
+            log.warning(
+                "a subscriber is not reading its messages; disconnected",
+                subscriber=self.name,
+                unread_bytes=SEND_BYTES_MAX,
+            )
             self._writer.transport.abort()
 
     def abort(self) -> None:

@@ -20,7 +20,7 @@ def final_notice(core: QuorumCore, state: MetadataState, incarnation: int, previ
     ended; the controller gives it to the keeper in advance. None: no other host relies on this one's
     processes yet. `previous`: the previous result.
 
-    While no leader is kept the previous result remains valid: N1, N2.
+    While no leader is known, the previous result remains valid: N1, N2.
     """
     broker = state.brokers.get(core.key.node_id)
     if broker is None or broker.incarnation != incarnation:
@@ -45,8 +45,8 @@ def recipients(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int],
 
 
 class DeathProofs:
-    """Keeps the newest notice of each node, for up to NOTICES_MAX nodes: this host may become the active
-    controller because of one of them. Sans-I/O.
+    """Keeps the newest notice of each node, for up to NOTICES_MAX nodes: a notice may make this host the
+    active controller. Sans-I/O.
     """
 
     def __init__(self, node_id: int) -> None:

@@ -77,7 +77,7 @@ LEAVE_ROUNDS, LEAVE_EVERY_MS = 3, 50
 # know all of them at first.
 AFTER_JOIN_MS = (1_000, 3_000, 8_000)
 SWEEP_MS = 10_000
-LOAD_SENDS = 2  # times log10 of the members: few, because loads are sent again regularly
+LOAD_SENDS = 2  # multiplied by ceil(log10(members + 1)): few, because loads are sent again regularly
 
 Address = tuple[str, int]
 

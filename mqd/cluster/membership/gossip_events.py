@@ -30,9 +30,9 @@ class Settings(msgspec.Struct, frozen=True):
     indirect_count: int = 3
     gossip_interval_ms: int = 200
     gossip_fanout: int = 3
-    # an update is sent this many times log10(members + 1), rounded up
+    # an update is sent retransmit_multiplier * ceil(log10(members + 1)) times
     retransmit_multiplier: int = 4
-    # the shortest suspicion lasts this many probe intervals, times log100 of the number of members
+    # the shortest suspicion lasts suspicion_multiplier * max(1, log100(members)) probe intervals
     suspicion_multiplier: int = 2
     suspicion_factor_max: int = 6  # an unconfirmed suspicion lasts this many times as long as the shortest
     confirmation_count: int = 3  # after this many confirmations a suspicion is as short as possible
@@ -46,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True):
     join_interval_ms: int = 500  # doubled up to join_interval_ms_max
     join_interval_ms_max: int = 10_000
     exchange_ms_max: int = 5_000  # timeout of a push-pull
-    # minimum; also at least load_interval_ms_per_member for each member
+    # the interval is the larger of this and load_interval_ms_per_member * members
     load_interval_ms: int = 5_000
     load_interval_ms_per_member: int = 100
     dead_retention_ms: int = 3_600_000
@@ -75,7 +75,7 @@ class Profile(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     disk_bytes: int = 0
 
-    def alive(self, incarnation: int, token: int) -> Alive:
+    def to_alive(self, incarnation: int, token: int) -> Alive:
         return Alive(
             self.node_id,
             self.directory_id,
@@ -163,7 +163,8 @@ class LoadMeasured(msgspec.Struct, frozen=True):
 
 
 class ProfileChanged(msgspec.Struct, frozen=True):
-    """This host's profile has changed (never node and directory), and is announced in a new incarnation."""
+    """This host's profile has changed (node_id and directory_id never change), and is announced in a new
+    incarnation."""
 
     profile: Profile
 
@@ -196,8 +197,8 @@ class Forget(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """Announces the departure to all members. LeaveDone follows, after which the process may end. From
-    then on, the core responds to no message.
+    """Announces the departure to all members. LeaveDone follows, after which the process may end. After
+    LeaveDone the core no longer responds to messages.
     """
 
 
@@ -252,8 +253,8 @@ class ProbeStream(msgspec.Struct, frozen=True):
 
 
 class StoreLife(msgspec.Struct, frozen=True):
-    """Write `life` to disk before carrying out any later effect: other hosts have seen a later life of this
-    host than its directory has, because the directory is an old copy.
+    """Write `life` to disk before carrying out any later effect: other hosts know a later `life` of this
+    host than the one in its directory, because the directory is an old copy.
     """
 
     life: int

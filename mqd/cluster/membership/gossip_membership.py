@@ -162,7 +162,7 @@ class Membership:
         return len(self.living) + 1
 
     def own_alive(self) -> Alive:
-        return self.profile.alive(self.incarnation, self._token)
+        return self.profile.to_alive(self.incarnation, self._token)
 
     def announce(self) -> None:
         self.own_update = encode_update(self.own_alive())
