@@ -22,20 +22,20 @@ ROWS_MAX = 200
 
 
 class MovesInProgress(msgspec.Struct, frozen=True):
-    """`count`: how many partitions move; `topics`: of how many topics; `shown`: the progress of the
-    first partitions.
+    """`count`: how many partitions move; `topic_count`: how many topics they belong to; `shown`: the
+    progress of the first partitions.
     """
 
     count: int
-    topics: int
+    topic_count: int
     shown: tuple[PlannedPartition, ...]
 
     @property
-    def copied(self) -> int:
+    def copied_bytes(self) -> int:
         return sum(one.copied_bytes or 0 for one in self.shown)
 
     @property
-    def total(self) -> int:
+    def total_bytes(self) -> int:
         return sum(one.total_bytes or 0 for one in self.shown)
 
 
@@ -81,7 +81,7 @@ def page(request: PageRequest) -> Response:
     return request.page(
         "moves.html",
         progress=progress,
-        left_s=pace.remaining_s(progress.total - progress.copied, time.monotonic()),
+        left_s=pace.remaining_s(progress.total_bytes - progress.copied_bytes, time.monotonic()),
         is_mqd=health is not None and health.is_mqd,
         nodes=health.nodes if health is not None else (),
     )
