@@ -1,7 +1,8 @@
 """Decides when a log directory is treated as full: a reserve with hysteresis, sans I/O.
 
-Below the reserve Produce is refused, so that fetching, deleting and checkpoints still have room. It
-is accepted again only when clearly more is free; otherwise every freed block would admit one batch.
+If less than the reserve is free, Produce requests are refused, so that fetching, deleting and
+checkpoints still have room. They are accepted again only when clearly more is free; otherwise every
+freed block would admit one batch.
 After a write that got ENOSPC the directory is treated as full immediately, whatever statvfs reports
 (quotas, reserved blocks), for a hold time that doubles up to a minute while such writes keep
 failing.
@@ -29,7 +30,7 @@ class SpaceGuard:
         return self.reserve_bytes + max(self.reserve_bytes // 4, 1 << 20)
 
     def on_free_bytes(self, free_bytes: int, now_ms: int) -> bool:
-        """Takes a new measurement; returns whether `full` changed."""
+        """Processes a new measurement; returns whether `full` changed."""
         if not self.full:
             if free_bytes >= self.reserve_bytes:
                 if self._accepting_since_ms is not None and now_ms - self._accepting_since_ms > HOLD_MS_MAX:

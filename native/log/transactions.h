@@ -89,8 +89,8 @@ struct mqd_verifications {            /* zeroed = empty */
 void mqd_verifications_free(struct mqd_verifications *verifications);
 /* The guard that the sender of this batch must pass back; 0: no memory. */
 int64_t mqd_verifications_begin(struct mqd_verifications *verifications, const struct mqd_batch *batch, int64_t now_ms);
-/* The entry that this batch requested, or NULL if the guard is not, or is no longer, that of the
- * entry. */
+/* The entry that this batch requested, or NULL if the guard is not that of the entry, or no longer
+ * is. */
 const struct mqd_verification *mqd_verifications_find(const struct mqd_verifications *verifications,
                                                       const struct mqd_batch *batch, int64_t guard);
 /* The entry of the batch's producer and epoch, whatever its guard; or NULL. */

@@ -130,7 +130,7 @@ def test_route_applies_the_first_rule_and_gives_the_reason_of_dead_letters(spark
     assert (dead.key, dead.value) == (b"d", b"no json")
     assert [tuple(header) for header in dead.headers] == [
         ("h", b"1"),
-        ("mqd.reason", b"the value is not JSON of value.schema"),
+        ("mqd.reason", b"the value is not JSON that matches value.schema"),
         ("mqd.from", b"flights-0@3"),
     ]
     others = (
@@ -149,7 +149,7 @@ def test_a_malformed_value_stops_a_query_or_is_skipped(spark: Any) -> None:
     with pytest.raises(Exception, match="USER_RAISED_EXCEPTION") as error:
         decoded(records, FLIGHT).collect()
     assert explained(error.value).startswith(
-        "the value is not JSON of value.schema: flights-3, offset 7. Set value.malformed to drop"
+        "the value is not JSON that matches value.schema: flights-3, offset 7. Set value.malformed=drop"
     )
     assert [row.carrier for row in decoded(records, Value(schema=FLIGHT.schema, malformed="drop")).collect()] == ["UA"]
 

@@ -59,7 +59,7 @@ def _dead_letter_headers():
         f.lit("@"),
         f.col(f"{RECORD}.offset").cast("string"),
     )
-    reason = f.lit("the value is not JSON of value.schema")
+    reason = f.lit("the value is not JSON that matches value.schema")
     return f.array(
         *[
             f.struct(f.lit(name).alias("key"), text.cast("binary").alias("value"))

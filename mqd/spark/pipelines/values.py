@@ -2,7 +2,8 @@
 
 Rows that pipelines work on have the fields of the decoded value as columns, and one column
 `record`: a struct with the rest of the record (key, topic, partition, offset, timestamp, headers,
-and the original value). A value with a field named `record` is refused at the start.
+and the original value). When a pipeline starts, a value.schema with a field named `record` is
+refused.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ def rows(records: DataFrame) -> DataFrame:
     return records.select(f.struct(*[f.col(name) for name in records.columns]).alias(RECORD))
 
 
-def parsed(records: DataFrame, value: Value) -> DataFrame:
+def parsed(records: DataFrame, settings: Value) -> DataFrame:
     """Columns `record`, `value` (struct, null where the record has none) and `_corrupt_value`
     (string: the text of a value that does not match the schema, otherwise null).
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructType
 
-    schema = _schema(value)
+    schema = _schema(settings)
     text = f.col(f"{RECORD}.value").cast("string")
     with_corrupt = StructType([*schema.fields]).add(CORRUPT, StringType())
     value_column = f.from_json(text, with_corrupt, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
@@ -44,14 +45,14 @@ def parsed(records: DataFrame, value: Value) -> DataFrame:
     )
 
 
-def decoded(records: DataFrame, value: Value) -> DataFrame:
+def decoded(records: DataFrame, settings: Value) -> DataFrame:
     """Rows with the fields of the value as columns. A malformed value stops the query (the error
     names its topic, partition and offset), or its record is dropped.
     """
     from pyspark.sql import functions as f
 
-    decoded_rows = parsed(records, value)
-    if value.malformed == "drop":
+    decoded_rows = parsed(records, settings)
+    if settings.malformed == "drop":
         decoded_rows = decoded_rows.where(f.col(CORRUPT).isNull())
     else:
         decoded_rows = decoded_rows.withColumn(
@@ -71,12 +72,12 @@ def encoded(frame: DataFrame, key: str) -> DataFrame:
     return frame.select(f.expr(key).cast("string").alias("key"), value) if key else frame.select(value)
 
 
-def _schema(value: Value):
+def _schema(settings: Value):
     from pyspark.errors import ParseException
     from pyspark.sql.types import StructType
 
     try:
-        schema = StructType.fromDDL(value.schema)
+        schema = StructType.fromDDL(settings.schema)
     except (ParseException, ValueError) as error:
         raise SettingsError(f"value.schema is not a schema: {str(error).strip().splitlines()[0]}") from None
     reserved = {RECORD, CORRUPT} & {name.lower() for name in schema.names}
@@ -97,5 +98,5 @@ def _error_text():
         f.lit(", offset "),
         f.col(f"{RECORD}.offset").cast("string"),
     ]
-    remedy = f.lit(". Set value.malformed to drop, or send it elsewhere with the pipeline `route`.")
-    return f.concat(f.lit("the value is not JSON of value.schema: "), *position, remedy)
+    remedy = f.lit(". Set value.malformed=drop, or send such records elsewhere with a `route` pipeline.")
+    return f.concat(f.lit("the value is not JSON that matches value.schema: "), *position, remedy)
