@@ -402,7 +402,7 @@ int64_t mqd_arena_allocate(struct mqd_arena *arena, uint64_t size_bytes);
 void mqd_arena_hold(struct mqd_arena *arena, uint64_t offset);
 int mqd_arena_release(struct mqd_arena *arena, uint64_t offset); /* returns 1 when the run was freed */
 /* Length and start of the run that contains `offset`; 0: nothing is allocated there. */
-uint64_t mqd_arena_run(struct mqd_arena *arena, uint64_t offset, uint64_t *start);
+uint64_t mqd_arena_find_run(struct mqd_arena *arena, uint64_t offset, uint64_t *start);
 uint32_t mqd_arena_extents_used(struct mqd_arena *arena);
 uint32_t mqd_arena_extents_total(struct mqd_arena *arena);
 

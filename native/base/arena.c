@@ -86,7 +86,7 @@ struct mqd_arena *mqd_arena_open(uint8_t *bytes, size_t size_bytes, uint32_t ext
     arena->extent_count = count;
     arena->free_bits = free_bits;
     arena->free_head = NO_EXTENT;
-    for (uint32_t index = count; index-- > 0;) /* the lowest ends at the head of the list */
+    for (uint32_t index = count; index-- > 0;) /* so that the lowest index ends up at the head of the list */
         free_list_push(arena, index);
     return arena;
 }
@@ -147,7 +147,7 @@ static struct extent *run_at(struct mqd_arena *arena, uint64_t offset)
     return &arena->extent[arena->extent[index].first];
 }
 
-uint64_t mqd_arena_run(struct mqd_arena *arena, uint64_t offset, uint64_t *start)
+uint64_t mqd_arena_find_run(struct mqd_arena *arena, uint64_t offset, uint64_t *start)
 {
     const struct extent *run = run_at(arena, offset);
     *start = run ? (uint64_t)(run - arena->extent) * arena->extent_bytes : 0;

@@ -10,9 +10,10 @@
  *   load_relaxed / store_relaxed  no tearing, no ordering
  *   store_seq_cst                 release, and no later load_seq_cst of this thread happens before
  *                                 it (x86: a locked exchange, which orders every later load)
- *   exchange, add, or, and        seq_cst read-modify-write
- *   fence_full                    no store before it is delayed beyond a load after it (Dekker's
- *                                 pattern: sleep protocol, waiters)
+ *   exchange, fetch_add,          seq_cst read-modify-write
+ *   fetch_or, fetch_and
+ *   fence_full                    a store that precedes it is never delayed beyond a load that
+ *                                 follows it (Dekker's pattern: sleep protocol, waiters)
  */
 #ifndef MQD_ATOMIC_H
 #define MQD_ATOMIC_H
@@ -33,7 +34,7 @@
 
 /* For counters with a single writer; other processes may read them at any time. No locked
  * instruction. */
-#define mqd_count(word, value) mqd_store_relaxed((word), mqd_load_relaxed(word) + (value))
+#define mqd_counter_add(word, value) mqd_store_relaxed((word), mqd_load_relaxed(word) + (value))
 
 /* Stores `desired` if the word has the value *expected, and returns true. Otherwise sets *expected
  * to the word's value, and returns false. seq_cst. */

@@ -7,7 +7,7 @@
 #include <string.h>
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-               "bytes are swapped here; the shared segments' readers assume the order too");
+               "this file always swaps bytes, and the readers of shared segments assume a little-endian CPU too");
 
 static inline uint16_t mqd_get_be16(const uint8_t *at)
 {

@@ -45,7 +45,7 @@ void mqd_frame_release(struct mqd_reactor *r, uint64_t offset)
         mqd_arena_release(r->arena, offset);
         return;
     }
-    uint64_t start, size_bytes = mqd_arena_run(r->large, offset - r->large_base, &start);
+    uint64_t start, size_bytes = mqd_arena_find_run(r->large, offset - r->large_base, &start);
     if (mqd_arena_release(r->large, offset - r->large_base) == 1)
         madvise(r->options.arenas[r->options.self] + r->large_base + start, size_bytes, MADV_REMOVE); /* B2 */
 }

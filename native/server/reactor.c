@@ -47,7 +47,7 @@ void mqd_observe_time(struct mqd_reactor *r, enum mqd_histogram histogram, int64
         us = UINT32_MAX;
     uint32_t log2 = 63 - (uint32_t)__builtin_clzll(us | 1);
     uint32_t quarter = log2 >= 2 ? (uint32_t)(us >> (log2 - 2)) & 3 : (uint32_t)(us << (2 - log2)) & 3;
-    mqd_count(&r->stats->histogram[histogram][log2 * 4 + quarter], 1);
+    mqd_counter_add(&r->stats->histogram[histogram][log2 * 4 + quarter], 1);
 }
 
 void mqd_reactor_refresh_clock(struct mqd_reactor *r)

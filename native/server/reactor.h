@@ -327,7 +327,7 @@ static inline uint64_t mqd_token_value(uint64_t token)
 /* single writer; the acceptor may read at any time */
 static inline void mqd_stat(struct mqd_reactor *r, enum mqd_counter counter, uint64_t amount)
 {
-    mqd_count(&r->stats->counter[counter], amount);
+    mqd_counter_add(&r->stats->counter[counter], amount);
 }
 static inline void mqd_set_gauge(struct mqd_reactor *r, enum mqd_counter counter, uint64_t value)
 {

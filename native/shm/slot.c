@@ -76,8 +76,8 @@ void mqd_slot_positions(const struct mqd_partition_slot *slot, struct mqd_positi
 
 void mqd_slot_count_in(struct mqd_partition_slot *slot, uint64_t records, uint64_t bytes)
 {
-    mqd_count(&slot->records_in, records);
-    mqd_count(&slot->bytes_in, bytes);
+    mqd_counter_add(&slot->records_in, records);
+    mqd_counter_add(&slot->bytes_in, bytes);
 }
 
 void mqd_slot_count_out(struct mqd_partition_slot *slot, uint64_t bytes)

@@ -253,9 +253,9 @@ TEST(stats)
     void *control = control_make();
     static uint64_t counters[MQD_COUNTER_COUNT], histograms[MQD_HISTOGRAM_COUNT * MQD_HISTOGRAM_BUCKET_COUNT];
     struct mqd_worker_stats *stats = mqd_control_stats(control, 63);
-    mqd_count(&stats->counter[MQD_COUNT_LINK_STALLS], 5);
-    mqd_count(&stats->histogram[MQD_TIME_CONTROL][127], 6);
-    mqd_count(&stats->histogram[MQD_TIME_FETCH][0], 7);
+    mqd_counter_add(&stats->counter[MQD_COUNT_LINK_STALLS], 5);
+    mqd_counter_add(&stats->histogram[MQD_TIME_CONTROL][127], 6);
+    mqd_counter_add(&stats->histogram[MQD_TIME_FETCH][0], 7);
     mqd_stats_read(control, 63, counters, histograms);
     CHECK_EQUAL(counters[MQD_COUNT_LINK_STALLS], 5);
     CHECK_EQUAL(histograms[MQD_TIME_CONTROL * 128 + 127], 6);
