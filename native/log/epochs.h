@@ -25,12 +25,12 @@ struct mqd_epochs {
 
 void mqd_epochs_free(struct mqd_epochs *epochs);
 /* Returns 1 if the file was read, 0 if it is missing or malformed (then there are no entries), -1
- * on a disk failure or without memory. */
+ * on a disk failure or if out of memory. */
 int mqd_epochs_load(struct mqd_epochs *epochs, const char *directory);
 int32_t mqd_epochs_last(const struct mqd_epochs *epochs); /* -1 = none */
 /* Records that `epoch` begins at start_offset and removes entries at or after that offset. Does
  * nothing unless the epoch is higher than the last. Returns 1 if it changed the entries, 0 if not,
- * -1 without memory. */
+ * -1 if out of memory. */
 int mqd_epochs_add(struct mqd_epochs *epochs, int32_t epoch, int64_t start_offset);
 /* Keeps only the entries for [log_start_offset, log_end_offset). Returns whether anything
  * changed. */

@@ -143,7 +143,7 @@ static bool prepare_write(struct mqd_share_partition *partition)
     struct mqd_share_write write = {.state_epoch = partition->state_epoch,
                                     .leader_epoch = partition->leader_epoch,
                                     .start = difference.start,
-                                    .complete_count = (int32_t)difference.finished,
+                                    .complete_count = (int32_t)difference.finished_count,
                                     .run_count = difference.run_count};
     partition->body.size_bytes = 0;
     mqd_share_write_begin(&partition->body, &partition->name, &write);

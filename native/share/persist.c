@@ -35,7 +35,7 @@ static int64_t list_page_changes(struct mqd_share *share, struct mqd_share_page 
         uint64_t *cell = &page->cells[offset & PAGE_MASK];
         if (!(*cell & CELL_CHANGED))
             continue;
-        bool omit = PLANTED_BUG(share, LISTED_ACQUIRED) && cell_state(*cell) == MQD_SHARE_ACQUIRED;
+        bool omit = PLANTED_BUG(share, OMIT_ACQUIRED) && cell_state(*cell) == MQD_SHARE_ACQUIRED;
         if (!omit && !append(out, count, max, offset, persisted_cell(*cell)) &&
             !PLANTED_BUG(share, LOSE_CHANGES)) /* S6 */
             return offset;
@@ -61,7 +61,7 @@ void mqd_share_take_difference(struct mqd_share *share, struct mqd_share_run *ou
     *difference = (struct mqd_share_difference){
         .start = share->start_moved ? share->start : -1,
         .run_count = count,
-        .finished = (uint32_t)(share->end - share->start) - share->open_count,
+        .finished_count = (uint32_t)(share->end - share->start) - share->open_count,
         .is_whole = offset > last,
         .is_empty = !share->start_moved && !count,
     };
@@ -146,7 +146,7 @@ int mqd_share_load(struct mqd_share *share, const struct mqd_share_run *runs, ui
         return -1;
     if (!count || runs[count - 1].last < share->start)
         return 0;
-    share->pool_exhausted = 1;
+    share->pool_exhausted = 1; /* the reason for every -1 below */
     int64_t end = runs[count - 1].last + 1;
     for (int64_t offset = share->start; offset < end; offset = page_end(offset))
         if (!mqd_share_page_make(share, offset))

@@ -225,11 +225,11 @@ void mqd_share_set_log_start(struct mqd_share *share, int64_t log_start);
 /* ---- persistence ---- */
 
 struct mqd_share_difference {
-    int64_t start;      /* -1: as in the last difference */
-    uint32_t run_count; /* in `out` */
-    uint32_t finished;  /* offsets at or above the start that are finished (KIP-1226) */
-    uint8_t is_whole;   /* all changes are listed; otherwise the next difference continues */
-    uint8_t is_empty;   /* nothing to write */
+    int64_t start;           /* -1: as in the last difference */
+    uint32_t run_count;      /* in `out` */
+    uint32_t finished_count; /* offsets at or above the start that are finished (KIP-1226) */
+    uint8_t is_whole;        /* all changes are listed; otherwise the next difference continues */
+    uint8_t is_empty;        /* nothing to write */
 };
 /* Lists the changes since the last difference, and marks them as listed. Acquired offsets are
  * listed as they were before their acquisition. */

@@ -7,7 +7,7 @@
  * configuration requires uncompressed batches with the broker's time (LogAppendTime).
  *
  * Invariants
- *   D1  two committed records of a partition with the same id were appended more than
+ *   D1  two committed records with the same id in a partition were appended more than
  *       dedup.window.ms apart.
  *   D2  a record is left out only if a committed record, or an earlier one of its own transaction,
  *       has its id. If a record of another, undecided transaction has the id, the batch is refused
