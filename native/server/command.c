@@ -211,7 +211,7 @@ static void segments_hold(struct mqd_reactor *r, struct mqd_owned *owned, const 
         owned->truncation_held = command->offset > 0;
     mqd_command_done(r, command->token, 0, command->slot, owned->truncation_count, NULL, "");
     if (!owned->truncation_held)
-        mqd_truncation_maybe(r, owned);
+        mqd_truncation_begin_if_possible(r, owned);
 }
 
 static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)

@@ -313,7 +313,7 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
     if (owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)
         return;
     if (owned->truncating)
-        mqd_truncation_maybe(r, owned);
+        mqd_truncation_begin_if_possible(r, owned);
     if (!owned->closing || owned->truncating)
         return;
     mqd_replication_free(r, owned);

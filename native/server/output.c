@@ -21,7 +21,7 @@
 
 uint64_t mqd_output_pending_bytes(const struct mqd_connection *c)
 {
-    return c->out_base + c->out.size_bytes - c->out_sent + c->encrypted_bytes;
+    return c->out_base + c->out.size_bytes - c->out_sent + c->unsent_encrypted_bytes;
 }
 
 bool mqd_output_has_room(const struct mqd_reactor *r, const struct mqd_connection *c)

@@ -259,12 +259,12 @@ struct mqd_connection {
     uint16_t local_port, peer_port;        /* host order; peer_port 0: on shared memory */
     int32_t address_tally, listener_tally; /* tallies in which the connection is counted (shm/tally.h) */
     uint16_t listener_id;
-    int32_t peer_node;             /* the authenticated host at the other end; -1 = a client */
-    struct mqd_local *local;       /* transfers bytes through shared memory (server/local/local.h); NULL = TCP */
-    struct mqd_tls *tls;           /* encrypts what is sent (server/tls/secure.h); NULL = plain */
-    uint32_t encrypted_bytes;      /* encrypted and not sent */
-    int64_t handshake_deadline_ms; /* with tls: when its handshake must have ended */
-    uint8_t awaits_principal;      /* with tls: waits until the name in its certificate is mapped to a principal */
+    int32_t peer_node;               /* the authenticated host at the other end; -1 = a client */
+    struct mqd_local *local;         /* transfers bytes through shared memory (server/local/local.h); NULL = TCP */
+    struct mqd_tls *tls;             /* encrypts what is sent (server/tls/secure.h); NULL = plain */
+    uint32_t unsent_encrypted_bytes; /* encrypted and not sent */
+    int64_t handshake_deadline_ms;   /* with tls: when its handshake must have ended */
+    uint8_t awaits_principal;        /* with tls: waits until the name in its certificate is mapped to a principal */
     int64_t last_active_ms;
     /* authentication (server/authentication.h) */
     uint8_t authentication; /* enum mqd_authentication */

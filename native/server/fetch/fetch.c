@@ -166,8 +166,8 @@ static bool may_read(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
                                           entry->key.name.size_bytes, MQD_OPERATION_READ);
 }
 
-int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index,
-                              struct mqd_positions *positions)
+int16_t mqd_fetch_entry_check_and_record(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index,
+                                         struct mqd_positions *positions)
 {
     memset(positions, 0xff, sizeof *positions);
     bool known = (entry->topic && !entry->topic->removed) || mqd_fetch_entry_resolve(r, entry);
@@ -240,7 +240,7 @@ static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request,
     mqd_fetch_or(&slot->waiters, 1ull << r->options.self);
     struct mqd_positions positions;
     uint32_t slot_now;
-    if (mqd_fetch_entry_check(r, entry, &slot_now, &positions) || slot_now != slot_index)
+    if (mqd_fetch_entry_check_and_record(r, entry, &slot_now, &positions) || slot_now != slot_index)
         return false;
     return mqd_fetch_readable_end(request, &positions) == mqd_fetch_readable_end(request, surveyed);
 }
@@ -306,7 +306,7 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
     for (int tries = 0; tries < 4; tries++) {
         struct mqd_positions positions;
         uint32_t slot;
-        if (mqd_fetch_entry_check(r, entry, &slot, &positions))
+        if (mqd_fetch_entry_check_and_record(r, entry, &slot, &positions))
             return bytes_min;
         bool at_end = mqd_fetch_position(entry) >= mqd_fetch_readable_end(request, &positions);
         if (entry->set->rack_hash && mqd_nearest_replica(r, entry->set, slot) >= 0)
@@ -330,7 +330,7 @@ static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *
 {
     struct mqd_positions positions;
     uint32_t slot;
-    if (mqd_fetch_entry_check(r, entry, &slot, &positions) || entry->outcome.has_diverging_epoch ||
+    if (mqd_fetch_entry_check_and_record(r, entry, &slot, &positions) || entry->outcome.has_diverging_epoch ||
         entry->fetch_offset < positions.high_watermark)
         return 1;
     bool watermarks_changed = !entry->sent_once || entry->high_watermark != entry->sent_high_watermark ||
@@ -380,7 +380,7 @@ static void collect_entry(struct mqd_reactor *r, struct mqd_request *request, st
     entry->outcome = (struct mqd_fetch_outcome){.partition_index = entry->partition_index};
     entry->range = (struct mqd_range){0};
     entry->outcome.read_committed = request->isolation_level != 0;
-    entry->outcome.error = mqd_fetch_entry_check(r, entry, &slot, &positions);
+    entry->outcome.error = mqd_fetch_entry_check_and_record(r, entry, &slot, &positions);
     int32_t nearest =
         entry->outcome.error == 0 && request->set->rack_hash ? mqd_nearest_replica(r, request->set, slot) : -1;
     if (nearest >= 0) {

@@ -133,8 +133,8 @@ void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32
  * done. Returns false if the pool is full now, or there is no memory. */
 bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry);
 void mqd_view_on_done(struct mqd_reactor *r, uint64_t id);
-/* Called when the view selected no records: adds an empty batch for a client that skips
- * batches without records. */
+/* Called when the view selected no records: adds an empty batch, which moves the client's position
+ * past the records that were not selected, if the client skips batches without records. */
 void mqd_view_add_empty(const struct mqd_request *request, struct mqd_fetch_entry *entry);
 /* Appends the batches that the view selected to r->scratch. */
 void mqd_view_put(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
@@ -172,10 +172,10 @@ void mqd_fetch_run_woken(struct mqd_reactor *r);
 struct mqd_owned;
 /* wakes the followers' fetches that wait for a partition of this worker */
 void mqd_fetch_wake_followers(struct mqd_reactor *r, struct mqd_owned *owned);
-/* Returns the entry's error or 0, its slot, and its partition's current positions. Records a
+/* Returns the entry's error or 0, its slot, and its partition's current positions. Also records a
  * follower's position. */
-int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index,
-                              struct mqd_positions *positions);
+int16_t mqd_fetch_entry_check_and_record(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index,
+                                         struct mqd_positions *positions);
 void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result);
 struct mqd_fetch_set *mqd_fetch_set_new(struct mqd_reactor *r);
 void mqd_fetch_set_free(struct mqd_reactor *r, struct mqd_fetch_set *set);
@@ -184,9 +184,9 @@ struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetc
 bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
 void mqd_fetch_set_remove(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index);
 void mqd_fetch_set_compact(struct mqd_reactor *r, struct mqd_fetch_set *set);
-/* Sets *set to the session that the request names, with its epoch advanced; or to NULL, with *full
- * set: the caller makes a new set and, if *create is set, a new session of it. An epoch of 0 or -1
- * ends the session that the request names. Returns 0 or a Kafka error code. */
+/* Stores the session that the request names in *set, with its epoch advanced. Otherwise stores NULL
+ * and *full = true: the caller makes a new fetch set and, if *create is true, a session from it. An
+ * epoch of 0 or -1 ends the session that the request names. Returns 0 or a Kafka error code. */
 int16_t mqd_session_begin_request(struct mqd_reactor *r, const struct mqd_connection *c,
                                   const struct mqd_fetch_request *fetch, struct mqd_fetch_set **set, bool *full,
                                   bool *create);

@@ -1,5 +1,5 @@
-/* Handles the queries that local clients send on their sockets: which segment has an offset? The
- * response carries a descriptor of the segment's file, which the client maps and reads itself.
+/* Handles the queries that local clients send on their sockets: which segment contains this offset?
+ * The response carries a descriptor of the segment's file, which the client maps and reads itself.
  *
  * The client's descriptor has an open file description of its own, opened read-only, so changes by
  * the client (flags, locks, position) do not affect us. It stays valid when the file is unlinked,
@@ -152,7 +152,7 @@ static bool send_response(struct mqd_local *local)
     local->response_refused = sent < 0 && (errno == ENOBUFS || errno == ETOOMANYREFS);
     if (sent < 0 && (errno == EAGAIN || local->response_refused))
         return false;
-    mqd_local_query_close(local); /* sent; or the socket has ended, which an event reports */
+    mqd_local_query_close(local); /* sent; or the connection is broken, which an event reports */
     return true;
 }
 

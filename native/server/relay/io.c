@@ -195,7 +195,7 @@ void mqd_relays_run(struct mqd_reactor *r)
         if (relay->socket.tls && !run_tls(r, relay))
             continue;
         if (r->now_ms > due_ms(relay))
-            mqd_relay_end(r, relay, relay->socket.fd >= 0 ? ETIMEDOUT : -1, "the leader does not answer");
+            mqd_relay_end(r, relay, relay->socket.fd >= 0 ? ETIMEDOUT : -1, "the leader did not respond in time");
         else if (relay->socket.fd >= 0 && relay->out.size_bytes)
             send_some(r, relay);
     }

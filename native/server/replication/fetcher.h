@@ -74,7 +74,7 @@ void mqd_fetcher_on_truncation(struct mqd_reactor *r, struct mqd_owned *owned, b
  * (mqd_partition_restart_at). No batch of the partition may be staged. */
 void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset);
 /* Begins the requested truncation if no other work on the partition is in flight. */
-void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_truncation_begin_if_possible(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result);
 void mqd_truncations_retry(struct mqd_reactor *r); /* once a turn while any waits for a helper thread */
 

@@ -26,9 +26,10 @@ static bool same_fetch(const struct mqd_replica_fetch *left, const struct mqd_re
            left->last_fetched_epoch == right->last_fetched_epoch;
 }
 
-static bool reserve_items(struct mqd_fetchers *fetchers, uint32_t count)
+/* Makes room for one item after the first used_count. */
+static bool reserve_one_more(struct mqd_fetchers *fetchers, uint32_t used_count)
 {
-    if (count < fetchers->item_capacity)
+    if (used_count < fetchers->item_capacity)
         return true;
     uint32_t capacity = fetchers->item_capacity ? fetchers->item_capacity * 2 : 64;
     struct mqd_fetch_item *grown = realloc(fetchers->items, capacity * sizeof *grown);
@@ -83,8 +84,9 @@ static void begin_session(struct mqd_fetcher *fetcher)
     }
 }
 
-/* Partitions that left and returned before the leader was informed stay in the session. */
-static void drop_returned(struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
+/* Removes partitions from `forgotten` that have returned before the leader was informed: they stay
+ * in the session. */
+static void unforget_returned(struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < fetcher->forgotten_count; i++) {
@@ -149,7 +151,7 @@ static struct mqd_fetch_request_head request_head(struct mqd_reactor *r, struct 
 
 /* The leader delays its response until it has something to send. A second request, which is empty
  * and has no session, makes it respond to the first one now. */
-static void request_response_now(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+static void hurry_leader(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     struct mqd_fetch_request_head head = request_head(r, fetcher);
     head.wait_ms = 0;
@@ -168,9 +170,9 @@ static void send_fetch(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     if (starts_session)
         begin_session(fetcher);
     fetcher->starts_session = 0; /* handle_change() may set it for the request after this one */
-    while (reserve_items(fetchers, count) && (node = mqd_list_pop(&fetcher->changes)))
+    while (reserve_one_more(fetchers, count) && (node = mqd_list_pop(&fetcher->changes)))
         count = handle_change(r, fetcher, MQD_CONTAINER(node, struct mqd_followed, change), count);
-    drop_returned(fetchers, fetcher);
+    unforget_returned(fetchers, fetcher);
     if (starts_session ? count == 0 : fetcher->session_count == 0 && fetcher->forgotten_count == 0) {
         fetcher->starts_session |= starts_session;
         return; /* nothing to fetch */
@@ -237,14 +239,14 @@ void mqd_fetchers_run(struct mqd_reactor *r)
             fetcher->urgent = 1;
         }
         if (fetcher->outstanding && r->now_ms > fetcher->deadline_ms)
-            mqd_fetcher_end(r, fetcher, ETIMEDOUT, "the leader does not answer");
+            mqd_fetcher_end(r, fetcher, ETIMEDOUT, "the leader did not respond in time");
         else if (fetcher->out.size_bytes && fetcher->socket.writable)
             send_some(r, fetcher);
         else if (!r->stop && may_fetch(r, fetchers, fetcher))
             send_fetch(r, fetcher);
         else if (fetcher->urgent && fetcher->outstanding == 1 && !fetcher->awaits_urgent && !fetcher->in_frame &&
                  !fetcher->out.size_bytes)
-            request_response_now(r, fetcher);
+            hurry_leader(r, fetcher);
     }
 }
 

@@ -53,10 +53,10 @@ void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t
         mqd_list_remove(&owned->sync_node);
         r->log_dirs[owned->log_dir].to_sync_count--;
     }
-    mqd_truncation_maybe(r, owned);
+    mqd_truncation_begin_if_possible(r, owned);
 }
 
-void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_truncation_begin_if_possible(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (owned->truncating != MQD_TRUNCATION_DUE || owned->truncation_held || owned->syncs_pending || owned->in_syncfs ||
         owned->preallocating || owned->snapshotting)
@@ -81,7 +81,7 @@ void mqd_truncations_retry(struct mqd_reactor *r)
     r->truncations_waiting = 0;
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++)
         if (r->owned[slot] && r->owned[slot]->truncating == MQD_TRUNCATION_DUE)
-            mqd_truncation_maybe(r, r->owned[slot]);
+            mqd_truncation_begin_if_possible(r, r->owned[slot]);
 }
 
 static void report(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_truncation_job *job)
@@ -91,7 +91,7 @@ static void report(struct mqd_reactor *r, const struct mqd_owned *owned, const s
                               .log_dir = owned->log_dir,
                               .offset = job->outcome.log_end_offset,
                               .level = job->outcome.below_high_watermark ? 4 : 6};
-    snprintf(event.text, sizeof event.text, "%s: %lld bytes that its leader does not have were removed%s",
+    snprintf(event.text, sizeof event.text, "%s: removed %lld bytes that the leader does not have%s",
              job->restart ? "log restarted" : "log truncated", (long long)job->outcome.cut_bytes,
              job->outcome.below_high_watermark ? "; committed records were among them (unclean election?)" : "");
     mqd_reactor_emit(r, &event);

@@ -136,7 +136,8 @@ void mqd_leading_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned)
 /* ---- followers ---- */
 
 /* A follower reads beyond the high watermark and the last stable offset, up to the log's end. A
- * follower whose log is longer gets OFFSET_OUT_OF_RANGE and truncates its log there. */
+ * follower whose log is longer gets OFFSET_OUT_OF_RANGE and truncates its log to the leader's
+ * log end. */
 static void extend_to_log_end(struct mqd_positions *positions)
 {
     positions->high_watermark = positions->last_stable_offset = positions->log_end_offset;
@@ -203,7 +204,7 @@ void mqd_leading_note_positions(struct mqd_reactor *r, struct mqd_fetch_set *set
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
         struct mqd_positions positions;
         uint32_t slot;
-        mqd_fetch_entry_check(r, entry, &slot, &positions);
+        mqd_fetch_entry_check_and_record(r, entry, &slot, &positions);
     }
 }
 

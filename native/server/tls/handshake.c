@@ -107,7 +107,7 @@ bool mqd_secure_established(const struct mqd_connection *c)
 void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
 {
     /* some handshake bytes have not been sent yet; once they are sent, c becomes readable again */
-    if (c->encrypted_bytes) {
+    if (c->unsent_encrypted_bytes) {
         c->readable = 0;
         return;
     }
@@ -124,12 +124,13 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
     if (mqd_tls_is_plain(c->tls)) {
         mqd_connection_fail(r, c,
                             c->peer_node >= 0
-                                ? "plain text from another host, which agreed on TLS"
+                                ? "plain text from another host, although it had agreed to use TLS"
                                 : "plain text on a TLS listener: the client needs security.protocol=SSL, or SASL_SSL");
         return;
     }
-    MQD_ASSERT(!c->encrypted_bytes && !mqd_tls_link(c->tls)->lent, "T2: connection %llu is lent with %u bytes unsent",
-               (unsigned long long)c->id, c->encrypted_bytes);
+    MQD_ASSERT(!c->unsent_encrypted_bytes && !mqd_tls_link(c->tls)->lent,
+               "T2: connection %llu is lent with %u bytes unsent", (unsigned long long)c->id,
+               c->unsent_encrypted_bytes);
     c->blocked++; /* c is not read until the pool returns the session */
     mqd_tls_pool_submit(r->secure->pool, c->tls);
 }
@@ -148,7 +149,7 @@ static bool request_principal(struct mqd_reactor *r, struct mqd_connection *c)
         return false;
     }
     if (!mqd_reactor_emit(r, &event)) {
-        mqd_connection_fail(r, c, "too many clients wait for their principals");
+        mqd_connection_fail(r, c, "too many clients are waiting for their principals");
         return false;
     }
     c->awaits_principal = 1;
@@ -237,8 +238,8 @@ void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_tls *tls = c->tls;
     c->tls = NULL;
-    mqd_heap_release(r, c->encrypted_bytes);
-    c->encrypted_bytes = 0;
+    mqd_heap_release(r, c->unsent_encrypted_bytes);
+    c->unsent_encrypted_bytes = 0;
     if (mqd_tls_link(tls)->lent) {
         __atomic_store_n(&mqd_tls_link(tls)->abandoned, true, __ATOMIC_RELAXED); /* T2 */
         return;

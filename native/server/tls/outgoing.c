@@ -77,7 +77,7 @@ static int handshake(struct mqd_reactor *r, struct mqd_outgoing *outgoing)
     if (n < 0)
         return mqd_error_system(errno, "the TLS handshake failed");
     if (mqd_tls_is_plain(outgoing->tls))
-        return mqd_error_set(EPROTO, "plain text from the other host, which agreed on TLS");
+        return mqd_error_set(EPROTO, "plain text from the other host, although it had agreed to use TLS");
     if (n == 0) {
         outgoing->readable = 0;
         return 0;

@@ -14,7 +14,7 @@
  *       If the connection closes meanwhile, the session is freed when the pool returns it.
  *   T3  no byte of a frame is read before the handshake has ended and the principal is known.
  *   T4  plain text is encrypted only when everything encrypted before it has been sent; what the
- *       socket did not take (`encrypted_bytes`) counts as the connection's output and in
+ *       socket did not take (`unsent_encrypted_bytes`) counts as the connection's output and in
  *       heap_bytes.
  * Bounds: 10 s for the handshake (checked once a second), max.connections, see
  * tls/session.h. Concurrency: the reactor's thread.

@@ -8,11 +8,11 @@
 void mqd_secure_account_unsent(struct mqd_reactor *r, struct mqd_connection *c)
 {
     uint32_t unsent = mqd_tls_unsent(c->tls);
-    if (unsent == c->encrypted_bytes)
+    if (unsent == c->unsent_encrypted_bytes)
         return;
-    mqd_heap_release(r, c->encrypted_bytes);
+    mqd_heap_release(r, c->unsent_encrypted_bytes);
     r->heap_bytes += unsent; /* the bytes already exist, so they are counted even above the bound, like responses */
-    c->encrypted_bytes = unsent;
+    c->unsent_encrypted_bytes = unsent;
 }
 
 int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity,
@@ -30,7 +30,7 @@ int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t 
             mqd_connection_close(r, c, error ? reason : "closed by the client");
         return -1;
     }
-    if (mqd_tls_unsent(c->tls) != c->encrypted_bytes) { /* an alert, or another message of TLS itself */
+    if (mqd_tls_unsent(c->tls) != c->unsent_encrypted_bytes) { /* an alert, or another message of TLS itself */
         mqd_secure_account_unsent(r, c);
         mqd_output_schedule(r, c);
     }
@@ -102,7 +102,7 @@ static ssize_t gather(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *
 
 int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    if (c->encrypted_bytes) {
+    if (c->unsent_encrypted_bytes) {
         int flushed = mqd_tls_flush(c->tls);
         mqd_secure_account_unsent(r, c);
         if (flushed == 1 && !mqd_tls_established(c->tls))
@@ -114,5 +114,5 @@ int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c)
         return -1;
     mqd_stat(r, MQD_COUNT_BYTES_OUT, (uint64_t)n);
     mqd_secure_account_unsent(r, c);
-    return c->encrypted_bytes ? 0 : 1;
+    return c->unsent_encrypted_bytes ? 0 : 1;
 }
