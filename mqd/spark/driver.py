@@ -1,5 +1,5 @@
 """The driver's requests to brokers: for partitions, first and last offsets, offsets by time and
-sizes, and to publish a group's offsets. Batches are planned here, streams in progress.py.
+sizes, and to commit a group's offsets. Batches are planned here, streams in progress.py.
 
     D1  a Driver is used in one process; it connects on first use, and again after an error
     D2  retriable errors are retried for kafka.default.api.timeout.ms; all others are MqdReadErrors
@@ -286,7 +286,7 @@ class Driver:
 
     # -- a group's offsets -------------------------------------------------------------------------
 
-    def publish(self, group_id: str, offsets: Mapping[Key, int]) -> None:
+    def commit_offsets(self, group_id: str, offsets: Mapping[Key, int]) -> None:
         """Commits `offsets` for a group without members; tries once. Raises BrokerError, OSError,
         MqdReadError.
         """

@@ -13,7 +13,7 @@ fetchOffset.numRetries is accepted without effect: retries are limited by time
 (kafka.default.api.timeout.ms, kafkaConsumer.pollTimeoutMs).
 
 mqd's own: `transport` (auto, shm, tcp), `encryption.*` (values are encrypted and decrypted by
-mqd.client.encryption), `groupId` (a query's progress is published as this consumer group's
+mqd.client.encryption), `groupId` (a query's progress is committed as this consumer group's
 offsets), `archive` (a batch begins with the records in this directory). Source: Spark's Structured
 Streaming + Kafka Integration Guide.
 """
@@ -48,7 +48,7 @@ REFUSED_BY_SOURCE = {
     ),
     "key.deserializer": "keys are read as bytes: deserialize them with DataFrame operations",
     "value.deserializer": "values are read as bytes: deserialize them with DataFrame operations",
-    "enable.auto.commit": "offsets are kept in the query's checkpoint; groupId publishes them as a consumer group's",
+    "enable.auto.commit": "offsets are kept in the query's checkpoint; groupId commits them as a consumer group's",
 }
 REFUSED_BY_SINK = {
     **_REFUSED_BY_BOTH,

@@ -1,5 +1,5 @@
-"""A streaming read from trigger to trigger: its start, the end of each batch, and published
-offsets.
+"""A streaming read from trigger to trigger: its start, the end of each batch, and the offsets that
+it commits for a group.
 
 Spark keeps the offsets in the query's checkpoint; this object exists as long as the query's run and
 holds only state that may be lost.
@@ -15,9 +15,10 @@ holds only state that may be lost.
     S3  nothing is skipped silently: a deleted or recreated topic, offsets that went back, and a log
         that begins after the query's position are losses (failOnDataLoss)
     S4  a partition that is found later begins at its earliest offset
-    S5  only the end of a batch that Spark has committed is published as the group's offsets. Spark
+    S5  the group's offsets are the end of a batch that Spark has committed, never of another. Spark
         calls commit(end) for all but a run's last batch; the start of the next batch implies the
-        same, and is published, too. A failure is only a warning: nothing depends on it
+        same: that end is committed for the group, too. A failure is only a warning: nothing depends
+        on it
     S6  one broker's response is not enough for a loss: missing topics are requested again, from
         other brokers too, for ATTEMPTS * PAUSE_S. A topic that is still missing keeps its position
         (as long as failOnDataLoss lets the query continue): if it reappears, the query continues
@@ -64,7 +65,7 @@ class Progress:
         self._latest: Position | None = None  # the ends of the logs at the last lookup
         self._reported_lost: set[Key] = set()  # partitions already reported as lost (S6)
         self._last_trigger: float | None = None
-        self._published: dict[Key, int] = {}
+        self._committed: dict[Key, int] = {}
 
     def close(self) -> None:
         self._driver.close()
@@ -108,7 +109,7 @@ class Progress:
             self._first_batch_due = False
             return start
         if not is_first:
-            self._publish_quietly(position)
+            self._commit_quietly(position)
         if self._target is not None and self._any_missing(position, self._target.offsets.keys(), self._target.ids):
             self._target = self._find_ends(position)
         available = self._target or self._find_ends(position)
@@ -280,32 +281,32 @@ class Progress:
     def report(self) -> dict[str, Any] | None:
         return None if self._latest is None else self._latest.to_json()
 
-    def publish(self, end: dict[str, Any]) -> None:
-        self._publish_quietly(Position.from_json(end))
+    def commit_offsets(self, end: dict[str, Any]) -> None:
+        self._commit_quietly(Position.from_json(end))
 
-    def _publish_quietly(self, position: Position) -> None:
-        """Publishes the offsets that have changed; a failure is only a warning (S5)."""
+    def _commit_quietly(self, position: Position) -> None:
+        """Commits the offsets that have changed; a failure is only a warning (S5)."""
         if self.options.group_id is None:
             return
         changed = {
             key: offset
             for key, offset in position.offsets.items()
-            if self._published.get(key) != offset and key not in self._reported_lost
+            if self._committed.get(key) != offset and key not in self._reported_lost
         }
         if not changed:
             return
         try:
-            self._driver.publish(self.options.group_id, changed)
+            self._driver.commit_offsets(self.options.group_id, changed)
         except (OSError, BrokerError, MqdReadError) as error:
             self._driver.close()
             log.warning(
-                "the query's progress could not be published as group %s: %s; the query continues, and the next"
+                "the query's progress could not be committed for group %s: %s; the query continues, and the next"
                 " batch retries",
                 self.options.group_id,
                 error,
             )
         else:
-            self._published |= changed
+            self._committed |= changed
 
 
 def _was_recreated(topic: str, before: Mapping[str, bytes], now: Mapping[str, bytes]) -> bool:

@@ -145,7 +145,7 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self.options, self.names, partition)
 
     def commit(self, end: dict) -> None:
-        self._get_progress().publish(end)
+        self._get_progress().commit_offsets(end)
 
     def stop(self) -> None:
         if self._progress is not None:

@@ -175,8 +175,8 @@ def test_even_by_bytes(broker: Broker) -> None:
 
 def test_a_groups_offsets(broker: Broker, hundred: str) -> None:
     driver = Driver(_options(broker, hundred))
-    driver.publish("published", {(hundred, 0): 40})
-    driver.publish("published", {(hundred, 0): 60})
+    driver.commit_offsets("published", {(hundred, 0): 40})
+    driver.commit_offsets("published", {(hundred, 0): 60})
     assert driver.offsets_at([(hundred, 0)], LATEST) == {(hundred, 0): 100}
     driver.close()
     assert committed(broker, "published", hundred, [0]) == [60]

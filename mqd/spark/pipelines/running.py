@@ -118,8 +118,8 @@ def _read_checkpoint_file(spark: SparkSession, pipeline: Pipeline, name: str) ->
 
 
 def stream(spark: SparkSession, source: Source, pipeline: Pipeline, headers: bool = False) -> DataFrame:
-    """The records of a pipeline's source, as a stream. Its progress is published under the consumer
-    group that has the pipeline's name.
+    """The records of a pipeline's source, as a stream. Its progress is committed as the offsets of
+    the consumer group that has the pipeline's name.
     """
     reader = (
         spark.readStream.format(FORMAT)

@@ -23,7 +23,7 @@ class World:
         self.numbers = {topic: 1 for topic, _ in logs}
         self.topics: dict[str, Topic] = {}
         self.losses: list[str] = []
-        self.published: list[dict[Key, int]] = []
+        self.committed: list[dict[Key, int]] = []
         self.refuses = False
         # the next responses: an earlier state
         self.behind: list[tuple[dict[Key, tuple[int, int]], dict[str, int]]] = []
@@ -61,10 +61,10 @@ class World:
         if self.options.fail_on_data_loss:
             raise MqdReadError(text)
 
-    def publish(self, group: str, offsets: dict[Key, int]) -> None:
+    def commit_offsets(self, group: str, offsets: dict[Key, int]) -> None:
         if self.refuses:
             raise ConnectionError("the coordinator is away")
-        self.published.append(dict(offsets))
+        self.committed.append(dict(offsets))
 
     def close(self) -> None:
         pass
@@ -210,22 +210,22 @@ def test_offsets_that_go_back_within_a_batch() -> None:
         progress.plan({"t": {"0": 5}}, {"t": {"0": 3}})
 
 
-def test_progress_is_published_also_of_the_last_batch() -> None:
+def test_progress_is_committed_also_of_the_last_batch() -> None:
     world, progress = _world({("t", 0): (0, 10)}, startingOffsets="earliest", groupId="g")
     start = progress.initial()
     first = progress.latest(start, True)
-    assert world.published == []  # nothing was completed yet
+    assert world.committed == []  # nothing was completed yet
     world.refuses = True
-    progress.publish(first)
-    assert world.published == []
+    progress.commit_offsets(first)
+    assert world.committed == []
     world.refuses = False
     assert progress.latest(first, True) == first  # S5: commit() is not called for a run's last batch
-    assert world.published == [{("t", 0): 10}]
-    progress.publish(first)
-    assert len(world.published) == 1
+    assert world.committed == [{("t", 0): 10}]
+    progress.commit_offsets(first)
+    assert len(world.committed) == 1
 
 
-def test_offsets_of_deleted_topics_are_not_published() -> None:
+def test_offsets_of_deleted_topics_are_not_committed() -> None:
     """A group cannot have an offset of a missing topic: the broker would refuse it with every
     batch.
     """
@@ -239,14 +239,14 @@ def test_offsets_of_deleted_topics_are_not_published() -> None:
     end = progress.latest(end, True)
     assert _offsets(end)["u", 0] == 10
     world.refuses = False
-    progress.publish(end)
-    assert world.published == [{("t", 0): 10}]
+    progress.commit_offsets(end)
+    assert world.committed == [{("t", 0): 10}]
 
 
-def test_nothing_is_published_without_a_group() -> None:
+def test_nothing_is_committed_without_a_group() -> None:
     world, progress = _world({("t", 0): (0, 10)}, startingOffsets="earliest")
-    progress.publish(progress.latest(progress.initial(), True))
-    assert world.published == []
+    progress.commit_offsets(progress.latest(progress.initial(), True))
+    assert world.committed == []
 
 
 def test_one_outdated_response_is_not_a_loss() -> None:

@@ -1,4 +1,4 @@
-"""Calls of pipelines to Spark, and their handling of its errors; a query's offsets published as a
+"""Calls of pipelines to Spark, and their handling of its errors; a query's offsets committed as a
 group. Without Spark.
 """
 
@@ -313,7 +313,7 @@ def test_the_command_reports_the_outcome_of_a_replay(
 # -- a group's offsets -----------------------------------------------------------------------------
 
 
-def test_offsets_published_by_a_query_are_marked_as_such() -> None:
+def test_offsets_committed_by_a_query_are_marked_as_such() -> None:
     """`mqd group seek` depends on it: see tests/interaction/cli/test_cli_group.py."""
     driver = Driver(source_options({"kafka.bootstrap.servers": "a", "subscribe": "t", "groupId": "g"}, streaming=True))
     requests: list[Any] = []
@@ -325,6 +325,6 @@ def test_offsets_published_by_a_query_are_marked_as_such() -> None:
         )[1]
     )
     driver.cluster = SimpleNamespace(any_connection=lambda: link, connection_to=lambda _: link, brokers={})  # type: ignore[assignment]
-    driver.publish("g", {("t", 0): 7})
+    driver.commit_offsets("g", {("t", 0): 7})
     (partition,) = requests[1].topics[0].partitions
     assert (partition.committed_offset, partition.committed_metadata) == (7, "spark query")
