@@ -53,9 +53,9 @@ max.connections.per.ip.overrides: string dynamic =
     Limits for single addresses instead of max.connections.per.ip: ADDRESS:NUMBER, separated by
     commas. Host names are not resolved.
 max.connection.creation.rate: int >=1 dynamic per_listener = INT_MAX
-    Maximum number of new connections per second, after a burst of quota.window.num - 1 windows; further ones wait. For
-    one listener (listener.name.NAME.max.connection.creation.rate): the listener's own rate. For one address: quotas of
-    the entity type ips (kafka-configs, mqd quota).
+    Maximum number of new connections per second; further ones wait. For bursts, see quota.window.num. For one listener
+    (listener.name.NAME.max.connection.creation.rate): the listener's own rate. For one address: quotas of the entity
+    type ips (kafka-configs, mqd quota).
 connections.max.idle.ms: long >=-1 <=INT_MAX = 600000
     A connection is closed after this time without a request. -1: never.
 connection.inflight.max: int >=1 <=65536 = 256
@@ -72,8 +72,8 @@ large.request.memory.bytes: long >=1048576 <=17179869184 = 268435456
     socket.request.max.bytes; if not set, it is raised to that value.
 large.request.timeout.ms: int >=1000 <=INT_MAX = 30000
     (mqd) A client that has begun a large request and sends nothing for this time is disconnected. While other requests
-    wait for the memory, it is disconnected after 2 seconds without data, or if its request is not complete after this
-    time.
+    wait for the memory, it is disconnected after 2 seconds without data, or if its request is not complete within
+    large.request.timeout.ms.
 queued.max.request.bytes: long >=1048576 = 67108864
     Memory of one worker for requests and connections in addition to its receive arena; above that the worker stops
     reading from connections.
@@ -91,9 +91,9 @@ admin.port: int >=-1 <=65535 = 0
     (mqd) Port of the metrics page on the loopback address. 0: the clients' port + 552, or a free one if that is in use
     (mqd status shows it); -1: no metrics page.
 metrics.listener: string =
-    (mqd) The address of the metrics page, instead of admin.port: http://HOST:PORT, or https://HOST:PORT with the ssl.
-    properties (listener.name.metrics.ssl. for the metrics page alone). On addresses that other hosts can reach it needs
-    metrics.token.file, and https:// or listeners.insecure.allow=true. Port 0: any free port.
+    (mqd) The address of the metrics page, instead of admin.port: http://HOST:PORT, or https://HOST:PORT with the ssl.*
+    properties (listener.name.metrics.ssl.* for the metrics page alone). On addresses that other hosts can reach it
+    needs metrics.token.file, and https:// or listeners.insecure.allow=true. Port 0: any free port.
 metrics.partitions: bool = true
     (mqd) Whether the metrics page has series for each partition on this host. Groups' lag is shown in either case.
 metrics.token.file: string =
@@ -234,8 +234,8 @@ controller.quorum.fetch.timeout.ms: int >=200 <=60000 = 2000
     How long the controllers wait for their leader before they elect another; the leader's lease is three quarters of
     it.
 replica.lag.time.max.ms: long >=100 <=INT_MAX dynamic = 30000
-    A follower that has not caught up with its leader for this time leaves the in-sync set; it joins again once it has
-    caught up within half of that time. The value on the leader's host applies.
+    A follower that has not caught up with its leader for this time leaves the in-sync set; it joins again if it was
+    last caught up no longer ago than half of that time. The value on the leader's host applies.
 replica.fetch.wait.max.ms: int >=1 <=60000 = 500
     How long a leader may delay its response to a follower that has all records.
 replica.fetch.max.bytes: int >=1024 <=1073741824 = 1048576
@@ -449,7 +449,8 @@ group.consumer.heartbeat.interval.quick.ms: int >=1000 = 1000
     (mqd) While all consumer groups together have few members, members send heartbeats this often, so that they learn of
     a rebalance sooner; with more members the interval is one millisecond per member, up to
     group.consumer.heartbeat.interval.ms. A group that sets consumer.heartbeat.interval.ms keeps its own value.
-    librdkafka waits for a response as long as the interval, so a shorter one would time out while the broker is busy.
+    librdkafka uses the interval as the timeout of the response, so with a shorter interval heartbeats would time out
+    while the broker is busy.
 group.consumer.min.heartbeat.interval.ms: int >=1 = 5000
     The shortest consumer.heartbeat.interval.ms that a group may have.
 group.consumer.max.heartbeat.interval.ms: int >=1 = 15000
@@ -502,9 +503,9 @@ group.share.max.size: int >=1 <=1000 = 200
 group.share.delivery.count.limit: int >=2 <=10 = 5
     A record that has been delivered this many times to a share group, and not accepted, is not delivered again.
 errors.deadletterqueue.topic.name.prefix: string dynamic = dlq.
-    The prefix of the names of topics for dead letters (errors.deadletterqueue.topic.name of a group). Empty: any name.
+    The prefix of the names of dead-letter topics (errors.deadletterqueue.topic.name of a group). Empty: any name.
 errors.deadletterqueue.auto.create.topics.enable: bool dynamic = false
-    Create a group's topic for dead letters if it does not exist.
+    Create a group's dead-letter topic if it does not exist.
 group.share.record.lock.duration.ms: int >=1000 <=3600000 = 30000
     How long a record is locked for the member of a share group that acquired it; then other members may acquire it. Per
     group: share.record.lock.duration.ms.
@@ -538,9 +539,9 @@ queue.delete.on.ack.interval.ms: int >=100 dynamic = 30000
 transaction.state.log.num.partitions: int >=1 <=16384 = 50
     Number of partitions of __transaction_state. Used when the topic is created; must not change afterwards.
 transaction.partition.verification.enable: bool dynamic = true
-    A transaction begins in a partition only after its coordinator has confirmed that it includes the partition
-    (KIP-890). Without this check, a late batch of an older client may leave a transaction open forever. For clients
-    that use transaction.version 2 the coordinator is always consulted.
+    A partition accepts a transaction's first batch only after the transaction's coordinator has confirmed that the
+    partition is part of the transaction (KIP-890). Without this check, a late batch of an older client may leave a
+    transaction open forever. For clients that use transaction.version 2 the coordinator is always consulted.
 transaction.max.timeout.ms: int >=1 = 900000
     The longest transaction.timeout.ms that a producer may request.
 transactional.id.expiration.ms: int >=1 = 604800000
@@ -737,8 +738,8 @@ acks.replicas: int >=0 <=16 dynamic = 0
     (mqd) acks=all waits for this many replicas, the leader among them, and not for the others: the in-sync set is kept
     at this many members. The others are spares, and a member for which a record has waited for 100 ms is exchanged for
     a spare that is ahead of it. At least 2, at most the number of replicas; with fewer in sync, acks=all is refused, so
-    min.insync.replicas has no effect and must not be higher. Needs mqd.version 10 (docs/delivery.md). 0: all replicas
-    that are in sync.
+    min.insync.replicas is not used; a value above acks.replicas is refused. Needs mqd.version 10 (docs/delivery.md). 0:
+    all replicas that are in sync.
 view.of: string dynamic =
     (mqd) The base topic. If it is set, this topic is a view: it has no log of its own, and shows those records of the
     base that view.filter selects, in the same partitions and at the same offsets. It is set when the view is created,
@@ -798,8 +799,8 @@ share.auto.offset.reset: string dynamic = latest
 share.isolation.level: enum(read_committed|read_uncommitted) dynamic = read_uncommitted
     read_committed: records of transactions are delivered when they are committed, and never if they are aborted.
 errors.deadletterqueue.topic.name: string dynamic =
-    The topic for the dead letters of records that were rejected, or delivered group.share.delivery.count.limit times.
-    The topic needs errors.deadletterqueue.group.enable=true. Empty: there are no dead letters. Needs mqd.version 5.
+    The dead-letter topic for records that were rejected, or delivered group.share.delivery.count.limit times. The topic
+    needs errors.deadletterqueue.group.enable=true. Empty: there are no dead letters. Needs mqd.version 5.
 errors.deadletterqueue.copy.record.enable: bool dynamic = false
     Dead letters have the key, the value and the headers of their records. false: only headers that identify the
     records.
