@@ -31,7 +31,8 @@ NOTES = """
 * **Transactions** are those of version 2 (KIP-890: `transaction.version` 2 is finalized) for
   clients that support them, and of version 1 for the others. The response to EndTxn is sent when
   the markers are written, so once the producer has it, the committed records are readable. If
-  writing the markers takes longer than 200 ms, the response is sent earlier.
+  writing the markers takes longer than 200 ms, the response is sent after 200 ms, without waiting
+  for them.
 * **AddPartitionsToTxn** 4 and 5, which brokers send to each other, are served to clients too.
   **WriteTxnMarkers** accepts only aborts from clients (Admin.abortTransaction); a commit gets
   CLUSTER_AUTHORIZATION_FAILED. If a coordinator on any host knows the transaction, its producer is
@@ -43,7 +44,7 @@ NOTES = """
   another host received: the producer's ongoing transaction is aborted, unless the producer's epoch
   is higher than the one in the request.
 * **FindCoordinator** names the coordinator of the group or transactional id: the leader of the
-  internal topic's partition to which it belongs. Any other broker refuses requests for that group
+  internal topic's partition that the id maps to. Any other broker refuses requests for that group
   or transactional id with NOT_COORDINATOR. The first request for a group creates
   `__consumer_offsets`, and the first for a transactional id creates `__transaction_state`.
 * **DescribeGroups** (from 5 on) and **ConsumerGroupDescribe** have a tagged field of mqd's own,
@@ -58,16 +59,16 @@ NOTES = """
   child) in the joint transaction of that batch, which the first child begins: the response has the
   child's own producer id and epoch. A request with a producer id and epoch reports that this child
   is alive: the timeout runs from the last such report. The response has `committed_batch_id`; if
-  the requested `batch_id` is not higher, that batch is already committed, and the response has no
-  producer id (-1). EndTxn has `batch_id`, `run_id` and `winners` (producer id and epoch of each
-  child whose records are committed); its producer id is ignored. With `committed` false the batch
-  is aborted, and the run is over: later requests to enlist a child with this `run_id` are refused,
-  even if the run has had no children. With an empty `run_id` and `committed` false an administrator
-  aborts the transaction in progress. Errors: PRODUCER_FENCED: another run has replaced this one, or
-  this one was aborted; INVALID_TXN_STATE: the transaction has been aborted in the meantime;
-  INVALID_PRODUCER_ID_MAPPING: a winner does not belong to this transaction. A response without the
-  field comes from a broker that does not support joint transactions. Children use Produce 12 or
-  later.
+  the requested `batch_id` is not above `committed_batch_id`, that batch is already committed, and
+  the response has no producer id (-1). EndTxn has `batch_id`, `run_id` and `winners` (producer id
+  and epoch of each child whose records are committed); its producer id is ignored. If `committed`
+  is false, the batch is aborted, and the run is over: later requests to enlist a child with this
+  `run_id` are refused, even if the run has had no children. An EndTxn with an empty `run_id` and
+  `committed` false is an administrator's abort of the transaction in progress. Errors:
+  PRODUCER_FENCED: another run has replaced this one, or this one was aborted; INVALID_TXN_STATE:
+  the transaction has been aborted in the meantime; INVALID_PRODUCER_ID_MAPPING: a winner does not
+  belong to this transaction. A response without the field comes from a broker that does not support
+  joint transactions. Children use Produce 12 or later.
 * **Envelope** (58, KIP-590) is used only between hosts, over the listener that clients cannot use:
   it contains a request that one host forwards to another for a client that is attached to the first
   through shared memory. The other host coordinates the client's group or transactional id, or leads
@@ -110,9 +111,9 @@ NOTES = """
   replica up to its high watermark. A session belongs to its principal; other principals get
   FETCH_SESSION_ID_NOT_FOUND, whereas Kafka lets any client continue the session with that client's
   permissions.
-* With NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, the responses of **Produce** from 10 and
-  **Fetch** from 12 on name the current leader and its address (KIP-951; the address in Fetch: from
-  16 on).
+* With NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, the responses of **Produce** (10 and up) and
+  **Fetch** (12 and up) contain the current leader and its address (KIP-951; the address in Fetch:
+  16 and up).
 * **Metadata** and **DescribeCluster** show the brokers that are not fenced (DescribeCluster 2 also
   shows fenced ones, if requested), each with the address that it has registered; the responding
   broker is shown with the address that the client has used. The response names the responding

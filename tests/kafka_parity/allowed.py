@@ -5,7 +5,7 @@
 from tests.kafka_parity.compare import Allowed
 
 HASHED = "Kafka lists entries in hash-table order, or errors first; mqd in the order of the request, or by name"
-CRASHED = "Kafka fails with an internal exception on such a request; mqd reports what is wrong with it"
+CRASHED = "where Kafka fails with an internal exception, mqd reports what is wrong with the request"
 
 TEXTS = "texts are mqd's own; the error code is compared"
 
@@ -13,7 +13,7 @@ BESIDE_ERRORS = (
     "with an error such as OFFSET_OUT_OF_RANGE, mqd also returns the offsets of the log; Kafka returns -1, and null"
     " where mqd has an empty list, or the reverse"
 )
-NO_PARTITIONS = "a topic that is named without partitions is repeated in the response; Kafka omits it"
+NO_PARTITIONS = "mqd's response also contains topics that the request names without partitions; Kafka omits them"
 
 ELR = "with eligible leader replicas, Kafka stores min.insync.replicas for the whole cluster"
 OF_NO_TOPIC = (
@@ -42,7 +42,10 @@ OWN_PROPERTIES = {
     ),
 }
 HOURS = "Kafka calls log.retention.ms a default where it is set by log.retention.hours"
-ANY_NAME = "because of its plugins Kafka accepts unknown properties of brokers; mqd refuses them by name"
+ANY_NAME = (
+    "Kafka accepts unknown broker properties, because plugins may define them; mqd refuses them, and its error names"
+    " them"
+)
 LAST_FETCHED = (
     "only replicas send last_fetched_epoch; a worker that reads for a consumer has no epochs to compare it with"
 )
@@ -70,7 +73,7 @@ BESIDE_FENCED = (
     " the coordinator"
 )
 EMPTY_ADD = "in mqd, adding an empty list of partitions does not begin a transaction"
-FENCED_FIRST = "mqd fences a producer with another epoch; Kafka first aborts the open transaction"
+FENCED_FIRST = "mqd fences a producer whose epoch does not match; Kafka first aborts the open transaction"
 WRITTEN = "mqd returns the time at which the producer's last batch was written, Kafka the batch's timestamp"
 OWN_LOG = "each broker has its own metadata log"
 SHARE_START = "Kafka stores a share partition's start at the first acknowledgement, mqd at the first fetch"
@@ -135,7 +138,7 @@ ALLOWED = (
     Allowed("Produce", "0-2", "outcome", ONLY_NAMED, kafka="closed", mqd="answered"),
     *(
         Allowed("Produce", "3-13", f"responses[].partition_responses[].error_code{what}", ENDED, mqd=mqd)
-        for what, mqd in (("", 59), (" of a repetition", 59), (" of a repetition", 45))
+        for what, mqd in (("", 59), (" on resend", 59), (" on resend", 45))
     ),
     Allowed("Produce", "3-13", "outcome", ENDED, kafka="silent", mqd="closed"),
     Allowed("Produce", "3-13", "responses[].partition_responses[].log_append_time_ms", SENT_TWICE, mqd=-1),

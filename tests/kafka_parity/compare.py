@@ -20,7 +20,7 @@ from tests.kafka_parity.sides import Outcome
 
 ANY = "any"
 RECENT_MS = 60_000
-OF_A_REPETITION = " of a repetition"
+ON_RESEND = " on resend"
 # Fields that identify an element of a list, in order of precedence.
 IDENTITIES = (
     "name", "topic", "topic_name", "topic_id", "group_id", "transactional_id", "key", "resource_name", "member_id",
@@ -145,7 +145,7 @@ class _Walk:
             # With another error code the other fields are irrelevant.
             codes = [name for name in kafka if name.endswith("error_code") and kafka[name] != mqd[name]]
             for name, value in kafka.items() if not codes else [(name, kafka[name]) for name in codes]:
-                what = f"{name}{OF_A_REPETITION}" if name in codes and self._is_repetition(kafka) else name
+                what = f"{name}{ON_RESEND}" if name in codes and self._is_resend(kafka) else name
                 where = f"{path}.{what}" if path else what
                 if name in codes:
                     messages = tuple(str(side.get("error_message") or "") for side in (kafka, mqd))
@@ -157,7 +157,7 @@ class _Walk:
         elif kafka != mqd:
             self.found.append(Difference(self.api, self.version, path, kafka, mqd))
 
-    def _is_repetition(self, kafka: dict) -> bool:
+    def _is_resend(self, kafka: dict) -> bool:
         """Kafka returns the timestamp only for a duplicate batch: topics of cases keep the
         producer's.
         """

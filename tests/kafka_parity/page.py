@@ -13,11 +13,11 @@ INTRODUCTION = """
 ## Differences from Apache Kafka 4.2
 
 mqd and Apache Kafka are sent the same requests, and their responses are compared field by field
-(`python -m tests.kafka_parity`). Only the differences below are allowed. As an API, `*` means all of
-them; in a field, it is any path that leads to that field. `only Kafka` and `only mqd` mark elements
-of a list that only this broker returns; `of a repetition` is the response to a batch that is sent
-again; `outcome` is what happens to the request. "order" means that only the order of the list
-differs, and "any" is any value.
+(`python -m tests.kafka_parity`). Only the differences below are allowed. In the API column, `*`
+stands for every API; at the beginning of a field, it stands for any path. `only Kafka` and
+`only mqd` mark elements of a list that only Kafka or only mqd returns; `on resend` marks the
+response to a batch that is sent again; `outcome` is what happens to the request. "order" means that
+only the order of the list differs, and "any" is any value.
 
 """
 OPEN_INTRODUCTION = """

@@ -17,7 +17,7 @@ from mqd.protocol import KNOWN, SUPPORTED
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.schema.language import Versions
-from tests.kafka_parity.compare import OF_A_REPETITION, Difference, Table, compared, learn
+from tests.kafka_parity.compare import ON_RESEND, Difference, Table, compared, learn
 from tests.kafka_parity.journal import Case as Number
 from tests.kafka_parity.journal import Journal
 from tests.kafka_parity.model import NO_UUID, PREFIX, Batch, Case, Ref, Step, World
@@ -317,7 +317,7 @@ def is_missing(body: object, path: str) -> bool:
 def divides(difference: Difference) -> bool:
     """Whether one of them has failed, or done nothing, where the other has done what was requested."""
     codes = (difference.kafka, difference.mqd)
-    field = difference.field.removesuffix(OF_A_REPETITION)
+    field = difference.field.removesuffix(ON_RESEND)
     return field.endswith("error_code") and (codes[0] == ErrorCode.UNKNOWN_SERVER_ERROR or 0 in codes)
 
 

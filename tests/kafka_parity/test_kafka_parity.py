@@ -14,7 +14,7 @@ from perf.peers import apache_kafka, maven
 from perf.peers.peer import Unavailable
 from tests.kafka_parity.allowed import ALLOWED, OPEN
 from tests.kafka_parity.brokers import both
-from tests.kafka_parity.compare import OF_A_REPETITION, Allowed, Difference, Table, differences
+from tests.kafka_parity.compare import ON_RESEND, Allowed, Difference, Table, differences
 from tests.kafka_parity.journal import Journal
 from tests.kafka_parity.model import World
 from tests.kafka_parity.runner import Comparison, Report, divides, is_missing
@@ -217,7 +217,7 @@ def test_an_error_where_kafka_wrote_a_batch_is_not_one_where_it_repeated_an_answ
     field = "responses[].partition_responses[].error_code"
     assert _found(KEYS["Produce"], 9, answer(0), answer(45)) == [(field, 0, 45)]
     assert _found(KEYS["Produce"], 9, answer(46), answer(45)) == [(field, 46, 45)]
-    repeated = f"{field}{OF_A_REPETITION}"
+    repeated = f"{field}{ON_RESEND}"
     assert _found(KEYS["Produce"], 9, answer(0, 1_700_000_000_000), answer(45)) == [(repeated, 0, 45)]
     assert divides(Difference("Produce", 9, repeated, 0, 45))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from mqd.protocol import KNOWN
 from mqd.protocol import messages as m
 from tests.kafka_parity import stories
-from tests.kafka_parity.compare import ANY, OF_A_REPETITION, Allowed
+from tests.kafka_parity.compare import ANY, ON_RESEND, Allowed
 from tests.kafka_parity.model import Batch, Case, Ref, Step, TopicSetup
 from tests.kafka_parity.values import GROUP, LIBRARY, SHARE_MEMBER, TXN, A, B
 
@@ -190,8 +190,8 @@ WITNESSES = (
         Witness("Produce", (9,), field, lambda _, batches=batches: list(map(_transactional, batches)), mqd=mqd, before=_BEGUN_AGAIN)
         for field, mqd, batches in (
             (_CODE, 59, [dataclasses.replace(_begun(), values=(b"1", b"2"))]),
-            (_CODE + OF_A_REPETITION, 59, [_begun()]),
-            (_CODE + OF_A_REPETITION, 45, [_begun(1), _begun()]),
+            (_CODE + ON_RESEND, 59, [_begun()]),
+            (_CODE + ON_RESEND, 45, [_begun(1), _begun()]),
         )
     ),
     Witness(
