@@ -345,8 +345,8 @@ def _throughput_rows(loads: Sequence[Load]) -> list[Row]:
             Row(label, step, "consume_records_per_s", "read/s", True),
             Row(label, step, "consume_broker_cpu_s_per_million", "CPU-s per million read"),
             Row(label, step, "disk_bytes_per_record", "bytes on disk"),
-            Row(label, step, "broker_cores", "CPUs the broker took, producing"),
-            Row(label, step, "client_cores", "CPUs the client took, producing"),
+            Row(label, step, "broker_cores", "CPUs the broker used while producing"),
+            Row(label, step, "client_cores", "CPUs the client used while producing"),
         ]
     return rows
 
@@ -425,8 +425,8 @@ def _lean_rows(loads: Sequence[Load]) -> list[Row]:
         rows += [
             Row(label, step, "records_per_s", "produced/s", True),
             Row(label, step, "broker_cpu_s_per_million", "broker CPU-s per million produced"),
-            Row(label, step, "broker_cores", "CPUs the broker took"),
-            Row(label, step, "client_cores", "CPUs the client took"),
+            Row(label, step, "broker_cores", "CPUs the broker used"),
+            Row(label, step, "client_cores", "CPUs the client used"),
         ]
     return rows
 
@@ -474,7 +474,7 @@ CHARTS = {
 }
 CAPTIONS = {
     THROUGHPUT_CHART: (
-        "The base is 1 KiB, acks=all, uncompressed, 6 partitions, no fsync; the others differ from it as named."
+        "The base is 1 KiB, acks=all, uncompressed, 6 partitions, no fsync; the other loads differ as their labels say."
     ),
     LATENCY_CHART: ("At the same rates for all, with a concurrent consumer; an × is a rate that was not sustained."),
 }
