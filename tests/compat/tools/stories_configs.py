@@ -197,7 +197,7 @@ def client_metrics(side: Side) -> None:
     side.run("client-metrics")
 
 
-@story("acls", "rules of topics, groups, the cluster")
+@story("acls", "ACLs on topics, groups, the cluster")
 def acls(side: Side) -> None:
     alice = ("--allow-principal", "User:alice")
     side.run("acls", "--list")
