@@ -36,22 +36,22 @@ class Appender:
         self._producer = producer
         self._batch_numbers = np.empty(PART_MAX, np.uint64)  # the number of each record's batch
 
-    def append(self, stage: Stage, chunk: Chunk, rows: Any, taken: TakenCount, first_index: int = 0) -> None:
-        """Passes records to the C core, as many as it has room for, and counts them in `taken`. `rows`:
-        see Delivery; their indices begin at first_index. Raises Refused if the C core will never
-        accept the first record.
+    def append(self, stage: Stage, chunk: Chunk, waiters: Any, taken: TakenCount, first_index: int = 0) -> None:
+        """Passes records to the C core, as many as it has room for, and counts them in `taken`.
+        `waiters`: see Delivery; their indices begin at first_index. Raises Refused if the C core will
+        never accept the first record.
         """
         producer = self._producer
         if producer.compressor.enabled:
-            producer.compressor.append(stage, chunk, rows, taken, first_index)
+            producer.compressor.append(stage, chunk, waiters, taken, first_index)
             return
         batch_numbers = self._batch_numbers[: chunk.values.count]
         parts: list[tuple[int, BatchPart]] = []
-        producer.outcomes.before_append(rows)
+        producer.outcomes.before_append(waiters)
         outstanding_before = producer.native.outstanding_records
         try:
             taken.count = producer.native.append(stage.number, native_columns(chunk), batch_numbers)
-            self._register(stage, batch_numbers[: taken.count], rows, first_index, parts)
+            self._register(stage, batch_numbers[: taken.count], waiters, first_index, parts)
         except NativeError as error:
             if error.code == E_INVALID:
                 partition = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
@@ -66,11 +66,16 @@ class Appender:
             # else the attachment has ended, which the driver detects
         except BaseException:  # Ctrl-C, perhaps after the C core has accepted the records
             taken.count = producer.native.outstanding_records - outstanding_before
-            self._register(stage, batch_numbers[: taken.count], rows, first_index, parts)
+            self._register(stage, batch_numbers[: taken.count], waiters, first_index, parts)
             raise
 
     def _register(
-        self, stage: Stage, batch_numbers: np.ndarray, rows: Any, first_index: int, parts: list[tuple[int, BatchPart]]
+        self,
+        stage: Stage,
+        batch_numbers: np.ndarray,
+        waiters: Any,
+        first_index: int,
+        parts: list[tuple[int, BatchPart]],
     ) -> None:
         """Registers accepted records. `parts` is empty on the first call; an interrupted call is repeated
         with the same list.
@@ -78,7 +83,7 @@ class Appender:
         if len(batch_numbers):
             self._producer.transactions.note_write()
             if not parts:
-                parts.extend(self._producer.outcomes.parts(batch_numbers, rows, first_index))
+                parts.extend(self._producer.outcomes.parts(batch_numbers, waiters, first_index))
             self._producer.outcomes.add_records(stage.number, parts)
 
     def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:

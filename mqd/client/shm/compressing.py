@@ -78,7 +78,7 @@ class Compressor:
         self._sticky: dict[int, int] = {}
         self.records = 0
 
-    def append(self, stage: Any, chunk: Chunk, rows: Any, taken: TakenCount, first_index: int) -> None:
+    def append(self, stage: Any, chunk: Chunk, waiters: Any, taken: TakenCount, first_index: int) -> None:
         """Adds the chunk's records up to the first one whose partition does not exist; raises
         Refused if that is its first record. Adds none while closed batches wait for room. Adds
         none without a broker either: all records of a batch time out with its first one.
@@ -99,7 +99,7 @@ class Compressor:
                 pieces.append((partition, _select(chunk, chosen), (chosen + first_index).tolist()))
         self._producer.transactions.note_write()
         for partition, piece, indices in pieces:
-            self._add(stage, partition, piece, rows, indices)
+            self._add(stage, partition, piece, waiters, indices)
         taken.count = count
         self._pass_on()  # if Ctrl-C interrupts the compression of a batch, its records are still here
 
@@ -137,7 +137,7 @@ class Compressor:
             sticky = self._sticky[stage.number] = partition_for(0, None, stage.partition_count)
         return sticky
 
-    def _add(self, stage: Any, partition: int, piece: Chunk, rows: Any, indices: Any) -> None:
+    def _add(self, stage: Any, partition: int, piece: Chunk, waiters: Any, indices: Any) -> None:
         start, count = 0, piece.values.count
         while start < count:
             batch = self._open.get((stage.number, partition))
@@ -150,7 +150,7 @@ class Compressor:
             part = piece if end - start == count else piece.part(start, end)
             batch.pieces.append(part)
             batch.parts.append(
-                (rows, indices[start:end], end - start) if rows is not None else (None, None, end - start)
+                (waiters, indices[start:end], end - start) if waiters is not None else (None, None, end - start)
             )
             batch.count += end - start
             batch.size_bytes += _size_bytes(part)
@@ -303,7 +303,7 @@ def _copy(chunk: Chunk) -> Chunk:
         headers=None if chunk.headers is None else copy_column(chunk.headers),
         partitions=None,
         timestamps=timestamps,
-        rows=None,
+        entries=None,
     )
 
 
@@ -323,7 +323,7 @@ def _select(chunk: Chunk, chosen: np.ndarray) -> Chunk:
         headers=None if chunk.headers is None else select_column(chunk.headers),
         partitions=None,
         timestamps=timestamps,
-        rows=None,
+        entries=None,
     )
 
 

@@ -19,7 +19,7 @@ BatchPart = tuple[Any, Any, int]  # see Delivery
 
 
 class Batch:
-    """A batch in the C core, until its outcome is known. `parts`: (rows, indices, count) in the
+    """A batch in the C core, until its outcome is known. `parts`: (waiters, indices, count) in the
     order of its records; see Delivery.
     """
 
@@ -44,8 +44,8 @@ class CallReport:
 class Delivery:
     """An event: records of one partition with one outcome.
 
-    A part is (rows, indices, count): rows is a list of Entry or a CallReport, indices selects from
-    it; (None, None, count): records without a waiting caller.
+    A part is (waiters, indices, count): waiters is a list of Entry or a CallReport, which are the
+    waiting callers; indices selects from it. (None, None, count): no caller waits for the records.
     """
 
     __slots__ = ("base_offset", "error", "pending_count", "log_append_ms", "parts", "partition", "topic")
@@ -67,7 +67,7 @@ class Delivery:
             error,
             parts,
         )
-        self.pending_count = sum(_callback_count(rows, indices) for rows, indices, _ in parts)
+        self.pending_count = sum(_callback_count(waiters, indices) for waiters, indices, _ in parts)
 
     def pending_calls(self) -> int:
         """The number of callbacks that are still to be called."""
@@ -78,28 +78,28 @@ class Delivery:
         next call() continues with them.
         """
         call_count, parts, position = 0, self.parts, 0
-        for number, (rows, indices, count) in enumerate(parts):
+        for number, (waiters, indices, count) in enumerate(parts):
             offset = self.base_offset + position if self.base_offset >= 0 else None
-            if isinstance(rows, CallReport):
+            if isinstance(waiters, CallReport):
                 self.parts = [(None, None, position + count), *parts[number + 1 :]]
                 self.pending_count -= 1
                 call_count += 1
-                rows.on_delivery(
+                waiters.on_delivery(
                     self.error,
-                    BatchDelivery(self.topic, self.partition, offset, indices, time.monotonic() - rows.began),
+                    BatchDelivery(self.topic, self.partition, offset, indices, time.monotonic() - waiters.began),
                 )
-            elif rows is not None:
-                call_count += self._call_rows(rows, indices, offset, parts[number + 1 :], position)
+            elif waiters is not None:
+                call_count += self._call_entries(waiters, indices, offset, parts[number + 1 :], position)
             position += count
         return call_count
 
-    def _call_rows(
-        self, rows: list[Entry], indices: Any, first_offset: int | None, later: list[BatchPart], position: int
+    def _call_entries(
+        self, entries: list[Entry], indices: Any, first_offset: int | None, later: list[BatchPart], position: int
     ) -> int:
         call_count, now, error, has_append_time = 0, time.monotonic(), self.error, self.log_append_ms >= 0
         topic, partition, offset = self.topic, self.partition if self.partition >= 0 else None, None
         for nth, index in enumerate(indices):
-            value, key, _, timestamp_ms, _, on_delivery, began, headers = rows[index]
+            value, key, _, timestamp_ms, _, on_delivery, began, headers = entries[index]
             if on_delivery is None:
                 continue
             if first_offset is not None:
@@ -118,7 +118,7 @@ class Delivery:
                 self.pending_count -= call_count
                 self.parts = [
                     (None, None, position + nth + 1),
-                    (rows, indices[nth + 1 :], len(indices) - nth - 1),
+                    (entries, indices[nth + 1 :], len(indices) - nth - 1),
                     *later,
                 ]
                 raise
@@ -126,10 +126,10 @@ class Delivery:
         return call_count
 
 
-def _callback_count(rows: Any, indices: Any) -> int:
-    if rows is None:
+def _callback_count(waiters: Any, indices: Any) -> int:
+    if waiters is None:
         return 0
-    return 1 if isinstance(rows, CallReport) else sum([rows[index].on_delivery is not None for index in indices])
+    return 1 if isinstance(waiters, CallReport) else sum([waiters[index].on_delivery is not None for index in indices])
 
 
 class ErrorEvent:

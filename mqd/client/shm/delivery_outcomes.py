@@ -91,25 +91,25 @@ class DeliveryOutcomes:
 
     # -- arriving batches --------------------------------------------------------------------------
 
-    def before_append(self, rows: Any) -> None:
+    def before_append(self, waiters: Any) -> None:
         """Called before each append. When a caller first waits for a record, closes the open batches,
         because their records were not tracked; from then on the position of every record in its
         batch is tracked.
         """
-        if rows is not None and not self._tracking:
+        if waiters is not None and not self._tracking:
             self._tracking = True
             self._producer.close_open_batches()
 
-    def parts(self, batch_numbers: np.ndarray, rows: Any, first_index: int) -> list[tuple[int, BatchPart]]:
+    def parts(self, batch_numbers: np.ndarray, waiters: Any, first_index: int) -> list[tuple[int, BatchPart]]:
         """Returns (batch number, its part) for each batch. `batch_numbers`: the number of each record's
-        batch. rows None: no caller waits for the records.
+        batch. `waiters` None: no caller waits for the records.
         """
         count = len(batch_numbers)
         if (batch_numbers == batch_numbers[0]).all():
             return [
                 (
                     int(batch_numbers[0]),
-                    (rows, None if rows is None else range(first_index, first_index + count), count),
+                    (waiters, None if waiters is None else range(first_index, first_index + count), count),
                 )
             ]
         if not self._tracking:
@@ -121,11 +121,11 @@ class DeliveryOutcomes:
         parts: list[tuple[int, BatchPart]] = []
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             indices: Any = None
-            if rows is not None:
+            if waiters is not None:
                 indices = order[start:end] + first_index
-                if not isinstance(rows, CallReport):
+                if not isinstance(waiters, CallReport):
                     indices = indices.tolist()
-            parts.append((int(ordered[start]), (rows, indices, end - start)))
+            parts.append((int(ordered[start]), (waiters, indices, end - start)))
         return parts
 
     def add_records(self, topic: int, parts: list[tuple[int, BatchPart]]) -> None:
@@ -177,7 +177,7 @@ class DeliveryOutcomes:
     def _report(
         self, batch: Batch, partition: int, base_offset: int, timestamp_ms: int, error: KafkaError | None
     ) -> None:
-        if any(rows is not None for rows, _, _ in batch.parts):
+        if any(waiters is not None for waiters, _, _ in batch.parts):
             name = self._producer.topics[batch.topic].topic
             self._producer.put(Delivery(name, partition, base_offset, timestamp_ms, error, batch.parts))
 

@@ -111,7 +111,7 @@ class ProducerDriver:
             count = min(len(stage.entries), STAGE_MAX)
             chunk, taken = chunk_of(stage, count), TakenCount()
             try:
-                self.appender.append(stage, chunk, chunk.rows, taken)
+                self.appender.append(stage, chunk, chunk.entries, taken)
             except Refused as refused:
                 self.fail_entries(stage, 1, refused.error)
                 continue
@@ -141,12 +141,12 @@ class ProducerDriver:
 
     def fail_entries(self, stage: Stage, count: int, error: KafkaError) -> None:
         """Fails the first records of a stage; their transaction must be aborted."""
-        rows = stage.entries[:count]
-        for row in rows:
-            if type(row) is Entry and row.on_delivery is not None:
-                self.put(Delivery(stage.topic, max(row.partition, -1), -1, -1, error, [([row], range(1), 1)]))
+        entries = stage.entries[:count]
+        for entry in entries:
+            if type(entry) is Entry and entry.on_delivery is not None:
+                self.put(Delivery(stage.topic, max(entry.partition, -1), -1, -1, error, [([entry], range(1), 1)]))
         stage.release(count)
-        if rows:
+        if entries:
             self.transactions.mark_broken(error)
 
     def put(self, event: Any) -> None:

@@ -136,7 +136,7 @@ class Stage:
 
 
 class Chunk(NamedTuple):
-    """Columns for one call into C. `rows`: the records as Entry objects, if any of them has a delivery
+    """Columns for one call into C. `entries`: the records as Entry objects, if any of them has a delivery
     callback.
     """
 
@@ -146,11 +146,11 @@ class Chunk(NamedTuple):
     partitions: np.ndarray | None
     timestamp_ms: int
     timestamps: np.ndarray | None
-    rows: list[Any] | None = None
+    entries: list[Any] | None = None
     partition: int = -1  # of all records, if `partitions` is None
 
     def part(self, start: int, end: int) -> Chunk:
-        """Records start .. end - 1, without `rows`; the same bytes."""
+        """Records start .. end - 1, without `entries`; the same bytes."""
         return Chunk(
             self.values.part(start, end),
             self.keys and self.keys.part(start, end),
@@ -214,8 +214,10 @@ def chunk_of(stage: Stage, count: int) -> Chunk:
 def _chunk_of_mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarray | None) -> Chunk:
     count = len(entries)
     times_ms = [timestamp_ms] * count if timestamps is None else timestamps.tolist()
-    rows = [entry if type(entry) is Entry else _entry(entry, times_ms[index]) for index, entry in enumerate(entries)]
-    values, keys, partitions, times, headers, callbacks, _, _ = zip(*rows, strict=True)
+    complete = [
+        entry if type(entry) is Entry else _entry(entry, times_ms[index]) for index, entry in enumerate(entries)
+    ]
+    values, keys, partitions, times, headers, callbacks, _, _ = zip(*complete, strict=True)
     return Chunk(
         _column(values),
         _column_or_none(keys),
@@ -223,7 +225,7 @@ def _chunk_of_mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarra
         np.array(partitions, np.int32) if any(partition >= 0 for partition in partitions) else None,
         timestamp_ms,
         np.array(times, np.int64),
-        rows if any(callbacks) else None,
+        complete if any(callbacks) else None,
     )
 
 

@@ -283,14 +283,14 @@ def test_records_whose_accounting_is_interrupted_are_written_once_and_reported_o
 def test_a_part_of_a_batch_is_accounted_for_once(make) -> None:
     """Ctrl-C between two batches of one call: finished work is not repeated."""
     producer, _ = make()
-    outcomes, rows = producer.outcomes, [Reports()] * 4
-    outcomes.before_append(rows)
-    parts = outcomes.parts(np.array([1, 2, 1, 2], np.uint64), rows, 0)
+    outcomes, waiters = producer.outcomes, [Reports()] * 4
+    outcomes.before_append(waiters)
+    parts = outcomes.parts(np.array([1, 2, 1, 2], np.uint64), waiters, 0)
     outcomes.add_records(0, parts[:1])
     outcomes.add_records(0, parts)
     assert [(number, batch.parts) for number, batch in outcomes.batches.items()] == [
-        (1, [(rows, [0, 2], 2)]),
-        (2, [(rows, [1, 3], 2)]),
+        (1, [(waiters, [0, 2], 2)]),
+        (2, [(waiters, [1, 3], 2)]),
     ]
     outcomes.batches.clear()
 
