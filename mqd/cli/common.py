@@ -173,7 +173,7 @@ def pairs(values: Iterable[str], option: str) -> dict[str, str]:
         if not equals or not key.strip():
             raise click.UsageError(f"{option} takes KEY=VALUE, not {text!r}")
         if key.strip() in values_by_key:
-            raise click.UsageError(f"{option} has {key.strip()} twice")
+            raise click.UsageError(f"{option} contains {key.strip()} twice")
         values_by_key[key.strip()] = value
     return values_by_key
 
