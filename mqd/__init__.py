@@ -19,7 +19,7 @@ imports. If the broker runs on this host, clients use shared memory, otherwise l
     Producer       produce, poll, flush, transactions; produce_batch takes lists, numpy and Arrow
                    arrays
     Consumer       subscribe, assign, poll, commit, seek; consume_batch returns columns (a
-                   RecordBatchView: numpy, Arrow, bytes; without a copy on shared memory)
+                   RecordBatchView: numpy, Arrow, bytes; without a copy over shared memory)
     ShareConsumer  a share group's member: poll, acknowledge, commit_sync, renew
     AsyncProducer  AsyncConsumer          the same for asyncio
     AdminClient    confluent_kafka's

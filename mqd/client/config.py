@@ -3,7 +3,7 @@ adds.
 
 1. librdkafka validates its own keys: unknown keys, values out of range and contradictions raise the
    same KafkaException as confluent_kafka, on either transport.
-2. Keys without a meaning on shared memory (socket.*, ssl.*, sasl.*, broker.*) are accepted there,
+2. Keys without a meaning for shared memory (socket.*, ssl.*, sasl.*, broker.*) are accepted there,
    but have no effect.
 3. Added keys: transport, mqd.socket.path, mqd.buffer.bytes, mqd.spin.us, encryption.*, and a
    callable as partitioner. They never reach librdkafka.
@@ -40,7 +40,7 @@ _ALIASES = {
     "dr_cb": "on_delivery",
     "dr_msg_cb": "on_delivery",
 }
-# librdkafka's defaults for the keys that are used on shared memory
+# librdkafka's defaults for the keys that are used with shared memory
 _PRODUCER_DEFAULTS: dict[str, Any] = {
     "bootstrap.servers": "",
     "client.id": "mqd",
@@ -139,7 +139,7 @@ def check(settings: Settings, client_class: ClientClass) -> None:
 
 
 class ProducerConfig:
-    """The values of librdkafka's keys that a producer on shared memory uses, as Python numbers,
+    """The values of librdkafka's keys that a shared-memory producer uses, as Python numbers,
     booleans and strings: `config["linger.ms"]`.
     """
 

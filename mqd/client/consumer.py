@@ -80,7 +80,7 @@ class Consumer:
         (mqd.client.record_batch.RecordBatchView), as soon as there are any; None when `timeout`
         seconds have passed without a record.
 
-        On shared memory its columns are views of the mapped log: nothing is copied, and they are
+        Over shared memory its columns are views of the mapped log: nothing is copied, and they are
         valid as long as the batch, or an array made of it, exists. Uncommitted and aborted records
         are left out, as in poll(). Raises KafkaException for an error of a partition or of the
         group, once for each error.
@@ -222,7 +222,7 @@ class Consumer:
         return self._implementation.cluster_id(timeout)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Sets the credentials for future TCP connections. Has no effect on shared memory, where a
+        """Sets the credentials for future TCP connections. Has no effect over shared memory, where a
         client is identified by its process's user.
         """
         self._implementation.set_sasl_credentials(username, password)

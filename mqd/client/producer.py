@@ -31,7 +31,7 @@ class Producer:
         mqd.socket.path     the broker's client socket (RUN/client.sock); default: found from
                             bootstrap.servers. The environment variable MQD_SOCKET does the same.
         mqd.buffer.bytes    memory shared with the broker for records in flight, 64 KiB to 1 GiB; 0
-                            (default) = 16 MiB. It bounds what is outstanding on shared memory.
+                            (default) = 16 MiB. It bounds what is outstanding over shared memory.
         mqd.spin.us         how long a wait spins before it sleeps; default 20
         partitioner         also a callable (key: bytes or None, partition_count) -> partition
         encryption.*        values are sealed before they leave the client (docs/payload-encryption.md)
@@ -97,7 +97,7 @@ class Producer:
         messages: list[dict[str, Any]] | None = None,
         callback: Any = None,
     ) -> int:
-        """Accepts many records of one topic, in order; several million a second on shared memory.
+        """Accepts many records of one topic, in order; several million a second over shared memory.
         Returns how many were accepted.
 
         values, keys: lists of bytes (or str, None); numpy arrays of 'S' or, with two dimensions,
@@ -213,7 +213,7 @@ class Producer:
 
     def broker_request(self, api_key: int, message: object, timeout: float = -1) -> Any:
         """Sends a request of mqd.protocol.messages in the newest version that both sides support, and
-        returns the response. Only on shared memory. Raises KafkaException if there is
+        returns the response. Only over shared memory. Raises KafkaException if there is
         no response.
         """
         if self.transport != "shm":
@@ -221,7 +221,7 @@ class Producer:
         return self._implementation.request(api_key, message, timeout)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Sets the credentials for future TCP connections. Has no effect on shared memory, where a
+        """Sets the credentials for future TCP connections. Has no effect over shared memory, where a
         client is identified by its process's user.
         """
         self._implementation.set_sasl_credentials(username, password)
@@ -263,8 +263,8 @@ class Producer:
         """Aborts an open transaction, flushes and ends the producer. When it returns, every record
         has had its report, even after a fatal error. Must not be called from a callback.
 
-        On shared memory it waits 5 s for a broker that is down, then discards the outstanding records
-        with the errors of purge().
+        Over shared memory it waits 5 s for a broker that is down, then discards the outstanding
+        records with the errors of purge().
         """
         return self._implementation.close()
 

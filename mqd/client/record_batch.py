@@ -11,7 +11,7 @@
         batch.values.to_numpy("<f8")               every value as an element of that type; one copy
         batch.headers(i)                       [(str, bytes | None)...] of one record
 
-Lifetime. On shared memory keys and values are not copied: they are views into the mapped segment
+Lifetime. Over shared memory keys and values are not copied: they are views into the mapped segment
 file. Views, arrays and Arrow arrays are valid for as long as they are referenced, even after the
 segment has been deleted or compacted, or the broker has stopped; the file uses space on the disk
 for as long, too. release(), or the end of the `with` block, releases the batch's own references:
@@ -107,8 +107,8 @@ class Blobs(Sequence):
 
     @property
     def buffer(self) -> memoryview:
-        """The memory to which positions refer, read-only: on shared memory the mapped segment file (the
-        part beyond the last record must not be accessed).
+        """The memory to which positions refer, read-only: over shared memory the mapped segment
+        file (the part beyond the last record must not be accessed).
         """
         return memoryview(self._base)
 

@@ -119,7 +119,7 @@ struct mqd_connection *mqd_connection_open(struct mqd_reactor *r, int fd, uint16
 
 static const uint8_t ipv4_mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 
-/* Writes " (client ADDRESS:PORT)", or "" for a client on shared memory. The address comes from the
+/* Writes " (client ADDRESS:PORT)", or "" for a shared-memory client. The address comes from the
  * hand-off, because the socket no longer knows its peer once the peer has reset the connection. */
 static void describe_peer(const struct mqd_connection *c, char *text, size_t size_bytes)
 {

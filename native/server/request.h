@@ -256,7 +256,7 @@ struct mqd_connection {
     uint32_t local_ipv4;                   /* network order, 0 = not IPv4 */
     uint32_t peer_ipv4;                    /* like local_ipv4; used to describe group members */
     uint8_t peer_ip[16];                   /* IPv4 as ::ffff:a.b.c.d */
-    uint16_t local_port, peer_port;        /* host order; peer_port 0: on shared memory */
+    uint16_t local_port, peer_port;        /* host order; peer_port 0: over shared memory */
     int32_t address_tally, listener_tally; /* tallies in which the connection is counted (shm/tally.h) */
     uint16_t listener_id;
     int32_t peer_node;               /* the authenticated host at the other end; -1 = a client */

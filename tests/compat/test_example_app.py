@@ -1,5 +1,5 @@
-"""An application written for confluent_kafka runs with only its import changed: on librdkafka, on
-mqd's shared memory and on mqd's TCP, with the same results.
+"""An application written for confluent_kafka runs with only its import changed: over librdkafka,
+over mqd's shared memory and over mqd's TCP, with the same results.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class ConnectionCount:
         self.opened = self.lost = 0
 
     def on_statistics(self, text: str) -> None:
-        brokers = json.loads(text).get("brokers", {}).values()  # none on shared memory
+        brokers = json.loads(text).get("brokers", {}).values()  # none over shared memory
         self.opened = sum(broker.get("connects", 0) for broker in brokers)
         self.lost = sum(broker.get("disconnects", 0) for broker in brokers)
 

@@ -1,4 +1,4 @@
-"""The consumer on shared memory: implements confluent_kafka.Consumer's methods with readers of mapped
+"""The shared-memory consumer: implements confluent_kafka.Consumer's methods with readers of mapped
 segments and a core for the group membership.
 
 Threads: the application's thread reads, and applies the group's changes, in poll(), consume() and
@@ -549,7 +549,7 @@ class ShmConsumer:
         ).to_bytes()
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Does nothing: on shared memory a client is identified by its process's user."""
+        """Does nothing: over shared memory a client is identified by its process's user."""
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Creates a consumer on shared memory with all its parts."""
+"""Creates a shared-memory consumer with all its parts."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ class ShmProducer(ProducerDriver):
         )
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Does nothing: on shared memory a client is identified by its process's user."""
+        """Does nothing: over shared memory a client is identified by its process's user."""
 
     # -- transactions ------------------------------------------------------------------------------
 

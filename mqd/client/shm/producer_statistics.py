@@ -1,5 +1,5 @@
-"""statistics.interval.ms and stats_cb: librdkafka's JSON, with only those of its fields that exist on
-shared memory.
+"""statistics.interval.ms and stats_cb: librdkafka's JSON, with only those of its fields that exist
+for shared memory.
 """
 
 from __future__ import annotations

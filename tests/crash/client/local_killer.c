@@ -1,4 +1,4 @@
-/* Producers on shared memory that die, or stop, after a counted number of instructions. A tool of
+/* Shared-memory producers that die, or stop, after a counted number of instructions. A tool of
  * test_local_clients.py, built against the client library of native/examples.
  *
  *   local_killer DATA_DIR/run/client.sock TOPIC

@@ -1,9 +1,9 @@
-"""Clients on shared memory that die at any instruction, stop, or misbehave; and the broker's
+"""Shared-memory clients that die at any instruction, stop, or misbehave; and the broker's
 processes killed under well-behaved ones.
 
 After each: no torn record, acknowledged records exist, records of idempotent producers exist once,
-the broker holds nothing for dead clients, and other clients, one on shared memory and one on TCP,
-are not affected.
+the broker holds nothing for dead clients, and other clients, one over shared memory and one over
+TCP, are not affected.
 
 `local_killer.c` kills producers after a counted number of instructions, `local_hostile.py`
 misbehaves; the checks are in `checker.py` and `holdings.py`. MQD_CRASH_SEED=N runs other rounds;
@@ -267,10 +267,10 @@ class Theatre:
                 if one.client_id.startswith(names) and not one.is_closed
             ]  # closed: those of earlier tests
             assert generations == [1] * BYSTANDER_ATTACHMENTS, (
-                f"bystanders on shared memory attached {generations} times\n{self.report()}"
+                f"shared-memory bystanders attached {generations} times\n{self.report()}"
             )
             lost = sum(one.connections.lost for one in (*self.load.producers, *self.load.consumers))
-            assert lost == 0, f"bystanders on TCP lost {lost} connections\n{self.report()}"
+            assert lost == 0, f"bystanders over TCP lost {lost} connections\n{self.report()}"
 
     def _conclude(self) -> None:
         self.check_bystanders()
@@ -529,7 +529,7 @@ def strike(broker: Broker, chance: random.Random) -> tuple[str, dict[str, int]]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("io_backend", quick_on("io_uring"))
 def test_processes_of_the_broker_are_killed_or_stopped_under_local_clients(start_broker, rounds, seed, io_backend):
-    """Producers, idempotent and not, and consumers, on shared memory and on TCP. At the end
+    """Producers, idempotent and not, and consumers, over shared memory and over TCP. At the end
     everything that a fresh broker does not hold is free again, credits included.
     """
     broker = start_broker(config={"io.backend": io_backend})
