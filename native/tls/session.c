@@ -44,7 +44,7 @@ struct mqd_tls {
     uint32_t out_bytes, out_sent, out_capacity;
     bool out_lent;
     int ended_errno;
-    char ended_reason[160];
+    char ended_reason[176];
 };
 
 struct mqd_tls_link *mqd_tls_link(struct mqd_tls *tls)
@@ -276,7 +276,7 @@ static void store_reason(struct mqd_tls *tls, int ssl_error)
         snprintf(tls->ended_reason, sizeof tls->ended_reason, "the %s's certificate is refused: %s", peer,
                  openssl.X509_verify_cert_error_string(verify_result));
     else if (strstr(reason, " alert "))
-        snprintf(tls->ended_reason, sizeof tls->ended_reason, "the %s refuses: %s", peer, reason);
+        snprintf(tls->ended_reason, sizeof tls->ended_reason, "the %s refuses the connection: %s", peer, reason);
     else
         snprintf(tls->ended_reason, sizeof tls->ended_reason, "%s",
                  reason[0]                        ? reason

@@ -189,7 +189,7 @@ def test_clients_need_a_certificate_that_a_trusted_ca_signed(secured: Secured) -
 def test_a_client_that_does_not_trust_the_broker_is_named(secured: Secured) -> None:
     for _ in range(10):
         refused(secured, "SSL", ssl.create_default_context())
-    line = "the client refuses: tlsv1 alert unknown ca"
+    line = "the client refuses the connection: tlsv1 alert unknown ca"
     secured.wait_for_log(line)
     # also of those that reset the connection before the broker read their alert
     assert [one for one in secured.log().splitlines() if line in one and "(client 127.0.0.1:" not in one] == []
