@@ -176,7 +176,7 @@ def test_silent_handshakes_are_cut_off(serve, authority, tmp_path, monkeypatch) 
             "use https://, or set listeners.ins",
         ),
         ({"metrics.listener": "ftp://127.0.0.1:9644"}, "neither http://HOST:PORT nor https://HOST:PORT"),
-        ({"metrics.listener": "127.0.0.1:9644"}, "metrics.listener has '127.0.0.1:9644'"),
+        ({"metrics.listener": "127.0.0.1:9644"}, "metrics.listener` contains '127.0.0.1:9644'"),
     ],
 )
 def test_an_unprotected_page_off_loopback_is_refused(config, why) -> None:
