@@ -18,7 +18,7 @@ def partition_counts(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
     acks.replicas (spares) do not count as out of sync while the hosts of all replicas are in
     service.
     """
-    without_leader = under_replicated = under_min = 0
+    without_leader = under_replicated = under_min_in_sync = 0
     if metadata.is_single_host:
         return 0, 0, 0
     for topic in metadata.topics_with_logs():
@@ -30,10 +30,10 @@ def partition_counts(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
                 under_replicated += not _lacks_only_spares(metadata, topic, partition) and len(
                     partition.in_sync_replicas
                 ) < len(partition.replicas) - len(partition.adding)
-                under_min += len(partition.in_sync_replicas) < effective_min_in_sync(
+                under_min_in_sync += len(partition.in_sync_replicas) < effective_min_in_sync(
                     configured, len(partition.replicas), len(partition.adding)
                 )
-    return without_leader, under_replicated, under_min
+    return without_leader, under_replicated, under_min_in_sync
 
 
 def _lacks_only_spares(metadata: Metadata, topic: TopicImage, partition: PartitionImage) -> bool:
@@ -53,7 +53,7 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
         ("draining", sum(broker.draining for broker in known_brokers)),
     ):
         brokers.add_metric([state], count)
-    without_leader, under_replicated, under_min = partition_counts(metadata, node_id)
+    without_leader, under_replicated, under_min_in_sync = partition_counts(metadata, node_id)
     yield brokers
     yield GaugeMetricFamily(
         "mqd_cluster_active_controller",
@@ -84,5 +84,5 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
     yield GaugeMetricFamily(
         "mqd_partitions_under_min_in_sync",
         "Partitions led here with fewer replicas in sync than acks=all requires: producers with acks=all are refused",
-        value=under_min,
+        value=under_min_in_sync,
     )

@@ -1,7 +1,7 @@
 """The results of /health/live and /health/ready: whether the acceptor's loop runs, and whether this
 broker can serve clients.
 
-Both are decided in the acceptor's loop, so that a loop that hangs answers neither. Nothing is
+Both are decided in the acceptor's loop, so neither is answered while the loop hangs. Nothing is
 computed until a probe arrives.
 """
 

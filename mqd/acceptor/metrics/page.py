@@ -28,7 +28,7 @@ from mqd.acceptor.metrics import partitions as partition_metrics
 from mqd.acceptor.metrics import schedules as schedule_metrics
 from mqd.acceptor.metrics.directories import CachedQuery
 from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
-from mqd.acceptor.metrics.topics import Topics
+from mqd.acceptor.metrics.topics import TopicTraffic
 from mqd.acceptor.metrics.waiting import WaitingTimes
 from mqd.base import restarts, schedule_files
 from mqd.log import compaction_report, damage
@@ -171,7 +171,7 @@ class Metrics:
             for index in range(len(self._broker.log_dirs))
         ]
         self._reports = CachedQuery(self._read_reports, 0.0)
-        self._topics = Topics()
+        self._topics = TopicTraffic()
         self._lock = threading.Lock()  # one scrape at a time
         self._registry.register(self)
 
@@ -310,8 +310,8 @@ class Metrics:
         yield from (connections, running, oldest, *families.values(), *times.values())
 
     def _flush_age_s(self, worker: int, began_ns: int) -> float:
-        """Grows while the worker itself hangs on the disk. 0 if the worker has ended: its last
-        value is out of date.
+        """The age of the oldest flush under way; it grows even while the worker itself hangs on the
+        disk. 0 if the worker has ended: its last value is out of date.
         """
         if not began_ns or self._control.endpoint_state(worker) != native.ProcessState.RUNNING:
             return 0.0

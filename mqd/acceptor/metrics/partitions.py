@@ -1,7 +1,8 @@
 """The series of partitions, as text: six for each partition on this host.
 
-prometheus_client takes 10 us for a sample, a second for 10,000 partitions; these lines take a
-twentieth of that. Topic names contain no character that the format requires to be escaped.
+prometheus_client takes 10 us per sample, so it would take a second for 10,000 partitions; formatting
+the lines here takes a twentieth of that. Topic names contain no character that the format requires
+to be escaped.
 """
 
 from collections.abc import Callable, Mapping, Sequence

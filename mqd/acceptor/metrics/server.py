@@ -11,7 +11,7 @@ M1  at most CONNECTIONS_MAX descriptors. When all are taken, a new connection ev
 M2  a connection is closed if its request is not complete REQUEST_S after the accept, if the page is
     not ready RENDER_S after that, or if it has not read the page RESPONSE_S after that.
 M3  the page is rendered by one thread at a time, for all requests that arrive before it is done.
-    Between two renderings at least PAUSE_MIN_S pass, and PAUSE_SHARE times the CPU time of the last
+    Between two renderings at least PAUSE_MIN_S pass, and PAUSE_FACTOR times the CPU time of the last
     one, so rendering never takes more than a quarter of a CPU. A scrape that arrives sooner waits,
     so a response is never older than the duration of one rendering.
 M4  a request is at most REQUEST_BYTES_MAX; a TLS handshake is part of the request's time.
@@ -49,7 +49,7 @@ RENDER_S = 30.0
 RESPONSE_S = 10.0
 HEALTH_S = 5.0
 PAUSE_MIN_S = 0.1
-PAUSE_SHARE = 3
+PAUSE_FACTOR = 3
 REQUEST_BYTES_MAX = 8192
 SEND_BUFFER_BYTES = 256 << 10
 ACCEPT_PAUSE_S = 0.1  # after an accept failed for lack of descriptors or memory
@@ -75,7 +75,7 @@ _NO_TOKEN = _response(
 )
 _HTTPS_EXPECTED = _response("400 Bad Request", b"this port expects https\n")
 _TLS_HANDSHAKE = 0x16  # the first byte
-_BAD = _response("400 Bad Request", b"this is not an HTTP request\n")
+_BAD_REQUEST = _response("400 Bad Request", b"this is not an HTTP request\n")
 _TOO_LARGE = _response("431 Request Header Fields Too Large", b"the request is too large\n")
 _HEALTHY = _response("200 OK", b"ok\n")
 _UNRESPONSIVE = _response("503 Service Unavailable", b"the acceptor does not respond\n")
@@ -90,7 +90,7 @@ class _Tls(Protocol):
     def current(self) -> ssl.SSLContext: ...
 
 
-class Checks(Protocol):
+class HealthChecks(Protocol):
     """How the acceptor decides health checks."""
 
     def check(self, path: str, on_decided: Callable[[list[str]], None]) -> None:
@@ -120,7 +120,7 @@ def route(received: bytes, token: _Token | None = None) -> bytes | str | None:
     incomplete.
     """
     if received[:1] == bytes([_TLS_HANDSHAKE]):
-        return _BAD  # a TLS handshake, in which no end of a request would ever be found
+        return _BAD_REQUEST  # a TLS handshake, in which no end of a request would ever be found
     end = received.find(b"\r\n\r\n")
     if end < 0:
         return _TOO_LARGE if len(received) > REQUEST_BYTES_MAX else None
@@ -129,7 +129,7 @@ def route(received: bytes, token: _Token | None = None) -> bytes | str | None:
     if token is not None and path not in (LIVE, READY) and not token.permits(received[:end]):
         return _NO_TOKEN
     if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-        return _BAD
+        return _BAD_REQUEST
     if words[0] != b"GET":
         return _NOT_ALLOWED
     return _NOT_FOUND if path is None else path
@@ -142,7 +142,7 @@ class MetricsServer:
         self,
         listener: socket.socket,
         render: Callable[[], bytes],
-        checks: Checks,
+        checks: HealthChecks,
         token: _Token | None = None,
         tls: _Tls | None = None,
     ) -> None:
@@ -382,7 +382,7 @@ class MetricsServer:
         self._hand_over(page, time.thread_time())
 
     def _hand_over(self, page: bytes, cpu_s: float = 0.0) -> None:
-        self._paused_until_s = time.monotonic() + max(PAUSE_MIN_S, PAUSE_SHARE * cpu_s)
+        self._paused_until_s = time.monotonic() + max(PAUSE_MIN_S, PAUSE_FACTOR * cpu_s)
         self._rendered = page
         os.eventfd_write(self._wake, 1)
 

@@ -1,4 +1,4 @@
-"""The bearer token that a scrape must carry: `metrics.token.file`."""
+"""The bearer token that a scraper must send: `metrics.token.file`."""
 
 import hmac
 import os

@@ -21,10 +21,11 @@ def _sum(left: _Counts, right: _Counts) -> _Counts:
     return left[0] + right[0], left[1] + right[1], left[2] + right[2]
 
 
-class Topics:
-    """Sums over partitions. A slot's counts restart from zero when another partition gets the slot, and
-    a plain sum of them would fall when a replica moves away: Prometheus would take that for a restart
-    and count the remaining sum twice. So increases are summed here, from scrape to scrape.
+class TopicTraffic:
+    """The traffic of each topic, summed over its partitions. A slot's counts restart from zero when
+    another partition gets the slot, and a plain sum of them would fall when a replica moves away:
+    Prometheus would take that for a restart and count the remaining sum twice. So increases are
+    summed here, from scrape to scrape.
     """
 
     def __init__(self) -> None:

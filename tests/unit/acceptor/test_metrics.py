@@ -21,7 +21,7 @@ from mqd.acceptor.metrics import page as metrics
 from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
 from mqd.acceptor.metrics.page import Metrics
 from mqd.acceptor.metrics.partitions import FAMILIES
-from mqd.acceptor.metrics.topics import Topics
+from mqd.acceptor.metrics.topics import TopicTraffic
 from mqd.native import NativeError
 from tests.unit.acceptor.handler_broker import HandlerBroker
 from tests.unit.acceptor.test_handler_metadata import create
@@ -194,7 +194,7 @@ def broker(**topics: tuple[int, ...]) -> Any:
     return SimpleNamespace(metadata=SimpleNamespace(topics=found, topics_with_logs=lambda: list(found.values())))
 
 
-def traffic_shown(topics: Topics, broker: Any, slots: Slots) -> dict[str, int]:
+def traffic_shown(topics: TopicTraffic, broker: Any, slots: Slots) -> dict[str, int]:
     def traffic(slot: int) -> tuple[int, int, int]:
         if slot not in slots:
             raise NativeError(-1, "being assigned")
@@ -216,12 +216,12 @@ def of(name: str, counts: tuple[int, int, int]) -> dict[str, int]:
 
 
 def test_sums_over_partitions() -> None:
-    found = traffic_shown(Topics(), broker(t=(0, 1), u=(-1,)), {0: (1, 100, 10), 1: (2, 200, 0)})
+    found = traffic_shown(TopicTraffic(), broker(t=(0, 1), u=(-1,)), {0: (1, 100, 10), 1: (2, 200, 0)})
     assert found == of("t", (3, 300, 10))
 
 
 def test_a_sum_stays_monotonic_when_a_partition_leaves_and_returns() -> None:
-    topics = Topics()
+    topics = TopicTraffic()
     both = broker(t=(0, 1))
     assert traffic_shown(topics, both, {0: (10, 10, 0), 1: (5, 5, 0)}) == of("t", (15, 15, 0))
     assert traffic_shown(topics, broker(t=(-1, 1)), {1: (6, 6, 0)}) == of("t", (16, 16, 0))
@@ -230,20 +230,20 @@ def test_a_sum_stays_monotonic_when_a_partition_leaves_and_returns() -> None:
 
 
 def test_a_slot_cleared_between_two_scrapes_counts_from_zero() -> None:
-    topics = Topics()
+    topics = TopicTraffic()
     assert traffic_shown(topics, broker(t=(0,)), {0: (10, 100, 50)}) == of("t", (10, 100, 50))
     assert traffic_shown(topics, broker(t=(0,)), {0: (3, 30, 60)}) == of("t", (13, 130, 110))
 
 
 def test_an_unreadable_slot_only_affects_one_scrape() -> None:
-    topics = Topics()
+    topics = TopicTraffic()
     assert traffic_shown(topics, broker(t=(0, 1)), {0: (4, 4, 4), 1: (1, 1, 1)}) == of("t", (5, 5, 5))
     assert traffic_shown(topics, broker(t=(0, 1)), {1: (2, 2, 2)}) == of("t", (6, 6, 6))
     assert traffic_shown(topics, broker(t=(0, 1)), {0: (5, 5, 5), 1: (2, 2, 2)}) == of("t", (7, 7, 7))
 
 
 def test_a_deleted_topic_has_no_series() -> None:
-    topics = Topics()
+    topics = TopicTraffic()
     traffic_shown(topics, broker(t=(0,)), {0: (1, 1, 1)})
     assert traffic_shown(topics, broker(), {}) == {}
     assert traffic_shown(topics, broker(t=(0,)), {0: (2, 2, 2)}) == of("t", (2, 2, 2))
