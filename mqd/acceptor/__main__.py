@@ -51,13 +51,13 @@ from mqd.security.audit import Audit
 from mqd.shm import rendezvous
 from mqd.shm.attach import KeeperClient, KeeperError
 
-# The loaded modules stay: later collections skip them.
+# Loaded modules are never freed: later collections need not examine them.
 gc.freeze()
 gc.enable()
 
 
 def _listeners(client: KeeperClient) -> list[tuple[str, str, int]]:
-    """(name, host, port) as bound, by listener id."""
+    """(name, host, port) of each listener as bound, in the order of listener ids."""
     names = [listener.name for listener in parse_listeners(client.config)]
     return [(name, host, port) for name, (host, port) in zip(names, client.welcome.listeners, strict=True)]
 
@@ -100,7 +100,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
     broker = Broker(client.config, _listeners(client), metadata, controller, client.control)
     timer = TimerStarter(client.config, metadata, broker.node_id, layout.run_dir, start_by_supervisord)
     broker.quotas = native.Quotas(client.control)
-    broker.authentication = authentication.of_broker(client.config, metadata, broker.tokens, layout.data_dir)
+    broker.authentication = authentication.from_config(client.config, metadata, broker.tokens, layout.data_dir)
     broker.audit = Audit(layout.logs_dir / "audit.log")
     metrics = Observer(
         broker, native.Control.attach(client.control.buffer), client.welcome.worker_count, layout.run_dir
@@ -124,7 +124,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
     link.appends = coordinators.log
     checks = link.checks = Checks(transactions)
     link.share_states = coordinators.share_states
-    coordinators.share_states.first_since = partial(list_offsets.first_since, broker)
+    coordinators.share_states.first_offset_since = partial(list_offsets.first_offset_since, broker)
 
     async def serve_client(address: Address, frame: bytes) -> bytes | None:
         return (await dispatch.respond(broker, address, frame, 0, metrics)).body

@@ -46,10 +46,17 @@ assert PACKET.size == 64
 
 
 def packet(
-    listener_id: int, peer_ip: bytes, peer_port: int, local: tuple, address_limit: int = 0, listener_limit: int = 0
+    listener_id: int,
+    peer_ip: bytes,
+    peer_port: int,
+    local_address: tuple,
+    address_limit: int = 0,
+    listener_limit: int = 0,
 ) -> bytes:
-    local_ip = packed_ip(local[0])
-    return PACKET.pack(MAGIC, listener_id, 0, peer_ip, peer_port, local[1], local_ip, address_limit, listener_limit)
+    local_ip = packed_ip(local_address[0])
+    return PACKET.pack(
+        MAGIC, listener_id, 0, peer_ip, peer_port, local_address[1], local_ip, address_limit, listener_limit
+    )
 
 
 def accept_advice(error: OSError) -> str:
@@ -88,7 +95,7 @@ class Acceptor:
         self._resume()
 
     def stop(self) -> None:
-        """The kernel keeps unaccepted connections for the successor."""
+        """Connections not yet accepted stay in the kernel's queue, for the next acceptor."""
         self._pause()
         for worker in list(self._watched):
             self._unwatch(worker)
@@ -198,9 +205,9 @@ class Acceptor:
             self._waiting.append((connection, message))
             if len(self._waiting) >= BATCH_COUNT:
                 self._pause()
-            self._watch_full()
+            self._watch_for_room()
 
-    def _watch_full(self) -> None:
+    def _watch_for_room(self) -> None:
         assert self._loop is not None
         for worker, handoff in enumerate(self._handoff.sockets):
             if worker not in self._watched:
@@ -213,11 +220,11 @@ class Acceptor:
         self._loop.remove_writer(self._handoff.sockets[worker].fileno())
 
     def _on_writable(self, worker: int) -> None:
-        before = len(self._waiting)
+        waiting_before = len(self._waiting)
         self._hand_over_waiting()
         # The hand-off socket is writable, yet nothing can be sent: the cause is not a full buffer, so
         # the event would fire again immediately.
-        if len(self._waiting) == before:
+        if len(self._waiting) == waiting_before:
             for other in list(self._watched):
                 self._unwatch(other)
             assert self._loop is not None
@@ -227,7 +234,7 @@ class Acceptor:
         while self._waiting and self._handoff.send(*self._waiting[0]):
             self._waiting.popleft()
         if self._waiting:
-            self._watch_full()
+            self._watch_for_room()
         else:
             for other in list(self._watched):
                 self._unwatch(other)

@@ -41,11 +41,11 @@ WAITING_BYTES_MAX = 32 << 20  # total size of the tokens of these checks
 THREADS = 2
 FAILURES_MAX = 4096
 FAILURE_DELAY_S_MAX = 5.0
-FAILURES_FORGET_S = 60.0
+FAILURE_MEMORY_S = 60.0
 LIFETIME_MS_MAX = 2**63 - 1
 
 T = TypeVar("T")
-Connection = tuple[int, int]  # generation of its worker, id
+Connection = tuple[int, int]  # (generation of the worker's process, connection id)
 log = logging.get("acceptor.authentication")
 
 
@@ -147,7 +147,7 @@ class UnsupportedMechanism(Exception):
 
 
 class Refused(Exception):
-    """The client did not authenticate. The text is for the client, and is sent after `delay_s`."""
+    """The client failed to authenticate. The text is for the client, and is sent after `delay_s`."""
 
     def __init__(self, text: str, delay_s: float) -> None:
         super().__init__(text)
@@ -155,7 +155,7 @@ class Refused(Exception):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """`principal` is empty until the exchange is done."""
+    """The response to one token of the client. `principal` is empty until the exchange is done."""
 
     token: bytes
     principal: str = ""
@@ -217,7 +217,7 @@ class Authentication:
         self._own_seed = seed
         self._failure_delay_s = failure_delay_ms / 1000
         self._running: OrderedDict[Connection, _ExchangeState] = OrderedDict()  # the oldest first
-        # (address, user) -> number of failures at most FAILURES_FORGET_S apart, time of the last one
+        # (address, user) -> number of failures at most FAILURE_MEMORY_S apart, time of the last one
         self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
         # a separate pool, because these checks may wait for an issuer's server
@@ -335,7 +335,7 @@ class Authentication:
         )
         key, now = (address, user), time.monotonic()
         count, last_s = self._failures.pop(key, (0, now))
-        count = count + 1 if now < last_s + FAILURES_FORGET_S else 1
+        count = count + 1 if now < last_s + FAILURE_MEMORY_S else 1
         self._failures[key] = count, now
         while len(self._failures) > FAILURES_MAX:
             self._failures.popitem(last=False)
@@ -392,7 +392,7 @@ def _seed_of(secret: bytes) -> bytes:
     return hmac.digest(secret, b"salts of users that do not exist", "sha256")
 
 
-def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, data_dir: Path) -> Authentication:
+def from_config(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, data_dir: Path) -> Authentication:
     """The authentication that the configuration describes. Raises OSError if the seed can be
     neither read nor created.
     """

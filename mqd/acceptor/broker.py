@@ -23,7 +23,7 @@ class Broker(BrokerState):
     coordinators: Coordinators | None = None
     transactions: TransactionService | None = None
     dead_letters: DeadLetters | None = None
-    relaying: Relaying | None = None  # set where there may be other hosts
+    relaying: Relaying | None = None  # set if the cluster may have other hosts
 
 
 class Context:
@@ -51,7 +51,7 @@ class Context:
     def authorize(
         self, operation: int, resource_type: int, name: str = CLUSTER_NAME, named_in_request: bool = True
     ) -> bool:
-        """Whether the client may do this. `named_in_request` False: the client's request does not name
+        """Whether the client may do the operation. `named_in_request` False: the client's request does not name
         the resource, so a refusal is not logged as a denial. Hosts of the cluster may do everything.
         """
         rules, address = self.broker.authorizer, self.address
@@ -74,7 +74,7 @@ class Context:
         return response
 
     def authorize_any(self, operation: int, resource_type: int) -> bool:
-        """Whether the client may do this with at least one resource of the type (KIP-679)."""
+        """Whether the client may do the operation on at least one resource of the type (KIP-679)."""
         rules, address = self.broker.authorizer, self.address
         return (
             rules is None
@@ -82,7 +82,7 @@ class Context:
             or rules.decide_any(address.principal, address.peer_ip, operation, resource_type)
         )
 
-    def operations(self, resource_type: int, name: str, supported: int) -> int:
+    def authorized_operations(self, resource_type: int, name: str, supported: int) -> int:
         """The operations that the client may do, of those that the resource supports (KIP-430)."""
         rules, address = self.broker.authorizer, self.address
         if rules is None or self.broker.denials_only_logged:

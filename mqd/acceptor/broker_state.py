@@ -14,7 +14,7 @@ from mqd.acceptor.disks import Disks
 from mqd.acceptor.flushes import Flushes
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.tokens import Tokens
-from mqd.acceptor.tokens import of_broker as tokens_of
+from mqd.acceptor.tokens import from_config as tokens_from_config
 from mqd.base import config as configuration
 from mqd.base import listeners as client_listeners
 from mqd.base import logging
@@ -172,7 +172,7 @@ class BrokerState:
         self.flushes = Flushes(table)
         self.turn = Turn()  # opened by the link while it handles the messages that have arrived
         self.quotas: Quotas = NoQuotas()
-        self.tokens: Tokens = tokens_of(config, metadata)
+        self.tokens: Tokens = tokens_from_config(config, metadata)
         self.authentication = Authentication((), NoUsers(), b"", 0)
         # None: everything is allowed
         self.authorizer = authorizer.from_config(config)

@@ -1,8 +1,8 @@
 """Expiry of this broker's certificates: warnings in the log as it approaches, and a metric.
 
-A thread reads their files, at the start and after each change, so that the event loop does not
-wait for the disk. Each certificate's expiry is logged once at each of WARN_DAYS, and daily once the
-certificate has expired.
+A thread reads the certificate files, at the start and after each change, so that the event loop
+does not wait for the disk. Each certificate's expiry is logged once at each of WARN_DAYS, and daily
+once the certificate has expired.
 """
 
 import asyncio

@@ -141,9 +141,9 @@ def check_records(
 
 
 def _check_schedules(header: BatchHeader, records: bytes) -> CheckResult | None:
-    """Returns the refusal of the records whose scheduling headers are invalid, which describes the
-    first record's problem; or None if all headers are valid. The caller has already parsed `records`
-    without an error.
+    """Checks the scheduling headers of the records. Returns None if all are valid; otherwise the
+    refusal, which lists the invalid records and describes the problem of the first one. The caller
+    has already parsed `records` without an error.
     """
     now_ms, count, reason = time.time_ns() // 1_000_000, 0, ""
     if b"mqd-" not in records and header.max_timestamp_ms <= now_ms + schedule_headers.DELAY_MS_MAX:

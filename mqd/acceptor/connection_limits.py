@@ -32,7 +32,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Rate:
-    """A rate per second and a burst, as in native/shm/quota.h."""
+    """A token bucket: a rate per second and a burst, as in native/shm/quota.h."""
 
     def __init__(self, per_s: float, burst_ns: int) -> None:
         self._cost_ns = SECOND_NS / per_s
@@ -63,11 +63,11 @@ class ConnectionLimits:
         self._listener_rates: list[Rate | None] = [None] * len(listener_names)
         self._listener_per_s = [NO_LIMIT] * len(listener_names)
         self.listener_limits = [0] * len(listener_names)  # 0: no limit of its own
-        self._per_ip = NO_LIMIT
-        self._overrides: dict[bytes, int] = {}
+        self._limit_per_ip = NO_LIMIT
+        self._limit_overrides: dict[bytes, int] = {}
         self._address_per_s: dict[bytes, float] = {}
         self._default_per_s: float | None = None
-        self._addresses: dict[bytes, Rate] = {}
+        self._address_rates: dict[bytes, Rate] = {}
         self._configure({})
 
     # -- settings changed at run time --------------------------------------------------------------
@@ -94,8 +94,8 @@ class ConnectionLimits:
             if per_s != self._listener_per_s[index]:
                 self._listener_per_s[index] = per_s
                 self._listener_rates[index] = Rate(per_s, self._burst_ns) if per_s != NO_LIMIT else None
-        self._per_ip = broker_number(effective, "max.connections.per.ip")
-        self._overrides = parse_ip_counts(effective.get("max.connections.per.ip.overrides", ""))
+        self._limit_per_ip = broker_number(effective, "max.connections.per.ip")
+        self._limit_overrides = parse_ip_counts(effective.get("max.connections.per.ip.overrides", ""))
 
     def _apply_quotas(self, quotas: Sequence[ClientQuota]) -> None:
         """A change of rates resets the token buckets, as for client quotas."""
@@ -104,7 +104,7 @@ class ConnectionLimits:
         per_s = {packed_ip(name): rate for name, rate in rates.items() if name is not None}
         if (default, per_s) != (self._default_per_s, self._address_per_s):
             self._default_per_s, self._address_per_s = default, per_s
-            self._addresses.clear()
+            self._address_rates.clear()
 
     # -- connections -------------------------------------------------------------------------------
 
@@ -126,21 +126,23 @@ class ConnectionLimits:
         per_s = self._address_per_s.get(address, self._default_per_s)
         if per_s is None:
             return 0.0
-        rate = self._addresses.get(address)
+        rate = self._address_rates.get(address)
         if rate is None:
             self._make_room(now_ns)
-            rate = self._addresses[address] = Rate(per_s, self._burst_ns)
+            rate = self._address_rates[address] = Rate(per_s, self._burst_ns)
         delay_s = min(DELAY_S_MAX, rate.wait_s(now_ns))
         if not delay_s:
             rate.charge(now_ns)
         return delay_s
 
     def _make_room(self, now_ns: int) -> None:
-        if len(self._addresses) >= ADDRESS_COUNT_MAX:
-            self._addresses = {address: rate for address, rate in self._addresses.items() if rate.is_in_debt(now_ns)}
-            if len(self._addresses) >= ADDRESS_COUNT_MAX:
-                self._addresses.clear()
+        if len(self._address_rates) >= ADDRESS_COUNT_MAX:
+            self._address_rates = {
+                address: rate for address, rate in self._address_rates.items() if rate.is_in_debt(now_ns)
+            }
+            if len(self._address_rates) >= ADDRESS_COUNT_MAX:
+                self._address_rates.clear()
 
     def address_limit(self, address: bytes) -> int:
         """How many connections the address may have."""
-        return self._overrides.get(address, self._per_ip)
+        return self._limit_overrides.get(address, self._limit_per_ip)

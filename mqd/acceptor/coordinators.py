@@ -68,7 +68,7 @@ class BrokerPartitions:
 
     def served(self, topic: str, partition: int) -> Served:
         image = self._broker.partition_of(topic, partition)
-        if image is None or self._broker.metadata.log_of(topic) != topic:  # a view has no log to append to
+        if image is None or self._broker.metadata.log_of(topic) != topic:  # a view has no log of its own
             raise AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if image.leader not in (-1, self._broker.node_id):
             raise AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -224,15 +224,15 @@ class Coordinators:
     def start(self) -> None:
         for coordinator in self._coordinators():
             coordinator.start()
-        self.share_pruning.repeated.start()
-        self.queue_deletion.repeated.start()
+        self.share_pruning.periodic_task.start()
+        self.queue_deletion.periodic_task.start()
 
     def stop(self) -> None:
         for coordinator in self._coordinators():
             coordinator.stop()
         self.share_states.stop()
-        self.share_pruning.repeated.stop()
-        self.queue_deletion.repeated.stop()
+        self.share_pruning.periodic_task.stop()
+        self.queue_deletion.periodic_task.stop()
         self.log.close()
 
     # -- external events --------------------------------------------------------------------------
@@ -254,11 +254,11 @@ class Coordinators:
             self._gone_topics[name] = min(remaining_count, self._gone_topics.get(name, remaining_count))
         if self._gone_topics and any(isinstance(part, messages.TopicPut | messages.Image) for part in parts):
             self._forget_gone()  # before a client commits for a topic that was created again
-        if any(self._concerns(part) for part in parts):
+        if any(self._affects_internal_topics(part) for part in parts):
             for coordinator in self._coordinators():
                 coordinator.check_partitions()
 
-    def _concerns(self, message: object) -> bool:
+    def _affects_internal_topics(self, message: object) -> bool:
         """Whether partitions of internal topics may have been added, removed or moved to another
         host."""
         if isinstance(message, messages.PartitionsPut):

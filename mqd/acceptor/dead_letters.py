@@ -4,9 +4,9 @@ their writers (mqd/coordinator/share/dead_letter_writer.py).
 A writer's transactional id names its share-partition; its requests are those of a transactional
 client (InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn, OffsetFetch),
 handled here or by the coordinator's host, like those of a local client (local/relay.py). Its progress
-record is the metadata of an offset that the group PROGRESS_GROUP + the share group commits. Letters
-go to the owner of their partition, like a coordinator's records; if another host leads the
-partition, they go through that host's acceptor.
+record is the metadata of an offset that the writer commits for the group whose id is PROGRESS_GROUP
+followed by the share group's id. Letters go to the owner of their partition, like a coordinator's
+records; if another host leads the partition, they go through that host's acceptor.
 
 This runs in the acceptor rather than in a separate process, because the states that owners write
 pass through the acceptor anyway, and dead letters are rare. The load is bounded: at most
@@ -109,7 +109,7 @@ _RANGE = struct.Struct("=qqI")
 log = logging.get("acceptor.dead_letters")
 
 
-class Failed(Exception):
+class StepFailed(Exception):
     """The step failed and is retried later."""
 
 
@@ -175,11 +175,8 @@ class DeadLetters:
         """The figures by group. Called on the scrape's thread, so each dictionary is copied in one step."""
         figures = {group: Figures(count, 0, 0) for group, count in dict(self._written).items()}
         for writer in list(self._writers.values()):
-            sum_so_far, since, now_ms = (
-                figures.get(writer.group_id, Figures(0, 0, 0)),
-                dict(writer.core.pending_since_ms),
-                self._now_ms(),
-            )
+            sum_so_far = figures.get(writer.group_id, Figures(0, 0, 0))
+            since, now_ms = dict(writer.core.pending_since_ms), self._now_ms()
             oldest_age_ms = now_ms - min(since.values(), default=now_ms)
             figures[writer.group_id] = Figures(
                 sum_so_far.written, sum_so_far.waiting + len(since), max(sum_so_far.oldest_age_ms, oldest_age_ms)
@@ -282,7 +279,7 @@ class DeadLetters:
                 outcome = await self._run_step(writer, step)
                 if step.kind != FENCING:
                     writer.problem = ""
-        except (Failed, CoordinatorError, AppendError, PeerError, ProtocolError, OSError) as error:
+        except (StepFailed, CoordinatorError, AppendError, PeerError, ProtocolError, OSError) as error:
             outcome = Outcome(step.token, is_done=False)
             self._log_problem(writer, step, str(error) or "timeout")  # TimeoutError, an OSError, has no text
         except Exception:
@@ -316,7 +313,7 @@ class DeadLetters:
             async with self._write_slots:
                 return await self._write(writer, step, producer_id, producer_epoch)
         if step.kind == WRITING_PROGRESS:
-            await self._put_progress(writer, step, producer_id, producer_epoch)
+            await self._write_progress(writer, step, producer_id, producer_epoch)
         else:
             assert step.kind == COMMITTING
             await self._request(
@@ -340,7 +337,7 @@ class DeadLetters:
             return Outcome(step.token, is_superseded=True)  # deleted, or another host leads it
         transactions = self._coordinators.transactions
         if transactions is None or not await transactions.ensure_topic():
-            raise Failed("the topic of transactions cannot be created")
+            raise StepFailed("the topic of transactions cannot be created")
         response = await self._request(
             InitProducerIdRequest(
                 transactional_id=self._transactional_id(writer), transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
@@ -372,12 +369,12 @@ class DeadLetters:
             ):
                 self._handle(writer, Outcome(step.token, is_superseded=True))
             else:
-                raise Failed(error_name(result.error_code))
+                raise StepFailed(error_name(result.error_code))
 
     async def _fetch_progress(self, writer: _Writer) -> str | None:
         source = self._source(writer)
         if not await self._coordinators.groups.ensure_topic():
-            raise Failed("the topic of committed offsets cannot be created")
+            raise StepFailed("the topic of committed offsets cannot be created")
         response = await self._request(
             OffsetFetchRequest(
                 group_id=PROGRESS_GROUP + writer.group_id,
@@ -406,7 +403,7 @@ class DeadLetters:
         end_offset = int(response.topics[0].partitions[0].end_offset)
         return end_offset if end_offset >= 0 else None
 
-    async def _put_progress(self, writer: _Writer, step: Step, producer_id: int, producer_epoch: int) -> None:
+    async def _write_progress(self, writer: _Writer, step: Step, producer_id: int, producer_epoch: int) -> None:
         source, group_id = self._source(writer), PROGRESS_GROUP + writer.group_id
         identity: dict[str, Any] = {
             "transactional_id": self._transactional_id(writer),
@@ -425,7 +422,7 @@ class DeadLetters:
     def _source(self, writer: _Writer) -> Source:
         image = self._broker.metadata.by_id(writer.topic_id)
         if image is None or writer.partition >= len(image.partitions):
-            raise Failed("the topic was deleted")
+            raise StepFailed("the topic was deleted")
         settings = self._coordinators.cluster.share_settings(writer.group_id)
         return Source(image.name, writer.partition, writer.group_id, settings.delivery_count_limit)
 
@@ -445,7 +442,7 @@ class DeadLetters:
         image = await self._ensure_target(target)
         effective = configuration.topic_effective(self._broker.effective(), image.config)
         if effective[ENABLED] != "true":
-            raise Failed(f"topic {target} takes no dead letters; set {ENABLED}=true for it")
+            raise StepFailed(f"topic {target} takes no dead letters; set {ENABLED}=true for it")
         index = source.partition % len(image.partitions)
         await self._request(
             AddPartitionsToTxnRequest(
@@ -471,21 +468,21 @@ class DeadLetters:
         return Outcome(step.token)
 
     async def _ensure_target(self, name: str) -> messages.TopicImage:
-        """Returns the dead-letter topic, which is created if necessary. Raises Failed."""
+        """Returns the dead-letter topic, which is created if necessary. Raises StepFailed."""
         image = self._broker.metadata.topics.get(name)
         if image is None:
             if not self._broker.broker_value(AUTO_CREATE):
-                raise Failed(f"topic {name} does not exist; create it with {ENABLED}=true")
+                raise StepFailed(f"topic {name} does not exist; create it with {ENABLED}=true")
             change = messages.CreateTopic(name, -1, -1, {}, dict(CREATED_CONFIG))
             response = await self._broker.controller.request(change, CREATE_TIMEOUT_MS)
             if response.error not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
-                raise Failed(f"topic {name} cannot be created: {response.message or error_name(response.error)}")
+                raise StepFailed(f"topic {name} cannot be created: {response.message or error_name(response.error)}")
             image = self._broker.metadata.topics.get(name)
         if image is None or not image.partitions:
-            raise Failed(f"topic {name} does not exist on this host yet")
+            raise StepFailed(f"topic {name} does not exist on this host yet")
         problem = problem_of_name(name, str(self._broker.broker_value(TOPIC_PREFIX) or ""))
         if problem or image.internal:
-            raise Failed(problem or f"topic {name} is internal")
+            raise StepFailed(problem or f"topic {name} is internal")
         return image
 
     async def _read_copies(self, writer: _Writer, letters: list[Letter]) -> tuple[int, dict[int, Copied]]:
@@ -494,7 +491,7 @@ class DeadLetters:
         """
         image = self._broker.metadata.by_id(writer.topic_id)
         if image is None:
-            raise Failed("the topic was deleted")
+            raise StepFailed("the topic was deleted")
         partition = image.partitions[writer.partition]
         path = self._broker.path_of(image.name, partition)
         offsets = [letter.offset for letter in letters]
@@ -506,15 +503,15 @@ class DeadLetters:
         return count, {record.offset: Copied(record.key, record.value, record.headers) for record in records}
 
     async def _append(self, topic: str, index: int, batch: bytes) -> None:
-        """Raises AppendError or PeerError. The batch may have been written nevertheless; FENCING
-        follows.
+        """Raises AppendError or PeerError. Even then the batch may have been written; the writer's next
+        step is FENCING.
         """
         node_id = remote_leader_id(self._broker, topic, index)
         if node_id < 0:
             await self._coordinators.log.append(topic, index, batch)
             return
         if self.peers is None:
-            raise Failed("another host leads the dead letters' partition")
+            raise StepFailed("another host leads the dead letters' partition")
         part = ProduceRequest.PartitionData(index=index, records=batch)
         request = ProduceRequest(
             acks=-1,
@@ -547,20 +544,20 @@ class DeadLetters:
     # -- requests like a client's ------------------------------------------------------------------
 
     async def _request(self, request: object, version: int) -> Any:
-        """Returns the response if it has no error. Raises Failed."""
+        """Returns the response if it has no error. Raises StepFailed."""
         api_key, delay_s = codec.message_of(type(request))[0].api_key, RETRY_S
         frame = encode_request(request, version, 1, "mqd-dead-letters")
         deadline_s = time.monotonic() + RETRY_FOR_S
         while True:
             body = await self._respond(self._address, frame)
             if body is None:
-                raise Failed("no response")
+                raise StepFailed("no response")
             response: Any = decode_response(body, api_key, version)[1]
             error = _error_of(response)
             if not error:
                 return response
             if error not in _TRANSIENT or time.monotonic() > deadline_s:
-                raise Failed(f"{type(request).__name__.removesuffix('Request')}: {error_name(error)}")
+                raise StepFailed(f"{type(request).__name__.removesuffix('Request')}: {error_name(error)}")
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, RETRY_S_MAX)
 

@@ -94,19 +94,19 @@ class Disks:
     def __init__(self, log_dirs: Sequence[Path]) -> None:
         self._reads = [_Directory(path, READ_THREADS) for path in log_dirs]
         self._loads = [(asyncio.Semaphore(LOAD_THREADS), _Directory(path, LOAD_THREADS)) for path in log_dirs]
-        self._slots = asyncio.Semaphore(LOADS_MAX)
+        self._load_slots = asyncio.Semaphore(LOADS_MAX)
 
     async def read(self, log_dir: int, work: Callable[..., T], *arguments: object) -> T:
-        """Runs short work and passes on its exceptions. Raises TimeoutError if the directory does
-        not respond.
+        """Runs `work`, which must be short, and passes on its exceptions. Raises TimeoutError if the
+        directory does not respond.
         """
         return await self._reads[log_dir].run(lambda _: work(*arguments))
 
     async def load(self, log_dir: int, work: Callable[[QueryProgress], T]) -> T:
-        """Like read(), for long work, which reports its progress and when it no longer needs the
-        directory. The load waits for earlier ones as long as they make progress.
+        """Like read(), for long `work`, which reports its progress, and reports when it no longer
+        needs the directory. The load waits for earlier ones as long as they make progress.
         """
         directory_slots, directory = self._loads[log_dir]
         # a hanging directory holds at most LOAD_THREADS of the slots, until its loads time out
-        async with directory_slots, self._slots:
+        async with directory_slots, self._load_slots:
             return await directory.run(work)

@@ -32,7 +32,7 @@ INTERNAL_ERROR = Failure(int(ErrorCode.UNKNOWN_SERVER_ERROR), MESSAGE)
 def failed_response(header: RequestHeader, request: object, failure: Failure = INTERNAL_ERROR) -> object | None:
     """The response. None: its version has no error field, or nothing was requested."""
     response = message_class(header.api_key, "Response")()
-    return response if _fail(response, request, header.api_version, failure) else None
+    return response if _fill_in(response, request, header.api_version, failure) else None
 
 
 def _fields(struct: Struct, version: int) -> Iterator[Field]:
@@ -50,7 +50,7 @@ def _has_error_field(struct: Struct, version: int) -> bool:
     )
 
 
-def _fail(response: Any, request: object, version: int, failure: Failure) -> bool:
+def _fill_in(response: Any, request: object, version: int, failure: Failure) -> bool:
     """Fills in `response`, which answers `request` (both are messages, or elements of messages'
     arrays). Returns whether the response now contains an error.
     """
@@ -101,7 +101,7 @@ def _elements(response: object, field: Field, request: object, version: int, fai
         item = _class_of(response, field)()
         if not _copy_key_fields(item, element, source[0], version) and not same_name:
             return []
-        _fail(item, element, version, failure)
+        _fill_in(item, element, version, failure)
         elements.append(item)
     return elements
 

@@ -4,17 +4,16 @@ coordinators' appends go out through the acceptor's own arena.
 A request's frame stays in the sending worker's arena until the response to its token has been sent;
 it is copied when the acceptor takes the request. A response goes into this process's arena, in
 pieces of at most PIECE_BYTES; the worker copies a piece and sends RELEASE with the same token and
-offset. A check
-(mqd/acceptor/checks.py) reads its payload in the worker's arena until it is answered. A
-coordinator's batch goes to the partition's owner the same way, whole; its bytes are freed by
-RELEASE, or by PRODUCED if that comes first.
+offset. A check (mqd/acceptor/checks.py) reads its payload in the worker's arena until it is
+answered. A coordinator's batch goes to the partition's owner the same way, but in one piece; its
+bytes are freed by RELEASE, or by PRODUCED if that comes first.
 
 Invariants
     K1  a piece's extent is free only after its RELEASE, or after its worker's death; a RELEASE
         without a matching piece in flight was meant for a predecessor
     K2  the pieces of one response are sent in order, with nothing else of that token between them
     K3  requests of a process that has since died are not answered, and memory lent to it is
-        reclaimed; a JoinGroup or SyncGroup from it waits no longer
+        reclaimed; its waiting JoinGroups and SyncGroups are cancelled
     K4  a request names its intended acceptor; one that was still in a ring when that acceptor died
         is not carried out: its worker sends it again, and its bytes may have been overwritten
     K5  batches to one worker are sent in order; tokens of batches have bit 63 set, those of
@@ -74,11 +73,11 @@ class _Piece(msgspec.Struct):
     data: bytes
     kind: int
     flags: int
-    a: int
+    a: int  # a and c: see struct mqd_descriptor
     slot: int = 0
     c: int = 0
     error: int = 0
-    offset: int = 0  # RELEASE: of memory lent to us
+    offset: int = 0  # RELEASE: of the memory lent to this process
 
 
 class _Pending(msgspec.Struct, frozen=True):
@@ -177,7 +176,7 @@ class Link:
 
     @property
     def arena_extents(self) -> tuple[int, int]:
-        """(used, total)."""
+        """(used, total) of the acceptor's own arena."""
         return self._arena.extents_used, self._arena.extents_total
 
     @property

@@ -41,7 +41,7 @@ class Metadata:
         self.controller_id = -1
         self.brokers: dict[int, messages.BrokerImage] = {}
         self.topics: dict[str, messages.TopicImage] = {}
-        self.names: dict[bytes, str] = {}  # by topic id
+        self.names: dict[bytes, str] = {}  # topic id -> name
         self.broker_config: dict[str, str] = {}
         self.broker_default_config: dict[str, str] = {}
         self.broker_own_config: dict[str, str] = {}
@@ -85,9 +85,9 @@ class Metadata:
             case messages.InSyncResponse() | messages.Command() | messages.Response():
                 return
             case messages.Image():
-                self._replace(message)
+                self._replace_all(message)
             case messages.TopicPut():
-                self._put(message)
+                self._put_topic(message)
             case messages.TopicRemoved():
                 if self.names.pop(message.topic_id, None) is not None:
                     self._note_shrunk(message.name, 0)
@@ -198,7 +198,7 @@ class Metadata:
                 known_from[topic.topic_id] = steps
         return known_from
 
-    def _replace(self, image: messages.Image) -> None:
+    def _replace_all(self, image: messages.Image) -> None:
         self.withheld = frozenset(image.withheld)
         published = {topic.name: topic for topic in image.topics}
         self._views = {}
@@ -233,7 +233,7 @@ class Metadata:
         self.delegation_tokens = {token.token_id: token for token in image.delegation_tokens}
         self._sorted_names = None
 
-    def _put(self, message: messages.TopicPut) -> None:
+    def _put_topic(self, message: messages.TopicPut) -> None:
         topic = message.topic
         if topic.config.get(VIEW_OF):
             self._views.setdefault(topic.config[VIEW_OF], {})[topic.name] = topic

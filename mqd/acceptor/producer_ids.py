@@ -10,7 +10,7 @@ from mqd.acceptor.broker_state import BrokerState
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 
-BLOCK_COUNT = 1000
+BLOCK_SIZE = 1000
 TIMEOUT_MS = 10_000
 
 
@@ -32,7 +32,7 @@ async def _request(broker: BrokerState) -> int:
     """Requests a block. Returns the controller's error."""
     block = broker.producer_ids
     try:
-        response = await broker.controller.request(messages.AllocateProducerIds(BLOCK_COUNT), TIMEOUT_MS)
+        response = await broker.controller.request(messages.AllocateProducerIds(BLOCK_SIZE), TIMEOUT_MS)
     finally:
         block.request = None
     if not response.error:

@@ -78,7 +78,9 @@ def describe(broker: Broker, topic: messages.TopicImage) -> Retirement:
     )
 
 
-async def refusal(context: Context, header: RequestHeader, change: messages.RetirePartitions) -> tuple[int, str] | None:
+async def refusal_to_retire(
+    context: Context, header: RequestHeader, change: messages.RetirePartitions
+) -> tuple[int, str] | None:
     """(error code, reason) if a transaction is open on a partition that would be retired, or if
     that cannot be determined. The controller checks everything else.
     """
@@ -148,20 +150,20 @@ async def _open_transaction_error(
 
 
 async def _open_transactions(
-    context: Context, header: RequestHeader, topic: messages.TopicImage, first: int
+    context: Context, header: RequestHeader, topic: messages.TopicImage, first_index: int
 ) -> list[OpenTransaction]:
-    """The transactions open on the partitions from `first` on. Raises _Undetermined, also for a
+    """The transactions open on the partitions from `first_index` on. Raises _Undetermined, also for a
     permanently lost partition, because only an operator knows that it will not return. A
     leader that was elected uncleanly reports the open transactions in the remaining records.
     """
     by_leader: dict[int, list[int]] = {}
     if topic.partition_count > len(topic.partitions):
-        room = f"{len(topic.partitions)} of the {topic.partition_count} partitions of {topic.name}"
+        subset = f"{len(topic.partitions)} of the {topic.partition_count} partitions of {topic.name}"
         raise _Undetermined(
-            f"This broker has room for {room} only, and cannot tell whether a transaction is open on the others; ask"
+            f"This broker has room for {subset} only, and cannot tell whether a transaction is open on the others; ask"
             " another broker."
         )
-    for partition in topic.partitions[first:]:
+    for partition in topic.partitions[first_index:]:
         if partition.leader < 0:
             raise _Undetermined(
                 f"Partition {partition.index} of {topic.name} has no leader that knows whether a transaction is"
@@ -169,12 +171,12 @@ async def _open_transactions(
             )
         by_leader.setdefault(partition.leader, []).append(partition.index)
     responses = await asyncio.gather(
-        *(_request(context, header, node, topic.name, indexes) for node, indexes in by_leader.items())
+        *(_open_transactions_at(context, header, node, topic.name, indexes) for node, indexes in by_leader.items())
     )
     return [transaction for transactions in responses for transaction in transactions]
 
 
-async def _request(
+async def _open_transactions_at(
     context: Context, header: RequestHeader, node: int, name: str, indexes: list[int]
 ) -> list[OpenTransaction]:
     service, response = context.broker.transactions, None

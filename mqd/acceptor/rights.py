@@ -22,13 +22,13 @@ from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import message_class
 from mqd.security.acl import CLUSTER_NAME, Operation, ResourceType
 
-DENIED: dict[int, int] = {
+DENIAL_ERRORS: dict[int, int] = {
     ResourceType.TOPIC: int(ErrorCode.TOPIC_AUTHORIZATION_FAILED),
     ResourceType.GROUP: int(ErrorCode.GROUP_AUTHORIZATION_FAILED),
     ResourceType.CLUSTER: int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
     ResourceType.TRANSACTIONAL_ID: int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
 }
-"""By resource type: the error code of a denial."""
+"""Resource type -> the error code of a denial."""
 
 # (context, header, request, element; in a WholeRule the request again) -> 0 or Kafka's error code
 Check = Callable[[Context, RequestHeader, Any, Any], int]
@@ -127,14 +127,18 @@ def requires(resource_type: ResourceType, operation: Operation, attribute: str =
     name = _name_getter(attribute)
 
     def check(context: Context, header: RequestHeader, request: Any, element: Any) -> int:
-        return 0 if context.authorize(operation, resource_type, name(element)) else DENIED[resource_type]
+        return 0 if context.authorize(operation, resource_type, name(element)) else DENIAL_ERRORS[resource_type]
 
     return check
 
 
 def cluster(operation: Operation) -> WholeRule:
     def check(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
-        return 0 if context.authorize(operation, ResourceType.CLUSTER, CLUSTER_NAME) else DENIED[ResourceType.CLUSTER]
+        return (
+            0
+            if context.authorize(operation, ResourceType.CLUSTER, CLUSTER_NAME)
+            else DENIAL_ERRORS[ResourceType.CLUSTER]
+        )
 
     return WholeRule(check)
 
@@ -158,10 +162,10 @@ def _check_committed_topic(context: Context, header: RequestHeader, request: Any
     image = context.broker.metadata.by_id(topic.topic_id) if not topic.name else None
     name = topic.name or (image.name if image is not None else "")
     allowed = not name or context.authorize(Operation.READ, ResourceType.TOPIC, name)
-    return 0 if allowed else DENIED[ResourceType.TOPIC]
+    return 0 if allowed else DENIAL_ERRORS[ResourceType.TOPIC]
 
 
-def _check_sync(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
+def _check_sync_group(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
     """A request that lacks a field of its version is left to the handler, which refuses it."""
     if header.api_version >= 5 and (request.protocol_type is None or request.protocol_name is None):
         return 0
@@ -174,7 +178,7 @@ SHARE_COORDINATOR = 2
 
 def _check_coordinator_key(context: Context, header: RequestHeader, request: Any, key: Any) -> int:
     kind = _RESOURCE_OF_KEY_TYPE.get(request.key_type)
-    return 0 if kind is None or context.authorize(Operation.DESCRIBE, kind, key) else DENIED[kind]
+    return 0 if kind is None or context.authorize(Operation.DESCRIBE, kind, key) else DENIAL_ERRORS[kind]
 
 
 def _check_find_coordinator(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
@@ -193,7 +197,7 @@ def _requires_on_config(operation: Operation) -> Check:
     def check(context: Context, header: RequestHeader, request: Any, resource: Any) -> int:
         kind = _RESOURCE_OF_CONFIG_TYPE.get(resource.resource_type, ResourceType.CLUSTER)
         name = resource.resource_name if kind != ResourceType.CLUSTER else CLUSTER_NAME
-        return 0 if context.authorize(operation, kind, name) else DENIED[kind]
+        return 0 if context.authorize(operation, kind, name) else DENIAL_ERRORS[kind]
 
     return check
 
@@ -213,11 +217,11 @@ def may_create_view(context: Context, configs: Iterable[Any]) -> bool:
     return all(context.authorize(Operation.READ, ResourceType.TOPIC, base) for base in bases)
 
 
-def _check_alter(context: Context, header: RequestHeader, request: Any, resource: Any) -> int:
+def _check_alter_configs(context: Context, header: RequestHeader, request: Any, resource: Any) -> int:
     error = _requires_on_config(Operation.ALTER_CONFIGS)(context, header, request, resource)
     if error or _RESOURCE_OF_CONFIG_TYPE.get(resource.resource_type) != ResourceType.TOPIC:
         return error
-    return 0 if may_schedule(context, resource.configs) else DENIED[ResourceType.TOPIC]
+    return 0 if may_schedule(context, resource.configs) else DENIAL_ERRORS[ResourceType.TOPIC]
 
 
 def _check_init_producer_id(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
@@ -228,7 +232,7 @@ def _check_init_producer_id(context: Context, header: RequestHeader, request: An
     allowed = context.authorize_any(Operation.WRITE, ResourceType.TOPIC) or context.authorize(
         Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME
     )
-    return 0 if allowed else DENIED[ResourceType.CLUSTER]
+    return 0 if allowed else DENIAL_ERRORS[ResourceType.CLUSTER]
 
 
 def _check_add_partitions(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
@@ -236,7 +240,7 @@ def _check_add_partitions(context: Context, header: RequestHeader, request: Any,
         return cluster(Operation.CLUSTER_ACTION).check(context, header, request, request)
     name = request.v3_and_below_transactional_id
     allowed = context.authorize(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
-    return 0 if allowed else DENIED[ResourceType.TRANSACTIONAL_ID]
+    return 0 if allowed else DENIAL_ERRORS[ResourceType.TRANSACTIONAL_ID]
 
 
 def _check_write_markers(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
@@ -244,10 +248,10 @@ def _check_write_markers(context: Context, header: RequestHeader, request: Any, 
         context.authorize(operation, ResourceType.CLUSTER, CLUSTER_NAME)
         for operation in (Operation.ALTER, Operation.CLUSTER_ACTION)
     )
-    return 0 if allowed else DENIED[ResourceType.CLUSTER]
+    return 0 if allowed else DENIAL_ERRORS[ResourceType.CLUSTER]
 
 
-NOT_LISTED = WholeRule(lambda context, header, request, _: DENIED[ResourceType.CLUSTER])
+NOT_LISTED = WholeRule(lambda context, header, request, _: DENIAL_ERRORS[ResourceType.CLUSTER])
 OPEN: tuple[WholeRule | ElementRule, ...] = ()
 BY_HANDLER = OPEN
 
@@ -262,6 +266,7 @@ READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE = (
 
 SHARE_TOPICS = topics(READ, response_field="responses", attribute="topic_name")._replace(is_group_first=True)
 
+# by API key
 RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     0: (topics(WRITE, "topic_data", "responses"),),
     1: OPEN,  # the handler refuses every request
@@ -273,7 +278,7 @@ RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     11: (group(READ),),
     12: (group(READ),),
     13: (group(READ),),
-    14: (WholeRule(_check_sync),),
+    14: (WholeRule(_check_sync_group),),
     15: (ElementRule("groups", "groups", requires(ResourceType.GROUP, DESCRIBE)),),
     16: BY_HANDLER,
     17: OPEN,
@@ -292,7 +297,7 @@ RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     30: (cluster(ALTER),),
     31: (cluster(ALTER),),
     32: (ElementRule("resources", "results", _requires_on_config(Operation.DESCRIBE_CONFIGS)),),
-    33: (ElementRule("resources", "responses", _check_alter),),
+    33: (ElementRule("resources", "responses", _check_alter_configs),),
     34: BY_HANDLER,
     35: (cluster(DESCRIBE),),
     36: OPEN,
@@ -303,7 +308,7 @@ RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     41: BY_HANDLER,
     42: (ElementRule("groups_names", "results", requires(ResourceType.GROUP, DELETE)),),
     43: (cluster(ALTER),),
-    44: (ElementRule("resources", "responses", _check_alter),),
+    44: (ElementRule("resources", "responses", _check_alter_configs),),
     45: (cluster(ALTER),),
     46: (cluster(DESCRIBE),),
     47: (group(DELETE), topics(READ)),

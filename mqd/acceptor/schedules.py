@@ -110,14 +110,14 @@ class TimerStarter:
             in_thread(self._start).add_done_callback(self._on_started)
             self._is_starting = True
         except RuntimeError as error:  # no thread can be started
-            self._report(error)
+            self._log_start_failure(error)
 
     def _on_started(self, outcome: asyncio.Future[None]) -> None:
         self._is_starting = False
         if not outcome.cancelled() and (error := outcome.exception()) is not None:
-            self._report(error)
+            self._log_start_failure(error)
 
-    def _report(self, error: BaseException) -> None:
+    def _log_start_failure(self, error: BaseException) -> None:
         log.error(
             "the timer cannot be started, so scheduled records are not delivered; start mqd-timer with supervisorctl",
             reason=str(error),

@@ -26,7 +26,7 @@ from mqd.coordinator.share.core import Snapshot
 
 IN_FLIGHT_MAX = 100
 RECORDS_MIN = 1_000  # fewer are not worth a prune
-SNAPSHOT_S, DELETE_TIMEOUT_MS = 10.0, 30_000
+SNAPSHOT_TIMEOUT_S, DELETE_TIMEOUT_MS = 10.0, 30_000
 
 log = logging.get("acceptor.share")
 
@@ -35,7 +35,7 @@ class SharePruning:
     def __init__(self, broker: BrokerState, coordinator: Coordinator) -> None:
         self._broker = broker
         self._coordinator = coordinator
-        self.repeated = Periodic(
+        self.periodic_task = Periodic(
             lambda: broker.broker_number("share.coordinator.state.topic.prune.interval.ms") / 1000,
             self._prune_all,
             log,
@@ -80,7 +80,7 @@ class SharePruning:
         return end_offset
 
     async def _snapshot(self, name: str) -> None:
-        await self._coordinator.request(name, Snapshot, SNAPSHOT_S)
+        await self._coordinator.request(name, Snapshot, SNAPSHOT_TIMEOUT_S)
 
     def _start_offset(self, partition: int) -> int:
         image = self._broker.partition_of(self._coordinator.topic, partition)

@@ -69,20 +69,20 @@ def _ms(delay_ns: int) -> int:
     return min(-(-delay_ns // 1_000_000), 2**31 - 1)
 
 
-class TopicChanges:
-    """The quota controller_mutation_rate of the client that sent a request (KIP-599). A client over its
-    quota is refused if the request is `strict`, that is, if its version has an error for this case.
-    Otherwise the client is served, and its connection is not read until the quota permits.
+class MutationQuota:
+    """The quota controller_mutation_rate, applied to one request (KIP-599). If the client is over its
+    quota, a `strict` request is refused (its version has an error code for this case). Any other
+    request is served, and its connection is not read again until the quota permits.
     """
 
     def __init__(self, context: Context, header: RequestHeader, strict: bool) -> None:
         self._context, self._header, self._strict = context, header, strict
         self._is_on = _is_limited(context, QuotaKind.MUTATION)
         # one change at a time, so that each is charged before the next is checked
-        self.turn: AbstractAsyncContextManager[object] = asyncio.Lock() if self._is_on else nullcontext()
+        self.lock: AbstractAsyncContextManager[object] = asyncio.Lock() if self._is_on else nullcontext()
         self.throttle_time_ms = 0
 
-    def are_refused(self) -> bool:
+    def is_exceeded(self) -> bool:
         if not self._is_on or not self._strict:
             return False
         owed_ns = _charge(self._context, self._header, QuotaKind.MUTATION, 0)

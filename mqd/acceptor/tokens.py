@@ -62,7 +62,7 @@ class Tokens:
         return verifier
 
 
-def of_broker(properties: Mapping[str, str], metadata: Metadata) -> Tokens:
+def from_config(properties: Mapping[str, str], metadata: Metadata) -> Tokens:
     return Tokens(
         metadata,
         properties.get("delegation.token.secret.key") or "",

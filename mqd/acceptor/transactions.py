@@ -103,7 +103,7 @@ class TransactionService:
     # -- requests ----------------------------------------------------------------------------------
 
     async def request(self, transactional_id: str, make_event: Callable[[int], object]) -> Any:
-        """The response of the core. Raises CoordinatorError."""
+        """Returns the core's response. Raises CoordinatorError."""
         return await self.coordinator.request(transactional_id, make_event, REQUEST_TIMEOUT_S)
 
     async def request_returning_identity(

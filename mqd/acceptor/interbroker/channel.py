@@ -16,7 +16,7 @@ LOST_MS_MAX = 10_000  # the kernel disconnects a peer that acknowledges no bytes
 REASON_SEND_S = 1.0
 
 
-def set_options(connection: socket.socket) -> None:
+def set_socket_options(connection: socket.socket) -> None:
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

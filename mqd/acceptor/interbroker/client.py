@@ -1,9 +1,9 @@
 """Requests to the acceptors of other hosts, over the inter-broker listener: transaction markers,
 and requests to coordinators.
 
-There is one connection to each host, opened on first use and reopened after it has ended, which all
-requests share. A connection is kept as long as the peer is registered with the same epoch at the
-same address: a restarted host is a new peer.
+All requests to a host share one connection, which is opened on first use and reopened after it has
+ended. A connection is kept as long as the peer is registered with the same epoch at the same
+address: a restarted host is a new peer.
 
 Bounds: IN_FLIGHT_MAX requests to one host; further ones are refused. Concurrency: the event loop's
 thread.
@@ -13,7 +13,7 @@ import asyncio
 import socket
 from typing import Any
 
-from mqd.acceptor.interbroker.channel import Channel, authenticate, set_options
+from mqd.acceptor.interbroker.channel import Channel, authenticate, set_socket_options
 from mqd.acceptor.interbroker.server import own_identity
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
@@ -202,7 +202,7 @@ class Peers:
                         )
                     )[0]
                 connection = socket.socket(family, kind, protocol)
-                set_options(connection)
+                set_socket_options(connection)
                 await loop.sock_connect(connection, address)
                 side = self._credentials.initiator("data", identity)
                 await loop.sock_sendall(connection, side.opening())

@@ -44,8 +44,8 @@ class QueueDeletion:
         self._broker = broker
         self._share = share
         self.peers: Peers | None = None  # set before the first request if there are other hosts
-        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
-        self.repeated = Periodic(
+        self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self.periodic_task = Periodic(
             lambda: broker.broker_number("queue.delete.on.ack.interval.ms") / 1000, self.delete, log, FAILURE
         )
 
@@ -71,7 +71,7 @@ class QueueDeletion:
         }
 
     async def _delete(self, topic: str, index: int, offset: int) -> None:
-        async with self._room:
+        async with self._slots:
             partition = self._broker.partition_of(topic, index)
             view = self._broker.view(partition) if partition is not None else None
             if view is None or not view.log_start_offset < offset <= view.high_watermark:
@@ -149,7 +149,7 @@ class QueueDeletion:
             return None
 
     async def _start_offset(self, name: str) -> tuple[TopicPartition, int]:
-        async with self._room:
+        async with self._slots:
             summary: Any = await self._share.request(name, ReadSummary, TIMEOUT_S)
         _, topic_id, partition = split_name(name)
         image = self._broker.metadata.by_id(topic_id)

@@ -29,7 +29,7 @@ import struct
 from collections.abc import Awaitable, Callable, Sequence
 
 from mqd.acceptor.accepting import MAGIC
-from mqd.acceptor.interbroker.channel import Channel, authenticate, set_options
+from mqd.acceptor.interbroker.channel import Channel, authenticate, set_socket_options
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
 from mqd.base.host_names import packed_ip
@@ -163,7 +163,7 @@ class InterbrokerServer:
         in_handshake = True
         side = self._credentials.responder(self._decide)
         try:
-            set_options(connection)
+            set_socket_options(connection)
             await authenticate(side, connection)
             if not side.done:
                 if side.refused is not None and self._refused_hosts.is_new(side.proven_node_id, side.refused.message):
@@ -261,7 +261,7 @@ class InterbrokerServer:
 
         try:
             while (frame := await channel.read_frame()) is not None:
-                if frame.startswith(MARKERS) and not await self._may_send_markers(node, number):
+                if frame.startswith(MARKERS) and not await self._admit_markers(node, number):
                     return
                 await slots.acquire()
                 task = loop.create_task(respond(frame))
@@ -272,9 +272,9 @@ class InterbrokerServer:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
 
-    async def _may_send_markers(self, node: int, number: int) -> bool:
-        """Whether no newer connection of this node has sent markers than the connection `number`. If so,
-        an older connection that has sent markers is closed first.
+    async def _admit_markers(self, node: int, number: int) -> bool:
+        """Returns False if a connection of this node newer than connection `number` has sent markers.
+        Otherwise closes any older connection that has sent markers, and returns True.
         """
         newest, task = self._marker_connections.get(node, (0, None))
         if number > newest:

@@ -92,7 +92,7 @@ class ShareStates:
         # DeadLetters.respond_to_owner(), which also observes the state
         self.respond_to_owner: Callable[[int, str, bytes, Any], Awaitable[Any]] = self.respond_one
         # topic id, partition, time in ms -> (first offset at that time or later, or -1; error code)
-        self.first_since: Callable[[bytes, int, int], Awaitable[tuple[int, int]]] | None = None
+        self.first_offset_since: Callable[[bytes, int, int], Awaitable[tuple[int, int]]] | None = None
         self.peers: Peers | None = None  # set before the first request if there are other hosts
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -123,10 +123,10 @@ class ShareStates:
         """Returns the offset at which a share-partition without a start offset begins (-1: its end),
         or 0 if it has a start offset. Sets the error of `result` if the offset cannot be found.
         """
-        if result.error_code or result.start_offset >= 0 or self.first_since is None:
+        if result.error_code or result.start_offset >= 0 or self.first_offset_since is None:
             return 0
         since_ms = int(time.time() * 1000) - duration_ms
-        offset, error = await self.first_since(topic_id, result.partition, since_ms)
+        offset, error = await self.first_offset_since(topic_id, result.partition, since_ms)
         if error:
             result.error_code = int(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # the worker retries
         return offset

@@ -56,7 +56,7 @@ class MarkerToWrite(NamedTuple):
     producer_epoch: int
     coordinator_epoch: int
     commit: bool
-    is_bumped: bool
+    is_bumped: bool  # the epoch is one above that of the transaction's records (KIP-890)
     leader_epoch: int = -1  # T3; -1 = any
 
 
@@ -67,7 +67,9 @@ def remote_leader_id(broker: BrokerState, topic: str, index: int) -> int:
 
 
 class RemoteMarkers:
-    """Markers submitted in one turn of the event loop go to a host in one request."""
+    """Sends markers to other hosts. Markers for one host that are submitted in the same turn of the
+    event loop share requests.
+    """
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers

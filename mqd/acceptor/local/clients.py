@@ -65,7 +65,7 @@ class Hello(NamedTuple):
     server: str
 
 
-def parse(packet: bytes, abi_hash: int) -> Hello | str | None:
+def parse_hello(packet: bytes, abi_hash: int) -> Hello | str | None:
     """Returns the parsed hello; the reason for a refusal; or None if the client speaks another
     protocol.
     """
@@ -227,7 +227,7 @@ class LocalClients:
             connection.close()  # the client only probed for a listener
             return
         pid, uid = peer_credentials(connection)
-        hello = parse(packet, self._abi_hash)
+        hello = parse_hello(packet, self._abi_hash)
         if isinstance(hello, Hello) and (not hello.server or hello.server in self._servers):
             self._find_principal(connection, hello, uid, pid)
             return

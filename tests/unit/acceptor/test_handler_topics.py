@@ -134,7 +134,7 @@ def test_min_insync_replicas_is_described_with_its_effective_value(
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             config = {} if set_to is None else {"min.insync.replicas": set_to}
-            (entry,) = config_entries.of_topic(broker.broker, config, replicas, {"min.insync.replicas"})
+            (entry,) = config_entries.topic_entries(broker.broker, config, replicas, {"min.insync.replicas"})
             assert entry.value == shown
 
     asyncio.run(run())

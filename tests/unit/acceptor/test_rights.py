@@ -42,7 +42,7 @@ from tests.unit.acceptor.rights_cases import (
 
 ADMIN = Address(principal="User:admin", peer_ip="127.0.0.1")
 ALICE = Address(principal="User:alice", principal_kind=PrincipalKind.SASL, peer_ip="127.0.0.1")
-AUTHORIZATION = {int(rights.DENIED[kind]) for kind in rights.DENIED}
+AUTHORIZATION = {int(rights.DENIAL_ERRORS[kind]) for kind in rights.DENIAL_ERRORS}
 
 
 def run(test: Callable[..., Any]) -> Callable[..., None]:

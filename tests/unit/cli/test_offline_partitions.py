@@ -142,4 +142,4 @@ def test_requests_to_a_host_carry_the_users_identity(monkeypatch: pytest.MonkeyP
 
 
 def test_a_hung_directory_is_awaited_until_its_broker_reports_it() -> None:
-    assert describe_log_dirs.RESPONSE_S < offline.DIRECTORIES_S
+    assert describe_log_dirs.RESPONSE_TIMEOUT_S < offline.DIRECTORIES_S

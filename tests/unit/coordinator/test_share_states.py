@@ -161,7 +161,7 @@ def test_a_share_partition_starts_by_duration(tmp_path: Path) -> None:
         requests: list[tuple[bytes, int, int]] = []
         found = [(17, 0), (-1, 0), (-1, 56)]
 
-        async def first_since(topic_id: bytes, partition: int, since_ms: int) -> tuple[int, int]:
+        async def first_offset_since(topic_id: bytes, partition: int, since_ms: int) -> tuple[int, int]:
             requests.append((topic_id, partition, since_ms))
             return found[len(requests) - 1]
 
@@ -173,7 +173,7 @@ def test_a_share_partition_starts_by_duration(tmp_path: Path) -> None:
             response = codec.decode(message_class(READ, "Response"), 0, body[PACKED.size :])
             return PACKED.unpack(body[: PACKED.size])[7], response.results[0].partitions[0].error_code
 
-        states_of(broker).first_since = first_since
+        states_of(broker).first_offset_since = first_offset_since
         message = IncrementalAlterConfigsRequest
         configs = [message.Config(name="share.auto.offset.reset", value="by_duration:PT2M")]
         await broker.send_request(

@@ -4,8 +4,8 @@ the response comes when the reassignments have started.
 On a single host a partition's only replica cannot move. Requesting its present placement changes
 nothing and succeeds; other brokers do not exist; and there is never a reassignment to cancel.
 
-With mqd's own tagged field 9100, the controller computes the assignments such that all hosts carry
-the same load: for the named topics (their partitions are ignored), or for all topics. BALANCE starts
+With mqd's own tagged field 9100, the controller computes assignments that give all hosts the same
+load: for the named topics (their partitions are ignored), or for all topics. BALANCE starts
 the moves; PLAN only returns them, in the response's tagged field 9100.
 """
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.rights import DENIED
+from mqd.acceptor.rights import DENIAL_ERRORS
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
@@ -33,7 +33,7 @@ async def handle(
             *(_move(context.broker, name, index, paths) for (name, index), paths in targets.items())
         )
     else:
-        errors = [DENIED[ResourceType.CLUSTER]] * len(targets)
+        errors = [DENIAL_ERRORS[ResourceType.CLUSTER]] * len(targets)
     results: dict[str, list[AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult]] = {}
     for (name, index), error in zip(targets, errors, strict=True):
         results.setdefault(name, []).append(

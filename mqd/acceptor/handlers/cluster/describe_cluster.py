@@ -1,7 +1,7 @@
 """DescribeCluster 0-2 (KIP-700, KIP-919, KIP-1073)."""
 
 from mqd.acceptor.broker import Context
-from mqd.acceptor.handlers.security.authorized import of_cluster
+from mqd.acceptor.handlers.security.authorized import authorized_cluster_operations
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DescribeClusterRequest, DescribeClusterResponse
@@ -38,5 +38,5 @@ async def handle(context: Context, header: RequestHeader, request: DescribeClust
         cluster_id=broker.metadata.cluster_id, controller_id=broker.node_id, brokers=brokers
     )
     if request.include_cluster_authorized_operations:
-        response.cluster_authorized_operations = of_cluster(context)
+        response.cluster_authorized_operations = authorized_cluster_operations(context)
     return response

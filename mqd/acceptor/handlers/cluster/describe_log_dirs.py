@@ -25,7 +25,7 @@ from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsRespons
 # names the broker that uses a directory; every directory in use has this file
 META_PROPERTIES = "meta.properties"
 # A file system that does not respond for this long is treated as failed, as the controller does.
-RESPONSE_S = 5.0
+RESPONSE_TIMEOUT_S = 5.0
 Requested = dict[str, list[PartitionImage]]
 PartitionWithId = tuple[str, bytes, PartitionImage]  # topic, its id, partition
 
@@ -68,7 +68,9 @@ async def _result(
     """
     try:
         return await broker.directory_queries.run(
-            directory, partial(_measure, broker, directory, requested, partitions_with_id, end_offsets), RESPONSE_S
+            directory,
+            partial(_measure, broker, directory, requested, partitions_with_id, end_offsets),
+            RESPONSE_TIMEOUT_S,
         )
     except TimeoutError:
         return _failed(directory)

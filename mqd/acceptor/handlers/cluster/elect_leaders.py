@@ -1,4 +1,4 @@
-"""ElectLeaders 0-2 (KIP-183, KIP-460). In a cluster the controller elects.
+"""ElectLeaders 0-2 (KIP-183, KIP-460). In a cluster the controller elects leaders.
 
 On a single host there is nothing to elect. If a partition's only replica leads it, the response is
 ELECTION_NOT_NEEDED. If the replica is offline, the response is PREFERRED_LEADER_NOT_AVAILABLE or,

@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     synonyms: list[Synonym]  # the effective synonym first
 
 
-def _shown(prop: Property, value: str | None) -> str | None:
+def _shown_value(prop: Property, value: str | None) -> str | None:
     return None if prop.sensitive else value
 
 
@@ -53,18 +53,18 @@ def _broker_synonyms(broker: Broker, prop: Property) -> list[Synonym]:
     default_dynamic = metadata.broker_default_config.get(name)
     own_dynamic = metadata.broker_own_config.get(name)
     if own_dynamic is not None:
-        synonyms.append(Synonym(name, _shown(prop, own_dynamic), BROKER_DYNAMIC))
+        synonyms.append(Synonym(name, _shown_value(prop, own_dynamic), BROKER_DYNAMIC))
     if default_dynamic is not None:
-        synonyms.append(Synonym(name, _shown(prop, default_dynamic), BROKER_DYNAMIC_DEFAULT))
+        synonyms.append(Synonym(name, _shown_value(prop, default_dynamic), BROKER_DYNAMIC_DEFAULT))
     static = broker.config.get(name)
     if static is not None and static != prop.default:
-        synonyms.append(Synonym(name, _shown(prop, static), BROKER_STATIC))
+        synonyms.append(Synonym(name, _shown_value(prop, static), BROKER_STATIC))
     if prop.default is not None:
-        synonyms.append(Synonym(name, _shown(prop, prop.default), DEFAULT))
+        synonyms.append(Synonym(name, _shown_value(prop, prop.default), DEFAULT))
     return synonyms
 
 
-def of_topic(
+def topic_entries(
     broker: Broker, config: Mapping[str, str], replica_count: int, names: set[str] | None = None
 ) -> list[Entry]:
     """`config`: the topic's own settings. `replica_count`: the number of replicas of its
@@ -75,7 +75,7 @@ def of_topic(
     for name, prop in TOPIC.items():
         if names is not None and name not in names:
             continue
-        synonyms = [Synonym(name, _shown(prop, config[name]), TOPIC_DYNAMIC)] if name in config else []
+        synonyms = [Synonym(name, _shown_value(prop, config[name]), TOPIC_DYNAMIC)] if name in config else []
         if prop.broker_name is not None:
             synonyms += _broker_synonyms(broker, BROKER[prop.broker_name])
         # the synonyms lack the value if the broker's setting has another unit (log.retention.hours)
@@ -83,7 +83,9 @@ def of_topic(
             synonyms.insert(
                 0,
                 Synonym(
-                    name, _shown(prop, effective[name]), DEFAULT if effective[name] == prop.default else BROKER_STATIC
+                    name,
+                    _shown_value(prop, effective[name]),
+                    DEFAULT if effective[name] == prop.default else BROKER_STATIC,
                 ),
             )
         # tools compare this value with the size of in-sync sets
@@ -93,12 +95,12 @@ def of_topic(
     return entries
 
 
-def of_group(broker: Broker, config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
+def group_entries(broker: Broker, config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
     """`config`: the group's own settings."""
     entries = []
     for name, prop in GROUP.items():
         if names is None or name in names:
-            own = [Synonym(name, _shown(prop, config[name]), GROUP_DYNAMIC)] if name in config else []
+            own = [Synonym(name, _shown_value(prop, config[name]), GROUP_DYNAMIC)] if name in config else []
             # a config without a broker property has only its own default
             others = (
                 _broker_synonyms(broker, BROKER[prop.broker_name])
@@ -109,7 +111,7 @@ def of_group(broker: Broker, config: Mapping[str, str], names: set[str] | None =
     return entries
 
 
-def of_client_metrics(config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
+def client_metrics_entries(config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
     """`config`: the subscription's own settings. A default is not listed as a synonym, as in
     Kafka."""
     entries = []
@@ -121,13 +123,15 @@ def of_client_metrics(config: Mapping[str, str], names: set[str] | None = None) 
     return entries
 
 
-def of_broker(broker: Broker, advertised: str, names: set[str] | None = None) -> list[Entry]:
+def broker_entries(broker: Broker, advertised: str, names: set[str] | None = None) -> list[Entry]:
     """This broker's properties. advertised.listeners is included even if it is not set, because
     tools look for it.
     """
     entries = []
-    of_listeners = {name: property_of(BROKER, name) for name in broker.metadata.broker_config if override_of(name)}
-    for name, prop in {**BROKER, **of_listeners}.items():
+    listener_properties = {
+        name: property_of(BROKER, name) for name in broker.metadata.broker_config if override_of(name)
+    }
+    for name, prop in {**BROKER, **listener_properties}.items():
         if names is not None and name not in names:
             continue
         synonyms = _broker_synonyms(broker, prop)
@@ -137,10 +141,10 @@ def of_broker(broker: Broker, advertised: str, names: set[str] | None = None) ->
     return entries
 
 
-def of_all_brokers(broker: Broker, names: set[str] | None = None) -> list[Entry]:
+def all_brokers_entries(broker: Broker, names: set[str] | None = None) -> list[Entry]:
     """The entries for the resource name "": the dynamic settings for all brokers."""
     return [
-        _entry(prop, [Synonym(name, _shown(prop, value), BROKER_DYNAMIC_DEFAULT)], False)
+        _entry(prop, [Synonym(name, _shown_value(prop, value), BROKER_DYNAMIC_DEFAULT)], False)
         for name, value in broker.metadata.broker_default_config.items()
         if (name in BROKER or override_of(name)) and (names is None or name in names)
         for prop in (property_of(BROKER, name),)

@@ -62,7 +62,7 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
         topic = broker.metadata.topics.get(resource.resource_name)
         if topic is None:
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource.resource_name}' does not exist.")
-        return config_entries.of_topic(
+        return config_entries.topic_entries(
             broker,
             topic.config,
             min((len(partition.replicas) - len(partition.adding) for partition in topic.partitions), default=1),
@@ -70,7 +70,7 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
         )
     if resource.resource_type == RESOURCE_BROKER:
         if resource.resource_name == "":
-            return config_entries.of_all_brokers(broker, names)
+            return config_entries.all_brokers_entries(broker, names)
         if resource.resource_name != str(broker.node_id):
             raise Refusal(
                 ErrorCode.INVALID_REQUEST,
@@ -79,15 +79,19 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
             )
         advertised = format_address(*broker.advertised_address(context.address))
         listener = broker.listener_name(context.address)
-        return config_entries.of_broker(broker, f"{listener}://{advertised}", names)
+        return config_entries.broker_entries(broker, f"{listener}://{advertised}", names)
     if resource.resource_type == RESOURCE_GROUP:
         if not resource.resource_name:
             raise Refusal(ErrorCode.INVALID_REQUEST, "The name of a group must not be empty.")
-        return config_entries.of_group(broker, broker.metadata.group_configs.get(resource.resource_name, {}), names)
+        return config_entries.group_entries(
+            broker, broker.metadata.group_configs.get(resource.resource_name, {}), names
+        )
     if resource.resource_type == RESOURCE_CLIENT_METRICS:
         if not resource.resource_name:
             raise Refusal(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
-        return config_entries.of_client_metrics(broker.metadata.client_metrics.get(resource.resource_name, {}), names)
+        return config_entries.client_metrics_entries(
+            broker.metadata.client_metrics.get(resource.resource_name, {}), names
+        )
     if resource.resource_type == broker_loggers.RESOURCE_BROKER_LOGGER:
         return broker_loggers.describe(broker, resource.resource_name, names)
     raise _unsupported(resource.resource_type)

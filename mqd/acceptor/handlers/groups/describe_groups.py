@@ -23,7 +23,9 @@ async def handle(context: Context, header: RequestHeader, request: DescribeGroup
     if request.include_authorized_operations:
         for group in groups:
             if not group.error_code:
-                group.authorized_operations = context.operations(ResourceType.GROUP, group.group_id, GROUP_OPERATIONS)
+                group.authorized_operations = context.authorized_operations(
+                    ResourceType.GROUP, group.group_id, GROUP_OPERATIONS
+                )
     return DescribeGroupsResponse(groups=groups)
 
 

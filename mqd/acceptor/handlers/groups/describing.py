@@ -42,7 +42,9 @@ async def describe(
     if with_operations:
         for group in groups:
             if not group.error_code:
-                group.authorized_operations = context.operations(ResourceType.GROUP, group.group_id, GROUP_OPERATIONS)
+                group.authorized_operations = context.authorized_operations(
+                    ResourceType.GROUP, group.group_id, GROUP_OPERATIONS
+                )
     return groups
 
 

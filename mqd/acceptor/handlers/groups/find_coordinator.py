@@ -22,7 +22,7 @@ NOT_AVAILABLE = "The coordinator is not available."
 
 async def handle(context: Context, header: RequestHeader, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
     keys = request.coordinator_keys if header.api_version >= 4 else [request.key]
-    error, message = await _error(context, header, request.key_type, keys)
+    error, message = await _ensure_internal_topic(context, header, request.key_type, keys)
     results = [_coordinator(context, key, request.key_type, error, message) for key in keys]
     if header.api_version >= 4:
         return FindCoordinatorResponse(coordinators=results)
@@ -45,7 +45,10 @@ def _coordinator_of_type(context: Context, key_type: int) -> Coordinator | None:
     )
 
 
-async def _error(context: Context, header: RequestHeader, key_type: int, keys: list[str]) -> tuple[int, str | None]:
+async def _ensure_internal_topic(
+    context: Context, header: RequestHeader, key_type: int, keys: list[str]
+) -> tuple[int, str | None]:
+    """Creates the internal topic if it does not exist. Returns an error code and message."""
     if key_type == SHARE and header.api_version < SHARE_SINCE_VERSION:
         return int(ErrorCode.INVALID_REQUEST), error_message(ErrorCode.INVALID_REQUEST)
     coordinator = _coordinator_of_type(context, key_type)
@@ -63,7 +66,7 @@ async def _error(context: Context, header: RequestHeader, key_type: int, keys: l
     return 0, None
 
 
-def _node(context: Context, key: str, key_type: int) -> int:
+def _coordinator_node_id(context: Context, key: str, key_type: int) -> int:
     """The coordinator's node id; -1: there is no coordinator at the moment."""
     coordinator = _coordinator_of_type(context, key_type)
     if coordinator is None:
@@ -83,7 +86,7 @@ def _coordinator(
     if key_type == SHARE and not _is_share_partition(key):
         error, message = int(ErrorCode.INVALID_REQUEST), error_message(ErrorCode.INVALID_REQUEST)
     if not error:
-        node = _node(context, key, key_type)
+        node = _coordinator_node_id(context, key, key_type)
         endpoint = context.broker.endpoint(node, context.address)
         if endpoint is not None:
             return FindCoordinatorResponse.Coordinator(

@@ -25,9 +25,9 @@ from mqd.security.acl import Operation, ResourceType
 
 _VERSION_GROUPS, _VERSION_TOPIC_IDS = 8, 10
 TIMEOUT_S = 5.0
-# aiokafka and older Java consumers give up on the first code. On the second they look up the
-# coordinator again (KAFKA-17267).
-_RETRIED_ERRORS = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): int(ErrorCode.NOT_COORDINATOR)}
+# The second code is sent instead of the first, on which aiokafka and older Java consumers give up;
+# on the second they look up the coordinator again (KAFKA-17267).
+_REPLACED_ERRORS = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): int(ErrorCode.NOT_COORDINATOR)}
 
 UNAUTHORIZED = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 Topics = tuple[tuple[str, tuple[int, ...]], ...]
@@ -140,7 +140,7 @@ async def _fetch(
             fetched = msgspec.structs.replace(fetched, topics=shown)
         return fetched
     except CoordinatorError as error:
-        return OffsetsFetched(_RETRIED_ERRORS.get(error.error_code, error.error_code))
+        return OffsetsFetched(_REPLACED_ERRORS.get(error.error_code, error.error_code))
 
 
 def _result(result_class: type, fetched):

@@ -35,7 +35,7 @@ from mqd.protocol.messages import (
 )
 from mqd.security.acl import Operation, ResourceType
 
-LIST_OFFSETS = RequestHeader(2, 10, 0)
+LIST_OFFSETS_HEADER = RequestHeader(2, 10, 0)
 TIMEOUT_S = 5.0
 UNINITIALIZED = -1  # as a start offset, or as a count of completed deliveries
 _DescribeResponse = DescribeShareGroupOffsetsResponse
@@ -222,13 +222,13 @@ async def _end_offsets_at(
     )
     response: ListOffsetsResponse
     if node_id < 0:
-        response = await list_offsets.handle(Context(broker, Address()), LIST_OFFSETS, request)
+        response = await list_offsets.handle(Context(broker, Address()), LIST_OFFSETS_HEADER, request)
     else:
         peers = coordinators.share_states.peers
         try:
             if peers is None:
                 raise PeerError("there are no other hosts")
-            response = await peers.request(node_id, request, LIST_OFFSETS.api_version, TIMEOUT_S)
+            response = await peers.request(node_id, request, LIST_OFFSETS_HEADER.api_version, TIMEOUT_S)
         except PeerError:
             return dict.fromkeys(partitions, EndOffset(int(ErrorCode.NETWORK_EXCEPTION)))
     end_offsets = {

@@ -30,7 +30,7 @@ async def handle(
 
 
 async def _partition(broker: Broker, name: str, index: int) -> DescribeProducersResponse.PartitionResponse:
-    error, producers = await _request(broker, name, index)
+    error, producers = await _request_producers(broker, name, index)
     return DescribeProducersResponse.PartitionResponse(
         partition_index=index,
         error_code=error,
@@ -41,7 +41,7 @@ async def _partition(broker: Broker, name: str, index: int) -> DescribeProducers
     )
 
 
-async def _request(broker: Broker, name: str, index: int) -> tuple[int, list[ProducerView]]:
+async def _request_producers(broker: Broker, name: str, index: int) -> tuple[int, list[ProducerView]]:
     partition = broker.partition_of(name, index)
     if partition is None:
         return absent_error(name), []

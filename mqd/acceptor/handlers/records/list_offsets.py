@@ -123,7 +123,7 @@ async def _partition(
     return _result(index, 0, match.timestamp_ms, match.offset, leader_epoch)
 
 
-async def first_since(broker: Broker, topic_id: bytes, index: int, since_ms: int) -> tuple[int, int]:
+async def first_offset_since(broker: Broker, topic_id: bytes, index: int, since_ms: int) -> tuple[int, int]:
     """Returns the offset of the first record with a timestamp of at least `since_ms` (-1 if there is
     none), and an error code.
     """

@@ -1,5 +1,5 @@
-"""Produce 0-2: advertised so that older librdkafka compresses (KAFKA-18659), but their records have
-message formats 0 and 1, which are not supported.
+"""Produce 0-2: advertised because older versions of librdkafka compress only if they are
+(KAFKA-18659), but refused: their records have message formats 0 and 1, which are not supported.
 
 The reactor handles versions 3-13.
 """

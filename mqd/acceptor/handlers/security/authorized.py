@@ -1,5 +1,5 @@
 """The operations that each type of resource supports, as bits numbered like Kafka's AclOperation
-(KIP-430). Context.operations() removes those that the client may not do.
+(KIP-430). Context.authorized_operations() removes those that the client may not do.
 """
 
 from mqd.acceptor.broker import Context
@@ -25,8 +25,8 @@ CLUSTER_OPERATIONS = _bits(
 GROUP_OPERATIONS = _bits(Operation.READ, Operation.DELETE, Operation.DESCRIBE, *_CONFIGS)
 
 
-def of_cluster(context: Context) -> int:
+def authorized_cluster_operations(context: Context) -> int:
     """The operations that the client may do on the cluster. As in Kafka, none (0) without DESCRIBE."""
     if not context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER, named_in_request=False):
         return 0
-    return context.operations(ResourceType.CLUSTER, CLUSTER_NAME, CLUSTER_OPERATIONS)
+    return context.authorized_operations(ResourceType.CLUSTER, CLUSTER_NAME, CLUSTER_OPERATIONS)

@@ -61,10 +61,10 @@ async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> S
 
 
 def _check_lease(context: Context, principal: str = "") -> None:
-    """Raises CloseConnection if this host has lost its lease: it may then not have learned of changed
-    passwords and deleted users. Where rights are checked, such a host neither serves requests nor
-    accepts credentials, so that clients try another host. Super users are admitted, so that they can
-    find out what is wrong.
+    """Raises CloseConnection if this host has lost its lease: it may not know of changed passwords
+    and deleted users. Where rights are checked, such a host neither serves requests nor accepts
+    credentials, so that clients try another host. Super users are admitted, so that they can find out
+    what is wrong.
     """
     rules = context.broker.authorizer
     if rules is not None and not context.broker.may_lead() and principal not in rules.super_users:

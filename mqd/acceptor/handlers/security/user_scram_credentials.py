@@ -6,7 +6,7 @@ A client sends only the salted password, from which the broker computes what it 
 """
 
 from mqd.acceptor.broker import Context
-from mqd.acceptor.rights import DENIED
+from mqd.acceptor.rights import DENIAL_ERRORS
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.records import ScramCredential
 from mqd.protocol.errors import ErrorCode, error_message
@@ -71,7 +71,7 @@ async def _alter(context: Context, request: AlterUserScramCredentialsRequest) ->
         [deletion.name for deletion in request.deletions] + [upsertion.name for upsertion in request.upsertions]
     )
     if not context.authorize(Operation.ALTER, ResourceType.CLUSTER):
-        denied = DENIED[ResourceType.CLUSTER]
+        denied = DENIAL_ERRORS[ResourceType.CLUSTER]
         return AlterUserScramCredentialsResponse(
             results=[Result(user=user, error_code=denied, error_message=error_message(denied)) for user in users]
         )

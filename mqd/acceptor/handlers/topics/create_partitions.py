@@ -13,7 +13,7 @@ from collections import Counter
 
 from mqd.acceptor import retiring
 from mqd.acceptor.broker import Context
-from mqd.acceptor.throttle import TopicChanges
+from mqd.acceptor.throttle import MutationQuota
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
@@ -26,21 +26,21 @@ Result = CreatePartitionsResponse.TopicResult
 async def handle(context: Context, header: RequestHeader, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
     counts = Counter(topic.name for topic in request.topics)
     by_name = {topic.name: topic for topic in request.topics}
-    changes = TopicChanges(context, header, strict=header.api_version >= 3)
+    quota = MutationQuota(context, header, strict=header.api_version >= 3)
 
     async def respond(name: str, occurrences: int) -> Result:
-        async with changes.turn:
-            if changes.are_refused() and by_name[name].retire != STATUS:
+        async with quota.lock:
+            if quota.is_exceeded() and by_name[name].retire != STATUS:
                 return Result(name=name, error_code=int(ErrorCode.THROTTLING_QUOTA_EXCEEDED), error_message=None)
             image = context.broker.metadata.topics.get(name)
             count_before = len(image.partitions) if image is not None else 0
             result = await _respond(context, header, by_name[name], occurrences, request)
             if not result.error_code and not request.validate_only and not by_name[name].retire:
-                changes.charge(max(by_name[name].count - count_before, 0))
+                quota.charge(max(by_name[name].count - count_before, 0))
             return result
 
     results = await asyncio.gather(*(respond(name, occurrences) for name, occurrences in counts.items()))
-    return CreatePartitionsResponse(throttle_time_ms=changes.throttle_time_ms, results=list(results))
+    return CreatePartitionsResponse(throttle_time_ms=quota.throttle_time_ms, results=list(results))
 
 
 async def _respond(
@@ -65,7 +65,7 @@ async def _respond(
     change = _change(context, topic)
     refusal = None
     if isinstance(change, messages.RetirePartitions):
-        refusal = await retiring.refusal(context, header, change)
+        refusal = await retiring.refusal_to_retire(context, header, change)
     elif isinstance(change, messages.AddPartitions):
         refusal = await retiring.refusal_to_add(context, header, change)
     if refusal is not None:

@@ -9,7 +9,7 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs import config_entries
 from mqd.acceptor.handlers.topics.topic_names import is_valid_name
 from mqd.acceptor.rights import may_create_view, may_schedule
-from mqd.acceptor.throttle import TopicChanges
+from mqd.acceptor.throttle import MutationQuota
 from mqd.base.views import VIEW_OF
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
@@ -49,9 +49,9 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
         text = f"{count} partitions are requested, more than the {PARTITIONS_MAX} of one request: use several requests."
         refused = [_refused(topic.name, ErrorCode.POLICY_VIOLATION, text) for topic in request.topics]
         return CreateTopicsResponse(topics=refused)
-    changes = TopicChanges(context, header, strict=header.api_version >= 6)
-    results = await asyncio.gather(*(_create(context, by_name[name], counts[name], request, changes) for name in names))
-    return CreateTopicsResponse(throttle_time_ms=changes.throttle_time_ms, topics=list(results))
+    quota = MutationQuota(context, header, strict=header.api_version >= 6)
+    results = await asyncio.gather(*(_create(context, by_name[name], counts[name], request, quota) for name in names))
+    return CreateTopicsResponse(throttle_time_ms=quota.throttle_time_ms, topics=list(results))
 
 
 def _partition_count(broker: Broker, topic: CreateTopicsRequest.Topic) -> int:
@@ -65,12 +65,12 @@ async def _create(
     topic: CreateTopicsRequest.Topic,
     occurrences: int,
     request: CreateTopicsRequest,
-    changes: TopicChanges,
+    quota: MutationQuota,
 ) -> CreateTopicsResponse.TopicResult:
-    async with changes.turn:
-        if changes.are_refused():
+    async with quota.lock:
+        if quota.is_exceeded():
             return _refused(topic.name, ErrorCode.THROTTLING_QUOTA_EXCEEDED, None)
-        return await _create_admitted(context, topic, occurrences, request, changes)
+        return await _create_admitted(context, topic, occurrences, request, quota)
 
 
 async def _create_admitted(
@@ -78,7 +78,7 @@ async def _create_admitted(
     topic: CreateTopicsRequest.Topic,
     occurrences: int,
     request: CreateTopicsRequest,
-    changes: TopicChanges,
+    quota: MutationQuota,
 ) -> CreateTopicsResponse.TopicResult:
     broker = context.broker
     if occurrences > 1:
@@ -117,7 +117,7 @@ async def _create_admitted(
     base = broker.metadata.topics.get(created.config.get(VIEW_OF, ""))
     partitions = base.partitions if base is not None else created.partitions
     if not request.validate_only:
-        changes.charge(len(partitions))
+        quota.charge(len(partitions))
     if not context.authorize(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name, named_in_request=False):
         return CreateTopicsResponse.TopicResult(
             name=topic.name,
@@ -137,7 +137,7 @@ async def _create_admitted(
                 config_source=entry.source,
                 is_sensitive=entry.sensitive,
             )
-            for entry in config_entries.of_topic(broker, created.config, len(partitions[0].replicas))
+            for entry in config_entries.topic_entries(broker, created.config, len(partitions[0].replicas))
         ],
     )
 

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 
 from mqd.acceptor.broker import Context
-from mqd.acceptor.throttle import TopicChanges
+from mqd.acceptor.throttle import MutationQuota
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.headers import RequestHeader
@@ -24,11 +24,11 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
     # entry gets its own result, even if it is repeated.
     valid = [(name, topic_id) for name, topic_id in counts if (name is None) != (topic_id == NO_ID)]
     invalid = [(name, topic_id) for name, topic_id in requested if (name is None) == (topic_id == NO_ID)]
-    changes = TopicChanges(context, header, strict=header.api_version >= 5)
+    quota = MutationQuota(context, header, strict=header.api_version >= 5)
 
     async def delete(name: str | None, topic_id: bytes) -> DeleteTopicsResponse.TopicResult:
-        async with changes.turn:
-            if changes.are_refused():
+        async with quota.lock:
+            if quota.is_exceeded():
                 return DeleteTopicsResponse.TopicResult(
                     name=name, topic_id=topic_id, error_code=int(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
                 )
@@ -37,11 +37,11 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
             count = counts[name, topic_id]
             result = await _delete(context, header.api_version, name, topic_id, count, request.timeout_ms)
             if not result.error_code and image is not None:
-                changes.charge(len(image.partitions))
+                quota.charge(len(image.partitions))
             return result
 
     results = await asyncio.gather(*(delete(name, topic_id) for name, topic_id in invalid + valid))
-    return DeleteTopicsResponse(throttle_time_ms=changes.throttle_time_ms, responses=list(results))
+    return DeleteTopicsResponse(throttle_time_ms=quota.throttle_time_ms, responses=list(results))
 
 
 def _is_authorized(context: Context, operation: Operation, name: str) -> bool:

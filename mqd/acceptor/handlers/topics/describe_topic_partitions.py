@@ -63,7 +63,9 @@ async def handle(
                     error_code=absent_error(name),
                     name=name,
                     topic_id=NO_ID,
-                    topic_authorized_operations=context.operations(ResourceType.TOPIC, name, TOPIC_OPERATIONS),
+                    topic_authorized_operations=context.authorized_operations(
+                        ResourceType.TOPIC, name, TOPIC_OPERATIONS
+                    ),
                 )
             )
             continue
@@ -86,7 +88,7 @@ def _topic(context: Context, topic: TopicImage, page: list[PartitionImage]) -> D
         topic_id=topic.topic_id,
         is_internal=topic.internal,
         partitions=[_partition(broker, partition, partition.index < known_count) for partition in page],
-        topic_authorized_operations=context.operations(ResourceType.TOPIC, topic.name, TOPIC_OPERATIONS),
+        topic_authorized_operations=context.authorized_operations(ResourceType.TOPIC, topic.name, TOPIC_OPERATIONS),
     )
 
 

@@ -10,7 +10,7 @@ errors for the partitions that this host leads, and are therefore not cached.
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.broker_state import OWNER_NONE, log
-from mqd.acceptor.handlers.security.authorized import TOPIC_OPERATIONS, of_cluster
+from mqd.acceptor.handlers.security.authorized import TOPIC_OPERATIONS, authorized_cluster_operations
 from mqd.acceptor.handlers.topics.topic_names import absent_error
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
@@ -45,7 +45,9 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
         # as in Kafka: rights apply to names, and an unknown id has no name
         for topic in topics:
             if topic.name is not None and topic.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-                topic.topic_authorized_operations = context.operations(ResourceType.TOPIC, topic.name, TOPIC_OPERATIONS)
+                topic.topic_authorized_operations = context.authorized_operations(
+                    ResourceType.TOPIC, topic.name, TOPIC_OPERATIONS
+                )
     response = MetadataResponse(
         brokers=[
             MetadataResponse.Broker(node_id=node_id, host=host, port=port, rack=rack)
@@ -56,7 +58,7 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
         topics=topics,
     )
     if request.include_cluster_authorized_operations:
-        response.cluster_authorized_operations = of_cluster(context)
+        response.cluster_authorized_operations = authorized_cluster_operations(context)
     return response
 
 

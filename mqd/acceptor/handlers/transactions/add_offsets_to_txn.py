@@ -1,5 +1,5 @@
-"""AddOffsetsToTxn 0-4 (KIP-98): adds to the transaction the partition of __consumer_offsets that
-has the group whose offsets will be committed.
+"""AddOffsetsToTxn 0-4 (KIP-98): adds the partition of __consumer_offsets that stores the group's
+offsets to the transaction, which will commit offsets of the group.
 """
 
 from mqd.acceptor.broker import Context
