@@ -366,7 +366,7 @@ class Producer:
         return self._number[0]
 
     def send(self, now_us: int, everything: bool = False) -> None:
-        """Sends the batches whose linger time is over, or all.
+        """Sends the batches whose linger time has passed, or all.
 
         now_us: time.monotonic_ns() // 1000.
         """

@@ -175,7 +175,7 @@ int64_t mqd_records_encode(const struct mqd_record_columns *records, uint32_t re
  * complete except for sequence, producer and CRC). */
 int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic, int32_t partition, const uint8_t *batch,
                               uint32_t size_bytes, uint64_t *number);
-/* Closes and sends batches whose linger time is over (or all), as far as inflight_max allows;
+/* Closes and sends batches whose linger time has passed (or all), as far as inflight_max allows;
  * mqd_client_poll sends the rest later. now_us: CLOCK_MONOTONIC. */
 int mqd_producer_send(struct mqd_producer *producer, int64_t now_us, int everything);
 /* when the next linger time ends; INT64_MAX = no batch is open */

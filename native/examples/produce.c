@@ -124,7 +124,7 @@ int main(int count, char **arguments)
     size_t capacity = 0;
     for (ssize_t size; (size = getline(&line, &capacity, stdin)) > 0;) {
         append(&p, line, (size_t)(line[size - 1] == '\n' ? size - 1 : size));
-        if (mqd_producer_send(p.producer, now_us(), 0) < 0) /* batches whose linger time is over */
+        if (mqd_producer_send(p.producer, now_us(), 0) < 0) /* batches whose linger time has passed */
             fail("lost the broker");
         take_outcomes(&p);
     }

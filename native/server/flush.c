@@ -200,7 +200,7 @@ void mqd_flush_background(struct mqd_reactor *r)
             continue;
         if ((owned->syncs_pending || owned->in_syncfs) && (!oldest_ns || owned->sync_started_ns < oldest_ns))
             oldest_ns = owned->sync_started_ns;
-        mqd_preallocate_maybe(r, owned);
+        mqd_preallocate_begin_if_possible(r, owned);
         busy_count[owned->log_dir] += mqd_partition_dirty_bytes(owned->partition) >= MQD_BUSY_BYTES;
         if (!owned->dirty_since_ms || mqd_list_linked(&owned->sync_node) || owned->in_syncfs ||
             !mqd_partition_dirty(owned->partition) || mqd_partition_syncing(owned->partition) ||
@@ -230,7 +230,7 @@ static int preallocate(void *argument)
     return result < 0 ? -mqd_error_code() : 0;
 }
 
-void mqd_preallocate_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_preallocate_begin_if_possible(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_preallocation preallocation;
     if (owned->preallocating || owned->closing || owned->truncating || !r->poll ||
@@ -275,7 +275,7 @@ static int write_snapshot(void *argument)
     return result;
 }
 
-void mqd_snapshot_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_snapshot_begin_if_possible(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     int64_t offset;
     struct snapshot_job *job;

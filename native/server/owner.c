@@ -251,7 +251,7 @@ int mqd_owner_roll(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_owner_publish(r, owned);
         if (mqd_partition_dirty(owned->partition))
             mqd_flush_request(r, owned);
-        mqd_snapshot_maybe(r, owned);
+        mqd_snapshot_begin_if_possible(r, owned);
     }
     return error;
 }
@@ -309,7 +309,7 @@ static void write_partition(struct mqd_reactor *r, struct mqd_owned *owned)
                                   .log_dir = owned->log_dir,
                                   .offset = positions.log_end_segment};
         mqd_reactor_emit(r, &event);
-        mqd_snapshot_maybe(r, owned);
+        mqd_snapshot_begin_if_possible(r, owned);
     }
     if (owned->followed)
         mqd_fetcher_on_written(r, owned, 0);
@@ -327,7 +327,7 @@ static void write_partition(struct mqd_reactor *r, struct mqd_owned *owned)
         owned->roll_due = 0;
         mqd_owner_roll(r, owned);
     }
-    mqd_preallocate_maybe(r, owned);
+    mqd_preallocate_begin_if_possible(r, owned);
 }
 
 void mqd_owner_write_all(struct mqd_reactor *r)

@@ -532,9 +532,9 @@ void mqd_flush_start_all(struct mqd_reactor *r);
 void mqd_flush_on_done(struct mqd_reactor *r, uint64_t slot, int result);
 void mqd_flush_on_syncfs_done(struct mqd_reactor *r, uint64_t log_dir, int result);
 void mqd_flush_background(struct mqd_reactor *r);
-void mqd_preallocate_maybe(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_preallocate_begin_if_possible(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_preallocate_on_done(struct mqd_reactor *r, uint64_t slot, int result);
-void mqd_snapshot_maybe(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_snapshot_begin_if_possible(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_snapshot_on_done(struct mqd_reactor *r, uint64_t slot, int result);
 void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned);
 

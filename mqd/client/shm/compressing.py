@@ -227,7 +227,7 @@ class Compressor:
             self._ready.popleft()
 
     def on_turn(self, now: float, close_all: bool) -> float:
-        """Closes batches whose linger time is over, or all; returns when the next one is due."""
+        """Closes batches whose linger time has passed, or all; returns when the next one is due."""
         if not self._open and not self._ready:
             return _NEVER
         due = _NEVER

@@ -226,7 +226,7 @@ class ProducerDriver:
         return now + 0.05
 
     def send_due(self) -> None:
-        """Sends the batches whose linger time is over, and makes sure that the driver, which may sleep,
+        """Sends the batches whose linger time has passed, and makes sure that the driver, which may sleep,
         sends the others in time. The driver is woken only if it would be late: callers that wait for
         room call this after each of its turns, and would otherwise always cause another one.
         """

@@ -140,7 +140,7 @@ struct mqd_share_job {
     uint8_t measures;    /* still measuring: fewer than bytes_min bytes are known to be available */
     uint8_t acquired;    /* records were acquired */
     uint8_t failed;      /* an owner refused: the response is sent immediately */
-    uint8_t expired;     /* the job's wait time is over */
+    uint8_t expired;     /* the job's wait time has passed */
     uint8_t ended;       /* nothing more is acquired; acknowledgements may still be awaited */
 };
 
@@ -215,7 +215,7 @@ void mqd_share_on_request(struct mqd_reactor *r, struct mqd_connection *c, const
                           const uint8_t *body, uint32_t size_bytes);
 void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_share_job_free(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request); /* the request's wait time is over */
+void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request); /* the request's wait time has passed */
 void mqd_share_wake_slot(struct mqd_reactor *r, uint32_t slot);                 /* only if r->shares exists */
 void mqd_share_on_connection_closed(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
