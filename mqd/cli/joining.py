@@ -146,7 +146,7 @@ class Invitation:
         self.token = Token(listen[0], port, node_id, seeds, secret, int(time.time() + seconds), authority)
 
     def run(self) -> bool:
-        """Waits until the host has joined or the time is over. Returns whether it has joined."""
+        """Waits until the host has joined or the time has run out. Returns whether it has joined."""
         with self._listener:
             while not self._has_joined and time.monotonic() < self._until_s:
                 try:

@@ -1,5 +1,5 @@
 """One run of the comparison: rounds over the plan, every step on every peer in turn, until the rounds
-or the time are over.
+are done or the time has run out.
 
 It runs unattended: a measurement that fails is recorded with its reason, a peer that died is restarted,
 a peer that fails repeatedly is left out of the rest with the reason; every sample is written to a file
@@ -98,7 +98,7 @@ class Laboratory:
                     if number and self._took.get((name, step), 0.0) > self._deadline - self._clock():
                         continue  # no time for it any more; a shorter one may still fit
                     if self._clock() > self._deadline:
-                        self._log(f"The time is over in round {number + 1}.")
+                        self._log(f"The time ran out in round {number + 1}.")
                         return
                     self._measure(self.peers[name], step, number)
             self.rounds = number + 1
