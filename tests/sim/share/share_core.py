@@ -138,7 +138,7 @@ class Share:
     def difference(self, runs_max: int = RUNS) -> Difference:
         out = ffi.new("struct mqd_share_difference *")
         lib.mqd_share_take_difference(self.native, self._out, runs_max, out)
-        return Difference(out.start, self._runs(out.run_count), out.finished, bool(out.is_whole))
+        return Difference(out.start, self._runs(out.run_count), out.finished_count, bool(out.is_whole))
 
     def snapshot(self) -> list[Run]:
         following = ffi.new("int64_t *")
