@@ -74,7 +74,7 @@ static bool in_maximal_set(const struct mqd_replica *replica, const struct mqd_r
 #ifdef MQD_PLANTED
 static bool counts_spare_for(const struct mqd_replica *replica, const struct mqd_replica_follower *member)
 {
-    for (uint32_t i = 0; i < replica->replica_count && PLANTED_BUG(replica, COUNT_SPARES) && replica->set_max; i++)
+    for (uint32_t i = 0; i < replica->replica_count && PLANTED_BUG(replica, COUNT_SPARES) && replica->in_sync_max; i++)
         if (!in_maximal_set(replica, &replica->replicas[i]) && replica->replicas[i].position > member->position)
             return true;
     return false;
@@ -249,9 +249,9 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
     replica->min_insync = assignment->min_insync < (int32_t)assignment->member_count
                               ? assignment->min_insync
                               : (int32_t)assignment->member_count;
-    replica->set_max = assignment->acks_replicas <= 0                    ? 0
-                       : assignment->acks_replicas > replica->min_insync ? assignment->acks_replicas
-                                                                         : replica->min_insync;
+    replica->in_sync_max = assignment->acks_replicas <= 0                    ? 0
+                           : assignment->acks_replicas > replica->min_insync ? assignment->acks_replicas
+                                                                             : replica->min_insync;
     replica->role = role;
     take_members(replica, assignment, !starts_fresh || PLANTED_BUG(replica, KEEP_STATE), now_ms);
     for (uint32_t i = 0; i < replica->replica_count && role == MQD_REPLICA_LEADER; i++)
@@ -265,7 +265,7 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
     if (starts_fresh || replica->in_sync_count >= replica->min_insync)
         replica->holding = 0;
     if (role == MQD_REPLICA_LEADER && replica->in_sync_count < replica->min_insync && !was_below) {
-        replica->holding = replica->set_max && in_sync_or_eligible_count(replica) >= replica->min_insync;
+        replica->holding = replica->in_sync_max && in_sync_or_eligible_count(replica) >= replica->min_insync;
         replica->hold_until_ms = now_ms + MQD_REPLICA_HOLD_MS;
         changed |= replica->holding ? 0 : MQD_REPLICA_CHANGED_BELOW_MIN;
     }
@@ -419,8 +419,7 @@ static bool may_join(const struct mqd_replica *replica, const struct mqd_replica
 
 /* ---- spares: R-6 ---- */
 
-/* Whether the member counts against set_max. A member that is shutting down or being removed does
- * not: it leaves when a spare has joined. */
+/* False for a member that leaves when a spare has joined: it is shutting down or being removed. */
 static bool counts_in_set(const struct mqd_replica_follower *follower)
 {
     return !follower->member.moving && follower->member.eligible;
@@ -507,7 +506,7 @@ static bool exchange(struct mqd_replica *replica, int64_t now_ms)
     return exchanged;
 }
 
-/* Adds or removes members up to set_max. Returns whether a member was exchanged instead. */
+/* Adds or removes members up to in_sync_max. Returns whether a member was exchanged instead. */
 static bool limit_set(struct mqd_replica *replica, int64_t now_ms)
 {
     struct mqd_replica_follower *follower;
@@ -522,9 +521,9 @@ static bool limit_set(struct mqd_replica *replica, int64_t now_ms)
         count += follower->proposed;
         differs |= follower->proposed != follower->member.in_sync;
     }
-    for (; count < replica->set_max && (follower = best_spare(replica, now_ms, INT64_MAX)) != NULL; count++)
+    for (; count < replica->in_sync_max && (follower = best_spare(replica, now_ms, INT64_MAX)) != NULL; count++)
         follower->proposed = differs = true;
-    for (; count > replica->set_max && (follower = worst_member(replica, now_ms)) != NULL; count--) {
+    for (; count > replica->in_sync_max && (follower = worst_member(replica, now_ms)) != NULL; count--) {
         follower->proposed = false;
         differs = true;
     }
@@ -544,11 +543,12 @@ static bool choose_members(struct mqd_replica *replica, int64_t now_ms)
                                           : follower->fetched_broker_epoch >= 0 ? follower->fetched_broker_epoch
                                                                                 : follower->member.broker_epoch;
     }
-    exchanged = replica->set_max && limit_set(replica, now_ms);
+    exchanged = replica->in_sync_max && limit_set(replica, now_ms);
     for (uint32_t i = 0; i < replica->replica_count; i++) {
         const struct mqd_replica_follower *follower = &replica->replicas[i];
         differs |= follower->proposed != follower->member.in_sync;
-        refused |= follower->proposed && !follower->member.eligible && !(replica->set_max && follower->member.in_sync);
+        refused |=
+            follower->proposed && !follower->member.eligible && !(replica->in_sync_max && follower->member.in_sync);
     }
     if (exchanged && !refused)
         replica->swapped_ms = now_ms;

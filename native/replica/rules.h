@@ -124,7 +124,7 @@ struct mqd_replica {
     int64_t broker_epoch;
     int32_t leader_epoch, partition_epoch;
     int32_t min_insync;    /* effective: at most the number of replicas */
-    int32_t set_max;       /* effective acks_replicas; 0 = no limit */
+    int32_t in_sync_max;   /* effective acks_replicas; 0 = no limit */
     int32_t in_sync_count; /* of the committed set */
     int64_t lag_ms_max, lag_records_max;
     int64_t log_start, log_end, durable;

@@ -31,7 +31,7 @@ void mqd_leading_on_open(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_store_release(&slot->role, (uint8_t)(owned->replicated ? MQD_ROLE_NONE : MQD_ROLE_LEADS));
     mqd_store_release(&slot->latest_pending, (uint8_t)0);
     mqd_store_release(&slot->lagging, (uint8_t)0);
-    mqd_nearest_publish(r, owned);
+    mqd_nearest_publish_followers(r, owned);
 }
 
 /* ---- clients ---- */
@@ -100,7 +100,7 @@ static void publish_role(struct mqd_reactor *r, struct mqd_owned *owned)
 static bool waits_for_member(const struct mqd_owned *owned)
 {
     const struct mqd_replica *replica = owned->replica;
-    return replica && replica->set_max && replica->role == MQD_REPLICA_LEADER &&
+    return replica && replica->in_sync_max && replica->role == MQD_REPLICA_LEADER &&
            replica->high_watermark < replica->log_end;
 }
 
@@ -129,7 +129,7 @@ void mqd_leading_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_fetch_wake_followers(r, owned); /* requests with another epoch are refused */
     mqd_owner_publish(r, owned);
     publish_role(r, owned);
-    mqd_nearest_publish(r, owned);
+    mqd_nearest_publish_followers(r, owned);
     mqd_leading_propose(r, owned);
 }
 
