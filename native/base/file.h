@@ -30,7 +30,7 @@ ssize_t mqd_file_pwritev(int fd, const struct iovec *iov, int count, int64_t off
 ssize_t mqd_file_pwrite(int fd, const void *bytes, size_t size_bytes, int64_t offset);
 int mqd_file_sync(int fd, bool directory); /* fdatasync, or fsync for a directory */
 int mqd_file_syncfs(int fd, const char *root);
-/* true when tests delay flushes: then do not flush on a thread that must not wait */
+/* Whether a fault rule may delay flushes: then do not flush on a thread that must not block. */
 bool mqd_file_sync_may_delay(void);
 /* an asynchronous flush of fd starts: it covers what was written before this call */
 void mqd_file_sync_begin(int fd);

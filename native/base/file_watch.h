@@ -1,7 +1,8 @@
 /* Called by base/file.c instead of the plain system calls while a journal or faults are configured;
  * for base/file*.c and tests.
  *
- * Journal: PATH.PID, one record per change, appended in order of effect. Little endian:
+ * Journal: PATH.PID, one record per change, in the order in which the changes took effect. Little
+ * endian:
  *
  *    0  u32  0x314a514d ("MQJ1")
  *    4  u16  op, enum mqd_file_op
@@ -80,8 +81,9 @@ enum mqd_file_call {
     MQD_CALL_ANY
 };
 
-/* Read by every call of base/file.c, also while a test changes it through mqd_file_watch. Relaxed:
- * the mutex orders what a watched call reads. */
+/* Whether mqd_file_watch has started watching. Every call of base/file.c loads it with relaxed
+ * ordering, even while a test changes it: whatever else a watched call reads is protected by the
+ * mutex. */
 extern bool mqd_file_watched;
 
 /* Starts (or, with both NULL, ends) watching in this process. -1 with a message when the rules or
@@ -92,7 +94,7 @@ int mqd_watched_open(const char *path, int flags, mode_t mode);
 ssize_t mqd_watched_pwritev(int fd, const struct iovec *iov, int count, int64_t offset);
 int mqd_watched_sync(int fd, bool directory);
 int mqd_watched_syncfs(int fd, const char *root);
-/* whether a rule may delay flushes: they must then run on a thread that may wait */
+/* whether a rule may delay flushes: they must then run on a thread that may block */
 bool mqd_watched_sync_may_delay(void);
 void mqd_watched_sync_begin(int fd);
 int mqd_watched_sync_end(int fd, int result);

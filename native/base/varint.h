@@ -53,13 +53,13 @@ static inline const uint8_t *mqd_varint(const uint8_t *at, const uint8_t *end, i
     return at && *out >= INT32_MIN && *out <= INT32_MAX ? at : NULL;
 }
 
-/* The size of a blob (-1 = null) whose bytes follow. */
+/* The size of a blob (-1 = null); NULL also if fewer bytes than that follow. */
 static inline const uint8_t *mqd_varint_size(const uint8_t *at, const uint8_t *end, int64_t *out)
 {
     int64_t left = end - at;
     if (left == 0)
         return NULL;
-    /* as 64 bits it needs no conversion, which would delay the computation of the next address */
+    /* 64 bits wide: widening it later would delay the computation of the next address */
     uint64_t first = at[0];
     if (__builtin_expect((first & 0x81) == 0, 1)) { /* one byte, and not null: most frequent */
         *out = (int64_t)(first >> 1);

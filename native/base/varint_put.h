@@ -23,8 +23,9 @@ static inline uint8_t *mqd_put_unsigned_varint(uint8_t *at, uint64_t value)
     return at;
 }
 
-/* The same, when the caller knows the length: size_bytes = mqd_unsigned_varint_bytes(value). */
-static inline void mqd_put_varint_sized(uint8_t *at, uint64_t value, uint32_t size_bytes)
+/* Like mqd_put_unsigned_varint, for a caller that knows the length: size_bytes =
+ * mqd_unsigned_varint_bytes(value). */
+static inline void mqd_put_unsigned_varint_sized(uint8_t *at, uint64_t value, uint32_t size_bytes)
 {
     for (uint32_t i = 0; i + 1 < size_bytes; i++, value >>= 7)
         at[i] = (uint8_t)(value | 0x80);

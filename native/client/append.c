@@ -399,7 +399,7 @@ static uint32_t append_uniform(struct mqd_producer *producer, struct mqd_produce
             memcpy(at, head, 16); /* the value overwrites the excess bytes */
         else
             memcpy(at, head, head_bytes);
-        mqd_put_varint_sized(at + delta_at, offset_delta, delta_bytes);
+        mqd_put_unsigned_varint_sized(at + delta_at, offset_delta, delta_bytes);
         at = (uint8_t *)memcpy(at + head_bytes, value, value_bytes) + value_bytes;
         *at++ = 0;
     }

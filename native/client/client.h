@@ -39,9 +39,9 @@ struct mqd_client_options {
 };
 struct mqd_client;
 struct mqd_client *mqd_client_open(const struct mqd_client_options *options);
-void mqd_client_close(struct mqd_client *client); /* not during a mqd_client_wait: wake it first */
-uint32_t mqd_client_worker(const struct mqd_client *client);
-void *mqd_client_control(struct mqd_client *client); /* the control segment, read-only: for mqd_slot_view */
+void mqd_client_close(struct mqd_client *client);            /* not during a mqd_client_wait: wake it first */
+uint32_t mqd_client_worker(const struct mqd_client *client); /* index of the worker at the other end */
+void *mqd_client_control(struct mqd_client *client);         /* the control segment, read-only: for mqd_slot_view */
 /* Copies a complete request frame (from the api key on, without the length prefix) and submits it.
  * Correlation ids below 2^30 are the caller's; the producer uses the others. -1: MQD_E_FULL (wait,
  * then retry), EPIPE. */
@@ -82,8 +82,8 @@ struct mqd_client_position {
     int32_t reserved;
     int64_t offset; /* of the next record */
 };
-/* Requests a notification when any of the partitions has a record at its offset. A response arrives
- * then, or after wait_ms, or immediately when a partition has an error, which its reader
+/* Requests a notification when any of the partitions has a record at its offset. The response
+ * arrives then, or after wait_ms, or immediately if a partition has an error, which its reader
  * reports. The response contains nothing else and need not be parsed; mqd_client_wait sleeps until
  * it arrives. Until then, responses to later requests on this attachment wait for it, as on every
  * Kafka connection: a program that also produces should attach twice. */
@@ -122,11 +122,11 @@ enum mqd_partitioner {
 int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_bytes, int32_t partition_count,
                           uint64_t *random_state);
 /* The same for a column of keys, stored consecutively (key_bytes NULL: no record has one): fills in
- * the negative entries of `partitions`. without_key: the partition of records without a key. -1:
- * MQD_E_INVALID, a partitioner other than MURMUR2_RANDOM and FNV1A_RANDOM, or a wrong size or
+ * the negative entries of `partitions`. keyless_partition: for records without a key. -1
+ * MQD_E_INVALID: a partitioner other than MURMUR2_RANDOM and FNV1A_RANDOM, or a wrong size or
  * count. */
 int mqd_partitions_for(uint32_t partitioner, const uint8_t *keys, const int32_t *key_bytes, uint32_t count,
-                       int32_t partition_count, int32_t without_key, int32_t *partitions);
+                       int32_t partition_count, int32_t keyless_partition, int32_t *partitions);
 
 struct mqd_producer;
 /* Only one producer at a time per attachment. MQD_E_FULL: batches of an earlier producer are still

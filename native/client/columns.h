@@ -11,8 +11,8 @@
  *       leaves no trace
  *   A2  a validity bitmap is written from the first null of its column on (its null count is then
  *       above 0); before that all rows are valid and the bitmap is not written
- *   A3  offsets arrays have one entry more than there are rows, starting with 0: mqd_arrow_begin
- *       writes entry 0
+ *   A3  Arrow's offsets arrays (`ends`, `header_ends`) have one entry more than there are rows; the
+ *       first is 0, which mqd_arrow_begin writes
  * Concurrency: one thread at a time. Source: Arrow's columnar format, "Variable-size Binary
  * Layout", "List Layout"; KIP-82 (headers).
  */
@@ -44,7 +44,7 @@ enum mqd_arrow_full {
 struct mqd_arrow_rows {
     uint32_t row_capacity, row_count;
     int64_t *offsets; /* these three may be NULL */
-    /* without a timestamp: -1000, which is -1 ms; values out of range are clamped */
+    /* -1000 (-1 ms) for a record without a timestamp; values out of range are clamped */
     int64_t *timestamps_us;
     int32_t *timestamp_types; /* 0 CreateTime, 1 LogAppendTime */
     struct mqd_arrow_blobs keys, values;

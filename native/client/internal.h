@@ -10,9 +10,9 @@
  *       block the Metadata request that it waits for.
  *   C4  mqd_client_wait runs concurrently with everything else: of the fields that change, it uses
  *       only those marked "wait".
- *   C5  a fork's child has the struct, but neither descriptors nor the memfd's mapping: `failure`
- *       records this (client/fork.c closes them, so that the worker notices that the client has
- *       ended even while a forked child runs).
+ *   C5  a forked child has the struct, but neither the descriptors nor the mapping of the memfd:
+ *       client/fork.c closes them, so that the worker notices the end of the client even while a
+ *       forked child runs. `failure` makes every call in the child fail.
  */
 #ifndef MQD_CLIENT_INTERNAL_H
 #define MQD_CLIENT_INTERNAL_H
@@ -34,7 +34,7 @@ enum mqd_submitted_kind {
     MQD_SUBMITTED_NONE,
     MQD_SUBMITTED_REQUEST,
     MQD_SUBMITTED_BATCH,
-    MQD_SUBMITTED_BATCH_UNANSWERED /* acks=0: treated as answered once the worker has read it */
+    MQD_SUBMITTED_BATCH_UNANSWERED /* acks=0: gets no response; done once the worker has read it */
 };
 /* the client's own record of a submission, at the submission's index */
 struct mqd_submitted {
@@ -53,7 +53,7 @@ struct mqd_client {
     struct mqd_client *next, **link; /* all clients of the process: client/fork.c */
     int failure; /* wait. 0; MQD_E_INVALID in a child, EPIPE, MQD_E_CORRUPT, ENOMEM: every call fails with it */
     const char *failure_message;
-    bool in_fork_child; /* this process is a fork's child of the one that attached */
+    bool in_fork_child; /* this process was forked from the one that attached */
     uint32_t idle_polls;
     uint32_t worker, spin_us;
     int socket_fd, to_worker_fd, to_client_fd, wake_fd;
@@ -75,7 +75,7 @@ struct mqd_client {
     uint64_t published;
     uint64_t head; /* wait: the value of submission_head that was handled last */
     uint64_t reply_head;
-    uint32_t unanswered; /* submissions before `tail` that get no response and have not been read yet */
+    uint32_t unanswered; /* submissions that get no response (acks=0) and that the worker has not read yet */
     uint32_t needs_room; /* wait: a waiter must also return when submission_head moves */
     /* wait: to_client or wake_fd was written, or a call other than mqd_client_poll has taken
      * replies */
@@ -90,14 +90,14 @@ struct mqd_client {
     struct mqd_response *arriving; /* partly received from the reply ring: `arrived` of its bytes */
     uint32_t arrived;
     struct mqd_response *first_response, **last_response;
-    struct mqd_response *returned_response; /* the one that mqd_client_response has returned last */
+    struct mqd_response *returned_response; /* the one that mqd_client_response returned last */
 
     struct mqd_producer *producer; /* one at a time */
     uint32_t producer_serial;
 
     /* owned by the readers: mappings and queries on the socket */
     void *reader_state;
-    void (*reader_state_close)(struct mqd_client *client); /* called by mqd_client_close, also in a fork's child */
+    void (*reader_state_close)(struct mqd_client *client); /* called by mqd_client_close, also in a forked child */
     char client_id[64];
 };
 
@@ -120,7 +120,7 @@ void mqd_client_delist(struct mqd_client *client);
 /* `bytes` begin with the correlation id; returns -1 if they are not a valid response */
 int mqd_producer_on_response(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes);
 void mqd_producer_on_consumed(struct mqd_producer *producer, uint32_t batch); /* acks=0 */
-/* sends batches that waited for a response */
+/* sends the batches that had to wait for a response to earlier ones */
 void mqd_producer_pump(struct mqd_producer *producer);
 /* the attachment is closed: the producer has none until it is moved */
 void mqd_producer_on_close(struct mqd_producer *producer);

@@ -107,20 +107,20 @@ int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_
 }
 
 int mqd_partitions_for(uint32_t partitioner, const uint8_t *keys, const int32_t *key_bytes, uint32_t count,
-                       int32_t partition_count, int32_t without_key, int32_t *partitions)
+                       int32_t partition_count, int32_t keyless_partition, int32_t *partitions)
 {
     bool by_key = partitioner == MQD_PARTITIONER_MURMUR2_RANDOM || partitioner == MQD_PARTITIONER_FNV1A_RANDOM;
-    if (!by_key || partition_count < 1 || without_key < 0 || without_key >= partition_count)
+    if (!by_key || partition_count < 1 || keyless_partition < 0 || keyless_partition >= partition_count)
         return mqd_error_set(MQD_E_INVALID,
                              "invalid partitioner %u, partition count %d, or partition %d for records without a key",
-                             partitioner, partition_count, without_key);
+                             partitioner, partition_count, keyless_partition);
     for (uint32_t i = 0; i < count; i++) {
         int32_t size_bytes = key_bytes ? key_bytes[i] : -1;
         if (size_bytes < -1)
             return mqd_error_set(MQD_E_INVALID, "invalid size of a key: %d bytes", size_bytes);
         if (partitions[i] < 0)
-            partitions[i] =
-                size_bytes < 0 ? without_key : mqd_partition_for(partitioner, keys, size_bytes, partition_count, NULL);
+            partitions[i] = size_bytes < 0 ? keyless_partition
+                                           : mqd_partition_for(partitioner, keys, size_bytes, partition_count, NULL);
         if (size_bytes > 0)
             keys += size_bytes;
     }

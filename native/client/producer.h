@@ -22,7 +22,6 @@
  *       records, three closing bytes. The head's length is known only when the batch is closed (it
  *       ends with a varint of the batch's size). The head is then written directly before the
  *       batch.
- *
  *   P6  an idempotent batch that may be in the log keeps its identity and sequence until a broker
  *       has reported its outcome: under new ones no broker could recognize it, and it would be
  *       written twice. So the identity changes only when there is no such batch. A producer with a
@@ -132,7 +131,7 @@ struct mqd_producer {
 };
 
 /* client/producer.c */
-/* sends the batches that may be sent; returns false if no submission is free */
+/* sends the partition's batches that may be sent; returns false if the submission ring is full */
 bool mqd_producer_partition_send(struct mqd_producer *producer, struct mqd_producer_partition *partition);
 /* frees the batch's memory and, unless its outcome has yet to be reported, its entry */
 void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_batch *batch);

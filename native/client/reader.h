@@ -96,14 +96,14 @@ int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_ma
                             struct mqd_record_view *out, struct mqd_read_state *state);
 /* skips the compressed or corrupt batch at the reader's position */
 int mqd_segment_reader_skip(struct mqd_segment_reader *reader);
-/* Parses the records of a decompressed batch: `header` is its 61 bytes, `records` the decompressed
- * bytes; records below from_offset are skipped. Takes no more than out->capacity: a batch has no
- * more records than its header states (bytes 57 to 60). -1: MQD_E_CORRUPT; the records before the
- * damage are in `out`. */
+/* Parses the records of a decompressed batch: `header` is its header of 61 bytes, `records` the
+ * decompressed bytes; records below from_offset are skipped. Takes no more than out->capacity: a
+ * batch has no more records than its header states (bytes 57 to 60). -1: MQD_E_CORRUPT; the records
+ * before the damage are in `out`. */
 int mqd_segment_records(const uint8_t *header, const uint8_t *records, uint64_t records_bytes, int64_t from_offset,
                         struct mqd_record_view *out);
-/* Returns the high watermark, or for read_committed the last stable offset, without a request.
- * -1: not known (yet) */
+/* The offset from which the consumer's lag is computed: the high watermark, or for read_committed
+ * the last stable offset. Sends no request. -1: not known (yet) */
 int64_t mqd_segment_reader_lag_end(struct mqd_segment_reader *reader);
 int64_t mqd_segment_reader_log_start(struct mqd_segment_reader *reader);
 /* Takes another reference on the mapping of the last view. Returns the mapping's handle, or 0 if
