@@ -34,7 +34,7 @@
 #define MQD_STAGE_VERIFY (-2)
 
 #define MQD_STAGE_REDIRECT (-3) /* returned by a retired partition's owner, not by the partition: server/redirect.h */
-#define MQD_STAGE_UNKNOWN (-4)  /* nothing was staged: MQD_STAGE_KNOWN was set, and the producer is unknown */
+#define MQD_STAGE_UNKNOWN (-4)  /* nothing was staged: MQD_STAGE_KNOWN was set, and the producer is not known here */
 
 enum mqd_stage_flags {
     /* from a coordinator: control batches are allowed; sequences and verification are not
@@ -113,7 +113,7 @@ bool mqd_partition_refused_before(const struct mqd_partition *partition, const s
  * here: the first of its batches to arrive is noted as refused. If the producer sends that same
  * batch again, it has nothing earlier to send, and the batch may be its first. */
 bool mqd_partition_may_overtake(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms);
-/* staged batches are included */
+/* whether the producer has an ongoing transaction; staged batches count */
 bool mqd_partition_in_transaction(const struct mqd_partition *partition, int64_t producer_id);
 /* the log's end once the staged batches are written */
 int64_t mqd_partition_staged_end(const struct mqd_partition *partition);

@@ -84,12 +84,11 @@ void mqd_partition_epoch_end(const struct mqd_partition *partition, int32_t epoc
 struct mqd_truncation {
     int64_t log_end_offset; /* the new log end: `offset`, or the end of the last batch below it */
     int64_t cut_bytes;
-    bool below_high_watermark; /* committed records were removed: an unclean election, or a leader in error */
+    bool below_high_watermark; /* committed records were removed: an unclean election, or a faulty leader */
 };
 /* Truncates the log so that no batch extends beyond `offset`; does nothing when none does. Returns
  * 0 when the truncation is on disk; or -1 with mqd_error set. The partition is then fenced; or it
- * is unchanged, if there was no disk space for the truncation's mark file, no descriptor or no
- * memory. */
+ * is unchanged, if disk space for the truncation's mark file, descriptors or memory ran out. */
 int mqd_partition_truncate(struct mqd_partition *partition, int64_t offset, int64_t now_ms, struct mqd_truncation *out);
 /* Empties the log; it then begins and ends at `offset`, which may be any offset. Otherwise like
  * mqd_partition_truncate. batch_offset: the base offset, below `offset`, of the batch that contains

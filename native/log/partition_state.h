@@ -101,9 +101,8 @@ struct mqd_partition {
     uint32_t segment_count, segment_capacity;
     struct mqd_active active;
     int64_t written_bytes; /* by this object in total; to compute dirty bytes */
-    /* the value of written_bytes at the end of the segments that were deleted before they were
-     * flushed */
-    int64_t deleted_bytes;
+    /* written_bytes at the end of the last segment that was deleted before it was flushed */
+    int64_t deleted_up_to_bytes;
     int64_t last_write_ms;
 
     struct mqd_stage *stage; /* NULL while the partition is idle */
@@ -114,8 +113,8 @@ struct mqd_partition {
     /* several replicas: the high watermark is set from outside, not computed
      * (log/partition_marks.c) */
     bool replicated;
-    /* of a replicated partition; NULL: none recorded (idle, or no memory: the high watermark then
-     * moves only to the log's end) */
+    /* of a replicated partition; NULL: none recorded (idle, or out of memory: the high watermark
+     * then moves only to the log's end) */
     struct mqd_marks *marks;
     struct mqd_sync_item sync_queue[MQD_SYNC_QUEUE_MAX];
     uint32_t sync_queue_count;
@@ -174,10 +173,10 @@ static inline void mqd_partition_check(const struct mqd_partition *partition)
                partition->sync_queue_count);
 }
 
-/* The next free entry; NULL: no memory. */
+/* The next free entry; NULL: out of memory. */
 struct mqd_staged *mqd_partition_stage_next(struct mqd_partition *partition);
-/* Updates the producer's state for this batch, which will begin at staged_end_offset. -1: no
- * memory. */
+/* Updates the producer's state for this batch, which will begin at staged_end_offset. -1: out
+ * of memory. */
 int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_staged *staged,
                                  const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t now_ms);
 static inline struct mqd_staged *mqd_partition_staged_at(const struct mqd_partition *partition, uint32_t i)

@@ -58,8 +58,9 @@ bool mqd_partition_dirty(const struct mqd_partition *partition)
 
 int64_t mqd_partition_dirty_bytes(const struct mqd_partition *partition)
 {
-    int64_t clean_bytes = partition->durable.written_bytes > partition->deleted_bytes ? partition->durable.written_bytes
-                                                                                      : partition->deleted_bytes;
+    int64_t clean_bytes = partition->durable.written_bytes > partition->deleted_up_to_bytes
+                              ? partition->durable.written_bytes
+                              : partition->deleted_up_to_bytes;
     return partition->written_bytes - clean_bytes;
 }
 
@@ -78,7 +79,7 @@ void mqd_partition_forget_syncs(struct mqd_partition *partition)
         }
         mqd_file_close(item->fd);
         if (item->has_mark)
-            partition->deleted_bytes = item->mark.written_bytes;
+            partition->deleted_up_to_bytes = item->mark.written_bytes;
     }
     partition->sync_queue_count = kept_count;
 }

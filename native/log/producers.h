@@ -142,13 +142,13 @@ void mqd_producers_trim(struct mqd_producers *producers, uint32_t count_max);
 /* Forgets producers whose last append was before this time. */
 void mqd_producers_expire(struct mqd_producers *producers, int64_t before_ms);
 
-/* malloc'd; NULL: no memory. */
+/* malloc'd; NULL: out of memory. */
 uint8_t *mqd_producers_encode(const struct mqd_producers *producers, int64_t offset, size_t *size_bytes);
-/* like mqd_partition_producers */
+/* Like mqd_partition_producers: copies out up to `capacity` producers, returns the total number. */
 uint32_t mqd_producers_view(const struct mqd_producers *producers, struct mqd_producer_view *out, uint32_t capacity);
 
 /* Only for log/producers_snapshot.c: insert adds an entry and returns its index (MQD_PRODUCER_NONE:
- * no memory); begin gives an entry an ongoing transaction. */
+ * out of memory); begin gives an entry an ongoing transaction. */
 uint32_t mqd_producers_insert(struct mqd_producers *producers, int64_t producer_id);
 int mqd_producers_begin(struct mqd_producers *producers, uint32_t index, int64_t first_offset);
 /* The index of the producer's entry; MQD_PRODUCER_NONE: unknown. */

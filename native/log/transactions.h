@@ -53,7 +53,7 @@ struct mqd_transactions {
 };
 
 void mqd_transactions_free(struct mqd_transactions *transactions);
-/* Returns its link; 0: no memory (mqd_error set). */
+/* Returns its link; 0: out of memory (mqd_error set). */
 uint32_t mqd_transactions_begin(struct mqd_transactions *transactions, int64_t producer_id, int64_t first_offset);
 void mqd_transactions_end(struct mqd_transactions *transactions, uint32_t link, int64_t last_offset);
 /* resume undoes end; remove undoes begin. */
@@ -87,10 +87,9 @@ struct mqd_verifications {            /* zeroed = empty */
 };
 
 void mqd_verifications_free(struct mqd_verifications *verifications);
-/* The guard that the sender of this batch must pass back; 0: no memory. */
+/* The guard that the sender of this batch must pass back; 0: out of memory. */
 int64_t mqd_verifications_begin(struct mqd_verifications *verifications, const struct mqd_batch *batch, int64_t now_ms);
-/* The entry that this batch requested, or NULL if the guard is not that of the entry, or no longer
- * is. */
+/* The entry of the batch's producer and epoch, if `guard` is still its guard; otherwise NULL. */
 const struct mqd_verification *mqd_verifications_find(const struct mqd_verifications *verifications,
                                                       const struct mqd_batch *batch, int64_t guard);
 /* The entry of the batch's producer and epoch, whatever its guard; or NULL. */

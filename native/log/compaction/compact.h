@@ -68,7 +68,7 @@ struct mqd_compact_bytes {
     uint8_t *bytes;
     size_t size_bytes, capacity;
 };
-/* bytes NULL: only reserves room. -1: no memory */
+/* bytes NULL: only reserves room. -1: out of memory */
 int mqd_compact_bytes_add(struct mqd_compact_bytes *target, const void *bytes, size_t size_bytes);
 int mqd_compact_bytes_reserve(struct mqd_compact_bytes *target, size_t size_bytes);
 
@@ -148,9 +148,9 @@ int mqd_compact_copy_records(struct mqd_compact *compact, const uint8_t *records
 /* after COMPRESS */
 int mqd_compact_copy_compressed(struct mqd_compact *compact, const uint8_t *records, uint64_t size_bytes);
 /* Loads the newest batch of each producer from the snapshot at `offset`. An unreadable snapshot
- * is treated as none. -1: no memory. */
+ * is treated as none. -1: out of memory. */
 int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_offset);
-/* Adds a batch that the snapshot does not cover to last_batch. -1: no memory. */
+/* Adds a batch that the snapshot does not cover to last_batch. -1: out of memory. */
 int mqd_compact_note_producer(struct mqd_compact *compact, const struct mqd_batch *batch);
 /* Builds the new segment's index of aborted transactions: the old segments' entries whose marker is
  * kept. */

@@ -34,8 +34,8 @@ struct mqd_key_map {
 /* SipHash-2-4 with a 128-bit result. Source: Aumasson and Bernstein's reference. */
 void mqd_siphash(const uint64_t seed[2], const void *bytes, size_t size_bytes, uint64_t out[2]);
 
-/* Reserves size_bytes of entries; pages are touched only as they fill. seed NULL: random. -1: no
- * memory (mqd_error set). */
+/* Reserves size_bytes of entries; pages are touched only as they fill. seed NULL: random. -1: out
+ * of memory (mqd_error set). */
 int mqd_key_map_open(struct mqd_key_map *map, uint64_t size_bytes, uint32_t load_percent, const uint64_t *seed);
 void mqd_key_map_close(struct mqd_key_map *map);
 /* Returns false if there is no room (M1). */
@@ -52,7 +52,7 @@ struct mqd_id_map {
     struct mqd_id_entry *entries;
     uint32_t capacity, count;
 };
-int mqd_id_map_put(struct mqd_id_map *map, int64_t id, int64_t value); /* -1: no memory (mqd_error set) */
+int mqd_id_map_put(struct mqd_id_map *map, int64_t id, int64_t value); /* -1: out of memory (mqd_error set) */
 bool mqd_id_map_get(const struct mqd_id_map *map, int64_t id, int64_t *value);
 bool mqd_id_map_remove(struct mqd_id_map *map, int64_t id);
 void mqd_id_map_free(struct mqd_id_map *map);

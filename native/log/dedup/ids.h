@@ -67,10 +67,11 @@ void mqd_ids_hash(const struct mqd_ids *ids, const uint8_t *id, uint32_t id_byte
 enum mqd_id_state mqd_ids_find(const struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t producer_id,
                                int64_t *offset);
 /* Adds an id; an older entry with this id becomes free. Offsets must increase. producer_id: as for
- * mqd_ids_find. Returns 0, or -1 if it is full or there is no memory (nothing changes). */
+ * mqd_ids_find. Returns 0, or -1 if the queue is full or memory runs out (nothing changes). */
 int mqd_ids_put(struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t offset, int64_t producer_id);
-/* Ids added from now on have this time. Times are kept to a thousandth of the window: an id never
- * expires too early, and at most that much too late (or later, if there is no memory). */
+/* Ids added from now on have this time. Times are stored with a resolution of a thousandth of the
+ * window: an id never expires too early, and at most that much too late (later still if memory for
+ * the marks runs out). */
 void mqd_ids_mark(struct mqd_ids *ids, int64_t now_ms, int64_t window_ms);
 /* Forgets ids added at or before this time. */
 void mqd_ids_expire(struct mqd_ids *ids, int64_t before_ms);

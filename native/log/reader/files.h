@@ -45,8 +45,8 @@ struct mqd_reader_segment {
     int64_t base_offset;
     int64_t sealed_bytes;        /* size, if the high watermark is in a later segment; -1 = not read yet */
     struct mqd_segment_ref *ref; /* NULL = not open */
-    /* true also if only the .txnsum of a lost .txnindex exists. The generation changes when one is
-     * created later. */
+    /* true also if only the .txnsum of a lost .txnindex exists. If a .txnindex is created later,
+     * the generation changes. */
     bool has_txn_index;
 };
 
@@ -57,10 +57,10 @@ struct mqd_reader_slot {
     uint32_t segment_count;
     uint32_t open_count;
     bool listed;
-    /* the next two fields are the high watermark when mqd_range_just_written was first called */
-    bool first_known;
-    int64_t first_segment;
-    uint32_t first_position;
+    /* the high watermark's segment and position when mqd_range_just_written was first called */
+    bool first_use_known;
+    int64_t first_use_segment;
+    uint32_t first_use_position;
     /* compaction is replacing files: mqd_reader_is_swapping */
     bool swapping;
     /* the file of missing_offset was missing in missing_generation. If it is missing a second time

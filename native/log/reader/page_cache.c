@@ -77,14 +77,14 @@ bool mqd_range_just_written(struct mqd_reader *reader, uint32_t slot_number, con
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
     if (!slot)
         return false;
-    if (!slot->first_known) {
-        slot->first_known = true;
-        slot->first_segment = positions->high_watermark_segment;
-        slot->first_position = positions->high_watermark_position;
+    if (!slot->first_use_known) {
+        slot->first_use_known = true;
+        slot->first_use_segment = positions->high_watermark_segment;
+        slot->first_use_position = positions->high_watermark_position;
     }
     int64_t segment = range->segment->base_offset;
-    bool written_since =
-        segment > slot->first_segment || (segment == slot->first_segment && range->position >= slot->first_position);
+    bool written_since = segment > slot->first_use_segment ||
+                         (segment == slot->first_use_segment && range->position >= slot->first_use_position);
     return written_since && segment == positions->high_watermark_segment &&
            positions->high_watermark_position - range->position < TAIL_BYTES;
 }

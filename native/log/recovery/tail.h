@@ -42,7 +42,7 @@ struct bounds {
     int64_t crc_from_offset; /* checksums are computed from here on */
     int64_t trusted_below;   /* damage below it does not end the log */
     int64_t index_end;       /* index entries below it are trusted */
-    int64_t cut_offset;      /* like that of struct recovery */
+    int64_t cut_offset;      /* the same as in struct recovery */
     bool indexes_intact;     /* the index files cannot have lost their last entries in a power failure */
 };
 

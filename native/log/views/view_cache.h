@@ -35,7 +35,7 @@ struct mqd_view_cache_figures {
     uint64_t pieces, bytes;               /* in the cache */
     uint64_t used, added, stale, evicted; /* pieces */
 };
-struct mqd_view_cache *mqd_view_cache_create(uint64_t bytes_max, uint32_t piece_bytes); /* NULL: no memory */
+struct mqd_view_cache *mqd_view_cache_create(uint64_t bytes_max, uint32_t piece_bytes); /* NULL: out of memory */
 void mqd_view_cache_destroy(struct mqd_view_cache *cache);
 void mqd_view_cache_figures(struct mqd_view_cache *cache, struct mqd_view_cache_figures *out);
 
