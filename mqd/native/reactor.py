@@ -123,7 +123,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     share_session_count_max: int = 2000
     slow_ms: int = 0
     denied_interval_ms: int = 10_000
-    turn_causes: bool = False  # measure what delays turns
+    profile_turns: bool = False  # measure what the turns spend their time on
 
 
 class FetcherOptions(msgspec.Struct, frozen=True, kw_only=True):

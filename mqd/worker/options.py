@@ -134,7 +134,7 @@ def reactor_options(
         "backend": _BACKENDS[value("io.backend")],
         "cpu": cpus[worker % len(cpus)] if cpus else -1,
         "spin_us": value("worker.spin.us"),
-        "turn_causes": value("worker.loop.profile"),
+        "profile_turns": value("worker.loop.profile"),
         "connection_count_max": connection_count_max,
         "request_bytes_max": value("socket.request.max.bytes"),
         "large_bytes": own_arena_bytes - value("receive.arena.bytes"),

@@ -25,11 +25,11 @@ struct mqd_reactor_options {
     const int *eventfds; /* one per endpoint */
     uint8_t *arenas[66]; /* every endpoint's arena; only our own is writable; NULL = none */
     uint64_t arena_bytes[66];
-    int handoff_fd;      /* Unix seqpacket socket: accepted connections arrive by SCM_RIGHTS */
-    int backend;         /* enum mqd_backend */
-    int cpu;             /* the thread is pinned to this CPU; -1 = not pinned */
-    uint32_t spin_us;    /* how long to spin before sleeping; 0 = not at all */
-    uint8_t turn_causes; /* measure what delays turns (worker.loop.profile) */
+    int handoff_fd;        /* Unix seqpacket socket: accepted connections arrive by SCM_RIGHTS */
+    int backend;           /* enum mqd_backend */
+    int cpu;               /* the thread is pinned to this CPU; -1 = not pinned */
+    uint32_t spin_us;      /* how long to spin before sleeping; 0 = not at all */
+    uint8_t profile_turns; /* measure what the turns spend their time on (worker.loop.profile) */
     uint32_t connection_count_max;
     uint32_t request_bytes_max; /* socket.request.max.bytes */
     /* bytes at the end of our own arena for requests larger than half of the rest of the arena;
@@ -130,7 +130,7 @@ int mqd_reactor_endpoint_died(struct mqd_reactor *reactor, uint64_t token, uint3
 /* The most connections that this worker may hold (its share of the broker's budget), and that all
  * workers together may hold (max.connections). Connections above a lowered limit stay open; new
  * ones are refused. No event; takes effect immediately. */
-int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count, uint32_t broker_count);
+int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t worker_max, uint32_t broker_max);
 /* The same limits for shared-memory attachments (initially 0): their number, and the memory that
  * they may use together. */
 int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint64_t size_bytes);

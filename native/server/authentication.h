@@ -4,8 +4,8 @@
  *
  *   not required  the listener does not authenticate, or the connection belongs to another host of
  *                 the cluster or to a local client: one predictable branch per frame
- *   requested     ApiVersions, SaslHandshake and SaslAuthenticate only, in bounded number, size and
- *                 time; after SaslHandshake 0, raw tokens
+ *   requested     not done yet: only ApiVersions, SaslHandshake and SaslAuthenticate, in bounded
+ *                 number, size and time; after SaslHandshake 0, raw tokens
  *   done          everything, until the session ends (KIP-368); then only a new exchange
  *
  * Invariants

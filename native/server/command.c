@@ -549,10 +549,11 @@ int mqd_reactor_set_local_max(struct mqd_reactor *r, uint32_t count, uint64_t si
     return 0;
 }
 
-int mqd_reactor_set_connection_max(struct mqd_reactor *r, uint32_t count, uint32_t broker_count)
+int mqd_reactor_set_connection_max(struct mqd_reactor *r, uint32_t worker_max, uint32_t broker_max)
 {
-    mqd_store_relaxed(&r->broker_connection_count_max, broker_count);
-    mqd_store_relaxed(&r->connection_count_max, count < r->connection_capacity ? count : r->connection_capacity);
+    mqd_store_relaxed(&r->broker_connection_count_max, broker_max);
+    mqd_store_relaxed(&r->connection_count_max,
+                      worker_max < r->connection_capacity ? worker_max : r->connection_capacity);
     return 0;
 }
 

@@ -129,7 +129,8 @@ struct mqd_shares;
 
 /* server/slow/turn.c */
 struct mqd_turn_clock {
-    int64_t now_ns, ran_ns, waited_ns;
+    int64_t now_ns;
+    int64_t ran_ns, waited_ns; /* the thread's total time on a CPU, and ready to run without one */
 };
 struct mqd_turn {
     int schedstat_fd; /* 0 = not open */
@@ -173,7 +174,8 @@ struct mqd_reactor {
     struct mqd_log_directory log_dirs[MQD_LOG_DIR_COUNT_MAX];
     struct mqd_owned *owned[MQD_PARTITION_SLOT_COUNT];
     struct mqd_node waiting[MQD_PARTITION_SLOT_COUNT]; /* fetch entries by slot */
-    uint8_t path_known[MQD_PARTITION_SLOT_COUNT];      /* index of its log directory + 1; 0 = not known */
+    uint8_t
+        path_log_dir[MQD_PARTITION_SLOT_COUNT]; /* 1 + the log directory of the path that `reader` has; 0 = no path */
     uint32_t owned_count;
 
     struct mqd_connection **connections; /* by index; NULL from connection_end on */
@@ -212,7 +214,8 @@ struct mqd_reactor {
 
     const struct mqd_produce_request *producing; /* the Produce whose appends are being routed, or NULL */
     struct mqd_text producing_client;            /* its client id */
-    /* with_waiting_records: partitions led here, with acks.replicas, in which a record waits */
+    /* with_waiting_records: partitions with acks.replicas that are led here and have a record that
+     * waits for replicas */
     struct mqd_node to_write, to_wake, with_waiting_records;
     struct mqd_fetchers *fetchers; /* NULL until the first partition follows */
     struct mqd_secure *secure;     /* NULL until a listener has TLS */
@@ -390,7 +393,8 @@ void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *se
                            struct mqd_positions *positions);
 
 /* server/fetch/nearest.c */
-void mqd_nearest_publish(struct mqd_reactor *r, const struct mqd_owned *owned);
+/* stores the other in-sync replicas in the slot; called by the owner after an assignment */
+void mqd_nearest_publish_followers(struct mqd_reactor *r, const struct mqd_owned *owned);
 /* the hash of the consumer's rack; 0: not given, or the rack of this host */
 uint64_t mqd_nearest_rack_hash(const struct mqd_reactor *r, const struct mqd_fetch_request *fetch);
 /* the node in the consumer's rack that the consumer should read from; -1 = this host */
@@ -560,7 +564,7 @@ void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request
 /* server/lookup.c */
 /* whether `end_offset` may be returned only after a flush */
 bool mqd_lookup_must_wait(struct mqd_reactor *r, uint32_t slot, int64_t end_offset);
-/* NULL: no memory */
+/* NULL: out of memory */
 struct mqd_lookup *mqd_lookup_new(struct mqd_reactor *r, struct mqd_request *request, uint32_t awaited_count_max,
                                   const uint8_t *body, uint32_t body_bytes);
 /* lookup->awaited must be filled in; may close the connection */

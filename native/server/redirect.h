@@ -34,8 +34,8 @@
  * Invariants
  *   D1  no batch is redirected before everything that p appended (up to sealed_end) is below its
  *       high watermark and this owner leads p in the epoch of the step or a later one. From then on
- *       p's data do not change, so a verdict stays valid permanently, whichever replica leads p or
- *       the target afterwards.
+ *       p's data does not change, so a verdict stays valid permanently, whichever replica leads p
+ *       or the target afterwards.
  *   D2  a producer's first batch in the target is the next after its last one in p. Where p does
  *       not know the producer, a batch is not accepted as its first if an earlier one was refused
  *       here (mqd_partition_refused_before).

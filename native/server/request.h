@@ -116,7 +116,7 @@ struct mqd_refusal {
 /* ---- requests ---- */
 
 enum mqd_request_kind {
-    MQD_REQUEST_READY,
+    MQD_REQUEST_READY, /* answered on arrival: `reply` already has the response */
     MQD_REQUEST_PRODUCE,
     MQD_REQUEST_FETCH,
     MQD_REQUEST_CONTROL,

@@ -14,9 +14,9 @@
 
 static void clear_path(struct mqd_reactor *r, uint32_t slot)
 {
-    if (slot >= MQD_PARTITION_SLOT_COUNT || !r->path_known[slot])
+    if (slot >= MQD_PARTITION_SLOT_COUNT || !r->path_log_dir[slot])
         return;
-    r->path_known[slot] = 0;
+    r->path_log_dir[slot] = 0;
     mqd_reader_set_path(r->reader, slot, NULL);
 }
 

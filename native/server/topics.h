@@ -43,7 +43,7 @@ struct mqd_topics {
 };
 struct mqd_topic *mqd_topics_find(struct mqd_topics *topics, const struct mqd_topic_key *key);
 struct mqd_topic *mqd_topics_find_id(struct mqd_topics *topics, const uint8_t topic_id[16]);
-/* Adds a topic, or replaces the partitions of an existing one. NULL: no memory. */
+/* Adds a topic, or replaces the partitions of an existing one. NULL: out of memory. */
 struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_id[16], const char *name,
                                  const struct mqd_topic_partition *partitions, uint32_t partition_count);
 void mqd_topics_remove(struct mqd_topics *topics, struct mqd_topic *topic);

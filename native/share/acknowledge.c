@@ -200,7 +200,7 @@ static void make_available(struct mqd_share *share, struct mqd_share_page *page,
  * offsets. */
 static uint32_t release_row(struct mqd_share *share, uint32_t index, int64_t now_ms)
 {
-    bool is_lock = row_of(share, index)->queue == LOCKS;
+    bool is_lock = row_of(share, index)->queue == LOCK_QUEUE;
     uint32_t state = is_lock ? MQD_SHARE_ACQUIRED : MQD_SHARE_DELAYED;
     int64_t first = row_of(share, index)->first, last = row_of(share, index)->last;
     uint32_t held = row_of(share, index)->held, released = 0;
@@ -228,7 +228,7 @@ static uint32_t release_row(struct mqd_share *share, uint32_t index, int64_t now
 uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member, int64_t now_ms)
 {
     uint32_t released = 0;
-    for (uint32_t index = share->queues[LOCKS].head, next; index != ROW_NONE; index = next) {
+    for (uint32_t index = share->queues[LOCK_QUEUE].head, next; index != ROW_NONE; index = next) {
         const struct mqd_share_row *row = row_of(share, index);
         next = row->next;
         if (row->member == member)
@@ -242,7 +242,7 @@ uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member, int6
 static bool is_early(const struct mqd_share *share, uint32_t queue)
 {
     (void)share;
-    return queue != LOCKS && PLANTED_BUG(share, EARLY_RETRY);
+    return queue != LOCK_QUEUE && PLANTED_BUG(share, EARLY_RETRY);
 }
 
 uint32_t mqd_share_expire(struct mqd_share *share, int64_t now_ms, uint32_t offsets_max)

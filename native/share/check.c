@@ -33,7 +33,7 @@ static void check_cells(const struct mqd_share *share)
         MQD_ASSERT(row->first <= offset && offset <= row->last, "S5: %lld belongs to a row of %lld to %lld",
                    (long long)offset, (long long)row->first, (long long)row->last);
         uint32_t count = cell_deliveries(cell);
-        uint32_t queue = state == MQD_SHARE_ACQUIRED ? LOCKS : queue_of(share, count);
+        uint32_t queue = state == MQD_SHARE_ACQUIRED ? LOCK_QUEUE : queue_of(share, count);
         MQD_ASSERT(row->queue == queue, "S9: %lld, delivered %u times, waits in queue %u", (long long)offset, count,
                    row->queue);
     }
@@ -73,7 +73,7 @@ static uint32_t check_queue(const struct mqd_share *share, uint32_t queue, uint3
 
 static void check_rows(const struct mqd_share *share)
 {
-    uint32_t held = 0, delayed = 0, used_queues = 0, row_count = check_queue(share, LOCKS, &held);
+    uint32_t held = 0, delayed = 0, used_queues = 0, row_count = check_queue(share, LOCK_QUEUE, &held);
     for (uint32_t queue = 1; queue < MQD_SHARE_QUEUE_COUNT; queue++) {
         row_count += check_queue(share, queue, &delayed);
         used_queues += share->queues[queue].head != ROW_NONE;

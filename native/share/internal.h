@@ -15,7 +15,7 @@
 /* Rows may have holes, but a longer hole begins another row, so that few cells that belong to other
  * rows are visited when a row is walked. */
 #define ROW_HOLE_MAX 256
-#define LOCKS 0 /* the queue of acquisitions */
+#define LOCK_QUEUE 0 /* index of the queue of acquisitions; the others are for backoffs */
 
 #define CELL_STATE_MASK 7ull
 #define CELL_CHANGED 8ull

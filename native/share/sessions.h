@@ -70,7 +70,7 @@ int16_t mqd_share_session_check(const struct mqd_share_session *session, int32_t
                                 enum mqd_share_session_need need);
 void mqd_share_session_advance_epoch(struct mqd_share_session *session);
 /* Opens a session whose next epoch is 1; no session of that group and member may exist. It is
- * appended to `connection_sessions`, the connection's list. NULL: no memory. */
+ * appended to `connection_sessions`, the connection's list. NULL: out of memory. */
 struct mqd_share_session *mqd_share_session_open(struct mqd_share_sessions *sessions, struct mqd_text group,
                                                  struct mqd_text member, struct mqd_node *connection_sessions);
 void mqd_share_session_close(struct mqd_share_sessions *sessions, struct mqd_share_session *session);

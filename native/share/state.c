@@ -278,7 +278,7 @@ static void row_append(struct mqd_share *share, uint32_t index, uint32_t queue, 
     row->previous = ends->tail;
     if (ends->tail == ROW_NONE) {
         ends->head = index;
-        share->backoff_queue_count += queue != LOCKS;
+        share->backoff_queue_count += queue != LOCK_QUEUE;
     } else {
         struct mqd_share_row *tail = row_of(share, ends->tail);
         tail->next = index;
@@ -299,7 +299,7 @@ static void row_unlink(struct mqd_share *share, const struct mqd_share_row *row)
         ends->tail = row->previous;
     else
         row_of(share, row->next)->previous = row->previous;
-    share->backoff_queue_count -= row->queue != LOCKS && ends->head == ROW_NONE;
+    share->backoff_queue_count -= row->queue != LOCK_QUEUE && ends->head == ROW_NONE;
 }
 
 uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t offset, int64_t now_ms)
@@ -308,7 +308,7 @@ uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t of
     if (index == ROW_NONE)
         return ROW_NONE;
     *row_of(share, index) = (struct mqd_share_row){.first = offset, .last = offset, .member = member};
-    row_append(share, index, LOCKS, now_ms + share->settings.lock_ms);
+    row_append(share, index, LOCK_QUEUE, now_ms + share->settings.lock_ms);
     return index;
 }
 
@@ -361,7 +361,7 @@ void mqd_share_row_release(struct mqd_share *share, uint32_t index, uint32_t cou
 void mqd_share_row_renew(struct mqd_share *share, uint32_t index, int64_t now_ms)
 {
     row_unlink(share, row_of(share, index));
-    row_append(share, index, LOCKS, now_ms + share->settings.lock_ms);
+    row_append(share, index, LOCK_QUEUE, now_ms + share->settings.lock_ms);
 }
 
 int64_t mqd_share_deadline(const struct mqd_share *share)

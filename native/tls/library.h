@@ -172,7 +172,7 @@ struct mqd_tls_library {
 /* written once, before mqd_tls_available first returns 1 */
 extern struct mqd_tls_library mqd_tls_library;
 
-/* tls/session.c: the BIO of sessions; NULL: no memory */
+/* tls/session.c: the BIO of sessions; NULL: out of memory */
 BIO_METHOD *mqd_tls_transport_create(void);
 /* tls/session.c: for SSL_CTX_set_verify of the contexts between hosts */
 int mqd_tls_verify_host(int chain_verified, X509_STORE_CTX *verification);

@@ -45,7 +45,7 @@ void mqd_tls_free(struct mqd_tls *tls);
 /* Receives the bytes that the next step needs. Returns their number; 0 if none are available; or -1
  * on an error (errno), or if the peer has closed the connection (errno 0). */
 ssize_t mqd_tls_receive(struct mqd_tls *tls);
-/* the first bytes are not a TLS record */
+/* whether the first bytes are not a TLS record: the peer sends plain text */
 bool mqd_tls_is_plain(const struct mqd_tls *tls);
 /* Computes the next step, without a system call that waits. Returns 1 if the session is
  * established, 0 if more bytes are needed, or -1 with the reason if it has failed. Call

@@ -79,7 +79,7 @@ bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *
     return true;
 }
 
-const char *const mqd_check_too_many = "too many batches are waiting for a check; the client may retry";
+const char *const mqd_check_too_many_reason = "too many batches are waiting for a check; the client may retry";
 
 static void refuse_all(struct mqd_reactor *r, struct mqd_node *parked, int16_t error, const char *message)
 {
@@ -282,7 +282,7 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
     struct mqd_check *check =
         mqd_check_take(r, payload_bytes + (copy ? batch_bytes : 0), copy || large ? 0 : batch_bytes);
     if (!check) {
-        refuse_all(r, &parked, MQD_KAFKA_NOT_ENOUGH_REPLICAS, mqd_check_too_many);
+        refuse_all(r, &parked, MQD_KAFKA_NOT_ENOUGH_REPLICAS, mqd_check_too_many_reason);
         return;
     }
     check->kind = MQD_CHECK_TRANSACTION;
@@ -371,7 +371,7 @@ void mqd_check_on_response(struct mqd_reactor *r, const struct mqd_descriptor *d
 {
     if (from != mqd_control_worker_count(r->options.control))
         return;
-    struct mqd_check *check = mqd_check_of(r, descriptor->token);
+    struct mqd_check *check = mqd_check_by_token(r, descriptor->token);
     uint64_t arena_bytes = r->options.arena_bytes[from];
     bool is_in_arena = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
                        descriptor->size_bytes <= arena_bytes - descriptor->offset;

@@ -11,9 +11,9 @@
 
 /* Takes an entry of the table; NULL: a bound is reached. If control_bytes is not 0, the payload is
  * at `offset` in the control arena; otherwise the caller sets `offset` to where its batch is.
- * frame_bytes: of batches that stay in the receive arena. */
+ * frame_bytes: size of the batches that stay in the receive arena meanwhile. */
 struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, uint64_t frame_bytes);
-struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token); /* NULL: the check has ended */
+struct mqd_check *mqd_check_by_token(struct mqd_reactor *r, uint64_t token); /* NULL: the check has ended */
 uint64_t mqd_check_token(const struct mqd_reactor *r, const struct mqd_check *check);
 /* starts the timer: appends wait at most MQD_CHECK_MS_MAX, and not beyond the timeout of their
  * request */
@@ -21,18 +21,19 @@ void mqd_check_arm(struct mqd_reactor *r, struct mqd_check *check, struct mqd_re
 /* sends the check now or when there is room, but not after the request's deadline */
 void mqd_check_submit(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
 /* memory for the batch that the acceptor has compressed; kept until its append takes it or the
- * check ends. False: no memory */
+ * check ends. False: out of memory */
 bool mqd_check_take_buffer(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes);
 void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check);
 
 uint8_t *mqd_check_bytes(const struct mqd_reactor *r, const struct mqd_append *append);
+/* Adds the append to those that wait for the check's response. */
 void mqd_check_park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append);
 /* Moves the batch to `at` in the control arena, from where it is sent on. */
 void mqd_check_move(struct mqd_reactor *r, struct mqd_append *append, uint64_t at);
 /* Copies the id, because the frame may be released before the transaction's check is sent. Returns
- * false if there is no memory. */
+ * false if out of memory. */
 bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request);
-extern const char *const mqd_check_too_many;
+extern const char *const mqd_check_too_many_reason;
 
 /* The position in a request's topics during a walk over its appends; initialized with {0}. */
 struct mqd_topic_walk {

@@ -179,7 +179,7 @@ static struct mqd_check *park(struct mqd_reactor *r, struct mqd_append *append, 
             ? mqd_check_take(r, copy ? append->size_bytes : 0, counts_frame ? append->size_bytes : 0)
             : NULL;
     if (!check) {
-        append->message = mqd_check_too_many;
+        append->message = mqd_check_too_many_reason;
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
         return NULL;
     }
@@ -264,7 +264,7 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
 
 void mqd_check_on_job(struct mqd_reactor *r, uint64_t token)
 {
-    struct mqd_check *check = mqd_check_of(r, token);
+    struct mqd_check *check = mqd_check_by_token(r, token);
     struct mqd_check_job *job = check ? check->job : NULL;
     MQD_ASSERT(job, "T1: check %llx ended before its job", (unsigned long long)token);
     check->job = NULL;
@@ -309,7 +309,7 @@ static void on_compressed(struct mqd_reactor *r, struct mqd_check *check, struct
 {
     struct mqd_topic_walk walk = {0};
     if (check->buffer_bytes == 0 || check->buffer_filled != check->buffer_bytes) {
-        append->message = mqd_check_too_many;
+        append->message = mqd_check_too_many_reason;
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
         return;
     }

@@ -21,7 +21,7 @@
 #define FRAME_ARENA_DIVISOR 4   /* batches that stay in the receive arena may use 1 / FRAME_ARENA_DIVISOR of it */
 #define NO_CHECK UINT32_MAX
 
-struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token)
+struct mqd_check *mqd_check_by_token(struct mqd_reactor *r, uint64_t token)
 {
     uint32_t index = token & 0xffff;
     if (index >= r->check_used || !r->checks[index].used || r->checks[index].sequence != (uint32_t)(token >> 16))

@@ -6,13 +6,13 @@
 
 #include "server/reactor.h"
 
-/* 0, or why the batch cannot belong to a transaction */
+/* returns 0, or the error if the batch cannot belong to a transaction */
 int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch,
                               const char **message);
-/* whether the append may continue now; false: it was decided here, or its records are being
- * checked */
+/* whether the append may continue now; false: its outcome was decided here, or its records are
+ * being checked */
 bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch);
-/* returns a place for the record errors of a refused batch; NULL: no memory */
+/* returns a place for the record errors of a refused batch; NULL: out of memory */
 struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append);
 /* called while the append is routed: later requests of its connection must not overtake it */
 void mqd_check_begin_order(struct mqd_reactor *r, struct mqd_append *append);

@@ -26,7 +26,7 @@ static uint64_t broker_rack_hash(const struct mqd_broker_address *broker)
 }
 
 /* Called by the partition's owner after an assignment. */
-void mqd_nearest_publish(struct mqd_reactor *r, const struct mqd_owned *owned)
+void mqd_nearest_publish_followers(struct mqd_reactor *r, const struct mqd_owned *owned)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
     const struct mqd_replica *replica = owned->replica;

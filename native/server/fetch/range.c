@@ -14,14 +14,14 @@ void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic,
 {
     uint8_t log_dir =
         mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->log_dir) % MQD_LOG_DIR_COUNT_MAX;
-    if (r->path_known[slot] == log_dir + 1)
+    if (r->path_log_dir[slot] == log_dir + 1)
         return;
     struct mqd_log_directory *dir = &r->log_dirs[log_dir]; /* the partition may have moved to another directory */
     char *path = NULL;
     if (dir->path &&
         asprintf(&path, "%s/%s-%d", dir->path, topic->view ? topic->view->base : topic->name, partition_index) > 0 &&
         mqd_reader_set_path(r->reader, slot, path) == 0)
-        r->path_known[slot] = (uint8_t)(log_dir + 1);
+        r->path_log_dir[slot] = (uint8_t)(log_dir + 1);
     free(path);
 }
 

@@ -83,7 +83,7 @@ struct mqd_local {
 };
 
 /* server/local/local.c */
-/* principal: the bytes that follow the hand-off; there are none if there is no authorizer */
+/* principal: the bytes that follow the hand-off; none if the broker has no authorizer */
 void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff, const void *principal,
                      uint16_t principal_bytes);
 void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c);
@@ -94,6 +94,7 @@ void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c);
  * ended in time */
 bool mqd_local_is_overdue(struct mqd_local *local);
 
+/* returns the bytes of freed memory to the budget local_bytes_max */
 void mqd_local_release(struct mqd_reactor *r, uint64_t size_bytes);
 
 /* server/local/memory.c. mqd_local_memory_watch returns false if the memory cannot be watched.

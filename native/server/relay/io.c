@@ -175,7 +175,7 @@ static int64_t due_ms(const struct mqd_relay *relay)
         return relay->connect_requested ? relay->connect_by_ms : INT64_MAX;
     if (relay->socket.fd < 0)
         return relay->connect_by_ms;
-    return MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node)->deadline_ms + relay->timeout_ms;
+    return MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node)->expected_ms + relay->timeout_ms;
 }
 
 /* Runs the TLS connection for this turn. Returns false if its handshake has not finished, or the

@@ -268,7 +268,7 @@ static void queue_append(struct mqd_reactor *r, struct mqd_relay *relay, struct 
     entry->version = append->request->version;
     entry->partition_index = append->partition_index;
     memcpy(entry->topic_id, topic->topic_id, sizeof entry->topic_id);
-    entry->deadline_ms =
+    entry->expected_ms =
         r->now_ms + (produce->required_acks == -1 && produce->timeout_ms > 0 ? produce->timeout_ms : 0);
     append->relayed = entry;
     append->request->relaying++;

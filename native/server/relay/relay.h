@@ -21,7 +21,7 @@
  *       to the socket completely, and therefore not written; REQUEST_TIMED_OUT if it was given to
  *       the socket completely and the connection ended without a response. The client retries both
  *       errors with the same sequence.
- *   L3  when the metadata name another leader, batches that still wait for the old leader's
+ *   L3  when the metadata names another leader, batches that still wait for the old leader's
  *       response are completed with NOT_LEADER_OR_FOLLOWER.
  *   L4  memory: only bytes not yet given to the socket, counted in heap_bytes. While a relay has
  *       more than MQD_RELAY_UNSENT_BYTES of them, each client's connection adds at most one request

@@ -14,8 +14,10 @@ struct mqd_relayed {
     struct mqd_node node;
     struct mqd_append *append; /* NULL: the outcome is no longer awaited */
     struct mqd_relay *relay;
-    uint64_t end;        /* stream position after the request's frame */
-    int64_t deadline_ms; /* plus timeout_ms: deadline of the response, checked while the request is the oldest */
+    uint64_t end; /* stream position after the request's frame */
+    /* when the client's timeout ends (acks=all), or when the request was created. The connection
+     * ends if this is the oldest request and timeout_ms later has no response */
+    int64_t expected_ms;
     uint32_t frame_bytes;
     int32_t correlation_id;
     int32_t partition_index;

@@ -43,7 +43,7 @@ struct mqd_fetch_item {
     int64_t fetch_offset, log_start_offset;
 };
 /* Appends a complete frame with its length word to `out`. Adjacent items of one topic become one
- * entry. out->failed: there is no memory. */
+ * entry. out->failed: out of memory. */
 void mqd_fetch_request_encode(struct mqd_buffer *out, const struct mqd_fetch_request_head *head,
                               const struct mqd_fetch_item *items, uint32_t item_count,
                               const struct mqd_fetch_key *forgotten, uint32_t forgotten_count);

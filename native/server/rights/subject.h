@@ -1,6 +1,6 @@
-/* Rights on the data path. A subject is what one principal from one client address may do, compiled
- * by the worker's Python (mqd/security/subject.py); all connections of that principal and address
- * share it.
+/* Rights on the data path. A subject is a principal at one client address, with tables of what it
+ * may do, which the worker's Python compiles (mqd/security/subject.py). All connections of that
+ * principal and address share it.
  *
  *   requested  MQD_EVENT_SUBJECT_REQUESTED was emitted; its connections are not read
  *   known      mqd_reactor_subject_put has brought its tables; replaced as a whole when rules
@@ -9,7 +9,7 @@
  *              (MQD_EVENT_SUBJECT_GONE)
  *
  * Invariants
- *   S1  without tables nothing is allowed: no subject, no service.
+ *   S1  a client whose connection has no subject, or whose subject has no tables, may do nothing.
  *   S2  a cached mask belongs to the subject's present tables and to the topic with the serial
  *       number stored beside it; a serial number is never used for another topic.
  *   S3  when the tables are replaced, fetches that wait are evaluated again, and responses cached
@@ -73,7 +73,7 @@ struct mqd_subjects {
     uint8_t mapped_by_clients[MQD_PARTITION_SLOT_COUNT];
 };
 
-bool mqd_subjects_create(struct mqd_reactor *r); /* false: no memory */
+bool mqd_subjects_create(struct mqd_reactor *r); /* false: out of memory */
 void mqd_subjects_destroy(struct mqd_reactor *r);
 void mqd_subjects_tick(struct mqd_reactor *r); /* retries events that did not fit in the queue */
 void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *command);

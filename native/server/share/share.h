@@ -229,7 +229,7 @@ int64_t mqd_shares_next_ms(const struct mqd_reactor *r);
 void mqd_shares_destroy(struct mqd_reactor *r);
 
 /* ---- request.c ---- */
-struct mqd_shares *mqd_shares_of(struct mqd_reactor *r); /* created by the first call; NULL: no memory */
+struct mqd_shares *mqd_shares_of(struct mqd_reactor *r); /* created by the first call; NULL: out of memory */
 /* The owner has not counted the session: the session's next request about the partition joins again
  * (H5). */
 void mqd_share_rejoin(struct mqd_reactor *r, const struct mqd_share_part *part);
@@ -248,7 +248,7 @@ void mqd_share_on_acknowledged(struct mqd_reactor *r, struct mqd_share_part *par
 /* ---- owner_requests.c ---- */
 /* Finds the owner that serves this slot now. Returns 0 or the error. */
 int16_t mqd_share_owner_of(struct mqd_reactor *r, uint32_t slot, uint16_t *owner, uint64_t *generation);
-/* `ranges`: as in the payload. False: no memory, and nothing was sent. */
+/* `ranges`: as in the payload. False: out of memory, and nothing was sent. */
 bool mqd_share_call_owner(struct mqd_reactor *r, struct mqd_share_part *part, uint32_t slot, uint16_t owner,
                           uint64_t generation, const struct mqd_share_owner_request *request, const uint8_t *group,
                           const struct mqd_buffer *ranges);

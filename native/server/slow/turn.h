@@ -1,6 +1,6 @@
 /* The time that the loop's turns spend on each cause: one histogram per cause, of the turns in
- * which it occurred. Measured while options.turn_causes is set: five system calls a turn, and four
- * more for each part (mqd_turn_part_begin). */
+ * which it occurred. Measured while options.profile_turns is set: five system calls a turn, and
+ * four more for each part (mqd_turn_part_begin). */
 #ifndef MQD_TURN_H
 #define MQD_TURN_H
 
@@ -8,7 +8,7 @@
 
 static inline bool mqd_turn_measured(const struct mqd_reactor *r)
 {
-    return __builtin_expect(r->options.turn_causes, 0);
+    return __builtin_expect(r->options.profile_turns, 0);
 }
 
 /* Called on the reactor's thread, before its first turn and after its last. */

@@ -34,7 +34,7 @@ static bool found(struct bench *b, enum mqd_histogram cause)
 static void measured(struct bench *b)
 {
     watch(b);
-    b->options[0].turn_causes = 1;
+    b->options[0].profile_turns = 1;
 }
 
 static void produce(struct client *client, uint64_t mark)
