@@ -26,10 +26,10 @@ from typing import Any
 from mqd.client.consumer import Consumer
 from mqd.client.messages import KafkaException, Message, TopicPartition
 
-EXIT_S = 1.0  # how long the interpreter's exit waits for a call to end
+EXIT_WAIT_S = 1.0  # how long the interpreter's exit waits for a call to end
 
 
-class _Calls:
+class _CallThread:
     """Runs calls one after another in its own thread. Unlike an executor's threads, it does not delay
     the interpreter's exit (A3).
     """
@@ -112,7 +112,7 @@ class AsyncConsumer:
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         self._consumer = Consumer(config, **more)
         self._implementation = self._consumer._implementation
-        self._calls = _Calls()
+        self._calls = _CallThread()
         self._lock = asyncio.Lock()
         self._pending_wait: asyncio.Future[list[Message]] | None = None
         self._unreturned: list[Message] = []  # records that a wait has read and no call has returned yet
@@ -399,7 +399,7 @@ def _end_waits() -> None:
     for consumer in list(_open_consumers):
         consumer._implementation.interrupt()
     for consumer in list(_open_consumers):
-        consumer._calls.end(EXIT_S)
+        consumer._calls.end(EXIT_WAIT_S)
 
 
 atexit.register(_end_waits)

@@ -99,21 +99,25 @@ class AsyncProducer:
         state = _BatchState()
 
         def finish_if_complete() -> None:
-            if state.accepted is not None and state.reported >= state.accepted and not finished.done():
+            if (
+                state.accepted_count is not None
+                and state.reported_count >= state.accepted_count
+                and not finished.done()
+            ):
                 if state.error is not None:
                     finished.set_exception(KafkaException(state.error))
                 else:
                     finished.set_result(deliveries)
 
-        def add(error: KafkaError | None, delivery: BatchDelivery) -> None:
-            state.reported += delivery.count
+        def add_delivery(error: KafkaError | None, delivery: BatchDelivery) -> None:
+            state.reported_count += delivery.count
             state.error = state.error or error
             if error is None:
                 deliveries.append(delivery)
             finish_if_complete()
 
         def report(error: KafkaError | None, delivery: BatchDelivery) -> None:
-            self._call_in_loop(add, (error, delivery))
+            self._call_in_loop(add_delivery, (error, delivery))
 
         accepted = await self._loop.run_in_executor(
             None,
@@ -121,7 +125,7 @@ class AsyncProducer:
                 topic, values, keys, headers=headers, partition=partition, timestamps=timestamps, on_delivery=report
             ),
         )
-        state.accepted = accepted
+        state.accepted_count = accepted
         finish_if_complete()
         return await finished
 
@@ -243,8 +247,8 @@ def _log_exceptions(name: str, callback: Callable[[Any], object]) -> Callable[[A
 
 class _BatchState:
     def __init__(self) -> None:
-        self.reported = 0
-        self.accepted: int | None = None  # None: produce_batch() has not returned yet
+        self.reported_count = 0
+        self.accepted_count: int | None = None  # None: produce_batch() has not returned yet
         self.error: KafkaError | None = None
 
 

@@ -111,7 +111,7 @@ def _pack_list(values: Sequence[Any], argument: str) -> Column:
     try:
         data = b"".join(values)
         sizes = np.fromiter(map(len, values), np.int32, len(values))
-        if sizes.sum() == len(data):  # otherwise some have items larger than a byte
+        if sizes.sum() == len(data):  # otherwise some values have items larger than a byte
             return Column(len(values), data, sizes)
     except TypeError:
         pass  # str or None among them
@@ -264,7 +264,7 @@ def pack_headers(headers: Any, count: int) -> Column | None:
 
 
 def pack_keys(keys: Any, count: int) -> Column:
-    return _same_length(pack(keys, "keys"), count, "keys")
+    return _check_length(pack(keys, "keys"), count, "keys")
 
 
 def largest_record_bytes(values: Column, keys: Column | None) -> int:
@@ -296,14 +296,16 @@ def records(
     common_partition, partitions = pack_partitions(partition, count)
     common_timestamp, timestamp_array = pack_timestamps(timestamps, count, 0)
     pack_headers(headers, count)
-    is_shared = isinstance(headers, dict) or (isinstance(headers, list) and headers and isinstance(headers[0], tuple))
-    header_items = [headers] * count if is_shared or headers is None else headers
+    has_common_headers = isinstance(headers, dict) or (
+        isinstance(headers, list) and headers and isinstance(headers[0], tuple)
+    )
+    header_items = [headers] * count if has_common_headers or headers is None else headers
     partition_items = [common_partition] * count if partitions is None else partitions.tolist()
     time_items = [common_timestamp] * count if timestamp_array is None else timestamp_array.tolist()
     return list(zip(packed.items(), key_items, partition_items, time_items, header_items, strict=True))
 
 
-def _same_length(column: Column, count: int, argument: str) -> Column:
+def _check_length(column: Column, count: int, argument: str) -> Column:
     if column.count != count:
         raise ValueError(f"{count} values and {column.count} {argument}")
     return column
@@ -316,9 +318,9 @@ def checked_partition(partition: Any, count: int) -> int:
     return int(partition)
 
 
-def to_bytes(value: Any, place: int) -> bytes | None:
+def to_bytes(value: Any, argument_number: int) -> bytes | None:
     """A value or key as bytes. Takes bytearray and memoryview, too. Raises TypeError as
-    confluent_kafka does; `place` is the argument's number in produce().
+    confluent_kafka does; `argument_number` is the argument's number in produce().
     """
     if value is None or type(value) is bytes:
         return value
@@ -326,4 +328,4 @@ def to_bytes(value: Any, place: int) -> bytes | None:
         return value.encode()
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    raise TypeError(f"argument {place}: a bytes-like object is required, not '{type(value).__name__}'")
+    raise TypeError(f"argument {argument_number}: a bytes-like object is required, not '{type(value).__name__}'")

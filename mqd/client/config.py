@@ -28,7 +28,7 @@ from mqd.shm import rendezvous
 log = logging.getLogger("mqd.client")
 
 TRANSPORTS = ("auto", "shm", "tcp")
-_OWN = {"transport": "auto", "mqd.socket.path": None, "mqd.buffer.bytes": 0, "mqd.spin.us": 20}
+_OWN_DEFAULTS = {"transport": "auto", "mqd.socket.path": None, "mqd.buffer.bytes": 0, "mqd.spin.us": 20}
 _ALIASES = {
     "request.required.acks": "acks",
     "message.timeout.ms": "delivery.timeout.ms",
@@ -106,7 +106,7 @@ def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Sett
         raise TypeError(f"expected configuration dict, not {type(config).__name__}")
     remaining = {**(config or {}), **more}
     logger = remaining.pop("logger", None)
-    own = {key: remaining.pop(key, default) for key, default in _OWN.items()}
+    own = {key: remaining.pop(key, default) for key, default in _OWN_DEFAULTS.items()}
     for key in remaining:
         if isinstance(key, str) and key.startswith("mqd."):
             raise failure(KafkaError._INVALID_ARG, f'No such configuration property: "{key}"')

@@ -30,7 +30,7 @@ class RebuildingLoader:
 
     def get_code(self, fullname: str) -> CodeType:
         filename = self._theirs.origin or fullname
-        tree = _Imports().visit(ast.parse(self.get_source(fullname), filename))
+        tree = _ImportRewriter().visit(ast.parse(self.get_source(fullname), filename))
         return compile(ast.fix_missing_locations(tree), filename, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -38,7 +38,7 @@ class RebuildingLoader:
         exec(self.get_code(module.__name__), vars(module))
 
 
-class _Imports(ast.NodeTransformer):
+class _ImportRewriter(ast.NodeTransformer):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom:
         if node.level == 0 and node.module is not None:
             node.module = _rename(node.module)

@@ -218,7 +218,8 @@ def next_offset(message: Message) -> int:
     return offset_of(message) + (message.error() is None)
 
 
-def is_end(event: Message) -> bool:
+def is_eof(event: Message) -> bool:
+    """Whether the event reports the end of a partition (enable.partition.eof)."""
     error = event.error()
     return error is not None and error.code() == KafkaError._PARTITION_EOF
 
@@ -289,9 +290,9 @@ def broker_error(code: int, activity: str = "", **flags: bool) -> KafkaError:
     """A KafkaError for an error code in a response; by default retriable if the protocol's table of
     errors says so.
     """
-    row = ERRORS.get(code)
-    flags.setdefault("retriable", row is not None and row.retriable)
-    text = f"Broker: {row.message if row else f'error {code}'}"
+    known = ERRORS.get(code)
+    flags.setdefault("retriable", known is not None and known.retriable)
+    text = f"Broker: {known.message if known else f'error {code}'}"
     return local_error(code, f"{activity}: {text}" if activity else text, **flags)
 
 

@@ -105,7 +105,7 @@ class MetadataCache:
         response = attachment.request(
             requests.METADATA,
             version,
-            requests.metadata(None if topic is None else [topic], allow_auto_create),
+            requests.metadata_request(None if topic is None else [topic], allow_auto_create),
             timeout,
         )
         cluster, topics = requests.read_metadata(response)
@@ -135,7 +135,7 @@ class MetadataCache:
         self._attachment.send(
             requests.METADATA,
             version,
-            requests.metadata(names, may_create),
+            requests.metadata_request(names, may_create),
             lambda response, error: self._on_response(names, response, error),
         )
 

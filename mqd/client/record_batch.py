@@ -13,8 +13,8 @@
 
 Lifetime. Over shared memory keys and values are not copied: they are views into the mapped segment
 file. Views, arrays and Arrow arrays are valid for as long as they are referenced, even after the
-segment has been deleted or compacted, or the broker has stopped; the file uses space on the disk
-for as long, too. release(), or the end of the `with` block, releases the batch's own references:
+segment has been deleted or compacted, or the broker has stopped; until then the file also takes up
+disk space. release(), or the end of the `with` block, releases the batch's own references:
 after that its methods raise ValueError, while views taken before remain valid. Bytes from to_list()
 or indexing are copies.
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _M = TypeVar("_M", bound=Message)
 _NO_HEADERS = b"\0"
 _SMALL_COUNT = 16  # for more records numpy is faster
-_ARROW_MIN = 21
+_PYARROW_VERSION_MIN = 21
 _SPARSE_BYTES = 1 << 20  # a region is copied as a whole unless its gaps exceed its blobs by more than this
 
 
@@ -234,7 +234,7 @@ def _pyarrow() -> Any:
         import pyarrow
     except ImportError:
         raise ImportError("Arrow arrays need pyarrow: pip install 'mqd[arrow]'") from None
-    if int(pyarrow.__version__.partition(".")[0]) < _ARROW_MIN:
+    if int(pyarrow.__version__.partition(".")[0]) < _PYARROW_VERSION_MIN:
         raise ImportError(
             f"pyarrow {pyarrow.__version__} cannot make BinaryView arrays over existing memory: pip install --upgrade"
             " 'mqd[arrow]'"
@@ -425,15 +425,15 @@ class RecordBatchView:
             strict=True,
         )
 
-    def messages(self, kind_of_message: type[_M] = Message) -> Iterator[_M]:  # type: ignore[assignment]  # mypy 4236
+    def messages(self, message_type: type[_M] = Message) -> Iterator[_M]:  # type: ignore[assignment]  # mypy 4236
         """A Message for each record. The call copies all of them, so they outlive the batch."""
         offsets = self._require_held().tolist()
         timestamp_type = self.timestamp_type
         stamps = zip(repeat(timestamp_type), self._timestamps.tolist())
-        sections = repeat(None) if self._headers is None else map(_section, self._headers.to_list())
+        sections = repeat(None) if self._headers is None else map(_none_if_empty, self._headers.to_list())
         topic, partition, epoch = repeat(self.topic), repeat(self.partition), repeat(self.leader_epoch)
         return map(
-            kind_of_message,
+            message_type,
             topic,
             partition,
             offsets,
@@ -447,7 +447,7 @@ class RecordBatchView:
         )
 
 
-def _section(section: bytes | None) -> bytes | None:
+def _none_if_empty(section: bytes | None) -> bytes | None:
     return None if section == _NO_HEADERS else section
 
 

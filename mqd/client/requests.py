@@ -1,7 +1,7 @@
 """A client's requests and responses, without I/O: builds requests, and reads the fields of responses
 that the caller needs.
 
-Versions are chosen by ApiTable from what the broker advertises and this package speaks. Error codes
+Versions are chosen by ApiTable from what the broker advertises and this package supports. Error codes
 become KafkaErrors where they are read.
 """
 
@@ -76,7 +76,7 @@ class ApiTable(msgspec.Struct, frozen=True):
         return self.pick(api_key) if uses_v2 else self.pick(api_key, _TXN_V1_MAX.get(api_key, 1 << 14))
 
 
-def api_versions() -> ApiVersionsRequest:
+def api_versions_request() -> ApiVersionsRequest:
     return ApiVersionsRequest(client_software_name="mqd", client_software_version="0.1.0")
 
 
@@ -105,7 +105,7 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     brokers: dict[int, tuple[str, int]]
 
 
-def metadata(topics: list[str] | None, allow_auto_create: bool) -> MetadataRequest:
+def metadata_request(topics: list[str] | None, allow_auto_create: bool) -> MetadataRequest:
     """`topics` None: all topics."""
     named = None if topics is None else [MetadataRequest.Topic(name=name, topic_id=NO_TOPIC_ID) for name in topics]
     return MetadataRequest(topics=named, allow_auto_topic_creation=allow_auto_create)
@@ -117,10 +117,10 @@ def read_metadata(response: MetadataResponse) -> tuple[ClusterInfo, list[TopicIn
         response.controller_id,
         {broker.node_id: (broker.host, broker.port) for broker in response.brokers},
     )
-    return cluster, [_topic(topic) for topic in response.topics]
+    return cluster, [_read_topic(topic) for topic in response.topics]
 
 
-def _topic(topic: MetadataResponse.Topic) -> TopicInfo:
+def _read_topic(topic: MetadataResponse.Topic) -> TopicInfo:
     assert topic.name is not None  # it was requested by name
     partitions = sorted(topic.partitions, key=lambda partition: partition.partition_index)
     if [partition.partition_index for partition in partitions] != list(range(len(partitions))):
@@ -137,7 +137,7 @@ def _topic(topic: MetadataResponse.Topic) -> TopicInfo:
     )
 
 
-def init_producer_id(
+def init_producer_id_request(
     transactional_id: str | None, timeout_ms: int, producer_id: int = -1, producer_epoch: int = -1
 ) -> InitProducerIdRequest:
     """With a producer id and epoch: requests that producer's next epoch (KIP-360)."""

@@ -50,8 +50,8 @@ class NotSealed(PayloadError):
     """The bytes do not begin with the magic of an envelope."""
 
 
-def prefix(codec: int, key_id: str, wrapped: bytes) -> bytes:
-    """The beginning of the envelope, the same for all values with this data key and codec. Raises
+def encode_head(codec: int, key_id: str, wrapped: bytes) -> bytes:
+    """Encodes the head of the envelope, the same for all values with this data key and codec. Raises
     PayloadError.
     """
     name = key_id.encode()
@@ -77,14 +77,14 @@ def compress_value(codec: int, value: bytes | memoryview) -> bytes | None:
 def seal(
     cipher: AESGCM, head: bytes, topic: bytes, key: bytes | None, plaintext: bytes | memoryview, nonce: bytes
 ) -> bytes:
-    """Returns the envelope. `head`: prefix(); `plaintext`: the value, or compress_value() if the prefix has a codec."""
+    """Returns the envelope. `head`: from encode_head(); `plaintext`: the value, or compress_value() if the head has a codec."""
     authenticated = head + key_digest(key)
     return authenticated + nonce + cipher.encrypt(nonce, plaintext, authenticated + topic)
 
 
 def parse_head(data: bytes) -> tuple[int, bytes]:
     """Returns the size of the envelope's head (all that precedes the digest of the record's key),
-    and the bytes that identify the data key, for split_key_name(). Raises NotSealed, PayloadError.
+    and the bytes that identify the data key, for split_key_reference(). Raises NotSealed, PayloadError.
     """
     if data[:4] != _MAGIC_AND_VERSION:
         if data[:3] != MAGIC:
@@ -107,11 +107,11 @@ def parse_head(data: bytes) -> tuple[int, bytes]:
     return head_size, data[5:head_size]
 
 
-def split_key_name(key_name: bytes) -> tuple[str, bytes]:
+def split_key_reference(key_reference: bytes) -> tuple[str, bytes]:
     """Splits the bytes from parse_head() into key id and wrapped data key. Raises PayloadError."""
-    end = 3 + key_name[0]
+    end = 3 + key_reference[0]
     try:
-        return key_name[3:end].decode(), key_name[end:]
+        return key_reference[3:end].decode(), key_reference[end:]
     except UnicodeDecodeError:
         raise PayloadError("its envelope is damaged: the key id is not UTF-8") from None
 

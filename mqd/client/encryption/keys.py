@@ -141,8 +141,8 @@ class KeyFile(Keys):
             return self._keys
 
 
-def provider(option: object) -> KeyProvider:
-    """The provider of encryption.key.provider. Raises ConfigError."""
+def create_provider(option: object) -> KeyProvider:
+    """Creates the provider that encryption.key.provider names. Raises ConfigError."""
     if not isinstance(option, str):
         return _check_provider(option)
     source, _, name = option.partition(":")

@@ -41,12 +41,12 @@ log = logging.getLogger("mqd.client")
 
 def sealer_of(settings: Encryption) -> Sealer:
     """Raises ConfigError."""
-    return Sealer(settings, keys.provider(settings.provider))
+    return Sealer(settings, keys.create_provider(settings.provider))
 
 
 def opener_of(settings: Encryption) -> Opener:
     """Raises ConfigError."""
-    return Opener(settings, keys.provider(settings.provider))
+    return Opener(settings, keys.create_provider(settings.provider))
 
 
 # cached, for processes that run many short tasks
@@ -60,16 +60,16 @@ class Sealer:
         self, settings: Encryption, provider: KeyProvider, now: Any = time.monotonic, random_bytes: Any = os.urandom
     ) -> None:
         self._settings, self._provider, self._now, self._random = settings, provider, now, random_bytes
-        self._topics: dict[str, bytes | None] = {}
+        self._names_to_bind: dict[str, bytes | None] = {}  # by topic
         self._lock = threading.Lock()
         self._values_left, self._renew_at = 0, 0.0
-        self._current: tuple[AESGCM, bytes, bytes] | None = None  # cipher, prefix, prefix of compressed values
+        self._current: tuple[AESGCM, bytes, bytes] | None = None  # cipher, head, head of compressed values
 
     def name_to_bind(self, topic: str) -> bytes | None:
-        """As Encryption.name_to_bind()."""
-        if topic not in self._topics:
-            self._topics[topic] = self._settings.name_to_bind(topic)
-        return self._topics[topic]
+        """Like Encryption.name_to_bind(), cached."""
+        if topic not in self._names_to_bind:
+            self._names_to_bind[topic] = self._settings.name_to_bind(topic)
+        return self._names_to_bind[topic]
 
     def seal(self, topic: str, key: bytes | None, value: bytes) -> bytes:
         """Returns the value unchanged if the topic is not encrypted. Raises PayloadError."""
@@ -94,15 +94,15 @@ class Sealer:
         return Column(values.count, b"".join(sealed_values), np.array(sizes, np.int32))
 
     def _seal(self, topic: bytes, key: bytes | None, value: bytes | memoryview, nonce: bytes) -> bytes:
-        # concurrent threads may lose decrements, so that a key seals a few values more than P2 says
+        # concurrent threads may lose decrements, so that a key seals a few more values than P2 says
         self._values_left -= 1
         if self._values_left < 0 or self._now() >= self._renew_at:
             self._renew()
         assert self._current is not None  # otherwise _renew() has raised
-        cipher, plain_prefix, compressed_prefix = self._current
+        cipher, plain_head, compressed_head = self._current
         if self._settings.codec and (packed := envelope.compress_value(self._settings.codec, value)) is not None:
-            return envelope.seal(cipher, compressed_prefix, topic, key, packed, nonce)
-        return envelope.seal(cipher, plain_prefix, topic, key, value, nonce)
+            return envelope.seal(cipher, compressed_head, topic, key, packed, nonce)
+        return envelope.seal(cipher, plain_head, topic, key, value, nonce)
 
     def _renew(self) -> None:
         """Gets the next data key. Raises PayloadError when the provider fails and there is no current
@@ -115,8 +115,8 @@ class Sealer:
             data_key = self._random(DATA_KEY_BYTES)
             try:
                 key_id, wrapped = self._provider.wrap(data_key)
-                plain_prefix, compressed_prefix = (
-                    envelope.prefix(codec, key_id, wrapped) for codec in (0, self._settings.codec)
+                plain_head, compressed_head = (
+                    envelope.encode_head(codec, key_id, wrapped) for codec in (0, self._settings.codec)
                 )
             except Exception as error:  # providers raise exceptions of their own
                 if self._values_left < 0 or self._current is None:
@@ -124,7 +124,7 @@ class Sealer:
                 log.warning("the data key is older than an hour, but the next one cannot be obtained: %s", error)
                 self._renew_at = now + RETRY_S
                 return
-            self._current = AESGCM(data_key), plain_prefix, compressed_prefix
+            self._current = AESGCM(data_key), plain_head, compressed_head
             self._values_left, self._renew_at = DATA_KEY_RECORDS - 1, now + DATA_KEY_S
 
 
@@ -133,26 +133,29 @@ class Opener:
 
     def __init__(self, settings: Encryption, provider: KeyProvider, now: Any = time.monotonic) -> None:
         self._settings, self._provider, self._now = settings, provider, now
-        self._topics: dict[str, bytes | None] = {}
+        self._names_to_bind: dict[str, bytes | None] = {}  # by topic
         self._ciphers: dict[bytes, AESGCM] = {}
         self._latest: tuple[bytes, AESGCM] | None = None
         self._failed: dict[bytes, tuple[float, str]] = {}
         self._lock = threading.Lock()
 
     def open(self, topic: str, key: bytes | None, data: bytes) -> bytes:
-        """Returns the opened value. Raises PayloadError if it cannot be opened, unless the settings let
-        such values be returned unchanged.
+        """Returns the opened value. Raises PayloadError if it cannot be opened, unless the
+        settings allow such values to be returned unchanged.
         """
-        if topic not in self._topics:
-            self._topics[topic] = self._settings.name_to_bind(topic)
-        name = self._topics[topic]
+        if topic not in self._names_to_bind:
+            self._names_to_bind[topic] = self._settings.name_to_bind(topic)
+        name = self._names_to_bind[topic]
         if name is None:
             return data
         try:
             latest = self._latest  # most records have the same data key as the previous record
             if latest is None or not data.startswith(latest[0]) or len(data) < len(latest[0]) + envelope.REST_BYTES:
-                head_size, key_name = envelope.parse_head(data)
-                latest = self._latest = data[:head_size], self._ciphers.get(key_name) or self._unwrap(key_name)
+                head_size, key_reference = envelope.parse_head(data)
+                latest = self._latest = (
+                    data[:head_size],
+                    self._ciphers.get(key_reference) or self._unwrap(key_reference),
+                )
             return envelope.open_sealed(latest[1], data, len(latest[0]), name, key)
         except NotSealed as error:
             if self._settings.accepts_plain or self._settings.returns_raw:
@@ -163,29 +166,29 @@ class Opener:
                 return data
             raise
 
-    def _unwrap(self, key_name: bytes) -> AESGCM:
-        """`key_name`: the bytes that identify the data key (envelope.parse_head)."""
+    def _unwrap(self, key_reference: bytes) -> AESGCM:
+        """`key_reference`: the bytes that identify the data key (envelope.parse_head)."""
         with self._lock:  # the provider is called once, even if many threads need the same data key
-            cipher = self._ciphers.get(key_name)
+            cipher = self._ciphers.get(key_reference)
             if cipher is not None:
                 return cipher
-            retry_at, problem = self._failed.get(key_name, (0.0, ""))
+            retry_at, problem = self._failed.get(key_reference, (0.0, ""))
             if problem and self._now() < retry_at:
                 # a new exception for each caller: one raised again would also keep the frames of earlier callers
                 raise PayloadError(problem)
-            key_id, wrapped = envelope.split_key_name(key_name)
+            key_id, wrapped = envelope.split_key_reference(key_reference)
             try:
                 cipher = AESGCM(self._provider.unwrap(key_id, wrapped))
             except Exception as error:  # providers raise exceptions of their own
                 problem = f"its key {key_id!r} cannot be obtained: {error}"
-                _remember(self._failed, key_name, (self._now() + FAILED_S, problem))
+                _remember(self._failed, key_reference, (self._now() + FAILED_S, problem))
                 raise PayloadError(problem) from error
-            _remember(self._ciphers, key_name, cipher)
+            _remember(self._ciphers, key_reference, cipher)
             return cipher
 
 
-def _remember(cache: dict[bytes, Any], key_name: bytes, entry: Any) -> None:
-    cache.pop(key_name, None)
+def _remember(cache: dict[bytes, Any], key_reference: bytes, entry: Any) -> None:
+    cache.pop(key_reference, None)
     if len(cache) >= DATA_KEYS_MAX:
         del cache[next(iter(cache))]
-    cache[key_name] = entry
+    cache[key_reference] = entry

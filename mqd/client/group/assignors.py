@@ -84,18 +84,18 @@ def assign_sticky(members: Members, counts: PartitionCounts) -> Assignment:
     ]
     for partition in partitions:
         if partition not in owners:
-            taker = min(subscribers[partition[0]], key=sizes.__getitem__)
-            owners[partition] = taker
-            sizes[taker] += 1
+            receiver = min(subscribers[partition[0]], key=sizes.__getitem__)
+            owners[partition] = receiver
+            sizes[receiver] += 1
     has_moved = True
     while has_moved:  # terminates: each move makes the sum of the squared sizes smaller
         has_moved = False
         for partition in partitions:
-            taker = min(subscribers[partition[0]], key=sizes.__getitem__)
-            if sizes[owners[partition]] > sizes[taker] + 1:
+            receiver = min(subscribers[partition[0]], key=sizes.__getitem__)
+            if sizes[owners[partition]] > sizes[receiver] + 1:
                 sizes[owners[partition]] -= 1
-                sizes[taker] += 1
-                owners[partition] = taker
+                sizes[receiver] += 1
+                owners[partition] = receiver
                 has_moved = True
     assignment: Assignment = {member_id: set() for member_id in members}
     for partition, member_id in owners.items():
@@ -126,17 +126,17 @@ ASSIGNORS: dict[str, Callable[[Members, PartitionCounts], Assignment]] = {
 # -- encoding --------------------------------------------------------------------------------------
 
 
-def _string(text: str) -> bytes:
+def _encode_string(text: str) -> bytes:
     data = text.encode()
     return struct.pack(">h", len(data)) + data
 
 
-def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
+def _encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
     by_topic: dict[str, list[int]] = {}
     for topic, index in sorted(partitions):
         by_topic.setdefault(topic, []).append(index)
     parts = [
-        _string(topic) + struct.pack(f">i{len(indexes)}i", len(indexes), *indexes)
+        _encode_string(topic) + struct.pack(f">i{len(indexes)}i", len(indexes), *indexes)
         for topic, indexes in by_topic.items()
     ]
     return struct.pack(">i", len(parts)) + b"".join(parts)
@@ -146,23 +146,23 @@ def encode_subscription(subscription: Subscription) -> bytes:
     topics = sorted(subscription.topics)
     return (
         struct.pack(">hi", _VERSION, len(topics))
-        + b"".join(map(_string, topics))
+        + b"".join(map(_encode_string, topics))
         + struct.pack(">i", -1)
-        + _partitions(subscription.owned)
+        + _encode_partitions(subscription.owned)
     )
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    return struct.pack(">h", _VERSION) + _partitions(partitions) + struct.pack(">i", -1)
+    return struct.pack(">h", _VERSION) + _encode_partitions(partitions) + struct.pack(">i", -1)
 
 
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data, self._position = data, 0
 
-    def number(self, shape: str) -> int:
-        size = struct.calcsize(shape)
-        return int(struct.unpack(shape, self._take(size))[0])
+    def number(self, number_format: str) -> int:
+        size = struct.calcsize(number_format)
+        return int(struct.unpack(number_format, self._take(size))[0])
 
     def _take(self, size: int) -> bytes:
         if size < 0 or size > len(self._data) - self._position:

@@ -14,7 +14,7 @@ Invariants (check())
     C5  a member sends heartbeats only with a valid generation
 
 Sources: KIP-62, KIP-345 (static members), KIP-394 (member ids), KIP-429 (cooperative), KIP-814
-(skip_assignment: a static leader that comes back only compares partition counts).
+(skip_assignment: a static leader that rejoins only compares partition counts).
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class ClassicCore:
         self.target: set[TopicPartition] | None = None
         self.subscription: Subscribe | None = None
         self.counts: dict[str, int] = {}
-        self.request_under_way: int | None = None
-        self.callback: tuple[type, set[TopicPartition]] | None = None
+        self.request_under_way: int | None = None  # the number of the request
+        self.callback: tuple[type, set[TopicPartition]] | None = None  # the action under way
         self.next_ms: int | None = None
         self._request_number = 0
         self._sent_type: type | None = None
@@ -183,7 +183,7 @@ class ClassicCore:
             case Tick(is_polling):
                 self._on_tick(is_polling, now_ms, actions)
         self._advance(now_ms, actions)
-        self._arm()
+        self._set_next_ms()
         return actions
 
     def _on_subscribe(self, event: Subscribe, now_ms: int, actions: list[Action]) -> None:
@@ -259,7 +259,7 @@ class ClassicCore:
         self.counts = counts
         if self.state is State.LEADING:
             # otherwise these counts are from a response to an earlier request, or the request has failed
-            if counts.keys() >= self._members_topics:
+            if counts.keys() >= self._topics_of_members:
                 self._assign(actions)
         elif self.state is State.STABLE and self._is_outdated:
             self._rejoin(now_ms)
@@ -285,7 +285,7 @@ class ClassicCore:
         return frozenset(matched)
 
     @property
-    def _members_topics(self) -> set[str]:
+    def _topics_of_members(self) -> set[str]:
         return {topic for subscription in self._members.values() for topic in subscription.topics}
 
     # -- responses ---------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class ClassicCore:
         self.state, self._due_ms, self._skips_assignment = State.LEADING, now_ms, message.skip_assignment
 
     def _assign(self, actions: list[Action]) -> None:
-        self._assigned_counts = {topic: self.counts[topic] for topic in self._members_topics}
+        self._assigned_counts = {topic: self.counts[topic] for topic in self._topics_of_members}
         if self._skips_assignment:
             self._sync([], actions)
             return
@@ -444,7 +444,7 @@ class ClassicCore:
         elif self.state is State.LEADING and now_ms >= self._due_ms:
             self._due_ms = now_ms + RESOLVE_AGAIN_MS
             # without names: all topics, because a lookup of no topics might send no request
-            actions.append(Resolve((), tuple(sorted(self._members_topics)) or None))
+            actions.append(Resolve((), tuple(sorted(self._topics_of_members)) or None))
 
     @property
     def _sends_heartbeats(self) -> bool:
@@ -519,7 +519,7 @@ class ClassicCore:
 
     # -- time --------------------------------------------------------------------------------------
 
-    def _arm(self) -> None:
+    def _set_next_ms(self) -> None:
         times = [self._refresh_due_ms] if self._refresh_due_ms is not None else []
         if self.state in (State.JOINING, State.LEADING, State.SYNCING, State.STABLE):
             times.append(self._polled_ms + self.settings.max_poll_interval_ms)

@@ -109,9 +109,9 @@ class GroupCore:
         self.owned: PartitionSet = set()
         self.target: PartitionSet | None = None
         self.subscription: Subscribe | None = None
-        self.names: dict[bytes, str] = {}
+        self.names: dict[bytes, str] = {}  # topic id -> name
         self.request_under_way: int | None = None  # the number of the request
-        self.callback: tuple[type, PartitionSet] | None = None
+        self.callback: tuple[type, PartitionSet] | None = None  # the action under way
         self.next_ms: int | None = None
         self._request_number = 0
         self._sent_subscription: Subscribe | None = None
@@ -182,7 +182,7 @@ class GroupCore:
             case Tick(is_polling):
                 self._on_tick(is_polling, now_ms, actions)
         self._advance(now_ms, actions)
-        self._arm()
+        self._set_next_ms()
         return actions
 
     def _on_subscribe(self, event: Subscribe, now_ms: int, actions: list[Action]) -> None:
@@ -506,7 +506,7 @@ class GroupCore:
 
     # -- time --------------------------------------------------------------------------------------
 
-    def _arm(self) -> None:
+    def _set_next_ms(self) -> None:
         times = [self._resolve_due_ms] if self._resolve_due_ms is not None else []
         must_leave = self.state is State.LEAVING and self.callback is None and not self._has_sent_leave
         if self.state in (State.JOINING, State.MEMBER):

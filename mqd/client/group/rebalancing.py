@@ -142,14 +142,14 @@ class Rebalancer:
             if parts:
                 self._consumer._remove(parts)
 
-    def _call(self, callback: Callable | None, keys: list[Key], otherwise: Callable[[], None]) -> None:
+    def _call(self, callback: Callable | None, keys: list[Key], default_action: Callable[[], None]) -> None:
         self._application_assigned = False
         try:
             if callback is not None:
                 callback(self._consumer._owner, _topic_partitions(keys))
         finally:
             if not self._application_assigned:
-                otherwise()
+                default_action()
 
     def wait_until_left(self, deadline: float) -> None:
         """Carries out the release of all partitions, and waits for Left."""

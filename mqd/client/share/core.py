@@ -36,7 +36,7 @@ from mqd.client.share.events import (
     TopicPartitionKey,
 )
 from mqd.client.share.membership import COORDINATOR_MOVED, Membership
-from mqd.client.share.session import LOST, SHARE_ACKNOWLEDGE, SHARE_FETCH, Results, Session
+from mqd.client.share.session import SESSION_LOST, SHARE_ACKNOWLEDGE, SHARE_FETCH, Results, Session
 from mqd.protocol.errors import ErrorCode, ProtocolError, error_message, error_name
 from mqd.protocol.messages import FindCoordinatorRequest
 
@@ -58,7 +58,7 @@ _MOVED = frozenset(
     }
 )
 # errors of a topic that last: metadata requested again soon would contain them, too
-_LASTING = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_TOPIC_EXCEPTION})
+_LASTING_TOPIC_ERRORS = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_TOPIC_EXCEPTION})
 _REPORTED = frozenset(
     {
         ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -70,9 +70,8 @@ _REPORTED = frozenset(
 )
 
 
-Owner = tuple[
-    Session, TopicIdPartition
-]  # the owner of a record: the session in which it was acquired, and its partition
+# the owner of a record: the session in which it was acquired, and its partition
+Owner = tuple[Session, TopicIdPartition]
 
 
 class Settings(NamedTuple):
@@ -85,7 +84,7 @@ class Settings(NamedTuple):
     creates_topics: bool = False
 
 
-class _Ready:
+class _ReadyRecords:
     """Fetched records of one partition that the application has not received yet."""
 
     __slots__ = ("position", "deadline_ms", "messages", "offsets", "owner", "topic_partition")
@@ -93,11 +92,8 @@ class _Ready:
     def __init__(
         self, topic_partition: TopicPartitionKey, owner: Owner, fetched: records.Fetched, deadline_ms: int
     ) -> None:
-        self.topic_partition, self.owner, self.deadline_ms = (
-            topic_partition,
-            owner,
-            deadline_ms,
-        )  # when its locks expire
+        self.topic_partition, self.owner = topic_partition, owner
+        self.deadline_ms = deadline_ms  # when their locks expire
         self.messages, self.offsets, self.position = fetched.messages, fetched.offsets, 0
 
 
@@ -116,7 +112,7 @@ class ShareCore:
         self.coordinator: int | None = None
         self.sessions: dict[int, Session] = {}
         self.held: dict[TopicPartitionKey, dict[int, Owner]] = {}
-        self.ready: deque[_Ready] = deque()
+        self.ready: deque[_ReadyRecords] = deque()
         self.outcomes: deque[Outcome] = deque()
         self.problems: deque[Problem] = deque()
         self.limits: Limits | None = None  # None: the application does not wait for records
@@ -129,7 +125,7 @@ class ShareCore:
         self._retry_ms: dict[str | int, int] = {}  # "metadata", "coordinator" or a leader's id -> next attempt
         self._failures: dict[str | int, int] = {}
         self._metadata_due_ms: int | None = None
-        self._requested: set[str] = set()
+        self._lookups_under_way: set[str] = set()  # "metadata", "coordinator"
         self._is_flushing = False
         self._leader_turn = 0  # with strict limits: whose turn it is to get the fetch (C4)
 
@@ -198,7 +194,7 @@ class ShareCore:
     def _acknowledge(self, owner: Owner, topic_partition: TopicPartitionKey, acknowledged: Range) -> None:
         session, key = owner
         if session.is_dead:
-            self.outcomes.append(Outcome(topic_partition, (acknowledged,), LOST))
+            self.outcomes.append(Outcome(topic_partition, (acknowledged,), SESSION_LOST))
         else:
             session.acknowledge(key, acknowledged)
 
@@ -270,20 +266,20 @@ class ShareCore:
             due is None
             or now_ms < due
             or not self.subscription
-            or "metadata" in self._requested
+            or "metadata" in self._lookups_under_way
             or not self._may_send("metadata", now_ms)
         ):
             return
-        self._requested.add("metadata")
-        message = requests.metadata(sorted(self.subscription), self.settings.creates_topics)
+        self._lookups_under_way.add("metadata")
+        message = requests.metadata_request(sorted(self.subscription), self.settings.creates_topics)
         self._send(CONTROL, requests.METADATA, message, "metadata", None)
 
     def _maybe_send_heartbeat(self, now_ms: int) -> None:
         if self.membership.is_out:
             return
         if self.coordinator is None:
-            if "coordinator" not in self._requested and self._may_send("coordinator", now_ms):
-                self._requested.add("coordinator")
+            if "coordinator" not in self._lookups_under_way and self._may_send("coordinator", now_ms):
+                self._lookups_under_way.add("coordinator")
                 group = self.settings.group_id
                 message = FindCoordinatorRequest(coordinator_keys=[group])
                 self._send(CONTROL, requests.FIND_COORDINATOR, message, "coordinator", None, version_min=4)
@@ -370,7 +366,7 @@ class ShareCore:
         self.advance(now_ms)
 
     def _on_metadata(self, response: Any, error: KafkaError | None, now_ms: int) -> None:
-        self._requested.discard("metadata")
+        self._lookups_under_way.discard("metadata")
         if error is not None:
             self._back_off("metadata", now_ms)
             return
@@ -386,7 +382,7 @@ class ShareCore:
             self.topics[topic.name] = topic
             if topic.topic_id != requests.NO_TOPIC_ID:
                 self.names[topic.topic_id] = topic.name
-            if topic.error in _LASTING and (previous is None or previous.error != topic.error):
+            if topic.error in _LASTING_TOPIC_ERRORS and (previous is None or previous.error != topic.error):
                 self._report(_problem(topic.error, f"topic {topic.name}"))
         if self._lacks_leaders():
             self._back_off("metadata", now_ms)
@@ -396,16 +392,17 @@ class ShareCore:
             self._metadata_due_ms = now_ms + self.settings.metadata_max_age_ms
 
     def _lacks_leaders(self) -> bool:
-        led_count = sum(len(keys) for keys in self._partitions_by_leader().values())
-        return led_count < len(self.membership.assigned) or any(
-            name not in self.topics or self.topics[name].error not in (0, *_LASTING) for name in self.subscription
+        count_with_leader = sum(len(keys) for keys in self._partitions_by_leader().values())
+        return count_with_leader < len(self.membership.assigned) or any(
+            name not in self.topics or self.topics[name].error not in (0, *_LASTING_TOPIC_ERRORS)
+            for name in self.subscription
         )
 
     def _request_metadata(self, now_ms: int) -> None:
         self._metadata_due_ms = now_ms
 
     def _on_coordinator(self, response: Any, error: KafkaError | None, now_ms: int) -> None:
-        self._requested.discard("coordinator")
+        self._lookups_under_way.discard("coordinator")
         coordinator = response if error is not None or not response.coordinators else response.coordinators[0]
         if error is not None or coordinator.error_code:
             if error is None and coordinator.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED:
@@ -493,7 +490,7 @@ class ShareCore:
                 if fetched.problem:
                     self._report(Problem(KafkaError._BAD_MSG, fetched.problem))
                 if fetched.messages:
-                    self.ready.append(_Ready(topic_partition, (session, key), fetched, deadline_ms))
+                    self.ready.append(_ReadyRecords(topic_partition, (session, key), fetched, deadline_ms))
 
     # -- outcomes ----------------------------------------------------------------------------------
 
@@ -524,9 +521,9 @@ class ShareCore:
         times = [self.membership.poll_deadline_ms]
         if self.coordinator is not None and self.has_metadata:
             times.append(self.membership.heartbeat_due_ms)
-        elif self.coordinator is None and not self.membership.is_out and "coordinator" not in self._requested:
+        elif self.coordinator is None and not self.membership.is_out and "coordinator" not in self._lookups_under_way:
             times.append(self._retry_ms.get("coordinator", now_ms))
-        if self._metadata_due_ms is not None and self.subscription and "metadata" not in self._requested:
+        if self._metadata_due_ms is not None and self.subscription and "metadata" not in self._lookups_under_way:
             times.append(max(self._metadata_due_ms, self._retry_ms.get("metadata", 0)))
         if self.limits is not None and not self.ready:
             times += [ms for node in self._partitions_by_leader() if (ms := self._retry_ms.get(node, 0)) > now_ms]

@@ -45,8 +45,8 @@ class ShareRunner:
         self._opened_channels = channels
         self._channels: dict[Target, Channel] = {}
         self._responses: deque[tuple[int, Any, KafkaError | None]] = deque()
-        self._application = threading.Condition(self.lock)
-        self._background = threading.Condition(self.lock)
+        self._application_condition = threading.Condition(self.lock)
+        self._background_condition = threading.Condition(self.lock)
         self._waiting_count = 0  # threads of the application in wait_for()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="mqd-share-consumer", daemon=True)
@@ -58,7 +58,7 @@ class ShareRunner:
             result = work(now_ms())
             sends = self._advance_core()
             if not self._waiting_count:
-                self._background.notify()  # its next turn may now be due earlier
+                self._background_condition.notify()  # its next turn may now be due earlier
         self._flush(sends)
         return result
 
@@ -80,16 +80,16 @@ class ShareRunner:
                         is_true = False
                         break
                     if not sends:
-                        self._application.wait(min(remaining_s, self._until_due()))
+                        self._application_condition.wait(min(remaining_s, self._seconds_until_due()))
                 self._flush(sends)
         finally:
             with self.lock:
                 self._waiting_count -= 1
-                self._background.notify()
+                self._background_condition.notify()
         self._flush(sends)
         return is_true
 
-    def _until_due(self) -> float:
+    def _seconds_until_due(self) -> float:
         now = now_ms()
         next_ms = self.core.next_ms(now)
         return WAIT_MAX_S if next_ms is None else min(max(next_ms - now, 0) / 1000, WAIT_MAX_S)
@@ -129,9 +129,9 @@ class ShareRunner:
                 _log.debug("share consumer: %s", error.str())
             self._responses.append((number, response, error))
             if self._waiting_count:
-                self._application.notify()
+                self._application_condition.notify()
             else:
-                self._background.notify()
+                self._background_condition.notify()
 
     def _run(self) -> None:
         """The background thread."""
@@ -143,7 +143,7 @@ class ShareRunner:
             _log.exception("the share consumer has failed")
             with self.lock:
                 self.core.fail(KafkaError._FATAL, f"a fault in the client: {error!r}")
-                self._application.notify_all()
+                self._application_condition.notify_all()
 
     def _background_turn(self) -> bool:
         with self.lock:
@@ -151,7 +151,7 @@ class ShareRunner:
                 return False
             sends = [] if self._waiting_count else self._advance_core()
             if not sends:
-                self._background.wait(WAIT_MAX_S if self._waiting_count else self._until_due())
+                self._background_condition.wait(WAIT_MAX_S if self._waiting_count else self._seconds_until_due())
         self._flush(sends)
         return True
 
@@ -160,6 +160,6 @@ class ShareRunner:
         with self.lock:
             self._is_stopped = True
             channels, self._channels = list(self._channels.values()), {}
-            self._background.notify()
-            self._application.notify_all()
+            self._background_condition.notify()
+            self._application_condition.notify_all()
         close_all([*channels, *self._opened_channels])

@@ -29,8 +29,8 @@ from mqd.protocol.messages import (
 SHARE_FETCH, SHARE_ACKNOWLEDGE = 78, 79
 FINAL_EPOCH, EPOCH_MAX = -1, (1 << 31) - 1
 BATCH_RECORDS = 500
-LOST = int(ErrorCode.SHARE_SESSION_NOT_FOUND)
-UNKNOWN = int(ErrorCode.NETWORK_EXCEPTION)  # the outcome is not known
+SESSION_LOST = int(ErrorCode.SHARE_SESSION_NOT_FOUND)
+OUTCOME_UNKNOWN = int(ErrorCode.NETWORK_EXCEPTION)  # the outcome is not known
 
 Acknowledgements = dict[TopicIdPartition, list[Range]]
 Results = list[tuple[TopicIdPartition, list[Range], int]]
@@ -168,7 +168,7 @@ class Session:
         request, self.request_under_way = self.request_under_way, None
         assert request is not None  # H1
         if response.error_code:
-            return [*_with_code(request.acknowledgements, response.error_code), *self.end(LOST)]
+            return [*_with_code(request.acknowledgements, response.error_code), *self.end(SESSION_LOST)]
         self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
         self.partitions = request.partitions
         codes = {
@@ -179,13 +179,13 @@ class Session:
             for partition in topic.partitions
         }
         reported = [(key, ranges, codes.get(key, 0)) for key, ranges in request.acknowledgements.items()]
-        return [*reported, *self.end(LOST)] if request.is_final else reported
+        return [*reported, *self.end(SESSION_LOST)] if request.is_final else reported
 
     def on_no_response(self) -> Results:
         """Ends the session, because the connection has ended or the response is late."""
         request, self.request_under_way = self.request_under_way, None
-        unknown = _with_code(request.acknowledgements, UNKNOWN) if request is not None else []
-        return [*unknown, *self.end(LOST)]
+        unknown = _with_code(request.acknowledgements, OUTCOME_UNKNOWN) if request is not None else []
+        return [*unknown, *self.end(SESSION_LOST)]
 
     def end(self, code: int) -> Results:
         """Fails the waiting acknowledgements with `code`. No request is under way."""

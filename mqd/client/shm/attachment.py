@@ -96,7 +96,7 @@ class Listener(Protocol):
         """`new` is the native client from now on. `old` is closed afterwards."""
 
 
-class _Pending:
+class _PendingRequest:
     __slots__ = ("api_key", "deadline", "on_response", "version")
 
     def __init__(self, api_key: int, version: int, on_response: OnResponse, deadline: float) -> None:
@@ -131,7 +131,7 @@ class Attachment:
         self._closed = False
         self._listeners: list[weakref.ref[Any]] = []
         self._correlation_ids = itertools.count(1)
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _PendingRequest] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._unsent: collections.deque[tuple[int, bytes]] = collections.deque()
         self._driver: int | None = None
@@ -171,7 +171,7 @@ class Attachment:
             if correlation_id >= CORRELATION_ID_END - 1:
                 self._correlation_ids = itertools.count(1)
             frame = encode_request(message, version, correlation_id, self.client_id)
-            self._pending[correlation_id] = _Pending(api_key, version, on_response, deadline)
+            self._pending[correlation_id] = _PendingRequest(api_key, version, on_response, deadline)
             heapq.heappush(self._deadlines, (deadline, correlation_id))
             self._unsent.append((correlation_id, frame))
             if self.attached:
@@ -296,7 +296,9 @@ class Attachment:
             raise KafkaException(self.fatal)
 
     def _request_versions(self, timeout: float) -> None:
-        self.api = requests.ApiTable.read(self.request(requests.API_VERSIONS, 3, requests.api_versions(), timeout))
+        self.api = requests.ApiTable.read(
+            self.request(requests.API_VERSIONS, 3, requests.api_versions_request(), timeout)
+        )
 
     def _on_versions(self, response: Any, error: KafkaError | None) -> None:
         if error is None and not response.error_code:
@@ -516,7 +518,7 @@ class Attachment:
         self._backoff_s = BACKOFF_MIN_S
         old.close()
         # the broker may now run another release
-        self.send(requests.API_VERSIONS, 3, requests.api_versions(), self._on_versions)
+        self.send(requests.API_VERSIONS, 3, requests.api_versions_request(), self._on_versions)
         self.metadata.expire()
         self.changed.notify_all()
 

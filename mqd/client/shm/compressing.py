@@ -6,7 +6,7 @@ partition's records wait here as pieces of columns until batch.size, batch.num.m
 closes their batch.
 
 1. A record is in one piece of one open batch, or in a closed batch that waits for room (`_ready`),
-   or in the C core. `records` counts the first two.
+   or in the C core. `record_count` counts the first two.
 2. While a closed batch waits for room no more records are accepted, which keeps the order in a
    partition.
 3. Data is copied: the caller may reuse its memory.
@@ -76,14 +76,14 @@ class Compressor:
         self._open: dict[tuple[int, int], _Batch] = {}
         self._ready: collections.deque[_Batch] = collections.deque()
         self._sticky: dict[int, int] = {}
-        self.records = 0
+        self.record_count = 0
 
     def append(self, stage: Any, chunk: Chunk, waiters: Any, taken: TakenCount, first_index: int) -> None:
         """Adds the chunk's records up to the first one whose partition does not exist; raises
         Refused if that is its first record. Adds none while closed batches wait for room. Adds
         none without a broker either: all records of a batch time out with its first one.
         """
-        chunk = _up_to_unknown(chunk, stage.partition_count)
+        chunk = _up_to_unknown_partition(chunk, stage.partition_count)
         self._pass_on()
         if self._ready or not self._producer.attachment.attached:
             return
@@ -154,7 +154,7 @@ class Compressor:
             )
             batch.count += end - start
             batch.size_bytes += _size_bytes(part)
-            self.records += end - start
+            self.record_count += end - start
             if batch.size_bytes >= self._batch_bytes or batch.count >= self._batch_records or end < count:
                 self._close(batch)
             start = end
@@ -197,7 +197,7 @@ class Compressor:
 
     def _pass_on(self) -> None:
         """Passes closed batches to the C core while it has room, up to one that it refuses. The refused
-        batch is not reported here, because _give_up() may empty the stage from which the caller takes
+        batch is not reported here, because _fail() may empty the stage from which the caller takes
         records.
         """
         producer = self._producer
@@ -223,7 +223,7 @@ class Compressor:
         """Registers the batch that the C core has accepted. May be called again after an interrupt."""
         self._producer.outcomes.add_batch(batch.stage.number, number, batch.parts, batch.opened_at)
         if self._ready and self._ready[0] is batch:
-            self.records -= batch.count
+            self.record_count -= batch.count
             self._ready.popleft()
 
     def on_turn(self, now: float, close_all: bool) -> float:
@@ -238,7 +238,7 @@ class Compressor:
                 due = min(due, batch.opened_at + self._linger_s)
         self._pass_on()
         while self._ready and (error := self._ready[0].refused) is not None:
-            self._producer.outcomes.records_failed += self._give_up([self._ready.popleft()], error)
+            self._producer.outcomes.records_failed += self._fail([self._ready.popleft()], error)
             self._producer.attachment.changed.notify_all()
             self._pass_on()
         return due
@@ -255,20 +255,20 @@ class Compressor:
             return 0
         self._ready = collections.deque(batch for batch in self._ready if batch.opened_at > opened_by)
         self._open = {key: batch for key, batch in self._open.items() if batch.opened_at > opened_by}
-        return self._give_up(expired, error)
+        return self._fail(expired, error)
 
-    def _give_up(self, batches: list[_Batch], error: KafkaError) -> int:
+    def _fail(self, batches: list[_Batch], error: KafkaError) -> int:
         """Reports the records of these batches, which the caller has removed, as failed. Returns their
         number."""
         count = sum(batch.count for batch in batches)
-        self.records -= count
+        self.record_count -= count
         for batch in batches:
             self._producer.put(Delivery(batch.stage.topic, batch.partition, -1, -1, error, batch.parts))
         self._producer.transactions.mark_broken(error)
         return count
 
 
-def _up_to_unknown(chunk: Chunk, partition_count: int) -> Chunk:
+def _up_to_unknown_partition(chunk: Chunk, partition_count: int) -> Chunk:
     """The chunk up to the first record whose partition does not exist. Raises Refused if that is
     its first record.
     """

@@ -43,7 +43,7 @@ from mqd.client.messages import (
     Message,
     broker_error,
     failure,
-    is_end,
+    is_eof,
     local_error,
     next_offset,
     offset_of,
@@ -65,7 +65,7 @@ from mqd.protocol.errors import ErrorCode
 POLL_RECORDS = 2048
 BATCH_RECORDS_MAX = 1 << 20
 _log = logging.getLogger("mqd.client")
-_NOTHING: Iterator[Message] = iter(())
+_NO_MESSAGES: Iterator[Message] = iter(())
 # the errors of a topic that the broker is creating for this consumer
 _BEING_CREATED = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
 
@@ -139,9 +139,9 @@ class ShmConsumer:
         self._runner: GroupRunner | None = None
         self._rebalancer = Rebalancer(self)
         self._subscription: list[str] = []
-        self._ready: Iterator[Message] = _NOTHING
+        self._ready: Iterator[Message] = _NO_MESSAGES
         self._last: Message | None = None
-        self._chunk: Part | None = None  # the partition of the records in _ready
+        self._chunk_part: Part | None = None  # the partition of the records in _ready
         self._chunk_begin = 0
         # partitions whose topic was recreated since the last records were taken: those records
         # belong to the old topic
@@ -231,7 +231,8 @@ class ShmConsumer:
                     break
                 if time.monotonic() >= self._offsets.due:
                     self._offsets.commit_automatically(more_follow=True)
-                previous, last = (self._chunk, self._chunk.topic_id if self._chunk is not None else None), self._last
+                part, last = self._chunk_part, self._last
+                previous = part, part.topic_id if part is not None else None
                 if self._fetcher.events:
                     messages.append(self._fetcher.events.popleft())
                 elif self._read_chunk():
@@ -280,7 +281,7 @@ class ShmConsumer:
         chunk = self._fetcher.read(POLL_RECORDS, self._bytes_max())
         if chunk is None:
             return False
-        self._chunk, self._chunk_begin, batch = chunk
+        self._chunk_part, self._chunk_begin, batch = chunk
         self._last, self._ready = None, iter(batch.messages())
         self._offsets.schedule_commit()
         return True
@@ -292,7 +293,7 @@ class ShmConsumer:
         while True:
             event = self._serve()
             if event is not None:
-                if is_end(event):
+                if is_eof(event):
                     continue
                 raise KafkaException(event.error())
             self._drop_chunk()
@@ -327,7 +328,7 @@ class ShmConsumer:
 
     def _advance_past_returned(self) -> None:
         """Advances the partition's position past the records that were returned."""
-        part, last = self._chunk, self._last
+        part, last = self._chunk_part, self._last
         if part is not None and last is not None:
             self._offsets.note_received(part, next_offset(last), last.leader_epoch())
             self._last = None
@@ -336,7 +337,7 @@ class ShmConsumer:
     def _drop_chunk(self) -> None:
         """Drops records that were read ahead and not returned; they are read again later."""
         self._advance_past_returned()
-        part, self._chunk, self._ready = self._chunk, None, _NOTHING
+        part, self._chunk_part, self._ready = self._chunk_part, None, _NO_MESSAGES
         if part is None or part.fetched == self._chunk_begin:
             return
         if part.reader is not None and part.phase is Phase.ACTIVE:
@@ -357,7 +358,7 @@ class ShmConsumer:
         kept = [
             event
             for event in messages
-            if event.error() is not None and not will_be_read_again(event, first if is_end(event) else reread)
+            if event.error() is not None and not will_be_read_again(event, first if is_eof(event) else reread)
         ]
         self._fetcher.events = deque(
             [*kept, *(event for event in self._fetcher.events if not will_be_read_again(event, reread))]
@@ -366,13 +367,13 @@ class ShmConsumer:
         return parts
 
     def _drop_chunk_of(self, part: Part) -> None:
-        if self._chunk is part:
+        if self._chunk_part is part:
             self._drop_chunk()
 
     def _forget(self, part: Part) -> None:
         """Forgets buffered records and pending commits of a partition whose topic was recreated."""
-        if self._chunk is part:
-            self._chunk, self._last, self._ready = None, None, _NOTHING
+        if self._chunk_part is part:
+            self._chunk_part, self._last, self._ready = None, None, _NO_MESSAGES
         self._recreated.add(part.key)
         self._offsets.commits.drop({part.key})
 
@@ -402,8 +403,7 @@ class ShmConsumer:
             raise RuntimeError("Consumer closed")
 
     def _serve(self) -> Message | None:
-        """Does the work that is due on the application's thread. Returns an event for the application, or
-        None."""
+        """Does the work due on the application's thread. Returns an event for the application, or None."""
         self._require_open()
         self._inbox.attention = False
         self._advance_past_returned()
@@ -411,7 +411,7 @@ class ShmConsumer:
             self._runner.note_poll()
         self._handle_responses()
         if time.monotonic() >= self._offsets.due:
-            self._offsets.commit_automatically(more_follow=self._chunk is not None)
+            self._offsets.commit_automatically(more_follow=self._chunk_part is not None)
         while self._inbox.operations:
             problem = self._rebalancer.carry_out(self._inbox.operations.popleft())
             if problem is not None:

@@ -71,7 +71,7 @@ class ConsumerConfig:
         values = self.values
         if not values["group.id"]:
             raise ValueError("Failed to create consumer: group.id must be set")
-        self.reset = _RESETS[str(values["auto.offset.reset"]).lower()]
+        self.offset_reset = _RESETS[str(values["auto.offset.reset"]).lower()]
         self.isolation_level = 1 if str(values["isolation.level"]).lower() == "read_committed" else 0
         self.is_eager = str(values["group.protocol"]).lower() == "classic" and "cooperative" not in str(
             values["partition.assignment.strategy"]

@@ -1,4 +1,4 @@
-"""A consumer's offsets: stores and commits them, by request of the application or automatically, and
+"""A consumer's offsets: stores and commits them, at the application's request or automatically, and
 looks up offsets at the broker.
 
 See shm/consumer.py, L2 and L3; how a commit reaches the coordinator: committing.py.
@@ -94,7 +94,7 @@ class ConsumerOffsets:
     def commit_automatically(self, more_follow: bool) -> None:
         """Commits stored offsets asynchronously. `more_follow`: more records are being returned."""
         self.due = INFINITY
-        stored = self._stored(part for part in self._parts if not part.is_unknown)
+        stored = self._uncommitted(part for part in self._parts if not part.is_unknown)
         if stored:
             self.commits.add(stored, self._config["on_commit"], self._timeout_s)
         # offsets that were left out now are committed later, even if no more records arrive
@@ -108,7 +108,7 @@ class ConsumerOffsets:
         on_commit.
         """
         stored = (
-            self._with_unknown(self._stored(part for part in parts if not part.is_unknown), parts)
+            self._with_unknown(self._uncommitted(part for part in parts if not part.is_unknown), parts)
             if self._interval_s < INFINITY
             else {}
         )
@@ -130,7 +130,7 @@ class ConsumerOffsets:
             )
         self.commits.drop(keys)
 
-    def _stored(self, parts: Iterable[Part]) -> dict[Key, Committed]:
+    def _uncommitted(self, parts: Iterable[Part]) -> dict[Key, Committed]:
         return {
             part.key: _stored_offset(part)
             for part in parts
@@ -146,7 +146,7 @@ class ConsumerOffsets:
             offset.topic_id == requests.NO_TOPIC_ID for offset in known.values()
         ):
             return known
-        return known | self._stored(part for part in parts if part.is_unknown and part.topic_id is not None)
+        return known | self._uncommitted(part for part in parts if part.is_unknown and part.topic_id is not None)
 
     def _was_recreated(self, part: Part) -> bool:
         """Whether the topic was deleted and recreated, and the new topic has not been read yet."""
@@ -361,5 +361,5 @@ class ConsumerOffsets:
     def cluster_id(self, timeout: float = -1) -> str | None:
         self._consumer.enter()
         return requests.read_metadata(
-            self.request(requests.METADATA, 1 << 14, requests.metadata([], False), deadline_of(timeout))
+            self.request(requests.METADATA, 1 << 14, requests.metadata_request([], False), deadline_of(timeout))
         )[0].cluster_id

@@ -259,7 +259,7 @@ class DeliveryOutcomes:
         if now >= self._tick_at:
             self._tick_at = now + self._tick_s
             self._expire(now)
-        any_waiting = self.batches or self._producer.active or self._producer.compressor.records
+        any_waiting = self.batches or self._producer.active or self._producer.compressor.record_count
         return min(
             self._retries[0][0] if self._retries else _NEVER,
             self._tick_at if any_waiting and self._timeout_s < _NEVER else _NEVER,

@@ -59,7 +59,7 @@ POSITIONS_MAX = 10_000  # of one Fetch: 60 bytes each at most
 PARTITIONS_PER_REQUEST_MAX = 5_000
 UNCOVERED_WAIT_S = 0.05
 PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
-# an unknown topic or partition is looked up again after this time: before, and after it was reported
+# how soon an unknown topic or partition is looked up again: before and after it is reported
 UNKNOWN_RETRY_S, REPORTED_RETRY_S = 0.1, 0.5
 SHORT_RETRY_S = 0.05  # a leader is being elected, or a replica here is slightly behind its leader
 UNKNOWN_REPORT_S = 5.0  # a busy broker may need this long to learn of a new topic or partition
@@ -305,7 +305,7 @@ class Fetcher:
         """Applies auto.offset.reset, because nothing is committed (no `cause`) or the requested offset is
         out of range (`cause`).
         """
-        if self._config.reset == ERROR:
+        if self._config.offset_reset == ERROR:
             reason = (
                 f"no committed offset and auto.offset.reset=error: {part.topic} [{part.index}]"
                 if cause is None
@@ -315,7 +315,7 @@ class Fetcher:
             part.retry_at = _INFINITY  # until a seek or another assignment
             return
         part.serial += 1
-        part.timestamp = EARLIEST_TIMESTAMP if self._config.reset == EARLIEST else LATEST_TIMESTAMP
+        part.timestamp = EARLIEST_TIMESTAMP if self._config.offset_reset == EARLIEST else LATEST_TIMESTAMP
         part.phase, self._starting = Phase.LIST, True
 
     def _request_listed(self, parts: list[Part]) -> None:
@@ -439,7 +439,9 @@ class Fetcher:
         may have been recreated (F6).
         """
         part.serial, self._starting = part.serial + 1, True
-        self._request(requests.METADATA, 1 << 14, requests.metadata([part.topic], False), [part], self._on_topic)
+        self._request(
+            requests.METADATA, 1 << 14, requests.metadata_request([part.topic], False), [part], self._on_topic
+        )
 
     def _on_topic(self, part: Part, response: Any) -> None:
         try:
@@ -484,7 +486,10 @@ class Fetcher:
                 self._on_error(part, data.error_code)
                 return
             part.reader.set_aborted(
-                [(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()],
+                [
+                    (transaction.producer_id, transaction.first_offset)
+                    for transaction in data.aborted_transactions or ()
+                ],
                 data.last_stable_offset,
             )
             if data.last_stable_offset <= part.fetched:  # during compaction, or when this offset has decreased
@@ -560,14 +565,14 @@ class Fetcher:
             self._session.reset()
             self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)
             return
-        outcome = self._session.on_response(response)
+        partition_data = self._session.on_response(response)
         if response.error_code:
             if not self._session.is_session_error(response.error_code):
                 self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)
             return
         has_grown = False
         by_key = {(part.topic_id or b"", part.index): part for part in self._parts}
-        for topic_id, index, data in outcome:
+        for topic_id, index, data in partition_data:
             part = by_key.get((topic_id, index))
             if (
                 part is None
@@ -582,7 +587,8 @@ class Fetcher:
             has_grown = True
             if self._config.isolation_level and data.aborted_transactions is not None:
                 part.reader.set_aborted(
-                    [(one.producer_id, one.first_offset) for one in data.aborted_transactions], data.last_stable_offset
+                    [(transaction.producer_id, transaction.first_offset) for transaction in data.aborted_transactions],
+                    data.last_stable_offset,
                 )
         if has_grown or not covered:
             # read() resets the pause when it returns records

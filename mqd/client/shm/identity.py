@@ -73,7 +73,7 @@ class Identity:
         self._producer.attachment.send(
             requests.INIT_PRODUCER_ID,
             api.pick(requests.INIT_PRODUCER_ID),
-            requests.init_producer_id(None, 0),
+            requests.init_producer_id_request(None, 0),
             self._on_response,
         )
         return _NEVER

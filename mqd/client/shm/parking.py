@@ -78,7 +78,11 @@ class PositionSession:
         else:
             self._session_id = response.session_id
             self._epoch = 1 if self._epoch == _EPOCH_MAX else self._epoch + 1
-        return ((topic.topic_id, one.partition_index, one) for topic in response.responses for one in topic.partitions)
+        return (
+            (topic.topic_id, partition.partition_index, partition)
+            for topic in response.responses
+            for partition in topic.partitions
+        )
 
     @staticmethod
     def is_session_error(code: int) -> bool:

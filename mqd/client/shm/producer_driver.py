@@ -46,7 +46,7 @@ class ProducerDriver:
         self.fatal: KafkaError | None = None
         self.hold_reason: str | None = None  # the reason why stages are held; None: they are not
         self.stages: dict[str, Stage] = {}
-        self.active: set[Stage] = set()
+        self.active: set[Stage] = set()  # stages that a later turn hands over
         self.topics: list[Stage] = []  # by number in the C core
         self.compress_due = NEVER
         self._turn_due = NEVER  # time of the driver's next turn, for lingering batches
@@ -308,7 +308,7 @@ class ProducerDriver:
             self.outcomes.take_deliveries(time.monotonic())  # batches with a response, but without a report yet
         return (
             self.native.outstanding_records
-            + self.compressor.records
+            + self.compressor.record_count
             + self.events.pending_call_count
             + sum(len(stage.entries) for stage in self.stages.values())
         )

@@ -36,7 +36,7 @@ class Statistics:
     def on_turn(self, now: float) -> float:
         if now >= self._due:
             self._due = now + self._interval_s
-            self._producer.put(_Event(self._callback, json.dumps(self._figures(now))))
+            self._producer.put(_StatisticsEvent(self._callback, json.dumps(self._figures(now))))
             self._producer.attachment.changed.notify_all()
         return self._due
 
@@ -69,7 +69,7 @@ class Statistics:
         }
 
 
-class _Event:
+class _StatisticsEvent:
     def __init__(self, callback: Any, text: str) -> None:
         self._callback, self._text = callback, text
 

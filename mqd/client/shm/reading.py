@@ -57,7 +57,7 @@ class Problem(NamedTuple):
     text: str = ""
 
 
-_PROBLEMS = {
+_PROBLEM_KINDS = {
     ReadStop.ABORTED: "aborted",
     ReadStop.OUT_OF_RANGE: "range",
     ReadStop.CORRUPT: "corrupt",
@@ -196,7 +196,7 @@ class PartitionReader:
         return None
 
     def _note_problem(self, state: ReadState) -> None:
-        kind = _PROBLEMS.get(state.stop)
+        kind = _PROBLEM_KINDS.get(state.stop)
         if kind is not None:
             self._problem = Problem(kind, state.kafka_error, state.problem)
 

@@ -16,7 +16,7 @@ send their requests to this thread.
     V3  `position` is the offset after the last returned record or, if librdkafka has reported the
         partition's end after it, that end (transaction markers may lie between the two)
     V4  if the thread fails, every reader gets a problem, even one that is opened or seeks later, so
-        that no caller waits without end
+        that no caller waits forever
 Concurrency: readers by the consumer's thread; `lock` guards the data that both threads use.
 """
 

@@ -114,11 +114,11 @@ class Stage:
         del self.entries[:count]
         self.released_count += count
         marks = self.marks
-        keep = 0
-        while keep + 1 < len(marks) and marks[keep + 1][0] <= self.released_count:
-            keep += 1
-        if keep:
-            del marks[:keep]
+        first_kept = 0
+        while first_kept + 1 < len(marks) and marks[first_kept + 1][0] <= self.released_count:
+            first_kept += 1
+        if first_kept:
+            del marks[:first_kept]
 
     def times(self, count: int) -> tuple[int, np.ndarray | None]:
         """Timestamps of the first `count` entries in milliseconds: (the same for all, None) or (the first,
@@ -214,10 +214,10 @@ def chunk_of(stage: Stage, count: int) -> Chunk:
 def _chunk_of_mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarray | None) -> Chunk:
     count = len(entries)
     times_ms = [timestamp_ms] * count if timestamps is None else timestamps.tolist()
-    complete = [
+    full_entries = [
         entry if type(entry) is Entry else _entry(entry, times_ms[index]) for index, entry in enumerate(entries)
     ]
-    values, keys, partitions, times, headers, callbacks, _, _ = zip(*complete, strict=True)
+    values, keys, partitions, times, headers, callbacks, _, _ = zip(*full_entries, strict=True)
     return Chunk(
         _column(values),
         _column_or_none(keys),
@@ -225,7 +225,7 @@ def _chunk_of_mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarra
         np.array(partitions, np.int32) if any(partition >= 0 for partition in partitions) else None,
         timestamp_ms,
         np.array(times, np.int64),
-        complete if any(callbacks) else None,
+        full_entries if any(callbacks) else None,
     )
 
 

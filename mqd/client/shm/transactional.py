@@ -171,12 +171,12 @@ class Transactions:
             for stage in self._producer.stages.values():
                 self._producer.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
 
-    def on_close(self, without_broker_s: float) -> None:
-        """Aborts the open transaction. While no broker is attached, waits for at most `without_broker_s`."""
+    def on_close(self, wait_without_broker_s: float) -> None:
+        """Aborts the open transaction. While no broker is attached, waits for at most `wait_without_broker_s`."""
         if self.enabled and self.state in (State.OPEN, State.BROKEN, State.UNDECIDED, State.ENDING):
             timeout = self._producer.config["transaction.timeout.ms"] / 1000
             try:
-                self.abort(timeout if self._producer.attachment.attached else min(timeout, without_broker_s))
+                self.abort(timeout if self._producer.attachment.attached else min(timeout, wait_without_broker_s))
             except KafkaException:
                 # another call is ending the transaction, or the coordinator will end it after
                 # transaction.timeout.ms
@@ -365,7 +365,7 @@ class Transactions:
         response = self._request(
             requests.INIT_PRODUCER_ID,
             None,
-            lambda: requests.init_producer_id(self._id, timeout_ms, producer_id, producer_epoch),
+            lambda: requests.init_producer_id_request(self._id, timeout_ms, producer_id, producer_epoch),
             deadline,
         )
         return response.producer_id, response.producer_epoch

@@ -80,8 +80,8 @@ class TcpProducer:
         self._producer.produce(topic, value, key, partition, *arguments, **keywords)
 
     def _partition(self, topic: str, key: bytes | None) -> int:
-        count, good_until = self._partition_counts.get(topic, (0, 0.0))
-        if time.monotonic() >= good_until:
+        count, valid_until = self._partition_counts.get(topic, (0, 0.0))
+        if time.monotonic() >= valid_until:
             metadata = self._producer.list_topics(topic, 10).topics[topic]
             if metadata.error is not None:
                 raise KafkaException(metadata.error)

@@ -52,7 +52,7 @@ class Watcher:
 
 
 def _request_id(attachment: Attachment, timeout: float = -1):
-    return attachment.request(requests.INIT_PRODUCER_ID, 4, requests.init_producer_id(None, 1000), timeout)
+    return attachment.request(requests.INIT_PRODUCER_ID, 4, requests.init_producer_id_request(None, 1000), timeout)
 
 
 def test_a_request_has_its_response(attachment: Attachment, broker: FakeBroker) -> None:
@@ -119,7 +119,10 @@ def test_the_background_thread_takes_over_again(attachment: Attachment, broker: 
     for _ in range(20):
         answered = threading.Event()
         attachment.send(
-            requests.INIT_PRODUCER_ID, 4, requests.init_producer_id(None, 1000), lambda response, error: answered.set()
+            requests.INIT_PRODUCER_ID,
+            4,
+            requests.init_producer_id_request(None, 1000),
+            lambda response, error: answered.set(),
         )
         assert answered.wait(5), "no thread drives"
         attachment.wait_for(lambda: True)
@@ -198,7 +201,7 @@ def test_a_dead_worker_is_attached_again(attachment: Attachment, broker: FakeBro
     attachment.send(
         requests.INIT_PRODUCER_ID,
         4,
-        requests.init_producer_id(None, 1000),
+        requests.init_producer_id_request(None, 1000),
         lambda response, error: outcome.append(error),
     )
     broker.refuse = ConnectionRefusedError("no broker listens")

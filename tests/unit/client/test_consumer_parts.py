@@ -295,14 +295,14 @@ def test_the_effect_of_configurations() -> None:
             read({"group.id": "g", **{name.replace("_", "."): value for name, value in given.items()}})
         )
 
-    assert config().is_eager and config().isolation_level == 1 and config().reset == "latest"
+    assert config().is_eager and config().isolation_level == 1 and config().offset_reset == "latest"
     assert (
         not config(group_protocol="consumer").is_eager
         and not config(partition_assignment_strategy="cooperative-sticky").is_eager
     )
     assert (
         config(isolation_level="read_uncommitted").isolation_level == 0
-        and config(auto_offset_reset="beginning").reset == "earliest"
+        and config(auto_offset_reset="beginning").offset_reset == "earliest"
     )
     with pytest.raises(ValueError):
         ConsumerConfig(read({}))

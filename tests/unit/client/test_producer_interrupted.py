@@ -334,5 +334,5 @@ def test_a_compressed_batch_accepted_during_ctrl_c_is_written_once(make, interru
     interrupt(native if owner == "native" else getattr(producer, owner), name, behind=True)
     with pytest.raises(KeyboardInterrupt):
         producer.flush(10)
-    assert producer.flush(10) == 0 and producer.compressor.records == 0
+    assert producer.flush(10) == 0 and producer.compressor.record_count == 0
     assert len(native.written[0]) == 3 and reports.errors == [0] * 3

@@ -280,7 +280,7 @@ def _purged_before_compression(producer: ShmProducer, _broker: FakeBroker, repor
     producer.produce("events", b"order", on_delivery=reports)
     assert producer.flush(10) == 0
     producer.produce("events", bytes(20 << 10), on_delivery=reports)  # sent at once, and lingers there
-    assert producer.compressor.records == 1
+    assert producer.compressor.record_count == 1
     producer.purge()
 
 

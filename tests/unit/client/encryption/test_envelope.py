@@ -49,7 +49,7 @@ def test_a_vector_is_opened_and_sealed(vector: dict) -> None:
     assert _open(vector) == bytes.fromhex(vector["value"])
     wrapped, data_key = bytes.fromhex(vector["wrapped_data_key"]), bytes.fromhex(vector["data_key"])
     assert PROVIDER.unwrap(vector["key_id"], wrapped) == data_key
-    head = envelope.prefix(CODECS.index(vector["codec"]), vector["key_id"], wrapped)
+    head = envelope.encode_head(CODECS.index(vector["codec"]), vector["key_id"], wrapped)
     found = envelope.seal(
         AESGCM(data_key),
         head,

@@ -11,7 +11,7 @@ import pytest
 
 from mqd.base.property_values import ConfigError
 from mqd.client.encryption import keys, payload
-from mqd.client.encryption.envelope import PayloadError, parse_head, split_key_name
+from mqd.client.encryption.envelope import PayloadError, parse_head, split_key_reference
 from mqd.client.encryption.keys import KeyFile, Keys, new_key
 from mqd.client.encryption.payload import Opener, Sealer
 from mqd.client.encryption.settings import Encryption, take
@@ -52,7 +52,7 @@ class Clock:
 
 
 def _data_key(data: bytes) -> tuple[str, bytes]:
-    return split_key_name(parse_head(data)[1])
+    return split_key_reference(parse_head(data)[1])
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -271,9 +271,9 @@ def test_invalid_key_files(text: str, message: str) -> None:
 
 def test_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MQD_KEYS", ",".join(keys.format_keys({name: new_key()}).strip() for name in ("a", "b:c")))
-    assert list(keys.provider("env:MQD_KEYS").keys()) == ["a", "b:c"]  # type: ignore[attr-defined]
-    assert isinstance(keys.provider(f"{__name__}:make_custom"), Provider)
-    assert keys.provider(own := Provider("x")) is own
+    assert list(keys.create_provider("env:MQD_KEYS").keys()) == ["a", "b:c"]  # type: ignore[attr-defined]
+    assert isinstance(keys.create_provider(f"{__name__}:make_custom"), Provider)
+    assert keys.create_provider(own := Provider("x")) is own
     for reported, message in (
         ("env:MQD_NO_SUCH", "the environment variable MQD_NO_SUCH has no key"),
         (f"file:{tmp_path}/none", "cannot read the keys in"),
@@ -283,5 +283,5 @@ def test_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (7, "int has no methods wrap and unwrap"),
     ):
         with pytest.raises(ConfigError) as raised:
-            keys.provider(reported)
+            keys.create_provider(reported)
         assert message in str(raised.value)

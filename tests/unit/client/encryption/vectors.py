@@ -39,7 +39,7 @@ def sealed(
 ) -> dict[str, Any]:
     """One vector; `text`: the plaintext, instead of the format's."""
     data_key, nonce = _bytes(f"data key {name}", 32), _bytes(f"nonce {name}", 12)
-    head = envelope.prefix(codec, key_id, wrapped := aes_key_wrap(KEYS[key_id], data_key))
+    head = envelope.encode_head(codec, key_id, wrapped := aes_key_wrap(KEYS[key_id], data_key))
     if text is None:
         text = value if not codec else len(value).to_bytes(4, "big") + compress(codec, value)
     found = envelope.seal(AESGCM(data_key), head, topic.encode(), key, text, nonce)

@@ -10,7 +10,7 @@ from mqd.client import requests
 from mqd.client.messages import KafkaError, local_error
 from mqd.client.share.core import SHARE_GROUP_HEARTBEAT, ShareCore
 from mqd.client.share.events import ACCEPT, Limits, Outcome, Range, Send
-from mqd.client.share.session import LOST, SHARE_ACKNOWLEDGE, SHARE_FETCH, UNKNOWN
+from mqd.client.share.session import OUTCOME_UNKNOWN, SESSION_LOST, SHARE_ACKNOWLEDGE, SHARE_FETCH
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ShareFetchResponse
 from tests.sim.client.share_member_world import TOPIC, TOPIC_ID, World
@@ -64,13 +64,13 @@ def test_records_lost_with_their_session_are_reported() -> None:
     scene.core.flush(0)
     (send,) = scene.sent(SHARE_ACKNOWLEDGE)
     scene.respond(send, error=local_error(KafkaError._TRANSPORT, "gone"))
-    assert scene.core.outcomes.popleft().code == UNKNOWN
+    assert scene.core.outcomes.popleft().code == OUTCOME_UNKNOWN
     assert session.is_dead
     for other in held[1:]:
         if scene.core.held[other.topic(), other.partition()][other.offset()][0] is session:
             assert scene.core.acknowledge((other.topic(), other.partition()), other.offset(), ACCEPT)
             assert scene.core.outcomes.popleft() == Outcome(
-                (other.topic(), other.partition()), (Range(other.offset(), other.offset(), ACCEPT),), LOST
+                (other.topic(), other.partition()), (Range(other.offset(), other.offset(), ACCEPT),), SESSION_LOST
             )
 
 
