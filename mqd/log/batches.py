@@ -135,7 +135,7 @@ def walk(fd: int, position: int, end_position: int) -> Iterator[BatchInfo]:
 
 def first_timestamp_ms(path: Path) -> int:
     """The newest timestamp of a segment's first batch (Kafka's rollingBasedTimestamp); -1 = empty
-    or unreadable. Raises OSError, except for a segment that is gone.
+    or unreadable. Raises OSError, but not for a missing file.
     """
     try:
         with open(path, "rb") as file:

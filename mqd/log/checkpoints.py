@@ -66,7 +66,8 @@ Key = tuple[str, int]
 
 def format_checkpoint(entries: Iterable[Entry]) -> bytes:
     lines = [
-        f"{e.topic} {e.partition} {e.offset} {e.topic_id.hex() if e.topic_id is not None else _NO_ID}" for e in entries
+        f"{entry.topic} {entry.partition} {entry.offset} {_NO_ID if entry.topic_id is None else entry.topic_id.hex()}"
+        for entry in entries
     ]
     return "\n".join(["1", str(len(lines)), *lines, ""]).encode()
 
@@ -159,7 +160,7 @@ def _offsets_of(
     return [(suffix, entry.offset) for suffix, entry in rows]
 
 
-def _suffixes(directory: Path, stem: str) -> dict[str, Path]:
+def _paths_by_suffix(directory: Path, stem: str) -> dict[str, Path]:
     pattern = re.compile(re.escape(stem) + r"(?:\.([0-9]{1,2}))?")
     names = {path.name: path for path in directory.iterdir()}
     return {match[1] or "": path for name, path in sorted(names.items()) if (match := pattern.fullmatch(name))}
@@ -167,7 +168,7 @@ def _suffixes(directory: Path, stem: str) -> dict[str, Path]:
 
 def _read(directory: Path, stem: str, problems: list[str]) -> dict[str, list[Entry]]:
     entries_by_suffix = {}
-    for suffix, path in _suffixes(directory, stem).items():
+    for suffix, path in _paths_by_suffix(directory, stem).items():
         try:
             if path.stat().st_size > _FILE_BYTES_MAX:
                 raise CheckpointError(f"{path}: larger than any checkpoint ({path.stat().st_size} bytes)")
@@ -185,12 +186,12 @@ def open_directory(directory: Path, worker: int, worker_count: int, files: Files
     written to the directory before this call. Raises OSError.
     """
     initial = InitialCheckpoints()
-    initial.clean = _marker(directory, worker).exists()
+    initial.clean = _clean_shutdown_path(directory, worker).exists()
     initial.recovery_points = _read(directory, RECOVERY_POINT, initial.problems)
     initial.log_starts = _read(directory, LOG_START, initial.problems)
     outdated = [
         path
-        for suffix, path in _suffixes(directory, CLEAN_SHUTDOWN).items()
+        for suffix, path in _paths_by_suffix(directory, CLEAN_SHUTDOWN).items()
         if suffix and (int(suffix) == worker or int(suffix) >= worker_count)
     ]
     for path in outdated:
@@ -217,7 +218,7 @@ def read_high_watermarks(directory: Path, worker: int) -> dict[tuple[str, int, b
     }
 
 
-def _marker(directory: Path, worker: int) -> Path:
+def _clean_shutdown_path(directory: Path, worker: int) -> Path:
     return directory / f"{CLEAN_SHUTDOWN}.{worker}"
 
 
@@ -225,7 +226,7 @@ def write_clean_shutdown(directory: Path, worker: int, generation: int, files: F
     """The last write to a log directory, after every partition was flushed and closed and the
     checkpoints are in place.
     """
-    files.replace(_marker(directory, worker), f"version: 0\ngeneration: {generation}\n".encode())
+    files.replace(_clean_shutdown_path(directory, worker), f"version: 0\ngeneration: {generation}\n".encode())
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -287,7 +288,7 @@ def remove_orphans(directory: Path, worker_count: int, files: Files) -> list[Pat
     """
     removed = []
     for stem in (RECOVERY_POINT, LOG_START, HIGH_WATERMARK):
-        for suffix, path in _suffixes(directory, stem).items():
+        for suffix, path in _paths_by_suffix(directory, stem).items():
             if not suffix or int(suffix) >= worker_count:
                 files.unlink(path)
                 removed.append(path)

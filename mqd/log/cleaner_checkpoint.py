@@ -47,8 +47,8 @@ class CleanerCheckpoint:
                         self._advance(entry)
 
     def _advance(self, entry: Entry) -> None:
-        name = (entry.topic, entry.partition, entry.topic_id or b"")
-        self._offsets[name] = max(entry.offset, self._offsets.get(name, 0))
+        key = (entry.topic, entry.partition, entry.topic_id or b"")
+        self._offsets[key] = max(entry.offset, self._offsets.get(key, 0))
 
     def get(self, topic: str, partition: int, topic_id: bytes) -> int | None:
         return self._offsets.get((topic, partition, topic_id))
@@ -63,5 +63,5 @@ class CleanerCheckpoint:
         if existing is not None:
             existing_keys = {*existing, (topic, partition, topic_id)}
             self._offsets = {key: value for key, value in self._offsets.items() if key in existing_keys}
-        rows = [Entry(name, index, value, identity) for (name, index, identity), value in sorted(self._offsets.items())]
-        self._files.replace(self._path, format_checkpoint(rows))
+        entries = [Entry(name, index, value, id_) for (name, index, id_), value in sorted(self._offsets.items())]
+        self._files.replace(self._path, format_checkpoint(entries))

@@ -102,19 +102,19 @@ def prepare(
         if stored_id == topic_id:
             return path, None
         if not stored_id and known_end > 0 and _holds_records(path):  # lost or unreadable, not another topic's
-            raise OSError(errno.EIO, _lost_metadata(path, topic_id, known_end))
+            raise OSError(errno.EIO, _lost_metadata_message(path, topic_id, known_end))
         if stored_id is not None or _holds_records(path):
             stray_path = log_dir / aside_name(topic, partition, "stray")
             files.rename(path, stray_path)
     if known_end > 0 and not has_other_replicas:
-        raise OSError(errno.EIO, _lost_records(path, known_end))
+        raise OSError(errno.EIO, _lost_records_message(path, known_end))
     if stray_path is not None or not path.exists():
         files.make_directory(path)
     files.replace(path / METADATA, format_metadata(topic_id))
     return path, stray_path
 
 
-def _lost_metadata(path: Path, topic_id: bytes, known_end: int) -> str:
+def _lost_metadata_message(path: Path, topic_id: bytes, known_end: int) -> str:
     return (
         f"{path / METADATA} is lost or damaged, and according to the checkpoints the topic has records below offset"
         f" {known_end}. If the directory is this topic's, restore the file, two lines: 'version: 0' and 'topic_id:"
@@ -122,7 +122,7 @@ def _lost_metadata(path: Path, topic_id: bytes, known_end: int) -> str:
     )
 
 
-def _lost_records(path: Path, known_end: int) -> str:
+def _lost_records_message(path: Path, known_end: int) -> str:
     return (
         f"{path} is lost, and according to the checkpoints the topic has records below offset {known_end}: it does not"
         " start again at offset 0. Restore the directory from a copy while the broker is down; or, if the records are"
