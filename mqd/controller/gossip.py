@@ -122,7 +122,7 @@ def look_up(host: str, port: int, family: int = 0) -> "asyncio.Future[list[tuple
     """The result of getaddrinfo() for datagrams. Runs in a thread of its own, so that a lookup
     that hangs does not delay others. OSError: no such name; UnicodeError: not a valid name.
     """
-    flags = socket.AI_V4MAPPED if family == socket.AF_INET6 else 0  # a host may have an IPv4 address only
+    flags = socket.AI_V4MAPPED if family == socket.AF_INET6 else 0  # a host may have only an IPv4 address
     try:
         return in_thread(lambda: socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM, flags=flags))
     except RuntimeError as error:  # no thread is available
@@ -153,7 +153,7 @@ class _Resolver:
             if now < cached[1]:
                 return
         elif (address := self._numeric_address(host, port)) is not None:
-            self._keep((host, port), address, float("inf"))
+            self._cache_address((host, port), address, float("inf"))
             self._send(data, address)
             return
         elif (host, port) in self._waiting or len(self._waiting) < RESOLVE_COUNT_MAX:
@@ -171,7 +171,7 @@ class _Resolver:
             return (host, port, 0, 0)
         return (host, port) if self._family == socket.AF_INET else (f"::ffff:{host}", port, 0, 0)
 
-    def _keep(self, name: tuple[str, int], address: tuple, until: float) -> None:
+    def _cache_address(self, name: tuple[str, int], address: tuple, until: float) -> None:
         self._addresses.pop(name, None)
         self._addresses[name] = (address, until)
         if len(self._addresses) > RESOLVED_COUNT_MAX:
@@ -185,7 +185,7 @@ class _Resolver:
             log.debug("a host's name was not found", host=name[0], reason=str(error))
             return
         address = response.result()[0][4]
-        self._keep(name, address, asyncio.get_running_loop().time() + RESOLVED_S)
+        self._cache_address(name, address, asyncio.get_running_loop().time() + RESOLVED_S)
         if data is not None:
             self._send(data, address)
 
@@ -222,7 +222,7 @@ class Gossip(asyncio.DatagramProtocol):
             return
         self.handle(events.Leave())
         try:
-            async with asyncio.timeout(LEAVE_S_MAX):  # wait_for() may forget a cancellation
+            async with asyncio.timeout(LEAVE_S_MAX):  # wait_for() may lose a cancellation
                 await self._leave_done.wait()
         except TimeoutError:
             pass
@@ -250,11 +250,11 @@ class Gossip(asyncio.DatagramProtocol):
                 case SendDatagram():
                     self._resolver.send(effect.host, effect.port, effect.data)
                 case PushPull():
-                    self._begin(self._exchange(effect))
+                    self._start_task(self._exchange(effect))
                 case ProbeStream():
-                    self._begin(self._probe(effect))
+                    self._start_task(self._probe(effect))
                 case StoreLife():
-                    log.warning("this directory is an old copy: other hosts know a later start of it", life=effect.life)
+                    log.warning("this directory is an old copy: other hosts know of a later start", life=effect.life)
                     store_life(self._life_path, effect.life)
                 case LeaveDone():
                     self._leave_done.set()
@@ -310,7 +310,7 @@ class Gossip(asyncio.DatagramProtocol):
 
     # -- streams -----------------------------------------------------------------------------------
 
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
+    def _start_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,6 +1,6 @@
 """This host's gossip: the information that it sends, and the use of the hints that it receives.
 
-    sent      profile (racks, capacity), load, the active controller as the quorum knows it; the seeds
+    sent      profile (rack, capacity), load, the active controller as the quorum knows it; the seeds
               are cluster.seeds and every registered broker
     hints     addresses of hosts (connections to them are tried), hosts that may know the quorum's
               leader (queried when this host knows none), suspected hosts (logged, and shown by views())
@@ -143,16 +143,16 @@ class HostGossip:
         self.gossip.on_change = self._on_change
         self.gossip.on_other_datagram = self._on_notice
         self._incarnation = incarnation
-        self._updating: asyncio.Task[None] | None = None
+        self._update_task: asyncio.Task[None] | None = None
         shell.on_leader_changed = self._on_leader_changed
 
     async def start(self) -> None:
         await self.gossip.start()
-        self._updating = asyncio.get_running_loop().create_task(self._update_periodically())
+        self._update_task = asyncio.get_running_loop().create_task(self._update_periodically())
 
     async def stop(self) -> None:
-        if self._updating is not None:
-            self._updating.cancel()
+        if self._update_task is not None:
+            self._update_task.cancel()
         self._lookups.clear()
         death_notice.write_instructions(self._run_dir, None)
         await self.gossip.stop()
@@ -160,8 +160,7 @@ class HostGossip:
     async def serve(self, hello: Hello, reader: Reader, writer: Writer) -> None:
         await self.gossip.serve(hello, reader, writer)
 
-    def on_credentials(self) -> None:
-        """The credentials have changed."""
+    def on_credentials_changed(self) -> None:
         self.gossip.core.seal.set_keys(gossip.gossip_keys(self._credentials.secrets))
 
     def views(self) -> list[MemberView]:

@@ -36,13 +36,13 @@ class Membership:
         self.seeds = cluster_config.seeds(config)
         self.address = client.welcome.controller_listener or ("", 0)  # as other hosts see it
         self._key = key
-        self._waiting = client.waiting
+        self._report_waiting = client.waiting
         self._cluster_id = ""
         self._forming: ClusterFormation | None = None
         self._shell: Shell | None = None
         self._sockets = client.cluster_sockets
         self._credentials = credentials.load(config)
-        self._watching: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
         self._peers = (
             Peers(
                 self._credentials,
@@ -79,11 +79,13 @@ class Membership:
     async def listen(self) -> None:
         if self._peers is not None:
             await self._peers.listen(self._sockets[0])
-            self._watching = asyncio.get_running_loop().create_task(self._credentials.watch(self._on_credentials))
+            self._watch_task = asyncio.get_running_loop().create_task(
+                self._credentials.watch(self._on_credentials_changed)
+            )
 
-    def _on_credentials(self) -> None:
+    def _on_credentials_changed(self) -> None:
         if self.gossip is not None:
-            self.gossip.on_credentials()
+            self.gossip.on_credentials_changed()
 
     # -- joining a cluster ------------------------------------------------------------------------
 
@@ -91,7 +93,7 @@ class Membership:
         """Waits until the seeds' responses allow a decision. Called only if there are seeds."""
         assert self._peers is not None
         self._forming = ClusterFormation(
-            FormationCore(self._member(), self.seeds, lost_cluster_id), self._peers, self._waiting
+            FormationCore(self._member(), self.seeds, lost_cluster_id), self._peers, self._report_waiting
         )
         decision = await self._forming.run()
         for member in (*decision.voters, *self._forming.core.members()):
@@ -179,17 +181,17 @@ class Membership:
             )
         if conflict := self._node_id_conflict(theirs):
             return Refusal(handshake.REFUSED_IDENTITY, conflict)
-        lacking = (
+        unsupported = (
             features.describe_unsupported(
                 self._shell.core.committed.features, features.supported_levels(theirs.features)
             )
             if self._shell is not None and own.cluster_id
             else ""
         )
-        if lacking:
+        if unsupported:
             return Refusal(
                 handshake.REFUSED_FEATURES,
-                f"the host that connects runs a version of mqd that this cluster no longer supports: {lacking}."
+                f"the host that connects runs a version of mqd that this cluster no longer supports: {unsupported}."
                 " Install the version that the other hosts run",
             )
         return own
@@ -254,8 +256,8 @@ class Membership:
     async def stop(self) -> None:
         if self.gossip is not None:
             await self.gossip.stop()
-        if self._watching is not None:
-            self._watching.cancel()
+        if self._watch_task is not None:
+            self._watch_task.cancel()
         if self._peers is not None:
             await self._peers.flush()
             await self._peers.stop()

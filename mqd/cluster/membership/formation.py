@@ -19,7 +19,7 @@ A host that is not a seed never founds a cluster.
 Invariants
     F1  an identity is (node id, directory id); a wiped host has a new directory id, so it is not
         a voter of any cluster
-    F2  a host founds a cluster only when the newest response of each seed, to a request of this
+    F2  a host founds a cluster only when the newest response of each seed, to a query of this
         process, says: empty, the same seeds, and `sees` = the set that this host sees. Two
         different sets can therefore never both have a majority: a host that sent "I see S" had not
         founded a cluster at that time, sees only later sets, and never returns to an earlier one
@@ -72,7 +72,7 @@ class FormationResponse(msgspec.Struct, tag="FormationAnswer", frozen=True):
     member: Member  # the host that responds
     cluster_id: str  # "" = empty
     generation: int
-    seeds: tuple[str, ...]  # as normalised by normalise(), sorted
+    seeds: tuple[str, ...]  # in their normal form (normalise()), sorted
     sees: str  # set_digest() of all seeds, if the host has seen all of them empty; "" otherwise
     voters: tuple[Member, ...]  # the voters of its cluster
     # the host belonged to a cluster and has lost its metadata: it does not count as empty (F4)

@@ -16,7 +16,7 @@ Invariants (asserted by check() and the simulator, in addition to those of the p
     G6  datagrams per second are bounded by the settings: per probe round 1 + indirect_count, per
         gossip round gossip_fanout, responses limited by their token buckets
     G7  a datagram that is not sealed, is a replay, or is not addressed to this host's current life
-        changes only a counter (but a ping from an unknown host gets a response, within its bucket)
+        changes only a counter (but a ping from an unknown host gets a response, at a limited rate)
 Time: milliseconds of any clock that does not go back. A late tick means that this process was
 stopped. The core's own time excludes that interval, so that no member is suspected because of
 messages that this process could not receive.
@@ -68,16 +68,16 @@ from mqd.cluster.membership.gossip_messages import (
     encode_update,
     life_of,
 )
-from mqd.cluster.membership.gossip_parts import Broadcasts, Bucket, ControllerHint, Health, Window
+from mqd.cluster.membership.gossip_parts import Broadcasts, ControllerHint, Health, ReplayWindow, TokenBucket
 from mqd.cluster.membership.gossip_probing import Prober
 
 EXCHANGE_COUNT_MAX = 4
-LEAVE_ROUNDS, LEAVE_EVERY_MS = 3, 50
+LEAVE_ROUNDS, LEAVE_INTERVAL_MS = 3, 50
 # States are exchanged again this long after joining: when all hosts start together, the seed does not
 # know all of them at first.
-AFTER_JOIN_MS = (1_000, 3_000, 8_000)
+EXCHANGES_AFTER_JOIN_MS = (1_000, 3_000, 8_000)
 SWEEP_MS = 10_000
-LOAD_SENDS = 2  # multiplied by ceil(log10(members + 1)): few, because loads are sent again regularly
+LOAD_RETRANSMIT_MULTIPLIER = 2  # multiplied by ceil(log10(members + 1)): few, because loads are sent again regularly
 
 Address = tuple[str, int]
 
@@ -108,14 +108,14 @@ class GossipCore:
         self._effects: list[Effect] = []
         self._timers: list[tuple[int, int, Callable[[Any], None], Any]] = []
         self._timer_count = 0
-        self._stopped_ms = 0  # the time for which the process was stopped
+        self._stopped_ms = 0  # the total time for which the process was stopped
         self._sequence = 0
         self._updates = Broadcasts(2 * settings.member_count_max)
         self._loads = Broadcasts(settings.member_count_max)
-        self._windows: dict[Identity, Window] = {}
+        self._windows: dict[Identity, ReplayWindow] = {}
         self._gossiping = False
         self._urgent_rounds = 0
-        self._hint = ControllerHint()
+        self._controller_hint = ControllerHint()
         self._seeds: tuple[Address, ...] = tuple(seeds)
         self._seed_identities: dict[Address, Identity] = {}
         self._joined = False
@@ -124,9 +124,9 @@ class GossipCore:
         self._exchanges: dict[int, Address] = {}
         self._exchange_count = 0
         self._reconnecting: tuple[int, bytes] | None = None
-        self._measured: events.LoadMeasured | None = None
-        self._responses = Bucket(settings.response_rate_per_s, settings.response_burst, 0)
-        self._unknown_limit = Bucket(settings.unknown_rate_per_s, settings.unknown_rate_per_s, 0)
+        self._measured_load: events.LoadMeasured | None = None
+        self._response_limit = TokenBucket(settings.response_rate_per_s, settings.response_burst, 0)
+        self._unknown_limit = TokenBucket(settings.unknown_rate_per_s, settings.unknown_rate_per_s, 0)
         self.prober = Prober(self)
         self.membership = Membership(self, profile, life)
 
@@ -140,7 +140,7 @@ class GossipCore:
     @property
     def controller(self) -> ControllerSeen:
         """The active controller; node_id -1: not known."""
-        return ControllerSeen(self._hint.node_id, self._hint.epoch)
+        return ControllerSeen(self._controller_hint.node_id, self._controller_hint.epoch)
 
     @property
     def joined(self) -> bool:
@@ -160,7 +160,9 @@ class GossipCore:
 
     def state(self, wants_response: bool = True) -> State:
         """The state to send in a push-pull; its first entry is this host."""
-        return State(self._hint.epoch, self._hint.node_id, self.membership.entries(), wants_response)
+        return State(
+            self._controller_hint.epoch, self._controller_hint.node_id, self.membership.entries(), wants_response
+        )
 
     # -- the one mutator ---------------------------------------------------------------------------
 
@@ -202,7 +204,7 @@ class GossipCore:
             case events.StreamResponded():
                 self.prober.on_response(event.probe_id)
             case events.LoadMeasured():
-                self._measured = event
+                self._measured_load = event
             case events.ProfileChanged():
                 self.membership.change_profile(event.profile)
                 self.gossip_now()
@@ -245,7 +247,7 @@ class GossipCore:
         self.at_time(self.own_time_ms + wait_ms, run, argument)
 
     def at_time(self, when_ms: int, run: Callable[[Any], None], argument: Any = None) -> None:
-        if self.membership.has_left and run != self._on_gossip and run != self._on_left_done:
+        if self.membership.has_left and run != self._on_gossip and run != self._on_leave_done:
             return
         self._timer_count += 1
         heapq.heappush(self._timers, (when_ms, self._timer_count, run, argument))
@@ -256,7 +258,7 @@ class GossipCore:
         return self.rng.sample(living, min(count, len(living)))
 
     def may_respond(self) -> bool:
-        if self._responses.take(self.own_time_ms):
+        if self._response_limit.take(self.own_time_ms):
             return True
         self.counts["responses_left_out"] += 1
         return False
@@ -308,8 +310,8 @@ class GossipCore:
             *membership.identity,
             membership.incarnation,
             self._sequence + 1,
-            self._hint.epoch,
-            self._hint.node_id,
+            self._controller_hint.epoch,
+            self._controller_hint.node_id,
             body,
         )
         room = BODY_BYTES_MAX - len(encode(PacketOut(*head, []))) - 2 - sum(map(len, urgent))
@@ -321,7 +323,9 @@ class GossipCore:
             if body is None and not updates and not self._urgent_rounds:
                 return
             room -= sum(map(len, updates)) - sum(map(len, urgent))
-            updates += self._loads.take(room, UPDATE_COUNT_MAX - len(updates), self._sends_max(LOAD_SENDS))
+            updates += self._loads.take(
+                room, UPDATE_COUNT_MAX - len(updates), self._sends_max(LOAD_RETRANSMIT_MULTIPLIER)
+            )
         self._sequence += 1
         self.emit(SendDatagram(host, port, self.seal.seal(PacketOut(*head, [Raw(update) for update in updates]))))
         self.counts["sent"] += 1
@@ -388,7 +392,7 @@ class GossipCore:
             case Nack():
                 self.prober.on_nack(packet, packet.body)
 
-    def _window_of(self, sender: Identity) -> Window:
+    def _window_of(self, sender: Identity) -> ReplayWindow:
         """The replay window of a sender, even if it is not a member yet: otherwise its earlier
         datagrams could be replayed once it is a member.
         """
@@ -397,11 +401,11 @@ class GossipCore:
             if len(self._windows) >= 2 * self.settings.member_count_max:
                 members = self.membership.members
                 del self._windows[next(identity for identity in self._windows if identity not in members)]
-            window = self._windows[sender] = Window()
+            window = self._windows[sender] = ReplayWindow()
         return window
 
     def _learn_controller(self, epoch: int, node_id: int) -> None:
-        if self._hint.learn(epoch, node_id):
+        if self._controller_hint.learn(epoch, node_id):
             self._urgent_rounds = self._sends_max(self.settings.retransmit_multiplier)
             self._arm_gossip()
             self.emit(self.controller)
@@ -453,7 +457,7 @@ class GossipCore:
             self._joined = True
             membership.announce()
             self.gossip_now()
-            for wait_ms in AFTER_JOIN_MS:
+            for wait_ms in EXCHANGES_AFTER_JOIN_MS:
                 self.after(self.rng.randint(wait_ms // 2, wait_ms), self._on_exchange_due)
 
     def _on_push_pull(self, _: object) -> None:
@@ -509,9 +513,9 @@ class GossipCore:
             max(settings.load_interval_ms, settings.load_interval_ms_per_member * self.membership.count),
             self._on_load_due,
         )
-        if self._measured is not None:
+        if self._measured_load is not None:
             self._timer_count += 1  # also the load's number, which rises within a life
-            measured = self._measured
+            measured = self._measured_load
             self.own_load = Load(
                 *self.membership.identity,
                 self.membership.life,
@@ -542,10 +546,10 @@ class GossipCore:
         self._urgent_rounds = LEAVE_ROUNDS
         rounds = LEAVE_ROUNDS if membership.living else 0
         for number in range(rounds):
-            self.after(LEAVE_EVERY_MS * number, self._on_gossip)
-        self.after(LEAVE_EVERY_MS * rounds, self._on_left_done)
+            self.after(LEAVE_INTERVAL_MS * number, self._on_gossip)
+        self.after(LEAVE_INTERVAL_MS * rounds, self._on_leave_done)
 
-    def _on_left_done(self, _: object) -> None:
+    def _on_leave_done(self, _: object) -> None:
         self._timers.clear()
         self.emit(LeaveDone())
 

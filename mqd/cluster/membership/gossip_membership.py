@@ -41,7 +41,7 @@ from mqd.cluster.membership.gossip_events import (
 )
 from mqd.cluster.membership.gossip_messages import (
     LIFE_MAX,
-    REFUTATIONS,
+    LIFE_UNIT,
     Alive,
     Dead,
     Entry,
@@ -99,7 +99,7 @@ class Member:
 class Prober(Protocol):
     """The part of gossip_probing.Prober that Membership needs."""
 
-    def welcome(self, identity: Identity) -> None: ...
+    def add_target(self, identity: Identity) -> None: ...
 
     def on_suspected(self, member: Member, by: int) -> None: ...
 
@@ -141,7 +141,7 @@ class Membership:
         self._core = core
         self.profile = profile
         self.identity: Identity = (profile.node_id, profile.directory_id)
-        self.incarnation = life * REFUTATIONS
+        self.incarnation = life * LIFE_UNIT
         self._token = core.rng.getrandbits(61)
         self.members: dict[Identity, Member] = {}
         self.living: list[Identity] = []  # alive or suspect, without this host
@@ -176,19 +176,19 @@ class Membership:
 
     def _raise_above(self, incarnation: int) -> bool:
         """Moves to an incarnation above `incarnation`. Returns False if there is none."""
-        if life_of(incarnation) == self.life and (incarnation + 1) % REFUTATIONS:
+        if life_of(incarnation) == self.life and (incarnation + 1) % LIFE_UNIT:
             self.incarnation = incarnation + 1
             return True
-        return self._skip_life(incarnation)
+        return self._start_later_life(incarnation)
 
-    def _skip_life(self, incarnation: int) -> bool:
+    def _start_later_life(self, incarnation: int) -> bool:
         """Moves to a life above `incarnation`, because other hosts have seen another process with this
         host's incarnation: its directory is an old copy, or has lost the number of starts.
         """
         life = life_of(incarnation) + 1
         if life > LIFE_MAX:
             return False  # only a faulty or malicious host can send this
-        self.incarnation = life * REFUTATIONS
+        self.incarnation = life * LIFE_UNIT
         self._core.emit(StoreLife(life))
         return True
 
@@ -229,7 +229,7 @@ class Membership:
             identity = (profile.node_id, profile.directory_id)
             if identity == self.identity:
                 if not core.joined and incarnation >= self.incarnation and profile.token != self._token:
-                    self._skip_life(incarnation)
+                    self._start_later_life(incarnation)
                     self.announce()
                 elif incarnation > self.incarnation or (entry.state != ALIVE and incarnation == self.incarnation):
                     self._refute(incarnation)
@@ -275,7 +275,7 @@ class Membership:
         if before not in (ALIVE, SUSPECT):
             self._report_duplicate_node(identity)
             self.living.append(identity)
-            self._core.prober.welcome(identity)
+            self._core.prober.add_target(identity)
         if before != ALIVE:
             member.since_ms = self._core.own_time_ms
         self._end_suspicion(member)

@@ -4,7 +4,7 @@ the seal, which proves that the sender of a datagram has the cluster key.
 A datagram on the wire (at most DATAGRAM_BYTES_MAX bytes, so that it fits into an Ethernet frame):
 
     offset  bytes  content
-    0       4      b"mqg1"; a later format has another last character and is ignored
+    0       4      b"mqg1"; datagrams of later formats have another last character, and are ignored
     4       32     HMAC-SHA256 over all that follows, key = derived from the cluster key and the cluster id
     36      n      a Packet in msgpack
 
@@ -13,7 +13,7 @@ with the key, or not a Packet. Limits on strings, lists and numbers are part of 
 be added at the end of a struct: hosts of an earlier version ignore them, and hosts of a later version
 use the defaults.
 
-An incarnation is one number of two parts, life * REFUTATIONS + refutation. The life is the number of
+An incarnation is one number of two parts, life * LIFE_UNIT + refutation. The life is the number of
 the host's starts, kept on disk; refutations are counted in memory. The incarnation of a restarted
 host is therefore always above earlier statements about it.
 """
@@ -36,20 +36,20 @@ UPDATE_BYTES_MAX = 700
 UPDATE_COUNT_MAX = 128  # in one datagram
 MEMBER_COUNT_MAX = 4097  # in one state: the sender, and its table (Settings.member_count_max)
 STATE_BYTES_MAX = 8 << 20
-REFUTATIONS = 1 << 24  # per life, at most
+LIFE_UNIT = 1 << 24  # incarnations per life: a life has fewer refutations than this
 LIFE_MAX = (1 << 38) - 1
 NODE_NONE = -1
 
 Node = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 NodeOrNone = Annotated[int, Meta(ge=NODE_NONE, le=(1 << 31) - 1)]
 Directory = Annotated[bytes, Meta(min_length=16, max_length=16)]
-Incarnation = Annotated[int, Meta(ge=0, le=(LIFE_MAX + 1) * REFUTATIONS - 1)]
+Incarnation = Annotated[int, Meta(ge=0, le=(LIFE_MAX + 1) * LIFE_UNIT - 1)]
 Life = Annotated[int, Meta(ge=0, le=LIFE_MAX)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 Epoch = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
 Host = Annotated[str, Meta(min_length=1, max_length=255)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
-Short = Annotated[str, Meta(max_length=64)]
+ShortText = Annotated[str, Meta(max_length=64)]
 Rack = Annotated[str, Meta(max_length=249)]
 ProbeId = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 
@@ -57,7 +57,7 @@ Identity = tuple[int, bytes]  # node id, directory id: a host with a wiped direc
 
 
 def life_of(incarnation: int) -> int:
-    return incarnation // REFUTATIONS
+    return incarnation // LIFE_UNIT
 
 
 class Refused(ValueError):
@@ -80,7 +80,7 @@ class Alive(msgspec.Struct, tag="a", array_like=True, frozen=True):
     host: Host
     port: Port
     rack: Rack | None = None
-    version: Short = ""
+    version: ShortText = ""
     worker_count: Count = 0
     cpu_count: Count = 0
     memory_bytes: Count = 0
@@ -150,7 +150,7 @@ class Ack(msgspec.Struct, tag="k", array_like=True, frozen=True):
 
 class PingRequest(msgspec.Struct, tag="r", array_like=True, frozen=True):
     """Ping the target for the sender. Send Ack to host:port when the target responds, or Nack if it has
-    not after `wait_ms`, both with this probe id.
+    not responded after `wait_ms`, both with this probe id.
     """
 
     probe_id: ProbeId

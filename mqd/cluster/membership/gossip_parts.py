@@ -13,7 +13,7 @@ WINDOW_BITS = 256
 UPDATE_BYTES_MIN = 20  # minimum size of an update
 
 
-class Window:
+class ReplayWindow:
     """Replay window of one sender: the highest number of its newest life, and which of the WINDOW_BITS
     numbers before it were received.
 
@@ -152,7 +152,7 @@ class Broadcasts:
         assert all(key in self._levels[level] for key, level in self._level_of.items())
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket with a rate of `rate_per_s` and a burst of `burst`."""
 
     __slots__ = ("_burst", "_rate", "_tokens", "_refilled_ms")

@@ -98,8 +98,8 @@ class Prober:
         self._core = core
         self._is_successors_turn = False
         self._order: list[Identity] = []
-        self._next = 0
-        self._waiting: set[Identity] = set()  # the members in `_order` from `_next` on
+        self._next_index = 0
+        self._waiting: set[Identity] = set()  # the members in `_order` from `_next_index` on
         self.probes: dict[int, Probe] = {}
         self._probe_ids: dict[Identity, int] = {}
         self._relays: dict[int, Relay] = {}
@@ -110,13 +110,13 @@ class Prober:
         core = self._core
         core.after(core.rng.randrange(1, core.settings.probe_interval_ms + 1), self._on_round)
 
-    def welcome(self, identity: Identity) -> None:
+    def add_target(self, identity: Identity) -> None:
         """Inserts a new member at a random position in the order, so that not all hosts probe it at the
         same time.
         """
         if identity not in self._waiting:
             self._waiting.add(identity)
-            self._order.insert(self._core.rng.randint(self._next, len(self._order)), identity)
+            self._order.insert(self._core.rng.randint(self._next_index, len(self._order)), identity)
 
     def _on_round(self, _: object) -> None:
         core, settings = self._core, self._core.settings
@@ -144,15 +144,15 @@ class Prober:
         """
         membership = self._core.membership
         for _ in range(len(self._order) + 1):
-            if self._next >= len(self._order):
+            if self._next_index >= len(self._order):
                 self._order = list(membership.living)
                 self._core.rng.shuffle(self._order)
-                self._next = 0
+                self._next_index = 0
                 self._waiting = set(self._order)
                 if not self._order:
                     return None
-            identity = self._order[self._next]
-            self._next += 1
+            identity = self._order[self._next_index]
+            self._next_index += 1
             self._waiting.discard(identity)
             member = membership.members.get(identity)
             if member is not None and member.state in (ALIVE, SUSPECT):
@@ -170,7 +170,7 @@ class Prober:
         self._ping(member, probe_id)
         multiplier = core.health.multiplier
         core.after(core.settings.probe_timeout_ms * multiplier, self._on_timeout, probe_id)
-        core.after(core.settings.probe_interval_ms * multiplier, self._on_end, probe_id)
+        core.after(core.settings.probe_interval_ms * multiplier, self._on_probe_ended, probe_id)
 
     def _new_id(self) -> int:
         """An unpredictable probe id, so that an unsolicited Ack is ignored."""
@@ -234,7 +234,7 @@ class Prober:
             core.send_to(helper, request)
         core.emit(ProbeStream(probe_id, *probe.identity, member.profile.host, member.profile.port, wait_ms))
 
-    def _on_end(self, probe_id: int) -> None:
+    def _on_probe_ended(self, probe_id: int) -> None:
         probe = self._pop(probe_id)
         core = self._core
         member = core.membership.members.get(probe.identity) if probe is not None else None
@@ -321,5 +321,5 @@ class Prober:
         assert len(self.probes) <= PROBE_COUNT_MAX and len(self._relays) <= RELAY_COUNT_MAX
         assert all(self._probe_ids[probe.identity] == probe_id for probe_id, probe in self.probes.items())
         assert sorted(self._probe_ids.values()) == sorted(self.probes)
-        assert self._waiting == set(self._order[self._next :])
+        assert self._waiting == set(self._order[self._next_index :])
         assert len(self._order) <= 2 * self._core.settings.member_count_max

@@ -182,7 +182,7 @@ class _Side:
         self._nonce = nonce
         self._buffer = bytearray()
         self._size = -1  # size of the frame's body; -1 = not known yet
-        self._prefix = prefix  # with which the peer must begin; empty after its first frame header
+        self._prefix = prefix  # the bytes with which the peer must begin; empty after its first frame header
         self.peer: Hello | Identity | None = None  # the peer's identity, once `done`
         self.done = False
         self.tls = False  # once `done`: whether the connection continues as TLS

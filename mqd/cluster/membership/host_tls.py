@@ -53,8 +53,8 @@ class HostTls:
                     return self._out.read()
                 self._established = True
                 self._send_verdict()
-            self._open()
-            self._receive()
+            self._decrypt()
+            self._read_verdict()
         except (ssl.SSLError, ConnectionError) as error:
             self.refusal_bytes = self._out.read()
             raise HandshakeFailed(host_identity.reason_of(error)) from error
@@ -70,7 +70,7 @@ class HostTls:
             raise
         self._ssl.write(b"\0\0")
 
-    def _receive(self) -> None:
+    def _read_verdict(self) -> None:
         """Reads the peer's verdict. Raises ConnectionError if the peer refuses or has closed the connection."""
         size = int.from_bytes(self._plain[:2], "big") if len(self._plain) >= 2 else 0
         if size > REASON_BYTES_MAX:
@@ -84,7 +84,7 @@ class HostTls:
         elif self._ended:
             raise ConnectionError("the peer has closed the connection")
 
-    def _open(self) -> None:
+    def _decrypt(self) -> None:
         """Decrypts the received bytes. Raises ssl.SSLError."""
         while not self._ended:
             try:
@@ -109,7 +109,7 @@ class HostTls:
         """
         assert self.done
         self._in.write(data)
-        self._open()
+        self._decrypt()
         if self._ended and not self._plain:
             raise EOFError("the peer has closed the connection")
         plain, self._plain = bytes(self._plain), bytearray()

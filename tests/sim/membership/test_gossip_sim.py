@@ -386,7 +386,7 @@ BUGS: dict[str, Callable[..., GossipCore]] = {
     "the newest controller is not kept": _with(
         "core",
         _learn_controller=lambda c, o, epoch, node: (
-            setattr(c._hint, "epoch", min(c._hint.epoch, epoch)),
+            setattr(c._controller_hint, "epoch", min(c._controller_hint.epoch, epoch)),
             o(epoch, node),
         ),
     ),

@@ -25,7 +25,7 @@ from mqd.cluster.membership.gossip_events import (
 from mqd.cluster.membership.gossip_messages import (
     DATAGRAM_BYTES_MAX,
     LIFE_MAX,
-    REFUTATIONS,
+    LIFE_UNIT,
     Ack,
     Alive,
     Dead,
@@ -46,7 +46,7 @@ from mqd.cluster.membership.gossip_messages import (
     encode_update,
     life_of,
 )
-from mqd.cluster.membership.gossip_parts import Broadcasts, Bucket, Health, Suspicion, Window
+from mqd.cluster.membership.gossip_parts import Broadcasts, Health, ReplayWindow, Suspicion, TokenBucket
 
 SEAL = Seal(b"k" * 32, "cluster")
 DIRECTORY = b"\x01" * 16
@@ -56,7 +56,7 @@ def directory(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def alive(number: int, incarnation: int = REFUTATIONS, **fields) -> Alive:
+def alive(number: int, incarnation: int = LIFE_UNIT, **fields) -> Alive:
     return Alive(number, directory(number), incarnation, f"host-{number}", 9094, **fields)
 
 
@@ -72,7 +72,7 @@ class Peer:
         body=None,
         to: bytes = DIRECTORY,
         to_life: int = 1,
-        incarnation: int = REFUTATIONS,
+        incarnation: int = LIFE_UNIT,
         controller: tuple[int, int] = (-1, -1),
     ) -> events.DatagramReceived:
         self.sequence += 1
@@ -97,7 +97,7 @@ class Bench:
         self.peers = {number: Peer(number) for number in range(2, count + 1)}
         self.give(events.Started())
         self.give(
-            events.StateReceived(State(-1, -1, [Entry(alive(number), ALIVE, REFUTATIONS) for number in self.peers]))
+            events.StateReceived(State(-1, -1, [Entry(alive(number), ALIVE, LIFE_UNIT) for number in self.peers]))
         )
         self.give(events.Tick(), 5)
 
@@ -128,7 +128,7 @@ def test_precedence() -> None:
         DEAD: lambda i: Dead(3, directory(3), i, 2),
         LEFT: lambda i: Left(3, directory(3), i),
     }
-    base = 2 * REFUTATIONS
+    base = 2 * LIFE_UNIT
     for first in make:
         for second in make:
             for step in (-1, 0, 1):
@@ -150,41 +150,41 @@ def test_precedence() -> None:
 
 def test_claims_about_this_host_are_refuted() -> None:
     for slander in (
-        Suspect(1, DIRECTORY, REFUTATIONS, 3),
-        Dead(1, DIRECTORY, REFUTATIONS, 3),
-        Left(1, DIRECTORY, REFUTATIONS),
+        Suspect(1, DIRECTORY, LIFE_UNIT, 3),
+        Dead(1, DIRECTORY, LIFE_UNIT, 3),
+        Left(1, DIRECTORY, LIFE_UNIT),
     ):
         bench = Bench()
         packets = bench.packets(bench.send(2, slander))
-        assert bench.core.membership.incarnation == REFUTATIONS + 1
+        assert bench.core.membership.incarnation == LIFE_UNIT + 1
         assert any(
-            isinstance(update, Alive) and update.incarnation == REFUTATIONS + 1
+            isinstance(update, Alive) and update.incarnation == LIFE_UNIT + 1
             for packet in packets
             for update in packet.updates
         )
         bench.send(2, slander)  # an old one
-        assert bench.core.membership.incarnation == REFUTATIONS + 1
+        assert bench.core.membership.incarnation == LIFE_UNIT + 1
 
 
 def test_an_old_slander_in_a_ping_is_answered_with_the_truth() -> None:
     bench = Bench()
-    bench.send(2, Suspect(1, DIRECTORY, REFUTATIONS + 5, 3))
-    (packet,) = bench.packets(bench.send(4, Dead(1, DIRECTORY, REFUTATIONS, 4), body=Ping(7, "host-4", 9094)))
-    assert packet.body == Ack(7) and packet.updates[0].incarnation == REFUTATIONS + 6
+    bench.send(2, Suspect(1, DIRECTORY, LIFE_UNIT + 5, 3))
+    (packet,) = bench.packets(bench.send(4, Dead(1, DIRECTORY, LIFE_UNIT, 4), body=Ping(7, "host-4", 9094)))
+    assert packet.body == Ack(7) and packet.updates[0].incarnation == LIFE_UNIT + 6
 
 
 def test_a_later_life_of_this_host_is_outlived_and_kept() -> None:
     bench = Bench()
-    effects = bench.send(2, Dead(1, DIRECTORY, 9 * REFUTATIONS + 3, 2))
-    assert bench.core.membership.incarnation == 9 * REFUTATIONS + 4 or StoreLife(10) in effects
+    effects = bench.send(2, Dead(1, DIRECTORY, 9 * LIFE_UNIT + 3, 2))
+    assert bench.core.membership.incarnation == 9 * LIFE_UNIT + 4 or StoreLife(10) in effects
     bench = Bench()
-    assert StoreLife(10) in bench.send(2, Suspect(1, DIRECTORY, 10 * REFUTATIONS - 1, 2))
+    assert StoreLife(10) in bench.send(2, Suspect(1, DIRECTORY, 10 * LIFE_UNIT - 1, 2))
     assert bench.core.membership.life == 10
 
 
 def test_the_highest_incarnation_is_not_refuted() -> None:
     bench = Bench()
-    bench.send(2, Suspect(1, DIRECTORY, (LIFE_MAX + 1) * REFUTATIONS - 1, 2))
+    bench.send(2, Suspect(1, DIRECTORY, (LIFE_MAX + 1) * LIFE_UNIT - 1, 2))
     assert bench.core.membership.life == 1 and bench.core.counts["unrefutable"] == 1
 
 
@@ -198,8 +198,8 @@ def test_before_joining_a_known_life_is_an_old_copy() -> None:
                 3,
                 2,
                 [
-                    Entry(alive(2), ALIVE, REFUTATIONS),
-                    Entry(alive(1).__class__(1, DIRECTORY, REFUTATIONS, "old", 1), DEAD, REFUTATIONS),
+                    Entry(alive(2), ALIVE, LIFE_UNIT),
+                    Entry(alive(1).__class__(1, DIRECTORY, LIFE_UNIT, "old", 1), DEAD, LIFE_UNIT),
                 ],
             ),
             push.exchange_id,
@@ -213,9 +213,9 @@ def test_suspicion_runs_out_sooner_when_others_confirm() -> None:
     for confirmers, expected in (((), 6_000), ((3,), 3_500), ((3, 4), 2_038), ((3, 4, 5), 1_000), ((3, 3, 3), 3_500)):
         bench = Bench(7, Settings(probe_interval_ms=500, confirmer_count=0))
         began = bench.now
-        bench.send(2, Suspect(7, directory(7), REFUTATIONS, 2))
+        bench.send(2, Suspect(7, directory(7), LIFE_UNIT, 2))
         for by in confirmers:
-            bench.send(2, Suspect(7, directory(7), REFUTATIONS, by))
+            bench.send(2, Suspect(7, directory(7), LIFE_UNIT, by))
         while bench.state(7) != DEAD:
             bench.give(events.Tick(), 1)
             for number in (2, 3, 4, 5, 6):  # they live
@@ -230,7 +230,7 @@ def test_members_are_probed_twice_as_often_while_many_are_suspected() -> None:
     for suspect_count, expected in ((0, 10), (2, 10), (3, 20)):
         bench = Bench(9, Settings(probe_interval_ms=500, confirmer_count=0))
         for number in range(2, 2 + suspect_count):
-            bench.send(9, Suspect(number, directory(number), REFUTATIONS, 9))
+            bench.send(9, Suspect(number, directory(number), LIFE_UNIT, 9))
         probed: list[object] = []
         bench.core.prober.probe = probed.append  # type: ignore[method-assign]
         bench.wait(5_000)
@@ -245,11 +245,7 @@ def test_a_state_does_not_declare_hosts_dead() -> None:
             State(
                 -1,
                 -1,
-                [
-                    Entry(alive(2), ALIVE, REFUTATIONS),
-                    Entry(alive(3), DEAD, REFUTATIONS),
-                    Entry(alive(9), DEAD, REFUTATIONS),
-                ],
+                [Entry(alive(2), ALIVE, LIFE_UNIT), Entry(alive(3), DEAD, LIFE_UNIT), Entry(alive(9), DEAD, LIFE_UNIT)],
             )
         )
     )
@@ -258,7 +254,7 @@ def test_a_state_does_not_declare_hosts_dead() -> None:
 
 def test_invalid_datagrams_change_nothing() -> None:
     bench = Bench()
-    good = bench.peers[2].says(Dead(3, directory(3), REFUTATIONS, 2)).data
+    good = bench.peers[2].says(Dead(3, directory(3), LIFE_UNIT, 2)).data
     other = Seal(b"x" * 32, "cluster"), Seal(b"k" * 32, "another")
     wrong = [
         b"",
@@ -279,13 +275,13 @@ def test_invalid_datagrams_change_nothing() -> None:
 
 def test_repeated_or_misdirected_datagrams_change_nothing() -> None:
     bench = Bench()
-    first = bench.peers[2].says(Suspect(3, directory(3), REFUTATIONS, 2))
+    first = bench.peers[2].says(Suspect(3, directory(3), LIFE_UNIT, 2))
     bench.give(first)
-    bench.send(2, alive(3, REFUTATIONS + 1))
+    bench.send(2, alive(3, LIFE_UNIT + 1))
     for event in (
         first,
-        bench.peers[2].says(Dead(3, directory(3), REFUTATIONS + 1, 2), to=directory(4)),
-        bench.peers[2].says(Dead(3, directory(3), REFUTATIONS + 1, 2), to_life=2),
+        bench.peers[2].says(Dead(3, directory(3), LIFE_UNIT + 1, 2), to=directory(4)),
+        bench.peers[2].says(Dead(3, directory(3), LIFE_UNIT + 1, 2), to_life=2),
     ):
         assert bench.give(event) == []
     assert bench.state(3) == ALIVE
@@ -296,7 +292,7 @@ def test_an_unknown_sender_gets_a_bounded_rate_of_responses_and_changes_nothing(
     stranger = Peer(77)
     responses = 0
     for _ in range(500):
-        effects = bench.give(stranger.says(Dead(3, directory(3), REFUTATIONS, 77), body=Ping(5, "host-77", 9094)))
+        effects = bench.give(stranger.says(Dead(3, directory(3), LIFE_UNIT, 77), body=Ping(5, "host-77", 9094)))
         responses += len(effects)
     assert responses == bench.core.settings.unknown_rate_per_s and bench.state(3) == ALIVE
 
@@ -311,7 +307,7 @@ def test_the_table_is_bounded() -> None:
     bench = Bench(5, Settings(member_count_max=8))
     bench.send(2, *(alive(number) for number in range(10, 30)))
     assert len(bench.core.membership.members) == 8 and bench.core.counts["table_full"] == 16
-    bench.send(2, Dead(3, directory(3), REFUTATIONS, 2))
+    bench.send(2, Dead(3, directory(3), LIFE_UNIT, 2))
     bench.send(2, alive(50))
     assert bench.core.view(50) is not None and bench.core.view(3) is None
     full = Bench(Settings().member_count_max + 1).core.state()
@@ -320,7 +316,7 @@ def test_the_table_is_bounded() -> None:
 
 def test_a_dead_member_is_forgotten_after_a_while() -> None:
     bench = Bench(5, Settings(dead_retention_ms=60_000))
-    bench.send(2, Dead(3, directory(3), REFUTATIONS, 2))
+    bench.send(2, Dead(3, directory(3), LIFE_UNIT, 2))
     bench.core.membership.members[(3, directory(3))].since_ms -= 60_001
     bench.core.membership.sweep()
     assert bench.core.view(3) is None
@@ -332,7 +328,7 @@ def test_a_member_that_is_contacted_again_receives_the_whole_state() -> None:
     """
     bench = Bench(5, Settings(push_pull_interval_ms=10**9))
     for number in (3, 4):
-        bench.send(2, Dead(number, directory(number), REFUTATIONS, 2))
+        bench.send(2, Dead(number, directory(number), LIFE_UNIT, 2))
     called = None
     while called is None:
         bench.give(events.Tick(), 1)
@@ -340,7 +336,7 @@ def test_a_member_that_is_contacted_again_receives_the_whole_state() -> None:
         assert bench.now < 60_000
     other = 7 - called[0]
     for number in (other, called[0]):
-        effects = bench.send(2, alive(number, 2 * REFUTATIONS)) + bench.wait(5)
+        effects = bench.send(2, alive(number, 2 * LIFE_UNIT)) + bench.wait(5)
         exchanges = [(effect.host, effect.port) for effect in effects if isinstance(effect, events.PushPull)]
         assert exchanges == ([(f"host-{number}", 9094)] if number == called[0] else []), bench.state(number)
 
@@ -439,7 +435,7 @@ def test_load_is_piggybacked_and_only_the_newest_counts() -> None:
 
 def test_two_of_one_node_id_are_reported_to_the_operator() -> None:
     bench = Bench()
-    effects = bench.send(2, Alive(3, directory(333), REFUTATIONS, "host-3b", 9094))
+    effects = bench.send(2, Alive(3, directory(333), LIFE_UNIT, "host-3b", 9094))
     assert any(isinstance(effect, DuplicateNodeId) and effect.node_id == 3 for effect in effects)
 
 
@@ -452,7 +448,7 @@ def test_leaving() -> None:
         done += bench.give(events.Tick(), 1)
     assert (
         done.count(events.LeaveDone()) == 1
-        and bench.send(2, Dead(1, DIRECTORY, REFUTATIONS, 2), body=Ping(1, "host-2", 9094)) == []
+        and bench.send(2, Dead(1, DIRECTORY, LIFE_UNIT, 2), body=Ping(1, "host-2", 9094)) == []
     )
 
 
@@ -483,7 +479,7 @@ def test_the_longest_datagram() -> None:
         Alive(
             2**31 - 1 - n,
             bytes([n]) * 16,
-            REFUTATIONS * LIFE_MAX,
+            LIFE_UNIT * LIFE_MAX,
             "h" * 255,
             65535,
             "r" * 200,
@@ -511,7 +507,7 @@ def test_names_that_do_not_fit_are_refused_at_the_start() -> None:
 
 
 def test_states_are_checked() -> None:
-    good = encode(State(-1, -1, [Entry(alive(2), ALIVE, REFUTATIONS)]))
+    good = encode(State(-1, -1, [Entry(alive(2), ALIVE, LIFE_UNIT)]))
     assert decode_stream(good).entries[0].alive.node_id == 2
     for bad in (
         b"",
@@ -533,7 +529,7 @@ def test_random_bytes_under_a_valid_seal_are_accepted_or_refused() -> None:
     rng = random.Random(5)
     bench = Bench()
     good = msgspec.msgpack.decode(
-        bench.peers[2].says(alive(9), Suspect(3, directory(3), REFUTATIONS, 4), body=Ping(1, "h", 1)).data[36:]
+        bench.peers[2].says(alive(9), Suspect(3, directory(3), LIFE_UNIT, 4), body=Ping(1, "h", 1)).data[36:]
     )
     for _ in range(2_000):
         damaged = bytearray(msgspec.msgpack.encode(good))
@@ -549,7 +545,7 @@ def test_random_bytes_under_a_valid_seal_are_accepted_or_refused() -> None:
 
 def test_window_against_a_set() -> None:
     rng = random.Random(3)
-    window, seen, top = Window(), set(), 0
+    window, seen, top = ReplayWindow(), set(), 0
     for _ in range(5_000):
         number = max(1, top + rng.randint(-300, 5))
         expected = number not in seen and number > top - 256
@@ -583,7 +579,7 @@ def test_broadcasts_are_bounded() -> None:
 
 
 def test_bucket_and_health() -> None:
-    bucket, health = Bucket(10, 5, 0), Health(8)
+    bucket, health = TokenBucket(10, 5, 0), Health(8)
     assert [bucket.take(0) for _ in range(6)] == [True] * 5 + [False]
     assert bucket.take(100) and not bucket.take(150)
     health.worsen(99)
@@ -595,4 +591,4 @@ def test_bucket_and_health() -> None:
 
 def test_suspicion_between_two_hosts_waits_for_no_confirmation() -> None:
     assert Suspicion(0, 1_000, 6, 0, 1).deadline_ms == 1_000 and Suspicion(0, 1_000, 6, -1, 1).deadline_ms == 1_000
-    assert life_of(5 * REFUTATIONS + 7) == 5
+    assert life_of(5 * LIFE_UNIT + 7) == 5

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mqd.cluster.membership import handshake
-from mqd.cluster.membership.gossip_messages import REFUTATIONS, PacketOut, Refused, Seal
+from mqd.cluster.membership.gossip_messages import LIFE_UNIT, PacketOut, Refused, Seal
 from mqd.cluster.membership.handshake import HandshakeFailed, HandshakeRefused, Identity, Initiator, Refusal, Responder
 
 KEY = handshake.derive_key(b"a secret of the cluster's own", "handshake")
@@ -124,7 +124,7 @@ def test_a_key_that_is_being_replaced():
 
 
 def test_datagrams_while_a_key_is_being_replaced() -> None:
-    packet = PacketOut(b"2" * 16, 1, 1, b"1" * 16, REFUTATIONS, 1, 0, -1, None, [])
+    packet = PacketOut(b"2" * 16, 1, 1, b"1" * 16, LIFE_UNIT, 1, 0, -1, None, [])
     old, new = Seal(b"o" * 32, "cluster"), Seal(b"n" * 32, "cluster")
     both = Seal(b"o" * 32, "cluster", [b"n" * 32])
     for seal in (old, new):
