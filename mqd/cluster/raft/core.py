@@ -1,7 +1,7 @@
 """The metadata quorum as a state machine without I/O: a pull Raft with pre-vote, check-quorum and a
 majority-granted lease (docs/design/cluster.md, section 3).
 
-    role         leaves by
+    role         transitions
     UNATTACHED   a leader becomes known -> FOLLOWER; a voter's election timeout -> PROSPECTIVE.
                  Meanwhile it sends Fetch to other hosts, to find the leader
     PROSPECTIVE  a majority would vote for it (pre-vote) -> CANDIDATE; timeout -> PROSPECTIVE again
@@ -131,7 +131,7 @@ class QuorumCore(QuorumTransitions):
     def _on_start(self, event: events.Start, now_ns: int) -> None:
         if self.may_have_promised():
             self.promise.give(self.epoch, now_ns, self.settings.promise_ns)
-        self._apply()
+        self._deliver_committed()
         self.become_unattached(
             now_ns, max(now_ns, self.promise.until_ns) + (0 if self.is_alone else self.random_backoff())
         )
@@ -161,7 +161,7 @@ class QuorumCore(QuorumTransitions):
         message = event.message
         if not self._is_same_generation(event.sender, message):
             return
-        _MESSAGES[type(message)](self, event.sender, message, now_ns)
+        _MESSAGE_HANDLERS[type(message)](self, event.sender, message, now_ns)
 
     def _is_same_generation(self, sender: int, message: QuorumMessage) -> bool:
         if message.generation == self.generation:
@@ -179,7 +179,7 @@ class QuorumCore(QuorumTransitions):
         installed = self.complete_writes(event.sequence)
         if self.leading is not None:
             self.leading.advance(now_ns)
-        self._apply()
+        self._deliver_committed()
         if self.election is not None:
             self.election.maybe_win(now_ns)
         if self.following is not None:
@@ -191,7 +191,7 @@ class QuorumCore(QuorumTransitions):
         self.emit(events.Note("the disk refused the metadata log", (("reason", event.reason),)))
         if self.leading is not None:
             self.leading.on_disk_refused(end, event.reason, now_ns)
-        self.cut_back(end, on_disk_too=truncated)
+        self.drop_unflushed_batches(end, truncate_disk=truncated)
         if self.following is not None:
             self.following.on_disk_refused(now_ns)
 
@@ -295,7 +295,7 @@ class QuorumCore(QuorumTransitions):
         if message.leader.node_id != sender:
             return
         if message.epoch < self.epoch:
-            self._request(sender)  # the Fetch informs it of the newer epoch
+            self._send_discovery_fetch(sender)  # the Fetch informs it of the newer epoch
         elif message.epoch > self.epoch or self.leader < 0:
             self.learn_leader(message.epoch, sender, sender, now_ns)
 
@@ -469,9 +469,9 @@ class QuorumCore(QuorumTransitions):
         )
         if nodes:
             self._discover_count += 1
-            self._request(nodes[self._discover_count % len(nodes)])
+            self._send_discovery_fetch(nodes[self._discover_count % len(nodes)])
 
-    def _request(self, node: int) -> None:
+    def _send_discovery_fetch(self, node: int) -> None:
         self.send(node, self.make_fetch(0))
 
     def make_fetch(self, stamp_ns: int) -> Fetch:
@@ -517,8 +517,8 @@ class QuorumCore(QuorumTransitions):
 
     # -- invariants --------------------------------------------------------------------------------
 
-    def check(self, log_too: bool = True) -> None:
-        super().check(log_too)
+    def check(self, check_log: bool = True) -> None:
+        super().check(check_log)
         assert sum(role is not None for role in (self.leading, self.following, self.election)) <= 1
         assert (self.leading is not None) == (self.leader == self.key.node_id)
         assert (self.following is not None) == (self.leader >= 0 and self.leading is None)
@@ -555,7 +555,7 @@ _HANDLERS: dict[type, Callable[[QuorumCore, Any, int], None]] = {
     events.PeersKnown: QuorumCore._on_peers_known,
 }
 
-_MESSAGES: dict[type, Callable[[QuorumCore, int, Any, int], None]] = {
+_MESSAGE_HANDLERS: dict[type, Callable[[QuorumCore, int, Any, int], None]] = {
     VoteRequest: QuorumCore._on_vote_request,
     VoteResponse: QuorumCore._on_vote_response,
     BeginEpoch: QuorumCore._on_begin_epoch,

@@ -14,7 +14,7 @@ Duties of the caller (mqd/controller)
                 flush ends the process.
     messages    Send is best effort. Pass on only messages from authenticated connections.
     time        `now_ns` of handle() is CLOCK_BOOTTIME (which includes time suspended), never decreasing
-                within a process. Tick no later than next_deadline_ns.
+                within a process. Send Tick no later than next_deadline_ns.
     state       Committed batches of all kinds are applied in order (control batches only advance the
                 version); no other records are applied. LoadState replaces the state.
     snapshots   the caller stores a snapshot of its applied state together with

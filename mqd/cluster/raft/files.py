@@ -8,10 +8,10 @@ vote, and the mark of what is flushed and committed.
                                       attribute and one record, whose key is version int16 0, type
                                       int16 (2 leader change, 6 voters: Kafka's numbers, KIP-595 and
                                       KIP-853)
-    NNNNNNNNNNNNNNNNNNNN.checkpoint   "MQDMETA2", crc32c of the rest uint32, meta bytes uint32,
-                                      state bytes uint64 (big-endian), SnapshotMeta in msgpack, the
-                                      state's bytes. In releases that predate clusters: "MQDMETA1", crc32c
-                                      uint32, state bytes uint64, the state's bytes
+    NNNNNNNNNNNNNNNNNNNN.checkpoint   "MQDMETA2", crc32c of the rest (uint32), size of the meta
+                                      (uint32), size of the state (uint64; all big-endian),
+                                      SnapshotMeta in msgpack, the state. In releases that predate
+                                      clusters: "MQDMETA1", crc32c, size of the state, the state
     vote                              "MQDVOTE1", crc32c uint32, length uint32, VoteState in msgpack
     committed                         "MQDMARK2", base offset int64, position uint64, committed
                                       offset int64, crc32c uint32. In releases that predate clusters:
@@ -36,7 +36,7 @@ from mqd.protocol import records as codec
 BATCH_BYTES_MAX = 64 << 20
 _CONTROL_TYPES = {LEADER_CHANGE: 2, VOTERS: 6}
 _KINDS = {number: kind for kind, number in _CONTROL_TYPES.items()}
-_KEY = Struct(">hh")
+_CONTROL_KEY = Struct(">hh")
 _CHECKPOINT_1, _CHECKPOINT_2 = Struct(">8sIQ"), Struct(">8sIIQ")
 _VOTE = Struct(">8sII")
 _MARK_1, _MARK_2 = Struct(">8sqQI"), Struct(">8sqQqI")
@@ -54,7 +54,7 @@ def encode_batch(batch: Batch, now_ms: int) -> bytes:
         records = [codec.Record(timestamp_ms=now_ms, value=value) for value in batch.values]
     else:
         records = [
-            codec.Record(timestamp_ms=now_ms, key=_KEY.pack(0, _CONTROL_TYPES[batch.kind]), value=value)
+            codec.Record(timestamp_ms=now_ms, key=_CONTROL_KEY.pack(0, _CONTROL_TYPES[batch.kind]), value=value)
             for value in batch.values
         ]
     return codec.encode_batch(
@@ -92,17 +92,17 @@ def decode_batch(header: BatchInfo, data: bytes, position: int) -> Batch:
         if (
             len(records) != 1
             or records[0].key is None
-            or len(records[0].key) != _KEY.size
-            or _KEY.unpack(records[0].key)[1] not in _KINDS
+            or len(records[0].key) != _CONTROL_KEY.size
+            or _CONTROL_KEY.unpack(records[0].key)[1] not in _KINDS
         ):
             raise CorruptBatch("a control batch of a kind that this version of mqd does not know")
-        kind = _KINDS[_KEY.unpack(records[0].key)[1]]
+        kind = _KINDS[_CONTROL_KEY.unpack(records[0].key)[1]]
     return make_batch(
         header.base_offset, header.partition_leader_epoch, kind, tuple(record.value or b"" for record in records)
     )
 
 
-def later_batch(data: bytes, position: int, base_offset: int) -> int:
+def find_later_batch(data: bytes, position: int, base_offset: int) -> int:
     """The position of a complete batch with a later offset after `position`, or -1. Computes the checksum
     only for candidates with a plausible header.
     """

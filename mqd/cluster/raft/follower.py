@@ -42,7 +42,7 @@ class Following:
     def __init__(self, core: QuorumTransitions, leader: int, now_ns: int) -> None:
         self.core = core
         self.leader = leader
-        self._contact_ns = now_ns
+        self._last_contact_ns = now_ns
         self._jitter_ns = core.random_backoff()
         self.sequence: int | None = None  # number of the request in flight
         self._request_sent_ns = now_ns
@@ -59,7 +59,7 @@ class Following:
 
     @property
     def _leader_lost_ns(self) -> int:
-        return max(self._contact_ns + self.core.settings.promise_ns + self._jitter_ns, self._extended_until_ns)
+        return max(self._last_contact_ns + self.core.settings.promise_ns + self._jitter_ns, self._extended_until_ns)
 
     def extend_deadline(self, until_ns: int) -> None:
         self._extended_until_ns = until_ns
@@ -71,7 +71,7 @@ class Following:
     def on_tick(self, now_ns: int) -> None:
         if now_ns >= self._leader_lost_ns:
             if not self.is_flushed:
-                self._contact_ns = now_ns  # restarts the timeout, without a new promise
+                self._last_contact_ns = now_ns  # restarts the timeout, without a new promise
             else:
                 self.core.doubt_leader()
                 self.core.campaign(now_ns)
@@ -83,7 +83,7 @@ class Following:
     def on_writes_done(self, now_ns: int, installed: bool) -> None:
         if installed:
             self._download = None
-        self._contact_ns = max(self._contact_ns, now_ns - self.core.settings.promise_ns // 2)
+        self._last_contact_ns = max(self._last_contact_ns, now_ns - self.core.settings.promise_ns // 2)
         self.maybe_fetch(now_ns)
 
     def on_disk_refused(self, now_ns: int) -> None:
@@ -122,15 +122,15 @@ class Following:
     # -- responses ---------------------------------------------------------------------------------
 
     def _on_leader_contact(self, sender: ReplicaKey, sent_ns: int, now_ns: int) -> None:
-        """Gives the promise after a response: for P this replica does not vote for another one. The leader
-        may rely on it once the stamp comes back.
+        """Gives the promise after a response: this replica votes for no other one during the time P. The
+        leader may rely on the promise once the next request has repeated the response's stamp.
         """
         core = self.core
         core.promise.give(core.epoch, now_ns, core.settings.promise_ns)
         # the next process of this host must know that this one may have given a promise
         if core.vote.followed != sender:
             core.persist_vote(VoteState(core.epoch, core.vote.voted_for, sender))
-        self._contact_ns, self._stamp_ns, self.sequence = now_ns, sent_ns, None
+        self._last_contact_ns, self._stamp_ns, self.sequence = now_ns, sent_ns, None
 
     def on_fetch_response(self, response: FetchResponse, now_ns: int) -> None:
         if response.sequence != self.sequence or self._download is not None:

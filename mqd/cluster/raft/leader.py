@@ -47,7 +47,8 @@ from mqd.cluster.raft.progress import QuorumView, Replica
 from mqd.cluster.raft.replica import QuorumTransitions
 from mqd.cluster.raft.voters import VoterChanges
 
-REPLICAS_MAX = 4_096  # tracked voters and observers; beyond it, the longest silent one is dropped
+# tracked voters and observers; beyond it, the observer that has been silent longest is dropped
+TRACKED_REPLICAS_MAX = 4_096
 
 
 class Leadership:
@@ -210,7 +211,7 @@ class Leadership:
             self.core.emit(BecameActive(self.epoch, self.core.log.end_offset, self.previous_epoch))
 
     def on_disk_refused(self, end_offset: int, reason: str, now_ns: int) -> None:
-        """Our disk has only the records below `end_offset`. Proposals that no other replica has are
+        """This host's disk has only the records below `end_offset`. Proposals that no other replica has are
         dropped as if never made; if another replica may have them, the leader resigns.
         """
         if self._exposed_offset <= end_offset and self.is_active:
@@ -225,7 +226,7 @@ class Leadership:
         log = self.core.log
         replica = self._track(fetch.replica)
         replica.last_contact_ns = now_ns
-        self.note_stamp(replica, fetch.stamp_ns, now_ns)
+        self.update_stamp(replica, fetch.stamp_ns, now_ns)
         parked = self._parked.get(fetch.replica)
         if parked is not None and parked[0].sequence > fetch.sequence:
             return  # a later Fetch has overtaken it
@@ -254,7 +255,7 @@ class Leadership:
         if core.leading is self and fetch.replica in self._parked and self._has_new_data(fetch):
             self._respond_to(fetch.replica, now_ns)
 
-    def note_stamp(self, replica: Replica, stamp_ns: int, now_ns: int) -> None:
+    def update_stamp(self, replica: Replica, stamp_ns: int, now_ns: int) -> None:
         """Stores the send time of the response that the replica has accepted."""
         if replica.stamp_ns < stamp_ns <= now_ns:
             replica.stamp_ns = stamp_ns
@@ -262,7 +263,7 @@ class Leadership:
     def _track(self, key: ReplicaKey) -> Replica:
         replica = self.replicas.get(key)
         if replica is None:
-            if len(self.replicas) >= REPLICAS_MAX:
+            if len(self.replicas) >= TRACKED_REPLICAS_MAX:
                 voter_keys = {voter.key for voter in self.core.voters}
                 silent = min(
                     (tracked for tracked in self.replicas.values() if tracked.key not in voter_keys),
@@ -310,7 +311,7 @@ class Leadership:
     def on_fetch_snapshot(self, fetch: FetchSnapshot, now_ns: int) -> None:
         replica = self._track(fetch.replica)
         replica.last_contact_ns = now_ns
-        self.note_stamp(replica, fetch.stamp_ns, now_ns)
+        self.update_stamp(replica, fetch.stamp_ns, now_ns)
         snapshot = self.core.log.snapshot
         request = ReadSnapshot(
             fetch.replica.node_id,
@@ -357,11 +358,15 @@ class Leadership:
         if self._transfer is None or self.core.high_watermark < self.core.log.end_offset:
             return
         to = self._transfer[0]
-        ready = [key.node_id for key in self._best_first() if self.replicas[key].position >= self.core.log.end_offset]
+        ready = [
+            key.node_id
+            for key in self._successors_best_first()
+            if self.replicas[key].position >= self.core.log.end_offset
+        ]
         if to in ready or (to is None and ready):
             self.resign("handed over", now_ns, to if to is not None else ready[0])
 
-    def _best_first(self) -> list[ReplicaKey]:
+    def _successors_best_first(self) -> list[ReplicaKey]:
         """The other voters that have fetched, the longest log first."""
         fetching = [
             voter.key for voter in self.core.voters if voter.key != self.core.key and voter.key in self.replicas
@@ -370,7 +375,7 @@ class Leadership:
 
     def resign(self, reason: str, now_ns: int, successor: int | None = None, campaign_again: bool = False) -> None:
         core = self.core
-        successors = [key.node_id for key in self._best_first()]
+        successors = [key.node_id for key in self._successors_best_first()]
         if successor is not None:
             successors = [successor] + [node for node in successors if node != successor]
         if campaign_again and core.may_campaign:

@@ -29,7 +29,7 @@ class MemoryLog:
         self.end_offset = self.start_offset
         self.size_bytes = 0
         self._batches: list[Batch] = []
-        self._bases: list[int] = []
+        self._base_offsets: list[int] = []
         self._epochs: list[tuple[int, int]] = []
         first = (-1, snapshot.voters, snapshot.history) if snapshot is not None else (-1, (), FOUNDED)
         self._voters: list[tuple[int, Voters, int]] = [first]  # (base offset of the batch, set, its history)
@@ -64,19 +64,19 @@ class MemoryLog:
         if batch.epoch > self.last_epoch:
             self._epochs.append((batch.epoch, batch.base_offset))
         self._batches.append(batch)
-        self._bases.append(batch.base_offset)
+        self._base_offsets.append(batch.base_offset)
         self.end_offset = batch.next_offset
         self.size_bytes += batch.size_bytes
 
     def truncate(self, offset: int) -> None:
         """Removes all batches from `offset` on, which must be the start of a batch."""
-        index = bisect_left(self._bases, offset)
-        if offset != self.end_offset and (index == len(self._bases) or self._bases[index] != offset):
+        index = bisect_left(self._base_offsets, offset)
+        if offset != self.end_offset and (index == len(self._base_offsets) or self._base_offsets[index] != offset):
             raise ValueError(
                 f"no batch begins at offset {offset} in the log from {self.start_offset} to {self.end_offset}"
             )
         self.size_bytes -= sum(batch.size_bytes for batch in self._batches[index:])
-        del self._batches[index:], self._bases[index:]
+        del self._batches[index:], self._base_offsets[index:]
         self.end_offset = offset
         while self._epochs and self._epochs[-1][1] >= offset:
             self._epochs.pop()
@@ -89,7 +89,8 @@ class MemoryLog:
         """
         self.snapshot, self.snapshot_bytes = meta, size_bytes
         excess_bytes = (
-            sum(batch.size_bytes for batch in self._batches[: bisect_left(self._bases, meta.offset)]) - retained_bytes
+            sum(batch.size_bytes for batch in self._batches[: bisect_left(self._base_offsets, meta.offset)])
+            - retained_bytes
         )
         dropped = 0
         while excess_bytes > 0 and self._batches[dropped].next_offset <= meta.offset:
@@ -98,7 +99,7 @@ class MemoryLog:
             self.size_bytes -= batch.size_bytes
             self.start_offset, self.start_epoch = batch.next_offset, batch.epoch
             dropped += 1
-        del self._batches[:dropped], self._bases[:dropped]
+        del self._batches[:dropped], self._base_offsets[:dropped]
         self._epochs = [entry for entry in self._epochs if entry[0] > self.start_epoch]
         while len(self._voters) > 1 and self._voters[1][0] < self.start_offset:
             del self._voters[0]
@@ -109,7 +110,7 @@ class MemoryLog:
         least one if there is any.
         """
         batches: list[Batch] = []
-        index, size = bisect_left(self._bases, offset), 0
+        index, size = bisect_left(self._base_offsets, offset), 0
         while index < len(self._batches) and self._batches[index].next_offset <= end_offset:
             batch = self._batches[index]
             size += batch.size_bytes
@@ -122,7 +123,7 @@ class MemoryLog:
     def bytes_after(self, offset: int) -> int:
         """The size of the batches from `offset` on; fast near the end of the log."""
         size, index = 0, len(self._batches) - 1
-        while index >= 0 and self._bases[index] >= offset:
+        while index >= 0 and self._base_offsets[index] >= offset:
             size += self._batches[index].size_bytes
             index -= 1
         return size
@@ -146,8 +147,8 @@ class MemoryLog:
 
     def boundary(self, offset: int) -> int:
         """The start of the batch that contains `offset`, or the end of the log."""
-        index = bisect_right(self._bases, offset)
-        return offset if offset >= self.end_offset or index == 0 else self._bases[index - 1]
+        index = bisect_right(self._base_offsets, offset)
+        return offset if offset >= self.end_offset or index == 0 else self._base_offsets[index - 1]
 
     def voters_before(self, offset: int) -> Voters:
         """The voter set in force after all records below `offset`."""
@@ -164,11 +165,11 @@ class MemoryLog:
     def check(self) -> None:
         offset, epoch, starts = self.start_offset, self.start_epoch, []
         for index, batch in enumerate(self._batches):
-            assert batch.base_offset == offset == self._bases[index] and batch.epoch >= epoch, "G1"
+            assert batch.base_offset == offset == self._base_offsets[index] and batch.epoch >= epoch, "G1"
             if batch.epoch > epoch:
                 starts.append((batch.epoch, offset))
             offset, epoch = batch.next_offset, batch.epoch
-        assert offset == self.end_offset and len(self._bases) == len(self._batches), "G1"
+        assert offset == self.end_offset and len(self._base_offsets) == len(self._batches), "G1"
         assert starts == self._epochs, "G2"
         voter_batch_offsets = [batch.base_offset for batch in self._batches if batch.kind == VOTERS]
         assert [entry[0] for entry in self._voters] == [-1, *voter_batch_offsets], "G3"

@@ -224,7 +224,7 @@ class FetchSnapshot(msgspec.Struct, frozen=True, tag="q.snapshot"):
     sequence: int
     snapshot_offset: int
     snapshot_epoch: int
-    position: int  # in bytes, without alignment
+    position: int  # in bytes; need not be aligned
     stamp_ns: int
 
 

@@ -25,6 +25,8 @@ class QuorumView(msgspec.Struct, frozen=True):
 
 
 class Replica(msgspec.Struct):
+    """A replica that fetches from this leader."""
+
     key: ReplicaKey
     position: int = -1  # the offset that it reported as durable (D1 in leader.py)
     stamp_ns: int = 0  # the newest stamp of this leader that it has repeated

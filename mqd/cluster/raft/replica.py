@@ -137,7 +137,7 @@ class QuorumReplica:
         else:
             self.emit(events.Send(to, message))
 
-    def _disk_effect(self, kind: str, end_offset: int, make_effect: Callable[[int], Effect]) -> None:
+    def _queue_write(self, kind: str, end_offset: int, make_effect: Callable[[int], Effect]) -> None:
         self._sequence += 1
         self._pending_writes.append((self._sequence, kind, end_offset))
         self.emit(make_effect(self._sequence))
@@ -159,12 +159,12 @@ class QuorumReplica:
             self._effects[self._effects.index(writes[-1])] = events.PersistVote(writes[-1].sequence, vote)
             return
         self._vote_sequence = self._sequence + 1
-        self._disk_effect("vote", 0, lambda sequence: events.PersistVote(sequence, vote))
+        self._queue_write("vote", 0, lambda sequence: events.PersistVote(sequence, vote))
 
     def append(self, batches: tuple[Batch, ...]) -> None:
         for batch in batches:
             self.log.append(batch)
-        self._disk_effect("append", self.log.end_offset, lambda sequence: events.AppendLog(sequence, batches))
+        self._queue_write("append", self.log.end_offset, lambda sequence: events.AppendLog(sequence, batches))
 
     def truncate(self, offset: int) -> None:
         """Removes uncommitted records from `offset` on. Raises QuorumBroken."""
@@ -179,7 +179,7 @@ class QuorumReplica:
             (sequence, kind, min(end, offset) if kind == "append" else end)
             for sequence, kind, end in self._pending_writes
         )
-        self._disk_effect("truncate", offset, lambda sequence: events.TruncateLog(sequence, offset))
+        self._queue_write("truncate", offset, lambda sequence: events.TruncateLog(sequence, offset))
 
     @property
     def is_installing(self) -> bool:
@@ -196,7 +196,7 @@ class QuorumReplica:
             self._installing = events.InstallSnapshot(sequence, meta, data)
             return self._installing
 
-        self._disk_effect("install", meta.offset, make_effect)
+        self._queue_write("install", meta.offset, make_effect)
 
     def _finish_install(self) -> None:
         installed, self._installing = self._installing, None
@@ -240,22 +240,22 @@ class QuorumReplica:
         self._pending_writes.clear()
         return min([self.durable_offset, *truncate_ends]), bool(truncate_ends)
 
-    def cut_back(self, end_offset: int, on_disk_too: bool) -> None:
+    def drop_unflushed_batches(self, end_offset: int, truncate_disk: bool) -> None:
         """Drops the batches that were only in memory, as if this process had crashed before the flush."""
         self.durable_offset = min(self.durable_offset, end_offset)
         if self.log.end_offset > end_offset:
             self.log.truncate(end_offset)
-        if on_disk_too:
-            self._disk_effect("truncate", end_offset, lambda sequence: events.TruncateLog(sequence, end_offset))
+        if truncate_disk:
+            self._queue_write("truncate", end_offset, lambda sequence: events.TruncateLog(sequence, end_offset))
 
     # -- commits ----------------------------------------------------------------------------------
 
     def commit(self, offset: int) -> None:
         """Commits the records below `offset`; up to there this log must equal the leader's."""
         self.high_watermark = max(self.high_watermark, offset)
-        self._apply()
+        self._deliver_committed()
 
-    def _apply(self) -> None:
+    def _deliver_committed(self) -> None:
         offset = min(self.high_watermark, self.durable_offset)
         if offset > self.applied_offset:
             batches = self.log.read(self.applied_offset, offset, _NO_LIMIT)
@@ -275,9 +275,9 @@ class QuorumReplica:
     def on_applied(self) -> None:
         """Called when all committed and durable records have been delivered."""
 
-    def check(self, log_too: bool = True) -> None:
-        """Asserts the invariants. `log_too`: also those of the log, in time proportional to its length."""
-        if log_too:
+    def check(self, check_log: bool = True) -> None:
+        """Asserts the invariants. `check_log`: also those of the log, in time proportional to its length."""
+        if check_log:
             self.log.check()
         assert (self._durable_vote.epoch, self._durable_vote.voted_for is not None) <= (
             self.vote.epoch,

@@ -17,6 +17,8 @@ from mqd.cluster.raft.store import QuorumStore, encode_state
 
 
 class Standalone(NamedTuple):
+    """The result of force_standalone()."""
+
     generation: int
     offset: int
     known_committed_offset: int  # changes from here to `offset` may not have been committed

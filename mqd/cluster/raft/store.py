@@ -122,11 +122,11 @@ class QuorumStore:
         self._make_directory()
         meta, state, state_bytes = self._newest_checkpoint()
         mark = self._read_mark()
-        self._files = self._chain(state.version)
+        self._files = self._relevant_log_files(state.version)
         if meta is None and not state.version:
-            self._drop_empty()
+            self._remove_empty_log()
         if meta is None and (self._files or state.version):
-            meta, state_bytes = self._adopt(state)
+            meta, state_bytes = self._adopt_old_log(state)
         if meta is None:
             if mark.position > 0:
                 raise MetadataCorrupt(
@@ -140,7 +140,7 @@ class QuorumStore:
         batches, cut_bytes = self._read_files(state.version, mark)
         self._committed_offset = max(meta.offset, min(mark.committed_offset, self.next_offset))
         self._open_for_writing()
-        self._drop_older()
+        self._delete_obsolete_files()
         self.restore_reserve()
         return Recovered(Stored(vote, meta, state_bytes, tuple(batches), self._committed_offset), state, cut_bytes)
 
@@ -167,7 +167,7 @@ class QuorumStore:
         except ValueError as error:
             raise MetadataCorrupt(f"{path} is damaged ({error}); restore it from a copy of {self.directory}") from error
 
-    def _drop_empty(self) -> None:
+    def _remove_empty_log(self) -> None:
         """Removes an empty log that has no checkpoint: it is left over from an interrupted
         initialize() or install(). Adopting it would make this host the only voter of another
         cluster.
@@ -178,7 +178,7 @@ class QuorumStore:
             native.file_unlink(file.path)
         self._files = []
 
-    def _adopt(self, state: MetadataState) -> tuple[SnapshotMeta, int]:
+    def _adopt_old_log(self, state: MetadataState) -> tuple[SnapshotMeta, int]:
         """Adopts the log of a release that predates clusters, with this host as its only voter."""
         meta = SnapshotMeta(state.version, 0, (Voter(self.key, "", 0),), 1)
         if not self._vote_path.exists():
@@ -207,7 +207,7 @@ class QuorumStore:
         except FileNotFoundError:
             return Mark(-1, 0, 0)
 
-    def _chain(self, snapshot_offset: int) -> list[_File]:
+    def _relevant_log_files(self, snapshot_offset: int) -> list[_File]:
         """The log files that follow the snapshot, and the one that contains its offset. If none
         contains it, an empty file is left over from an interrupted installation of a snapshot.
         """
@@ -298,7 +298,7 @@ class QuorumStore:
         self, path: Path, data: bytes, position: int, offset: int, flushed_bytes: int, reason: str, may_be_torn: bool
     ) -> None:
         """Returns if the unreadable batch is a torn end, raises MetadataCorrupt if it is corruption (M3)."""
-        later = files.later_batch(data, position, offset)
+        later = files.find_later_batch(data, position, offset)
         if position >= flushed_bytes and later < 0 and may_be_torn:
             return
         evidence = (
@@ -311,7 +311,7 @@ class QuorumStore:
         raise MetadataCorrupt(
             f"{path} is corrupt at byte {position} (offset {offset}): {reason}; {evidence}, so this is not an interrupted"
             f" write. Restore the file from a copy. To continue without the changes from offset {offset} on: stop the"
-            f" broker, cut the file to {position} bytes and delete {self._mark_path}"
+            f" broker, truncate the file to {position} bytes and delete {self._mark_path}"
         )
 
     @staticmethod
@@ -479,7 +479,7 @@ class QuorumStore:
         self._snapshot = meta
         self._committed_offset = max(self._committed_offset, meta.offset)
         self._write_mark()
-        self._drop_older()
+        self._delete_obsolete_files()
 
     def begin_generation(self, meta: SnapshotMeta, state: bytes) -> None:
         """For force-standalone: stores the state of the whole log with other voters, in a new generation.
@@ -549,7 +549,7 @@ class QuorumStore:
         self._files, self._snapshot = self._files[-1:], meta
         self.next_offset = self._committed_offset = meta.offset
         self._write_mark()
-        self._drop_older()
+        self._delete_obsolete_files()
         return new_state
 
     def _undo_install(self, before: list[_File], position: int) -> None:
@@ -574,7 +574,7 @@ class QuorumStore:
             start = 24 + int.from_bytes(data[12:16], "big")
             return os.pread(file.fileno(), size_bytes, start + position)
 
-    def _drop_older(self) -> None:
+    def _delete_obsolete_files(self) -> None:
         """Deletes log files and checkpoints that the newest checkpoint replaces (M5), and unfinished
         checkpoints.
         """

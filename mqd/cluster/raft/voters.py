@@ -61,7 +61,7 @@ class VoterChanges:
 
     def request(self, event: AddVoter | RemoveVoter | UpdateVoter, now_ns: int) -> None:
         if self._change is not None or not self.may_change():
-            self._end(
+            self._report_end(
                 event.token,
                 ErrorCode.REQUEST_TIMED_OUT,
                 "Another change of the voters, or the election, is not finished; try again.",
@@ -75,22 +75,22 @@ class VoterChanges:
             case UpdateVoter():
                 self._update(event, now_ns)
 
-    def _end(self, token: Hashable, error: int, message: str = "") -> None:
+    def _report_end(self, token: Hashable, error: int, message: str = "") -> None:
         self._core.emit(VoterChangeEnded(token, error, message))
 
     def _add(self, event: AddVoter, now_ns: int) -> None:
         voters, key = self._core.voters, event.voter.key
         if any(voter.key == key for voter in voters):
-            self._end(event.token, ErrorCode.DUPLICATE_VOTER, f"Node {key.node_id} is already a voter.")
+            self._report_end(event.token, ErrorCode.DUPLICATE_VOTER, f"Node {key.node_id} is already a voter.")
         elif any(voter.node_id == key.node_id for voter in voters):
-            self._end(
+            self._report_end(
                 event.token,
                 ErrorCode.DUPLICATE_VOTER,
                 f"Node {key.node_id} is a voter with another directory, from before its disk was lost; remove that"
                 " voter first.",
             )
         elif len(voters) >= VOTERS_MAX:
-            self._end(
+            self._report_end(
                 event.token,
                 ErrorCode.INVALID_REQUEST,
                 f"There are {len(voters)} voters; more than {VOTERS_MAX} would make changes slower without more"
@@ -116,17 +116,17 @@ class VoterChanges:
         voters = self._core.voters
         remaining = tuple(voter for voter in voters if voter.key != event.key)
         if len(remaining) == len(voters):
-            self._end(
+            self._report_end(
                 event.token, ErrorCode.VOTER_NOT_FOUND, f"Node {event.key.node_id} with that directory is not a voter."
             )
         elif not remaining:
-            self._end(
+            self._report_end(
                 event.token,
                 ErrorCode.INVALID_REQUEST,
                 f"Node {event.key.node_id} is the only voter; add another one first.",
             )
         elif not self._has_live_majority(remaining, now_ns):
-            self._end(
+            self._report_end(
                 event.token,
                 ErrorCode.INVALID_REQUEST,
                 "A majority of the remaining voters is unreachable or lags, so no further change could be"
@@ -154,9 +154,9 @@ class VoterChanges:
         voters = self._core.voters
         changed = tuple(event.voter if voter.key == event.voter.key else voter for voter in voters)
         if event.voter in voters:
-            self._end(event.token, 0)
+            self._report_end(event.token, 0)
         elif changed == voters:
-            self._end(
+            self._report_end(
                 event.token,
                 ErrorCode.VOTER_NOT_FOUND,
                 f"Node {event.voter.node_id} with that directory is not a voter.",
@@ -173,13 +173,13 @@ class VoterChanges:
         change = self._change
         if change is not None and 0 <= change.end_offset <= self._core.high_watermark:
             self._change = None
-            self._end(change.token, 0)
+            self._report_end(change.token, 0)
 
     def on_tick(self, now_ns: int) -> None:
         change = self._change
         if change is not None and change.end_offset < 0 and now_ns >= change.deadline_ns:
             self._change = None
-            self._end(
+            self._report_end(
                 change.token,
                 ErrorCode.REQUEST_TIMED_OUT,
                 f"Node {change.voter.node_id if change.voter else -1} has not caught up with the metadata log in time;"
@@ -194,4 +194,4 @@ class VoterChanges:
     def fail(self, reason: str) -> None:
         if self._change is not None:
             change, self._change = self._change, None
-            self._end(change.token, ErrorCode.REQUEST_TIMED_OUT, reason)
+            self._report_end(change.token, ErrorCode.REQUEST_TIMED_OUT, reason)

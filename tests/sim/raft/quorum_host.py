@@ -110,7 +110,9 @@ class Host:
         if core.is_leader:
             self.led_epoch = core.epoch
         grown = core.log.end_offset - log[1]
-        core.check(log_too=core.log.start_offset != log[0] or grown < 0 or (grown > 0 and core.log.end_offset % 8 == 0))
+        core.check(
+            check_log=core.log.start_offset != log[0] or grown < 0 or (grown > 0 and core.log.end_offset % 8 == 0)
+        )
         world.after_event(self)
         self._depth += 1
         for effect in effects:

@@ -93,7 +93,7 @@ class VoteAgainstPromise(QuorumCore):
 
 
 class StampsReceipt(Leadership):
-    def note_stamp(self, replica: Replica, stamp_ns: int, now_ns: int) -> None:
+    def update_stamp(self, replica: Replica, stamp_ns: int, now_ns: int) -> None:
         if stamp_ns > 0:
             replica.stamp_ns = now_ns
 
@@ -120,7 +120,7 @@ class _Generous(QuorumSettings, frozen=True):
 class SpeaksTooSoon(Leadership):
     def resign(self, reason, now_ns, successor=None, campaign_again=False) -> None:
         if reason == "handed over":
-            for key in self._best_first():
+            for key in self._successors_best_first():
                 self.core.send(
                     key.node_id, EndEpoch(self.core.generation, self.epoch, self.core.key, (successor or 0,))
                 )
@@ -196,13 +196,13 @@ class NoEpochCheck(QuorumCore):
 class EffectBeforeCommit(QuorumCore):
     """Records on the leader's own disk are applied."""
 
-    def _apply(self) -> None:
+    def _deliver_committed(self) -> None:
         if self.leading is not None and self.durable_offset > self.applied_offset:
             batches = self.log.read(self.applied_offset, self.durable_offset, NO_DEADLINE)
             self.applied_offset = self.durable_offset
             self.high_watermark = max(self.high_watermark, self.durable_offset)
             self.emit(Committed(batches))
-        super()._apply()
+        super()._deliver_committed()
 
 
 # -- voters ----------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def test_the_remedy_named_in_a_refusal_works(tmp_path: Path) -> None:
     with pytest.raises(MetadataCorrupt) as error:
         reopen(tmp_path)
     text = str(error.value)
-    cut = int(text.split("cut the file to ")[1].split(" ")[0])
+    cut = int(text.split("truncate the file to ")[1].split(" ")[0])
     log.write_bytes(bytes(data[:cut]))
     committed.unlink()
     assert reopen(tmp_path).state.version > 0
