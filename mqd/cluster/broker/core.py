@@ -59,7 +59,7 @@ SAFE_REFUSALS = frozenset({ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT
 INT64_MAX = (1 << 63) - 1
 CHANGES_WAITING_MAX = 10_000
 CHANGE_WAIT_MS_MAX = 30_000
-DIRECTORIES_EVERY = 10  # heartbeats
+HEARTBEATS_PER_DIRECTORY_REPORT = 10
 
 
 class BrokerCore(Reports):
@@ -99,9 +99,9 @@ class BrokerCore(Reports):
     # -- registration and heartbeats ---------------------------------------------------------------
 
     def _on_started(self, event: Started, now_ms: int) -> list[Action]:
-        self._registration, self._process, self._started_ms = event.registration, event.process, now_ms
-        self._directories = tuple(event.registration.directories)
-        self._inherited = (event.broker_epoch, event.lease_until_ms)
+        self._registration, self._process_number, self._started_ms = event.registration, event.process_number, now_ms
+        self._directories_to_report = tuple(event.registration.directories)
+        self._inherited_lease = (event.broker_epoch, event.lease_until_ms)
         return self._register(now_ms)
 
     def _register(self, now_ms: int) -> list[Action]:
@@ -118,12 +118,14 @@ class BrokerCore(Reports):
         actions = self._give_up_changes()
         if self._controller >= 0:
             # without a report the new controller would consider all directories usable
-            self._directories = tuple(self._registration.directories) if self._registration is not None else None
+            self._directories_to_report = (
+                tuple(self._registration.directories) if self._registration is not None else None
+            )
             actions += (
                 self._register(now_ms)
                 + self._heartbeat(now_ms)
                 + self._propose([key for key, entry in self._proposals.items() if not entry.refused], now_ms)
-                + self._repeat(now_ms)
+                + self._repeat_reports(now_ms)
             )
         return actions
 
@@ -137,8 +139,8 @@ class BrokerCore(Reports):
         if message.error == 0:
             self.broker_epoch, self._wait_logged = message.broker_epoch, False
             self._lease_until_ms, self._sent_ms, self._answered_ms = 0, -1, self._started_ms - 1
-            if self._inherited[0] == message.broker_epoch and self._inherited[1] > now_ms:
-                self._lease_until_ms, self.fenced = self._inherited[1], False
+            if self._inherited_lease[0] == message.broker_epoch and self._inherited_lease[1] > now_ms:
+                self._lease_until_ms, self.fenced = self._inherited_lease[1], False
                 self.ready = True  # only a ready broker gets a lease in the control segment
             self._check_ready()
             return self._heartbeat(now_ms)
@@ -154,10 +156,14 @@ class BrokerCore(Reports):
             return []
         is_urgent = self._shutdown_since_ms >= 0 or self.fenced
         self._heartbeat_at_ms = now_ms + (self._options.heartbeat_ms // 10 if is_urgent else self._options.heartbeat_ms)
-        self._heartbeats += 1
-        if self._registration is not None and self._directories is None and self._heartbeats % DIRECTORIES_EVERY == 0:
-            self._directories = tuple(self._registration.directories)
-        directories, self._directories = self._directories or (), None
+        self._heartbeat_count += 1
+        if (
+            self._registration is not None
+            and self._directories_to_report is None
+            and self._heartbeat_count % HEARTBEATS_PER_DIRECTORY_REPORT == 0
+        ):
+            self._directories_to_report = tuple(self._registration.directories)
+        directories, self._directories_to_report = self._directories_to_report or (), None
         self._sent_ms = now_ms
         return self._to_controller(
             peer.Heartbeat(
@@ -197,9 +203,9 @@ class BrokerCore(Reports):
     def _on_directories_seen(self, event: DirectoriesSeen, now_ms: int) -> list[Action]:
         if self._registration is not None and list(event.directories) != self._registration.directories:
             self._registration = msgspec.structs.replace(self._registration, directories=list(event.directories))
-            self._directories = event.directories
-            self._note_unusable_directories()
-            return self._repeat(now_ms)
+            self._directories_to_report = event.directories
+            self._fail_replicas_in_unusable_directories()
+            return self._repeat_reports(now_ms)
         return []
 
     # -- metadata ----------------------------------------------------------------------------------
@@ -214,7 +220,7 @@ class BrokerCore(Reports):
             max(self._known_version, event.known_version),
         )
         self._prune()
-        self._note_unusable_directories()
+        self._fail_replicas_in_unusable_directories()
         return self._after_progress(now_ms)
 
     def _after_progress(self, now_ms: int) -> list[Action]:
@@ -222,7 +228,7 @@ class BrokerCore(Reports):
         was_ready = self.ready
         self._check_ready()
         broker = self._state.brokers.get(self.node_id)
-        # the metadata has this host as unfenced already: the response to the next heartbeat has a lease
+        # the metadata already shows this host as unfenced: the response to the next heartbeat will have a lease
         will_be_unfenced = (
             self.fenced and broker is not None and broker.epoch == self.broker_epoch and not broker.fenced
         )
@@ -345,12 +351,14 @@ class BrokerCore(Reports):
         self._change_number += 1
         self._changes[self._change_number] = Change(event.client, event.request, now_ms)
         return self._to_controller(
-            peer.ChangeForwarded(self.node_id, self.broker_epoch, self._change_number, self._process, event.request)
+            peer.ChangeForwarded(
+                self.node_id, self.broker_epoch, self._change_number, self._process_number, event.request
+            )
         )
 
     def _on_change_response(self, message: peer.ChangeResponse, now_ms: int) -> list[Action]:
         change = self._changes.get(message.request_id)
-        if change is None or message.incarnation != self._process or change.waiting_response is not None:
+        if change is None or message.incarnation != self._process_number or change.waiting_response is not None:
             return []
         if message.response.error == 0 and message.version > self.applied_version and not change.request.validate_only:
             change.waiting_response = message
@@ -385,9 +393,12 @@ class BrokerCore(Reports):
         self._dead = event.dead
         if event.dead:
             self.fenced, self._lease_until_ms = True, 0
-            self._inherited = (-1, 0)  # after the proof, the response to a registration must not restore this lease
+            self._inherited_lease = (
+                -1,
+                0,
+            )  # after the proof, the response to a registration must not restore this lease
             self._answered_ms = self._sent_ms  # leases granted before the proof are no longer valid
-            return self._repeat(now_ms)
+            return self._repeat_reports(now_ms)
         return self._heartbeat(now_ms)
 
     def _on_shutdown_requested(self, event: ShutdownRequested, now_ms: int) -> list[Action]:
@@ -422,7 +433,7 @@ class BrokerCore(Reports):
         ]
         actions += self._propose(due, now_ms)
         if now_ms >= self._repeat_at_ms:
-            actions += self._repeat(now_ms)
+            actions += self._repeat_reports(now_ms)
         expired = [number for number, change in self._changes.items() if now_ms - change.since_ms >= CHANGE_WAIT_MS_MAX]
         text = (
             f"The change was not answered, or not applied on this host, within {CHANGE_WAIT_MS_MAX // 1000} s; it may"
@@ -449,7 +460,7 @@ class BrokerCore(Reports):
 
     def check(self) -> None:
         assert (
-            self._lease_until_ms in (0, self._inherited[1])
+            self._lease_until_ms in (0, self._inherited_lease[1])
             or self._lease_until_ms <= self._answered_ms + self._options.session_ms
         ), "B1"
         self._check_registered()

@@ -12,13 +12,13 @@ from mqd.cluster.host import messages
 
 class Started(msgspec.Struct, frozen=True):
     """The first event. `registration`: complete, with the directories; its incarnation is the keeper's
-    generation. `process`: a number that no earlier controller process of this host had (its start time,
+    generation. `process_number`: a number that no earlier controller process of this host had (its start time,
     CLOCK_BOOTTIME in ns). The lease of the previous process stays valid, so that clients do not notice
     that the process has ended.
     """
 
     registration: peer.RegisterBroker
-    process: int = 0
+    process_number: int = 0
     # the previous process's value in the control segment, in the same incarnation; -1 = none
     broker_epoch: int = -1
     lease_until_ms: int = 0
@@ -91,8 +91,7 @@ class ReplicaMoved(msgspec.Struct, frozen=True):
 
 class ReplicasFailed(msgspec.Struct, frozen=True):
     """The complete set of partitions that one worker does not serve because their disk failed or their
-    data is damaged (HostCore's
-    ReportFailures).
+    data is damaged (HostCore's ReportFailures).
     """
 
     worker: int

@@ -54,10 +54,10 @@ class Reports:
         self._options = options
         self._registration: peer.RegisterBroker | None = None
         # distinguishes this process's requests from the previous process's requests with the same numbers
-        self._process = 0
+        self._process_number = 0
         self._controller, self._controller_epoch, self._is_only_voter = -1, -1, False
         self._lease_until_ms = 0
-        self._inherited = (-1, 0)  # (broker epoch, lease) of the previous process, from the control segment
+        self._inherited_lease = (-1, 0)  # (broker epoch, lease) of the previous process, from the control segment
         self._reported: SetBroker | None = None
         self._applied = self._known_version = self._committed = -1
         self._register_at_ms = self._heartbeat_at_ms = 0
@@ -65,9 +65,11 @@ class Reports:
         # heartbeats sent before this time are not this process's own, and a proof of death may have
         # followed them (A4)
         self._started_ms = -1
-        self._sent_ms = self._answered_ms = -1  # of the newest heartbeat, of the newest one with a response
-        self._heartbeats = 0
-        self._directories: tuple[peer.DirectoryReport, ...] | None = None  # to report in the next heartbeat
+        self._sent_ms = (
+            self._answered_ms
+        ) = -1  # send times of the newest heartbeat, and of the newest one that has a response
+        self._heartbeat_count = 0
+        self._directories_to_report: tuple[peer.DirectoryReport, ...] | None = None  # to report in the next heartbeat
         self._shutdown_since_ms = -1
         self._dead = self._ended = False
         self._proposals: dict[tuple[bytes, int], Proposal] = {}
@@ -153,7 +155,7 @@ class Reports:
                 self._lost_leaderships[key] = partition.leader_epoch
                 workers.add(self._owner(*key))
         self._followed.update(self._followed_by(workers))
-        return self._repeat(now_ms)
+        return self._repeat_reports(now_ms)
 
     def _owner(self, topic_id: bytes, index: int) -> int:
         return (
@@ -177,18 +179,18 @@ class Reports:
 
     def _on_replica_moved(self, event: ReplicaMoved, now_ms: int) -> list[Action]:
         self._moved_replicas[(event.topic_id, event.index)] = event.directory
-        return self._repeat(now_ms)
+        return self._repeat_reports(now_ms)
 
     def _on_replicas_failed(self, event: ReplicasFailed, now_ms: int) -> list[Action]:
         self._failed_replicas[event.worker] = event.partitions
-        return self._repeat(now_ms)
+        return self._repeat_reports(now_ms)
 
     def _on_directories_full(self, event: DirectoriesFull, now_ms: int) -> list[Action]:
         self._full_directories.pop(event.worker, None)
         if not event.directories:
             return []
         self._full_directories[event.worker] = event.directories
-        return self._repeat(now_ms)
+        return self._repeat_reports(now_ms)
 
     def _full_in_sync(self) -> list[tuple[bytes, int]]:
         """Partitions whose replica on this host is in sync and in a full directory, and that have enough
@@ -205,7 +207,7 @@ class Reports:
             in self._full_directories.get(self._owner(topic.topic_id, partition.index), ())
         ]
 
-    def _note_unusable_directories(self) -> None:
+    def _fail_replicas_in_unusable_directories(self) -> None:
         """Records the partitions in unusable or missing directories, which no worker serves, as failed."""
         self._failed_replicas.pop(NO_WORKER, None)
         if self._registration is None:
@@ -243,9 +245,9 @@ class Reports:
 
     def _on_partition_emptied(self, event: PartitionEmptied, now_ms: int) -> list[Action]:
         self._emptied_partitions[(event.topic_id, event.index)] = event.leader_epoch
-        return self._repeat(now_ms)
+        return self._repeat_reports(now_ms)
 
-    def _repeat(self, now_ms: int) -> list[Action]:
+    def _repeat_reports(self, now_ms: int) -> list[Action]:
         self._prune()
         if self.broker_epoch < 0:
             return []

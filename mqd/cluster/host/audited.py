@@ -1,4 +1,4 @@
-"""The lines of logs/audit.log for a change of rules, users or tokens, as (event, fields)."""
+"""The lines of logs/audit.log about changes to ACLs, users or tokens, as (event, fields)."""
 
 from collections.abc import Iterator
 

@@ -1,5 +1,5 @@
-"""Clients' commands to the owner of one partition each, forwarded by the host core. They are not in
-the metadata log. Part of the host core (mqd/cluster/host/core.py).
+"""Client requests that the worker that owns a partition carries out: the host core forwards them as
+commands. They are not in the metadata log. Part of the host core (mqd/cluster/host/core.py).
 """
 
 from collections.abc import Hashable
@@ -88,7 +88,7 @@ class HostCommands:
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 f"The worker that owns {change.name}-{change.partition} is being restarted; try again.",
             )
-        # the move to a directory that is not registered could not be recorded
+        # a move to a directory that is not registered could not be recorded
         if isinstance(change, messages.MoveReplica) and change.log_dir not in self._log_dirs.values():
             return refuse(
                 ErrorCode.KAFKA_STORAGE_ERROR,

@@ -23,8 +23,8 @@ Invariants (check())
     H4  the applied version never falls, and rises only to a version that every live worker has
         applied
     H5  the owner of a partition depends only on topic id, index and worker count
-    H6  subscribers know the partitions of each topic, except those at its end that wait for their
-        first slot; a partition has a slot if and only if this host has a replica of it, in a recorded
+    H6  subscribers know the partitions of each topic, except its last partitions while they
+        wait for their first slot; a partition has a slot if and only if this host has a replica of it, in a recorded
         directory, and a slot was free
     H7  all changes of one version reach a subscriber in one message
     H8  before a worker gets the message to serve a partition, the partition's slot has the owner, the
@@ -378,7 +378,7 @@ class HostCore(TopicImages):
             awaited = self._awaited_epochs[index]
             for partition in list(awaited):
                 image = self._published_image(partition)
-                if image is None or self._has_ended(awaited[partition], image):
+                if image is None or self._leadership_has_ended(awaited[partition], image):
                     del awaited[partition]
             if not awaited:
                 del self._awaited_epochs[index]

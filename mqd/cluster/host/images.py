@@ -138,7 +138,11 @@ class TopicImages(HostCommands):
                 old_image.leader_epoch,
                 old_image.log_dir,
             ) == (image.slot, image.owner, image.leader_epoch, image.log_dir)
-            if old_image is not None and not is_unchanged and not self._has_ended(self._lost_epoch(key), image):
+            if (
+                old_image is not None
+                and not is_unchanged
+                and not self._leadership_has_ended(self._lost_epoch(key), image)
+            ):
                 # The slot is the evidence of the worker's death, and stays until the epoch has ended.
                 if old_image.leader_epoch < image.leader_epoch == self._lost_epoch(key):
                     actions.append(RaiseEpochs((key,)))  # the state has reached the epoch of the death
@@ -175,7 +179,7 @@ class TopicImages(HostCommands):
         """The leader epoch in which a worker died that may have led the partition; -1 = none."""
         return max((awaited.get(key, -1) for awaited in self._awaited_epochs.values()), default=-1)
 
-    def _has_ended(self, epoch: int, image: messages.PartitionImage) -> bool:
+    def _leadership_has_ended(self, epoch: int, image: messages.PartitionImage) -> bool:
         """Whether the partition, in this image, is no longer led by this host in `epoch`. False for
         an image of an earlier epoch: the state is still catching up.
         """
