@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 GENERATION_FIRST = 1
-WORKERS_END_S = 20.0
+WORKERS_END_TIMEOUT_S = 20.0
 log = logging.get("controller")
 
 
@@ -421,7 +421,7 @@ class Process:
         """
         control, loop = self.client.control, asyncio.get_running_loop()
         epoch = self.left_epoch if self.left_epoch >= 0 else shell.broker_epoch
-        deadline = loop.time() + WORKERS_END_S
+        deadline = loop.time() + WORKERS_END_TIMEOUT_S
         workers = range(self.client.welcome.worker_count)
         while (
             any(

@@ -39,25 +39,25 @@ def identify(
     paths: Iterable[str],
     cluster_id: str,
     node_id: int,
-    known: Mapping[str, str],
-    used: set[str],
+    last_paths: Mapping[str, str],
+    used_ids: set[str],
     new_id: Callable[[], str],
 ) -> list[Directory]:
-    """One Directory for each path, in order. `known`: directory id -> last known path; `used`: ids
+    """One Directory for each path, in order. `last_paths`: directory id -> last known path; `used_ids`: ids
     of directories that hold partitions.
 
     A directory is unusable if it cannot be read, or if it is empty where one with partitions is
     expected: its partitions are offline, everything else continues. Raises DirectoryRefused.
     """
-    return _refuse_copies([_identify_one(path, cluster_id, node_id, known, used, new_id) for path in paths])
+    return _refuse_copies([_identify_one(path, cluster_id, node_id, last_paths, used_ids, new_id) for path in paths])
 
 
 async def identify_in_time(
     paths: Iterable[str],
     cluster_id: str,
     node_id: int,
-    known: Mapping[str, str],
-    used: set[str],
+    last_paths: Mapping[str, str],
+    used_ids: set[str],
     new_id: Callable[[], str],
 ) -> list[Directory]:
     """Like identify(), in threads. A directory whose file system does not respond within RESPONSE_S
@@ -65,11 +65,11 @@ async def identify_in_time(
     """
     all_paths = list(paths)
     responses = await query_in_time(
-        [partial(_identify_one, path, cluster_id, node_id, known, used, new_id) for path in all_paths]
+        [partial(_identify_one, path, cluster_id, node_id, last_paths, used_ids, new_id) for path in all_paths]
     )
     return _refuse_copies(
         [
-            response.result() if response.done() else _unresponsive(path, known)
+            response.result() if response.done() else _unresponsive(path, last_paths)
             for path, response in zip(all_paths, responses)
         ]
     )
@@ -85,14 +85,14 @@ async def query_in_time(queries: Iterable[Callable[[], T]], limit_s: float | Non
     return responses
 
 
-def _unresponsive(path: str, known: Mapping[str, str]) -> Directory:
+def _unresponsive(path: str, last_paths: Mapping[str, str]) -> Directory:
     log.error(
         "log directory does not respond: its partitions are offline until the broker is restarted",
         directory=path,
         seconds=RESPONSE_S,
     )
     return Directory(
-        next((directory_id for directory_id, last_path in known.items() if last_path == path), ""), path, 0, False
+        next((directory_id for directory_id, last_path in last_paths.items() if last_path == path), ""), path, 0, False
     )
 
 
@@ -111,14 +111,19 @@ def _refuse_copies(entries: list[Directory]) -> list[Directory]:
 
 
 def _identify_one(
-    path: str, cluster_id: str, node_id: int, known: Mapping[str, str], used: set[str], new_id: Callable[[], str]
+    path: str,
+    cluster_id: str,
+    node_id: int,
+    last_paths: Mapping[str, str],
+    used_ids: set[str],
+    new_id: Callable[[], str],
 ) -> Directory:
-    ids_of_path = [directory_id for directory_id, last_path in known.items() if last_path == path]
+    ids_of_path = [directory_id for directory_id, last_path in last_paths.items() if last_path == path]
     properties_path = Path(path) / META_PROPERTIES
     try:
         properties = read_properties(properties_path)
     except FileNotFoundError:
-        missing = [directory_id for directory_id in ids_of_path if directory_id in used]
+        missing = [directory_id for directory_id in ids_of_path if directory_id in used_ids]
         if missing:
             log.error(
                 "log directory is not the one that was here: its partitions are offline. Mount the right disk and"
@@ -144,7 +149,7 @@ def _identify_one(
             f"{properties_path} has no directory.id; restore it from a copy, or remove {path} from log.dirs"
         )
     # an operator wrote the file, as the message above advises: the directory's replicas are empty
-    is_replacement = directory_id in used and "cluster.id" not in properties and not _has_partition_folder(path)
+    is_replacement = directory_id in used_ids and "cluster.id" not in properties and not _has_partition_folder(path)
     return measure(Directory(directory_id, path, 0, True, fresh=is_replacement))
 
 

@@ -100,7 +100,7 @@ class Disk:
         try:
             match work:
                 case events.AppendLog():
-                    sequence, batches = self._gather(work)
+                    sequence, batches = self._gather_appends(work)
                     await run(self._thread, self._store.append, batches, clock.now_ms(), self._committed_offset())
                     self._on_event(events.DiskDone(sequence))
                 case events.PersistVote():
@@ -113,7 +113,7 @@ class Disk:
                     await run(self._thread, self._store.install, work.meta, work.data)
                     self._on_event(events.DiskDone(work.sequence))
                 case StoreSnapshot():
-                    await self._snapshot(work)
+                    await self._store_snapshot(work)
                 case events.ReadSnapshot():
                     data = await run(
                         self._thread,
@@ -127,7 +127,7 @@ class Disk:
         except (OSError, ValueError) as error:
             self._on_refused(work, error)
 
-    def _gather(self, work: events.AppendLog) -> tuple[int, list[Batch]]:
+    def _gather_appends(self, work: events.AppendLog) -> tuple[int, list[Batch]]:
         """The sequence of the last append, and the batches of `work` and of the appends that follow
         it in the queue: they get one write and one flush.
         """
@@ -140,7 +140,7 @@ class Disk:
             size += sum(batch.size_bytes for batch in following.batches)
         return sequence, batches
 
-    async def _snapshot(self, work: StoreSnapshot) -> None:
+    async def _store_snapshot(self, work: StoreSnapshot) -> None:
         def store() -> int:
             data = encode_state(work.state)
             self._store.store_snapshot(work.meta, data)

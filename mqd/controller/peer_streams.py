@@ -1,5 +1,5 @@
 """Streams between controllers, with or without TLS. With TLS, what is written is encrypted
-immediately and waits in the transport, so that the transport's limits and `drain()` hold for both.
+immediately and waits in the transport, so that the transport's limits and `drain()` apply to both.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from mqd.cluster.membership.handshake import HandshakeFailed
 from mqd.cluster.membership.host_tls import HostTls
 
 READ_BYTES = 256 << 10
-REASON_SEND_S = 1.0
+REASON_SEND_TIMEOUT_S = 1.0
 
 
 class TlsReader:
@@ -105,7 +105,7 @@ async def continue_with(
 async def _send_reason(tls: HostTls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Sends the reason for the end of the connection, and waits until the peer has closed it."""
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(REASON_SEND_S):
+        async with asyncio.timeout(REASON_SEND_TIMEOUT_S):
             writer.write(tls.refusal_bytes)
             writer.write_eof()
             while await reader.read(READ_BYTES):

@@ -69,9 +69,9 @@ class Quorum:
             self._fail(f"{type(error).__name__}: {error}")
             return
         self._publish_lease()
-        self._schedule()
+        self._schedule_tick()
 
-    def _schedule(self) -> None:
+    def _schedule_tick(self) -> None:
         """Arms the timer for the core's next deadline. A timer that fires too early is armed again."""
         deadline_ns = self.core.next_deadline_ns
         if deadline_ns >= self._timer_ns:
@@ -89,7 +89,7 @@ class Quorum:
             self.handle(events.Tick())
         # a stopped core does not move its deadline: a timer would fire again and again
         if not self._stopped:
-            self._schedule()
+            self._schedule_tick()
 
     def _publish_lease(self) -> None:
         if not self._metadata.active:
@@ -179,9 +179,9 @@ class Quorum:
             on_end(effect.error, effect.message)
 
     def _on_snapshot_wanted(self, effect: events.SnapshotWanted) -> None:
-        self._snapshot()
+        self._request_snapshot()
 
-    def _snapshot(self) -> None:
+    def _request_snapshot(self) -> None:
         state = self._metadata.committed
         if not self.disk.snapshot_pending:
             self._snapshot_requested_at = asyncio.get_running_loop().time()
@@ -199,7 +199,7 @@ class Quorum:
             and asyncio.get_running_loop().time() - self._snapshot_requested_at >= SNAPSHOT_RETRY_S
         ):
             if self.core.log.snapshot is None or self._metadata.committed.version > self.core.log.snapshot.offset:
-                self._snapshot()
+                self._request_snapshot()
 
     def _on_outdated(self, effect: events.Outdated) -> None:
         self._stopped = True

@@ -14,9 +14,9 @@ from mqd.cluster.metadata.rules.settings import CLIENT_ID, IP, MUTATION, QUOTA_K
 from mqd.native import QuotaKind, QuotaLevel, QuotaRule
 
 SECOND_NS = 1_000_000_000
-MUTATION_UNITS = 1_000_000  # parts of a partition mutation, so that rates far below one a second are exact
+MUTATION_UNITS = 1_000_000  # parts of a partition mutation, so that rates far below one per second are exact
 _INTERVAL_MAX = 2**64 - 1
-# (user, client id) -> level; True: the entity names it; False: its default; None: not in the entity
+# (user, client id) -> level. True: a named one; False: the default; None: not part of the entity
 _LEVELS = {
     (True, True): QuotaLevel.USER_CLIENT,
     (True, False): QuotaLevel.USER_ANY_CLIENT,

@@ -1,5 +1,5 @@
-"""The controller's socket: subscribers connect, receive everything in order, and answer. Framing:
-4-byte big-endian length, then msgpack.
+"""The controller's socket: subscribers connect, receive all messages in order, and respond.
+Framing: 4-byte big-endian length, then msgpack.
 
 Bounds: a message from a subscriber has at most REQUEST_BYTES_MAX bytes; a subscriber that leaves
 SEND_BYTES_MAX unread is disconnected (it reconnects and gets the image); SUBSCRIBER_COUNT_MAX
@@ -22,7 +22,7 @@ from mqd.shm.attach import peer_credentials
 REQUEST_BYTES_MAX = 16 << 20
 SEND_BYTES_MAX = 192 << 20
 SUBSCRIBER_COUNT_MAX = 256
-ROLES_OF_PROCESSES = ("acceptor", "worker")
+PROCESS_ROLES = ("acceptor", "worker")
 
 log = logging.get("controller.server")
 _encode = msgspec.msgpack.Encoder().encode
@@ -47,30 +47,30 @@ class Connection:
         self.number = number
         self.name = f"connection-{number}"
         self._writer = writer
-        # for the audit log, if the subscriber is a tool: its identity, and request id -> change
-        # that it waits for
-        self._identity: dict[str, object] = {}
-        self._requests: dict[int, Change] = {}
+        # for the audit log, if the subscriber is a tool: its identity, and request id -> change for
+        # whose response it waits
+        self._tool_identity: dict[str, object] = {}
+        self._audited_changes: dict[int, Change] = {}
 
     def on_subscribe(self, message: Subscribe) -> None:
         self.name = f"{message.role}-{message.index}" if message.role == "worker" else message.role
-        if message.role not in ROLES_OF_PROCESSES:
+        if message.role not in PROCESS_ROLES:
             pid, uid = peer_credentials(self._writer.get_extra_info("socket"))
-            self._identity = {"by": f"uid {uid}", "pid": pid, "through": "controller.sock"}
+            self._tool_identity = {"by": f"uid {uid}", "pid": pid, "through": "controller.sock"}
 
     def on_request(self, request: Request) -> None:
-        if self._identity and isinstance(request.change, audited.CHANGES) and not request.validate_only:
-            self._requests[request.request_id] = request.change
+        if self._tool_identity and isinstance(request.change, audited.CHANGES) and not request.validate_only:
+            self._audited_changes[request.request_id] = request.change
 
     def audit(self, audit: Audit, response: Response) -> None:
-        change = self._requests.pop(response.request_id, None)
+        change = self._audited_changes.pop(response.request_id, None)
         for event, fields in audited.lines(change, response) if change is not None else ():
-            audit.write(event, **self._identity, **fields)
+            audit.write(event, **self._tool_identity, **fields)
 
     def audit_unanswered(self, audit: Audit) -> None:
         """The tool has disconnected; its changes may have been made."""
-        for change in self._requests.values():
-            audit.write("requested, outcome not known", **self._identity, change=type(change).__name__)
+        for change in self._audited_changes.values():
+            audit.write("requested, outcome not known", **self._tool_identity, change=type(change).__name__)
 
     def send(self, message: FromController) -> None:
         if self._writer.is_closing():

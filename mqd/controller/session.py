@@ -2,7 +2,7 @@
 host's replicas may have lost something (R9 of the cluster's rules).
 
 DATA_DIR/metadata/session: one line of JSON, replaced as a whole. A session counts as ended cleanly if
-it recorded so at its end, or if the machine has not been restarted since and the log directories are
+that was recorded at its end, or if the machine has not been restarted since and the log directories are
 on the same devices: all writes of its processes are then in the page cache or on disk, even after
 kill -9 (a replica's position is reported only after write()).
 """
@@ -26,7 +26,7 @@ class Session(msgspec.Struct, frozen=True):
 
 def boot_id() -> str:
     """The id of the current boot; "" if the system does not provide it: then a session counts as ended
-    cleanly only if it recorded so.
+    cleanly only if that was recorded at its end.
     """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -39,7 +39,7 @@ from mqd.controller.server import Connection, Server
 TICK_S = 1.0
 CLUSTER_TICK_S = 0.25
 QUICK_TICK_S = 0.02  # while this host is not in service, because clients wait
-MEASURE_S = 10.0  # interval at which log.dirs are measured
+MEASURE_INTERVAL_S = 10.0  # interval at which log.dirs are measured
 TRANSFER_MS_MAX = 1_000  # how long leave() waits until another host leads the quorum
 WORKERS_BACK_MS_MAX = 10_000  # how long the last workers may take to start again
 INT64_MAX = (1 << 63) - 1
@@ -104,7 +104,7 @@ class Shell:
         # done when the metadata may be sent to this host's processes
         self.metadata_ready: asyncio.Future[None] = loop.create_future()
         self._broker_published: broker_core.SetBroker | None = None
-        self._voters = voters.VoterChanges(self.quorum, self.core)
+        self._voter_changes = voters.VoterChanges(self.quorum, self.core)
 
     # -- start and end -----------------------------------------------------------------------------
 
@@ -236,12 +236,12 @@ class Shell:
                 await asyncio.sleep(0)  # delivers this host's messages to itself
                 self.on_metadata(metadata_core.Tick(clock.now_ms()))
                 self.on_host(host_core.Tick())
-                self._voters.tick()
+                self._voter_changes.tick()
                 self._maybe_report_alive()
                 if measuring is not None and measuring.done():
                     measuring.result()  # a failure there also ends the process
                     measuring = None
-                if measuring is None and loop.time() - measured_at >= MEASURE_S:
+                if measuring is None and loop.time() - measured_at >= MEASURE_INTERVAL_S:
                     measured_at = loop.time()
                     measuring = loop.create_task(self._measure())
         finally:
@@ -314,7 +314,7 @@ class Shell:
         elif not self.core.active:
             self.on_broker(broker_core.ChangeRequested(client, request))
         elif isinstance(request.change, _QUORUM_REQUESTS):
-            self._voters.request(request, lambda response: self._send(client, response))
+            self._voter_changes.request(request, lambda response: self._send(client, response))
         else:
             self.on_metadata(metadata_core.ChangeRequested(client, request))
 
@@ -390,7 +390,7 @@ class Shell:
             )
 
         if message.node_id == node_id:
-            self._voters.request(message.request, respond)
+            self._voter_changes.request(message.request, respond)
 
     def _send_peer(self, node_id: int, message: msgspec.Struct) -> None:
         if node_id == self.node_id:
@@ -478,7 +478,7 @@ class Shell:
 
     def on_host(self, event: host_core.Event) -> None:
         if not self.metadata_ready.done():
-            return  # the host core learns everything when it starts, deaths of workers from the slots
+            return  # the host core learns everything when it starts; it finds deaths of workers in the slots
         for action in self.host.handle(event, clock.monotonic_ms()):
             match action:
                 case host_core.AssignSlot():

@@ -213,7 +213,7 @@ def test_the_controllers_ticks_do_not_wait_for_a_file_system(
     systems: FileSystems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own heartbeats and all sessions depend on them."""
-    monkeypatch.setattr(shells, "MEASURE_S", 0.0)
+    monkeypatch.setattr(shells, "MEASURE_INTERVAL_S", 0.0)
     monkeypatch.setattr(directories, "RESPONSE_S", 30.0)
     systems.hung.add("/a")
 
@@ -223,7 +223,7 @@ def test_the_controllers_ticks_do_not_wait_for_a_file_system(
         one.directories = [entry("a")]
         one._directory_monitor = DirectoryMonitor(one.directories)
         one.on_broker = one.on_metadata = one.on_host = received.append  # type: ignore[method-assign, assignment]
-        one._voters = SimpleNamespace(tick=lambda: None)  # type: ignore[assignment]
+        one._voter_changes = SimpleNamespace(tick=lambda: None)  # type: ignore[assignment]
         one._maybe_report_alive, one._pause_s = lambda: None, lambda: 0.001  # type: ignore[method-assign]
 
         async def restored() -> None:
@@ -252,7 +252,7 @@ def test_the_controllers_ticks_do_not_wait_for_a_file_system(
 
 
 def test_an_error_while_directories_are_measured_ends_the_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shells, "MEASURE_S", 0.0)
+    monkeypatch.setattr(shells, "MEASURE_INTERVAL_S", 0.0)
 
     async def failing() -> None:
         raise ValueError("our own fault")
@@ -260,7 +260,7 @@ def test_an_error_while_directories_are_measured_ends_the_ticks(monkeypatch: pyt
     async def scenario() -> None:
         one = object.__new__(shells.Shell)
         one.on_broker = one.on_metadata = one.on_host = lambda event: None  # type: ignore[method-assign, assignment]
-        one._voters = SimpleNamespace(tick=lambda: None)  # type: ignore[assignment]
+        one._voter_changes = SimpleNamespace(tick=lambda: None)  # type: ignore[assignment]
         one._maybe_report_alive, one._pause_s = lambda: None, lambda: 0.001  # type: ignore[method-assign]
         one._measure = failing  # type: ignore[method-assign]
         with pytest.raises(ValueError, match="our own fault"):
