@@ -53,7 +53,7 @@ RULES: dict[str, list[tuple[Any, str, Any]]] = {
     "R10": [(brokers, "has_applied_registration", _true), (BrokerCore, "_check_registered", lambda _: None)],
     "R13": [(partitions, "_elect", _elects_uncleanly)],
     "R14": [(partitions, "_may_complete", _true)],
-    "903": [(in_sync, "_fetched_as_registered", _true)],
+    "903": [(in_sync, "_has_not_restarted", _true)],
     "L2": [(ActiveController, "_begin_session", _begins_at_its_end)],
     "proof": [(ActiveController, "_matches_session", _true)],
     "proof of any epoch": [(ActiveController, "_is_for_this_controller", _true)],

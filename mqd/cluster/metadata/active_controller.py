@@ -68,8 +68,8 @@ class ActiveController(Maintenance):
         self.proposals.on_persist_failed(state.version)
         self._phases.clear()
 
-    def note_directories(self, node: int, reports: Iterable[peer.DirectoryReport | Directory]) -> None:
-        self._reported[node] = tuple(
+    def set_reported_directories(self, node: int, reports: Iterable[peer.DirectoryReport | Directory]) -> None:
+        self._reported_directories[node] = tuple(
             Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in reports
         )
 
@@ -89,7 +89,7 @@ class ActiveController(Maintenance):
             return [], respond(refusal.error, refusal.message)
         first_record = records[0] if records else None
         broker = first_record.broker if isinstance(first_record, BrokerRegistered) else state.brokers[message.node_id]
-        self.note_directories(message.node_id, message.directories)
+        self.set_reported_directories(message.node_id, message.directories)
         self._last_heartbeat_ms[message.node_id] = now_ms
         old = state.brokers.get(message.node_id)
         if old is None or broker.epoch != old.epoch:  # a new session
@@ -132,7 +132,7 @@ class ActiveController(Maintenance):
         self._last_heartbeat_ms[node] = now_ms
         self._applied_versions[node] = max(message.metadata_version, self._applied_versions.get(node, -1))
         if message.directories:
-            self.note_directories(node, message.directories)
+            self.set_reported_directories(node, message.directories)
         records: list[Record] = []
         is_newest = message.sent_ms >= self._newest_sent_ms.get(node, message.sent_ms)
         if is_newest:
@@ -207,7 +207,7 @@ class ActiveController(Maintenance):
         if not broker.in_controlled_shutdown:
             return broker_rules.begin_shutdown(state, node)
         timed_out = now_ms - shutdown.since_ms >= self._options.shutdown_wait_ms
-        recently_heard = (
+        recently_alive = (
             frozenset()
             if timed_out
             else frozenset(
@@ -217,7 +217,7 @@ class ActiveController(Maintenance):
             )
         )
         records, all_moved = broker_rules.move_away(
-            state, node, self._options.shutdown_moves_max, recently_heard, self._cannot_serve_predicate(state)
+            state, node, self._options.shutdown_moves_max, recently_alive, self._cannot_serve_predicate(state)
         )
         if records or not all_moved:
             shutdown.moved_at_version = -1
@@ -329,7 +329,7 @@ class ActiveController(Maintenance):
     # -- in-sync sets ------------------------------------------------------------------------------
 
     def _is_for_this_epoch(self, message: peer.AlterPartition) -> bool:
-        """Whether the proposals are for this controller epoch. Others are refused, because decided proposals
+        """Whether the proposals are for this controller epoch. All others are refused: decided proposals
         are remembered for one epoch only (R6b).
         """
         return message.controller_epoch == self.epoch

@@ -13,7 +13,7 @@ Invariants (check())
     C1  tail is committed plus the pending batches, in order
     C2  a response, including a refusal, waits for every record in the tail on which it may depend
     C3  a change is answered after it is committed and, if it concerns the workers (all records but
-        NOT_FOR_WORKERS), applied by them; or, after APPLY_WAIT_MS_MAX, with REQUEST_TIMED_OUT
+        RECORDS_NOT_FOR_WORKERS), applied by them; or, after APPLY_WAIT_MS_MAX, with REQUEST_TIMED_OUT
     C4  versions of batches ascend; the published batches are a prefix of the committed ones
     C5  no record is written that needs a higher level of mqd.version than the current one
         (features.RECORD_LEVELS)
@@ -51,7 +51,7 @@ from mqd.cluster.metadata.events import Resigned as Resigned
 from mqd.cluster.metadata.events import SendPeer as SendPeer
 from mqd.cluster.metadata.events import SnapshotInstalled as SnapshotInstalled
 from mqd.cluster.metadata.events import Tick as Tick
-from mqd.cluster.metadata.log_tail import Batch, LogTail, PeerWaiting, Waiting
+from mqd.cluster.metadata.log_tail import Batch, LogTail, WaitingPeerResponse, WaitingResponse
 from mqd.cluster.metadata.records import (
     AclCreated,
     BrokerRegistered,
@@ -74,8 +74,8 @@ from mqd.protocol.errors import ErrorCode
 
 APPLY_WAIT_MS_MAX = 30_000
 REQUESTS_WAITING_MAX = 10_000
-PEERS_WAITING_MAX = 10_000
-NOT_FOR_WORKERS = (
+PEER_RESPONSES_WAITING_MAX = 10_000
+RECORDS_NOT_FOR_WORKERS = (
     GroupConfigured,
     ClientMetricsConfigured,
     ProducerIdsAllocated,
@@ -123,7 +123,7 @@ class MetadataCore(LogTail):
         self._directories = event.directories
         if self._active is None:
             return []
-        self._active.note_directories(self.node_id, event.directories)
+        self._active.set_reported_directories(self.node_id, event.directories)
         broker = self.tail.brokers.get(self.node_id)
         if broker is None:
             return []
@@ -157,7 +157,7 @@ class MetadataCore(LogTail):
 
     def _on_change_requested(self, event: ChangeRequested, now_ms: int) -> list[Action]:
         request = event.request
-        if len(self._waiting) >= REQUESTS_WAITING_MAX:
+        if len(self._waiting_responses) >= REQUESTS_WAITING_MAX:
             return [
                 Reply(
                     event.client, messages.Response(request.request_id, ErrorCode.REQUEST_TIMED_OUT, TOO_MANY_CHANGES)
@@ -171,11 +171,13 @@ class MetadataCore(LogTail):
             return [Reply(event.client, response, topic)]
         actions = self._persist(records)
         awaited_version = self.tail.version
-        needs_apply = any(not isinstance(record, NOT_FOR_WORKERS) for record in records)
+        needs_apply = any(not isinstance(record, RECORDS_NOT_FOR_WORKERS) for record in records)
         if not records and not response.error and isinstance(request.change, messages.CreateAcls | messages.DeleteAcls):
             # A repeated request waits like the first one, because its rules may not be applied yet.
             awaited_version, needs_apply = self._acls_version, True
-        self._waiting.append(Waiting(event.client, response, topic_name, awaited_version, needs_apply, now_ms))
+        self._waiting_responses.append(
+            WaitingResponse(event.client, response, topic_name, awaited_version, needs_apply, now_ms)
+        )
         return actions + self._respond_ready()
 
     def _decide(
@@ -190,9 +192,9 @@ class MetadataCore(LogTail):
         except rules.Refusal as refusal:
             return messages.Response(request.request_id, refusal.error, refusal.message), None, []
         required_level = max(map(features.needed_level, decision.records), default=0)
-        if required_level > self._level():
+        if required_level > self._mqd_level():
             text = (
-                f"This needs {features.MQD_VERSION} {required_level}, but the level is {self._level()}: hosts of an older"
+                f"This needs {features.MQD_VERSION} {required_level}, but the level is {self._mqd_level()}: hosts of an older"
                 " version could not read it. Upgrade all hosts, then run mqd cluster upgrade."
             )
             return messages.Response(request.request_id, ErrorCode.INVALID_UPDATE_VERSION, text), None, []
@@ -221,7 +223,7 @@ class MetadataCore(LogTail):
         new, old = event.state, self.committed
         removed = tuple(topic for topic in old.topics.values() if topic.topic_id not in new.topics_by_id)
         changed = tuple(topic for name, topic in new.topics.items() if old.topics.get(name) != topic)
-        vanished = tuple(
+        removed_partitions = tuple(
             (before, len(topic.partitions))
             for topic in changed
             if (before := old.topics.get(topic.name)) is not None
@@ -257,7 +259,7 @@ class MetadataCore(LogTail):
             tuple(groups),
             client_quotas_changed=True,
             features_changed=True,
-            vanished=vanished,
+            removed_partitions=removed_partitions,
             client_metrics=tuple(sorted(client_metrics)),
             acls_put=acls_put,
             acls_removed=acls_removed,
@@ -282,7 +284,7 @@ class MetadataCore(LogTail):
             own_node_id=self.node_id,
             previous_epoch=event.previous_epoch,
         )
-        self._active.note_directories(self.node_id, self._directories)
+        self._active.set_reported_directories(self.node_id, self._directories)
         return []
 
     def _on_cluster_founded(self, event: ClusterFounded, now_ms: int) -> list[Action]:
@@ -303,7 +305,7 @@ class MetadataCore(LogTail):
             return []
         self._active = None
         self._lease_until_ms = 0
-        self._waiting_peers.clear()  # brokers repeat their requests to the next controller
+        self._waiting_peer_responses.clear()  # brokers repeat their requests to the next controller
         return self._drop_pending(
             ErrorCode.NOT_CONTROLLER,
             "This host is no longer the active controller; whether the change was made is not known.",
@@ -358,22 +360,22 @@ class MetadataCore(LogTail):
         self, node_id: int, records: list[Record], message: broker_messages.FromActiveController
     ) -> list[Action]:
         """Answers once all records that the response depends on are committed. If more than
-        PEERS_WAITING_MAX responses wait, the oldest is dropped, as if it had been lost on its way; but not
+        PEER_RESPONSES_WAITING_MAX responses wait, the oldest is dropped, as if it had been lost on its way; but not
         the response to a change, which is never repeated.
         """
         actions = self._persist(records)
-        self._waiting_peers.append(PeerWaiting(node_id, message, self.tail.version))
-        if len(self._waiting_peers) > PEERS_WAITING_MAX:
+        self._waiting_peer_responses.append(WaitingPeerResponse(node_id, message, self.tail.version))
+        if len(self._waiting_peer_responses) > PEER_RESPONSES_WAITING_MAX:
             change = broker_messages.ChangeResponse
-            del self._waiting_peers[
-                next(i for i, entry in enumerate(self._waiting_peers) if not isinstance(entry.message, change))
+            del self._waiting_peer_responses[
+                next(i for i, entry in enumerate(self._waiting_peer_responses) if not isinstance(entry.message, change))
             ]
         return actions + self._respond_ready()
 
     def _on_change_forwarded(
         self, active: ActiveController, node_id: int, message: broker_messages.ChangeForwarded
     ) -> list[Action]:
-        if len(self._waiting_peers) >= PEERS_WAITING_MAX:
+        if len(self._waiting_peer_responses) >= PEER_RESPONSES_WAITING_MAX:
             refusal = messages.Response(message.request.request_id, ErrorCode.REQUEST_TIMED_OUT, TOO_MANY_CHANGES)
             return [SendPeer(node_id, self._change_response(message, refusal, None))]
         response, topic_name, records = self._decide(active, message.request)
@@ -381,8 +383,8 @@ class MetadataCore(LogTail):
             topic = self._preview(topic_name, records) if response.error == 0 and topic_name is not None else None
             return [SendPeer(node_id, self._change_response(message, response, None), topic)]
         actions = self._persist(records)
-        self._waiting_peers.append(
-            PeerWaiting(node_id, self._change_response(message, response, topic_name), self.tail.version)
+        self._waiting_peer_responses.append(
+            WaitingPeerResponse(node_id, self._change_response(message, response, topic_name), self.tail.version)
         )
         return actions + self._respond_ready()
 
@@ -421,8 +423,8 @@ class MetadataCore(LogTail):
             return []
         kept = [batch for batch in self._pending if batch.version <= event.kept_version]
         version = kept[-1].version if kept else self.committed.version
-        dropped = [entry for entry in self._waiting_peers if entry.version > version]
-        self._waiting_peers = [entry for entry in self._waiting_peers if entry.version <= version]
+        dropped = [entry for entry in self._waiting_peer_responses if entry.version > version]
+        self._waiting_peer_responses = [entry for entry in self._waiting_peer_responses if entry.version <= version]
         error = ErrorCode.KAFKA_STORAGE_ERROR
         text = f"The metadata log could not be written; the change was not made: {event.reason}"
         actions = self._drop_pending(error, text, kept)
@@ -443,14 +445,16 @@ class MetadataCore(LogTail):
         return self._respond_ready()
 
     def _on_client_gone(self, event: ClientGone, now_ms: int) -> list[Action]:
-        self._waiting = [entry for entry in self._waiting if entry.client != event.client]
+        self._waiting_responses = [entry for entry in self._waiting_responses if entry.client != event.client]
         return []
 
     def _on_tick(self, event: Tick, now_ms: int) -> list[Action]:
         actions: list[Action] = []
-        timed_out = [entry for entry in self._waiting if now_ms - entry.since_ms >= APPLY_WAIT_MS_MAX]
+        timed_out = [entry for entry in self._waiting_responses if now_ms - entry.since_ms >= APPLY_WAIT_MS_MAX]
         if timed_out:
-            self._waiting = [entry for entry in self._waiting if now_ms - entry.since_ms < APPLY_WAIT_MS_MAX]
+            self._waiting_responses = [
+                entry for entry in self._waiting_responses if now_ms - entry.since_ms < APPLY_WAIT_MS_MAX
+            ]
             for entry in timed_out:
                 progress = (
                     "is stored but a worker has not applied it"
@@ -477,8 +481,8 @@ class MetadataCore(LogTail):
                 state.apply(record)
             version = state.version = batch.version
         assert state == self.tail and version == self.tail.version, "C1"
-        assert len(self._waiting) <= REQUESTS_WAITING_MAX
-        for entry in self._waiting:
+        assert len(self._waiting_responses) <= REQUESTS_WAITING_MAX
+        for entry in self._waiting_responses:
             assert entry.version <= self.tail.version, "C2"
             assert entry.version > self.committed.version or (
                 entry.needs_apply and entry.version > self._applied_version

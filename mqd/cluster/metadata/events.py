@@ -109,8 +109,8 @@ class OffsetsTaken(msgspec.Struct, frozen=True):
 
 
 class LeaseChanged(msgspec.Struct, frozen=True):
-    """No other host can be the quorum's leader before `until_ms` (own CLOCK_BOOTTIME). After it, no broker
-    gets a lease or is fenced.
+    """No other host can be the quorum's leader before `until_ms` (own CLOCK_BOOTTIME). From then on, this
+    controller grants no lease and fences no broker.
     """
 
     until_ms: int
@@ -173,9 +173,9 @@ class Publish(msgspec.Struct, frozen=True):
     features_changed: bool = False
     # for some of `topics`, the only partitions that changed; the other topics changed as a whole
     partitions: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    # topics (in their earlier state) that lost their partitions from this index on; they are also in
-    # `topics`
-    vanished: tuple[tuple[TopicState, int], ...] = ()
+    # topics, in their earlier state, whose partitions from this index on were removed; their new state is
+    # in `topics`
+    removed_partitions: tuple[tuple[TopicState, int], ...] = ()
     acls_put: tuple[AclCreated, ...] = ()
     acls_removed: tuple[bytes, ...] = ()
     credentials_put: tuple[ScramCredential, ...] = ()

@@ -43,7 +43,7 @@ from mqd.cluster.metadata.records import (
 MQD_VERSION = "mqd.version"
 SHARE_VERSION = "share.version"
 STREAMS_VERSION = "streams.version"
-# Levels of mqd.version from which all hosts ...
+# The lowest level of mqd.version at which all hosts ...
 SHARE_GROUPS_LEVEL = 4  # have share groups
 DEAD_LETTERS_LEVEL = 5  # can read the state Archiving of share groups
 DEDUPLICATION_LEVEL = 6  # support dedup.window.ms, as leaders and as followers
@@ -53,7 +53,7 @@ VIEWS_LEVEL = 9  # serve topics without partitions of their own (views)
 ACKS_REPLICAS_LEVEL = 10  # support acks.replicas as leaders
 # "mqd.version=0,...": this process supports no higher level; for tests with hosts of two versions
 CAP_VARIABLE = "MQD_TEST_FEATURES"
-# supported levels by feature, both inclusive; a missing feature means 0 to 0
+# feature -> the first and last level that a host supports; a missing feature means 0 to 0
 Ranges = Mapping[str, tuple[int, int]]
 
 

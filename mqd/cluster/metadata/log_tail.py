@@ -51,7 +51,7 @@ class Batch(msgspec.Struct):
     version: int
 
 
-class Waiting(msgspec.Struct):
+class WaitingResponse(msgspec.Struct):
     """The response to a client, sent when all records up to `version` are committed and, if
     `needs_apply`, applied by this host's workers.
     """
@@ -64,7 +64,7 @@ class Waiting(msgspec.Struct):
     since_ms: int
 
 
-class PeerWaiting(msgspec.Struct):
+class WaitingPeerResponse(msgspec.Struct):
     """The response to a broker, sent when all records up to `version` are committed."""
 
     node_id: int
@@ -93,25 +93,25 @@ class LogTail:
         self._partition_count_max = partition_count_max
         self._directories: tuple[Directory, ...] = ()
         self._pending: list[Batch] = []
-        self._waiting: list[Waiting] = []
-        self._waiting_peers: list[PeerWaiting] = []
+        self._waiting_responses: list[WaitingResponse] = []
+        self._waiting_peer_responses: list[WaitingPeerResponse] = []
         self._applied_version = 0
         self._acls_version = state.version  # version of the newest change of access control lists
         self._attempt = 0
         self._options = options
-        self._quorum = not active
+        self._has_quorum = not active
         self._lease_until_ms = INT64_MAX if active else 0
         self._active = ActiveController(0, state, options, 0, clustered=False) if active else None
 
     @property
     def idle(self) -> bool:
-        return not self._pending and not self._waiting and not self._waiting_peers
+        return not self._pending and not self._waiting_responses and not self._waiting_peer_responses
 
     @property
     def active(self) -> bool:
         return self._active is not None
 
-    def _level(self) -> int:
+    def _mqd_level(self) -> int:
         return features.in_force(self.tail.features)[features.MQD_VERSION]
 
     # -- the log -----------------------------------------------------------------------------------
@@ -123,8 +123,8 @@ class LogTail:
             return []
         base_offset = self.tail.version
         for record in records:
-            assert not features.needed_level(record) or features.needed_level(record) <= self._level(), (
-                f"C5: {record} at {features.MQD_VERSION} {self._level()}"
+            assert not features.needed_level(record) or features.needed_level(record) <= self._mqd_level(), (
+                f"C5: {record} at {features.MQD_VERSION} {self._mqd_level()}"
             )
             self.tail.apply(record)
         if any(isinstance(record, AclCreated | AclRemoved) for record in records):
@@ -142,15 +142,15 @@ class LogTail:
                 for record in batch.records
                 if isinstance(record, TopicRemoved)
             )
-            vanishing = self._vanishing(batch.records)
+            removed_partitions = self._removed_partitions(batch.records)
             for record in batch.records:
                 committed.apply(record)
             committed.version = batch.version
             if batch.records:
-                actions.append(self._publication(batch, removed, vanishing))
+                actions.append(self._publication(batch, removed, removed_partitions))
         return actions + self._respond_ready()
 
-    def _vanishing(self, records: tuple[Record, ...]) -> tuple[tuple[TopicState, int], ...]:
+    def _removed_partitions(self, records: tuple[Record, ...]) -> tuple[tuple[TopicState, int], ...]:
         topics, ids = self.committed.topics, self.committed.topics_by_id
         return tuple(
             (topics[ids[record.topic_id]], record.partition_count)
@@ -159,7 +159,7 @@ class LogTail:
         )
 
     def _publication(
-        self, batch: Batch, removed: tuple[TopicState, ...], vanishing: tuple[tuple[TopicState, int], ...]
+        self, batch: Batch, removed: tuple[TopicState, ...], removed_partitions: tuple[tuple[TopicState, int], ...]
     ) -> Publish:
         topic_names: dict[str, None] = {}
         changed_indexes: dict[str, dict[int, None]] = {}  # topic -> its changed partitions
@@ -219,7 +219,7 @@ class LogTail:
                 for name, indexes in changed_indexes.items()
                 if name not in changed_as_a_whole
             )
-            if self._quorum
+            if self._has_quorum
             else ()
         )
         return Publish(
@@ -232,7 +232,7 @@ class LogTail:
             quotas_changed,
             features_changed,
             changed_partitions,
-            vanishing,
+            removed_partitions,
             tuple(AclCreated(acl_id, acls[acl_id]) for acl_id in acl_ids if acl_id in acls),
             tuple(acl_id for acl_id in acl_ids if acl_id not in acls),
             tuple(credentials[key] for key in credential_keys if key in credentials),
@@ -262,32 +262,32 @@ class LogTail:
             self.tail.version = batch.version
         version = self.tail.version
         self._acls_version = min(self._acls_version, version)
-        failed = [waiting for waiting in self._waiting if waiting.version > version]
-        self._waiting = [waiting for waiting in self._waiting if waiting.version <= version]
+        failed = [waiting for waiting in self._waiting_responses if waiting.version > version]
+        self._waiting_responses = [waiting for waiting in self._waiting_responses if waiting.version <= version]
         return [
             Reply(waiting.client, messages.Response(waiting.response.request_id, error, reason)) for waiting in failed
         ]
 
     def _respond_ready(self) -> list[Action]:
-        ready: list[Waiting] = []
-        waiting: list[Waiting] = []
-        for entry in self._waiting:
+        ready: list[WaitingResponse] = []
+        waiting: list[WaitingResponse] = []
+        for entry in self._waiting_responses:
             done = entry.version <= self.committed.version and (
                 not entry.needs_apply or entry.version <= self._applied_version
             )
             (ready if done else waiting).append(entry)
-        self._waiting = waiting
+        self._waiting_responses = waiting
         return [self._reply(entry) for entry in ready] + self._respond_to_peers()
 
     def _respond_to_peers(self) -> list[Action]:
         version = self.committed.version
         ready: list[Action] = [
-            SendPeer(entry.node_id, entry.message) for entry in self._waiting_peers if entry.version <= version
+            SendPeer(entry.node_id, entry.message) for entry in self._waiting_peer_responses if entry.version <= version
         ]
         if ready:
-            self._waiting_peers = [entry for entry in self._waiting_peers if entry.version > version]
+            self._waiting_peer_responses = [entry for entry in self._waiting_peer_responses if entry.version > version]
         return ready
 
-    def _reply(self, entry: Waiting) -> Reply:
+    def _reply(self, entry: WaitingResponse) -> Reply:
         topic = self.committed.topics.get(entry.topic_name) if entry.topic_name is not None else None
         return Reply(entry.client, entry.response, topic)

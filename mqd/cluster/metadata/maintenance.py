@@ -80,7 +80,7 @@ class Maintenance:
         self._options = options
         self.sessions = BrokerSessions(options.session_ms)
         self.proposals = Proposals()
-        self._reported: dict[int, tuple[Directory, ...]] = {}  # node id -> its directories as last reported
+        self._reported_directories: dict[int, tuple[Directory, ...]] = {}  # node id -> its directories as last reported
         self._applied_versions: dict[int, int] = {}  # node id -> metadata version applied there
         self._shutdowns: dict[int, Shutdown] = {}
         self._last_heartbeat_ms: dict[int, int] = {}  # node id -> time of its last heartbeat, fenced or not
@@ -153,7 +153,7 @@ class Maintenance:
         return cannot_serve
 
     def directories(self, state: MetadataState) -> Directories:
-        return Directories(state, self._reported)
+        return Directories(state, self._reported_directories)
 
     def _advance_retirements(self, state: MetadataState, now_ms: int) -> list[Record]:
         records: list[Record] = []

@@ -9,8 +9,8 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     # broker.session.timeout.ms: a broker that is silent for this long is fenced
     session_ms: int = 6_000
     heartbeat_ms: int = 1_000  # broker.heartbeat.interval.ms
-    # The lease of a broker, as a fraction of its session. It is counted from the sending of a
-    # heartbeat that got a response, so that the lease ends before the broker is fenced.
+    # The lease of a broker, as a fraction of its session. It starts when the broker sends a heartbeat
+    # that then gets a response, so it ends before the broker is fenced.
     lease_share: float = 0.75
     # delay before a lost host's replicas are placed elsewhere; -1 = never
     replication_delay_ms: int = 600_000

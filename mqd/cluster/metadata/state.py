@@ -16,8 +16,8 @@ Invariants (check())
     P8  a replica that came back after an unclean restart is neither in sync nor eligible while it is
         last known eligible
     P10 if no replica is in sync or eligible, at least one is last known eligible
-    S6  `removed_topic_ids` has the ids of removed topics, the newest
-        REMOVED_COUNT_MAX in order of removal
+    S6  `removed_topic_ids` has the ids of the topics that were removed last, at most
+        REMOVED_TOPIC_IDS_MAX, in order of removal
     S7  acls and acl_ids have the same rules; acl_bytes is the size of their texts
 """
 
@@ -66,7 +66,7 @@ from mqd.security.acl import AclBinding
 
 # Ids of removed topics that are kept. A worker that was down deletes the files of these topics, and sets
 # aside the files of other unknown topics.
-REMOVED_COUNT_MAX = 4096
+REMOVED_TOPIC_IDS_MAX = 4096
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
@@ -111,28 +111,30 @@ def _add(counts: dict, key: object, step: int) -> None:
 def apply_change(old: PartitionState, change: PartitionChange) -> PartitionState:
     """The partition after the change; defined once for the state and the rules."""
 
-    def kept(new, before):
+    def new_or_old(new, before):
         return before if new is None else new
 
-    removing = kept(change.removing_replicas, old.removing_replicas)
+    removing = new_or_old(change.removing_replicas, old.removing_replicas)
     # a controller of an older version does not clear superseded_replicas when it ends a reassignment
-    superseded = tuple(node for node in kept(change.superseded_replicas, old.superseded_replicas) if node in removing)
+    superseded = tuple(
+        node for node in new_or_old(change.superseded_replicas, old.superseded_replicas) if node in removing
+    )
     return PartitionState(
         index=old.index,
-        replicas=kept(change.replicas, old.replicas),
-        directories=kept(change.directories, old.directories),
-        in_sync_replicas=kept(change.in_sync_replicas, old.in_sync_replicas),
-        leader=kept(change.leader, old.leader),
+        replicas=new_or_old(change.replicas, old.replicas),
+        directories=new_or_old(change.directories, old.directories),
+        in_sync_replicas=new_or_old(change.in_sync_replicas, old.in_sync_replicas),
+        leader=new_or_old(change.leader, old.leader),
         leader_epoch=old.leader_epoch + change.new_epoch,
         partition_epoch=old.partition_epoch + 1,
-        adding_replicas=kept(change.adding_replicas, old.adding_replicas),
+        adding_replicas=new_or_old(change.adding_replicas, old.adding_replicas),
         removing_replicas=removing,
-        eligible_leader_replicas=kept(change.eligible_leader_replicas, old.eligible_leader_replicas),
-        last_known_eligible=kept(change.last_known_eligible, old.last_known_eligible),
-        recovering=kept(change.recovering, old.recovering),
-        retiring=kept(change.retiring, old.retiring),
-        redirect=kept(change.redirect, old.redirect),
-        replacing=kept(change.replacing, old.replacing),
+        eligible_leader_replicas=new_or_old(change.eligible_leader_replicas, old.eligible_leader_replicas),
+        last_known_eligible=new_or_old(change.last_known_eligible, old.last_known_eligible),
+        recovering=new_or_old(change.recovering, old.recovering),
+        retiring=new_or_old(change.retiring, old.retiring),
+        redirect=new_or_old(change.redirect, old.redirect),
+        replacing=new_or_old(change.replacing, old.replacing),
         superseded_replicas=superseded,
     )
 
@@ -263,7 +265,7 @@ class MetadataState:
         del self.topics[topic.name], self.topics_by_id[topic.topic_id], self.collisions[collision_key(topic.name)]
         self._count_replicas(topic.partitions, -1)
         self.removed_topic_ids[topic.topic_id] = None
-        if len(self.removed_topic_ids) > REMOVED_COUNT_MAX:
+        if len(self.removed_topic_ids) > REMOVED_TOPIC_IDS_MAX:
             del self.removed_topic_ids[next(iter(self.removed_topic_ids))]
 
     def _on_topic_configured(self, record: TopicConfigured) -> None:
@@ -468,7 +470,7 @@ class MetadataState:
             assert not (broker.fenced and broker.in_controlled_shutdown), "P7"
         assert (
             self.removed_topic_ids.keys().isdisjoint(self.topics_by_id)
-            and len(self.removed_topic_ids) <= REMOVED_COUNT_MAX
+            and len(self.removed_topic_ids) <= REMOVED_TOPIC_IDS_MAX
         ), "S6"
         assert {binding: acl_id for acl_id, binding in self.acls.items()} == self.acl_ids, "S7"
         assert self.acl_bytes == sum(map(acl_bytes, self.acl_ids)), "S7"

@@ -48,7 +48,7 @@ def test_proposals_of_a_stopped_controller_may_still_be_committed(world: World) 
 
 def test_a_response_to_a_change_is_never_dropped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """No broker repeats a change, so its client would wait for its timeout."""
-    monkeypatch.setattr(metadata_core, "PEERS_WAITING_MAX", 2)
+    monkeypatch.setattr(metadata_core, "PEER_RESPONSES_WAITING_MAX", 2)
     core, now_ms = world.hosts[world.active].core, world.now_ms
     epoch = world.unlogged.brokers[2].epoch
 

@@ -257,7 +257,9 @@ class Growing:
         """Returns the replicas afterwards; free space as in disks()."""
         for node in self.state.brokers:
             bytes_free = free.get(f"h{node}", 1024 * MIB)
-            self.active.note_directories(node, [Directory(f"d{node}", "/d", max(0, bytes_free), bytes_free >= 0)])
+            self.active.set_reported_directories(
+                node, [Directory(f"d{node}", "/d", max(0, bytes_free), bytes_free >= 0)]
+            )
         for record in self.active._grow_internal_topics(self.state, now_ms):
             self.state.apply(record)
         self.state.check()

@@ -137,4 +137,4 @@ def test_a_reassignment_keeps_as_many_replicas(spared: World) -> None:
     response = spared.send_request(
         messages.AlterReassignments([messages.PartitionReassignment("t", 0, [2])], allow_replication_factor_change=True)
     )
-    assert "acks.replicas=2, more than 1 replica(s)" in str(response)
+    assert "acks.replicas=2, but would have only 1 replica(s)" in str(response)

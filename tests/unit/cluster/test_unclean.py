@@ -59,7 +59,7 @@ class Controller:
             self.active.sessions.on_heartbeat(node, self.now_ms)
 
     def reports(self, node: int, **directories: bool) -> None:
-        self.active.note_directories(
+        self.active.set_reported_directories(
             node,
             [
                 broker_messages.DirectoryReport(name, f"/{name}", 1 << 40 if usable else 0, usable)

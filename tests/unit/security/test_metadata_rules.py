@@ -11,7 +11,7 @@ from mqd.acceptor.metadata import Metadata
 from mqd.cluster.host import core as host_core
 from mqd.cluster.host import messages
 from mqd.cluster.metadata import features, limits
-from mqd.cluster.metadata.core import NOT_FOR_WORKERS, Committed, MetadataCore, Publish
+from mqd.cluster.metadata.core import RECORDS_NOT_FOR_WORKERS, Committed, MetadataCore, Publish
 from mqd.cluster.metadata.records import (
     AclCreated,
     AclRemoved,
@@ -273,7 +273,9 @@ def test_a_batch_that_removes_what_it_created_leaves_nothing() -> None:
 
 
 def test_changes_that_workers_need_not_apply() -> None:
-    assert {ScramCredentialSet, ScramCredentialRemoved} <= set(NOT_FOR_WORKERS) and AclCreated not in NOT_FOR_WORKERS
+    assert {ScramCredentialSet, ScramCredentialRemoved} <= set(
+        RECORDS_NOT_FOR_WORKERS
+    ) and AclCreated not in RECORDS_NOT_FOR_WORKERS
 
 
 # -- planted bugs ----------------------------------------------------------------------------------

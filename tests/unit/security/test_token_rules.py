@@ -109,7 +109,7 @@ def test_the_image_can_hold_the_maximum() -> None:
 
 
 def test_expired_tokens_are_removed_by_the_active_controller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "EXPIRED_MAX", 2)
+    monkeypatch.setattr(tokens, "REMOVALS_PER_BATCH_MAX", 2)
     world = World()
     world.settle()
     response = world.send_request(messages.CreateDelegationToken(token()))

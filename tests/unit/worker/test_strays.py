@@ -141,7 +141,7 @@ def test_the_file_that_identifies_the_partition_is_deleted_last(tmp_path: Path):
 
 
 def test_the_metadata_remembers_the_newest_removed_topics(monkeypatch):
-    monkeypatch.setattr(metadata_state, "REMOVED_COUNT_MAX", 3)
+    monkeypatch.setattr(metadata_state, "REMOVED_TOPIC_IDS_MAX", 3)
     state = MetadataState()
     for number in range(5):
         one = PartitionState(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mqd.acceptor.broker import Broker
 from mqd.base.config import BROKER, CLIENT_METRICS, GROUP, TOPIC, Property, property_of, topic_effective
 from mqd.base.listeners import override_of
-from mqd.cluster.metadata.rules.partitions import DEFAULT as FOLLOWS_REPLICAS
+from mqd.cluster.metadata.rules.partitions import COMPUTED as FOLLOWS_REPLICAS
 from mqd.cluster.metadata.rules.partitions import MIN_IN_SYNC, effective_min_in_sync
 
 TOPIC_DYNAMIC, BROKER_DYNAMIC, BROKER_DYNAMIC_DEFAULT, BROKER_STATIC, DEFAULT = 1, 2, 3, 4, 5

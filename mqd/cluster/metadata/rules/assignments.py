@@ -10,7 +10,7 @@ from mqd.cluster.metadata.limits import check_image, check_replicas
 from mqd.cluster.metadata.records import PartitionState
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.configs import ConfigRules
-from mqd.cluster.metadata.rules.partitions import DEFAULT, default_replication_factor
+from mqd.cluster.metadata.rules.partitions import COMPUTED, default_replication_factor
 from mqd.cluster.metadata.rules.placement import Directories, Loads, choose_replicas, replica_limits
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
 from mqd.cluster.metadata.view import View
@@ -97,7 +97,7 @@ def automatic_assignments(
         count = rules.broker_number("num.partitions", config)
     if factor == -1:
         factor = rules.broker_number("default.replication.factor", config)
-    if factor == DEFAULT:
+    if factor == COMPUTED:
         factor = default_replication_factor(context.directories.usable_host_count(context.view.nodes()))
     check_replicas(factor)
     return spread(state, count, factor, context, change.name in INTERNAL_TOPICS)

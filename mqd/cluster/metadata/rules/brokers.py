@@ -9,7 +9,7 @@ proves that the old one is dead (a live keeper locks the directory), so the old 
 replaced in one batch. A new incarnation with another directory must wait until the old one is fenced.
 After an unclean start the broker is removed from the eligible replicas of its partitions, because it
 may have lost records. Partitions that acknowledge only flushed records (flush.on.ack) are an
-exception: they lose acknowledged records only with the disk. Without the exception a power cut of all
+exception: they lose acknowledged records only if the disk is lost. Without the exception a power cut of all
 hosts would leave no eligible leader.
 """
 
@@ -306,12 +306,12 @@ def begin_shutdown(state: MetadataState, node: int) -> list[Record]:
 
 
 def _would_refuse_acks_all(
-    topic: TopicState, partition: PartitionState, view: View, recently_heard: frozenset[int]
+    topic: TopicState, partition: PartitionState, view: View, recently_alive: frozenset[int]
 ) -> bool:
     """Whether acks=all would be refused without this broker, while another replica may soon be in sync."""
     minimum = effective_min_in_sync(view.configured_min(topic), len(partition.replicas), len(partition.adding_replicas))
     return len(partition.in_sync_replicas) == minimum and any(
-        other in recently_heard for other in partition.replicas if other not in partition.in_sync_replicas
+        other in recently_alive for other in partition.replicas if other not in partition.in_sync_replicas
     )
 
 
@@ -319,13 +319,13 @@ def move_away(
     state: MetadataState,
     node: int,
     moves_max: int,
-    recently_heard: frozenset[int] = frozenset(),
+    recently_alive: frozenset[int] = frozenset(),
     cannot_serve: CannotServe = assume_served,
 ) -> tuple[list[Record], bool]:
     """Returns (changes of at most `moves_max` partitions, whether no more are needed). The broker
     gives up its leaderships and leaves the in-sync sets, so that no leader waits for it when it
     ends. Partitions that no other replica can lead stay as they are. A partition with just enough
-    replicas in sync must wait while another of its replicas is on a broker in `recently_heard`
+    replicas in sync must wait while another of its replicas is on a broker in `recently_alive`
     (brokers that have sent a heartbeat recently), because that replica may soon be in sync.
     """
     view = View(state, cannot_serve=cannot_serve)
@@ -337,7 +337,7 @@ def move_away(
                 other != node and view.may_take_over(topic, partition, other) for other in partition.in_sync_replicas
             ):
                 continue
-            if _would_refuse_acks_all(topic, partition, view, recently_heard) or len(targets) == moves_max:
+            if _would_refuse_acks_all(topic, partition, view, recently_alive) or len(targets) == moves_max:
                 done = False
                 continue
             target = Target(partition)

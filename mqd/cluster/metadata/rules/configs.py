@@ -83,7 +83,7 @@ class ConfigRules:
             return CLIENT_METRICS[name].default
         return broker.get(name, tables.property_of(BROKER, name).default)
 
-    def built_in(self, name: str) -> str:
+    def built_in_default(self, name: str) -> str:
         """The default of a broker's property; "" = none."""
         return tables.property_of(BROKER, name).default or ""
 

@@ -6,7 +6,7 @@ the members fetched. If one of them differs from the metadata, the proposal is r
 a copy that arrives after a refusal or after a newer proposal has a sequence that was already handled,
 and gets the old response or OPERATION_NOT_ATTEMPTED.
 
-Handled proposals are remembered for one controller epoch only: a proposal is addressed to one
+HandledProposal proposals are remembered for one controller epoch only: a proposal is addressed to one
 controller epoch, and refused in any other.
 """
 
@@ -22,7 +22,7 @@ from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
 
-class Handled(NamedTuple):
+class HandledProposal(NamedTuple):
     """A partition's newest decided proposal."""
 
     broker_epoch: int
@@ -36,7 +36,7 @@ class Proposals:
     """The handled proposals (R6b), at most one per partition."""
 
     def __init__(self) -> None:
-        self._handled: dict[tuple[bytes, int], Handled] = {}
+        self._handled: dict[tuple[bytes, int], HandledProposal] = {}
 
     def decide(
         self, view: View, node_id: int, broker_epoch: int, proposal: InSyncProposal
@@ -79,7 +79,7 @@ class Proposals:
         result = _result_after(proposal, error, partition, change)
         # leader epoch first: the leader of a later epoch may have a lower broker epoch
         if handled is None or (handled.leader_epoch, handled.broker_epoch) <= (proposal.leader_epoch, broker_epoch):
-            self._handled[key] = Handled(
+            self._handled[key] = HandledProposal(
                 broker_epoch, proposal.leader_epoch, proposal.sequence, result, view.state.version
             )
         return result, None if change is None else (topic, change)
@@ -106,7 +106,7 @@ class Proposals:
                 self._handled[key] = handled._replace(result=result)
 
 
-def _is_comparable(handled: Handled, broker_epoch: int, proposal: InSyncProposal) -> bool:
+def _is_comparable(handled: HandledProposal, broker_epoch: int, proposal: InSyncProposal) -> bool:
     """R6b: whether both sequences are from the same leader in the same epochs."""
     return (handled.broker_epoch, handled.leader_epoch) == (broker_epoch, proposal.leader_epoch)
 
@@ -129,7 +129,7 @@ def _stale_error(
     return 0
 
 
-def _fetched_as_registered(member: BrokerState, epoch: int) -> bool:
+def _has_not_restarted(member: BrokerState, epoch: int) -> bool:
     """KIP-903: whether the member has not restarted since the fetches that the leader counted."""
     return member.epoch == epoch
 
@@ -157,7 +157,7 @@ def _refusal_error(
             or (node not in partition.in_sync_replicas and not view.may_lead(node))
         ):
             return ErrorCode.INELIGIBLE_REPLICA
-        if not _fetched_as_registered(member, epoch):
+        if not _has_not_restarted(member, epoch):
             return ErrorCode.INELIGIBLE_REPLICA
     return 0
 
@@ -171,7 +171,7 @@ def _result(proposal: InSyncProposal, error: int) -> InSyncResult:
 def _result_after(
     proposal: InSyncProposal, error: int, partition: PartitionState, change: PartitionChange | None
 ) -> InSyncResult:
-    def kept(new, before):
+    def new_or_old(new, before):
         return before if new is None else new
 
     return InSyncResult(
@@ -179,11 +179,13 @@ def _result_after(
         index=proposal.index,
         sequence=proposal.sequence,
         error=int(error),
-        leader=partition.leader if change is None else kept(change.leader, partition.leader),
+        leader=partition.leader if change is None else new_or_old(change.leader, partition.leader),
         leader_epoch=partition.leader_epoch + (change is not None and change.new_epoch),
         partition_epoch=partition.partition_epoch + (change is not None),
         in_sync_replicas=list(
-            partition.in_sync_replicas if change is None else kept(change.in_sync_replicas, partition.in_sync_replicas)
+            partition.in_sync_replicas
+            if change is None
+            else new_or_old(change.in_sync_replicas, partition.in_sync_replicas)
         ),
         proposed_in=proposal.leader_epoch,
     )

@@ -22,8 +22,8 @@ from mqd.cluster.metadata.records import PartitionChange, PartitionState
 
 MIN_IN_SYNC = "min.insync.replicas"
 ACKS_REPLICAS = "acks.replicas"
-# value of min.insync.replicas or default.replication.factor: use the number of replicas or hosts
-DEFAULT = -1
+# value of min.insync.replicas or default.replication.factor: computed from the number of replicas or hosts
+COMPUTED = -1
 REPLICAS_DEFAULT = 3
 ONLINE, PREFERRED, UNCLEAN = "online", "preferred", "unclean"
 
@@ -33,15 +33,15 @@ def default_replication_factor(host_count: int) -> int:
 
 
 def configured_min_in_sync(topic_config: Mapping[str, str], broker_default: Mapping[str, str]) -> int:
-    """The setting of the topic, else that of all brokers in the metadata log, else DEFAULT; at least
+    """The setting of the topic, else that of all brokers in the metadata log, else COMPUTED; at least
     acks.replicas.
     """
-    configured = int(topic_config.get(MIN_IN_SYNC) or broker_default.get(MIN_IN_SYNC) or DEFAULT)
-    return max(configured, acks_replicas(topic_config) or DEFAULT)
+    configured = int(topic_config.get(MIN_IN_SYNC) or broker_default.get(MIN_IN_SYNC) or COMPUTED)
+    return max(configured, acks_replicas(topic_config) or COMPUTED)
 
 
 def acks_replicas(topic_config: Mapping[str, str]) -> int:
-    """acks.replicas, the size at which the in-sync set is kept (R7b); 0: all replicas."""
+    """acks.replicas, the number of replicas that are kept in sync (R7b); 0: all."""
     return int(topic_config.get(ACKS_REPLICAS) or 0)
 
 
@@ -50,7 +50,7 @@ def effective_min_in_sync(configured: int, replica_count: int, adding_count: int
     reassignment is still adding, so that a growing partition accepts records in the meantime.
     """
     count = max(1, replica_count - adding_count)
-    return min(2, count) if configured == DEFAULT else min(max(1, configured), count)
+    return min(2, count) if configured == COMPUTED else min(max(1, configured), count)
 
 
 class Target:

@@ -15,10 +15,10 @@ from mqd import native
 from mqd.base.config import broker_number
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, TopicState
 
-# A log directory is treated as full if it has less than 1/FULL_SHARE of the largest free space on any host.
-FULL_SHARE = 100
-# A log directory with less than 1/ROOMY_SHARE of the largest free space on its own host is avoided.
-ROOMY_SHARE = 10
+# A log directory is treated as full if it has less than 1/FULL_DIVISOR of the largest free space on any host.
+FULL_DIVISOR = 100
+# A log directory with less than 1/ROOMY_DIVISOR of the largest free space on its own host is avoided.
+ROOMY_DIVISOR = 10
 BALANCE_MOVES_MAX = 2_000
 # Slots of each host reserved for internal topics: without them a host full of partitions could not
 # serve groups and transactions.
@@ -74,28 +74,34 @@ class Loads:
         self.full = frozenset(full)
         self.fenced = frozenset(fenced)
         self.racks = {node: state.brokers[node].rack for node in nodes}
-        self.replicas = dict.fromkeys(nodes, 0)
+        self.replica_counts = dict.fromkeys(nodes, 0)
         for (node, _), count in state.partition_counts.items():
-            if node in self.replicas:
-                self.replicas[node] += count
-        self.leaders = {node: state.preferred_counts.get(node, 0) for node in nodes}
+            if node in self.replica_counts:
+                self.replica_counts[node] += count
+        self.leader_counts = {node: state.preferred_counts.get(node, 0) for node in nodes}
 
     def add(self, replicas: Sequence[int]) -> None:
         for node in replicas:
-            if node in self.replicas:
-                self.replicas[node] += 1
-        if replicas and replicas[0] in self.leaders:
-            self.leaders[replicas[0]] += 1
+            if node in self.replica_counts:
+                self.replica_counts[node] += 1
+        if replicas and replicas[0] in self.leader_counts:
+            self.leader_counts[replicas[0]] += 1
 
 
 def choose_replicas(loads: Loads, factor: int) -> tuple[int, ...] | None:
     """Returns the replicas of one new partition, leader first, and adds them to the loads. None = fewer
     than `factor` hosts have room.
     """
-    free = [node for node in loads.nodes if loads.replicas[node] < loads.limits[node]]
+    free = [node for node in loads.nodes if loads.replica_counts[node] < loads.limits[node]]
     first = min(
         free,
-        key=lambda node: (node in loads.fenced, node in loads.full, loads.leaders[node], loads.replicas[node], node),
+        key=lambda node: (
+            node in loads.fenced,
+            node in loads.full,
+            loads.leader_counts[node],
+            loads.replica_counts[node],
+            node,
+        ),
         default=-1,
     )
     replicas = [first]
@@ -115,7 +121,7 @@ def choose_additional_host(loads: Loads, others: Sequence[int]) -> int:
     for node in others:
         rack = loads.racks.get(node)
         rack_counts[rack] = rack_counts.get(rack, 0) + 1
-    free = [node for node in loads.nodes if node not in others and loads.replicas[node] < loads.limits[node]]
+    free = [node for node in loads.nodes if node not in others and loads.replica_counts[node] < loads.limits[node]]
     if not free:
         return -1
     return min(
@@ -124,8 +130,8 @@ def choose_additional_host(loads: Loads, others: Sequence[int]) -> int:
             node in loads.fenced,
             node in loads.full,
             rack_counts.get(loads.racks[node], 0),
-            loads.replicas[node],
-            loads.leaders[node],
+            loads.replica_counts[node],
+            loads.leader_counts[node],
             node,
         ),
     )
@@ -141,7 +147,7 @@ def choose_directory(directories: Sequence[Directory], counts: Mapping[str, int]
     if not usable:
         return None
     largest = max(directory.free_bytes for directory in usable)
-    roomy = [directory for directory in usable if directory.free_bytes * ROOMY_SHARE >= largest]
+    roomy = [directory for directory in usable if directory.free_bytes * ROOMY_DIVISOR >= largest]
     return min(
         roomy, key=lambda directory: (counts.get(directory.directory_id, 0), -directory.free_bytes, directory.path)
     ).directory_id
@@ -193,7 +199,7 @@ class Directories:
         reserve = broker_number(self._state.broker_config(node), "log.dirs.free.bytes.min")
         # the host accepts records again above this much free space (mqd.log.space)
         resume_bytes = reserve + reserve // 4
-        return max(resume_bytes if resume_bytes <= self._largest else 0, -(-self._largest // FULL_SHARE))
+        return max(resume_bytes if resume_bytes <= self._largest else 0, -(-self._largest // FULL_DIVISOR))
 
     def of_host(self, node: int) -> Sequence[Directory]:
         reported = self._reported.get(node)
@@ -279,7 +285,7 @@ def plan_balance(
     ]
 
 
-def _rack_cost(loads: Loads, replicas: Sequence[int]) -> int:
+def _repeated_rack_count(loads: Loads, replicas: Sequence[int]) -> int:
     racks = [loads.racks.get(node) for node in replicas]
     return len(racks) - len(set(racks))
 
@@ -299,12 +305,12 @@ def _even_out(
         return 0
     while count_before < count < moves_max:
         count_before = count
-        for source in sorted(loads.nodes, key=lambda node: (-loads.replicas[node], node)):
+        for source in sorted(loads.nodes, key=lambda node: (-loads.replica_counts[node], node)):
             kept: list[tuple[str, int]] = []
             keys = keys_by_host[source]
             while keys and count < moves_max:
-                destination = min(candidates, key=lambda node: (loads.replicas[node], node))
-                if loads.replicas[source] - loads.replicas[destination] < 2:
+                destination = min(candidates, key=lambda node: (loads.replica_counts[node], node))
+                if loads.replica_counts[source] - loads.replica_counts[destination] < 2:
                     break
                 key = keys.pop()
                 receiver = (
@@ -327,9 +333,9 @@ def _least_loaded(loads: Loads, candidates: Sequence[int], replicas: tuple[int, 
     suitable = [
         node
         for node in candidates
-        if loads.replicas[source] - loads.replicas[node] >= 2 and _may_move(loads, replicas, source, node)
+        if loads.replica_counts[source] - loads.replica_counts[node] >= 2 and _may_move(loads, replicas, source, node)
     ]
-    return min(suitable, key=lambda node: (loads.replicas[node], node), default=-1)
+    return min(suitable, key=lambda node: (loads.replica_counts[node], node), default=-1)
 
 
 def _move_replica(
@@ -337,43 +343,43 @@ def _move_replica(
 ) -> None:
     before = targets[key]
     targets[key] = tuple(destination if node == source else node for node in before)
-    loads.replicas[source] -= 1
-    loads.replicas[destination] += 1
+    loads.replica_counts[source] -= 1
+    loads.replica_counts[destination] += 1
     if before[0] == source:
-        loads.leaders[source] -= 1
-        loads.leaders[destination] += 1
+        loads.leader_counts[source] -= 1
+        loads.leader_counts[destination] += 1
 
 
 def _may_move(loads: Loads, replicas: tuple[int, ...], source: int, destination: int) -> bool:
     if destination in replicas:
         return False
-    return _rack_cost(loads, [destination if node == source else node for node in replicas]) <= _rack_cost(
-        loads, replicas
-    )
+    return _repeated_rack_count(
+        loads, [destination if node == source else node for node in replicas]
+    ) <= _repeated_rack_count(loads, replicas)
 
 
 def _even_out_leaders(loads: Loads, targets: dict[tuple[str, int], tuple[int, ...]], moves_max: int) -> None:
     """Moves leaderships from hosts that lead more than the average to those that lead less, each at most
     once.
     """
-    average = sum(loads.leaders.values()) / len(loads.leaders)
+    average = sum(loads.leader_counts.values()) / len(loads.leader_counts)
     count = 0
     for key, replicas in targets.items():
         if count >= moves_max:
             return
         first = replicas[0]
         best = min(
-            (node for node in replicas if node in loads.leaders),
-            key=lambda node: (loads.leaders[node], node),
+            (node for node in replicas if node in loads.leader_counts),
+            key=lambda node: (loads.leader_counts[node], node),
             default=first,
         )
         if (
-            first in loads.leaders
-            and loads.leaders[first] >= average + 1
-            and loads.leaders[best] < average
+            first in loads.leader_counts
+            and loads.leader_counts[first] >= average + 1
+            and loads.leader_counts[best] < average
             and best != first
         ):
             count += 1
             targets[key] = (best, *(node for node in replicas if node != best))
-            loads.leaders[first] -= 1
-            loads.leaders[best] += 1
+            loads.leader_counts[first] -= 1
+            loads.leader_counts[best] += 1

@@ -27,18 +27,18 @@ CHANGES_MAX = 100_000  # rules, or filters, in one request
 COMPARISONS_MAX = 1_000_000  # these take a second or two, which is within the controller's lease
 USER_BYTES_MAX = 255
 SCRAM_MECHANISMS = frozenset(scram.NUMBERS.values())
-_Decided = tuple[messages.Response, str | None, list[Record]]
+_Decision = tuple[messages.Response, str | None, list[Record]]
 
 
 def create_acls(state: MetadataState, change: messages.CreateAcls, new_id: Callable[[], bytes]) -> list[Record]:
     bindings = [binding for binding in dict.fromkeys(change.bindings) if binding not in state.acl_ids]
     for binding in bindings:
-        _check(binding)
+        _check_binding(binding)
     check_acls(state, bindings)
     return [AclCreated(new_id(), binding) for binding in bindings]
 
 
-def _check(binding: AclBinding) -> None:
+def _check_binding(binding: AclBinding) -> None:
     """Refuses rules that are invalid in any state, independently of the acceptor's check."""
     if (
         binding.resource_type not in ResourceType.__members__.values()
@@ -52,7 +52,7 @@ def _check(binding: AclBinding) -> None:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"This is not a valid rule: {binding}.")
 
 
-def delete_acls(state: MetadataState, change: messages.DeleteAcls, request_id: int) -> _Decided:
+def delete_acls(state: MetadataState, change: messages.DeleteAcls, request_id: int) -> _Decision:
     if len(change.filters) > CHANGES_MAX:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"At most {CHANGES_MAX} filters in one request.")
     only_matches = [acl_filter.only_match() for acl_filter in change.filters]
@@ -74,7 +74,7 @@ def delete_acls(state: MetadataState, change: messages.DeleteAcls, request_id: i
     return messages.Response(request_id, 0, removed_acls=removed), None, list(records.values())
 
 
-def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCredentials, request_id: int) -> _Decided:
+def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCredentials, request_id: int) -> _Decision:
     """If one change of a user has an error, none of that user's changes is made. Returns the results as
     in Kafka: one for each change that is made, one for each user with an error.
     """
@@ -142,7 +142,7 @@ def _credential_error(credential: ScramCredential) -> _Error | None:
     if credential.iterations > scram.ITERATIONS_MAX:
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations"
     if len(credential.user.encode()) > USER_BYTES_MAX:
-        return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"A user's name has at most {USER_BYTES_MAX} bytes"
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"A user's name must have at most {USER_BYTES_MAX} bytes"
     if max(map(len, (credential.salt, credential.stored_key, credential.server_key))) > USER_BYTES_MAX:
-        return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"A salt or key has at most {USER_BYTES_MAX} bytes"
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"A salt or key must have at most {USER_BYTES_MAX} bytes"
     return None

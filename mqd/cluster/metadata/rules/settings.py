@@ -55,7 +55,9 @@ def checked_entity(entity: list[tuple[str, str | None]]) -> Entity:
         if name == "":
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Empty {kind} not supported")
         if name is not None and len(name.encode()) > ENTITY_NAME_BYTES_MAX:
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"The name of a {kind} has at most {ENTITY_NAME_BYTES_MAX} bytes")
+            raise Refusal(
+                ErrorCode.INVALID_REQUEST, f"The name of a {kind} must have at most {ENTITY_NAME_BYTES_MAX} bytes"
+            )
     if IP in types:
         _check_ip(entity)
     return tuple(sorted(entity, key=lambda pair: pair[0]))

@@ -51,8 +51,8 @@ def check_reassigned(name: str, config: Mapping[str, str], replica_count: int) -
     if replica_count < acks_replicas(config):
         raise Refusal(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"{name} has {ACKS_REPLICAS}={acks_replicas(config)}, more than {replica_count} replica(s);"
-            " change that first.",
+            f"{name} has {ACKS_REPLICAS}={acks_replicas(config)}, but would have only {replica_count} replica(s);"
+            f" lower {ACKS_REPLICAS} first.",
         )
 
 

@@ -17,7 +17,7 @@ from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
-EXPIRED_MAX = 1000  # tokens removed in one batch
+REMOVALS_PER_BATCH_MAX = 1000  # tokens removed in one batch
 
 
 def is_expired(token: DelegationToken, now_ms: int) -> bool:
@@ -28,7 +28,7 @@ def create(state: MetadataState, token: DelegationToken) -> list[Record]:
     names = (token.owner, token.requester, *token.renewers)
     if sum(len(name.encode()) for name in names) > TOKEN_BYTES_MAX:
         raise Refusal(
-            ErrorCode.INVALID_REQUEST, f"Owner and renewers of a token have at most {TOKEN_BYTES_MAX} bytes together."
+            ErrorCode.INVALID_REQUEST, f"The principals in a token must have at most {TOKEN_BYTES_MAX} bytes in total."
         )
     if not token.token_id or token.token_id in state.delegation_tokens:
         raise Refusal(ErrorCode.INVALID_REQUEST, "A new token needs an id that no other token has.")
@@ -73,6 +73,6 @@ def set_expiry(
 
 
 def remove_expired(state: MetadataState, now_ms: int) -> list[Record]:
-    """Removes expired tokens, at most EXPIRED_MAX."""
+    """Removes expired tokens, at most REMOVALS_PER_BATCH_MAX."""
     expired_ids = (token.token_id for token in state.delegation_tokens.values() if is_expired(token, now_ms))
-    return [DelegationTokenRemoved(token_id) for _, token_id in zip(range(EXPIRED_MAX), expired_ids)]
+    return [DelegationTokenRemoved(token_id) for _, token_id in zip(range(REMOVALS_PER_BATCH_MAX), expired_ids)]

@@ -156,7 +156,7 @@ def _store_min_in_sync(
     if MIN_IN_SYNC in config or MIN_IN_SYNC in state.broker_configs.get("", {}):
         return
     value = rules.broker_number(MIN_IN_SYNC, {})
-    if value != int(rules.built_in(MIN_IN_SYNC)):
+    if value != int(rules.built_in_default(MIN_IN_SYNC)):
         config[MIN_IN_SYNC] = str(value)
     elif replica_count == 2 and name not in INTERNAL_TOPICS:
         config[MIN_IN_SYNC] = "1"
@@ -214,7 +214,7 @@ def delete_topic(
     if topic_id is None or topic_id not in state.topics_by_id:
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
     _check_not_internal(state.topics_by_id[topic_id], "deleted")
-    views.check_base(state, state.topics_by_id[topic_id])
+    views.check_has_no_views(state, state.topics_by_id[topic_id])
     return [TopicRemoved(topic_id)]
 
 
@@ -222,7 +222,7 @@ def allocate_producer_ids(state: MetadataState, change: messages.AllocateProduce
     if not 0 < change.count <= PRODUCER_ID_BLOCK_MAX:
         raise Refusal(
             ErrorCode.INVALID_REQUEST,
-            f"A block of producer ids has 1 to {PRODUCER_ID_BLOCK_MAX} ids, not {change.count}.",
+            f"A block of producer ids must have 1 to {PRODUCER_ID_BLOCK_MAX} ids, not {change.count}.",
         )
     if state.next_producer_id > PRODUCER_ID_MAX - change.count:
         raise Refusal(ErrorCode.POLICY_VIOLATION, "All producer ids are used up.")
@@ -273,7 +273,7 @@ def alter_config(
         check_topic_name(change.resource_name)
         config = _checked_config(updated, change, rules)
         topic = existing_topic(state, change.resource_name)
-        views.check_altered(config, topic.config)
+        views.check_filter_unchanged(config, topic.config)
         _check_min_in_sync(topic, config, state.broker_configs.get("", {}))
         deduplication.check(state, config)
         spares.check(

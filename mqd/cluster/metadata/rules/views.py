@@ -60,7 +60,7 @@ def create(
     return [TopicCreated(TopicState(name=change.name, topic_id=new_id(), partitions=(), config=config))]
 
 
-def check_altered(config: Mapping[str, str], before: Mapping[str, str]) -> None:
+def check_filter_unchanged(config: Mapping[str, str], before: Mapping[str, str]) -> None:
     """Refuses a change of the filter: a consumer's offsets are valid only for the filter of their view."""
     if any(config.get(name) != before.get(name) for name in (VIEW_OF, VIEW_FILTER)):
         _refuse(
@@ -68,7 +68,7 @@ def check_altered(config: Mapping[str, str], before: Mapping[str, str]) -> None:
         )
 
 
-def check_base(state: MetadataState, name: str) -> None:
+def check_has_no_views(state: MetadataState, name: str) -> None:
     """Checks that the topic may be deleted. Raises Refusal."""
     views = views_of(state, name)
     if views:
