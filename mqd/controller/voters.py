@@ -80,7 +80,7 @@ class VoterChanges:
         brokers = self._metadata.committed.brokers
         addresses = {voter.key: (voter.host, voter.port) for voter in self._quorum.voters}
 
-        def replica(one: ReplicaView) -> messages.QuorumReplica:
+        def replica_image(one: ReplicaView) -> messages.QuorumReplica:
             broker = brokers.get(one.key.node_id)
             host, port = addresses.get(one.key) or (
                 (broker.controller_host, broker.controller_port) if broker is not None else ("", 0)
@@ -95,8 +95,8 @@ class VoterChanges:
             view.leader,
             view.epoch,
             view.high_watermark,
-            [replica(one) for one in view.voters],
-            [replica(one) for one in view.observers],
+            [replica_image(one) for one in view.voters],
+            [replica_image(one) for one in view.observers],
             core.settings.promise_ns // 1_000_000,
         )
 

@@ -126,7 +126,7 @@ class HostCore(TopicImages):
                     awaited.setdefault(seen.owner, {})[partition] = seen.leader_epoch
             if seen.stale and state.leader == self.node_id:
                 lost_partitions.append(partition)
-        self._adopt_torn(event, used_slots)
+        self._adopt_torn_slots(event, used_slots)
         self._slots.end_adoption(used_slots)
         # A stale slot is unchanged until its new epoch is committed: if this controller dies before
         # that, the slot is the only evidence of the worker's death.
@@ -138,7 +138,7 @@ class HostCore(TopicImages):
             actions.append(RaiseEpochs(tuple(lost_partitions)))
         return actions + self._free_retired() + self._release_held_workers() + self._maybe_report_applied()
 
-    def _adopt_torn(self, event: Started, used_slots: set[int]) -> None:
+    def _adopt_torn_slots(self, event: Started, used_slots: set[int]) -> None:
         """Assigns the torn slots, which the previous controller was writing, to partitions without a slot:
         first to those that workers may already know, which have the highest epochs. A torn slot for
         which no partition remains was being cleared and is unused.

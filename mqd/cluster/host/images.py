@@ -158,7 +158,7 @@ class TopicImages(HostCommands):
                 )
         for image in old_partitions[len(topic.partitions) :]:
             self._give_up((topic.topic_id, image.index))
-        # H6: partitions that wait for a slot are added later, by _place_waiting()
+        # H6: partitions that wait for a slot are added later, by _place_waiting_partitions()
         while len(images) > len(old_partitions) and (topic.topic_id, images[-1].index) in self._slots.unplaced:
             images.pop()
         if images or not topic.partitions:  # a view has no partitions
@@ -200,10 +200,10 @@ class TopicImages(HostCommands):
             self._slots.release(key, self._version, self._live_workers)
             if key not in self._chosen_directories and self._log_dirs:
                 actions.append(ReportReplicaMoved(topic_id, partition.index, self._choose_directory(key)))
-        return self._describe(partition, slot, owner, log_dir)
+        return self._partition_image(partition, slot, owner, log_dir)
 
     @staticmethod
-    def _describe(partition: PartitionState, slot: int, owner: int, log_dir: int) -> messages.PartitionImage:
+    def _partition_image(partition: PartitionState, slot: int, owner: int, log_dir: int) -> messages.PartitionImage:
         return messages.PartitionImage(
             index=partition.index,
             slot=slot,
@@ -261,10 +261,10 @@ class TopicImages(HostCommands):
         ready = self._slots.free_retired()
         actions: list[Action] = [ClearSlot(slot) for slot in ready]
         if ready and self._slots.unplaced:
-            actions += self._place_waiting()
+            actions += self._place_waiting_partitions()
         return actions
 
-    def _place_waiting(self) -> list[Action]:
+    def _place_waiting_partitions(self) -> list[Action]:
         actions: list[Action] = []
         for name in {self._state.topics_by_id.get(topic_id): None for topic_id, _ in self._slots.unplaced}:
             topic = self._state.topics.get(name) if name is not None else None
@@ -297,7 +297,7 @@ class TopicImages(HostCommands):
     @classmethod
     def image_without_slots(cls, topic: TopicState) -> messages.TopicImage:
         """The topic's image in which no partition has a slot on this host."""
-        partitions = [cls._describe(partition, -1, OWNER_NONE, LOG_DIR_NONE) for partition in topic.partitions]
+        partitions = [cls._partition_image(partition, -1, OWNER_NONE, LOG_DIR_NONE) for partition in topic.partitions]
         return messages.TopicImage(topic.name, topic.topic_id, partitions, topic.config, topic.name in INTERNAL_TOPICS)
 
     def _broadcast(self, message: messages.FromController, role: str | None = None) -> list[Action]:

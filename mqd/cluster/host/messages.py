@@ -345,7 +345,7 @@ class ConfigOperation(msgspec.Struct, frozen=True):
 
 
 class AlterConfig(msgspec.Struct, tag=True, frozen=True):
-    resource_type: int  # Kafka's: 2 topic, 4 broker, 32 group
+    resource_type: int  # Kafka's: 2 topic, 4 broker, 16 client metrics, 32 group
     resource_name: str
     operations: list[ConfigOperation]
     replace: bool  # AlterConfigs: reset all configurations that are not listed

@@ -46,9 +46,10 @@ QUERY_WAIT_MS_MAX = 2_000
 RESPONSE_MS_MAX = 3_000
 ADVISE_MS = 10_000  # by then all hosts that were started together are running
 ADVICE = (
-    "Check that each unreachable seed is running, and was itself started with --cluster-seeds: without it a host does not"
-    " listen for others. HOST:PORT is its controller's listener, by default the clients' port + 2. Its"
-    ' cluster.key.file must be the same as here. See "One host grows to three" in docs/operations.md'
+    "Check that each unreachable seed is running, and was itself started with --cluster-seeds: without this option a"
+    " host does not listen for other hosts. HOST:PORT is the address of its controller listener, by default with the"
+    " client port + 2. Its cluster.key.file must be the same as here. See"
+    ' "One host grows to three" in docs/operations.md'
 )
 
 # -- messages between hosts ------------------------------------------------------------------------

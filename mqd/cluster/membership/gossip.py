@@ -252,7 +252,7 @@ class GossipCore:
         self._timer_count += 1
         heapq.heappush(self._timers, (when_ms, self._timer_count, run, argument))
 
-    def choose(self, count: int) -> list[Identity]:
+    def choose_live_members(self, count: int) -> list[Identity]:
         """`count` different live members, chosen at random."""
         living = self.membership.living
         return self.rng.sample(living, min(count, len(living)))
@@ -351,7 +351,7 @@ class GossipCore:
             self.after(self.settings.gossip_interval_ms, self._on_gossip)
 
     def _gossip_round(self) -> None:
-        for identity in self.choose(self.settings.gossip_fanout):
+        for identity in self.choose_live_members(self.settings.gossip_fanout):
             self.send_to(self.membership.members[identity], None, ())
         self._urgent_rounds = max(0, self._urgent_rounds - 1)
 
@@ -467,7 +467,7 @@ class GossipCore:
         self._on_exchange_due(None)
 
     def _on_exchange_due(self, _: object) -> None:
-        for identity in self.choose(1):
+        for identity in self.choose_live_members(1):
             profile = self.membership.members[identity].profile
             self._exchange((profile.host, profile.port))
 

@@ -128,22 +128,22 @@ class Broadcasts:
     def take(self, bytes_max: int, count_max: int, sends_max: int) -> list[bytes]:
         """Returns updates for one datagram. An update is removed when it was sent `sends_max` times."""
         taken: list[tuple[int, Hashable, bytes]] = []
-        for number, level in enumerate(self._levels):
+        for sent_count, level in enumerate(self._levels):
             for key, data in level.items():
                 if len(taken) >= count_max or bytes_max < UPDATE_BYTES_MIN:
                     break
                 if len(data) <= bytes_max:
-                    taken.append((number, key, data))
+                    taken.append((sent_count, key, data))
                     bytes_max -= len(data)
-        for number, key, data in taken:
-            del self._levels[number][key]
-            if number + 1 >= sends_max:
+        for sent_count, key, data in taken:
+            del self._levels[sent_count][key]
+            if sent_count + 1 >= sends_max:
                 del self._level_of[key]
                 continue
-            if number + 1 == len(self._levels):
+            if sent_count + 1 == len(self._levels):
                 self._levels.append({})
-            self._levels[number + 1][key] = data
-            self._level_of[key] = number + 1
+            self._levels[sent_count + 1][key] = data
+            self._level_of[key] = sent_count + 1
         return [data for _, _, data in taken]
 
     def check(self) -> None:

@@ -72,7 +72,7 @@ class Core(Protocol):
 
     def after(self, wait_ms: int, run: Callable[[Any], None], argument: Any = None) -> None: ...
 
-    def choose(self, count: int) -> list[Identity]: ...
+    def choose_live_members(self, count: int) -> list[Identity]: ...
 
     def may_respond(self) -> bool: ...
 
@@ -210,9 +210,9 @@ class Prober:
             return
         settings, own = core.settings, core.membership.profile
         wait_ms = (settings.probe_interval_ms - settings.probe_timeout_ms) * core.health.multiplier
-        helpers = [identity for identity in core.choose(settings.indirect_count + 1) if identity != probe.identity][
-            : settings.indirect_count
-        ]
+        helpers = [
+            identity for identity in core.choose_live_members(settings.indirect_count + 1) if identity != probe.identity
+        ][: settings.indirect_count]
         for identity in helpers:
             helper = core.membership.members[identity]
             if helper.state != ALIVE:

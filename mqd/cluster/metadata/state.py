@@ -100,7 +100,7 @@ def acl_bytes(binding: AclBinding) -> int:
     return len(binding.name.encode()) + len(binding.principal.encode()) + len(binding.host.encode())
 
 
-def _add(counts: dict, key: object, step: int) -> None:
+def _add_to_count(counts: dict, key: object, step: int) -> None:
     count = counts.get(key, 0) + step
     if count:
         counts[key] = count
@@ -399,8 +399,8 @@ class MetadataState:
         self.partition_count += step * len(partitions)
         for partition in partitions:
             for key in zip(partition.replicas, partition.directories):
-                _add(self.partition_counts, key, step)
-            _add(self.preferred_counts, partition.replicas[0], step)
+                _add_to_count(self.partition_counts, key, step)
+            _add_to_count(self.preferred_counts, partition.replicas[0], step)
 
     # -- snapshots ---------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class View:
         }
         self._may_lead = {node for node in self._unfenced if not state.brokers[node].in_controlled_shutdown}
         self._shutting_down = self._unfenced - self._may_lead
-        self._default = state.broker_configs.get("", {})
+        self._all_brokers_config = state.broker_configs.get("", {})
 
     def is_unfenced(self, node: int) -> bool:
         return node in self._unfenced
@@ -59,7 +59,7 @@ class View:
         return sorted(node for node in self._may_lead if not brokers[node].draining)
 
     def configured_min(self, topic: TopicState) -> int:
-        return configured_min_in_sync(topic.config, self._default)
+        return configured_min_in_sync(topic.config, self._all_brokers_config)
 
     def partition(self, topic_id: bytes, index: int) -> tuple[TopicState, PartitionState] | None:
         name = self.state.topics_by_id.get(topic_id)

@@ -224,7 +224,7 @@ class QuorumCore(QuorumTransitions):
             )
             self.emit(events.VoterChangeEnded(event.token, ErrorCode.NOT_LEADER_OR_FOLLOWER, text))
         else:
-            self.leading.changes.request(event, now_ns)
+            self.leading.voter_changes.request(event, now_ns)
 
     def _on_transfer(self, event: events.TransferLeadership, now_ns: int) -> None:
         if self.leading is not None:

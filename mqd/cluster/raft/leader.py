@@ -64,7 +64,7 @@ class Leadership:
         # a record of its own epoch, which this log has (I3)
         self.previous_epoch = core.log.last_epoch
         self.replicas: dict[ReplicaKey, Replica] = {}
-        self.changes = self.changes_class(self)
+        self.voter_changes = self.changes_class(self)
         self._exposed_offset = core.log.end_offset  # other replicas may have records below it
         self._parked: dict[ReplicaKey, tuple[Fetch, int]] = {}  # the Fetch and its time; oldest first
         self._announce_at_ns = now_ns
@@ -84,7 +84,7 @@ class Leadership:
             self._majority_contact_ns(NO_DEADLINE - settings.check_quorum_ns) + settings.check_quorum_ns,
             self._announce_at_ns,
             self._transfer[1] if self._transfer is not None else NO_DEADLINE,
-            self.changes.deadline_ns,
+            self.voter_changes.deadline_ns,
             self._stalled_until_ns,
         )
 
@@ -117,7 +117,7 @@ class Leadership:
         if now_ns >= self._stalled_until_ns:
             self.resign("its disk is too slow", now_ns)
             return
-        self.changes.on_tick(now_ns)
+        self.voter_changes.on_tick(now_ns)
         if self._transfer is not None and now_ns >= self._transfer[1]:
             to, self._transfer = self._transfer[0], None
             if to is None:
@@ -192,7 +192,7 @@ class Leadership:
         core.commit(offset)
         self._watch_disk(now_ns)
         self._respond_all(now_ns)
-        self.changes.on_committed()
+        self.voter_changes.on_committed()
         if not core.is_voter and core.log.voters_offset < core.high_watermark:
             self.resign("this host is no longer a voter", now_ns)
 
@@ -215,7 +215,7 @@ class Leadership:
         dropped as if never made; if another replica may have them, the leader resigns.
         """
         if self._exposed_offset <= end_offset and self.is_active:
-            self.changes.on_dropped(end_offset)
+            self.voter_changes.on_dropped(end_offset)
             self.core.emit(ProposalsDropped(end_offset, reason))
         else:
             self.resign(f"its disk refused a write: {reason}", now_ns)
@@ -250,7 +250,7 @@ class Leadership:
         self.advance(now_ns)
         if core.leading is not self:
             return
-        self.changes.on_fetched(replica, now_ns)
+        self.voter_changes.on_fetched(replica, now_ns)
         self._maybe_transfer(now_ns)
         if core.leading is self and fetch.replica in self._parked and self._has_new_data(fetch):
             self._respond_to(fetch.replica, now_ns)
@@ -383,7 +383,7 @@ class Leadership:
         nodes = {voter.node_id for voter in core.voters} | {key.node_id for key in self.replicas}
         core.leading = None
         core.end_epoch()
-        self.changes.fail(
+        self.voter_changes.fail(
             "This host has lost the leadership of the metadata quorum; it is not known whether the change of voters"
             " takes effect."
         )

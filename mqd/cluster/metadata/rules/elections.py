@@ -93,22 +93,22 @@ def restore_leaders(view: View) -> list[tuple[TopicState, PartitionChange]]:
     return changes
 
 
-def allows_unclean(view: View, topic: TopicState, static: bool) -> bool:
-    """The setting of the topic, else that of all brokers in the metadata log, else `static`, from the
+def allows_unclean(view: View, topic: TopicState, static_default: bool) -> bool:
+    """The setting of the topic, else that of all brokers in the metadata log, else `static_default`, from the
     active controller's configuration file, as in Kafka.
     """
     value = topic.config.get(UNCLEAN_ENABLE) or view.state.broker_configs.get("", {}).get(UNCLEAN_ENABLE)
-    return value == "true" if value else static
+    return value == "true" if value else static_default
 
 
-def elect_unclean_leaders(view: View, static: bool) -> list[tuple[TopicState, PartitionChange]]:
+def elect_unclean_leaders(view: View, static_default: bool) -> list[tuple[TopicState, PartitionChange]]:
     """Elects leaders for partitions without a live replica that has all records, if
     unclean.leader.election.enable allows it. Records that such a leader lacks are lost, including
     acknowledged ones. restore_leaders() must run first.
     """
     changes = []
     for topic in view.state.topics.values():
-        if not allows_unclean(view, topic, static):
+        if not allows_unclean(view, topic, static_default):
             continue
         for partition in topic.partitions:
             if partition.leader >= 0 or not any(map(view.is_unfenced, partition.replicas)):
