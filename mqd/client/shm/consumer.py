@@ -58,7 +58,7 @@ from mqd.client.shm.consumer_statistics import ConsumerStatistics
 from mqd.client.shm.consumer_turns import ControlListener
 from mqd.client.shm.fetching import Fetcher
 from mqd.client.shm.inbox import Inbox
-from mqd.client.shm.partitions import Part, Parts, Phase
+from mqd.client.shm.partitions import AssignedPartition, AssignedPartitions, Phase
 from mqd.client.shm.remote_reading import RemoteRecords
 from mqd.protocol.errors import ErrorCode
 
@@ -95,7 +95,7 @@ class ShmConsumer:
             self.control.close()
             raise
         self._inbox = Inbox(self._data.wake)
-        self.parts = Parts()
+        self.parts = AssignedPartitions()
         self.coordinator = Coordinator(self.control, config["group.id"])
         self._fetcher = Fetcher(
             config, self.control, self.coordinator, self._data, self._inbox, self.parts, open_reader, remote
@@ -141,7 +141,7 @@ class ShmConsumer:
         self._subscription: list[str] = []
         self._ready: Iterator[Message] = _NO_MESSAGES
         self._last: Message | None = None
-        self._chunk_part: Part | None = None  # the partition of the records in _ready
+        self._chunk_part: AssignedPartition | None = None  # the partition of the records in _ready
         self._chunk_begin = 0
         # partitions whose topic was recreated since the last records were taken: those records
         # belong to the old topic
@@ -217,7 +217,7 @@ class ShmConsumer:
         `messages` are read again.
         """
         # by chunk: the last record of each chunk before the current one
-        ended: dict[tuple[Part | None, bytes | None], Message] = {}
+        ended: dict[tuple[AssignedPartition | None, bytes | None], Message] = {}
         try:
             while len(messages) < count and not self._has_recreated(messages):
                 records = list(islice(self._ready, count - len(messages)))
@@ -347,7 +347,7 @@ class ShmConsumer:
             part.start = self._chunk_begin
             self._fetcher.start([part])
 
-    def _rewind(self, messages: list[Message]) -> list[Part]:
+    def _rewind(self, messages: list[Message]) -> list[AssignedPartition]:
         """Goes back to the first of these records, none of which was returned. Returns their partitions."""
         self._drop_chunk()
         first = {partition_of(message): offset_of(message) for message in reversed(messages) if message.error() is None}
@@ -366,11 +366,11 @@ class ShmConsumer:
         self._fetcher.start(parts)
         return parts
 
-    def _drop_chunk_of(self, part: Part) -> None:
+    def _drop_chunk_of(self, part: AssignedPartition) -> None:
         if self._chunk_part is part:
             self._drop_chunk()
 
-    def _forget(self, part: Part) -> None:
+    def _forget(self, part: AssignedPartition) -> None:
         """Forgets buffered records and pending commits of a partition whose topic was recreated."""
         if self._chunk_part is part:
             self._chunk_part, self._last, self._ready = None, None, _NO_MESSAGES

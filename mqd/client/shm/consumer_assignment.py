@@ -13,7 +13,7 @@ from typing import Any
 from mqd.client.messages import OFFSET_INVALID, KafkaError, TopicPartition, failure, local_error
 from mqd.client.offsets import PartitionResult
 from mqd.client.shm.fetching import Fetcher
-from mqd.client.shm.partitions import Part
+from mqd.client.shm.partitions import AssignedPartition
 
 
 class ConsumerAssignment:
@@ -48,7 +48,7 @@ class ConsumerAssignment:
         self.remove(parts)
 
     def _add(self, partitions: Iterable[TopicPartition]) -> None:
-        added: list[Part] = []
+        added: list[AssignedPartition] = []
         for partition in partitions:
             if partition.partition < 0:
                 raise failure(KafkaError._INVALID_ARG, f"{partition.topic}: a partition number is needed")
@@ -56,19 +56,19 @@ class ConsumerAssignment:
                 part.key == (partition.topic, partition.partition) for part in added
             ):
                 raise failure(KafkaError._INVALID_ARG, f"{partition.topic} [{partition.partition}] is listed twice")
-            added.append(Part(partition.topic, partition.partition, partition.offset))
+            added.append(AssignedPartition(partition.topic, partition.partition, partition.offset))
         for part in added:
             self._parts.add(part)
         self._fetcher.start(added)
 
-    def remove(self, parts: list[Part]) -> None:
+    def remove(self, parts: list[AssignedPartition]) -> None:
         for part in parts:
             self._consumer._drop_chunk_of(part)
         if not self._consumer._rebalancer.is_lost:
             self._consumer._offsets.commit_before_leaving(parts)
         self._parts.remove([part.key for part in parts])
 
-    def _part(self, partition: TopicPartition) -> Part:
+    def _part(self, partition: TopicPartition) -> AssignedPartition:
         part = self._parts.get((partition.topic, partition.partition))
         if part is None:
             raise failure(KafkaError._INVALID_ARG, f"{partition.topic} [{partition.partition}] is not assigned")

@@ -27,7 +27,7 @@ from mqd.client.messages import (
     partition_of,
 )
 from mqd.client.offsets import Committed, Key, PartitionResult, partition_result
-from mqd.client.shm.partitions import Part
+from mqd.client.shm.partitions import AssignedPartition
 from mqd.protocol.errors import ErrorCode
 
 CLOSE_S = 10.0
@@ -45,7 +45,7 @@ def _epoch(leader_epoch: int | None) -> int:
     return leader_epoch if leader_epoch is not None else -1
 
 
-def _stored_offset(part: Part) -> Committed:
+def _stored_offset(part: AssignedPartition) -> Committed:
     return Committed(part.stored, part.stored_epoch, part.stored_metadata, part.topic_id or requests.NO_TOPIC_ID)
 
 
@@ -76,7 +76,7 @@ class ConsumerOffsets:
 
     # -- automatic ---------------------------------------------------------------------------------
 
-    def note_received(self, part: Part, position: int, leader_epoch: int | None) -> None:
+    def note_received(self, part: AssignedPartition, position: int, leader_epoch: int | None) -> None:
         """Notes that the application has received all records before `position`."""
         part.position, part.leader_epoch = position, _epoch(leader_epoch)
         if part.received_end is not None:
@@ -103,7 +103,7 @@ class ConsumerOffsets:
         ):
             self.schedule_commit()
 
-    def commit_before_leaving(self, parts: list[Part]) -> None:
+    def commit_before_leaving(self, parts: list[AssignedPartition]) -> None:
         """Commits the offsets of partitions that are taken away; waits for the outcome, which is passed to
         on_commit.
         """
@@ -130,14 +130,14 @@ class ConsumerOffsets:
             )
         self.commits.drop(keys)
 
-    def _uncommitted(self, parts: Iterable[Part]) -> dict[Key, Committed]:
+    def _uncommitted(self, parts: Iterable[AssignedPartition]) -> dict[Key, Committed]:
         return {
             part.key: _stored_offset(part)
             for part in parts
             if part.stored >= 0 and part.stored != part.committed and not self._was_recreated(part)
         }
 
-    def _with_unknown(self, known: dict[Key, Committed], parts: Iterable[Part]) -> dict[Key, Committed]:
+    def _with_unknown(self, known: dict[Key, Committed], parts: Iterable[AssignedPartition]) -> dict[Key, Committed]:
         """Adds to `known` the uncommitted offsets of partitions that were missing from the last Metadata
         response: this may be the last chance to commit them. In a commit by id the broker refuses deleted
         topics; a commit by name (used if one id is missing) could go to a new topic of that name.
@@ -148,7 +148,7 @@ class ConsumerOffsets:
             return known
         return known | self._uncommitted(part for part in parts if part.is_unknown and part.topic_id is not None)
 
-    def _was_recreated(self, part: Part) -> bool:
+    def _was_recreated(self, part: AssignedPartition) -> bool:
         """Whether the topic was deleted and recreated, and the new topic has not been read yet."""
         info = self._control.metadata.topics.get(part.topic)
         return part.topic_id is not None and info is not None and not info.error and info.topic_id != part.topic_id

@@ -10,7 +10,7 @@ from mqd.client.shm.attachment import Attachment
 from mqd.client.shm.consumer import ShmConsumer
 from mqd.client.shm.consumer_config import ConsumerConfig
 from mqd.client.shm.opening import opener
-from mqd.client.shm.partitions import Part
+from mqd.client.shm.partitions import AssignedPartition
 from mqd.client.shm.reading import BlockPool, PartitionReader
 from mqd.client.shm.remote_reading import RemoteRecords
 
@@ -32,7 +32,7 @@ def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer
             metadata_max_age_s=max(config["topic.metadata.refresh.interval.ms"], 1000) / 1000,
         )
 
-    def open_reader(native: Any, part: Part, offset: int) -> PartitionReader:
+    def open_reader(native: Any, part: AssignedPartition, offset: int) -> PartitionReader:
         return PartitionReader(
             native,
             part.topic,

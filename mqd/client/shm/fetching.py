@@ -51,7 +51,7 @@ from mqd.client.offsets import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from mqd.client.shm.consumer_config import EARLIEST, ERROR, ConsumerConfig
 from mqd.client.shm.inbox import Inbox
 from mqd.client.shm.parking import PositionSession
-from mqd.client.shm.partitions import Part, Parts, Phase
+from mqd.client.shm.partitions import AssignedPartition, AssignedPartitions, Phase
 from mqd.protocol.errors import ErrorCode
 
 PARK_S = 10.0
@@ -90,21 +90,16 @@ class Fetcher:
         coordinator: Coordinator,
         data: Any,
         inbox: Inbox,
-        parts: Parts,
+        parts: AssignedPartitions,
         open_reader: Callable[..., Any],
         remote: Any,
     ) -> None:
         self._coordinator = coordinator
         self._remote = remote
-        self._config, self._control, self._data, self._inbox, self._parts, self._open_reader = (
-            config,
-            control,
-            data,
-            inbox,
-            parts,
-            open_reader,
-        )
-        self.on_restarted: Callable[[Part], None] = lambda part: None  # called when its topic was recreated (F6)
+        self._config, self._control, self._data = config, control, data
+        self._inbox, self._parts, self._open_reader = inbox, parts, open_reader
+        # called when a partition's topic was recreated (F6)
+        self.on_restarted: Callable[[AssignedPartition], None] = lambda part: None
         self.events: deque[Message] = deque()  # errors and ends of partitions, for the application
         # the positions in the Fetch in flight (F1): (topic id, partition) -> offset; None: none in flight
         self._covered: dict[tuple[bytes, int], int] | None = None
@@ -118,7 +113,7 @@ class Fetcher:
 
     # -- starting ----------------------------------------------------------------------------------
 
-    def start(self, parts: Iterable[Part]) -> None:
+    def start(self, parts: Iterable[AssignedPartition]) -> None:
         """Starts reading each partition at its `start`: an offset, or OFFSET_BEGINNING, OFFSET_END,
         OFFSET_STORED, OFFSET_INVALID.
         """
@@ -133,8 +128,8 @@ class Fetcher:
         if not self._starting:
             return
         now = time.monotonic()
-        committed: list[Part] = []
-        listed: list[Part] = []
+        committed: list[AssignedPartition] = []
+        listed: list[AssignedPartition] = []
         self._starting = False
         for part in self._parts:
             if part.phase is Phase.FAILED and now >= part.retry_at:
@@ -158,7 +153,7 @@ class Fetcher:
             return _INFINITY
         return min((part.retry_at for part in self._parts if part.phase is Phase.FAILED), default=_INFINITY)
 
-    def _find_topic(self, part: Part, now: float) -> None:
+    def _find_topic(self, part: AssignedPartition, now: float) -> None:
         info = self._control.metadata.topics.get(part.topic)
         if info is None or info.error or part.index >= info.partition_count:
             if part.unknown_since is None:
@@ -177,20 +172,18 @@ class Fetcher:
         if part.start >= 0:
             self._activate(part, part.start)
         elif part.start in (OFFSET_BEGINNING, OFFSET_END):
-            part.timestamp, part.phase = (
-                (EARLIEST_TIMESTAMP if part.start == OFFSET_BEGINNING else LATEST_TIMESTAMP),
-                Phase.LIST,
-            )
+            part.timestamp = EARLIEST_TIMESTAMP if part.start == OFFSET_BEGINNING else LATEST_TIMESTAMP
+            part.phase = Phase.LIST
         else:
             part.phase = Phase.COMMITTED
 
-    def _restart(self, part: Part) -> None:
+    def _restart(self, part: AssignedPartition) -> None:
         """Resets a partition whose topic was recreated (F6)."""
         self._close_reader(part)
         self.on_restarted(part)
         part.restart()
 
-    def _activate(self, part: Part, offset: int) -> None:
+    def _activate(self, part: AssignedPartition, offset: int) -> None:
         part.fetched = offset
         part.eof_reported_at = -1
         try:
@@ -209,7 +202,7 @@ class Fetcher:
             return
         part.phase, part.is_unknown = Phase.ACTIVE, False
 
-    def _current_replicas(self, part: Part) -> object:
+    def _current_replicas(self, part: AssignedPartition) -> object:
         info = self._control.metadata.topics.get(part.topic)
         return (
             ()
@@ -217,12 +210,12 @@ class Fetcher:
             else (info.replicas[part.index], info.in_sync_replicas[part.index])
         )
 
-    def _close_reader(self, part: Part) -> None:
+    def _close_reader(self, part: AssignedPartition) -> None:
         if part.reader is not None:
             part.reader.close()
         part.reader = part.remote_replicas = None
 
-    def _read_remotely(self, part: Part) -> None:
+    def _read_remotely(self, part: AssignedPartition) -> None:
         self._close_reader(part)
         part.remote_replicas = self._current_replicas(part)
         self._activate(part, part.fetched)
@@ -240,7 +233,12 @@ class Fetcher:
                 self._activate(part, part.fetched)
 
     def _request(
-        self, api_key: int, version_max: int, message: object, parts: list[Part], handler: Callable[..., None]
+        self,
+        api_key: int,
+        version_max: int,
+        message: object,
+        parts: list[AssignedPartition],
+        handler: Callable[..., None],
     ) -> None:
         requested = [(part, part.serial) for part in parts]
         for part in parts:
@@ -254,7 +252,11 @@ class Fetcher:
         )
 
     def _take_response(
-        self, handler: Callable[..., None], requested: list[tuple[Part, int]], response: Any, error: KafkaError | None
+        self,
+        handler: Callable[..., None],
+        requested: list[tuple[AssignedPartition, int]],
+        response: Any,
+        error: KafkaError | None,
     ) -> None:
         for part, serial in requested:
             if part.serial == serial and part.phase is Phase.REQUESTING:
@@ -264,7 +266,7 @@ class Fetcher:
                     handler(part, response)
         self.advance()
 
-    def _request_committed(self, parts: list[Part]) -> None:
+    def _request_committed(self, parts: list[AssignedPartition]) -> None:
         message = offsets.committed_request(
             self._config["group.id"], [part.key for part in parts], bool(self._config.isolation_level)
         )
@@ -283,7 +285,7 @@ class Fetcher:
             )
         )
 
-    def _on_committed(self, part: Part, response: Any) -> None:
+    def _on_committed(self, part: AssignedPartition, response: Any) -> None:
         code, committed = offsets.read_committed(response).get(
             part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), None)
         )
@@ -301,7 +303,7 @@ class Fetcher:
         else:
             self.reset(part, None)
 
-    def reset(self, part: Part, cause: KafkaError | None) -> None:
+    def reset(self, part: AssignedPartition, cause: KafkaError | None) -> None:
         """Applies auto.offset.reset, because nothing is committed (no `cause`) or the requested offset is
         out of range (`cause`).
         """
@@ -318,14 +320,14 @@ class Fetcher:
         part.timestamp = EARLIEST_TIMESTAMP if self._config.offset_reset == EARLIEST else LATEST_TIMESTAMP
         part.phase, self._starting = Phase.LIST, True
 
-    def _request_listed(self, parts: list[Part]) -> None:
+    def _request_listed(self, parts: list[AssignedPartition]) -> None:
         timeout_ms = int(self._config["socket.timeout.ms"])
         message = offsets.list_offsets_request(
             {part.key: part.timestamp for part in parts}, self._config.isolation_level, timeout_ms
         )
         self._request(requests.LIST_OFFSETS, 1 << 14, message, parts, self._on_listed)
 
-    def _on_listed(self, part: Part, response: Any) -> None:
+    def _on_listed(self, part: AssignedPartition, response: Any) -> None:
         code, offset, _ = offsets.read_list_offsets(response).get(
             part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1, -1)
         )
@@ -341,17 +343,19 @@ class Fetcher:
         else:
             self._activate(part, max(offset, 0))
 
-    def _retry_later(self, part: Part, error: KafkaError, quietly: bool = True, soon: bool = False) -> None:
+    def _retry_later(
+        self, part: AssignedPartition, error: KafkaError, quietly: bool = True, soon: bool = False
+    ) -> None:
         part.phase, self._starting = Phase.FAILED, True
         pause_s = self._config["fetch.error.backoff.ms"] / 1000
         part.retry_at = time.monotonic() + (min(pause_s, SHORT_RETRY_S) if soon else pause_s)
         if not quietly:
             self._report(part, error)
 
-    def _fail(self, part: Part, error: KafkaError) -> None:
+    def _fail(self, part: AssignedPartition, error: KafkaError) -> None:
         self._retry_later(part, error, quietly=False)
 
-    def _report(self, part: Part, error: KafkaError) -> None:
+    def _report(self, part: AssignedPartition, error: KafkaError) -> None:
         if part.reported_error != error.code():
             part.reported_error = error.code()
             self.events.append(
@@ -360,7 +364,7 @@ class Fetcher:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def read(self, records_max: int, bytes_max: int) -> tuple[Part, int, Any] | None:
+    def read(self, records_max: int, bytes_max: int) -> tuple[AssignedPartition, int, Any] | None:
         """Returns the next chunk, as (partition, offset where the read began, records), from the
         partition that has waited longest. None: no partition has records.
         """
@@ -388,7 +392,7 @@ class Fetcher:
             self._on_no_records(part, reader)
         return None
 
-    def _on_no_records(self, part: Part, reader: Any) -> None:
+    def _on_no_records(self, part: AssignedPartition, reader: Any) -> None:
         """Handles a reader that returned nothing because it is at the end or has a problem."""
         problem = reader.take_problem()
         if problem is None:
@@ -412,7 +416,7 @@ class Fetcher:
         else:
             self._on_error(part, problem.code)
 
-    def _on_error(self, part: Part, code: int) -> None:
+    def _on_error(self, part: AssignedPartition, code: int) -> None:
         """Handles a Kafka error code of a partition."""
         part.start = part.fetched
         error = broker_error(code, f"{part.topic} [{part.index}]")
@@ -434,7 +438,7 @@ class Fetcher:
         # whether a topic was deleted (_find_topic), as in librdkafka.
         self._retry_later(part, error, quietly=code in UNKNOWN or code in _RETRIED, soon=code in _RETRIED)
 
-    def _request_topic(self, part: Part) -> None:
+    def _request_topic(self, part: AssignedPartition) -> None:
         """Requests the topic's metadata. For a reader by name whose offset is out of range: the topic
         may have been recreated (F6).
         """
@@ -443,7 +447,7 @@ class Fetcher:
             requests.METADATA, 1 << 14, requests.metadata_request([part.topic], False), [part], self._on_topic
         )
 
-    def _on_topic(self, part: Part, response: Any) -> None:
+    def _on_topic(self, part: AssignedPartition, response: Any) -> None:
         try:
             with self._control.lock:
                 self._control.metadata.learn(response)
@@ -456,7 +460,7 @@ class Fetcher:
         else:
             part.phase = Phase.TOPIC
 
-    def _at_end(self, part: Part, end: int) -> None:
+    def _at_end(self, part: AssignedPartition, end: int) -> None:
         if end == part.fetched:  # not if the reader waits at an offset beyond the end
             part.requested_start = None
         if self._config["enable.partition.eof"] and part.eof_reported_at != end:
@@ -466,7 +470,7 @@ class Fetcher:
             )
             self.events.append(Message(part.topic, part.index, end, error=error))
 
-    def _request_aborted(self, part: Part) -> None:
+    def _request_aborted(self, part: AssignedPartition) -> None:
         """Requests the list of transactions aborted between the next offset and the last stable offset,
         which is needed before the next record can be returned.
         """
@@ -480,7 +484,7 @@ class Fetcher:
         part.start = part.fetched
         self._request(requests.FETCH, 1 << 14, message, [part], self._on_aborted)
 
-    def _on_aborted(self, part: Part, response: Any) -> None:
+    def _on_aborted(self, part: AssignedPartition, response: Any) -> None:
         for _, _, data in offsets.read_positions(response):
             if data.error_code:
                 self._on_error(part, data.error_code)

@@ -28,7 +28,7 @@ class Phase(enum.IntEnum):
     FAILED = 5  # retried at retry_at
 
 
-class Part:
+class AssignedPartition:
     """An assigned partition: its position in the log, and the state of its start."""
 
     __slots__ = (
@@ -106,27 +106,27 @@ class Part:
         return f"<{self.topic} [{self.index}] {self.phase.name} at {self.fetched}{' paused' if self.paused else ''}>"
 
 
-class Parts:
+class AssignedPartitions:
     """The assignment. One thread at a time."""
 
     def __init__(self) -> None:
-        self._by_key: dict[Key, Part] = {}
-        self._turns: deque[Part] = deque()
+        self._by_key: dict[Key, AssignedPartition] = {}
+        self._turns: deque[AssignedPartition] = deque()
         self.version = 0  # changes with the assignment
 
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[AssignedPartition]:
         return iter(list(self._by_key.values()))
 
     def __contains__(self, key: Key) -> bool:
         return key in self._by_key
 
-    def get(self, key: Key) -> Part | None:
+    def get(self, key: Key) -> AssignedPartition | None:
         return self._by_key.get(key)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: AssignedPartition) -> None:
         self._by_key[part.key] = part
         self._turns.append(part)
         self.version += 1
@@ -139,7 +139,7 @@ class Parts:
                 part.close()
         self.version += 1
 
-    def turns(self) -> Iterator[Part]:
+    def turns(self) -> Iterator[AssignedPartition]:
         """Yields all readable partitions once, the longest waiting first. A yielded partition goes to the
         end.
         """

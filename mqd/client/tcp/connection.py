@@ -64,7 +64,7 @@ class Connection:
             )
             if response.error_code:
                 raise self._broken_error(f"ApiVersions failed with {error_name(response.error_code)}")
-            self.versions = {one.api_key: (one.min_version, one.max_version) for one in response.api_keys}
+            self.versions = {entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys}
             security.authenticate(lambda _, request, version: self.request(request, version=version))
         except NotAuthenticated as error:
             self.close()

@@ -40,7 +40,7 @@ from mqd.client.group.events import (
 from mqd.client.messages import local_error
 from mqd.client.offsets import Committed, PartitionResult
 from mqd.client.shm.consumer_config import ConsumerConfig
-from mqd.client.shm.partitions import Part, Parts, Phase
+from mqd.client.shm.partitions import AssignedPartition, AssignedPartitions, Phase
 from mqd.client.tcp.consumer import TcpConsumer
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatResponse, FetchResponse, OffsetFetchResponse
@@ -278,9 +278,9 @@ def test_messages_about_offsets() -> None:
 
 
 def test_turns_are_round_robin_and_skip_paused_partitions() -> None:
-    parts = Parts()
+    parts = AssignedPartitions()
     for index in range(4):
-        part = Part("t", index)
+        part = AssignedPartition("t", index)
         part.phase = Phase.ACTIVE
         parts.add(part)
     parts.get(("t", 1)).paused = True
