@@ -140,7 +140,7 @@ def plan(
     )
 
 
-def groups(stored: Sequence[StoredSegment], end_offset: int, segment_bytes: int) -> list[tuple[int, int]]:
+def merge_groups(stored: Sequence[StoredSegment], end_offset: int, segment_bytes: int) -> list[tuple[int, int]]:
     """Adjacent segments that may be merged: (index of the first, count). `end_offset`: the
     base offset of the segment after the last one.
     """

@@ -62,8 +62,9 @@ class DirectoryReport(msgspec.Struct):
         damage), or the aborted transactions cannot be reported to read_committed consumers.
         """
         return any(
-            s.aborted_problems or (s.problem is not None and not (s.incomplete and s is self.segments[-1]))
-            for s in self.segments
+            segment.aborted_problems
+            or (segment.problem is not None and not (segment.incomplete and segment is self.segments[-1]))
+            for segment in self.segments
         )
 
 
@@ -80,7 +81,7 @@ def dump_segment(path: str | os.PathLike[str], check_crc: bool = True) -> Iterat
     with open(path, "rb") as file:
         for batch in walk(file.fileno(), 0, os.fstat(file.fileno()).st_size):
             yield (
-                msgspec.structs.replace(batch, crc_valid=_crc_valid(batch, read_batch(file.fileno(), batch)))
+                msgspec.structs.replace(batch, crc_valid=_is_crc_valid(batch, read_batch(file.fileno(), batch)))
                 if check_crc
                 else batch
             )
@@ -92,7 +93,7 @@ def dump_records(path: str | os.PathLike[str], batch: BatchInfo) -> list[Record]
         return list(records(batch, read_batch(file.fileno(), batch)))
 
 
-def _crc_valid(batch: BatchInfo, data: bytes) -> bool:
+def _is_crc_valid(batch: BatchInfo, data: bytes) -> bool:
     from mqd import native  # hardware CRC-32C
 
     return native.crc32c(memoryview(data)[_CRC_START:]) == batch.crc
@@ -107,7 +108,8 @@ def verify_segment(
     aborted: AbortedTransactions | None = None,
 ) -> SegmentReport:
     """Verifies every header and checksum, that offsets rise, and the segment's indexes; `deep` also
-    decodes (decompresses) every record. Raises OSError.
+    decodes (decompresses) every record. `done`, `total`: bytes of the whole directory, for
+    `progress`. Raises OSError.
     """
     path = Path(path)
     base = _base_offset_of(path)
@@ -200,7 +202,7 @@ def _later_complete_batch(path: Path, size: int, report: SegmentReport) -> Batch
             if (
                 batch.base_offset >= report.next_offset
                 and at + batch.size_bytes <= size
-                and _crc_valid(batch, data[at : at + batch.size_bytes])
+                and _is_crc_valid(batch, data[at : at + batch.size_bytes])
             ):
                 return batch
     return None

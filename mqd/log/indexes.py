@@ -36,7 +36,7 @@ def _read_index(path: Path, fields: list[tuple[str, str]]) -> numpy.ndarray:
     return numpy.frombuffer(data, dtype, count=len(data) // dtype.itemsize)
 
 
-def _sound_prefix(entries: numpy.ndarray, key: str) -> numpy.ndarray:
+def _valid_prefix(entries: numpy.ndarray, key: str) -> numpy.ndarray:
     """The entries before the first decreasing one (zeroes of a preallocated end, torn
     writes).
     """
@@ -55,10 +55,10 @@ def read_time_index(directory: Path, base_offset: int) -> numpy.ndarray:
     """Fields TIME_INDEX, the valid prefix; offsets relative to base_offset. An index whose only
     entry is zero is treated as empty.
     """
-    entries = _sound_prefix(_read_index(segment_path(directory, base_offset, ".timeindex"), TIME_INDEX), "timestamp")
+    entries = _valid_prefix(_read_index(segment_path(directory, base_offset, ".timeindex"), TIME_INDEX), "timestamp")
     return entries[:0] if len(entries) == 1 and not entries["timestamp"][0] and not entries["offset"][0] else entries
 
 
 def read_offset_index(directory: Path, base_offset: int) -> numpy.ndarray:
     """Fields OFFSET_INDEX, the valid prefix."""
-    return _sound_prefix(_read_index(segment_path(directory, base_offset, ".index"), OFFSET_INDEX), "position")
+    return _valid_prefix(_read_index(segment_path(directory, base_offset, ".index"), OFFSET_INDEX), "position")

@@ -40,7 +40,7 @@ UNKNOWN = OffsetAndTimestamp(-1, -1)
 UNKNOWN_EPOCH = EpochEnd(-1, -1)
 
 
-class _Vanished(Exception):
+class _SegmentVanished(Exception):
     """A segment was deleted between the listing and the reading."""
 
 
@@ -83,7 +83,7 @@ def _retry(query: Callable[..., _T], directory: Path, *arguments: Any) -> _T:
     for attempt in range(_ATTEMPTS):
         try:
             return query(directory, *arguments)
-        except _Vanished as vanished:
+        except _SegmentVanished as vanished:
             if attempt == _ATTEMPTS - 1:
                 raise OSError(f"{directory}: segments vanish faster than they can be read") from vanished
     raise AssertionError
@@ -219,7 +219,7 @@ class _Reader:
         try:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
-            raise _Vanished from error
+            raise _SegmentVanished from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -237,9 +237,9 @@ class _Reader:
         """
         try:
             if os.stat(self._path).st_ino != os.fstat(self._fd).st_ino:
-                raise _Vanished
+                raise _SegmentVanished
         except FileNotFoundError as error:
-            raise _Vanished from error
+            raise _SegmentVanished from error
 
     def batches(self, from_offset: int, high_watermark: int) -> Iterator[BatchInfo]:
         """The batches from the one that contains `from_offset` (or an earlier one) to the high watermark."""

@@ -89,7 +89,7 @@ class TimestampCache:
     def _cached(self, directory: Path) -> _CachedTimestamps:
         return self._by_directory.setdefault(directory, _CachedTimestamps())
 
-    def sealed(self, directory: Path, base_offset: int) -> int:
+    def newest_in_sealed(self, directory: Path, base_offset: int) -> int:
         known = self._cached(directory).sealed
         newest = known.get(base_offset)
         if newest is None:
@@ -102,7 +102,7 @@ class TimestampCache:
             return newest
         return self._scan(segment_path(directory, base_offset), base_offset, 0)[1]
 
-    def active(self, directory: Path, base_offset: int) -> int:
+    def newest_in_active(self, directory: Path, base_offset: int) -> int:
         known = self._cached(directory)
         known_base, position, newest = known.active or (base_offset, 0, -1)
         if known_base != base_offset:
@@ -133,7 +133,9 @@ def list_segments(directory: Path, active_base_offset: int, cache: TimestampCach
             break  # the log has just been rolled to it
         try:
             stat = os.stat(segment_path(directory, base_offset))
-            newest = (cache.active if base_offset == active_base_offset else cache.sealed)(directory, base_offset)
+            newest = (cache.newest_in_active if base_offset == active_base_offset else cache.newest_in_sealed)(
+                directory, base_offset
+            )
         except FileNotFoundError:
             continue
         segments.append(Segment(base_offset, stat.st_size, newest, stat.st_mtime_ns // 1_000_000))

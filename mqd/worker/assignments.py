@@ -16,6 +16,8 @@ from mqd.cluster.metadata.rules.partitions import acks_replicas, configured_min_
 
 
 class Member(msgspec.Struct, frozen=True):
+    """A replica of the partition."""
+
     node_id: int
     in_sync: bool
     eligible: bool  # may be in sync: unfenced, not shutting down

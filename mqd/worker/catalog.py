@@ -12,7 +12,7 @@ Invariants
     W3  a topic with the same name but another id is a different topic: the old one is removed
         first.
     W4  a partition whose log could not be opened stays wanted; it is opened again at the next
-        image, and by retry() if the cause may have passed.
+        image, and by retry() if the cause was transient.
     W5  files are deleted when the metadata shows that this host no longer has a replica of the
         partition (or that there is no such topic or partition); a partition that is merely not
         served here keeps its files. Until the metadata has reached this host's own registration it
@@ -48,7 +48,7 @@ from mqd.worker.assignments import Assignment, Cluster, assignment_of, is_replic
 Key = tuple[bytes, int]  # topic id, partition index
 
 
-class Owned(msgspec.Struct, frozen=True):
+class OwnedPartition(msgspec.Struct, frozen=True):
     """A partition that this worker must serve."""
 
     topic: str
@@ -74,13 +74,13 @@ class Changes(msgspec.Struct, frozen=True):
     """The changes to carry out, in this order, except that `brokers` come first."""
 
     forget_topics: list[TopicImage] = []  # the reactor must forget these
-    close: list[Owned] = []  # close but keep the files (the partition exists elsewhere)
-    delete: list[Owned] = []  # close and delete the files
+    close: list[OwnedPartition] = []  # close but keep the files (the partition exists elsewhere)
+    delete: list[OwnedPartition] = []  # close and delete the files
     put_topics: list[TopicImage] = []  # new, or with changed fields that the reactor knows
-    open: list[Owned] = []
-    set_epoch: list[Owned] = []
-    set_options: list[Owned] = []
-    assign: list[tuple[Owned, Assignment]] = []
+    open: list[OwnedPartition] = []
+    set_epoch: list[OwnedPartition] = []
+    set_options: list[OwnedPartition] = []
+    assign: list[tuple[OwnedPartition, Assignment]] = []
     brokers: list[BrokerImage] | None = None  # None: unchanged
 
 
@@ -97,9 +97,9 @@ class Catalog:
         self._touched: dict[bytes, None] | None = {}  # topics whose assignments may have changed; None = all
         self.topics: dict[bytes, TopicImage] = {}
         self._views: dict[str, dict[bytes, None]] = {}  # topic -> its views
-        self.owned: dict[Key, Owned] = {}
+        self.owned: dict[Key, OwnedPartition] = {}
         self.broker_config: dict[str, str] = {}
-        self._failed: dict[Key, bool] = {}  # partition -> whether the failure may pass by itself
+        self._failed: dict[Key, bool] = {}  # partition -> whether the cause may go away by itself
         # names of all partitions by slot; built when a log line needs one
         self._names: dict[int, str] | None = None
 
@@ -121,18 +121,18 @@ class Catalog:
             and self._has_no_replica(topic, (topic_id, index))
         )
 
-    def record_failure(self, key: Key, may_pass: bool = False) -> None:
-        """Records that the partition could not be opened (W4). `may_pass`: the cause may pass by
-        itself, such as a lack of space, memory or descriptors.
+    def record_failure(self, key: Key, is_transient: bool = False) -> None:
+        """Records that the partition could not be opened (W4). `is_transient`: the cause may go
+        away by itself, such as a lack of space, memory or descriptors.
         """
-        self._failed[key] = may_pass
+        self._failed[key] = is_transient
 
     def may_retry(self) -> bool:
         return any(self._failed.values())
 
     def retry(self) -> Changes:
-        """Opens partitions again whose failure may have passed."""
-        keys = [key for key, may_pass in self._failed.items() if may_pass and key in self.owned]
+        """Reopens the partitions whose failures were transient."""
+        keys = [key for key, is_transient in self._failed.items() if is_transient and key in self.owned]
         for key in keys:
             del self._failed[key]
         return self.reopen(keys)
@@ -141,10 +141,10 @@ class Catalog:
         """Opens partitions that are closed, or could not be opened; with their assignments (W6)."""
         return self._add_assignments(Changes(open=[self.owned[key] for key in keys]))
 
-    def failed_partitions(self) -> list[Owned]:
+    def failed_partitions(self) -> list[OwnedPartition]:
         return [self.owned[key] for key in self._failed if key in self.owned]
 
-    def topic_of(self, owned: Owned) -> TopicImage:
+    def topic_of(self, owned: OwnedPartition) -> TopicImage:
         return self.topics[owned.topic_id]
 
     def base_of(self, view: TopicImage) -> TopicImage | None:
@@ -201,12 +201,12 @@ class Catalog:
         """
         return self.apply_updates([message])
 
-    def apply_updates(self, parts: Sequence[FromController]) -> Changes:
+    def apply_updates(self, updates: Sequence[FromController]) -> Changes:
         """Applies the updates of one version in order; returns their changes together. No update
         undoes an earlier one of the same version.
         """
         changes = Changes()
-        for update in parts:
+        for update in updates:
             if isinstance(update, TopicPut):
                 self._apply_topic_put(update.topic, changes)
             elif isinstance(update, PartitionsPut):
@@ -275,14 +275,14 @@ class Catalog:
     def _unfenced_brokers(self) -> list[BrokerImage]:
         return [broker for broker in self.cluster.brokers.values() if not broker.fenced]
 
-    def _owned_partitions(self, topic: TopicImage) -> dict[Key, Owned]:
+    def _owned_partitions(self, topic: TopicImage) -> dict[Key, OwnedPartition]:
         partitions: Iterable[PartitionImage] = (p for p in topic.partitions if p.owner == self._worker and p.slot >= 0)
         return {(topic.topic_id, p.index): self._make_owned(topic, p) for p in partitions}
 
-    def _make_owned(self, topic: TopicImage, partition: PartitionImage) -> Owned:
+    def _make_owned(self, topic: TopicImage, partition: PartitionImage) -> OwnedPartition:
         previous = self.owned.get((topic.topic_id, partition.index))
         replicated = (previous is not None and previous.replicated) or is_replicated(partition, self.cluster.node_id)
-        return Owned(
+        return OwnedPartition(
             topic.name,
             topic.topic_id,
             partition.index,
@@ -374,7 +374,7 @@ class Catalog:
         return changes
 
     def _add_changes(
-        self, owned: Owned, old: Owned | None, changes: Changes, options_changed: bool, retry: bool
+        self, owned: OwnedPartition, old: OwnedPartition | None, changes: Changes, options_changed: bool, retry: bool
     ) -> None:
         if old is None or retry:
             changes.open.append(owned)

@@ -209,7 +209,7 @@ class Compactor:
                 self._idle[key] = ends_seen  # until the next roll
             return None
         self._report_of(opened).dirty_ratio = plan.dirty_ratio
-        first = next(number for number, one in enumerate(stored) if one.base_offset == plan.bases[0])
+        first = next(number for number, segment in enumerate(stored) if segment.base_offset == plan.bases[0])
         return (
             _Candidate(opened, plan, stored[first : first + plan.clean_count])
             if plan.is_due(opened.compaction)
@@ -291,7 +291,7 @@ class Compactor:
         figures = compaction.figures()
         stored = chosen.stored[: figures.clean_count]
         bases = [*plan.bases, plan.bases[-1] + 1]
-        for first, count in policies.groups(stored, bases[figures.clean_count], opened.compaction.segment_bytes):
+        for first, count in policies.merge_groups(stored, bases[figures.clean_count], opened.compaction.segment_bytes):
             await self._run_in_thread(compaction.group_begin, first, count)
             await self._run_steps(opened, compaction)
             group = await self._run_in_thread(compaction.group_end)
@@ -310,11 +310,11 @@ class Compactor:
         done = False
         while not done:
             began = time.monotonic()
-            done, moved = await self._run_in_thread(steps.advance, compaction)
+            done, processed_bytes = await self._run_in_thread(steps.advance, compaction)
             if opened.closing:
                 raise _Released
             rate = float(self._value("log.cleaner.io.max.bytes.per.second")) / self._worker_count
-            pause = min(SLEEP_S_MAX, moved / rate - (time.monotonic() - began))
+            pause = min(SLEEP_S_MAX, processed_bytes / rate - (time.monotonic() - began))
             if pause > 0:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):  # wait_for loses a cancellation that comes with the event

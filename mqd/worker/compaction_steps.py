@@ -27,14 +27,14 @@ def list_stored(path: Path, active_base: int, cache: TimestampCache, dirty_from:
     listed = segments.list_segments(path, active_base, cache)
     if not listed:
         return []  # the topic is being deleted
-    ends = [one.base_offset for one in listed[1:]] + [1 << 63]
+    ends = [segment.base_offset for segment in listed[1:]] + [1 << 63]
     return [
         StoredSegment(
-            one,
-            first_timestamp_ms(segments.segment_path(path, one.base_offset)) if end > dirty_from else -1,
-            _size(segments.segment_path(path, one.base_offset, ".index")),
+            segment,
+            first_timestamp_ms(segments.segment_path(path, segment.base_offset)) if end > dirty_from else -1,
+            _size(segments.segment_path(path, segment.base_offset, ".index")),
         )
-        for one, end in zip(listed, ends, strict=True)
+        for segment, end in zip(listed, ends, strict=True)
     ]
 
 

@@ -129,14 +129,14 @@ class Forwarding:
             if self._identity is None or incarnation is None:
                 raise OSError("the leader's host is not registered, or has no listener for other hosts")
             # the host may have fewer workers now than when the partition was placed
-            workers = max(self._cluster.brokers[route.leader].worker_count, 1)
+            worker_count = max(self._cluster.brokers[route.leader].worker_count, 1)
             connection = await dial(
                 self._credentials,
                 self._identity,
                 incarnation[1],
                 incarnation[2],
                 route.leader,
-                route.leader_worker % workers,
+                route.leader_worker % worker_count,
                 CONNECT_S_MAX,
             )
             if self._incarnation(route.leader) != incarnation:

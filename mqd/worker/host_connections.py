@@ -16,14 +16,14 @@ from mqd.cluster.membership.handshake import HandshakeFailed, Identity
 LOST_MS_MAX = 10_000  # the kernel disconnects a peer that acknowledges no bytes for this long
 
 
-class Dialled(NamedTuple):
+class DialledConnection(NamedTuple):
     socket: socket.socket  # non-blocking; no byte beyond the handshake has been read
     tls: bool  # the reactor continues it with TLS
 
 
 async def dial(
     credentials: Credentials, identity: Identity, host: str, port: int, node_id: int, worker: int, timeout_s: float
-) -> Dialled:
+) -> DialledConnection:
     """Connects to `worker` of the host `node_id`. Raises OSError (including TimeoutError),
     EOFError, HandshakeFailed.
     """
@@ -48,7 +48,7 @@ async def dial(
         if initiator.peer is None or initiator.peer.node_id != node_id:
             raise HandshakeFailed(f"{host}:{port} is not host {node_id}")
         done = True
-        return Dialled(connection, initiator.tls)
+        return DialledConnection(connection, initiator.tls)
     finally:
         if connection is not None and not done:
             connection.close()

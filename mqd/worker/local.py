@@ -20,7 +20,7 @@ MEBIBYTE = 1 << 20
 
 
 def attachment_share(attachment_count_max: int, worker_count: int) -> int:
-    """The limit of one worker. Together the workers may serve slightly more than the broker's
+    """One worker's share of local.attachments.max. Together the workers may serve slightly more than the broker's
     limit, never fewer.
     """
     return -(-attachment_count_max // worker_count)

@@ -42,11 +42,11 @@ class LogDirectory:
         self.index = index
         self.path = path
         self.failure = ""
-        self.pruned = False
+        self.pruned = False  # prune() has been called in this run
         self.doubtful = False
-        self.guard = SpaceGuard(reserve_bytes)
+        self.space_guard = SpaceGuard(reserve_bytes)
         self.timestamps = TimestampCache(scan)
-        self.trust: TrustedPoints | None = None
+        self.trusted_points: TrustedPoints | None = None
         # as an earlier run recorded them
         self.high_watermarks: dict[tuple[str, int, bytes], int] = {}
         self._worker = worker
@@ -64,7 +64,7 @@ class LogDirectory:
             stored = checkpoints.open_directory(self.path, self._worker, self._worker_count, self._files)
             for problem in stored.problems:
                 self._log.warning("checkpoint cannot be read; its partitions will be scanned", reason=problem)
-            self.trust = stored.trusted_points(self._worker)
+            self.trusted_points = stored.trusted_points(self._worker)
             self.high_watermarks = checkpoints.read_high_watermarks(self.path, self._worker)
             self._writer = CheckpointWriter(self.path, self._worker, self._files, stored)
             return [path for path in directories.leftovers(self.path) if self._must_delete(path)]

@@ -74,7 +74,7 @@ def _truncation_marks(truncated: list[OpenPartition]) -> list[Path]:
     ]
 
 
-def _remove(marks: list[Path]) -> None:
+def _remove_marks(marks: list[Path]) -> None:
     """Blocking. A mark that remains makes the next recovery slower; no records are lost."""
     with contextlib.suppress(OSError):
         for mark in marks:
@@ -154,7 +154,7 @@ class Upkeep:
         self.on_rolled()
 
     def _awaits_space(self) -> bool:
-        return bool(self._space_requests) or any(log_dir.guard.full for log_dir in self._partitions.log_dirs)
+        return bool(self._space_requests) or any(log_dir.space_guard.full for log_dir in self._partitions.log_dirs)
 
     def _is_prune_due(self) -> bool:
         return self._prune_at is not None
@@ -196,7 +196,7 @@ class Upkeep:
 
     async def _measure_space(self, log_dir: LogDirectory) -> None:
         config = self._partitions.broker_config
-        log_dir.guard.reserve_bytes = broker_number(config, "log.dirs.free.bytes.min")
+        log_dir.space_guard.reserve_bytes = broker_number(config, "log.dirs.free.bytes.min")
         request = self._space_requests.get(log_dir.index)
         if request is None:
             request = self._space_requests[log_dir.index] = asyncio.ensure_future(
@@ -212,11 +212,11 @@ class Upkeep:
         except OSError as error:
             self._log.warning("free space cannot be read", log_dir=str(log_dir.path), reason=str(error))
             return
-        if log_dir.guard.on_free_bytes(free_bytes, clock.monotonic_ms()):
+        if log_dir.space_guard.on_free_bytes(free_bytes, clock.monotonic_ms()):
             await self._report_space(log_dir, free_bytes)
 
     async def _report_space(self, log_dir: LogDirectory, free_bytes: int) -> None:
-        full = log_dir.guard.full
+        full = log_dir.space_guard.full
         await self._commands.run(self._reactor.set_log_dir_full, log_dir.index, full)
         self.on_space()
         if full:
@@ -224,14 +224,14 @@ class Upkeep:
                 "log directory is full: Produce is refused until space returns; free some, or shorten retention",
                 log_dir=str(log_dir.path),
                 free_bytes=free_bytes,
-                reserve_bytes=log_dir.guard.reserve_bytes,
+                reserve_bytes=log_dir.space_guard.reserve_bytes,
             )
         else:
             self._log.info("log directory has space again", log_dir=str(log_dir.path), free_bytes=free_bytes)
 
     async def on_log_dir_full(self, log_dir: LogDirectory) -> None:
         """A write got ENOSPC."""
-        if log_dir.guard.on_write_refused(clock.monotonic_ms()):
+        if log_dir.space_guard.on_write_refused(clock.monotonic_ms()):
             await self._report_space(log_dir, 0)
 
     # -- checkpoints -------------------------------------------------------------------------------
@@ -297,7 +297,9 @@ class Upkeep:
         (native/log/recovery/truncation.h).
         """
         truncated = [
-            one for one in self._partitions.open.values() if one.truncated and one.owned.log_dir == log_dir.index
+            opened
+            for opened in self._partitions.open.values()
+            if opened.truncated and opened.owned.log_dir == log_dir.index
         ]
         marks = await self._background.slow(log_dir.index, _truncation_marks, truncated) if truncated else []
         for opened in truncated:
@@ -311,7 +313,7 @@ class Upkeep:
             for opened in truncated:
                 opened.truncated = True
         elif marks:
-            await self._background.slow(log_dir.index, _remove, marks)
+            await self._background.slow(log_dir.index, _remove_marks, marks)
         return written
 
     # -- retention ---------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from mqd.log import directories, moving
 from mqd.log.files import Files
 from mqd.protocol.errors import ErrorCode
 from mqd.worker.background import Background
-from mqd.worker.catalog import Catalog, Key, Owned
+from mqd.worker.catalog import Catalog, Key, OwnedPartition
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.partitions import PartitionSet
@@ -50,7 +50,7 @@ HELD_MAX = 1000
 
 
 class _Move(msgspec.Struct):
-    owned: Owned
+    owned: OwnedPartition
     target: int
     copy: moving.Copy
     task: asyncio.Task[None] | None = None
@@ -67,7 +67,7 @@ class Mover:
         background: Background,
         files: Files,
         send: Callable[[ToController], None],
-        applying: asyncio.Lock,
+        changes_lock: asyncio.Lock,
     ) -> None:
         self._log_dirs = log_dirs
         self._control = control
@@ -76,7 +76,7 @@ class Mover:
         self._background = background
         self._files = files
         self._send = send
-        self._applying = applying
+        self._changes_lock = changes_lock
         self._moves: dict[Key, _Move] = {}
         self._held: list[Command] = []  # Y4
         self._log = logging.get("worker.moving")
@@ -101,7 +101,7 @@ class Mover:
         log_dir = self._log_dirs[target]
         if log_dir.failure:
             return int(ErrorCode.KAFKA_STORAGE_ERROR), f"Log directory {log_dir.path} failed: {log_dir.failure}"
-        if log_dir.guard.full:
+        if log_dir.space_guard.full:
             return int(ErrorCode.KAFKA_STORAGE_ERROR), f"Log directory {log_dir.path} is full."
         move = self._moves[owned.key] = _Move(
             owned, target, moving.Copy(opened.path, log_dir.path, owned.topic, owned.index, owned.topic_id, self._files)
@@ -134,7 +134,7 @@ class Mover:
         await self._background.slow(move.target, move.copy.close)
         await self._discard(self._log_dirs[move.target], move.copy.path, move.owned)
 
-    async def _discard(self, log_dir: LogDirectory, path: Path, owned: Owned) -> None:
+    async def _discard(self, log_dir: LogDirectory, path: Path, owned: OwnedPartition) -> None:
         aside = log_dir.path / directories.aside_name(owned.topic, owned.index, "delete")
         try:
             await self._background.slow(log_dir.index, self._files.rename, path, aside)
@@ -155,7 +155,7 @@ class Mover:
             for _ in range(ROUNDS_MAX):
                 if await self._copy_round(move) <= PAUSE_BYTES:
                     break
-            async with self._applying:
+            async with self._changes_lock:
                 await self._switch(move)
         except OSError as error:  # OSError includes NativeError
             # no failure if the partition is being deleted
@@ -176,7 +176,7 @@ class Mover:
         """Copies the published data. Returns how much has been added since. One chunk at a time, so
         that checkpoints of the directory get their turn.
         """
-        if self._log_dirs[move.target].guard.full:
+        if self._log_dirs[move.target].space_guard.full:
             raise OSError(
                 errno.ENOSPC, "no space is left above log.dirs.free.bytes.min", str(self._log_dirs[move.target].path)
             )

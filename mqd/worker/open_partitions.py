@@ -16,13 +16,13 @@ from mqd.log.files import Files
 from mqd.log.retention import RetentionPolicy
 from mqd.worker import shortened_log as shortened
 from mqd.worker.background import Background, unless_hung
-from mqd.worker.catalog import Catalog, Key, Owned
+from mqd.worker.catalog import Catalog, Key, OwnedPartition
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.log_directory import LogDirectory
 
 
 class OpenPartition(msgspec.Struct):
-    owned: Owned
+    owned: OwnedPartition
     path: Path
     log_start_offset: int
     policy: RetentionPolicy
@@ -31,7 +31,7 @@ class OpenPartition(msgspec.Struct):
     files_lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     closing: bool = False
     truncated: bool = False  # its log was truncated, perhaps below the checkpoint's recovery point
-    catching_up: shortened.Shortened | None = None  # N5 in partitions.py
+    catching_up: shortened.ShortenedState | None = None  # N5 in partitions.py
 
 
 async def run_all(work: Iterable) -> None:
@@ -73,7 +73,7 @@ class OpenPartitions:
         # makes compaction release the partition's files, and waits until it has
         self.before_close: Callable[[OpenPartition], Awaitable[None]] | None = None
         self._clustered = False  # the reactor knows of other replicas
-        self._deleting: set[asyncio.Task[None]] = set()
+        self._deletion_tasks: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.partitions")
 
     @property
@@ -81,10 +81,10 @@ class OpenPartitions:
         return {**self._static_config, **self._catalog.broker_config}
 
     @staticmethod
-    def _entry(owned: Owned, offset: int) -> Entry:
+    def _checkpoint_entry(owned: OwnedPartition, offset: int) -> Entry:
         return Entry(owned.topic, owned.index, offset, owned.topic_id)
 
-    def note_failed_directory(self, owned: Owned) -> None:
+    def note_failed_directory(self, owned: OwnedPartition) -> None:
         """Adds the open partition to the failures if its log directory has failed."""
         log_dir = self.log_dirs[owned.log_dir]
         if log_dir.failure:
@@ -103,7 +103,7 @@ class OpenPartitions:
         async with opened.files_lock:
             return await self._close_in_reactor(opened.owned)
 
-    async def _close_in_reactor(self, owned: Owned) -> native.Partition | None:
+    async def _close_in_reactor(self, owned: OwnedPartition) -> native.Partition | None:
         try:
             return (await self._commands.run(self._reactor.partition_close, owned.slot)).partition
         except native.NativeError as error:
@@ -121,13 +121,13 @@ class OpenPartitions:
         partition = await self._take_back(opened, with_files_lock=True)
         return partition is not None and await self._close(opened.owned, partition, clean=True) >= 0
 
-    async def _close_without_deleting(self, owned: Owned) -> None:
+    async def _close_without_deleting(self, owned: OwnedPartition) -> None:
         opened = self.open.get(owned.key)
         self.failures.pop(owned.slot, None)  # if it could not be opened
         if opened is not None and (partition := await self._take_back(opened)) is not None:
             await self._close(owned, partition, clean=True)
 
-    async def _close(self, owned: Owned, partition: native.Partition, clean: bool) -> int:
+    async def _close(self, owned: OwnedPartition, partition: native.Partition, clean: bool) -> int:
         """Returns the log end offset on disk, or -1 if closing failed."""
         try:
             log_end_offset = partition.log_end_offset
@@ -151,8 +151,8 @@ class OpenPartitions:
         for opened in self.open.values():
             if opened.owned.log_dir == log_dir and not opened.closing:
                 view = self._control.slot_view(opened.owned.slot)
-                points.append(self._entry(opened.owned, view.durable_offset))
-                starts.append(self._entry(opened.owned, view.log_start_offset))
+                points.append(self._checkpoint_entry(opened.owned, view.durable_offset))
+                starts.append(self._checkpoint_entry(opened.owned, view.log_start_offset))
         return points, starts
 
     def high_watermarks(self, log_dir: int) -> list[Entry]:
@@ -162,7 +162,10 @@ class OpenPartitions:
             for opened in self.open.values()
             if opened.owned.replicated and opened.owned.log_dir == log_dir and not opened.closing
         ]
-        return [self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark)) for owned in replicated]
+        return [
+            self._checkpoint_entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark))
+            for owned in replicated
+        ]
 
     async def close_all(self, generation: int) -> list[LogDirectory]:
         """The clean shutdown: every partition is taken back from the reactor, flushed and closed;
@@ -170,9 +173,9 @@ class OpenPartitions:
         succeeded. Returns the directories that did not respond. They get no marker, so the next
         start checks their logs. Threads may still be busy there.
         """
-        for task in list(self._deleting):
+        for task in list(self._deletion_tasks):
             task.cancel()
-        await asyncio.gather(*self._deleting, return_exceptions=True)
+        await asyncio.gather(*self._deletion_tasks, return_exceptions=True)
         hung: list[LogDirectory] = []
         await run_all(self._close_directory(log_dir, generation, hung) for log_dir in self.log_dirs)
         return hung
@@ -180,7 +183,7 @@ class OpenPartitions:
     async def _close_directory(self, log_dir: LogDirectory, generation: int, hung: list[LogDirectory]) -> None:
         loop = asyncio.get_running_loop()
         opened_here = [opened for opened in self.open.values() if opened.owned.log_dir == log_dir.index]
-        results: list[tuple[Owned, int, int]] = []  # (partition, log end or -1, log start)
+        results: list[tuple[OwnedPartition, int, int]] = []  # (partition, log end or -1, log start)
         last_step_s = loop.time()
 
         async def close(opened: OpenPartition) -> None:
@@ -205,18 +208,18 @@ class OpenPartitions:
             )
 
     async def _finish_directory(
-        self, log_dir: LogDirectory, results: list[tuple[Owned, int, int]], generation: int
+        self, log_dir: LogDirectory, results: list[tuple[OwnedPartition, int, int]], generation: int
     ) -> None:
         closed = [result for result in results if result[1] >= 0]
         if log_dir.failure or not results:
             return
-        points = [self._entry(owned, log_end) for owned, log_end, _ in closed]
-        starts = [self._entry(owned, start) for owned, _, start in results]
+        points = [self._checkpoint_entry(owned, log_end) for owned, log_end, _ in closed]
+        starts = [self._checkpoint_entry(owned, start) for owned, _, start in results]
         if len(closed) < len(results):
             return  # the last checkpoint stays valid for all partitions
         written = await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
         high_watermarks = [
-            self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark))
+            self._checkpoint_entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark))
             for owned, _, _ in results
             if owned.replicated
         ]

@@ -108,7 +108,7 @@ def compaction_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> Co
 
 def listener_flags(listeners: Iterable[Listener]) -> list[int]:
     """native.ReactorOptions.listeners."""
-    return [_LISTENER_TLS * one.has_tls | _LISTENER_SASL * one.has_sasl for one in listeners]
+    return [_LISTENER_TLS * listener.has_tls | _LISTENER_SASL * listener.has_sasl for listener in listeners]
 
 
 def _rights(config: Mapping[str, str]) -> int:

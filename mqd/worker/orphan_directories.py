@@ -33,7 +33,7 @@ def set_strays_aside(
     topic_ids = frozenset(topic.topic_id for topic in image.topics) if image.node_id >= 0 else frozenset()
     removed_ids = frozenset(image.removed_topic_ids)
     to_delete = []
-    paths = [log_dir.path for log_dir in log_dirs]
+    log_dir_paths = [log_dir.path for log_dir in log_dirs]
     for log_dir in log_dirs:
         if not log_dir.failure:
             try:
@@ -43,7 +43,7 @@ def set_strays_aside(
                 to_delete += [
                     (log_dir, path)
                     for path in _set_strays_of_directory_aside(
-                        log_dir, assigned_log_dirs, topic_ids, removed_ids, worker, worker_count, files, paths
+                        log_dir, assigned_log_dirs, topic_ids, removed_ids, worker, worker_count, files, log_dir_paths
                     )
                 ]
             except OSError as error:
@@ -59,7 +59,7 @@ def _set_strays_of_directory_aside(
     worker: int,
     worker_count: int,
     files: Files,
-    paths: list[Path],
+    log_dir_paths: list[Path],
 ) -> list[Path]:
     to_delete, moved_count = [], 0
     for entry in list(os.scandir(log_dir.path)):
@@ -82,7 +82,7 @@ def _set_strays_of_directory_aside(
             continue
         moved_count += 1
         if topic_id in removed_ids or _is_old_copy(
-            Path(entry.path), assigned_log_dirs.get((topic_id, index)), topic_id, match[1], index, paths
+            Path(entry.path), assigned_log_dirs.get((topic_id, index)), topic_id, match[1], index, log_dir_paths
         ):
             target = log_dir.path / directories.aside_name(match[1], index, "delete")
             files.rename(Path(entry.path), target)
@@ -151,14 +151,16 @@ def _log_errors(path: Path) -> Iterator[None]:
         )
 
 
-def _is_old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, index: int, paths: list[Path]) -> bool:
+def _is_old_copy(
+    path: Path, assigned: int | None, topic_id: bytes, topic: str, index: int, log_dir_paths: list[Path]
+) -> bool:
     """Whether the directory is the remainder of a move: a copy that never became valid, or the
     source of one that did.
     """
-    if assigned is None or assigned >= len(paths):
+    if assigned is None or assigned >= len(log_dir_paths):
         return False
-    authoritative_copy = directories.partition_path(paths[assigned], topic, index)
-    return directories.exists(paths[assigned], topic, index, topic_id) and (
+    authoritative_copy = directories.partition_path(log_dir_paths[assigned], topic, index)
+    return directories.exists(log_dir_paths[assigned], topic, index, topic_id) and (
         moving.is_marked(path) or moving.is_marked(authoritative_copy)
     )
 

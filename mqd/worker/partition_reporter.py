@@ -117,7 +117,9 @@ class PartitionReporter:
             self.check()
 
     def _is_needed(self) -> bool:
-        return bool(self._catalog.retiring) or any(one.recovering for one in self._catalog.assigned.values())
+        return bool(self._catalog.retiring) or any(
+            assignment.recovering for assignment in self._catalog.assigned.values()
+        )
 
     def check(self) -> None:
         for key, assignment in list(self._catalog.assigned.items()):
@@ -134,10 +136,14 @@ class PartitionReporter:
         previous, self._unused = self._unused, {}
         for topic_id in self._catalog.retiring:
             led = [
-                one for one in self._catalog.topics[topic_id].partitions if one.leader == self._catalog.cluster.node_id
+                partition
+                for partition in self._catalog.topics[topic_id].partitions
+                if partition.leader == self._catalog.cluster.node_id
             ]
-            self._report_emptied(topic_id, [one for one in led if one.retiring in (RETIRE_SEALED, RETIRE_REDIRECTED)])
-            self._report_unused(topic_id, [one for one in led if one.retiring == RETIRE_HIDDEN], previous, elapsed_s)
+            sealed = [partition for partition in led if partition.retiring in (RETIRE_SEALED, RETIRE_REDIRECTED)]
+            hidden = [partition for partition in led if partition.retiring == RETIRE_HIDDEN]
+            self._report_emptied(topic_id, sealed)
+            self._report_unused(topic_id, hidden, previous, elapsed_s)
 
     def _report_recovered(
         self, key: Key, leader_epoch: int, partition_epoch: int, recovering: bool, broker_epoch: int

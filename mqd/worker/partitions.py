@@ -41,7 +41,7 @@ from mqd.cluster.host.messages import BrokerImage, TopicImage
 from mqd.log import directories, moving
 from mqd.worker import shortened_log as shortened
 from mqd.worker.assignments import Assignment, leader_worker
-from mqd.worker.catalog import Changes, Owned
+from mqd.worker.catalog import Changes, OwnedPartition
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.open_partitions import OpenPartition, OpenPartitions, run_all
 from mqd.worker.options import compaction_policy, log_options, retention_policy
@@ -51,16 +51,16 @@ RECOVERY_ABORTS_MAX = 2
 
 
 class _Opened(msgspec.Struct):
-    owned: Owned
+    owned: OwnedPartition
     path: Path
     partition: native.Partition
     recovery: native.Recovery
     existed: bool
 
 
-def _abort_reason(path: Path, aborts: int) -> str:
+def _abort_reason(path: Path, abort_count: int) -> str:
     return (
-        f"opening it has aborted its worker {aborts} times by a broken invariant (the worker's log names it); all"
+        f"opening it has aborted its worker {abort_count} times by a broken invariant (the worker's log names it); all"
         f" other partitions are served. `mqd log verify {path}` checks its files; a restart of the broker tries once more"
     )
 
@@ -105,7 +105,8 @@ class PartitionSet(OpenPartitions):
     async def _put_view(self, view: TopicImage) -> None:
         base = self._catalog.base_of(view)
         entries = [
-            (one.slot, one.leader, one.leader_epoch, -1, 0, 0) for one in (base.partitions if base is not None else ())
+            (partition.slot, partition.leader, partition.leader_epoch, -1, 0, 0)
+            for partition in (base.partitions if base is not None else ())
         ]
         await self._commands.run(
             self._reactor.view_put,
@@ -145,14 +146,21 @@ class PartitionSet(OpenPartitions):
             return
         cluster = self._catalog.cluster
         entries = [
-            (one.slot, one.leader, one.leader_epoch, one.redirect, one.retiring, leader_worker(topic, one, cluster))
-            for one in topic.partitions
+            (
+                partition.slot,
+                partition.leader,
+                partition.leader_epoch,
+                partition.redirect,
+                partition.retiring,
+                leader_worker(topic, partition, cluster),
+            )
+            for partition in topic.partitions
         ]
         await self._commands.run(self._reactor.topic_put_partitions, topic.topic_id, topic.name, entries)
 
     # -- opening -----------------------------------------------------------------------------------
 
-    async def _open_all(self, to_open: list[Owned]) -> None:
+    async def _open_all(self, to_open: list[OwnedPartition]) -> None:
         views = {owned.key: self._control.slot_view(owned.slot) for owned in to_open}
         results = await asyncio.gather(
             *(self._background.urgent(owned.log_dir, self._open_one, owned, views[owned.key]) for owned in to_open),
@@ -169,12 +177,12 @@ class PartitionSet(OpenPartitions):
         await self._make_durable(opened)
         await run_all(self._pass_to_reactor(result) for result in opened)
 
-    def _open_one(self, owned: Owned, view: native.SlotView) -> _Opened:
+    def _open_one(self, owned: OwnedPartition, view: native.SlotView) -> _Opened:
         """Blocking, several at a time."""
         if owned.log_dir >= len(self.log_dirs):
             raise OSError(errno.EINVAL, f"log directory {owned.log_dir} is not in log.dirs")
         log_dir = self.log_dirs[owned.log_dir]
-        if log_dir.failure or log_dir.trust is None:
+        if log_dir.failure or log_dir.trusted_points is None:
             raise OSError(errno.EIO, f"its log directory {log_dir.path} failed: {log_dir.failure}")
         existed = directories.exists(log_dir.path, owned.topic, owned.index, owned.topic_id)
         recovery = self._recovery_inputs(owned, view, log_dir)
@@ -198,9 +206,9 @@ class PartitionSet(OpenPartitions):
         recovery.log_start_offset = max(recovery.log_start_offset, moving.marked_log_start(path))
         options = self._log_options(owned)
         known_start = recovery.log_start_offset
-        with self._control.opening(owned.slot) as aborts:
-            if aborts >= RECOVERY_ABORTS_MAX:
-                raise OSError(errno.EIO, _abort_reason(path, aborts))
+        with self._control.opening(owned.slot) as abort_count:
+            if abort_count >= RECOVERY_ABORTS_MAX:
+                raise OSError(errno.EIO, _abort_reason(path, abort_count))
             now_ms = time.time_ns() // 1_000_000
             partition = native.Partition.open(
                 path, options, owned.leader_epoch, now_ms, recovery, known_high_watermark, owned.has_other_replicas
@@ -226,7 +234,12 @@ class PartitionSet(OpenPartitions):
             )
 
     def _check_missing(
-        self, owned: Owned, path: Path, partition: native.Partition, recovery: native.Recovery, known_start: int
+        self,
+        owned: OwnedPartition,
+        path: Path,
+        partition: native.Partition,
+        recovery: native.Recovery,
+        known_start: int,
     ) -> None:
         """Reports missing records, and refuses a gap if there are other replicas (N6). Blocking."""
         if recovery.log_start_offset > known_start and recovery.missing_from < 0:
@@ -258,7 +271,7 @@ class PartitionSet(OpenPartitions):
 
     def _check_length(
         self,
-        owned: Owned,
+        owned: OwnedPartition,
         path: Path,
         partition: native.Partition,
         recovery: native.Recovery,
@@ -282,20 +295,20 @@ class PartitionSet(OpenPartitions):
             partition.close(False)
             raise
 
-    def _recovery_inputs(self, owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> native.Recovery:
+    def _recovery_inputs(self, owned: OwnedPartition, view: native.SlotView, log_dir: LogDirectory) -> native.Recovery:
         """The trusted inputs of recovery: the checkpoints; and, if a predecessor of this worker
         published positions under the same keeper process, the page cache as the predecessor left
         it. A published durable offset counts only in that case: the machine has not lost power
         since, otherwise the control segment would be gone. OFFLINE means that the predecessor met
         an error there, perhaps a failed flush.
         """
-        trust = log_dir.trust
-        assert trust is not None
+        trusted_points = log_dir.trusted_points
+        assert trusted_points is not None
         name = (owned.topic, owned.index, owned.topic_id)
         recovery = native.Recovery(
-            recovery_point_offset=trust.recovery_point(*name),
-            clean_shutdown=trust.clean_shutdown(*name),
-            log_start_offset=trust.log_start_offset(*name),
+            recovery_point_offset=trusted_points.recovery_point(*name),
+            clean_shutdown=trusted_points.clean_shutdown(*name),
+            log_start_offset=trusted_points.log_start_offset(*name),
         )
         if view.topic_id == owned.topic_id and view.partition_index == owned.index and view.log_end_offset > 0:
             recovery.trusted_end_offset = view.log_end_offset
@@ -308,7 +321,7 @@ class PartitionSet(OpenPartitions):
         return recovery
 
     @staticmethod
-    def _known_high_watermark(owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> int:
+    def _known_high_watermark(owned: OwnedPartition, view: native.SlotView, log_dir: LogDirectory) -> int:
         """Records below this offset were committed. It is the value that a predecessor published
         under the same keeper process, otherwise the recorded one.
         """
@@ -335,9 +348,12 @@ class PartitionSet(OpenPartitions):
             if existing:
                 points, starts = self.checkpoint_entries(log_dir.index)
                 points += [
-                    self._entry(result.owned, max(0, self._trusted_point(result.recovery))) for result in existing
+                    self._checkpoint_entry(result.owned, max(0, self._trusted_point(result.recovery)))
+                    for result in existing
                 ]
-                starts += [self._entry(result.owned, result.recovery.log_start_offset) for result in existing]
+                starts += [
+                    self._checkpoint_entry(result.owned, result.recovery.log_start_offset) for result in existing
+                ]
                 await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
 
     @staticmethod
@@ -372,19 +388,19 @@ class PartitionSet(OpenPartitions):
             owned, result.path, recovery.log_start_offset, policy, compaction, truncated=owned.replicated
         )
         if owned.has_other_replicas and shortened.is_marked(result.path):
-            opened.catching_up = shortened.Shortened()
+            opened.catching_up = shortened.ShortenedState()
             self._log.error("replica may lack acknowledged records", partition=owned.name, reason=shortened.REASON)
         self.open[owned.key] = self.by_slot[owned.slot] = opened
         self.failures.pop(owned.slot, None)
         self.note_failed_directory(owned)  # it may have failed meanwhile
 
-    def _record_failure(self, owned: Owned, reason: str, cause: Exception | None = None) -> None:
+    def _record_failure(self, owned: OwnedPartition, reason: str, cause: Exception | None = None) -> None:
         self._log.error("partition cannot be opened; it is offline", partition=owned.name, reason=reason)
         self.failures[owned.slot] = f"{owned.name}: {reason}"
         self._catalog.record_failure(owned.key, isinstance(cause, OSError) and cause.errno in _TRANSIENT_ERRNOS)
         self._control.set_slot_state(owned.slot, native.SlotState.OFFLINE)
 
-    async def _delete(self, owned: Owned) -> None:
+    async def _delete(self, owned: OwnedPartition) -> None:
         opened = self.open.get(owned.key)
         self.failures.pop(owned.slot, None)
         if opened is not None and (partition := await self._take_back(opened)) is not None:
@@ -405,15 +421,15 @@ class PartitionSet(OpenPartitions):
         if aside is not None:
             self.delete_later(log_dir, aside)
 
-    def _set_aside(self, log_dir: Path, owned: Owned) -> Path | None:
+    def _set_aside(self, log_dir: Path, owned: OwnedPartition) -> Path | None:
         if not directories.exists(log_dir, owned.topic, owned.index, owned.topic_id):
             return None  # never created, or another topic's
         return directories.set_aside_for_deletion(log_dir, owned.topic, owned.index, self._files)
 
     def delete_later(self, log_dir: LogDirectory, path: Path) -> None:
         task = asyncio.get_running_loop().create_task(self._delete_tree(log_dir, path))
-        self._deleting.add(task)
-        task.add_done_callback(self._deleting.discard)
+        self._deletion_tasks.add(task)
+        task.add_done_callback(self._deletion_tasks.discard)
 
     async def _delete_tree(self, log_dir: LogDirectory, path: Path) -> None:
         """Deletes one file at a time, so that checkpoints of the directory get their turn. The next
@@ -430,17 +446,17 @@ class PartitionSet(OpenPartitions):
 
     # -- changes of open partitions ----------------------------------------------------------------
 
-    async def _set_epoch(self, owned: Owned) -> None:
+    async def _set_epoch(self, owned: OwnedPartition) -> None:
         opened = self.open.get(owned.key)
         if opened is not None:
             await self._commands.run(self._reactor.set_leader_epoch, owned.slot, owned.leader_epoch)
             opened.owned = owned
 
-    def _log_options(self, owned: Owned) -> native.LogOptions:
+    def _log_options(self, owned: OwnedPartition) -> native.LogOptions:
         topic = self._catalog.topic_of(owned)
         return native.LogOptions(**log_options(self.broker_config, topic.config, topic.internal))
 
-    async def _set_options(self, owned: Owned) -> None:
+    async def _set_options(self, owned: OwnedPartition) -> None:
         opened = self.open.get(owned.key)
         if opened is None:
             return
@@ -449,7 +465,7 @@ class PartitionSet(OpenPartitions):
         opened.policy = retention_policy(self.broker_config, config)
         opened.compaction = compaction_policy(self.broker_config, config)
 
-    async def _assign(self, owned: Owned, assignment: Assignment) -> None:
+    async def _assign(self, owned: OwnedPartition, assignment: Assignment) -> None:
         opened = self.open.get(owned.key)
         if opened is not None:
             if opened.catching_up is not None:
@@ -458,7 +474,7 @@ class PartitionSet(OpenPartitions):
             opened.owned = owned
 
     async def _assignment_while_shortened(
-        self, opened: OpenPartition, state: shortened.Shortened, assignment: Assignment
+        self, opened: OpenPartition, state: shortened.ShortenedState, assignment: Assignment
     ) -> Assignment:
         """The assignment for the reactor, until the replica has caught up (N5)."""
         effective, has_caught_up = state.on_assignment(assignment)

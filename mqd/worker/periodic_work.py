@@ -39,7 +39,7 @@ class PeriodicWork:
         self._resumed.set()
 
     async def ticks(self, period_s: float, is_needed: Callable[[], bool] = never) -> AsyncIterator[None]:
-        """Ticks without end, at multiples of the period. `is_needed()`: whether there is work
+        """Yields forever, at multiples of the period. `is_needed()`: whether there is work
         although the reactor is idle.
         """
         pace = Pace(self, is_needed)
@@ -52,7 +52,7 @@ class PeriodicWork:
 
 
 class Pace:
-    """Determines how long one kind of work may wait until it is repeated."""
+    """Determines how long to wait before one kind of work is repeated."""
 
     def __init__(self, periodic_work: PeriodicWork, is_needed: Callable[[], bool] = never):
         self._periodic_work = periodic_work

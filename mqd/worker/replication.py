@@ -37,7 +37,7 @@ from mqd.cluster.membership.handshake import HandshakeFailed, Identity
 from mqd.worker.assignments import Assignment, Cluster
 from mqd.worker.catalog import Key
 from mqd.worker.commands import ReactorCommands
-from mqd.worker.host_connections import Dialled, dial
+from mqd.worker.host_connections import DialledConnection, dial
 
 CONNECT_S_MAX = 3.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
@@ -252,7 +252,7 @@ class Replication:
                 async with asyncio.timeout(backoff_s * random.uniform(0.5, 1.0)):
                     await connection.changed.wait()
 
-    async def _connect(self, route: Route, target: Target) -> Dialled:
+    async def _connect(self, route: Route, target: Target) -> DialledConnection:
         """Raises OSError (including TimeoutError), EOFError, HandshakeFailed."""
         if self._identity is None:
             raise OSError(_NOT_REGISTERED)
@@ -266,7 +266,7 @@ class Replication:
             CONNECT_S_MAX,
         )
 
-    async def _pass_to_reactor(self, route: Route, connection: _Connection, dialled: Dialled) -> None:
+    async def _pass_to_reactor(self, route: Route, connection: _Connection, dialled: DialledConnection) -> None:
         connection.token = 0
         if self._identity is None:  # this host's registration has ended since the dial
             dialled.socket.close()

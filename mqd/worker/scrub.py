@@ -193,8 +193,8 @@ class Scrubber:
         if self._interval_ms < 0:
             await self._background.urgent(NO_LOG_DIR, self._write, [])
             await asyncio.Event().wait()
-        for one in await self._background.urgent(NO_LOG_DIR, damage.read, self._run_dir, self._worker):
-            self._earlier_damage[(one.topic_id, one.partition), one.segment] = one
+        for found in await self._background.urgent(NO_LOG_DIR, damage.read, self._run_dir, self._worker):
+            self._earlier_damage[(found.topic_id, found.partition), found.segment] = found
         survey_s = min(self._interval_ms / 5000, SURVEY_S_MAX)
         next_survey = 0.0
         while True:
@@ -238,11 +238,11 @@ class Scrubber:
                 for segment in [segment for segment in self._damage if segment[0] == key]:
                     changed |= self._drop(segment)
         for key in list(self._partitions.open):
-            changed |= await self._survey_one(key)
+            changed |= await self._survey_partition(key)
         if changed:
             await self._publish()
 
-    async def _survey_one(self, key: Key) -> bool:
+    async def _survey_partition(self, key: Key) -> bool:
         """Returns whether the set of known damage changed."""
         opened = self._find_open(key)
         if opened is None:
@@ -264,15 +264,15 @@ class Scrubber:
         changed = any([self._drop((key, base)) for base in removed])
         for segment in [
             segment
-            for segment, one in self._damage.items()
-            if segment[0] == key and one.next_sound_offset <= view.log_start_offset
+            for segment, found in self._damage.items()
+            if segment[0] == key and found.next_sound_offset <= view.log_start_offset
         ]:
             self._plan.check_again(segment, now_ms, 0)  # the damage was skipped: check what follows it
         for segment in [segment for segment in self._earlier_damage if segment[0] == key]:
-            one = self._earlier_damage.pop(segment)
+            earlier = self._earlier_damage.pop(segment)
             changed = True
             if segment[1] in sealed:
-                self._damage[segment] = one
+                self._damage[segment] = earlier
                 self._plan.check_again(segment, now_ms, 0)
         return changed
 

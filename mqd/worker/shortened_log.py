@@ -1,7 +1,7 @@
 """Replicated logs that recovery has cut below records that may have been acknowledged: a flipped
 bit in flushed data looks like a torn write (C5 of native/log/recovery/recovery.h).
 
-Such a replica may hold less than the other replicas assume. A file in its directory marks it as
+Such a replica may have fewer records than the other replicas assume. A file in its directory marks it as
 shortened until it has caught up. While it is marked:
     H1  it does not lead: as a leader it would make the others truncate acknowledged records. It
         reports that it does not serve the partition, so that another replica leads. It repeats the
@@ -65,7 +65,7 @@ def _is_in_sync(assignment: Assignment) -> bool:
     return any(member.node_id == assignment.node_id and member.in_sync for member in assignment.members)
 
 
-class Shortened:
+class ShortenedState:
     """The state of one open partition, from its opening until it counts as a replica again."""
 
     def __init__(self) -> None:

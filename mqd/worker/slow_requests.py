@@ -10,7 +10,7 @@ from mqd.protocol.headers import KNOWN
 from mqd.worker.catalog import Catalog
 
 JOIN_GROUP, SYNC_GROUP = 11, 14
-UNLOGGED_APIS = (JOIN_GROUP, SYNC_GROUP)  # they are answered only when a rebalance ends
+UNLOGGED_APIS = (JOIN_GROUP, SYNC_GROUP)  # their responses wait for the end of a rebalance
 FIELD_NAMES = {
     native.Spent.QUEUE: "queued",
     native.Spent.WAIT: "waited_for_records",
@@ -42,7 +42,7 @@ def fields(slow: native.SlowRequest) -> dict[str, Any]:
     return values
 
 
-def log_line(log: logging.Logger, event: native.Event, catalog: Catalog) -> None:
+def log_slow_request(log: logging.Logger, event: native.Event, catalog: Catalog) -> None:
     """Handles MQD_EVENT_SLOW."""
     if event.slow is None or event.slow.api_key in UNLOGGED_APIS:
         return

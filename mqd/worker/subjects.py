@@ -73,10 +73,12 @@ class Subjects:
 
     def change(self, put: Mapping[bytes, AclBinding], removed: Iterable[bytes]) -> None:
         removed_bindings = [self._rules.bindings[acl_id] for acl_id in removed if acl_id in self._rules.bindings]
-        restricting = [one for one in put.values() if one.permission == Permission.DENY or self._rules.allow_everyone]
+        restricting = [
+            binding for binding in put.values() if binding.permission == Permission.DENY or self._rules.allow_everyone
+        ]
         if self._changed is not None:
             self._changed += [
-                one for one in (*removed_bindings, *restricting) if one.resource_type == ResourceType.TOPIC
+                binding for binding in (*removed_bindings, *restricting) if binding.resource_type == ResourceType.TOPIC
             ]
         self._rules.change(put, removed)
 
@@ -93,7 +95,7 @@ class Subjects:
         await asyncio.gather(*(self._put(number) for number in list(self._present)))
         changed, self._changed = self._changed, []
         if changed is None or changed:
-            slots = self._slots_of(lambda name: changed is None or any(one.covers(name) for one in changed))
+            slots = self._slots_of(lambda name: changed is None or any(binding.covers(name) for binding in changed))
             # only now: the reactor no longer lets a client map a segment under the old rights
             await self._commands.run(self._reactor.revoke_mappings, slots)
 

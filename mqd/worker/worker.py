@@ -9,7 +9,7 @@ sends it commands and cleans up after it.
            a bug of its own -> exit status 1, and supervisord restarts it
 
 Concurrency: one event loop; messages of the controller are applied one after the other under
-`_applying`, except that deletions of records do not delay the messages after them. The shutdown
+`_changes_lock`, except that deletions of records do not delay the messages after them. The shutdown
 holds it too, so it never meets a half-applied change.
 """
 
@@ -73,7 +73,7 @@ from mqd.worker.scrub import Scrubber
 from mqd.worker.subjects import Subjects
 from mqd.worker.tls import TlsListeners
 
-_DESCRIPTORS_SPARE = 256
+_SPARE_DESCRIPTORS = 256
 CONNECTIONS_AT_RUN_TIME = 65536  # max.connections can be raised up to this number without a restart
 RETRY_FAILED_S = 3.0
 END_S = 22.0  # the keeper kills the worker after 25 s
@@ -90,7 +90,7 @@ class Worker:
         self._config = client.config
         self._log = logging.get("worker")
         self._stopping: asyncio.Event = asyncio.Event()
-        self._applying = asyncio.Lock()
+        self._changes_lock = asyncio.Lock()
         self._ready = False
         self._version = -1  # of the last applied metadata
         self._cluster_id = ""
@@ -136,7 +136,7 @@ class Worker:
         timer = threading.Timer(END_S, self._give_up)
         timer.daemon = True
         timer.start()
-        async with self._applying:
+        async with self._changes_lock:
             tasks_ended = await self._unless_hung("the running tasks", _cancel([*tasks, stop]))
             if failure is not None:
                 raise failure  # a bug: no clean shutdown, supervisord restarts the worker
@@ -165,7 +165,7 @@ class Worker:
         self._local = LocalBudget.attach(client, self._run_dir / "credits.lock", config, worker_count)
         read_fd_count = broker_number(config, "read.fd.count.max")
         connection_max = min(
-            self._credits.budget.connection_count, max(16, descriptors - read_fd_count - _DESCRIPTORS_SPARE)
+            self._credits.budget.connection_count, max(16, descriptors - read_fd_count - _SPARE_DESCRIPTORS)
         )
         own_arena_bytes = client.welcome.arena_bytes[client.endpoint_index]
         self._reactor = native.Reactor(
@@ -242,7 +242,7 @@ class Worker:
             self._background,
             files,
             self._link.send,
-            self._applying,
+            self._changes_lock,
         )
         self._controller_commands = ControllerCommands(
             self._control, self._log_dirs, self._partitions, self._upkeep, self._mover, self._link.send
@@ -372,7 +372,7 @@ class Worker:
     # -- the controller ----------------------------------------------------------------------------
 
     async def _on_message(self, message: FromController) -> None:
-        async with self._applying:
+        async with self._changes_lock:
             if self._stopping.is_set():
                 return
             if isinstance(message, Command):
@@ -383,9 +383,9 @@ class Worker:
             elif isinstance(message, InSyncResponse):
                 self._reporter.on_response(message)
             elif isinstance(message, MessageList):
-                for part in message.parts:
-                    if isinstance(part, AclsPut):
-                        self._subjects.change(dict(part.put), part.removed)
+                for update in message.parts:
+                    if isinstance(update, AclsPut):
+                        self._subjects.change(dict(update.put), update.removed)
                 await self._apply(self._catalog.apply_updates(message.parts), message.version)
             elif isinstance(message, TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut):
                 await self._apply(self._catalog.on_message(message), message.version)
@@ -444,7 +444,7 @@ class Worker:
 
     def _report_full_directories(self) -> None:
         self._link.send(
-            FullDirectories(self._index, [log_dir.index for log_dir in self._log_dirs if log_dir.guard.full])
+            FullDirectories(self._index, [log_dir.index for log_dir in self._log_dirs if log_dir.space_guard.full])
         )
 
     async def _set_aside_left_behind(self) -> None:
@@ -472,7 +472,7 @@ class Worker:
         async for _ in self._periodic_work.ticks(
             RETRY_FAILED_S, lambda: self._catalog.may_retry() or self._mover.is_moving()
         ):
-            async with self._applying:
+            async with self._changes_lock:
                 if self._stopping.is_set():
                     return  # failed partitions remain failed: their directories get no marker
                 self._mover.report_again()
@@ -512,7 +512,7 @@ class Worker:
         elif kind == native.EventKind.SUBJECT_GONE:
             self._subjects.on_gone(event)
         elif event.slow is not None:
-            slow_requests.log_line(self._log, event, self._catalog)
+            slow_requests.log_slow_request(self._log, event, self._catalog)
         elif kind == native.EventKind.DENIED:
             self._subjects.on_denied(event)
         elif kind == native.EventKind.RETIRED_USED:
@@ -550,9 +550,9 @@ class Worker:
     def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._background_tasks.add(task)
-        task.add_done_callback(self._on_side_task_done)
+        task.add_done_callback(self._on_background_task_done)
 
-    def _on_side_task_done(self, task: "asyncio.Task[Any]") -> None:
+    def _on_background_task_done(self, task: "asyncio.Task[Any]") -> None:
         self._background_tasks.discard(task)
         if not task.cancelled() and task.exception() is not None and not self._stopping.is_set():
             self._log.warning("reactor refused a command", reason=str(task.exception()))

@@ -187,7 +187,7 @@ class Log:
             pass
         count = compaction.figures().clean_count
         done = 0
-        for first, size in policies.groups(stored[:count], stored[count].base_offset, segment_bytes):
+        for first, size in policies.merge_groups(stored[:count], stored[count].base_offset, segment_bytes):
             compaction.group_begin(first, size)
             while not steps.advance(compaction, budget)[0]:
                 pass

@@ -20,8 +20,8 @@ from mqd.cluster.host.messages import (
 )
 from mqd.worker.assignments import Assignment as WorkerAssignment
 from mqd.worker.assignments import assignment_of, settings_of
-from mqd.worker.catalog import Catalog, Changes, Owned
-from mqd.worker.shortened_log import Shortened, is_leader_or_candidate
+from mqd.worker.catalog import Catalog, Changes, OwnedPartition
+from mqd.worker.shortened_log import ShortenedState, is_leader_or_candidate
 from tests.sim.cluster.controller_process import ControllerProcess
 from tests.sim.cluster.rights import Known
 from tests.sim.coordinator.coordinators import Coordinator
@@ -84,7 +84,7 @@ class ClusterWorker(BatchWorker, Subscriber):
         self.catalog = Catalog(index, world.worker_config, host.incarnation)
         self.known = Known()
         self._reported = False
-        self._catching_up: dict[Partition, Shortened] = {}
+        self._catching_up: dict[Partition, ShortenedState] = {}
         self._refused: set[Partition] = set()  # partitions that it should lead and does not
         self._version = -1
         self.join(host, self.process)
@@ -132,7 +132,7 @@ class ClusterWorker(BatchWorker, Subscriber):
         self, log: PartitionLog, partition: Partition, assignment: WorkerAssignment
     ) -> WorkerAssignment:
         """Like PartitionSet."""
-        given, is_whole = self._catching_up.setdefault(partition, Shortened()).on_assignment(assignment)
+        given, is_whole = self._catching_up.setdefault(partition, ShortenedState()).on_assignment(assignment)
         self._refused.discard(partition)
         if is_whole:
             log.shortened = False
@@ -168,7 +168,7 @@ class ClusterWorker(BatchWorker, Subscriber):
         for owned, assignment in changes.assign:
             self._give(owned, assignment)
 
-    def _alone(self, owned: Owned) -> WorkerAssignment:
+    def _alone(self, owned: OwnedPartition) -> WorkerAssignment:
         catalog = self.catalog
         topic = catalog.topic_of(owned)
         return assignment_of(
@@ -178,7 +178,7 @@ class ClusterWorker(BatchWorker, Subscriber):
             settings_of(topic, catalog.cluster, self.cluster_host.world.worker_config),
         )
 
-    def _give(self, owned: Owned, assignment: WorkerAssignment) -> None:
+    def _give(self, owned: OwnedPartition, assignment: WorkerAssignment) -> None:
         host = self.cluster_host
         # R10: a core leads and follows only under the registration in its metadata
         epoch = host.broker_epoch if host.ready or "R10" in self.off else -1

@@ -105,13 +105,13 @@ def test_a_record_that_waited_too_long_makes_it_due():
 def test_groups_are_bounded_by_size_index_and_span():
     def groups(*sizes: int, index: int = 0) -> list[tuple[int, int]]:
         stored = [msgspec.structs.replace(one, index_bytes=index) for one in log(*sizes)]
-        return compaction.groups(stored, 100 * len(stored), 1000)
+        return compaction.merge_groups(stored, 100 * len(stored), 1000)
 
     assert groups(400, 600, 1, 999, 1001, 5) == [(0, 2), (2, 2), (4, 1), (5, 1)]
     assert groups() == [] and groups(5000) == [(0, 1)]
     assert groups(1, 1, 1, index=6 << 20) == [(0, 1), (1, 1), (2, 1)]
     wide = [StoredSegment(Segment(base, 1, NOW, NOW)) for base in (0, 1 << 30, 1 << 31)]
-    assert compaction.groups(wide, (1 << 31) + 10, 1000) == [(0, 1), (1, 2)]
+    assert compaction.merge_groups(wide, (1 << 31) + 10, 1000) == [(0, 1), (1, 2)]
 
 
 class PlainFiles:

@@ -29,14 +29,14 @@ def test_a_directory_is_forgotten_while_another_thread_reads_others() -> None:
 
     cache = TimestampCache(scan)
     for name in ("deleted", "kept"):
-        assert [cache.sealed(Path(name), base) for base in (0, 10)] == [1000, 1010]
+        assert [cache.newest_in_sealed(Path(name), base) for base in (0, 10)] == [1000, 1010]
     counts = iter(range(1000))
     directory = Meeting("deleted")
-    directory.meanwhile = lambda: cache.sealed(Path(f"new-{next(counts)}"), 0)  # type: ignore[method-assign]
+    directory.meanwhile = lambda: cache.newest_in_sealed(Path(f"new-{next(counts)}"), 0)  # type: ignore[method-assign]
     cache.forget(directory)
     assert next(counts) > 0, "the other thread never came"
     read.clear()
-    assert [cache.sealed(Path(name), base) for name in ("deleted", "kept") for base in (0, 10)] == [
+    assert [cache.newest_in_sealed(Path(name), base) for name in ("deleted", "kept") for base in (0, 10)] == [
         1000,
         1010,
         1000,
@@ -48,7 +48,7 @@ def test_a_directory_is_forgotten_while_another_thread_reads_others() -> None:
 def test_two_forget_the_same_directory() -> None:
     cache = TimestampCache(lambda path, base_offset, position: (100, 1000))
     directory = Meeting("deleted")
-    cache.sealed(Path("deleted"), 0)
+    cache.newest_in_sealed(Path("deleted"), 0)
     directory.meanwhile = lambda: cache.forget(Path("deleted"))  # type: ignore[method-assign]
     cache.forget(directory)
 
@@ -64,10 +64,10 @@ def test_segments_found_after_the_directory_was_removed_are_not_kept() -> None:
         return 100, ends.pop(0)
 
     cache = TimestampCache(scan)
-    assert [cache.sealed(Path("t-0"), 0), cache.sealed(Path("t-0"), 0)] == [1000, 2000]
+    assert [cache.newest_in_sealed(Path("t-0"), 0), cache.newest_in_sealed(Path("t-0"), 0)] == [1000, 2000]
     ends += [1000, 2000]
     before += [lambda: cache.forget(Path("t-0")), lambda: None]
-    assert [cache.active(Path("t-0"), 0), cache.active(Path("t-0"), 0)] == [1000, 2000]
+    assert [cache.newest_in_active(Path("t-0"), 0), cache.newest_in_active(Path("t-0"), 0)] == [1000, 2000]
 
 
 def test_segments_below_the_log_start_are_forgotten() -> None:
@@ -79,7 +79,7 @@ def test_segments_below_the_log_start_are_forgotten() -> None:
 
     cache = TimestampCache(scan)
     for _ in range(2):
-        assert [cache.sealed(Path("t-0"), base) for base in (0, 10, 20)] == [0, 10, 20]
+        assert [cache.newest_in_sealed(Path("t-0"), base) for base in (0, 10, 20)] == [0, 10, 20]
     cache.forget_below(Path("t-0"), 20)
-    assert [cache.sealed(Path("t-0"), base) for base in (0, 10, 20)] == [0, 10, 20]
+    assert [cache.newest_in_sealed(Path("t-0"), base) for base in (0, 10, 20)] == [0, 10, 20]
     assert read == [0, 10, 20, 0, 10]

@@ -110,11 +110,11 @@ def test_a_failed_partition_is_retried_by_the_next_image_only() -> None:
 def test_a_failure_for_lack_of_space_is_retried_automatically() -> None:
     catalog = Catalog(0)
     catalog.on_image(image(topic("t", A, partition(0, 5), partition(1, 6))))
-    catalog.record_failure((A, 0), may_pass=True)
+    catalog.record_failure((A, 0), is_transient=True)
     catalog.record_failure((A, 1))
     assert slots(catalog.retry()) == {"open": [5]}
     assert catalog.retry() == Changes()
-    catalog.record_failure((A, 0), may_pass=True)
+    catalog.record_failure((A, 0), is_transient=True)
     catalog.on_topic_removed(A)
     assert catalog.retry() == Changes()
 

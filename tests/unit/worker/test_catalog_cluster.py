@@ -192,7 +192,7 @@ def test_several_messages_are_one_change() -> None:
 
 def test_a_partition_that_failed_to_open_is_assigned_once_it_opens() -> None:
     made, changes = catalog(topic(partition()))
-    made.record_failure(changes.open[0].key, may_pass=True)
+    made.record_failure(changes.open[0].key, is_transient=True)
     assert made.on_message(PartitionsPut(2, TOPIC, [partition(epoch=1)])).assign == []
     changes = made.retry()
     assert [owned.slot for owned in changes.open] == [5] and [

@@ -14,7 +14,7 @@ import pytest
 from mqd.log import segments
 from mqd.log.files import NativeFiles
 from mqd.worker import maintenance as upkeep
-from mqd.worker.catalog import Owned
+from mqd.worker.catalog import OwnedPartition
 from mqd.worker.maintenance import Upkeep
 from mqd.worker.open_partitions import OpenPartition
 
@@ -26,7 +26,7 @@ def partition(path: Path, *bases: int) -> OpenPartition:
     for base in bases:
         for suffix in (".log", ".index"):
             segments.segment_path(path, base, suffix).write_bytes(b"records")
-    return OpenPartition(Owned("t", b"t" * 16, 0, 0, 0, 0), path, 0, None, None)  # type: ignore[arg-type]
+    return OpenPartition(OwnedPartition("t", b"t" * 16, 0, 0, 0, 0), path, 0, None, None)  # type: ignore[arg-type]
 
 
 def remove_below(opened: OpenPartition, offset: int) -> bool:

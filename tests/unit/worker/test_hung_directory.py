@@ -17,7 +17,7 @@ from mqd.base import logging
 from mqd.log.files import NativeFiles
 from mqd.worker import background, worker
 from mqd.worker.background import Background
-from mqd.worker.catalog import Owned
+from mqd.worker.catalog import OwnedPartition
 from mqd.worker.compaction import Compactor
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.maintenance import Upkeep
@@ -62,7 +62,7 @@ class Here:
             log_dirs=self.log_dirs,
             _control=control,
             _background=Background(),
-            _deleting=set(),
+            _deletion_tasks=set(),
             open={},
             by_slot={},
             failures={},
@@ -72,10 +72,10 @@ class Here:
             _close_in_reactor=self.from_reactor,
         )
         for slot in range(2 * count):
-            owned = Owned("t", b"t" * 16, slot, slot, slot % 2, 0)
+            owned = OwnedPartition("t", b"t" * 16, slot, slot, slot % 2, 0)
             self.set.open[owned.key] = OpenPartition(owned, self.paths[slot % 2], 0, None, None)  # type: ignore[arg-type]
 
-    async def from_reactor(self, owned: Owned) -> object:
+    async def from_reactor(self, owned: OwnedPartition) -> object:
         del self.set.open[owned.key]
         return SimpleNamespace(log_end_offset=5, close=self.disks[owned.log_dir].close)
 
@@ -171,7 +171,7 @@ def test_a_worker_that_cannot_end_says_where_and_goes(
         _scrubber=nothing,
         _compactor=nothing,
         _stopping=asyncio.Event(),
-        _applying=asyncio.Lock(),
+        _changes_lock=asyncio.Lock(),
         _log_dirs=here.log_dirs,
         _partitions=here.set,
         _credits=nothing,
@@ -180,7 +180,7 @@ def test_a_worker_that_cannot_end_says_where_and_goes(
     )
 
     async def scenario() -> None:
-        await one._applying.acquire()
+        await one._changes_lock.acquire()
         if reason == "it is stopped":
             one._stop(reason)
         running = asyncio.ensure_future(one.run())
@@ -320,7 +320,7 @@ def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(
         _background=here.set._background,
         _reactor=SimpleNamespace(stop=lambda: None),
         _stopping=asyncio.Event(),
-        _applying=asyncio.Lock(),
+        _changes_lock=asyncio.Lock(),
         _log_dirs=here.log_dirs,
         _partitions=here.set,
         _credits=runs,

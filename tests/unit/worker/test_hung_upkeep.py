@@ -17,7 +17,7 @@ from mqd.log.retention import Decision
 from mqd.worker import background
 from mqd.worker import maintenance as upkeep
 from mqd.worker.background import Background
-from mqd.worker.catalog import Owned
+from mqd.worker.catalog import OwnedPartition
 from mqd.worker.maintenance import Upkeep
 from mqd.worker.open_partitions import OpenPartition
 from tests.polling import PATIENCE_S
@@ -77,7 +77,7 @@ def test_periodic_work_continues_in_the_other_directories(
         monkeypatch.setattr(upkeep, name, 0.01)
     directories = [Directory(index, let_go) for index in (HUNG, SOUND)]
     opened = {
-        index: OpenPartition(Owned("t", b"t" * 16, index, index, index, 0), None, 0, None, None)
+        index: OpenPartition(OwnedPartition("t", b"t" * 16, index, index, index, 0), None, 0, None, None)
         for index in (HUNG, SOUND)
     }  # type: ignore[arg-type]
     partitions = SimpleNamespace(

@@ -14,7 +14,7 @@ from mqd.cluster.host.messages import Applied, Command, CommandDone, MoveComplet
 from mqd.log import directories, moving
 from mqd.protocol.errors import ErrorCode
 from mqd.worker.background import Background
-from mqd.worker.catalog import Catalog, Changes, Owned
+from mqd.worker.catalog import Catalog, Changes, OwnedPartition
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.moving import Mover
 from mqd.worker.open_partitions import OpenPartition
@@ -170,7 +170,7 @@ def test_a_move_during_the_end_of_the_previous_one_is_not_refused(tmp_path: Path
 
         quiet = SimpleNamespace(update=lambda *_: None, on_applied=lambda: None, apply=changed)
         worker = SimpleNamespace(
-            _applying=asyncio.Lock(),
+            _changes_lock=asyncio.Lock(),
             _stopping=asyncio.Event(),
             _mover=world.mover,
             _partitions=world.partitions,
@@ -219,7 +219,7 @@ def test_a_recreated_topic_in_place_of_a_copy_is_kept(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         await world.switch()
         world.catalog.on_topic_removed(TOPIC_ID)
-        namesake = Owned("t", b"n" * 16, 0, 4, 1, 0)
+        namesake = OwnedPartition("t", b"n" * 16, 0, 4, 1, 0)
         await world.partitions.apply(Changes(open=[namesake]))
         (world.log_dirs[1].path / "t-0" / "precious").write_bytes(b"1")
         await world.mover.on_applied(True)
@@ -288,7 +288,7 @@ def test_after_a_failed_switch_a_replica_has_its_role_again(tmp_path: Path) -> N
 def test_nothing_is_copied_to_a_full_target(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         opened = await world.serve()
-        guard = world.log_dirs[1].guard
+        guard = world.log_dirs[1].space_guard
         guard.full = True
         assert (await world.mover.begin(opened, 1))[0] == ErrorCode.KAFKA_STORAGE_ERROR
         guard.full = False
@@ -321,7 +321,7 @@ def test_a_move_does_not_wait_for_a_cleaner_that_waits_for_the_files(tmp_path: P
             {},
             PlainFiles(),
         )  # type: ignore[arg-type]
-        opened = OpenPartition(Owned("t", TOPIC_ID, 0, SLOT, 0, 0), tmp_path, 0, None, None)  # type: ignore[arg-type]
+        opened = OpenPartition(OwnedPartition("t", TOPIC_ID, 0, SLOT, 0, 0), tmp_path, 0, None, None)  # type: ignore[arg-type]
         partitions.open[opened.owned.key] = partitions.by_slot[SLOT] = opened
         swapped = asyncio.Event()
 

@@ -15,7 +15,7 @@ import pytest
 
 from mqd import native
 from mqd.worker import shortened_log as shortened
-from mqd.worker.catalog import Changes, Owned
+from mqd.worker.catalog import Changes, OwnedPartition
 from mqd.worker.partitions import RECOVERY_ABORTS_MAX, _Opened
 from tests.unit.worker.test_shortened import Set
 from tests.unit.worker.test_strays import PlainFiles
@@ -51,9 +51,9 @@ def aborts(control: native.Control) -> int:
 def open_one(control: native.Control, path: Path) -> object:
     made = Set(path)
     made.partitions._control = control
-    owned = Owned("t", TOPIC, 0, SLOT, 0, 3)
+    owned = OwnedPartition("t", TOPIC, 0, SLOT, 0, 3)
     made.partitions._recovery_inputs = lambda *_: native.Recovery()  # type: ignore[method-assign]
-    made.partitions.log_dirs[0].trust = object()
+    made.partitions.log_dirs[0].trusted_points = object()
     made.partitions._log_options = lambda _: native.LogOptions()  # type: ignore[method-assign]
     made.path.rmdir()
     return made.partitions._open_one(owned, control.slot_view(SLOT))
@@ -106,7 +106,7 @@ def test_a_partition_whose_directory_fails_while_it_is_opened_is_reported(tmp_pa
     made.partitions._catalog = SimpleNamespace(  # type: ignore[assignment]
         topic_of=lambda _owned: SimpleNamespace(config={}), broker_config={}
     )
-    opened = _Opened(Owned("t", TOPIC, 0, SLOT, 0, 3), made.path, None, native.Recovery(), True)  # type: ignore[arg-type]
+    opened = _Opened(OwnedPartition("t", TOPIC, 0, SLOT, 0, 3), made.path, None, native.Recovery(), True)  # type: ignore[arg-type]
     asyncio.run(made.partitions._pass_to_reactor(opened))
     assert "a write failed" in made.partitions.failures[SLOT]
 
@@ -115,5 +115,5 @@ def test_a_partition_that_is_given_up_is_not_reported_any_more(tmp_path: Path) -
     """Its slot may soon hold another worker's partition."""
     made = Set(tmp_path)
     made.partitions.failures[SLOT] = "t-0: it cannot be opened"
-    asyncio.run(made.partitions.apply(Changes(close=[Owned("t", TOPIC, 0, SLOT, 0, 3)])))
+    asyncio.run(made.partitions.apply(Changes(close=[OwnedPartition("t", TOPIC, 0, SLOT, 0, 3)])))
     assert made.partitions.failures == {}

@@ -22,7 +22,7 @@ from mqd.cluster.membership.credentials import Credentials
 from mqd.cluster.membership.handshake import Hello, Identity, Refusal
 from mqd.worker import replication
 from mqd.worker.assignments import Assignment, Cluster, Member, assignment_of, settings_of
-from mqd.worker.host_connections import Dialled
+from mqd.worker.host_connections import DialledConnection
 from mqd.worker.replication import CATCH_UP, IN_SYNC, THROTTLED, Replication, Route, Target, spare_routes, target_routes
 from tests.polling import PATIENCE_S
 from tests.ports import free_port
@@ -398,7 +398,7 @@ def test_a_connection_survives_unresolvable_names_and_internal_errors(
             tried: list[Target] = []
             connect = subject._connect
 
-            async def counted(route: Route, target: Target) -> Dialled:
+            async def counted(route: Route, target: Target) -> DialledConnection:
                 tried.append(target)
                 if wrong == "our own fault" and target.epoch == 5:
                     raise ZeroDivisionError(wrong)
@@ -422,7 +422,7 @@ def test_a_host_that_is_unregistered_while_it_dials_dials_again_when_it_is_back(
         async with following(leader, one=assignment(2)) as (subject, reactor, _, _):
             connect, made = subject._connect, []
 
-            async def unregistered_meanwhile(route: Route, target: Target) -> Dialled:
+            async def unregistered_meanwhile(route: Route, target: Target) -> DialledConnection:
                 made.append(await connect(route, target))
                 if len(made) == 1:
                     subject.update(Cluster(1, {2: broker(2, leader.port)}), "cluster", {})

@@ -14,7 +14,7 @@ from mqd.worker.assignments import Assignment, Member
 from mqd.worker.catalog import Catalog
 from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.partitions import PartitionSet
-from mqd.worker.shortened_log import Shortened
+from mqd.worker.shortened_log import ShortenedState
 from tests.unit.cluster.test_unclean import OPTIONS, Controller
 from tests.unit.worker.test_strays import PlainFiles
 
@@ -27,7 +27,7 @@ def assignment(leader: int, in_sync: tuple[int, ...], recovering: bool = False) 
 
 
 def test_it_does_not_lead_but_follows() -> None:
-    state = Shortened()
+    state = ShortenedState()
     given, is_whole = state.on_assignment(assignment(OWN, (OWN,)))
     assert given == assignment(-1, (OWN,)) and not is_whole
     given, is_whole = state.on_assignment(assignment(OTHER, (OTHER,)))
@@ -37,7 +37,7 @@ def test_it_does_not_lead_but_follows() -> None:
 
 def test_staying_in_sync_throughout_proves_nothing() -> None:
     """It may have been added when its log was longer."""
-    state = Shortened()
+    state = ShortenedState()
     for _ in range(2):
         assert not state.on_assignment(assignment(OTHER, (OTHER, OWN)))[1]
     assert state.on_assignment(assignment(OWN, (OWN, OTHER)))[0].leader == -1
@@ -48,7 +48,7 @@ def test_staying_in_sync_throughout_proves_nothing() -> None:
 
 
 def test_an_operators_choice_is_respected() -> None:
-    assert Shortened().on_assignment(assignment(OWN, (OWN,), recovering=True)) == (
+    assert ShortenedState().on_assignment(assignment(OWN, (OWN,), recovering=True)) == (
         assignment(OWN, (OWN,), recovering=True),
         True,
     )
@@ -86,7 +86,7 @@ class Set:
 
     def open(self) -> None:
         opened = OpenPartition(self.owned, self.path, 0, None, None)  # type: ignore[arg-type]
-        opened.catching_up = Shortened() if shortened.is_marked(self.path) else None
+        opened.catching_up = ShortenedState() if shortened.is_marked(self.path) else None
         self.partitions.open[self.owned.key] = opened
 
     def assign(self, what: Assignment) -> Assignment:

@@ -41,5 +41,5 @@ def test_a_rebalance_is_not_slow(monkeypatch) -> None:
     event = native.Event(native.EventKind.SLOW, native.SLOT_NONE, 0, 0, 0, 0, 1, 0, None, "")
     for api_key in (11, 14, 3):
         found = msgspec.structs.replace(event, slow=slow(api_key=api_key, acceptor=5000))
-        slow_requests.log_line(logging.get("worker"), found, None)  # type: ignore[arg-type]
+        slow_requests.log_slow_request(logging.get("worker"), found, None)  # type: ignore[arg-type]
     assert lines == ["Metadata"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from mqd import native
 from mqd.worker.background import Background
-from mqd.worker.catalog import Owned
+from mqd.worker.catalog import OwnedPartition
 from mqd.worker.maintenance import Upkeep
 from mqd.worker.open_partitions import OpenPartition
 
@@ -22,7 +22,7 @@ def mark(path: Path, number: int) -> Path:
 
 def test_marks_are_removed_once_a_later_checkpoint_is_on_disk(tmp_path: Path) -> None:
     cut, other = (
-        OpenPartition(Owned("t", b"t" * 16, index, index, 0, 0), tmp_path / f"t-{index}", 0, None, None)  # type: ignore[arg-type]
+        OpenPartition(OwnedPartition("t", b"t" * 16, index, index, 0, 0), tmp_path / f"t-{index}", 0, None, None)  # type: ignore[arg-type]
         for index in (0, 1)
     )
     for opened in (cut, other):

@@ -22,10 +22,10 @@ def test_a_partition_that_failed_to_open_still_counts_as_failed_when_the_worker_
 
     catalog = Catalog(0)
     catalog.on_topic_put(TopicImage("t", TOPIC, [PartitionImage(0, 5, 0, 0, 1, 0, [1], [1])], {}))
-    catalog.record_failure((TOPIC, 0), may_pass=True)
+    catalog.record_failure((TOPIC, 0), is_transient=True)
     worker = SimpleNamespace(
         _catalog=catalog,
-        _applying=asyncio.Lock(),
+        _changes_lock=asyncio.Lock(),
         _stopping=asyncio.Event(),
         _mover=SimpleNamespace(report_again=lambda: None),
         _periodic_work=SimpleNamespace(ticks=once),
@@ -56,7 +56,7 @@ def test_changes_do_not_wait_for_a_deletion_of_records() -> None:
             sent.append,
         )
         worker = SimpleNamespace(
-            _applying=asyncio.Lock(), _stopping=asyncio.Event(), _mover=mover, _controller_commands=commands
+            _changes_lock=asyncio.Lock(), _stopping=asyncio.Event(), _mover=mover, _controller_commands=commands
         )
         async with opened.files_lock, asyncio.timeout(5):
             await Worker._on_message(worker, Command(1, "delete_records", 5, 7))  # type: ignore[arg-type]
