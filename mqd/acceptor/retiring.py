@@ -152,8 +152,8 @@ async def _open_transaction_error(
 async def _open_transactions(
     context: Context, header: RequestHeader, topic: messages.TopicImage, first_index: int
 ) -> list[OpenTransaction]:
-    """The transactions open on the partitions from `first_index` on. Raises _Undetermined, also for a
-    permanently lost partition, because only an operator knows that it will not return. A
+    """The transactions open on the partitions from `first_index` on. Raises _Undetermined, including
+    for a permanently lost partition, because only an operator knows that it will not return. A
     leader that was elected uncleanly reports the open transactions in the remaining records.
     """
     by_leader: dict[int, list[int]] = {}

@@ -82,7 +82,7 @@ def read_status(run_dir: Path) -> list[PartitionStatus]:
 
 def register_timer(run_dir: Path) -> int:
     """Registers this process as the timer. Returns a descriptor that becomes readable when
-    schedules.json has changed. Raises OSError, also if another timer is running.
+    schedules.json has changed. Raises OSError, including if another timer is running.
     """
     lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # until the process ends
     try:

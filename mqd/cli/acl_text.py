@@ -86,7 +86,7 @@ def resource(word: str) -> tuple[ResourceType, PatternType, str]:
 
 
 def operation(word: str, kind: ResourceType | None = None) -> Operation:
-    """Raises ValueError, also for an operation that does not exist for the resource type."""
+    """Raises ValueError, including for an operation that does not exist for the resource type."""
     parsed = OPERATIONS.get(word.strip().lower().replace("_", "-"))
     if parsed is None:
         raise ValueError(f"{word.strip()!r} is not an operation; use one of {', '.join(OPERATIONS)}")

@@ -20,7 +20,7 @@ class Writer:
     """Counts sent and failed records. Only failures call back into Python, so a large input
     costs no callback per record. Not thread-safe.
 
-    `with Writer(...) as writer:` ends with finish(), also after an error, so that records sent
+    `with Writer(...) as writer:` ends with finish(), even after an error, so that records sent
     before it are written. When interrupted it prints on stderr how many records were not
     acknowledged.
     """

@@ -221,8 +221,8 @@ class Producer:
         return self._implementation.request(api_key, message, timeout)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Sets the credentials for future TCP connections. Has no effect over shared memory, where a
-        client is identified by its process's user.
+        """Sets the credentials for future TCP connections. Has no effect over shared memory, where
+        a client is identified by its process's user.
         """
         self._implementation.set_sasl_credentials(username, password)
 

@@ -117,7 +117,7 @@ class InitialCheckpoints(msgspec.Struct):
 
 
 class TrustedPoints:
-    """Determines the trusted values of single partitions (C1, C2, C3)."""
+    """Determines the trusted values of individual partitions (C1, C2, C3)."""
 
     def __init__(self, initial: InitialCheckpoints, worker: int):
         self._clean = initial.clean

@@ -223,7 +223,7 @@ def jaas(module: str, user: str, password: str, is_token: bool = False) -> str:
 
 def scram(mechanism: str, user: str, password: str, step: Callable[[bytes], bytes], is_token: bool = False) -> None:
     """Authenticates with SCRAM. `step` sends a token and returns the server's. `is_token`: user and
-    password are the id and HMAC of a delegation token. Raises NotAuthenticated, also when the
+    password are the id and HMAC of a delegation token. Raises NotAuthenticated, including when the
     server does not prove that it knows the password's verifier.
     """
     hash_name, nonce = MECHANISMS[mechanism], secrets.token_urlsafe(24)

@@ -209,7 +209,7 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t batch);
  * MQD_E_FULL: the new attachment has less memory than the batches need. */
 int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to);
 /* Allowed only when every sent batch has been answered and no waiting or failed batch may already
- * be in the log. Sequences restart at 0, also for waiting batches. */
+ * be in the log. Sequences restart at 0, including for waiting batches. */
 int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch);
 uint64_t mqd_producer_outstanding_records(const struct mqd_producer *producer);
 uint64_t mqd_producer_outstanding_bytes(const struct mqd_producer *producer);

@@ -244,7 +244,7 @@ static int check_response(const struct mqd_segment_reader *reader, const struct 
     return 0;
 }
 
-/* Returns 0, also if it sets state->stop, or -1 with the attachment's error. */
+/* Returns 0, even if it sets state->stop, or -1 with the attachment's error. */
 static int query_segment(struct mqd_segment_reader *reader, struct mqd_read_state *state)
 {
     struct mqd_local_query query = {.kind = MQD_LOCAL_QUERY_SEGMENT,

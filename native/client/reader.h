@@ -7,7 +7,7 @@
  * Lifetime: keys, values and headers are not copied; a view's positions count from `base`, the
  * mapping of a segment file. The mapping is valid until the reader's next call of
  * mqd_segment_reader_next, or, after mqd_segment_reader_hold, until mqd_client_mapping_release;
- * also when the segment has since been deleted or compacted, or the reader, the client or the
+ * even when the segment has since been deleted or compacted, or the reader, the client or the
  * broker has ended. Concurrency: one thread at a time per reader. Readers may run in parallel with
  * each other and with everything else on their client; mqd_client_close waits for running calls,
  * and later ones fail with EPIPE (mqd_segment_reader_move gives the reader another client). A

@@ -351,7 +351,7 @@ void mqd_commands_run(struct mqd_reactor *r);
 void mqd_command_done(struct mqd_reactor *r, uint64_t token, int error, uint32_t slot, int64_t offset,
                       struct mqd_partition *partition, const char *text);
 
-/* takes ownership of everything that `command` points to, also on failure */
+/* takes ownership of everything that `command` points to, even on failure */
 int mqd_command_post(struct mqd_reactor *r, struct mqd_command *command);
 void mqd_command_free(struct mqd_command *command);
 /* the partition is no longer truncating: runs the deferred commands */

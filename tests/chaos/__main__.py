@@ -57,7 +57,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
         "--add-up", type=Path, nargs="+", metavar="FILE", help="run nothing; say what the runs in these files come to"
     )
     parser.add_argument(
-        "--keep", action="store_true", help="the directory of each run stays, also of one that found nothing"
+        "--keep", action="store_true", help="the directory of each run stays, even of one that found nothing"
     )
     parser.add_argument(
         "--directory", type=Path, help="where the runs' directories are made (default: the system's temporary one)"
@@ -112,7 +112,7 @@ def main(words: list[str] | None = None) -> int:
     if reason := network.why_not():
         print(f"the chaos tests of a cluster do not run here: {reason}")
         return 0
-    # when terminated, also in a shell's background, it still stops its brokers and removes its
+    # when terminated, even in a shell's background, it still stops its brokers and removes its
     # namespaces
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)

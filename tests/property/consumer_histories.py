@@ -1,4 +1,4 @@
-"""Simulated consumer groups: clients of KIP-848 over a network that loses responses, members that
+"""Simulated consumer groups: KIP-848 clients over a network that loses responses, members that
 die, do not release partitions or return, topics that change, a coordinator that is restarted from
 its persisted state. One seed, one history.
 

@@ -52,7 +52,7 @@ class _Connection:
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
-        """Raises OSError, also if close() is called in the meantime. One call at a time."""
+        """Raises OSError, including if close() is called in the meantime. One call at a time."""
         unsent = memoryview(self.channel.to_wire(data))
         while unsent:
             try:

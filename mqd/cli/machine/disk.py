@@ -138,7 +138,7 @@ def check_space(directory: Path, size_bytes: int) -> None:
 
 
 def measure(directory: Path, size_bytes: int, seconds: float, patience_s: float = PATIENCE_S) -> Figures:
-    """Takes about `seconds`, and uses `size_bytes` of space. Raises CliError, also if the disk
+    """Takes about `seconds`, and uses `size_bytes` of space. Raises CliError, including if the disk
     hangs.
     """
     outcome: list[Figures | OSError] = []

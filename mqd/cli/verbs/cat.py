@@ -3,7 +3,7 @@ was compared with that of kcat 1.7.1.
 
 Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset even with -D; -Z
 prints NULL for null values but not for empty values; wrong usage is exit code 2. The other exit
-codes are kcat's: 0 done, 1 failed, also when no broker can be reached.
+codes are kcat's: 0 done, 1 failed, including when no broker can be reached.
 """
 
 import contextlib

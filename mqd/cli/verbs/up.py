@@ -271,8 +271,8 @@ def command(
 ) -> int:
     """Start a broker in the foreground.
 
-    Prints one line that begins with "mqd ready" once it serves. Ctrl-C, SIGTERM or `mqd down` stop
-    it cleanly; the exit status is 130 when Ctrl-C comes before that line. Logs are in
+    Prints one line that begins with "mqd ready" once it accepts clients. Ctrl-C, SIGTERM or `mqd
+    down` stop it cleanly; the exit status is 130 when Ctrl-C comes before that line. Logs are in
     DATA_DIR/logs.
     """
     overrides = pairs(assignments, "--set")
@@ -297,7 +297,7 @@ def command(
         defaults = {name: settings.config[name] for name in secure.settings(places.data_dir)} if secured else {}
         _print_supervisord(printed_kind, settings, config_file, {**defaults, **overrides}, port)
         if secure.files(places.data_dir).pending.exists():
-            error_line(f"once it serves, create its first user: mqd user admin --data-dir {places.data_dir}")
+            error_line(f"once it is ready, create its first user: mqd user admin --data-dir {places.data_dir}")
         return 0
     _preflight(settings)
     claim_fd = _claim(places)

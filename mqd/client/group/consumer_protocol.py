@@ -1,4 +1,4 @@
-"""A member of a consumer group with the protocol of KIP-848, whose only request is
+"""A member of a consumer group with the KIP-848 protocol, whose only request is
 ConsumerGroupHeartbeat. Sans-I/O.
 
 The coordinator sends the member's target assignment, and the member moves towards it: it first
@@ -328,7 +328,7 @@ class GroupCore:
             if self._unknown_topics():
                 self._resolve_due_ms, self._resolve_count = now_ms, 0
             elif self.target != self._reported_owned:
-                # also if `owned` equals the target: the coordinator expects a report
+                # even if `owned` equals the target: the coordinator expects a report
                 self._must_report_owned = True
 
     def _on_error(self, code: int, text: str | None, now_ms: int, actions: list[Action]) -> None:

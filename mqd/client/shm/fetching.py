@@ -17,7 +17,7 @@ and responses keep their order, so it has its own connection (`data`).
     F5  a partition without a usable replica on this host is read from its leader
         (remote_reading.py) until its replicas or its in-sync set change; then this host's replica
         is tried first again. An in-sync replica on this host is read up to its own high watermark,
-        also if the leader is on another host (KIP-392)
+        even if the leader is on another host (KIP-392)
     F6  an offset belongs to a topic id. When a topic was deleted and created again with the same name,
         the consumer continues at the offset of a seek() or an assignment if nothing was read from
         there yet, else at the offset that the group has committed since, else by

@@ -2,7 +2,7 @@
 changes of its group.
 
 Each put() sets `attention`, which poll() checks before it returns a message, and wakes the sleeping
-consumer. Concurrency: put() from any thread, also with an attachment's lock
+consumer. Concurrency: put() from any thread, even with an attachment's lock
 held; the rest by the application's thread.
 """
 

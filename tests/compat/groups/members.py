@@ -64,7 +64,7 @@ class Member(threading.Thread):
 
 
 class ConfluentMember(Member):
-    """`kind`: an assignor's name, or "consumer" for the protocol of KIP-848."""
+    """`kind`: an assignor's name, or "consumer" for the KIP-848 protocol."""
 
     def live(self) -> None:
         settings = {

@@ -40,7 +40,7 @@ class Up:
         executed: bool = False,
         **environment: str,
     ) -> None:
-        """`executed`: executes `mqd up`, also in the quick tier, as a `command` always does."""
+        """`executed`: executes `mqd up`, even in the quick tier, as a `command` always does."""
         self.data_dir = data_dir
         self.places = paths.layout(data_dir)
         self.port = free_port()

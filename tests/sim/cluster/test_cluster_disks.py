@@ -83,7 +83,7 @@ def all_in_sync_again(world: ClusterWorld, partition: tuple[bytes, int], others:
 def test_a_flipped_bit_in_acknowledged_records_of_the_last_replica(off: frozenset[str]) -> None:
     """Its host loses power; recovery truncates the log at the bit, as if that were a torn write,
     far below the high watermark. As the only replica left it could lead; but it must not, or
-    acknowledged records would be lost, also on the hosts that return. (Found with seed 39.)
+    acknowledged records would be lost, even on the hosts that return. (Found with seed 39.)
     """
 
     def history() -> None:

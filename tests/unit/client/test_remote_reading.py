@@ -250,7 +250,7 @@ def test_a_consumer_that_is_dropped_ends_the_thread(records: RemoteRecords) -> N
 
 
 def test_the_thread_itself_may_collect_the_consumer(records: RemoteRecords) -> None:
-    """At any time: also while it holds the lock."""
+    """At any time, even while it holds the lock."""
     records.open("t", 0, 0)
 
     def stop() -> None:

@@ -1,4 +1,4 @@
-"""A shell for one group with the protocol of KIP-848, on top of group_shell.py: heartbeats by
+"""A shell for one group with the KIP-848 protocol, on top of group_shell.py: heartbeats by
 member, topics set by the test.
 """
 

@@ -68,7 +68,7 @@ def test_a_token_is_expired_at_once_or_later() -> None:
     assert expiry(RENEWER, NOW + 10, -1, False) == (0, NOW + 10, [DelegationTokenRemoved("t")])
     assert expiry(OWNER, NOW + 10, 0, False)[1] == NOW + 10
     assert expiry(OWNER, NOW + 10, 9000, False)[1] == NOW + 5000
-    assert expiry(OWNER, NOW + 9000, -1, False)[2] == [DelegationTokenRemoved("t")], "as in Kafka, also when it is late"
+    assert expiry(OWNER, NOW + 9000, -1, False)[2] == [DelegationTokenRemoved("t")], "as in Kafka, even when it is late"
 
 
 @pytest.mark.parametrize("is_renewal", [True, False])

@@ -1,4 +1,4 @@
-"""UpdateFeatures 0-2 (KIP-584, KIP-1022): changes all levels or none, also in versions 0 and 1, whose
+"""UpdateFeatures 0-2 (KIP-584, KIP-1022): changes all levels or none, even in versions 0 and 1, whose
 responses have an error for each level. The change is on disk before the request is answered.
 """
 

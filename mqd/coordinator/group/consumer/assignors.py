@@ -1,4 +1,4 @@
-"""The server-side assignors of KIP-848, as pure functions.
+"""The KIP-848 server-side assignors, as pure functions.
 
     uniform   every member gets the same number of partitions (plus or minus one), with as few moves
               as that allows

@@ -1,4 +1,4 @@
-"""A consumer group of KIP-848: ConsumerGroupHeartbeat 0-1, ConsumerGroupDescribe 0-1. Sans-I/O.
+"""A KIP-848 consumer group: ConsumerGroupHeartbeat 0-1, ConsumerGroupDescribe 0-1. Sans-I/O.
 
 There are three epochs. The group epoch rises whenever an input of the assignment changes: members,
 subscriptions, topics. The target assignment has the group epoch for which it was computed; there is
