@@ -268,7 +268,7 @@ class World:
             return
         runs = tuple(Run(*run) for run in difference.runs)
         state_epoch, leader_epoch = self.owner_epochs
-        write = Write(1, state_epoch, leader_epoch, difference.start, difference.finished, runs)
+        write = Write(1, state_epoch, leader_epoch, difference.start, difference.finished_count, runs)
         if self.ask(write).error_code:
             self.lose_owner()
             self.read()

@@ -135,7 +135,7 @@ class World:
         if difference.start < 0 and not difference.runs:
             return
         runs = tuple(Run(*run) for run in difference.runs)
-        write = Write(1, self.state_epoch, self.leader_epoch, difference.start, difference.finished, runs)
+        write = Write(1, self.state_epoch, self.leader_epoch, difference.start, difference.finished_count, runs)
         assert self.ask(write).error_code == 0
 
     # -- a history ---------------------------------------------------------------------------------

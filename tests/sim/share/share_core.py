@@ -64,7 +64,7 @@ class Settings(NamedTuple):
 class Difference(NamedTuple):
     start: int
     runs: list[Run]
-    finished: int
+    finished_count: int
     is_whole: bool
 
 

@@ -253,7 +253,7 @@ class History:
         for run in difference.runs:
             for offset in range(run.first, run.last + 1):
                 self.persisted[offset] = (run.state, run.count)
-        assert difference.finished == sum(record.is_finished for record in self.model.records)
+        assert difference.finished_count == sum(record.is_finished for record in self.model.records)
         if difference.is_whole:
             kept = [self.persisted.get(offset, (AVAILABLE, 0)) for offset in range(self.model.start, self.model.end)]
             assert kept == self.model.keys(), "S6"
