@@ -20,7 +20,7 @@ from mqd.security.acl import Operation, ResourceType
 UPGRADE_POLICIES = ("bidirectional", "upgrade")
 DOWNGRADE_POLICIES = ("bidirectional", "downgrade")
 COUNT_INTERVAL_S = 5.0  # members are counted this often
-OVERRIDES_MAX = 10_000  # groups with their own settings whose effective settings are cached
+CACHED_GROUPS_MAX = 10_000  # groups with their own settings whose effective settings are cached
 
 
 class _Effective(NamedTuple):
@@ -42,7 +42,7 @@ class BrokerCluster:
         self._counted_s = float("-inf")
         self._levels, self._features_version = levels({}), -1
         self._streams_defaults = streams_settings(broker)
-        self._overrides: dict[str, tuple[Mapping[str, str], ConsumerSettings, _Effective]] = {}
+        self._effective_cache: dict[str, tuple[Mapping[str, str], ConsumerSettings, _Effective]] = {}
         self._names: frozenset[str] = frozenset()
         self._names_version: object = None
 
@@ -132,16 +132,16 @@ class BrokerCluster:
         config = self._broker.metadata.group_configs.get(group_id)
         if not config:
             return _Effective(self._defaults, self._share_defaults, self._streams_defaults)
-        cached = self._overrides.get(group_id)
+        cached = self._effective_cache.get(group_id)
         if cached is None or cached[0] is not config or cached[1] is not self._defaults:
-            if len(self._overrides) >= OVERRIDES_MAX:
-                self._overrides.clear()
+            if len(self._effective_cache) >= CACHED_GROUPS_MAX:
+                self._effective_cache.clear()
             effective = _Effective(
                 _overridden(self._defaults, config, "consumer"),
                 _overridden(self._share_defaults, config, "share"),
                 _overridden(self._streams_defaults, config, "streams"),
             )
-            cached = self._overrides[group_id] = (config, self._defaults, effective)
+            cached = self._effective_cache[group_id] = (config, self._defaults, effective)
         return cached[2]
 
     def _adapt_heartbeat_interval(self) -> None:
@@ -192,7 +192,7 @@ _Settings = TypeVar("_Settings", ConsumerSettings, ShareSettings, StreamsSetting
 
 
 # config name -> kind of group, field of its settings, parser of the value
-_OVERRIDES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
+_GROUP_CONFIGS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "consumer.session.timeout.ms": ("consumer", "session_timeout_ms", int),
     "consumer.heartbeat.interval.ms": ("consumer", "heartbeat_interval_ms", int),
     "share.session.timeout.ms": ("share", "session_timeout_ms", int),
@@ -215,7 +215,7 @@ _OVERRIDES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
 def _overridden(settings: _Settings, config: Mapping[str, str], kind: str) -> _Settings:
     overrides = {
         field: parse(config[name])
-        for name, (group_kind, field, parse) in _OVERRIDES.items()
+        for name, (group_kind, field, parse) in _GROUP_CONFIGS.items()
         if name in config and group_kind == kind
     }
     return msgspec.structs.replace(settings, **overrides)

@@ -139,9 +139,9 @@ class Link:
         self.appends: Appends | None = None
         self.checks: Checks | None = None
         self.share_states: ShareStates | None = None
-        self._share_work: list[set[InlineCoroutine]] = [set() for _ in range(worker_count)]
+        self._share_requests: list[set[InlineCoroutine]] = [set() for _ in range(worker_count)]
         # by worker: token -> the caller's future
-        self._descriptions: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]
+        self._describe_futures: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]
         self._describe_count = self._archive_count = 0
         self._tasks: set[asyncio.Task[None] | InlineCoroutine] = set()
         self._newer: list[_Pending] = []  # requests that arrived after the last _on_park()
@@ -412,8 +412,8 @@ class Link:
         body = bytes(self._payload(worker, descriptor) or b"")
         work = self._begin(self._share_state(worker, descriptor, body))
         if not work.done():
-            self._share_work[worker].add(work)
-            work.add_done_callback(self._share_work[worker].discard)
+            self._share_requests[worker].add(work)
+            work.add_done_callback(self._share_requests[worker].discard)
 
     async def _share_state(self, worker: int, descriptor: Descriptor, body: bytes) -> None:
         """An invalid body gets an empty response, which the worker treats as a definite refusal."""
@@ -509,11 +509,11 @@ class Link:
         for offset in self._lent_batches[worker].values():
             self._arena.release(offset)
         self._lent_batches[worker].clear()
-        for future in self._descriptions[worker].values():
+        for future in self._describe_futures[worker].values():
             if not future.done():
                 future.set_result((int(ErrorCode.NOT_LEADER_OR_FOLLOWER), b""))
-        self._descriptions[worker].clear()
-        for work in list(self._share_work[worker]):
+        self._describe_futures[worker].clear()
+        for work in list(self._share_requests[worker]):
             work.cancel()  # must not be carried out after a READ of the worker's successor
         self._broker.flushes.notify_all()
         for pending in list(self._parked[worker].values()):
@@ -534,13 +534,13 @@ class Link:
         assert self._loop is not None
         self._describe_count += 1
         token = DESCRIBE_TOKENS | self._describe_count
-        future = self._descriptions[owner][token] = self._loop.create_future()
+        future = self._describe_futures[owner][token] = self._loop.create_future()
         self._put(owner, _Piece(token, b"", DescriptorKind.DESCRIBE, 0, 0, slot))
         self._flush_soon()
         try:
             error, payload = await future
         finally:
-            self._descriptions[owner].pop(token, None)
+            self._describe_futures[owner].pop(token, None)
         return error, native.producer_views(payload)
 
     def _on_described(self, worker: int, descriptor: Descriptor) -> None:
@@ -556,7 +556,7 @@ class Link:
                 worker,
                 _Piece(descriptor.token, b"", DescriptorKind.RELEASE, 0, 0, descriptor.slot, offset=descriptor.offset),
             )
-        future = self._descriptions[worker].get(descriptor.token)
+        future = self._describe_futures[worker].get(descriptor.token)
         if future is not None and not future.done():
             future.set_result((error, payload))
 

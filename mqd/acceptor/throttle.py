@@ -65,7 +65,7 @@ def _charge(context: Context, header: RequestHeader, kind: QuotaKind, units: int
     return context.broker.quotas.charge(user, client_id, kind, units, time.monotonic_ns())
 
 
-def _ms(delay_ns: int) -> int:
+def _to_ms(delay_ns: int) -> int:
     return min(-(-delay_ns // 1_000_000), 2**31 - 1)
 
 
@@ -77,22 +77,22 @@ class MutationQuota:
 
     def __init__(self, context: Context, header: RequestHeader, strict: bool) -> None:
         self._context, self._header, self._strict = context, header, strict
-        self._is_on = _is_limited(context, QuotaKind.MUTATION)
+        self._is_enabled = _is_limited(context, QuotaKind.MUTATION)
         # one change at a time, so that each is charged before the next is checked
-        self.lock: AbstractAsyncContextManager[object] = asyncio.Lock() if self._is_on else nullcontext()
+        self.lock: AbstractAsyncContextManager[object] = asyncio.Lock() if self._is_enabled else nullcontext()
         self.throttle_time_ms = 0
 
     def is_exceeded(self) -> bool:
-        if not self._is_on or not self._strict:
+        if not self._is_enabled or not self._strict:
             return False
         owed_ns = _charge(self._context, self._header, QuotaKind.MUTATION, 0)
-        self.throttle_time_ms = max(self.throttle_time_ms, _ms(owed_ns))
+        self.throttle_time_ms = max(self.throttle_time_ms, _to_ms(owed_ns))
         return owed_ns > 0
 
     def charge(self, partition_count: int) -> None:
-        if self._is_on:
+        if self._is_enabled:
             delay_ns = _charge(self._context, self._header, QuotaKind.MUTATION, partition_count * MUTATION_UNITS)
-            self.throttle_time_ms = 0 if self._strict else _ms(delay_ns)
+            self.throttle_time_ms = 0 if self._strict else _to_ms(delay_ns)
 
 
 async def run_and_charge(
@@ -108,6 +108,6 @@ async def run_and_charge(
     finally:
         delay_ns = _charge(context, header, QuotaKind.REQUEST, decoding_ns + measured.work_ns)
     if delay_ns and getattr(response, "throttle_time_ms", None) is not None:
-        response.throttle_time_ms = max(response.throttle_time_ms, _ms(delay_ns))
+        response.throttle_time_ms = max(response.throttle_time_ms, _to_ms(delay_ns))
         context.cacheable = False
     return response
