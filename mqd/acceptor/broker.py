@@ -67,7 +67,7 @@ class Context:
         return only_logged
 
     async def change(self, change: messages.Change, timeout_ms: int) -> messages.Response:
-        """Asks the controller to change rules or users, and records the change in the audit log."""
+        """Asks the controller to change ACLs, users or tokens; writes the change to the audit log."""
         response = await self.broker.controller.request(change, timeout_ms)
         for event, fields in audited.lines(change, response):
             self.broker.audit.write(event, by=self.address.principal, **fields)

@@ -238,12 +238,12 @@ class BrokerState:
     # -- configuration -----------------------------------------------------------------------------
 
     def broker_value(self, name: str) -> configuration.Value | None:
-        return configuration.broker_value(self.effective(), name)
+        return configuration.broker_value(self.effective_config(), name)
 
     def broker_number(self, name: str) -> int:
-        return configuration.broker_number(self.effective(), name)
+        return configuration.broker_number(self.effective_config(), name)
 
-    def effective(self) -> dict[str, str]:
+    def effective_config(self) -> dict[str, str]:
         return configuration.broker_effective(self.config, self.metadata.broker_config)
 
     # -- partitions --------------------------------------------------------------------------------

@@ -103,17 +103,17 @@ class Checks:
 
     # -- records -----------------------------------------------------------------------------------
 
-    async def check_batch(self, batch: memoryview | bytes, kind: int, to: Compression | None = None) -> CheckResult:
+    async def check_batch(self, batch: memoryview | bytes, kind: int, target: Compression | None = None) -> CheckResult:
         """`batch`: one whole record batch with a valid checksum and header; its records are
         unchecked. `kind`: CHECK_RECORDS (each needs a key), CHECK_PARSE, or CHECK_SCHEDULES (the
-        headers of each must say when it is due). With `to`, the result's payload is the batch in
+        headers of each must say when it is due). With `target`, the result's payload is the batch in
         that codec.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, check_records, batch, kind, to)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, check_records, batch, kind, target)
 
 
 def check_records(
-    batch: memoryview | bytes, kind: int = native.CHECK_RECORDS, to: Compression | None = None
+    batch: memoryview | bytes, kind: int = native.CHECK_RECORDS, target: Compression | None = None
 ) -> CheckResult:
     """Blocks during the decompression and compression."""
     try:
@@ -133,7 +133,7 @@ def check_records(
         if refusal is not None:
             return refusal
     if not unkeyed_count or kind != native.CHECK_RECORDS:
-        return CheckResult(0) if to is None else _compress(batch, records, to)
+        return CheckResult(0) if target is None else _compress(batch, records, target)
     return CheckResult(
         int(ErrorCode.INVALID_RECORD),
         _REFUSAL.pack(unkeyed_count, len(unkeyed), 0) + struct.pack(f"={len(unkeyed)}i", *unkeyed),
@@ -166,19 +166,19 @@ def _check_schedules(header: BatchHeader, records: bytes) -> CheckResult | None:
     )
 
 
-def _compress(batch: memoryview | bytes, records: bytes, to: Compression) -> CheckResult:
+def _compress(batch: memoryview | bytes, records: bytes, target: Compression) -> CheckResult:
     """The batch with its records in another codec. Only header fields that depend on the codec or
     the compressed bytes change.
     """
     try:
-        body = compress(to.codec, records, None if to.codec == GZIP and to.level < 0 else to.level)
+        body = compress(target.codec, records, None if target.codec == GZIP and target.level < 0 else target.level)
     except MemoryError:
         return CheckResult(int(ErrorCode.REQUEST_TIMED_OUT))
-    if HEADER_BYTES + len(body) > to.batch_bytes_max > 0:
+    if HEADER_BYTES + len(body) > target.batch_bytes_max > 0:
         return CheckResult(int(ErrorCode.MESSAGE_TOO_LARGE))
     head = bytearray(batch[:HEADER_BYTES])
     struct.pack_into(">i", head, _LENGTH_AT, HEADER_BYTES - _LENGTH_END + len(body))
     (attributes,) = struct.unpack_from(">H", head, _ATTRIBUTES_AT)
-    struct.pack_into(">H", head, _ATTRIBUTES_AT, attributes & ~COMPRESSION_MASK | to.codec)
+    struct.pack_into(">H", head, _ATTRIBUTES_AT, attributes & ~COMPRESSION_MASK | target.codec)
     struct.pack_into(">I", head, _CRC_AT, crc32c(body, crc32c(head[_ATTRIBUTES_AT:])))
     return CheckResult(0, bytes(head) + body)

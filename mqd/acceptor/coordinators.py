@@ -43,7 +43,7 @@ from mqd.native import SlotState
 from mqd.protocol.errors import ErrorCode
 
 CREATE_TIMEOUT_MS = 10_000
-TOKEN_BASE = 1 << 63
+TOKEN_BASE = 1 << 63  # tokens of batches have bit 63 set (K5 of mqd/acceptor/link.py)
 
 log = logging.get("acceptor.coordinators")
 
@@ -129,7 +129,7 @@ class InternalPartitions:
         return self._broker.may_lead()
 
     async def create(self) -> bool:
-        config = self._broker.effective()
+        config = self._broker.effective_config()
         change = messages.CreateTopic(
             self._topic.name, self._topic.partition_count(config), -1, {}, dict(self._topic.topic_config(config))
         )
@@ -215,8 +215,8 @@ class Coordinators:
         self.share_states.carry_out(name, effect, leader_epoch)
 
     def _coordinators(self) -> Iterable[Coordinator]:
-        always = (self.groups, self.share)
-        return always if self.transactions is None else (*always, self.transactions)
+        coordinators = (self.groups, self.share)
+        return coordinators if self.transactions is None else (*coordinators, self.transactions)
 
     def of_topic(self, name: str) -> Coordinator | None:
         return next((coordinator for coordinator in self._coordinators() if coordinator.topic == name), None)

@@ -440,7 +440,7 @@ class DeadLetters:
                 )
             return Outcome(step.token, is_unwanted=True)
         image = await self._ensure_target(target)
-        effective = configuration.topic_effective(self._broker.effective(), image.config)
+        effective = configuration.topic_effective(self._broker.effective_config(), image.config)
         if effective[ENABLED] != "true":
             raise StepFailed(f"topic {target} takes no dead letters; set {ENABLED}=true for it")
         index = source.partition % len(image.partitions)

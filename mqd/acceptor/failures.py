@@ -18,7 +18,7 @@ from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import message_class, message_of
 from mqd.protocol.schema.language import BLOBS, Field, Struct
 
-MESSAGE = "The broker failed to answer because of an internal error; its log has the details."
+INTERNAL_ERROR_MESSAGE = "The broker failed to answer because of an internal error; its log has the details."
 
 
 class Failure(NamedTuple):
@@ -26,7 +26,7 @@ class Failure(NamedTuple):
     message: str | None
 
 
-INTERNAL_ERROR = Failure(int(ErrorCode.UNKNOWN_SERVER_ERROR), MESSAGE)
+INTERNAL_ERROR = Failure(int(ErrorCode.UNKNOWN_SERVER_ERROR), INTERNAL_ERROR_MESSAGE)
 
 
 def failed_response(header: RequestHeader, request: object, failure: Failure = INTERNAL_ERROR) -> object | None:

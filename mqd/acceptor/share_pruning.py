@@ -3,8 +3,8 @@
 Kafka's share coordinator deletes the records before the oldest snapshot in use, and makes
 snapshots of idle share-partitions now and then so that this offset advances. Here a prune makes
 them: every share-partition of one partition of the log writes a snapshot, then everything before the
-first of these snapshots is deleted. A prune is due when it deletes at least RECORDS_MIN records, and
-twice as many as it writes.
+first of these snapshots is deleted. A prune is due when it would delete at least RECORDS_MIN
+records, and at least twice as many as it would write.
 
 Invariants
     U1  the log from the new start on is enough to rebuild every share-partition: those that exist

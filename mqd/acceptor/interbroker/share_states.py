@@ -5,8 +5,8 @@ share groups.
 
 The coordinator of a share-partition is the leader of its partition of `__share_group_state`. A
 local coordinator is called directly; for others, one request per share-partition goes to the
-coordinator's host. Whatever fails on the way is reported as a retriable error of that
-share-partition; a write may have been applied nevertheless.
+coordinator's host. Any failure on the way is reported as a retriable error of that
+share-partition; even then a write may have been applied.
 
 Bounds: at most IN_FLIGHT_MAX share-partitions of one request are in flight. Concurrency: the event
 loop's thread.

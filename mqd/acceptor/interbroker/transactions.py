@@ -11,10 +11,10 @@ Invariants
         is refused for its epoch
     T2  the target host is chosen when the request is sent, by the metadata of that moment; a host
         that is not the leader, or no longer is, refuses without effect
-    T3  a marker names its intended leader epoch, and is refused in any other. Otherwise a marker
-        that the network has delayed could arrive after another leader wrote the retry and the first
-        host leads again: it would end the producer's next transaction (a client before KIP-890
-        continues with the same epoch)
+    T3  a marker names its intended leader epoch, and is refused in any other epoch. Otherwise a
+        marker that the network has delayed could arrive after another leader wrote the retry and
+        the first host leads again: it would end the producer's next transaction (a client before
+        KIP-890 continues with the same epoch)
 Concurrency: the event loop's thread.
 """
 

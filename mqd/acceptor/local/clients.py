@@ -257,7 +257,7 @@ class LocalClients:
         try:
             lookup = in_thread(partial(principals.find, uid))
         except RuntimeError as error:
-            refuse(connection, native.E_FULL, f"its principal cannot be looked up: {error}")
+            refuse(connection, native.E_FULL, f"the client's principal cannot be looked up: {error}")
             return
         self._awaiting_principal.add(connection)
         lookup.add_done_callback(partial(self._on_lookup_ended, connection, hello, uid, pid))

@@ -113,7 +113,7 @@ class SimBroker:
     def broker_number(self, name: str) -> int:
         return configuration.broker_number({}, name)
 
-    def effective(self) -> dict[str, str]:
+    def effective_config(self) -> dict[str, str]:
         return configuration.broker_effective({}, {})
 
     def may_lead(self) -> bool:

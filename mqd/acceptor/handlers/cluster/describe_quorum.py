@@ -22,7 +22,7 @@ async def handle(context: Context, header: RequestHeader, request: DescribeQuoru
     broker = context.broker
     requested = [(topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions]
     if requested != [(METADATA_TOPIC, 0)] or len(request.topics) > 1:
-        return _unknown(request)
+        return _unknown_partitions(request)
     if not broker.metadata.is_single_host:
         return await _request_controller(broker)
     host, port = broker.advertised_address(context.address)
@@ -76,7 +76,7 @@ def _replica(replica: messages.QuorumReplica) -> DescribeQuorumResponse.ReplicaS
     )
 
 
-def _unknown(request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+def _unknown_partitions(request: DescribeQuorumRequest) -> DescribeQuorumResponse:
     """The response to a request for anything but the one partition that has a quorum: refused as a
     whole, as in Kafka."""
     return DescribeQuorumResponse(

@@ -69,7 +69,10 @@ def _dead_letter_topic_problem(context: Context, resource: Resource) -> str:
         if operation.name == dead_letters.TOPIC and operation.value and operation.operation != "delete"
     ]
     image = context.broker.metadata.topics.get(names[0]) if resource.type == RESOURCE_GROUP and names else None
-    if image is None or topic_effective(context.broker.effective(), image.config)[dead_letters.ENABLED] == "true":
+    if (
+        image is None
+        or topic_effective(context.broker.effective_config(), image.config)[dead_letters.ENABLED] == "true"
+    ):
         return ""
     if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, image.name):
         return ""

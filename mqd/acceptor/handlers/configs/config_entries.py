@@ -70,7 +70,7 @@ def topic_entries(
     """`config`: the topic's own settings. `replica_count`: the number of replicas of its
     partitions; min.insync.replicas=-1 is shown as the effective number.
     """
-    effective = topic_effective(broker.effective(), config)
+    effective = topic_effective(broker.effective_config(), config)
     entries = []
     for name, prop in TOPIC.items():
         if names is not None and name not in names:

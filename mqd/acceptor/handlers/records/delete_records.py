@@ -69,5 +69,5 @@ def _is_compact_only(broker: Broker, name: str) -> bool:
     """Whether the topic is compacted but records never expire: Kafka refuses to delete records of
     such a topic.
     """
-    effective = configuration.topic_effective(broker.effective(), broker.metadata.topics[name].config)
+    effective = configuration.topic_effective(broker.effective_config(), broker.metadata.topics[name].config)
     return configuration.topic_value(effective, "cleanup.policy") == ["compact"]

@@ -6,7 +6,7 @@ but not ended.
 """
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers.topics.topic_names import absent_error
+from mqd.acceptor.handlers.topics.topic_names import missing_topic_error
 from mqd.base.tasks import timeout
 from mqd.native import ProducerView
 from mqd.protocol.errors import ErrorCode, error_message
@@ -44,7 +44,7 @@ async def _partition(broker: Broker, name: str, index: int) -> DescribeProducers
 async def _request_producers(broker: Broker, name: str, index: int) -> tuple[int, list[ProducerView]]:
     partition = broker.partition_of(name, index)
     if partition is None:
-        return absent_error(name), []
+        return missing_topic_error(name), []
     view = broker.view(partition)
     if view is None or broker.transactions is None:
         return broker.unserved_error(partition), []

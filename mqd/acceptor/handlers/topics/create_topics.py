@@ -89,8 +89,8 @@ async def _create_admitted(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             "Internal topics are created by the broker when the first client needs them.",
         )
-    # The controller gets a mapping, which cannot have two assignments of one partition: they are
-    # refused here, but after the errors that Kafka's controller finds first.
+    # The controller gets a mapping, which cannot hold two assignments of one partition. So repeated
+    # assignments are refused here, but only after the errors that Kafka's controller finds first.
     passes_first_checks = topic.name not in broker.metadata.topics and is_valid_name(topic.name)
     passes_first_checks &= topic.num_partitions == -1 and topic.replication_factor == -1
     indexes = [assignment.partition_index for assignment in topic.assignments]

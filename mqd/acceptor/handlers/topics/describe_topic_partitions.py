@@ -3,7 +3,7 @@
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.security.authorized import TOPIC_OPERATIONS
 from mqd.acceptor.handlers.topics.metadata import is_served, offline_replicas
-from mqd.acceptor.handlers.topics.topic_names import absent_error
+from mqd.acceptor.handlers.topics.topic_names import missing_topic_error
 from mqd.cluster.host.messages import PartitionImage, TopicImage
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
@@ -60,7 +60,7 @@ async def handle(
         if topic is None:
             topics.append(
                 DescribeTopicPartitionsResponse.Topic(
-                    error_code=absent_error(name),
+                    error_code=missing_topic_error(name),
                     name=name,
                     topic_id=NO_ID,
                     topic_authorized_operations=context.authorized_operations(

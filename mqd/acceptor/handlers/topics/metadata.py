@@ -11,7 +11,7 @@ errors for the partitions that this host leads, and are therefore not cached.
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.broker_state import OWNER_NONE, log
 from mqd.acceptor.handlers.security.authorized import TOPIC_OPERATIONS, authorized_cluster_operations
-from mqd.acceptor.handlers.topics.topic_names import absent_error
+from mqd.acceptor.handlers.topics.topic_names import missing_topic_error
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
@@ -129,7 +129,7 @@ async def _by_name(context: Context, name: str, may_create: bool) -> MetadataRes
         or context.authorize(Operation.CREATE, ResourceType.TOPIC, name)
     ):
         return _unauthorized(name, NO_ID)
-    error = await _create(broker, name) if should_create else absent_error(name)
+    error = await _create(broker, name) if should_create else missing_topic_error(name)
     topic = broker.metadata.topics.get(name)
     if topic is not None:
         return _topic(broker, topic)

@@ -28,6 +28,6 @@ def is_valid_name(name: str) -> bool:
     return True
 
 
-def absent_error(name: str) -> int:
+def missing_topic_error(name: str) -> int:
     """The error for a topic that does not exist."""
     return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_valid_name(name) else ErrorCode.INVALID_TOPIC_EXCEPTION)
