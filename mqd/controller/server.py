@@ -59,7 +59,7 @@ class Connection:
             self._tool_identity = {"by": f"uid {uid}", "pid": pid, "through": "controller.sock"}
 
     def on_request(self, request: Request) -> None:
-        if self._tool_identity and isinstance(request.change, audited.CHANGES) and not request.validate_only:
+        if self._tool_identity and isinstance(request.change, audited.AUDITED_CHANGES) and not request.validate_only:
             self._audited_changes[request.request_id] = request.change
 
     def audit(self, audit: Audit, response: Response) -> None:

@@ -68,7 +68,7 @@ class Heartbeat(msgspec.Struct, tag=True, frozen=True):
     node_id: int
     broker_epoch: int
     sent_ms: int  # echoed
-    metadata_version: int  # that the sender's workers have applied
+    metadata_version: int  # the version that the sender's workers have applied
     want_shutdown: bool = False
     directories: list[DirectoryReport] = []  # sent after changes, and periodically
 

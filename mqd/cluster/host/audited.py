@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mqd.cluster.host import messages
 
-CHANGES = (
+AUDITED_CHANGES = (
     messages.CreateAcls,
     messages.DeleteAcls,
     messages.AlterScramCredentials,

@@ -87,7 +87,7 @@ class TopicImages(HostCommands):
     def _topic_changes(
         self, topic: TopicState, indexes: Iterable[int] | None, actions: list[Action]
     ) -> list[messages.Part]:
-        """Returns messages about the changes of a topic. `indexes`: the changed partitions, None = not
+        """Returns messages about the changes to a topic. `indexes`: the changed partitions, None = not
         known.
         """
         old = self._images.get(topic.name)

@@ -1,7 +1,7 @@
 """Translates a client's change into records, a response, and the topic to return with it: one function
 per kind of change. For the active controller only.
 
-A change of several partitions is treated as several changes: each has its own result, and a refusal
+A change to several partitions is treated as several changes: each has its own result, and a refusal
 of one does not affect the others (KIP-455, KIP-460). All records of a request form one batch.
 """
 
@@ -46,30 +46,30 @@ def decide(
     """Raises Refusal."""
     change, request_id = request.change, request.request_id
 
-    def done(records: list[Record], topic_name: str | None = None) -> Decision:
+    def success(records: list[Record], topic_name: str | None = None) -> Decision:
         return Decision(messages.Response(request_id, 0), topic_name, records)
 
     match change:
         case messages.CreateTopic():
-            return done(rules.create_topic(state, change, context, config_rules, new_id), change.name)
+            return success(rules.create_topic(state, change, context, config_rules, new_id), change.name)
         case messages.AddPartitions():
-            return done(rules.add_partitions(state, change, context), change.name)
+            return success(rules.add_partitions(state, change, context), change.name)
         case messages.DeleteTopic():
-            return done(rules.delete_topic(state, change, context, config_rules))
+            return success(rules.delete_topic(state, change, context, config_rules))
         case messages.AlterConfig():
-            return done(rules.alter_config(state, change, context, config_rules))
+            return success(rules.alter_config(state, change, context, config_rules))
         case messages.AlterClientQuota():
-            return done(settings_rules.alter_client_quota(state, change))
+            return success(settings_rules.alter_client_quota(state, change))
         case messages.UpdateFeatures():
-            return done(settings_rules.update_features(state, change))
+            return success(settings_rules.update_features(state, change))
         case messages.CreateAcls():
-            return done(security_rules.create_acls(state, change, new_id))
+            return success(security_rules.create_acls(state, change, new_id))
         case messages.DeleteAcls():
             return Decision(*security_rules.delete_acls(state, change, request_id))
         case messages.AlterScramCredentials():
             return Decision(*security_rules.alter_scram_credentials(state, change, request_id))
         case messages.CreateDelegationToken():
-            return done(token_rules.create(state, change.token))
+            return success(token_rules.create(state, change.token))
         case messages.SetTokenExpiry():
             return Decision(*token_rules.set_expiry(state, change, request_id))
         case messages.AllocateProducerIds():
@@ -82,17 +82,17 @@ def decide(
         case messages.BalanceReplicas():
             return _balance(state, active, context, change, request)
         case messages.UnregisterBroker():
-            return done(broker_rules.unregister(state, change.node_id))
+            return success(broker_rules.unregister(state, change.node_id))
         case messages.DrainBroker():
-            return done(_drain(state, change))
+            return success(_drain(state, change))
         case messages.RetirePartitions():
             policy = config_rules.default(RESOURCE_TOPIC, "cleanup.policy", state.broker_config(context.node_id)) or ""
-            return done(
+            return success(
                 retire_rules.retire(context.view, change.name, change.partition_count, change.allow_moved_keys, policy),
                 change.name,
             )
         case messages.ReleaseRetired():
-            return done(retire_rules.release(context.view, rules.existing_topic(state, change.name)), change.name)
+            return success(retire_rules.release(context.view, rules.existing_topic(state, change.name)), change.name)
         case _:
             raise Refusal(ErrorCode.INVALID_REQUEST, f"{type(change).__name__} is not a metadata change.")
 
@@ -110,7 +110,7 @@ def _change_each(
     view_state: MetadataState,
     make_change: Callable[[int, TopicState, PartitionState], PartitionChange | None],
 ) -> Decision:
-    """Returns one result for each partition; `make_change(n, ...)` returns the change of the n-th
+    """Returns one result for each partition; `make_change(n, ...)` returns the change to the n-th
     partition, or None if it needs none. A partition that is listed twice is changed only the first time.
     """
     changes: list[tuple[TopicState, PartitionChange]] = []

@@ -96,7 +96,7 @@ class LogTail:
         self._waiting_responses: list[WaitingResponse] = []
         self._waiting_peer_responses: list[WaitingPeerResponse] = []
         self._applied_version = 0
-        self._acls_version = state.version  # version of the newest change of access control lists
+        self._acls_version = state.version  # version of the newest change to access control lists
         self._attempt = 0
         self._options = options
         self._has_quorum = not active

@@ -21,7 +21,7 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     in_sync_replicas: tuple[int, ...]
     leader: int  # node id, -1 = none
     leader_epoch: int
-    partition_epoch: int = 0  # +1 on every change of this partition (compare-and-set, KIP-497)
+    partition_epoch: int = 0  # +1 on every change to this partition (compare-and-set, KIP-497)
     # the current reassignment (KIP-455): replicas that it adds, already in `replicas`
     adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()  # still in `replicas`, until the reassignment is done
@@ -175,7 +175,7 @@ class ReplicaMoved(msgspec.Struct, frozen=True, tag="replica_moved/1"):
 
 
 class PartitionChange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The change of one partition; None = unchanged. The partition epoch rises by one. The leader epoch
+    """A change to one partition; None = unchanged. The partition epoch rises by one. The leader epoch
     rises by one if `new_epoch` is set: for every change of leader, and when the leader must discard its
     state about the followers.
     """
@@ -203,7 +203,7 @@ class PartitionsChanged(msgspec.Struct, frozen=True, tag="partitions_changed/1")
 
 
 class BrokerChanged(msgspec.Struct, frozen=True, tag="broker_changed/1"):
-    """The change of a registered broker; None = unchanged. The changes of its partitions are in the
+    """A change to a registered broker; None = unchanged. The changes to its partitions are in the
     same batch.
     """
 

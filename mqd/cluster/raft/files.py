@@ -177,7 +177,7 @@ def decode_vote(data: bytes) -> VoteState:
 
 class Mark(NamedTuple):
     base_offset: int  # base offset of the log file; -1 = the mark is empty
-    position: int  # that file up to here, and all earlier files, are flushed
+    position: int  # the file is flushed up to here, and all earlier files completely
     committed_offset: int  # known to be committed
 
 

@@ -61,7 +61,7 @@ class FlushFailed(RuntimeError):
 
 class Recovered(NamedTuple):
     stored: Stored  # for the quorum; `stored.snapshot` None: the directory is empty
-    state: MetadataState  # that of the snapshot
+    state: MetadataState  # the state in the snapshot
     cut_bytes: int  # size of the torn end that was cut off
 
 

@@ -1,4 +1,4 @@
-"""The leader's changes of the voter set, one voter at a time (KIP-853, Raft dissertation 4.1-4.2).
+"""The leader's changes to the voter set, one voter at a time (KIP-853, Raft dissertation 4.1-4.2).
 
 A set is in force as soon as its batch is in a log. Two sets in force at the same time differ by one
 voter, so their majorities overlap. For that (invariant V1) a change begins only when the previous one

@@ -322,7 +322,7 @@ def move_away(
     recently_alive: frozenset[int] = frozenset(),
     cannot_serve: CannotServe = assume_served,
 ) -> tuple[list[Record], bool]:
-    """Returns (changes of at most `moves_max` partitions, whether no more are needed). The broker
+    """Returns (changes to at most `moves_max` partitions, whether no more are needed). The broker
     gives up its leaderships and leaves the in-sync sets, so that no leader waits for it when it
     ends. Partitions that no other replica can lead stay as they are. A partition with just enough
     replicas in sync must wait while another of its replicas is on a broker in `recently_alive`

@@ -1,4 +1,4 @@
-"""Changes of one partition: in-sync set, eligible leaders, leader and reassignment are decided
+"""Changes to one partition: in-sync set, eligible leaders, leader and reassignment are decided
 together (KIP-455, KIP-497, KIP-966; rules R6, R8, R14).
 
 Only compose_change() makes a PartitionChange. Callers set a Target (a smaller in-sync set, other

@@ -122,7 +122,7 @@ def _enter_phase(view: View, topic: TopicState, first: int, new_phase: int) -> l
 
 def colocate(view: View, topic: TopicState, directories: Directories) -> list[tuple[TopicState, PartitionChange]]:
     """Returns changes that move retired partitions to the hosts, current or future, of the partitions
-    that take their records. Leaderships do not wait until the replicas have moved. Each change of a
+    that take their records. Leaderships do not wait until the replicas have moved. Each change to a
     partition is based on the previous one in the list.
     """
     changes: list[tuple[TopicState, PartitionChange]] = []

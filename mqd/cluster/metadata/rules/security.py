@@ -75,7 +75,7 @@ def delete_acls(state: MetadataState, change: messages.DeleteAcls, request_id: i
 
 
 def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCredentials, request_id: int) -> _Decision:
-    """If one change of a user has an error, none of that user's changes is made. Returns the results as
+    """If one change to a user has an error, none of that user's changes is made. Returns the results as
     in Kafka: one for each change that is made, one for each user with an error.
     """
     errors: dict[str, tuple[ErrorCode, str]] = {}

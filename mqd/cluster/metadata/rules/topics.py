@@ -1,4 +1,4 @@
-"""Kafka's rules for changes of topics and configurations: translates a change into records, or refuses
+"""Kafka's rules for changes to topics and configurations: translates a change into records, or refuses
 it.
 
 Pure functions of the state and the change; Refusal carries Kafka's error code and a message with the
@@ -88,7 +88,7 @@ def existing_topic(state: MetadataState, name: str) -> TopicState:
 
 
 def _check_not_internal(name: str, verb: str) -> None:
-    """Refuses changes of internal topics: groups and transactional ids are hashed to their partitions, so
+    """Refuses changes to internal topics: groups and transactional ids are hashed to their partitions, so
     with another partition count existing state would not be found.
     """
     if name in INTERNAL_TOPICS:

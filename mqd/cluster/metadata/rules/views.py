@@ -61,7 +61,7 @@ def create(
 
 
 def check_filter_unchanged(config: Mapping[str, str], before: Mapping[str, str]) -> None:
-    """Refuses a change of the filter: a consumer's offsets are valid only for the filter of their view."""
+    """Refuses changes to the filter: a consumer's offsets are valid only for the filter with which it read."""
     if any(config.get(name) != before.get(name) for name in (VIEW_OF, VIEW_FILTER)):
         _refuse(
             f"{VIEW_OF} and {VIEW_FILTER} are given when the topic is created and never change; create another view"
