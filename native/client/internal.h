@@ -27,7 +27,7 @@
 
 #define MQD_CLIENT_CORRELATION_PRODUCER (1u << 30) /* ids from here on belong to the producer */
 
-struct mqd_worker_slot;
+struct mqd_endpoint_slot;
 struct mqd_producer;
 
 enum mqd_submitted_kind {
@@ -59,7 +59,7 @@ struct mqd_client {
     int socket_fd, to_worker_fd, to_client_fd, wake_fd;
     void *control; /* read-only */
     size_t control_bytes;
-    const struct mqd_worker_slot *worker_slot;
+    const struct mqd_endpoint_slot *worker_slot;
     uint64_t worker_generation;
 
     uint8_t *memory; /* the memfd */

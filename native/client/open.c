@@ -210,7 +210,7 @@ static int map_control(struct mqd_client *client, int fd)
     if (client->worker >= mqd_control_worker_count(control))
         return mqd_error_set(MQD_E_LAYOUT, "the welcome came from worker %u, and the broker has %u" OTHER_BUILD,
                              client->worker, mqd_control_worker_count(control));
-    client->worker_slot = mqd_control_worker(control, client->worker);
+    client->worker_slot = mqd_control_endpoint(control, client->worker);
     client->worker_generation = mqd_endpoint_generation(control, client->worker);
     return 0;
 }

@@ -190,7 +190,7 @@ bool mqd_control_under_pressure(const struct mqd_reactor *r)
 
 /* ---- sending ---- */
 
-static bool acceptor_accepts(const struct mqd_reactor *r, uint32_t acceptor, const struct mqd_worker_slot *slot)
+static bool acceptor_accepts(const struct mqd_reactor *r, uint32_t acceptor, const struct mqd_endpoint_slot *slot)
 {
     return mqd_load_acquire(&slot->state) == MQD_PROCESS_RUNNING &&
            mqd_endpoint_free_count(r->endpoint, acceptor) != 0 &&
@@ -251,7 +251,7 @@ static bool may_pass(const struct mqd_reactor *r, const struct mqd_request *requ
 void mqd_control_send_queued(struct mqd_reactor *r)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
-    struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
+    struct mqd_endpoint_slot *slot = mqd_control_endpoint(r->options.control, acceptor);
     /* read before the state: if the acceptor restarts in between, its successor sees the old
      * generation in the descriptor and drops it */
     uint64_t generation = mqd_load_acquire(&slot->generation);
@@ -437,7 +437,7 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
 void mqd_control_on_acceptor_died(struct mqd_reactor *r)
 {
     uint64_t generation = mqd_load_acquire(
-        &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
+        &mqd_control_endpoint(r->options.control, mqd_control_worker_count(r->options.control))->generation);
     struct mqd_node resent, refused;
     mqd_list_init(&resent);
     mqd_list_init(&refused);

@@ -63,7 +63,7 @@ void mqd_describe_release(struct mqd_reactor *r, const struct mqd_descriptor *de
 void mqd_describe_on_acceptor_died(struct mqd_reactor *r)
 {
     uint64_t generation = mqd_load_acquire(
-        &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
+        &mqd_control_endpoint(r->options.control, mqd_control_worker_count(r->options.control))->generation);
     for (uint32_t i = 0; i < MQD_DESCRIPTION_COUNT_MAX; i++)
         if (r->descriptions[i].used && r->descriptions[i].generation != generation)
             release_description(r, &r->descriptions[i]);

@@ -183,7 +183,7 @@ static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
 {
     for (struct mqd_node *node = owned->staged.next; node != &owned->staged; node = node->next) {
         const struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
-        if (!append->request && mqd_load_acquire(&mqd_control_worker(r->options.control, append->peer)->generation) !=
+        if (!append->request && mqd_load_acquire(&mqd_control_endpoint(r->options.control, append->peer)->generation) !=
                                     append->peer_generation) {
             fprintf(stderr,
                     "mqd-worker-%u: endpoint %u died while its batch was written; restarting to truncate the "

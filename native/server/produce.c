@@ -210,7 +210,7 @@ void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const 
     uint64_t owner_generation = mqd_load_acquire(&slot->owner_generation);
     uint8_t state = mqd_load_acquire(&slot->state);
     bool serving = owner < r->options.endpoint_count && state == MQD_SLOT_ONLINE &&
-                   owner_generation == mqd_load_acquire(&mqd_control_worker(r->options.control, owner)->generation);
+                   owner_generation == mqd_load_acquire(&mqd_control_endpoint(r->options.control, owner)->generation);
     /* the same error as from the owner itself: a fenced directory is no reason for the client to
      * look for another leader */
     if (!serving) {

@@ -143,7 +143,7 @@ struct mqd_turn {
 struct mqd_reactor {
     struct mqd_reactor_options options;
     uint64_t generation; /* of our endpoint */
-    struct mqd_worker_slot *slot;
+    struct mqd_endpoint_slot *slot;
     struct mqd_worker_stats *stats;
     struct mqd_control_header *header;
     struct mqd_poll *poll;

@@ -96,7 +96,7 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
     }
     r->options = *options;
     r->header = mqd_control_header(options->control);
-    r->slot = mqd_control_worker(options->control, options->self);
+    r->slot = mqd_control_endpoint(options->control, options->self);
     r->stats = mqd_control_stats(options->control, options->self);
     r->generation = mqd_load_acquire(&r->slot->generation);
     r->window_offset = -1;

@@ -14,7 +14,7 @@
 enum {
     BLOBS_AT = sizeof(struct mqd_control_header),
     WORKERS_AT = BLOBS_AT + MQD_API_VERSIONS_BLOB_COUNT * sizeof(struct mqd_blob),
-    STATS_AT = WORKERS_AT + MQD_ENDPOINT_COUNT_MAX * sizeof(struct mqd_worker_slot),
+    STATS_AT = WORKERS_AT + MQD_ENDPOINT_COUNT_MAX * sizeof(struct mqd_endpoint_slot),
     PARTITIONS_AT = STATS_AT + MQD_WORKER_COUNT_MAX * sizeof(struct mqd_worker_stats),
     QUOTAS_AT = PARTITIONS_AT + MQD_PARTITION_SLOT_COUNT * sizeof(struct mqd_partition_slot),
     TALLIES_AT = QUOTAS_AT + sizeof(struct mqd_quota_table),
@@ -27,8 +27,8 @@ _Static_assert(BLOBS_AT % MQD_CACHE_LINE == 0 && WORKERS_AT % MQD_CACHE_LINE == 
 _Static_assert(offsetof(struct mqd_control_header, metadata_version) == 2 * MQD_CACHE_LINE &&
                    offsetof(struct mqd_control_header, segments_generation) == 3 * MQD_CACHE_LINE,
                "words of different writers are on different lines");
-_Static_assert(offsetof(struct mqd_worker_slot, sleeping) == MQD_CACHE_LINE &&
-                   offsetof(struct mqd_worker_slot, connection_count) == 2 * MQD_CACHE_LINE,
+_Static_assert(offsetof(struct mqd_endpoint_slot, sleeping) == MQD_CACHE_LINE &&
+                   offsetof(struct mqd_endpoint_slot, connection_count) == 2 * MQD_CACHE_LINE,
                "words of different writers are on different lines");
 _Static_assert(offsetof(struct mqd_partition_slot, version) == 2 * MQD_CACHE_LINE &&
                    offsetof(struct mqd_partition_slot, waiters) == 3 * MQD_CACHE_LINE,
@@ -82,14 +82,14 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_blob, bytes),
         sizeof(struct mqd_blob),
         MQD_API_VERSIONS_BLOB_COUNT,
-        FIELD(mqd_worker_slot, state),
-        FIELD(mqd_worker_slot, pid),
-        FIELD(mqd_worker_slot, generation),
-        FIELD(mqd_worker_slot, sleeping),
-        FIELD(mqd_worker_slot, connection_count),
-        FIELD(mqd_worker_slot, partition_count),
-        FIELD(mqd_worker_slot, accepted_generation),
-        sizeof(struct mqd_worker_slot),
+        FIELD(mqd_endpoint_slot, state),
+        FIELD(mqd_endpoint_slot, pid),
+        FIELD(mqd_endpoint_slot, generation),
+        FIELD(mqd_endpoint_slot, sleeping),
+        FIELD(mqd_endpoint_slot, connection_count),
+        FIELD(mqd_endpoint_slot, partition_count),
+        FIELD(mqd_endpoint_slot, accepted_generation),
+        sizeof(struct mqd_endpoint_slot),
         MQD_ENDPOINT_COUNT_MAX,
         FIELD(mqd_worker_stats, counter),
         FIELD(mqd_worker_stats, histogram),
@@ -264,9 +264,9 @@ struct mqd_blob *mqd_control_api_versions(void *control, uint32_t version)
     return part_at(control, BLOBS_AT, sizeof(struct mqd_blob), version, MQD_API_VERSIONS_BLOB_COUNT);
 }
 
-struct mqd_worker_slot *mqd_control_worker(void *control, uint32_t endpoint)
+struct mqd_endpoint_slot *mqd_control_endpoint(void *control, uint32_t endpoint)
 {
-    return part_at(control, WORKERS_AT, sizeof(struct mqd_worker_slot), endpoint, MQD_ENDPOINT_COUNT_MAX);
+    return part_at(control, WORKERS_AT, sizeof(struct mqd_endpoint_slot), endpoint, MQD_ENDPOINT_COUNT_MAX);
 }
 
 struct mqd_worker_stats *mqd_control_stats(void *control, uint32_t worker)
@@ -368,7 +368,7 @@ int mqd_control_set_api_versions(void *control, uint32_t version, const uint8_t 
  * will not arrive. */
 void mqd_endpoint_set_state(void *control, uint32_t endpoint, uint32_t state, int32_t pid)
 {
-    struct mqd_worker_slot *slot = mqd_control_worker(control, endpoint);
+    struct mqd_endpoint_slot *slot = mqd_control_endpoint(control, endpoint);
     if (!slot)
         return;
     if (state == MQD_PROCESS_DEAD)
@@ -379,25 +379,25 @@ void mqd_endpoint_set_state(void *control, uint32_t endpoint, uint32_t state, in
 
 uint32_t mqd_endpoint_state(void *control, uint32_t endpoint)
 {
-    struct mqd_worker_slot *slot = mqd_control_worker(control, endpoint);
+    struct mqd_endpoint_slot *slot = mqd_control_endpoint(control, endpoint);
     return slot ? mqd_load_acquire(&slot->state) : MQD_PROCESS_ABSENT;
 }
 
 uint64_t mqd_endpoint_generation(void *control, uint32_t endpoint)
 {
-    struct mqd_worker_slot *slot = mqd_control_worker(control, endpoint);
+    struct mqd_endpoint_slot *slot = mqd_control_endpoint(control, endpoint);
     return slot ? mqd_load_acquire(&slot->generation) : 0;
 }
 
 int32_t mqd_endpoint_pid(void *control, uint32_t endpoint)
 {
-    struct mqd_worker_slot *slot = mqd_control_worker(control, endpoint);
+    struct mqd_endpoint_slot *slot = mqd_control_endpoint(control, endpoint);
     return slot ? mqd_load_acquire(&slot->pid) : 0;
 }
 
 uint32_t mqd_worker_connection_count(void *control, uint32_t worker)
 {
-    struct mqd_worker_slot *slot = mqd_control_worker(control, worker);
+    struct mqd_endpoint_slot *slot = mqd_control_endpoint(control, worker);
     return slot ? mqd_load_relaxed(&slot->connection_count) : 0;
 }
 

@@ -8,7 +8,7 @@
  *         owners (see below)
  *   4096  struct mqd_blob api_versions[8]: prepared ApiVersions bodies by version; written by the
  *         acceptor, read by workers
- *   ...   struct mqd_worker_slot[66], one for each endpoint: each cache line names its writer
+ *   ...   struct mqd_endpoint_slot[66], one for each endpoint: each cache line names its writer
  *   ...   struct mqd_worker_stats[64]: each worker writes its own; the acceptor reads them
  *         (metrics)
  *   ...   struct mqd_partition_slot[MQD_PARTITION_SLOT_COUNT]: each cache line names its writer
@@ -89,7 +89,7 @@ struct mqd_blob {
     uint8_t pad[8192 + 64 - 16 - 2 * MQD_BLOB_BYTES_MAX];
 };
 
-struct mqd_worker_slot {
+struct mqd_endpoint_slot {
     /* line 0: written by the keeper */
     uint32_t state; /* enum mqd_process_state */
     int32_t pid;
@@ -172,13 +172,12 @@ struct mqd_partition_slot {
 _Static_assert(sizeof(struct mqd_control_header) == 4096, "header is one page");
 _Static_assert(sizeof(struct mqd_positions) == MQD_CACHE_LINE, "one line per copy");
 _Static_assert(sizeof(struct mqd_partition_slot) == 5 * MQD_CACHE_LINE, "five lines");
-_Static_assert(sizeof(struct mqd_worker_slot) == 4 * MQD_CACHE_LINE, "four lines");
+_Static_assert(sizeof(struct mqd_endpoint_slot) == 4 * MQD_CACHE_LINE, "four lines");
 _Static_assert(sizeof(struct mqd_descriptor) == MQD_CACHE_LINE, "a descriptor is a cache line");
 
 struct mqd_control_header *mqd_control_header(void *control);
 struct mqd_blob *mqd_control_api_versions(void *control, uint32_t version);
-/* also for acceptor and controller, whose sleep words are here */
-struct mqd_worker_slot *mqd_control_worker(void *control, uint32_t endpoint);
+struct mqd_endpoint_slot *mqd_control_endpoint(void *control, uint32_t endpoint);
 struct mqd_worker_stats *mqd_control_stats(void *control, uint32_t worker);
 struct mqd_partition_slot *mqd_control_partition(void *control, uint32_t slot);
 

@@ -135,10 +135,10 @@ struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self
     endpoint->count = endpoint_count;
     for (uint32_t peer = 0; peer < endpoint_count; peer++) {
         endpoint->eventfd[peer] = eventfds ? eventfds[peer] : -1;
-        endpoint->peer_sleeping[peer] = &mqd_control_worker(control, peer)->sleeping;
+        endpoint->peer_sleeping[peer] = &mqd_control_endpoint(control, peer)->sleeping;
     }
     endpoint->sleeping = endpoint->peer_sleeping[self];
-    endpoint->generation = mqd_load_acquire(&mqd_control_worker(control, self)->generation);
+    endpoint->generation = mqd_load_acquire(&mqd_control_endpoint(control, self)->generation);
     if (open_rings(endpoint, links) != 0) {
         free(endpoint);
         return NULL;

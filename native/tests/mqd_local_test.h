@@ -205,7 +205,7 @@ static bool local_ended(struct local *local)
 static void local_wake(struct local *local)
 {
     mqd_fence_full(); /* A4 */
-    if (mqd_load_relaxed(&mqd_control_worker(local->b->control, local->welcome.worker)->sleeping))
+    if (mqd_load_relaxed(&mqd_control_endpoint(local->b->control, local->welcome.worker)->sleeping))
         eventfd_write(local->fds[1], 1);
 }
 

@@ -122,7 +122,7 @@ uint64_t mqd_check_token(const struct mqd_reactor *r, const struct mqd_check *ch
 static bool send_check(struct mqd_reactor *r, struct mqd_check *check)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
-    struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
+    struct mqd_endpoint_slot *slot = mqd_control_endpoint(r->options.control, acceptor);
     /* read before the state: if the acceptor restarts in between, its successor sees the old
      * generation in the descriptor and drops it */
     uint64_t generation = mqd_load_acquire(&slot->generation);
@@ -177,7 +177,7 @@ void mqd_check_submit(struct mqd_reactor *r, struct mqd_check *check, struct mqd
 void mqd_check_on_acceptor_died(struct mqd_reactor *r)
 {
     uint64_t generation = mqd_load_acquire(
-        &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
+        &mqd_control_endpoint(r->options.control, mqd_control_worker_count(r->options.control))->generation);
     for (uint32_t index = 0; index < r->check_used; index++) {
         struct mqd_check *check = &r->checks[index];
         if (!check->used || !check->sent || check->job || check->acceptor_generation == generation)

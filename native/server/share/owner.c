@@ -168,7 +168,7 @@ static void check_leadership(struct mqd_reactor *r, struct mqd_share_owned *owne
 static bool send_to_acceptor(struct mqd_reactor *r, struct mqd_share_owned *owned, int api_key)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
-    struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
+    struct mqd_endpoint_slot *slot = mqd_control_endpoint(r->options.control, acceptor);
     /* read before slot->state: if the acceptor then dies, its successor drops the descriptor */
     uint64_t generation = mqd_load_acquire(&slot->generation);
     const struct mqd_buffer *body = &owned->partition.body;
@@ -233,7 +233,7 @@ void mqd_share_on_acceptor_died(struct mqd_reactor *r)
 {
     struct mqd_shares *shares = r->shares;
     uint64_t generation = mqd_load_acquire(
-        &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
+        &mqd_control_endpoint(r->options.control, mqd_control_worker_count(r->options.control))->generation);
     for (uint32_t i = 0; shares && i < shares->owned_capacity; i++) {
         struct mqd_share_owned *owned = shares->owned[i];
         if (owned && owned->partition.state.archiving_count && owned->partition.phase == MQD_SHARE_ACTIVE) {

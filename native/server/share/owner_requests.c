@@ -20,7 +20,7 @@ int16_t mqd_share_owner_of(struct mqd_reactor *r, uint32_t slot, uint16_t *owner
     *generation = mqd_load_acquire(&shared->owner_generation);
     bool serves = mqd_load_acquire(&shared->role) == MQD_ROLE_LEADS &&
                   *owner < mqd_control_worker_count(r->options.control) &&
-                  *generation == mqd_load_acquire(&mqd_control_worker(r->options.control, *owner)->generation);
+                  *generation == mqd_load_acquire(&mqd_control_endpoint(r->options.control, *owner)->generation);
     return serves ? 0 : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
 }
 
@@ -218,7 +218,7 @@ void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descr
 void mqd_share_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
 {
     struct mqd_shares *shares = r->shares;
-    uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, endpoint)->generation);
+    uint64_t generation = mqd_load_acquire(&mqd_control_endpoint(r->options.control, endpoint)->generation);
     if (!shares)
         return;
     for (uint32_t i = 0; i < shares->call_count; i++) {

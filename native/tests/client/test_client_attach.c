@@ -357,7 +357,7 @@ TEST(a_sleeping_worker_is_woken)
     mqd_client_flush(client);
     CHECK(fake_peek(&fake));
     CHECK(read(fake.to_worker, &count, sizeof count) < 0);
-    mqd_store_seq_cst(&mqd_control_worker(fake.control, 0)->sleeping, 1);
+    mqd_store_seq_cst(&mqd_control_endpoint(fake.control, 0)->sleeping, 1);
     CHECK_EQUAL(mqd_client_submit(client, frame, sizeof frame), 0);
     mqd_client_flush(client);
     CHECK_EQUAL(read(fake.to_worker, &count, sizeof count), 8);

@@ -306,7 +306,7 @@ struct serving {
 static void *serve_on(void *argument)
 {
     struct serving *s = argument;
-    struct mqd_worker_slot *slot = mqd_control_worker(s->fake->control, 0);
+    struct mqd_endpoint_slot *slot = mqd_control_endpoint(s->fake->control, 0);
     while (!mqd_load_acquire(&s->stop)) {
         if (fake_next(s->fake)) {
             s->records += (uint64_t)s->fake->batch.record_count;

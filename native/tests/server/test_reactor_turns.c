@@ -12,12 +12,12 @@ enum {
 /* Until `serve`, the worker accepts no connections: it then finds all of them in one turn. */
 static void not_serving(struct bench *b)
 {
-    mqd_store_release(&mqd_control_worker(b->control, 0)->state, MQD_PROCESS_STARTING);
+    mqd_store_release(&mqd_control_endpoint(b->control, 0)->state, MQD_PROCESS_STARTING);
 }
 
 static void serve(struct bench *b)
 {
-    mqd_store_release(&mqd_control_worker(b->control, 0)->state, MQD_PROCESS_RUNNING);
+    mqd_store_release(&mqd_control_endpoint(b->control, 0)->state, MQD_PROCESS_RUNNING);
     mqd_reactor_add_log_dir(b->reactors[0], ++b->token, 0, log_root); /* any command ends its sleep */
     bench_done(b, 0, b->token);
 }

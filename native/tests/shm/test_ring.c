@@ -358,9 +358,9 @@ TEST(restarted_endpoint_continues_under_its_new_generation)
     mqd_endpoint_flush(second);
     /* the reader dies too, and asleep */
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 1);
-    mqd_store_seq_cst(&mqd_control_worker(host.control, 1)->sleeping, 1);
+    mqd_store_seq_cst(&mqd_control_endpoint(host.control, 1)->sleeping, 1);
     struct mqd_endpoint *third = host_open(&host, 1);
-    CHECK_EQUAL(mqd_load_relaxed(&mqd_control_worker(host.control, 1)->sleeping), 0);
+    CHECK_EQUAL(mqd_load_relaxed(&mqd_control_endpoint(host.control, 1)->sleeping), 0);
     CHECK_EQUAL(mqd_endpoint_drain(third, out, from, 8), 3);
     CHECK_EQUAL(out[0].token, 1);
     CHECK_EQUAL(out[1].token, 2);
@@ -427,7 +427,7 @@ TEST(a_successor_wakes_whose_flag_was_taken_beside_an_empty_ring)
     CHECK_EQUAL(mqd_endpoint_drain(b, &out, &from, 1), 1);
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 0);
     /* like a, which reads the flag late, and is killed */
-    CHECK_EQUAL(mqd_exchange(&mqd_control_worker(host.control, 1)->sleeping, 0u), 1);
+    CHECK_EQUAL(mqd_exchange(&mqd_control_endpoint(host.control, 1)->sleeping, 0u), 1);
     free(a);
     mqd_endpoint_send(c, 1, &(struct mqd_descriptor){.token = 2});
     mqd_endpoint_flush(c);

@@ -73,17 +73,17 @@ TEST(parts_do_not_overlap_and_bounds_hold)
     uint8_t *control = control_make();
     uint8_t *end = control + mqd_control_size_bytes();
     CHECK((uint8_t *)mqd_control_api_versions(control, 0) == control + 4096);
-    CHECK((uint8_t *)(mqd_control_api_versions(control, 7) + 1) == (uint8_t *)mqd_control_worker(control, 0));
-    CHECK((uint8_t *)(mqd_control_worker(control, 65) + 1) == (uint8_t *)mqd_control_stats(control, 0));
+    CHECK((uint8_t *)(mqd_control_api_versions(control, 7) + 1) == (uint8_t *)mqd_control_endpoint(control, 0));
+    CHECK((uint8_t *)(mqd_control_endpoint(control, 65) + 1) == (uint8_t *)mqd_control_stats(control, 0));
     CHECK((uint8_t *)(mqd_control_stats(control, 63) + 1) == (uint8_t *)mqd_control_partition(control, 0));
     CHECK((uint8_t *)(mqd_control_partition(control, MQD_PARTITION_SLOT_COUNT - 1) + 1) ==
           (uint8_t *)mqd_control_quotas(control));
     CHECK((uint8_t *)(mqd_control_quotas(control) + 1) == (uint8_t *)mqd_control_tallies(control));
     CHECK((uint8_t *)(mqd_control_tallies(control) + 1) == end);
-    CHECK(!mqd_control_api_versions(control, 8) && !mqd_control_worker(control, 66) &&
+    CHECK(!mqd_control_api_versions(control, 8) && !mqd_control_endpoint(control, 66) &&
           !mqd_control_stats(control, 64) && !mqd_control_partition(control, MQD_PARTITION_SLOT_COUNT));
     for (uint32_t i = 0; i < 66; i++)
-        CHECK((uintptr_t)mqd_control_worker(control, i) % 64 == 0);
+        CHECK((uintptr_t)mqd_control_endpoint(control, i) % 64 == 0);
     CHECK((uintptr_t)mqd_control_partition(control, 1) % 64 == 0);
     free(control);
 }

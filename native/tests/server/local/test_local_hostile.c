@@ -304,7 +304,7 @@ static void run(struct bench *b, uint64_t seed, uint32_t rounds, struct fetched 
     serve_acceptor(b);
     local_wait_none(b);
     for (uint32_t worker = 0; worker < REACTORS; worker++)
-        while (mqd_load_relaxed(&mqd_control_worker(b->control, worker)->connection_count)) /* the one over TCP */
+        while (mqd_load_relaxed(&mqd_control_endpoint(b->control, worker)->connection_count)) /* the one over TCP */
             poll(NULL, 0, 1);
 }
 
