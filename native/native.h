@@ -272,8 +272,8 @@ enum mqd_descriptor_kind {
 /* sent to the partition that takes the records of a retired one, whose index is in `error`: the
  * producer id is rewritten (server/redirect.h) */
 #define MQD_PRODUCE_REDIRECTED 16
-/* with REDIRECTED: accepted only when the partition knows the producer (MQD_STAGE_KNOWN) */
-#define MQD_PRODUCE_KNOWN 32
+/* with REDIRECTED: accepted only when the partition knows the producer (MQD_STAGE_REQUIRE_KNOWN) */
+#define MQD_PRODUCE_REQUIRE_KNOWN 32
 #define MQD_PRODUCE_FROM_ZERO 64 /* MQD_STAGE_FROM_ZERO */
 /* flag of PRODUCED for a coordinator's batch: the partition is retired, and the same batch must be
  * written to the partition whose index is in size_bytes */

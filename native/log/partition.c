@@ -169,7 +169,7 @@ static int16_t check_producer(struct mqd_partition *partition, const struct mqd_
                               struct mqd_stage_result *result)
 {
     int16_t error = mqd_producers_check(&partition->producers, batch, kind, &result->duplicate, &result->base_offset);
-    if (__builtin_expect(kind.known, 0) && !error && !result->duplicate &&
+    if (__builtin_expect(kind.require_known, 0) && !error && !result->duplicate &&
         !mqd_producers_has_sequences(&partition->producers, batch))
         return MQD_STAGE_UNKNOWN;
     if (error || result->duplicate || kind.coordinator || !(batch->attributes & ATTRIBUTE_TRANSACTIONAL) ||
@@ -253,11 +253,11 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
         error = mqd_marker_parse(bytes, batch, marker) < 0 ? MQD_KAFKA_INVALID_RECORD : 0;
     }
     if (error == 0 && batch->producer_id >= 0)
-        error = check_producer(
-            partition, batch,
-            (struct mqd_producer_batch_kind){marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0,
-                                             (flags & MQD_STAGE_KNOWN) != 0, (flags & MQD_STAGE_FROM_ZERO) != 0},
-            guard, now_ms, result);
+        error = check_producer(partition, batch,
+                               (struct mqd_producer_batch_kind){
+                                   marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0,
+                                   (flags & MQD_STAGE_REQUIRE_KNOWN) != 0, (flags & MQD_STAGE_FROM_ZERO) != 0},
+                               guard, now_ms, result);
     if (error == 0 && !result->duplicate && partition->options.dedup_window_ms > 0 && !coordinator) {
         deduplicated = *sent;
         error = stage_dedup(partition, &deduplicated, bytes, now_ms, &rewritten, result);

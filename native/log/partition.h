@@ -34,7 +34,8 @@
 #define MQD_STAGE_VERIFY (-2)
 
 #define MQD_STAGE_REDIRECT (-3) /* returned by a retired partition's owner, not by the partition: server/redirect.h */
-#define MQD_STAGE_UNKNOWN (-4)  /* nothing was staged: MQD_STAGE_KNOWN was set, and the producer is not known here */
+/* nothing was staged: MQD_STAGE_REQUIRE_KNOWN was set, and the producer is not known here */
+#define MQD_STAGE_UNKNOWN (-4)
 
 enum mqd_stage_flags {
     /* from a coordinator: control batches are allowed; sequences and verification are not
@@ -46,7 +47,7 @@ enum mqd_stage_flags {
     MQD_STAGE_REDIRECTED = 4, /* batch->producer_id differs from that in the bytes and replaces it in the log */
     /* an idempotent producer's batch is staged only if sequences of the producer, in its epoch, are
      * known here */
-    MQD_STAGE_KNOWN = 8,
+    MQD_STAGE_REQUIRE_KNOWN = 8,
     /* a batch of transactions v2, where every transaction has its own epoch: if no sequence of the
      * producer is known, the first batch must have sequence 0 */
     MQD_STAGE_FROM_ZERO = 16

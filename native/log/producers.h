@@ -121,7 +121,7 @@ struct mqd_producer_batch_kind {     /* facts that the header of a batch does no
     const struct mqd_marker *marker; /* NULL: a data batch */
     bool coordinator;                /* from a coordinator, not a client: without a sequence */
     bool bumped;                     /* the marker bumps the producer's epoch */
-    bool known;                      /* MQD_STAGE_KNOWN; not used by mqd_producers_check */
+    bool require_known;              /* MQD_STAGE_REQUIRE_KNOWN; not used by mqd_producers_check */
     bool from_zero;                  /* MQD_STAGE_FROM_ZERO; not used by mqd_producers_check */
 };
 /* Returns 0, 45, 46, 47, 48, 52 or 59. For a duplicate, returns 0 and sets *duplicate and the

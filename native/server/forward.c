@@ -153,7 +153,8 @@ void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16
                                      .b = append->guard,
                                      .c = (int64_t)owner_generation};
     if (__builtin_expect(append->sent_to_target, 0)) {
-        produce.flags |= MQD_PRODUCE_REDIRECTED | (append->stage_flags & MQD_STAGE_KNOWN ? MQD_PRODUCE_KNOWN : 0);
+        produce.flags |=
+            MQD_PRODUCE_REDIRECTED | (append->stage_flags & MQD_STAGE_REQUIRE_KNOWN ? MQD_PRODUCE_REQUIRE_KNOWN : 0);
         produce.error = append->partition_index;
     }
     mqd_forward_send(r, owner, &produce);
@@ -243,7 +244,8 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
         return;
     }
     if (__builtin_expect(descriptor->flags & MQD_PRODUCE_REDIRECTED, 0)) {
-        append->stage_flags = MQD_STAGE_REDIRECTED | (descriptor->flags & MQD_PRODUCE_KNOWN ? MQD_STAGE_KNOWN : 0);
+        append->stage_flags =
+            MQD_STAGE_REDIRECTED | (descriptor->flags & MQD_PRODUCE_REQUIRE_KNOWN ? MQD_STAGE_REQUIRE_KNOWN : 0);
         batch.producer_id = mqd_redirect_producer(batch.producer_id, descriptor->error);
     }
     mqd_owner_stage(r, append, &batch, bytes, false);
@@ -253,7 +255,7 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
 
 static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
 {
-    if (descriptor->generation != mqd_load_acquire(&mqd_control_worker(r->options.control, from)->generation))
+    if (descriptor->generation != mqd_load_acquire(&mqd_control_endpoint(r->options.control, from)->generation))
         return; /* the sender has died: its arena is no longer valid */
     switch (descriptor->kind) {
     case MQD_LINK_PRODUCE:
@@ -324,7 +326,7 @@ void mqd_links_drain(struct mqd_reactor *r)
  * outcome, which is reported to clients as REQUEST_TIMED_OUT; memory lent to it is released. */
 void mqd_forward_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
 {
-    uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, endpoint)->generation);
+    uint64_t generation = mqd_load_acquire(&mqd_control_endpoint(r->options.control, endpoint)->generation);
     MQD_LIST_EACH(node, next, &r->forwarded_to[endpoint]) {
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         if (append->peer_generation >= generation)

@@ -194,7 +194,7 @@ void mqd_redirect_to_target(struct mqd_reactor *r, struct mqd_append *append, ui
     append->slot = slot;
     append->verdict = verdict;
     append->verdict_offset = offset;
-    append->stage_flags = MQD_STAGE_REDIRECTED | (verdict ? MQD_STAGE_KNOWN : 0);
+    append->stage_flags = MQD_STAGE_REDIRECTED | (verdict ? MQD_STAGE_REQUIRE_KNOWN : 0);
     batch.producer_id = mqd_redirect_producer(batch.producer_id, append->partition_index);
     mqd_append_deliver(r, append, &batch);
 }

@@ -212,7 +212,8 @@ static int16_t produce(struct model *m, struct mqd_batch batch, uint8_t *bytes, 
     }
     append.verdict = mqd_redirect_verdict(retired, &batch, &append.verdict_offset);
     batch.producer_id = mqd_redirect_producer(batch.producer_id, PARTITION);
-    error = stage(m, TAKER, batch, bytes, MQD_STAGE_REDIRECTED | (append.verdict ? MQD_STAGE_KNOWN : 0), &result);
+    error =
+        stage(m, TAKER, batch, bytes, MQD_STAGE_REDIRECTED | (append.verdict ? MQD_STAGE_REQUIRE_KNOWN : 0), &result);
     m->redirected++;
     *log = TAKER;
     *base_offset = result.base_offset;
