@@ -67,19 +67,20 @@ static bool is_well_formed(const struct mqd_share_acknowledgement *list, uint32_
     return true;
 }
 
-/* Returns the first offset of the range that is in the state. Offsets below the state's start are
+/* Returns the first offset of the range that is still tracked. Offsets below share->start are
  * finished; acknowledging them again has no effect, as in Kafka. */
-static int64_t first_in_state(const struct mqd_share *share, const struct mqd_share_acknowledgement *range)
+static int64_t first_tracked(const struct mqd_share *share, const struct mqd_share_acknowledgement *range)
 {
     return range->first > share->start ? range->first : share->start;
 }
 
-/* Checks that the member has acquired the rest of a range. Returns 0; MQD_SHARE_INVALID_REQUEST if
- * the range reaches beyond the state's end; or MQD_SHARE_INVALID_RECORD_STATE. */
+/* Checks that the member holds every offset of the range that is still tracked. Returns 0;
+ * MQD_SHARE_INVALID_REQUEST if the range reaches beyond share->end; or
+ * MQD_SHARE_INVALID_RECORD_STATE. */
 static int check_held(const struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *range,
                       int64_t now_ms)
 {
-    int64_t first = first_in_state(share, range);
+    int64_t first = first_tracked(share, range);
     if (first > range->last)
         return 0;
     if (share->start == share->end)
@@ -128,7 +129,7 @@ static void renew(struct mqd_share *share, struct mqd_share_page *page, int64_t 
 static void apply(struct mqd_share *share, const struct mqd_share_acknowledgement *range, int64_t now_ms)
 {
     uint32_t renewed_row = ROW_NONE, record_count;
-    for (int64_t offset = first_in_state(share, range); offset <= range->last; offset += record_count) {
+    for (int64_t offset = first_tracked(share, range); offset <= range->last; offset += record_count) {
         struct mqd_share_page *page = page_of(share, offset);
         uint8_t type = range->types[range->type_count == 1 ? 0 : offset - range->first];
         record_count =
@@ -147,7 +148,7 @@ int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct
     if (!is_well_formed(list, count))
         return MQD_SHARE_INVALID_REQUEST;
     for (uint32_t index = 0; index < count; index++) {
-        /* the previous range acknowledges a repeated offset, which is then no longer acquired */
+        /* acknowledged by the previous range, the offset is no longer acquired */
         bool is_repeated = index && list[index].first == list[index - 1].last && list[index].first >= share->start;
         int error = is_repeated ? MQD_SHARE_INVALID_RECORD_STATE : check_held(share, member, &list[index], now_ms);
         if (error)
@@ -239,20 +240,20 @@ uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member, int6
 }
 
 /* A planted bug: a backoff ends whenever the queues are checked. */
-static bool is_early(const struct mqd_share *share, uint32_t queue)
+static bool is_early(const struct mqd_share *share, uint32_t queue_index)
 {
     (void)share;
-    return queue != LOCK_QUEUE && PLANTED_BUG(share, EARLY_RETRY);
+    return queue_index != LOCK_QUEUE && PLANTED_BUG(share, EARLY_RETRY);
 }
 
 uint32_t mqd_share_expire(struct mqd_share *share, int64_t now_ms, uint32_t offsets_max)
 {
     uint32_t released = 0;
-    for (uint32_t queue = 0; queue < MQD_SHARE_QUEUE_COUNT; queue++) {
-        const struct mqd_share_queue *ends = &share->queues[queue];
-        while (released < offsets_max && ends->head != ROW_NONE &&
-               (row_of(share, ends->head)->deadline_ms <= now_ms || is_early(share, queue)))
-            released += release_row(share, ends->head, now_ms);
+    for (uint32_t queue_index = 0; queue_index < MQD_SHARE_QUEUE_COUNT; queue_index++) {
+        const struct mqd_share_queue *queue = &share->queues[queue_index];
+        while (released < offsets_max && queue->head != ROW_NONE &&
+               (row_of(share, queue->head)->deadline_ms <= now_ms || is_early(share, queue_index)))
+            released += release_row(share, queue->head, now_ms);
         if (!share->delayed_count)
             break;
     }

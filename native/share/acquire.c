@@ -51,10 +51,10 @@ int64_t mqd_share_acquire_end(const struct mqd_share *share, uint32_t records_ma
     return share->end + (room > 0 ? room : 0);
 }
 
-static struct mqd_share_page *make_split_page(struct mqd_share *share, int64_t offset)
+static struct mqd_share_page *make_expanded_page(struct mqd_share *share, int64_t offset)
 {
     struct mqd_share_page *page = mqd_share_page_make(share, offset);
-    if (page && mqd_share_page_split(share, page))
+    if (page && mqd_share_page_expand(share, page))
         return page;
     share->pool_exhausted = 1;
     return NULL;
@@ -99,7 +99,7 @@ static bool archive(struct mqd_share *share, int64_t first, int64_t last)
             offset = stop;
             continue;
         }
-        if (!(page = make_split_page(share, offset)))
+        if (!(page = make_expanded_page(share, offset)))
             return false;
         mqd_share_extend(share, offset + 1);
         uint64_t cell = page->cells[offset & PAGE_MASK];
@@ -230,7 +230,7 @@ static bool acquire_range(struct progress *progress, int64_t first, int64_t last
             offset = page_end(offset);
             continue;
         }
-        if (!mqd_share_page_split(share, page)) {
+        if (!mqd_share_page_expand(share, page)) {
             share->pool_exhausted = 1;
             return false;
         }
@@ -257,7 +257,7 @@ static bool acquire_with_key(struct progress *progress, int64_t offset, uint32_t
     struct mqd_share *share = progress->share;
     if (progress->acquired >= progress->acquired_max || (offset >= share->end && !may_open_another(share)))
         return false;
-    struct mqd_share_page *page = make_split_page(share, offset);
+    struct mqd_share_page *page = make_expanded_page(share, offset);
     if (!page)
         return false;
     mqd_share_extend(share, offset + 1);

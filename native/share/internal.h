@@ -111,11 +111,11 @@ static inline int64_t page_end(int64_t offset)
 /* Returns the page of an offset; creates it if there is none. NULL: the pool is exhausted. */
 struct mqd_share_page *mqd_share_page_make(struct mqd_share *share, int64_t offset);
 /* Gives each offset of the page its own cell. false: the pool is exhausted. */
-bool mqd_share_page_split(struct mqd_share *share, struct mqd_share_page *page);
+bool mqd_share_page_expand(struct mqd_share *share, struct mqd_share_page *page);
 void mqd_share_page_drop(struct mqd_share *share, int64_t offset);
-/* Makes a split page uniform again if its offsets are finished in the same way. */
-void mqd_share_page_merge(struct mqd_share *share, int64_t offset);
-/* Replaces `count` equal cells; the offsets are between start and end, in one split page. */
+/* Makes an expanded page uniform again if its offsets are finished in the same way. */
+void mqd_share_page_collapse(struct mqd_share *share, int64_t offset);
+/* Replaces `count` equal cells; the offsets are between start and end, in one expanded page. */
 void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, int64_t first, uint32_t count,
                          uint64_t cell);
 /* Archives a uniform page, all of whose offsets are Available and between start and end. */
@@ -132,7 +132,8 @@ void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last
 /* Begins or ends FIFO according to the current settings. false: the pool is exhausted, and nothing
  * may be acquired. */
 bool mqd_share_fifo_apply_settings(struct mqd_share *share);
-/* Adds the key of the next open offset, which is in a split page. false: the pool is exhausted. */
+/* Adds the key of the next open offset, which is in an expanded page. false: the pool is
+ * exhausted. */
 bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash);
 /* Called when all keys below `offset` are known: moves mqd_share_keys_from there. */
 void mqd_share_fifo_advance(struct mqd_share *share, int64_t offset);
@@ -147,17 +148,19 @@ void mqd_share_fifo_free(struct mqd_share *share);
 
 /* Appends an acquisition without offsets to the queue of locks. ROW_NONE: the pool is exhausted. */
 uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t offset, int64_t now_ms);
-/* The queue in which offsets that were delivered `count` times wait for their backoff. */
-static inline uint32_t queue_of(const struct mqd_share *share, uint32_t count)
+/* The queue in which offsets that were delivered `deliveries` times wait for their backoff. */
+static inline uint32_t queue_of(const struct mqd_share *share, uint32_t deliveries)
 {
     (void)share;
-    return count < MQD_SHARE_QUEUE_COUNT && !PLANTED_BUG(share, ONE_QUEUE) ? count : MQD_SHARE_QUEUE_COUNT - 1;
+    return deliveries < MQD_SHARE_QUEUE_COUNT && !PLANTED_BUG(share, ONE_QUEUE) ? deliveries
+                                                                                : MQD_SHARE_QUEUE_COUNT - 1;
 }
-/* Returns the row to which offsets from first to last, released after `count` deliveries, are
- * added; it is in the queue of this count until its backoff ends. */
-uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t count, int64_t first, int64_t last, int64_t now_ms);
-/* Returns how long an offset that was delivered `count` times waits before the next delivery. */
-int64_t mqd_share_backoff_ms(const struct mqd_share *share, uint32_t count);
+/* Returns the row to which offsets from first to last, released after this number of deliveries,
+ * are added; it is in the queue of this number until its backoff ends. */
+uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t deliveries, int64_t first, int64_t last, int64_t now_ms);
+/* Returns how long an offset that was delivered `deliveries` times waits before the next
+ * delivery. */
+int64_t mqd_share_backoff_ms(const struct mqd_share *share, uint32_t deliveries);
 /* Removes offsets from a row, which is freed with its last offset. */
 void mqd_share_row_release(struct mqd_share *share, uint32_t index, uint32_t count);
 /* Moves the row to the end of its queue, with a new deadline. */

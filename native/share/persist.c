@@ -56,7 +56,7 @@ void mqd_share_take_difference(struct mqd_share *share, struct mqd_share_run *ou
         offset = list_page_changes(share, page, offset, stop, out, &count, out_max);
         if (offset <= stop)
             break;
-        mqd_share_page_merge(share, stop);
+        mqd_share_page_collapse(share, stop);
     }
     *difference = (struct mqd_share_difference){
         .start = share->start_moved ? share->start : -1,
@@ -115,7 +115,7 @@ static bool load_run(struct mqd_share *share, const struct mqd_share_run *run)
             offset = page_end(offset);
             continue;
         }
-        if (!mqd_share_page_split(share, page))
+        if (!mqd_share_page_expand(share, page))
             return false;
         page->cells[offset & PAGE_MASK] = cell;
         page->available -= state != MQD_SHARE_AVAILABLE;

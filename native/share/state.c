@@ -47,7 +47,7 @@ struct mqd_share_page *mqd_share_page_make(struct mqd_share *share, int64_t offs
     return page;
 }
 
-bool mqd_share_page_split(struct mqd_share *share, struct mqd_share_page *page)
+bool mqd_share_page_expand(struct mqd_share *share, struct mqd_share_page *page)
 {
     if (page->cells)
         return true;
@@ -74,7 +74,7 @@ void mqd_share_page_drop(struct mqd_share *share, int64_t offset)
     }
 }
 
-void mqd_share_page_merge(struct mqd_share *share, int64_t offset)
+void mqd_share_page_collapse(struct mqd_share *share, int64_t offset)
 {
     struct mqd_share_page *page = page_of(share, offset);
     if (!page->cells || page->available || page->acquired || page->delayed || page->archiving || page->waiting)
@@ -98,10 +98,10 @@ void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last
         share->changed_last = last;
 }
 
-/* Returns the change in the number of boundaries at the two ends of a range of cells that changes
- * from `old_persisted` to `persisted`. */
-static uint32_t boundary_change(const struct mqd_share *share, int64_t first, int64_t last, uint64_t persisted,
-                                uint64_t old_persisted)
+/* Returns by how much the number of boundaries changes when the cells of a range change from
+ * `old_persisted` to `persisted`. */
+static uint32_t boundary_change(const struct mqd_share *share, int64_t first, int64_t last, uint64_t old_persisted,
+                                uint64_t persisted)
 {
     uint32_t change = 0;
     if (first > share->start) {
@@ -121,7 +121,7 @@ void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, i
     uint64_t *cells = &page->cells[first & PAGE_MASK], old = *cells;
     uint64_t persisted = persisted_cell(cell), old_persisted = persisted_cell(old);
     if (persisted != old_persisted)
-        share->boundary_count += boundary_change(share, first, first + count - 1, persisted, old_persisted);
+        share->boundary_count += boundary_change(share, first, first + count - 1, old_persisted, persisted);
     uint32_t state = cell_state(cell), old_state = cell_state(old);
     page->available +=
         (uint16_t)(((state == MQD_SHARE_AVAILABLE) - (old_state == MQD_SHARE_AVAILABLE)) * (int32_t)count);
@@ -147,7 +147,7 @@ void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, i
 void mqd_share_page_archive(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint64_t cell)
 {
     int64_t last = page_end(offset) - 1;
-    share->boundary_count += boundary_change(share, offset, last, persisted_cell(cell), persisted_cell(page->uniform));
+    share->boundary_count += boundary_change(share, offset, last, persisted_cell(page->uniform), persisted_cell(cell));
     page->uniform = cell;
     page->available = 0;
     share->open_count -= MQD_SHARE_PAGE_OFFSETS;
@@ -212,7 +212,7 @@ uint32_t mqd_share_run_count(const struct mqd_share *share)
     return share->start < share->end ? share->boundary_count + 1 : 0;
 }
 
-struct mqd_share_run mqd_share_run_at(const struct mqd_share *share, int64_t offset)
+struct mqd_share_run mqd_share_state_at(const struct mqd_share *share, int64_t offset)
 {
     uint64_t cell = offset >= share->start && offset < share->end ? cell_of(share, offset) : 0;
     return (struct mqd_share_run){offset, offset, (int16_t)cell_state(cell), (int16_t)cell_deliveries(cell)};
@@ -268,38 +268,38 @@ static void rows_drop(struct mqd_share *share)
     rows_reset(share);
 }
 
-static void row_append(struct mqd_share *share, uint32_t index, uint32_t queue, int64_t deadline_ms)
+static void row_append(struct mqd_share *share, uint32_t index, uint32_t queue_index, int64_t deadline_ms)
 {
     struct mqd_share_row *row = row_of(share, index);
-    struct mqd_share_queue *ends = &share->queues[queue];
-    row->queue = queue;
+    struct mqd_share_queue *queue = &share->queues[queue_index];
+    row->queue = queue_index;
     row->deadline_ms = deadline_ms;
     row->next = ROW_NONE;
-    row->previous = ends->tail;
-    if (ends->tail == ROW_NONE) {
-        ends->head = index;
-        share->backoff_queue_count += queue != LOCK_QUEUE;
+    row->previous = queue->tail;
+    if (queue->tail == ROW_NONE) {
+        queue->head = index;
+        share->backoff_queue_count += queue_index != LOCK_QUEUE;
     } else {
-        struct mqd_share_row *tail = row_of(share, ends->tail);
+        struct mqd_share_row *tail = row_of(share, queue->tail);
         tail->next = index;
         if (row->deadline_ms < tail->deadline_ms) /* the duration was reduced: S5 */
             row->deadline_ms = tail->deadline_ms;
     }
-    ends->tail = index;
+    queue->tail = index;
 }
 
 static void row_unlink(struct mqd_share *share, const struct mqd_share_row *row)
 {
-    struct mqd_share_queue *ends = &share->queues[row->queue];
+    struct mqd_share_queue *queue = &share->queues[row->queue];
     if (row->previous == ROW_NONE)
-        ends->head = row->next;
+        queue->head = row->next;
     else
         row_of(share, row->previous)->next = row->next;
     if (row->next == ROW_NONE)
-        ends->tail = row->previous;
+        queue->tail = row->previous;
     else
         row_of(share, row->next)->previous = row->previous;
-    share->backoff_queue_count -= row->queue != LOCK_QUEUE && ends->head == ROW_NONE;
+    share->backoff_queue_count -= row->queue != LOCK_QUEUE && queue->head == ROW_NONE;
 }
 
 uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t offset, int64_t now_ms)
@@ -312,29 +312,29 @@ uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t of
     return index;
 }
 
-int64_t mqd_share_backoff_ms(const struct mqd_share *share, uint32_t count)
+int64_t mqd_share_backoff_ms(const struct mqd_share *share, uint32_t deliveries)
 {
     int64_t first_ms = share->settings.backoff_ms, max_ms = share->settings.backoff_ms_max;
-    uint32_t doublings = count > 1 && !PLANTED_BUG(share, SAME_BACKOFF) ? count - 1 : 0;
+    uint32_t doublings = deliveries > 1 && !PLANTED_BUG(share, SAME_BACKOFF) ? deliveries - 1 : 0;
     int64_t backoff_ms = doublings < 31 ? first_ms << doublings : first_ms ? max_ms : 0;
     return backoff_ms < max_ms ? backoff_ms : max_ms;
 }
 
-uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t count, int64_t first, int64_t last, int64_t now_ms)
+uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t deliveries, int64_t first, int64_t last, int64_t now_ms)
 {
-    uint32_t queue = queue_of(share, count);
-    int64_t deadline_ms = now_ms + mqd_share_backoff_ms(share, count);
-    uint32_t tail = share->queues[queue].tail;
+    uint32_t queue_index = queue_of(share, deliveries);
+    int64_t deadline_ms = now_ms + mqd_share_backoff_ms(share, deliveries);
+    uint32_t tail = share->queues[queue_index].tail;
     struct mqd_share_row *row = tail == ROW_NONE ? NULL : row_of(share, tail);
     bool fits_tail = row && deadline_ms <= row->deadline_ms && first - row->last <= ROW_HOLE_MAX &&
                      row->first - last <= ROW_HOLE_MAX;
     uint32_t index = fits_tail ? ROW_NONE : row_take(share, !row);
     if (index != ROW_NONE) {
         *row_of(share, index) = (struct mqd_share_row){.first = first, .last = last};
-        row_append(share, index, queue, deadline_ms);
+        row_append(share, index, queue_index, deadline_ms);
         return index;
     }
-    MQD_ASSERT(row, "S9: no row is left for a backoff after %u deliveries", count);
+    MQD_ASSERT(row, "S9: no row is left for a backoff after %u deliveries", deliveries);
     if (first < row->first)
         row->first = first;
     if (last > row->last)

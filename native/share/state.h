@@ -249,6 +249,6 @@ int mqd_share_load(struct mqd_share *share, const struct mqd_share_run *runs, ui
 uint32_t mqd_share_run_count(const struct mqd_share *share);
 /* An offset's state and delivery count; if it is acquired, the count includes the current delivery.
  * For tests. */
-struct mqd_share_run mqd_share_run_at(const struct mqd_share *share, int64_t offset);
+struct mqd_share_run mqd_share_state_at(const struct mqd_share *share, int64_t offset);
 
 #endif

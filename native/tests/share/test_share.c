@@ -57,7 +57,7 @@ TEST(a_record_is_acquired_once_and_acknowledged_by_its_holder)
     CHECK_EQUAL(acquire(&share, 2, 0, 10, 100), 10);
     CHECK_EQUAL(acknowledge(&share, 1, 10, 10, MQD_SHARE_ACCEPT, 1), MQD_SHARE_INVALID_RECORD_STATE);
     CHECK_EQUAL(acknowledge(&share, 1, 5, 10, MQD_SHARE_ACCEPT, 1), MQD_SHARE_INVALID_RECORD_STATE);
-    CHECK_EQUAL(mqd_share_run_at(&share, 5).state, MQD_SHARE_ACQUIRED);
+    CHECK_EQUAL(mqd_share_state_at(&share, 5).state, MQD_SHARE_ACQUIRED);
     CHECK_EQUAL(acknowledge(&share, 1, 0, 9, MQD_SHARE_ACCEPT, 1), 0);
     CHECK_EQUAL(share.start, 10);
     CHECK_EQUAL(acknowledge(&share, 1, 0, 9, MQD_SHARE_ACCEPT, 1), 0); /* again: the acquisition has ended */
@@ -78,7 +78,7 @@ TEST(a_lock_that_has_ended_is_lost_also_before_it_is_noticed)
     CHECK_EQUAL(acknowledge(&share, 1, 0, 0, MQD_SHARE_ACCEPT, 100), MQD_SHARE_INVALID_RECORD_STATE);
     CHECK_EQUAL(acknowledge(&share, 1, 1, 1, MQD_SHARE_RENEW, 60), 0);
     CHECK_EQUAL(mqd_share_expire(&share, 100, 1000), 2);
-    CHECK_EQUAL(mqd_share_run_at(&share, 1).state, MQD_SHARE_ACQUIRED);
+    CHECK_EQUAL(mqd_share_state_at(&share, 1).state, MQD_SHARE_ACQUIRED);
     CHECK_EQUAL(mqd_share_deadline(&share), 160);
     CHECK_EQUAL(mqd_share_expire(&share, 160, 1000), 1);
     CHECK_EQUAL(mqd_share_deadline(&share), MQD_SHARE_NEVER);
@@ -93,10 +93,10 @@ TEST(a_poison_record_is_delivered_alone_the_last_time)
     for (uint32_t delivery = 1; delivery <= 200 && share.start < 64; delivery++, now_ms += 200) {
         if (!acquire(&share, 1, now_ms, 64, 64))
             break;
-        if (mqd_share_run_at(&share, 7).state == MQD_SHARE_ACQUIRED) /* its holder crashes */
+        if (mqd_share_state_at(&share, 7).state == MQD_SHARE_ACQUIRED) /* its holder crashes */
             CHECK_EQUAL(mqd_share_expire(&share, now_ms + 100, 1000) > 0, 1);
         for (int64_t offset = share.start; offset < share.end; offset++)
-            if (mqd_share_run_at(&share, offset).state == MQD_SHARE_ACQUIRED)
+            if (mqd_share_state_at(&share, offset).state == MQD_SHARE_ACQUIRED)
                 CHECK_EQUAL(acknowledge(&share, 1, offset, offset, MQD_SHARE_ACCEPT, now_ms), 0);
     }
     CHECK_EQUAL(share.start, 64);
@@ -201,10 +201,10 @@ TEST(a_backoff_lasts_without_memory_for_it)
         if (round == 1)
             pool.block_count = pool.used; /* from now on there is none */
         for (int64_t offset = share.end - 1; taken && offset >= share.start; offset -= 301) {
-            if (mqd_share_run_at(&share, offset).state != MQD_SHARE_ACQUIRED)
+            if (mqd_share_state_at(&share, offset).state != MQD_SHARE_ACQUIRED)
                 continue;
             CHECK_EQUAL(acknowledge(&share, 1, offset, offset, MQD_SHARE_RELEASE, now_ms++), 0);
-            CHECK_EQUAL(mqd_share_run_at(&share, offset).state, MQD_SHARE_DELAYED);
+            CHECK_EQUAL(mqd_share_state_at(&share, offset).state, MQD_SHARE_DELAYED);
         }
         mqd_share_release_member(&share, 1, now_ms);
         CHECK_EQUAL(share.acquired_count, 0);
@@ -254,9 +254,9 @@ TEST(returned_records_were_not_delivered)
     struct mqd_share share = made(64, 2, 2000, 0);
     for (int tries = 0; tries < 10; tries++) {
         CHECK_EQUAL(acquire(&share, 1, 0, 10, 100), 10);
-        CHECK_EQUAL(mqd_share_run_at(&share, 5).count, 1);
+        CHECK_EQUAL(mqd_share_state_at(&share, 5).count, 1);
         CHECK_EQUAL(acknowledge(&share, 1, 0, 9, MQD_SHARE_RETURN, 1), 0);
-        CHECK_EQUAL(mqd_share_run_at(&share, 5).count, 0);
+        CHECK_EQUAL(mqd_share_state_at(&share, 5).count, 0);
         CHECK_EQUAL(mqd_share_next_offset(&share), 0);
         mqd_share_check(&share);
     }

@@ -58,12 +58,12 @@ TEST(the_next_record_of_a_key_comes_when_the_one_before_has_ended)
 {
     struct mqd_share share = made(2000, 1);
     CHECK_EQUAL(acquire(&share, 1, 1000, 10), 10);
-    CHECK_EQUAL(mqd_share_run_at(&share, 10).state, MQD_SHARE_WAITING);
+    CHECK_EQUAL(mqd_share_state_at(&share, 10).state, MQD_SHARE_WAITING);
     CHECK_EQUAL(acquire(&share, 1, 1, 10), 0);
     CHECK_EQUAL(acknowledge(&share, 3, 3, MQD_SHARE_ACCEPT), 0);
     CHECK_EQUAL(mqd_share_next_offset(&share), 13);
     CHECK_EQUAL(acquire(&share, 1, 1000, 10), 1);
-    CHECK_EQUAL(mqd_share_run_at(&share, 13).state, MQD_SHARE_ACQUIRED);
+    CHECK_EQUAL(mqd_share_state_at(&share, 13).state, MQD_SHARE_ACQUIRED);
     ended(&share);
 }
 
@@ -73,9 +73,9 @@ TEST(a_released_record_keeps_its_place)
     CHECK_EQUAL(acquire(&share, 1, 1000, 10), 10);
     CHECK_EQUAL(acknowledge(&share, 3, 3, MQD_SHARE_RELEASE), 0);
     CHECK_EQUAL(mqd_share_next_offset(&share), 3);
-    CHECK_EQUAL(mqd_share_run_at(&share, 13).state, MQD_SHARE_WAITING);
+    CHECK_EQUAL(mqd_share_state_at(&share, 13).state, MQD_SHARE_WAITING);
     CHECK_EQUAL(acquire(&share, 1, 1000, 10), 1);
-    CHECK_EQUAL(mqd_share_run_at(&share, 3).count, 2);
+    CHECK_EQUAL(mqd_share_state_at(&share, 3).count, 2);
     ended(&share);
 }
 
@@ -136,7 +136,7 @@ static int64_t measured(uint32_t fifo, uint32_t key_count, int64_t records)
     while (done < records) {
         acquire(&share, 1, RECORDS, key_count);
         for (int64_t offset = share.start, end = share.end; offset < end; offset++)
-            if (mqd_share_run_at(&share, offset).state == MQD_SHARE_ACQUIRED) {
+            if (mqd_share_state_at(&share, offset).state == MQD_SHARE_ACQUIRED) {
                 acknowledge(&share, offset, offset, MQD_SHARE_ACCEPT);
                 done++;
             }

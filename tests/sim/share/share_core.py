@@ -156,7 +156,7 @@ class Share:
         lib.mqd_share_check(self.native)
 
     def at(self, offset: int) -> tuple[int, int]:
-        run = lib.mqd_share_run_at(self.native, offset)
+        run = lib.mqd_share_state_at(self.native, offset)
         return run.state, run.count
 
     def destroy(self) -> int:
