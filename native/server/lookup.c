@@ -1,11 +1,11 @@
 /* Lookups that wait for a flush: ListOffsets (latest) right after an acknowledgement that did not
  * wait for the disk (acks=1).
  *
- * With flush.on.ack the high watermark follows the flush, which begins in the turn of the append. A
- * lookup therefore waits until everything that the log held when it arrived is flushed; then its
- * client sees the records that it has written, and no offset is returned that a power failure could
- * undo. It waits only for the local flush, never for followers, and for at most MQD_LOOKUP_MS_MAX:
- * if the disk hangs, the response has the offset known so far.
+ * With flush.on.ack the high watermark follows the flush, which starts in the same turn of the
+ * event loop as the append. A lookup therefore waits until everything that the log held when it
+ * arrived is flushed; then its client sees the records that it has written, and no offset is
+ * returned that a power failure could undo. It waits only for the local flush, never for followers,
+ * and for at most MQD_LOOKUP_MS_MAX: if the disk hangs, the response has the offset known so far.
  *
  * A lookup waits for one partition at a time, in r->lookups by slot. All end offsets that it
  * waits for were taken at its arrival, so flushes of different partitions can complete in parallel.

@@ -3,16 +3,16 @@
  *
  * struct mqd_tally_table:
  *   touched[]    a bit for each set that was ever used: a restarted worker resets only these sets
- *   mqd_tally[]  8192 in sets of 8: a key, and a count by worker, which that worker alone writes
+ *   mqd_tally[]  8192 in sets of 8: a key, and one count per worker, written only by that worker
  *
- * A worker counts first and then reads the sum, so the limit is never exceeded; but of two
- * connections that reach two workers at the same time, both may be refused.
+ * A worker counts first and then reads the sum, so the limit is never exceeded; but if two
+ * connections reach two workers at the same time, both may be refused.
  *
  * Invariants
- *   T1  a tally has one key for as long as any count is not 0. A worker that counts reads the key
- *       again afterwards; a worker that changes the key locks it first and then reads the counts
- *       again. (So a key in use may be locked for a moment.) If two workers begin to count a new
- *       key at the same moment, the key may get two tallies; each is then limited separately.
+ *   T1  a tally keeps its key for as long as any of its counts is not 0. A worker that counts reads
+ *       the key again afterwards; a worker that changes the key locks it first and then reads the
+ *       counts again. (So a key in use may be locked for a moment.) If two workers begin to count a
+ *       new key at the same moment, the key may get two tallies; each is then limited separately.
  *   T2  a worker's counts are those of its open connections; a restarted worker begins with none.
  * Bounds: when all eight tallies of a set are in use, another key is not counted (and not limited).
  * A process that dies while it changes a key leaves that tally locked until the broker is

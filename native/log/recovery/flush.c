@@ -86,8 +86,8 @@ static int flush_segment(const struct mqd_partition *partition, int64_t base_off
     return result < 0 ? -1 : mqd_index_sync(partition->path, base_offset);
 }
 
-/* A caller that has already flushed the whole file system passes a recovery point at the trusted
- * end; there is nothing to do then. */
+/* A caller that has already flushed the whole file system passes the end of the trusted data as
+ * the recovery point, so that no segment is flushed. */
 int mqd_recovery_flush(struct mqd_partition *partition, const struct mqd_recovery *recovery, bool changed)
 {
     bool flushed = false;
