@@ -16,7 +16,7 @@ from mqd.acceptor.handlers.transactions import list_transactions
 from mqd.acceptor.interbroker.client import PeerError
 from mqd.acceptor.interbroker.transactions import LIST_VERSION
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.records import RETIRE_NOT
+from mqd.cluster.metadata.records import NOT_RETIRING
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import (
@@ -71,7 +71,7 @@ def describe(broker: Broker, topic: messages.TopicImage) -> Retirement:
         for partition in retiring
     ]
     return Retirement(
-        step=retiring[-1].retiring - RETIRE_NOT + 1 if retiring else 0,
+        step=retiring[-1].retiring - NOT_RETIRING + 1 if retiring else 0,
         applied=applied,
         remaining=len(topic.partitions) - len(retiring),
         retired=retired,

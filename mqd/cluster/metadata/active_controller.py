@@ -2,8 +2,8 @@
 set proposals, replicas to move, leaderships to return to preferred leaders. Sans-I/O.
 
 The object exists from BecameActive to Resigned, so all timers restart with the next controller (L2).
-It does not change the metadata: it reads the metadata core's tail and returns records, which the core
-applies and proposes before the next call.
+It does not change the metadata: it reads the metadata core's latest state and returns records,
+which the core applies and proposes before the next call.
 
 Invariants
     A1  a lease is granted only while the controller's own lease is valid, and only to a broker that
@@ -49,8 +49,8 @@ from mqd.protocol.errors import ErrorCode
 
 
 class ActiveController(Maintenance):
-    """`state` in every call: the metadata core's tail, which includes uncommitted changes. Times:
-    CLOCK_BOOTTIME, milliseconds.
+    """`state` in every call: the metadata core's latest state, including uncommitted changes.
+    Times: CLOCK_BOOTTIME, milliseconds.
     """
 
     def on_persist_failed(self, state: MetadataState, now_ms: int) -> None:
@@ -308,7 +308,7 @@ class ActiveController(Maintenance):
 
     def on_replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed, now_ms: int) -> list[Record]:
         """Moves leaderships away from replicas that cannot serve. `_unserved_reports_ms` prevents two such
-        replicas from passing a leadership back and forth.
+        replicas from passing leadership back and forth.
         """
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
@@ -382,7 +382,9 @@ class ActiveController(Maintenance):
         for topic_id in newly_emptied:
             topic = state.topics[state.topics_by_id[topic_id]]
             emptied = self._emptied[topic_id]
-            if all(partition.index in emptied for partition in topic.partitions[retire_rules.retiring_from(topic) :]):
+            if all(
+                partition.index in emptied for partition in topic.partitions[retire_rules.first_retired_index(topic) :]
+            ):
                 records += retire_rules.hide(view, topic)
                 del self._emptied[topic_id]
         return records

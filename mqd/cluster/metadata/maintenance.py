@@ -33,10 +33,11 @@ from mqd.cluster.metadata.view import CannotServe, View
 # unclean election must be based on recent reports.
 UNSERVED_HEARTBEATS = 3
 # For this long after such a report, the replica does not take over from another one that fails, so
-# that two such replicas do not pass a leadership back and forth.
+# that two such replicas do not pass leadership back and forth.
 UNSERVED_MS = 30_000
 UPKEEP_MS = 1_000  # how often replicas that are being moved are checked
-# How long a leader's report that a hidden partition is unused is valid; it is repeated every second.
+# A leader's report that a hidden partition is unused stays valid for this long; it is repeated
+# every second.
 UNUSED_MS = 5_000
 
 
@@ -56,8 +57,8 @@ def group_changes(changes: Iterable[tuple[TopicState, PartitionChange]]) -> list
 
 
 class Maintenance:
-    """`state` in every call: the metadata core's tail, which includes uncommitted changes. Times:
-    CLOCK_BOOTTIME, milliseconds.
+    """`state` in every call: the metadata core's latest state, including uncommitted changes.
+    Times: CLOCK_BOOTTIME, milliseconds.
     """
 
     def __init__(
@@ -71,9 +72,9 @@ class Maintenance:
         previous_epoch: int = -1,
     ) -> None:
         """`previous_epoch`: the last epoch in which another controller may have been active. `clustered` False:
-        a single host without a quorum, where brokers have no sessions. `own_node_id`: this host's. Its
-        session does not time out, because this process itself sends its heartbeats; its lease never
-        expires while it is the only voter.
+        a single host without a quorum, where brokers have no sessions. `own_node_id`: this host's.
+        The session of this host's broker does not time out, because this process itself sends the
+        broker's heartbeats; nor does the broker's lease expire while this host is the only voter.
         """
         self.epoch, self._previous_epoch = epoch, previous_epoch
         self._own_node_id = own_node_id
@@ -91,7 +92,7 @@ class Maintenance:
         self._balanced_topics: frozenset[str] | None = None
         # (node id, partition) -> when it was last reported as not served there
         self._unserved_reports_ms: dict[tuple[int, tuple[bytes, int]], int] = {}
-        self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (RETIRE_*, since when in ms)
+        self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (phase, since when in ms)
         # topic id -> partition -> leader epoch in which it was reported empty
         self._emptied: dict[bytes, dict[int, int]] = {}
         # topic id -> hidden partition -> (leader epoch, time) of the last report that no client
@@ -190,7 +191,7 @@ class Maintenance:
         written there for the grace period. False if a report is missing.
         """
         reported = self._unused.get(topic.topic_id, {})
-        for partition in topic.partitions[retire_rules.retiring_from(topic) :]:
+        for partition in topic.partitions[retire_rules.first_retired_index(topic) :]:
             epoch, reported_ms = reported.get(partition.index, (-1, 0))
             if epoch != partition.leader_epoch or now_ms - reported_ms > UNUSED_MS:
                 return False

@@ -33,7 +33,7 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     last_known_eligible: tuple[int, ...] = ()
     # its leader was elected uncleanly and has not reported its recovery yet
     recovering: bool = False
-    retiring: int = 0  # RETIRE_*: the phase, if this partition is being removed (`redirect` >= 0)
+    retiring: int = 0  # NOT_RETIRING or RETIRE_*, if this partition is being removed (`redirect` >= 0)
     redirect: int = -1  # index of the partition that takes the records that producers send here
     # mqd itself started the current reassignment, to replace the replica on this lost or drained node
     replacing: int = -1
@@ -42,7 +42,7 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     superseded_replicas: tuple[int, ...] = msgspec.field(default=(), name="astray_replicas")
 
 
-RETIRE_NOT, RETIRE_SEALED, RETIRE_REDIRECTED, RETIRE_HIDDEN = 0, 1, 2, 3
+NOT_RETIRING, RETIRE_SEALED, RETIRE_REDIRECTED, RETIRE_HIDDEN = 0, 1, 2, 3
 """Phases of a retired partition, in order. It is not sealed yet; it refuses new records with a
 retriable error; it redirects them to `redirect`; it is also hidden from Metadata."""
 

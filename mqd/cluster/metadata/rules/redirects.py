@@ -2,9 +2,10 @@
 successor here) are led by the same host. These rules keep them together while replicas move
 (docs/decisions/cluster/2026-11-21-retired-partitions.md).
 
-    * no reassignment of either ends while no host would be in sync for both (would_break_colocation())
+    * a reassignment of either partition completes only once some host would be in sync for both
+      (would_break_colocation())
     * the best leader of a successor is the host that is in sync for the largest number of its
-      retired partitions (better_leader()); a leadership does not return to a preferred replica that
+      retired partitions (better_leader()); leadership is not moved back to a preferred replica that
       is in sync for fewer of them
 A partition without a leader is ignored: no records can be redirected to it or from it.
 
@@ -15,7 +16,7 @@ is p mod M.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from mqd.cluster.metadata.records import RETIRE_NOT, PartitionState, TopicState
+from mqd.cluster.metadata.records import NOT_RETIRING, PartitionState, TopicState
 from mqd.cluster.metadata.rules.partitions import Target, without
 
 
@@ -28,7 +29,7 @@ def remaining_replicas(partition: PartitionState) -> tuple[int, ...]:
     return without(partition.replicas, partition.removing_replicas)
 
 
-def retiring_from(topic: TopicState) -> int:
+def first_retired_index(topic: TopicState) -> int:
     """The index of the first retired partition; the number of partitions if there is none. All
     partitions from that index on are retired.
     """
@@ -37,7 +38,7 @@ def retiring_from(topic: TopicState) -> int:
 
 def retired_into(topic: TopicState, successor: int) -> Sequence[PartitionState]:
     """The retired partitions whose records the partition `successor` takes."""
-    first = retiring_from(topic)
+    first = first_retired_index(topic)
     return topic.partitions[first + successor :: first] if successor < first < len(topic.partitions) else ()
 
 
@@ -51,7 +52,7 @@ def would_break_colocation(topic: TopicState, target: Target) -> bool:
     others = retired_into(topic, old.index) if old.redirect < 0 else (topic.partitions[old.redirect],)
     remaining = without(target.in_sync, target.removing)
     phase = old.retiring if old.redirect >= 0 else topic.partitions[-1].retiring
-    return phase != RETIRE_NOT and any(
+    return phase != NOT_RETIRING and any(
         other.leader >= 0 and set(other.in_sync_replicas).isdisjoint(remaining) for other in others
     )
 
@@ -65,7 +66,7 @@ def _placed_with(topic: TopicState, successor: PartitionState) -> list[Partition
     return [
         partition
         for partition in retired_into(topic, successor.index)
-        if partition.leader >= 0 and (partition.retiring != RETIRE_NOT or not in_progress(partition))
+        if partition.leader >= 0 and (partition.retiring != NOT_RETIRING or not in_progress(partition))
     ]
 
 

@@ -1,7 +1,7 @@
 """Reduces the number of partitions of a topic. The procedure is explained in
 docs/decisions/cluster/2026-11-21-retired-partitions.md.
 
-    RETIRE_NOT -> (co-located) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone
+    NOT_RETIRING -> (co-located) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone
     (RetiredPartitionsRemoved)
 
     co-located  has a `redirect` and is not sealed yet: its replicas and its leader move to the
@@ -30,8 +30,8 @@ from collections.abc import Iterator
 import msgspec
 
 from mqd.cluster.metadata.records import (
+    NOT_RETIRING,
     RETIRE_HIDDEN,
-    RETIRE_NOT,
     RETIRE_REDIRECTED,
     RETIRE_SEALED,
     PartitionChange,
@@ -46,10 +46,10 @@ from mqd.cluster.metadata.rules.placement import Directories
 from mqd.cluster.metadata.rules.reassignments import reassign
 from mqd.cluster.metadata.rules.redirects import (
     better_leader,
+    first_retired_index,
     in_progress,
     remaining_replicas,
     retired_into,
-    retiring_from,
 )
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, apply_change
 from mqd.cluster.metadata.view import View
@@ -61,7 +61,7 @@ def is_retiring(topic: TopicState) -> bool:
 
 
 def phase(topic: TopicState) -> int:
-    """RETIRE_*: the phase of the partitions to be removed (the same for all)."""
+    """NOT_RETIRING or RETIRE_*: the phase of the partitions to be removed (the same for all)."""
     return topic.partitions[-1].retiring
 
 
@@ -87,11 +87,11 @@ def retire(
             f"The topic {name} has {current} partition(s); {partition_count} would not be a decrease to at least 1.",
         )
     if is_retiring(topic):
-        if retiring_from(topic) == partition_count:
+        if first_retired_index(topic) == partition_count:
             return []
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
-            f"Partitions {retiring_from(topic)} to {current - 1} of {name} are being retired; wait until they are"
+            f"Partitions {first_retired_index(topic)} to {current - 1} of {name} are being retired; wait until they are"
             " removed.",
         )
     if current % partition_count and not allow_moved_keys:
@@ -106,7 +106,7 @@ def retire(
             f"Records of topic {name} are never deleted: its retired partitions would not become empty. Add delete to"
             " cleanup.policy.",
         )
-    return _enter_phase(view, topic, partition_count, RETIRE_NOT)
+    return _enter_phase(view, topic, partition_count, NOT_RETIRING)
 
 
 def _enter_phase(view: View, topic: TopicState, first: int, new_phase: int) -> list[Record]:
@@ -114,7 +114,7 @@ def _enter_phase(view: View, topic: TopicState, first: int, new_phase: int) -> l
         for partition in topic.partitions[first:]:
             target = Target(partition)
             target.retiring, target.redirect = new_phase, partition.index % first
-            target.new_epoch = new_phase != RETIRE_NOT
+            target.new_epoch = new_phase != NOT_RETIRING
             yield topic, target
 
     return view.changes(targets())
@@ -126,7 +126,7 @@ def colocate(view: View, topic: TopicState, directories: Directories) -> list[tu
     partition is based on the previous one in the list.
     """
     changes: list[tuple[TopicState, PartitionChange]] = []
-    first = retiring_from(topic)
+    first = first_retired_index(topic)
 
     def add_change(partition: PartitionState, change: PartitionChange | None) -> PartitionState:
         if change is None:
@@ -187,8 +187,8 @@ def _move_leadership_to(view: View, topic: TopicState, partition: PartitionState
 
 def seal(view: View, topic: TopicState) -> list[Record]:
     """Seals the retired partitions if all of them are on the hosts of their successors."""
-    first = retiring_from(topic)
-    if phase(topic) != RETIRE_NOT or first == len(topic.partitions):
+    first = first_retired_index(topic)
+    if phase(topic) != NOT_RETIRING or first == len(topic.partitions):
         return []
     for partition in topic.partitions[first:]:
         successor = topic.partitions[partition.redirect]
@@ -204,19 +204,27 @@ def seal(view: View, topic: TopicState) -> list[Record]:
 
 def release(view: View, topic: TopicState) -> list[Record]:
     """Ends the seal: new records are redirected. Returns no metadata records if the topic is not sealed."""
-    return _enter_phase(view, topic, retiring_from(topic), RETIRE_REDIRECTED) if phase(topic) == RETIRE_SEALED else []
+    return (
+        _enter_phase(view, topic, first_retired_index(topic), RETIRE_REDIRECTED)
+        if phase(topic) == RETIRE_SEALED
+        else []
+    )
 
 
 def hide(view: View, topic: TopicState) -> list[Record]:
     """Hides the retired partitions, which must be empty."""
-    return _enter_phase(view, topic, retiring_from(topic), RETIRE_HIDDEN) if phase(topic) == RETIRE_REDIRECTED else []
+    return (
+        _enter_phase(view, topic, first_retired_index(topic), RETIRE_HIDDEN)
+        if phase(topic) == RETIRE_REDIRECTED
+        else []
+    )
 
 
 def remove(view: View, topic: TopicState) -> list[Record]:
     """Removes the retired partitions, and ends reassignments that waited for them."""
     if phase(topic) != RETIRE_HIDDEN:
         return []
-    first = retiring_from(topic)
+    first = first_retired_index(topic)
     kept = msgspec.structs.replace(topic, partitions=topic.partitions[:first])
     return [
         RetiredPartitionsRemoved(topic.topic_id, first),
