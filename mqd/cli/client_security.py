@@ -67,7 +67,7 @@ def current(properties: Mapping[str, str] | None = None) -> ClientSecurity:
     chosen = _credentials.get()
     if chosen is None:
         chosen = from_file()
-    command_security = client.of_properties(properties or {})
+    command_security = client.security_from_properties(properties or {})
     return ClientSecurity({**chosen.settings, **command_security.settings})
 
 

@@ -1,10 +1,10 @@
 """Authorizes the operations of principals by the rules of Kafka's StandardAuthorizer.
 
 1. A super user may do everything.
-2. The rules that apply are those of the principal or of `User:*`, from its host or from `*`, whose
-   pattern names the resource: its literal name, a prefix of it, or the literal `*`.
-3. If one of them denies the operation, or all operations, the operation is denied.
-4. Otherwise, if one of them allows the operation, all operations, or an operation that implies it
+2. A rule applies if its principal is the caller or `User:*`, its host is the caller's or `*`, and
+   its pattern matches the resource: the literal name, a prefix of it, or the literal `*`.
+3. If a rule that applies denies the operation, or all operations, the operation is denied.
+4. Otherwise, if one allows the operation, all operations, or an operation that implies it
    (acl.ALLOWS), it is allowed.
 5. Otherwise it is denied, unless allow.everyone.if.no.acl.found is true and no rule of any
    principal names the resource.
@@ -124,8 +124,8 @@ class Authorizer:
         return self.table(principal, host, resource_type).mask(name)
 
     def decide_any(self, principal: str, host: str, operation: int, resource_type: int) -> bool:
-        """Whether the operation is allowed on at least one resource of the type (KIP-679). Here, as
-        in Kafka, no operation implies another.
+        """Whether the operation is allowed on at least one resource of the type (KIP-679). This
+        check, as in Kafka, ignores that an operation may imply another.
         """
         if self.decide(principal, host, operation, resource_type, _UNNAMED):
             return True

@@ -156,7 +156,7 @@ class ClientSecurity(msgspec.Struct, frozen=True):
         return context
 
 
-def of_properties(properties: Mapping[str, str]) -> ClientSecurity:
+def security_from_properties(properties: Mapping[str, str]) -> ClientSecurity:
     """The security settings among a client's properties, in Java's or librdkafka's names. Raises
     ConfigError for a setting that this client cannot honour.
     """
@@ -191,7 +191,7 @@ def read(file: Path) -> tuple[ClientSecurity, dict[str, str]]:
         properties = {name: value for name, (value, _) in parse_properties(file.read_text("utf-8")).items()}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the client's settings {file}: {error}") from error
-    security = of_properties(properties)
+    security = security_from_properties(properties)
     rest = {
         name: value
         for name, value in properties.items()

@@ -201,7 +201,7 @@ def _security(kafka_properties: dict[str, str]) -> ClientSecurity:
     """The security settings, which are removed from `kafka_properties`. Raises MqdOptionError."""
     names = [name for name in kafka_properties if name == "security.protocol" or name.startswith(("sasl.", "ssl."))]
     try:
-        security = client.of_properties({name: kafka_properties.pop(name).strip() for name in names})
+        security = client.security_from_properties({name: kafka_properties.pop(name).strip() for name in names})
     except ConfigError as error:
         raise MqdOptionError(f"option kafka.{error}") from None
     if security.protocol == "PLAINTEXT" and "sasl.mechanisms" in security.settings:

@@ -47,7 +47,7 @@ class SecuredConnection(KafkaConnection):
 
     def prove(self, user: str, password: str, mechanism: str = "SCRAM-SHA-256") -> None:
         settings = {"sasl.mechanism": mechanism, "sasl.username": user, "sasl.password": password}
-        proof = client.of_properties({"security.protocol": "SASL_SSL", **settings})
+        proof = client.security_from_properties({"security.protocol": "SASL_SSL", **settings})
         proof.authenticate(lambda key, request, version: self.call(key, version, request))
 
 

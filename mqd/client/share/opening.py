@@ -18,7 +18,7 @@ from mqd.client.share.runner import ShareRunner
 from mqd.client.share.share_config import ShareConfig
 from mqd.client.shm.attachment import Attachment
 from mqd.client.shm.opening import opener
-from mqd.security.client import ClientSecurity, of_properties
+from mqd.security.client import ClientSecurity, security_from_properties
 from mqd.shm import rendezvous
 
 REQUEST_BYTES = 1 << 20
@@ -30,15 +30,15 @@ OpenChannel = Callable[[Target], Channel]
 
 class Opened(NamedTuple):
     runner: ShareRunner
-    credentials: dict[str, str]  # replace those in the settings for later connections
+    credentials: dict[str, str]  # override those in the settings for later connections
     choice: Choice  # the transport in use
 
 
 def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -> Opened:
     """With transport=auto, uses TCP if attaching to the broker of `choice` fails: the broker may have
-    ended since, and TCP connections are retried. Raises KafkaException.
+    exited in the meantime, and TCP connections are retried. Raises KafkaException.
     """
-    member_id = urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()  # KIP-1082, in Kafka's form of ids
+    member_id = urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()  # KIP-1082, in Kafka's id format
     core = ShareCore(
         CoreSettings(
             config["group.id"],
@@ -79,7 +79,7 @@ def _opener_over_tcp(
     }
 
     def security() -> ClientSecurity:
-        return of_properties({**properties, **credentials})
+        return security_from_properties({**properties, **credentials})
 
     try:
         security().check()
@@ -104,8 +104,8 @@ def _opener_over_shared_memory(
 ) -> tuple[OpenChannel, list[Channel]]:
     """Uses shared memory for this host's broker, TCP for other hosts. There are two attachments, because
     a heartbeat on the same one would wait for the response to a parked fetch. Both attach only to this
-    broker, even if bootstrap.servers has others, since a share session belongs to its leader. Returns the
-    attachments' channels, too: they are open even if no request ever uses them.
+    broker, even if bootstrap.servers has others, since a share session exists only on the partition's
+    leader. Returns the attachments' channels, too: they are open even if no request ever uses them.
     """
     settings = settings._replace(own={**settings.own, "mqd.socket.path": choice.socket_path})
 

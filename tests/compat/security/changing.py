@@ -276,7 +276,7 @@ class Changing(Cluster):
     @contextlib.contextmanager
     def _authenticated(member: Member, user: str, password: str) -> Iterator[KafkaConnection]:
         settings = {"sasl.mechanism": "SCRAM-SHA-256", "sasl.username": user, "sasl.password": password}
-        own = client.of_properties({"security.protocol": "SASL_PLAINTEXT", **settings})
+        own = client.security_from_properties({"security.protocol": "SASL_PLAINTEXT", **settings})
         with KafkaConnection.connect(member.address, member.port + PORTS["SASL_PLAINTEXT"]) as kafka:
             own.authenticate(lambda key, request, version: kafka.call(key, version, request))
             yield kafka

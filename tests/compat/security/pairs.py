@@ -62,7 +62,7 @@ class Way:
 
     def java(self) -> Path:
         """A file of Java's properties."""
-        settings = java(client.of_properties({**self.settings, **self._token_auth}).settings)
+        settings = java(client.security_from_properties({**self.settings, **self._token_auth}).settings)
         if self.is_oauth:
             module = "org.apache.kafka.common.security.oauthbearer"
             settings |= {

@@ -75,7 +75,9 @@ class Side:
                 "sasl.password": PASSWORDS[user] if password is None else password,
                 "sasl.tokenauth": "false" if password is None else "true",
             }
-            client.of_properties(settings).authenticate(lambda key, request, version: kafka.call(key, version, request))
+            client.security_from_properties(settings).authenticate(
+                lambda key, request, version: kafka.call(key, version, request)
+            )
         return self._open[user]
 
     def close(self) -> None:

@@ -29,7 +29,9 @@ def test_kafka_delegation_tokens_and_a_client_that_uses_one(
     def settings(name: str, user: str, password: str | None = None, **more: str) -> tuple[str, ...]:
         known = {key: str(value) for key, value in secured.client(user, "SCRAM-SHA-256", password).items()}
         file = tmp_path / name
-        file.write_text(format_settings("java", secured.bootstrap, client.of_properties({**known, **more}).settings))
+        file.write_text(
+            format_settings("java", secured.bootstrap, client.security_from_properties({**known, **more}).settings)
+        )
         return "--bootstrap-server", secured.bootstrap, "--command-config", str(file)
 
     alice, bob = settings("alice", "alice"), settings("bob", "bob")

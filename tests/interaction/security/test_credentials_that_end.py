@@ -55,7 +55,7 @@ def prove(secured: Secured, kafka: KafkaConnection, user: str, password: str, is
         return response
 
     settings = {**secured.client(user, password=password), "sasl.tokenauth": "true" if is_token else "false"}
-    client.of_properties({name: str(value) for name, value in settings.items()}).authenticate(ask)
+    client.security_from_properties({name: str(value) for name, value in settings.items()}).authenticate(ask)
     return lifetimes[-1]
 
 

@@ -48,7 +48,7 @@ def connect(secured: Secured, user: str = "alice", password: str | None = None, 
     kafka = secured.connect()
     settings = {**secured.client(user, password=password), "sasl.tokenauth": "true" if is_token else "false"}
     known = {name: str(value) for name, value in settings.items()}
-    client.of_properties(known).authenticate(lambda key, request, version: kafka.call(key, version, request))
+    client.security_from_properties(known).authenticate(lambda key, request, version: kafka.call(key, version, request))
     return kafka
 
 

@@ -34,7 +34,7 @@ from mqd.protocol.messages import (
     ShareAcknowledgeRequest,
     ShareFetchRequest,
 )
-from mqd.security.client import of_properties
+from mqd.security.client import security_from_properties
 from tests.broker import Broker
 from tests.interaction.security.secured import Secured
 from tests.interaction.share_members import configure_group
@@ -234,7 +234,7 @@ def test_a_share_group_needs_rights_on_group_and_topic(secured: Secured) -> None
 
 def proven(secured: Secured, kafka: KafkaConnection, user: str) -> KafkaConnection:
     settings = {name: str(value) for name, value in secured.client(user).items()}
-    of_properties(settings).authenticate(lambda key, request, version: kafka.call(key, version, request))
+    security_from_properties(settings).authenticate(lambda key, request, version: kafka.call(key, version, request))
     return kafka
 
 

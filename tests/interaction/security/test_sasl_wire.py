@@ -44,7 +44,9 @@ def authenticate(kafka: KafkaConnection, user: str = "alice", password: str | No
         "sasl.username": user,
         "sasl.password": PASSWORDS.get(user, "") if password is None else password,
     }
-    client.of_properties(settings).authenticate(lambda key, request, version: kafka.call(key, version, request))
+    client.security_from_properties(settings).authenticate(
+        lambda key, request, version: kafka.call(key, version, request)
+    )
 
 
 def plain(user: str = "alice", password: str | None = None) -> bytes:

@@ -54,7 +54,11 @@ def test_the_commands_of_the_page(broker: Broker, tmp_path: Path) -> None:
             password = printed.split("password ")[1].strip()
     text = (tmp_path / "alice.properties").read_text()
     java = {name: value for name, (value, _) in parse_properties(text).items()}
-    settings = {**client.of_properties(java).settings, "bootstrap.servers": f"localhost:{broker.port}", "log_level": 0}
+    settings = {
+        **client.security_from_properties(java).settings,
+        "bootstrap.servers": f"localhost:{broker.port}",
+        "log_level": 0,
+    }
     producer = confluent_kafka.Producer(settings)
     producer.produce("orders", b"one")
     assert producer.flush(PATIENCE_S) == 0

@@ -25,14 +25,14 @@ def test_java_and_librdkafka_mean_the_same():
         else:
             found = dict(line.split("=", 1) for line in text.splitlines())
         assert found["bootstrap.servers"] == "h:9092"
-        assert client.of_properties(found).settings == SETTINGS, form
+        assert client.security_from_properties(found).settings == SETTINGS, form
 
 
 def test_only_java_clients_need_the_token_option():
     settings = {**SETTINGS, "sasl.tokenauth": "true"}
     java = {name: value for name, (value, _) in parse_properties(format_settings("java", "h:9092", settings)).items()}
     assert java["sasl.jaas.config"].endswith(' tokenauth="true";') and "sasl.tokenauth" not in java
-    assert client.of_properties(java).settings == settings
+    assert client.security_from_properties(java).settings == settings
     for form in ("librdkafka", "kcat", "python"):
         assert format_settings(form, "h:9092", settings) == format_settings(form, "h:9092", SETTINGS)
 

@@ -7,7 +7,7 @@ from mqd.security import client
 
 
 def test_javas_and_librdkafkas_property_names_are_equivalent():
-    java = client.of_properties(
+    java = client.security_from_properties(
         {
             "security.protocol": "SASL_SSL",
             "sasl.mechanism": "SCRAM-SHA-512",
@@ -18,7 +18,7 @@ def test_javas_and_librdkafkas_property_names_are_equivalent():
             "linger.ms": "5",
         }
     )
-    librdkafka = client.of_properties(
+    librdkafka = client.security_from_properties(
         {
             "security.protocol": "sasl_ssl",
             "sasl.mechanisms": "SCRAM-SHA-512",
@@ -29,7 +29,7 @@ def test_javas_and_librdkafkas_property_names_are_equivalent():
     )
     assert {**java.settings, "security.protocol": "sasl_ssl"} == librdkafka.settings
     assert java.has_tls and java.has_sasl and librdkafka.has_tls and librdkafka.protocol == "SASL_SSL"
-    assert not client.of_properties({}).has_tls and not client.of_properties({}).has_sasl
+    assert not client.security_from_properties({}).has_tls and not client.security_from_properties({}).has_sasl
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_javas_and_librdkafkas_property_names_are_equivalent():
 )
 def test_unsupported_settings_are_refused(properties):
     with pytest.raises(ConfigError):
-        client.of_properties(properties)
+        client.security_from_properties(properties)
 
 
 def test_a_file(tmp_path):
@@ -54,19 +54,21 @@ def test_a_file(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         client.read(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"ssl\.ca\.location=.*none: there is no such file"):
-        client.of_properties({"security.protocol": "SSL", "ssl.ca.location": str(tmp_path / "none")}).secure(None, "a")
+        client.security_from_properties({"security.protocol": "SSL", "ssl.ca.location": str(tmp_path / "none")}).secure(
+            None, "a"
+        )
 
 
 def test_the_certificates_of_authorities_may_be_a_directory_or_the_systems(tmp_path):
     for location in (str(tmp_path), "probe"):
-        client.of_properties({"security.protocol": "SSL", "ssl.ca.location": location}).check()
+        client.security_from_properties({"security.protocol": "SSL", "ssl.ca.location": location}).check()
 
 
 def test_an_unusable_certificate_is_an_error():
     settings = {"security.protocol": "SSL", "ssl.keystore.certificate.chain": "-----BEGIN", "ssl.keystore.key": "-----"}
-    client.of_properties({**settings, "security.protocol": "PLAINTEXT"}).check()
+    client.security_from_properties({**settings, "security.protocol": "PLAINTEXT"}).check()
     with pytest.raises(ConfigError, match="ssl.certificate.location"):
-        client.of_properties(settings).secure(None, "a")
+        client.security_from_properties(settings).secure(None, "a")
 
 
 @pytest.mark.parametrize(
@@ -84,4 +86,4 @@ def test_a_refused_authentication_says_why(handshake, step, reason):
         SimpleNamespace(error_code=step, error_message=None, auth_bytes=b""),
     ]
     with pytest.raises(client.NotAuthenticated, match=reason):
-        client.of_properties(settings).authenticate(lambda *_: responses.pop(0))
+        client.security_from_properties(settings).authenticate(lambda *_: responses.pop(0))
