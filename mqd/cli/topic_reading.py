@@ -23,9 +23,9 @@ _OUTAGE_S = 10.0
 def _consumer(config: dict[str, Any], encryption: Encryption | None) -> Consumer:
     if encryption is None:
         return Consumer(config)
-    from mqd.client.encryption.clients import OpeningConsumer
+    from mqd.client.encryption.clients import DecryptingConsumer
 
-    return OpeningConsumer(config, encryption)
+    return DecryptingConsumer(config, encryption)
 
 
 class Reader:
@@ -95,7 +95,7 @@ class Reader:
             brokers_text = f"broker {' or '.join(map(str, holders))}" if holders else "the broker"
             raise CliError(
                 f"topic {self.topic}: no broker serves {partitions_text}: {brokers_text} is down, or its log directory"
-                " is offline (mqd cluster status, and its logs); -p NUMBER reads the others"
+                " is offline; see mqd cluster status and the broker's logs. To read other partitions, use -p NUMBER"
             )
 
     def partitions(self, requested: list[int] | None) -> list[int]:
@@ -199,15 +199,15 @@ class Reader:
             self._find_stops()
 
     def _end_partition(self, partition: int) -> None:
-        """Stops reading the partition: its later messages would hide that another partition is
-        silent.
+        """Stops reading the partition: its later messages would restart the wait for messages, and
+        so hide that another partition is silent.
         """
         self._open_partitions.discard(partition)
         self.consumer.pause([TopicPartition(self.topic, partition)])
 
     def _handle(self, message: Any, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None) -> bool:
-        """Returns whether batches() yields the message: not a record after a stop, and not an
-        event.
+        """Returns whether batches() should yield the message. False for events, and for records at
+        or after a stop.
         """
         error, partition = message.error(), message.partition()
         if error is None:

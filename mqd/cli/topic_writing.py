@@ -36,9 +36,9 @@ class Writer:
         if encryption is None:
             self.producer = Producer(config | properties)
         else:
-            from mqd.client.encryption.clients import SealingProducer
+            from mqd.client.encryption.clients import EncryptingProducer
 
-            self.producer = SealingProducer(config | properties, encryption)
+            self.producer = EncryptingProducer(config | properties, encryption)
         self.sent_count = 0
         self.sent_bytes = 0
         self.failed_count = 0

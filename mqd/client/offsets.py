@@ -53,7 +53,9 @@ def _by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
 def commit_request(
     group_id: str, member_id: str, generation: int, instance_id: str | None, offsets: dict[Key, Committed]
 ) -> OffsetCommitRequest:
-    """`generation` -1: not as a member. Topics have names and ids; the version decides which are sent."""
+    """`generation` -1: the commit is not made by a member. Topics have names and ids; the version
+    decides which are sent.
+    """
     Topic, Partition = OffsetCommitRequest.Topic, OffsetCommitRequest.Partition
     topics: dict[tuple[str, bytes], OffsetCommitRequest.Topic] = {}
     for (name, index), committed in offsets.items():
@@ -96,7 +98,7 @@ def read_commit(response: Any, offsets: dict[Key, Committed]) -> dict[Key, int]:
     }
 
 
-def committed_request(group_id: str, keys: Iterable[Key], require_stable: bool) -> OffsetFetchRequest:
+def offset_fetch_request(group_id: str, keys: Iterable[Key], require_stable: bool) -> OffsetFetchRequest:
     """`require_stable`: while an open transaction has an offset for a partition, the broker responds
     with UNSTABLE_OFFSET_COMMIT (retriable).
     """
@@ -197,8 +199,8 @@ class PartitionResult(TopicPartition):
     def error(self) -> KafkaError | None:  # type: ignore[override]  # read-only here
         return self._error
 
-    # confluent_kafka's TopicPartition compares only with its own class; Python calls the methods of
-    # a subclass first, also for the right operand
+    # confluent_kafka's TopicPartition compares only with its own class; Python tries the
+    # methods of a subclass first, even when its instance is the right operand
 
     def _key(self) -> Key:
         return self.topic, self.partition

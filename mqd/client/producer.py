@@ -300,7 +300,7 @@ def _try_shared_memory(
     if settings.encryption is None:
         from mqd.client.shm.producer import ShmProducer as producer_class
     else:
-        from mqd.client.encryption.clients import SealingShmProducer as producer_class
+        from mqd.client.encryption.clients import EncryptingShmProducer as producer_class
 
     try:
         implementation = producer_class(settings, choice)

@@ -77,7 +77,7 @@ def _sealing_failure(problem: PayloadError) -> KafkaException:
     return failure(KafkaError._VALUE_SERIALIZATION, f"Unable to produce message: {problem}")
 
 
-class SealingProducer(confluent_kafka.Producer):
+class EncryptingProducer(confluent_kafka.Producer):
     """confluent_kafka's Producer that seals values; for TcpProducer and the command line."""
 
     def __init__(self, config: dict[str, Any], encryption: Encryption, **more: Any) -> None:
@@ -87,7 +87,7 @@ class SealingProducer(confluent_kafka.Producer):
         self.produce = produce  # type: ignore[method-assign]  # one call fewer per record than a method
 
 
-class SealingShmProducer(ShmProducer):
+class EncryptingShmProducer(ShmProducer):
     def __init__(self, settings: Settings, choice: Choice) -> None:
         self._sealer: Sealer = _create(sealer_of, settings.encryption)
         self._default_report = _configured_callback(settings.rdkafka)
@@ -129,7 +129,7 @@ def _opening_error(topic: str, partition: int, offset: int, problem: PayloadErro
     )
 
 
-class OpeningConsumer(confluent_kafka.Consumer):
+class DecryptingConsumer(confluent_kafka.Consumer):
     """confluent_kafka's Consumer that opens values; for TcpConsumer and the command line."""
 
     def __init__(self, config: dict[str, Any], encryption: Encryption, **more: Any) -> None:
@@ -143,7 +143,7 @@ class OpeningConsumer(confluent_kafka.Consumer):
         return [open_message(self._opener, message) for message in super().consume(num_messages, timeout)]
 
 
-class OpeningShmConsumer(ShmConsumer):
+class DecryptingShmConsumer(ShmConsumer):
     _opener: Opener
 
     @classmethod

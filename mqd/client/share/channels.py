@@ -28,7 +28,7 @@ Addresses = Callable[[], list[tuple[str, int]]]
 
 
 class Channel(Protocol):
-    def send(self, send: Send, on_response: OnResponse) -> None:
+    def send(self, request: Send, on_response: OnResponse) -> None:
         """Sends a request. If it raises KafkaException, on_response is not called."""
 
     def close(self) -> None:
@@ -43,17 +43,17 @@ class AttachmentChannel:
     def __init__(self, attachment: Attachment, fallback: Channel | None = None) -> None:
         self._attachment, self._fallback = attachment, fallback
 
-    def send(self, send: Send, on_response: OnResponse) -> None:
+    def send(self, request: Send, on_response: OnResponse) -> None:
         attachment = self._attachment
         if not attachment.attached:
             if self._fallback is None:
                 raise failure(KafkaError._TRANSPORT, "shared memory: the broker is down", retriable=True)
-            self._fallback.send(send, on_response)
+            self._fallback.send(request, on_response)
             return
-        version = attachment.api.pick(send.api_key)
-        _require_version(version, send)
-        timeout_s = attachment.request_timeout_s + send.wait_ms / 1000
-        attachment.send(send.api_key, version, send.message, on_response, timeout_s)
+        version = attachment.api.pick(request.api_key)
+        _require_version(version, request)
+        timeout_s = attachment.request_timeout_s + request.wait_ms / 1000
+        attachment.send(request.api_key, version, request.message, on_response, timeout_s)
 
     def close(self) -> None:
         self._attachment.close()
@@ -61,21 +61,21 @@ class AttachmentChannel:
             self._fallback.close()
 
 
-class _Request(NamedTuple):
-    send: Send
+class _QueuedRequest(NamedTuple):
+    request: Send
     on_response: OnResponse
 
 
 class TcpChannel:
-    """Connects at the first request, and at the first one after a loss; tries the addresses in turn.
-    `security()` returns the settings for the next connection.
+    """Connects at the first request, and again at the first one after the connection was lost;
+    tries the addresses in turn. `security()` returns the settings for the next connection.
     """
 
     def __init__(
         self, name: str, addresses: Addresses, client_id: str, timeout_s: float, security: Callable[[], ClientSecurity]
     ) -> None:
         self._addresses, self._client_id, self._timeout_s, self._security = addresses, client_id, timeout_s, security
-        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_QueuedRequest | None] = queue.SimpleQueue()
         self._connection: Connection | None = None
         self._next_address = 0
         self._is_closed = False
@@ -83,8 +83,8 @@ class TcpChannel:
         self._thread = threading.Thread(target=self._run, name=f"mqd-share-{name}", daemon=True)
         self._thread.start()
 
-    def send(self, send: Send, on_response: OnResponse) -> None:
-        self._requests.put(_Request(send, on_response))
+    def send(self, request: Send, on_response: OnResponse) -> None:
+        self._requests.put(_QueuedRequest(request, on_response))
 
     def close(self) -> None:
         with self._lock:
@@ -94,18 +94,18 @@ class TcpChannel:
         self._requests.put(None)
 
     def _run(self) -> None:
-        while (request := self._requests.get()) is not None:
+        while (queued := self._requests.get()) is not None:
             try:
-                response = self._request(request.send)
+                response = self._request(queued.request)
             except KafkaException as problem:
-                request.on_response(None, problem.args[0])
+                queued.on_response(None, problem.args[0])
             except Exception as problem:
                 if not isinstance(problem, (OSError, ProtocolError)):  # a bug in mqd; the request ends nevertheless
                     _log.exception("a share consumer's request has failed")
                 self._drop_connection()
-                request.on_response(None, local_error(KafkaError._TRANSPORT, str(problem), retriable=True))
+                queued.on_response(None, local_error(KafkaError._TRANSPORT, str(problem), retriable=True))
             else:
-                request.on_response(response, None)
+                queued.on_response(response, None)
         self._drop_connection()
 
     def _drop_connection(self) -> None:
@@ -114,15 +114,15 @@ class TcpChannel:
         if connection is not None:
             connection.close()
 
-    def _request(self, send: Send) -> Any:
+    def _request(self, request: Send) -> Any:
         connection = self._connection if self._connection is not None else self._connect()
         try:
-            version = connection.pick(send.api_key)
+            version = connection.pick(request.api_key)
         except NoCommonVersion as error:
             raise failure(KafkaError._UNSUPPORTED_FEATURE, str(error)) from None
-        _require_version(version, send)
-        connection.set_timeout(self._timeout_s + send.wait_ms / 1000)
-        return connection.request(send.message, version=version)
+        _require_version(version, request)
+        connection.set_timeout(self._timeout_s + request.wait_ms / 1000)
+        return connection.request(request.message, version=version)
 
     def _connect(self) -> Connection:
         addresses = self._addresses()
@@ -142,13 +142,13 @@ class TcpChannel:
         raise OSError("the consumer is closed")
 
 
-def _require_version(version: int, send: Send) -> None:
-    if version < send.version_min:
-        name = KNOWN[send.api_key].name
-        needed_by = "share consumers need" if send.api_key == FIND_COORDINATOR else "renew() and consume() need"
+def _require_version(version: int, request: Send) -> None:
+    if version < request.version_min:
+        name = KNOWN[request.api_key].name
+        needed_by = "share consumers need" if request.api_key == FIND_COORDINATOR else "renew() and consume() need"
         raise failure(
             KafkaError._UNSUPPORTED_FEATURE,
-            f"the broker does not support version {send.version_min} of {name}, which {needed_by}",
+            f"the broker does not support version {request.version_min} of {name}, which {needed_by}",
         )
 
 

@@ -260,7 +260,7 @@ class ConsumerOffsets:
         self._consumer.enter()
         deadline = deadline_of(timeout if timeout is not None else self._timeout_s)
         keys = [(partition.topic, partition.partition) for partition in partitions]
-        message = offsets.committed_request(
+        message = offsets.offset_fetch_request(
             self._config["group.id"], dict.fromkeys(keys), bool(self._config.isolation_level)
         )
         while True:

@@ -46,9 +46,9 @@ def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer
 
     new_consumer: Callable[..., ShmConsumer] = ShmConsumer
     if settings.encryption is not None:
-        from mqd.client.encryption.clients import OpeningShmConsumer
+        from mqd.client.encryption.clients import DecryptingShmConsumer
 
-        new_consumer = OpeningShmConsumer.factory(settings.encryption)
+        new_consumer = DecryptingShmConsumer.factory(settings.encryption)
     return new_consumer(
         config, owner, open_attachment, open_reader, RemoteRecords(settings, config.isolation_level), choice.reason
     )

@@ -267,7 +267,7 @@ class Fetcher:
         self.advance()
 
     def _request_committed(self, parts: list[AssignedPartition]) -> None:
-        message = offsets.committed_request(
+        message = offsets.offset_fetch_request(
             self._config["group.id"], [part.key for part in parts], bool(self._config.isolation_level)
         )
         requested = [(part, part.serial) for part in parts]

@@ -55,9 +55,9 @@ class TcpConsumer:
         if settings.encryption is None:
             self._consumer = consumer = confluent_kafka.Consumer(config, **options)
         else:
-            from mqd.client.encryption.clients import OpeningConsumer
+            from mqd.client.encryption.clients import DecryptingConsumer
 
-            self._consumer = consumer = OpeningConsumer(config, settings.encryption, **options)
+            self._consumer = consumer = DecryptingConsumer(config, settings.encryption, **options)
         self._poll_one = consumer.poll
         self._subscription: list[str] = []
         self._buffered: list[Any] = []  # received from librdkafka, but not returned yet

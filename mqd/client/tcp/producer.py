@@ -33,9 +33,9 @@ class TcpProducer:
         if settings.encryption is None:
             self._producer = producer = confluent_kafka.Producer(dict(settings.rdkafka), **options)
         else:
-            from mqd.client.encryption.clients import SealingProducer
+            from mqd.client.encryption.clients import EncryptingProducer
 
-            self._producer = producer = SealingProducer(dict(settings.rdkafka), settings.encryption, **options)
+            self._producer = producer = EncryptingProducer(dict(settings.rdkafka), settings.encryption, **options)
         self._partitioner = settings.partitioner
         self._bytes_max: int = ProducerConfig(settings)["message.max.bytes"]
         self._partition_counts: dict[str, tuple[int, float]] = {}
