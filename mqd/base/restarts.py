@@ -45,7 +45,7 @@ def write(run_dir: Path, restarts: Restarts) -> None:
 
 
 def read(run_dir: Path) -> Restarts | None:
-    """None: there is no such file, or it has another version."""
+    """None if the file does not exist, or cannot be read (another version of mqd wrote it)."""
     try:
         return msgspec.json.decode((run_dir / FILE).read_bytes(), type=Restarts)
     except (OSError, msgspec.MsgspecError):

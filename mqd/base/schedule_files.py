@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 SCHEDULES, STATUS, WAKE, LOCK = "schedules.json", "timer.json", "timer.wake", "timer.lock"
-LATE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0)
+LATE_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0)
 _FLOCK = struct.Struct("@hhqqi")
 CONFIG = ("log.format", "log.level", "process.sandbox", "core.files.allow")
 
@@ -36,7 +36,7 @@ class ScheduleTopic(msgspec.Struct, frozen=True):
 
 
 class Schedules(msgspec.Struct, frozen=True):
-    """`config`: the broker's properties that the timer needs, as far as they are set."""
+    """`config`: the broker's properties that the timer needs; unset ones are omitted."""
 
     config: dict[str, str] = {}
     topics: list[ScheduleTopic] = []
@@ -46,15 +46,15 @@ class PartitionStatus(msgspec.Struct):
     topic: str
     partition: int
     pending: int = 0
-    # records since the timer was started: delivered; with unreadable headers, written before the topic
-    # was a schedule; deleted before they were due
+    # numbers of records, since the timer was started
     delivered: int = 0
-    unreadable: int = 0
-    gone: int = 0
+    unreadable: int = 0  # with unreadable headers: written before the topic was a schedule
+    gone: int = 0  # deleted before they were due
     behind_s: float = 0.0  # how long the first undelivered record has been due
-    # delivered records by how late they were: a bucket for each bound of LATE_S, and one for later ones
-    late_buckets: list[int] = msgspec.field(default_factory=lambda: [0] * (len(LATE_S) + 1))
-    late_s: float = 0.0  # the sum of how late they were
+    # delivered records by how late they were: a bucket for each of LATE_BOUNDS_S, and one for
+    # later ones
+    late_buckets: list[int] = msgspec.field(default_factory=lambda: [0] * (len(LATE_BOUNDS_S) + 1))
+    late_total_s: float = msgspec.field(default=0.0, name="late_s")  # the sum of how late they were
 
 
 def write(run_dir: Path, name: str, value: Any) -> None:
@@ -65,7 +65,9 @@ def write(run_dir: Path, name: str, value: Any) -> None:
 
 
 def read_schedules(run_dir: Path) -> Schedules:
-    """The schedules; none if there is no such file, or if it has another version."""
+    """The schedules; an empty Schedules if the file does not exist, or cannot be read (another
+    version of mqd wrote it).
+    """
     try:
         return msgspec.json.decode((run_dir / SCHEDULES).read_bytes(), type=Schedules)
     except (OSError, msgspec.MsgspecError):
@@ -73,7 +75,9 @@ def read_schedules(run_dir: Path) -> Schedules:
 
 
 def read_status(run_dir: Path) -> list[PartitionStatus]:
-    """The state of each partition; [] if there is no such file, or if it has another version."""
+    """The state of each partition; [] if the file does not exist, or cannot be read (another
+    version of mqd wrote it).
+    """
     try:
         return msgspec.json.decode((run_dir / STATUS).read_bytes(), type=list[PartitionStatus])
     except (OSError, msgspec.MsgspecError):
@@ -124,7 +128,7 @@ def timer_process(run_dir: Path) -> tuple[int, int] | None:
 
 def end_timer(run_dir: Path) -> None:
     """Sends SIGTERM to the running timer, if any: a supervisord that also runs other programs does not
-    end the timer with the broker.
+    stop the timer when the broker stops.
     """
     timer = timer_process(run_dir)
     if timer is not None and timer[0] > 0:

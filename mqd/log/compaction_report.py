@@ -50,7 +50,9 @@ def write(run_dir: Path, worker: int, report: Report) -> None:
 
 
 def read(run_dir: Path, worker: int) -> Report:
-    """The report; empty if there is no such file, or an unreadable one (of another version)."""
+    """The report; empty if the file does not exist, or cannot be read (another version of mqd wrote
+    it).
+    """
     try:
         return msgspec.json.decode(_path(run_dir, worker).read_bytes(), type=Report)
     except (OSError, msgspec.MsgspecError):

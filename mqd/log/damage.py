@@ -40,7 +40,9 @@ def write(run_dir: Path, worker: int, damage: list[Damage]) -> None:
 
 
 def read(run_dir: Path, worker: int) -> list[Damage]:
-    """The damage found; [] if there is no such file, or an unreadable one (of another version)."""
+    """The damage found; [] if the file does not exist, or cannot be read (another version of mqd
+    wrote it).
+    """
     try:
         return msgspec.json.decode(_path(run_dir, worker).read_bytes(), type=list[Damage])
     except (OSError, msgspec.MsgspecError):

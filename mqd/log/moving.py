@@ -213,8 +213,8 @@ class Copy:
                     self._copied_fingerprints[name] = fingerprint
 
     def _reusable_bytes(self, name: str, fingerprint: Fingerprint, limit: int | None) -> int:
-        """How many bytes of the copy still equal the source's. While a log is being written its
-        file is held open, so that no other file can get its inode.
+        """How many bytes of the copy still equal the source's. The file of a log that is still
+        being written is held open, so that no other file can get its inode.
         """
         copied = self._copied_sizes.get(name, 0)
         if name in self._held_fds:

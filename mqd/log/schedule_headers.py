@@ -21,15 +21,15 @@ from mqd.protocol.records import read_blob, read_headers, read_varint
 DELIVER_AT, DELAY, CANCEL, REPLACE = "mqd-deliver-at", "mqd-delay-ms", "mqd-cancel", "mqd-replace"
 HEADERS = frozenset((DELIVER_AT, DELAY, CANCEL, REPLACE))
 DELAY_MS_MAX = 366 * 86_400_000  # a year, even a leap year
-# Groups with this prefix hold the progress of schedules; transactional ids with it fence the
-# timers.
+# Groups with this prefix hold the progress of schedules; transactional ids with the same prefix
+# fence old timers.
 GROUP_PREFIX = "__mqd-timer."
 _PREFIX = b"mqd-"
 _DIGITS_MAX = 18  # fits into int64
 
 
 class InvalidScheduleHeader(ValueError):
-    """A header is invalid; the text names it and the fault."""
+    """A header is invalid; the message says which and why."""
 
 
 class Plan(NamedTuple):
@@ -38,20 +38,20 @@ class Plan(NamedTuple):
 
 
 def plan(encoded_headers: bytes | None, timestamp_ms: int, default_delay_ms: int, now_ms: int | None = None) -> Plan:
-    """`encoded_headers`: the record's headers as stored in the log. `now_ms`: the record may not be
-    due more than DELAY_MS_MAX after it; None: not checked. Raises InvalidScheduleHeader.
+    """`encoded_headers`: the record's headers as stored in the log. `now_ms`: the due time may be
+    at most DELAY_MS_MAX after it; None: not checked. Raises InvalidScheduleHeader.
     """
     values = _schedule_headers(encoded_headers)
     cancelled_offset = -1
     if CANCEL in values:
         if len(values) > 1:
-            raise InvalidScheduleHeader(f"{CANCEL} excludes {DELIVER_AT}, {DELAY} and {REPLACE}")
+            raise InvalidScheduleHeader(f"{CANCEL} cannot be combined with {DELIVER_AT}, {DELAY} or {REPLACE}")
         return Plan(-1, _number(CANCEL, values[CANCEL]))
     if REPLACE in values:
         cancelled_offset = _number(REPLACE, values[REPLACE])
     if DELIVER_AT in values:
         if DELAY in values:
-            raise InvalidScheduleHeader(f"{DELIVER_AT} excludes {DELAY}")
+            raise InvalidScheduleHeader(f"{DELIVER_AT} cannot be combined with {DELAY}")
         due_ms = _number(DELIVER_AT, values[DELIVER_AT])
     else:
         delay_ms = _number(DELAY, values[DELAY]) if DELAY in values else default_delay_ms

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mqd.base import logging
-from mqd.base.schedule_files import LATE_S, PartitionStatus, ScheduleTopic
+from mqd.base.schedule_files import LATE_BOUNDS_S, PartitionStatus, ScheduleTopic
 from mqd.client.consumer import Consumer
 from mqd.client.messages import KafkaException, TopicPartition
 from mqd.client.producer import Producer
@@ -349,8 +349,8 @@ class PartitionTimer:
         now_ms = _now_ms()
         for entry in tick.entries:
             late_s = max(0.0, (now_ms - entry.due_ms) / 1000)
-            status.late_buckets[bisect_left(LATE_S, late_s)] += 1
-            status.late_s += late_s
+            status.late_buckets[bisect_left(LATE_BOUNDS_S, late_s)] += 1
+            status.late_total_s += late_s
 
     def _read_in_order(self, entries: list[Entry]) -> Iterator[Record]:
         """The records of `entries`, in that order; looked up by offset, LOOK_UP_COUNT_MAX at a

@@ -8,10 +8,10 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from mqd.base.schedule_files import LATE_S, PartitionStatus
+from mqd.base.schedule_files import LATE_BOUNDS_S, PartitionStatus
 
 _LABELS = ["topic", "partition"]
-_LATE_BOUNDS = [*map(repr, LATE_S), "+Inf"]
+_LATE_BOUNDS = [*map(repr, LATE_BOUNDS_S), "+Inf"]
 
 
 def collect(statuses: Iterable[PartitionStatus]) -> Iterator[Any]:
@@ -38,5 +38,7 @@ def collect(statuses: Iterable[PartitionStatus]) -> Iterator[Any]:
         behind.add_metric(labels, status.behind_s)
         gone.add_metric(labels, status.gone)
         unreadable.add_metric(labels, status.unreadable)
-        late.add_metric(labels, list(zip(_LATE_BOUNDS, accumulate(status.late_buckets), strict=True)), status.late_s)
+        late.add_metric(
+            labels, list(zip(_LATE_BOUNDS, accumulate(status.late_buckets), strict=True)), status.late_total_s
+        )
     yield from (pending, behind, gone, unreadable, late)

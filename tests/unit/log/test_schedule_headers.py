@@ -52,8 +52,8 @@ def test_plans(headers: dict[str, str], expected: Plan) -> None:
         ({"mqd_delay_ms": "9" * 19}, "not a decimal number"),
         ({"mqd_delay_ms": str(1_000_000 * YEAR)}, "more than a year"),
         ({"mqd_deliver_at": str(NOW_MS + YEAR + 1)}, "more than a year"),
-        ({"mqd_deliver_at": "1", "mqd_delay_ms": "1"}, "mqd-deliver-at excludes mqd-delay-ms"),
-        ({"mqd_cancel": "1", "mqd_delay_ms": "1"}, "mqd-cancel excludes"),
+        ({"mqd_deliver_at": "1", "mqd_delay_ms": "1"}, "mqd-deliver-at cannot be combined with mqd-delay-ms"),
+        ({"mqd_cancel": "1", "mqd_delay_ms": "1"}, "mqd-cancel cannot be combined with"),
         ({"mqd_replace": "x"}, "mqd-replace is not"),
     ],
 )
