@@ -237,14 +237,14 @@ class Sampler:
             all_findings += diagnosis.clock_findings(urlsplit(url).netloc, ahead_s)
         return all_findings
 
-    def free_share(self) -> float | None:
-        """The free share of the fullest log directory."""
+    def free_fraction(self) -> float | None:
+        """The fraction of the fullest log directory that is free."""
         with self._lock:
             scrapes = list(self._last.values())
-        shares = []
+        fractions = []
         for scrape in scrapes:
             values = {(one.name, one.labels.get("directory")): one.value for one in scrape.samples}
             for (name, directory), total in values.items():
                 if name == "mqd_log_dir_total_bytes" and total:
-                    shares.append(values.get(("mqd_log_dir_free_bytes", directory), 0.0) / total)
-        return min(shares, default=None)
+                    fractions.append(values.get(("mqd_log_dir_free_bytes", directory), 0.0) / total)
+        return min(fractions, default=None)

@@ -42,7 +42,7 @@ def page(request: PageRequest) -> Response:
         q=text,
         state=state,
         states=sorted({one.state for one in all_groups} | ({state} if state else set())),
-        moving=REBALANCING_STATES,
+        rebalancing_states=REBALANCING_STATES,
         link=lambda page: url("/groups", q=text, state=state, page=page),
         hidden=[f"lag: {reason}"] if reason else [],
     )

@@ -26,7 +26,7 @@ def sentence(health: Health, findings: list[Finding]) -> tuple[str, str]:
         return grade, f"{TITLES[worst.harm].capitalize()}: {worst.what}."
     brokers = sum(not node.is_fenced for node in health.nodes)
     replicas = "all replicas in sync" if any(topic.replicas > 1 for topic in health.topics) else "all online"
-    unseen = ", as far as you may see" if health.hidden else ""
+    unseen = " (only what you are authorized to see was checked)" if health.hidden else ""
     return "good", (
         f"Healthy{unseen}: {brokers} broker{'s' * (brokers != 1)} online, {health.partitions:,}"
         f" partition{'s' * (health.partitions != 1)}, {replicas}."
@@ -66,10 +66,10 @@ def page(request: PageRequest) -> Response:
         in_service=sum(not node.is_fenced for node in health.nodes),
         group_count=None if groups is None else len(groups),
         busy_groups=sum(bool(group.members) for group in groups or ()),
-        moving=sum(group.state in REBALANCING_STATES for group in groups or ()),
+        rebalancing_groups=sum(group.state in REBALANCING_STATES for group in groups or ()),
         has_metrics=bool(metrics.urls),
         charts=[(title, form, values[-1], sparkline(values), max(values)) for title, form, values in charts if values],
         p99=points[-1].p99_s if points else None,
-        free=metrics.free_share(),
+        free_fraction=metrics.free_fraction(),
         minutes=len(points) // 4,
     )

@@ -67,7 +67,7 @@ def test_a_user_acts_by_its_own_rights(login_browser: Browser) -> None:
     other = Browser(options("127.0.0.1:1"), login_browser.app)
     assert log_in(other, "bob", PASSWORDS["bob"]).status == 303
     words = other.get("/").words  # nothing from alice's cached pages
-    assert "as far as you may see" in words and "Not shown: controllers: " in words
+    assert "only what you are authorized to see" in words and "Not shown: controllers: " in words
 
     left = login_browser.post("/logout", {"token": login_browser.get("/").fields["token"]})
     assert left.status == 303 and login_browser.get("/").status == 303
