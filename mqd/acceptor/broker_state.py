@@ -87,7 +87,7 @@ class Address:
         "local_ip",
         "local_port",
         "peer_ip",
-        "described_ip",
+        "reported_ip",
         "uid",
         "pid",
         "peer_node",
@@ -103,7 +103,7 @@ class Address:
         local_ip: str = "",
         local_port: int = 0,
         peer_ip: str = "",
-        described_ip: str = "",
+        reported_ip: str = "",
         uid: int = -1,
         pid: int = 0,
         peer_node: int = -1,
@@ -116,7 +116,7 @@ class Address:
         self.peer_ip = peer_ip  # the client's address, used for access checks; "": there is no client
         # shown to others as the client's location: for a request that another host forwards for one of
         # its local clients, that host's address
-        self.described_ip = described_ip or peer_ip
+        self.reported_ip = reported_ip or peer_ip
         self.uid, self.pid = uid, pid  # a local client's, from the kernel; -1 and 0: not known
         self.peer_node = peer_node  # node id of an authenticated host of the cluster; -1 = a client
         self.principal = principal  # "User:alice"; ANONYMOUS where the listener does not authenticate

@@ -88,8 +88,8 @@ def raw_response(body: bytes) -> bytes | None:
 
 
 def authenticated_block(principal: str, session_ms: int, kind: native.PrincipalKind) -> bytes:
-    """The block before the response that authenticates a client. `session_ms` 0: it need not
-    authenticate again. `kind`: SASL or TOKEN.
+    """The block before the response that authenticates a client. If `session_ms` is 0, the client
+    never has to authenticate again. `kind`: SASL or TOKEN.
     """
     name = principal.encode()
     if not 0 < len(name) <= PRINCIPAL_BYTES_MAX:

@@ -172,7 +172,9 @@ class DeadLetters:
         return self._coordinators.clock.now_ms()
 
     def figures(self) -> dict[str, Figures]:
-        """The figures by group. Called on the scrape's thread, so each dictionary is copied in one step."""
+        """The figures by group. Called by the thread that serves a scrape, so each dictionary is
+        copied in one step.
+        """
         figures = {group: Figures(count, 0, 0) for group, count in dict(self._written).items()}
         for writer in list(self._writers.values()):
             sum_so_far = figures.get(writer.group_id, Figures(0, 0, 0))

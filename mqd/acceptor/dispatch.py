@@ -117,7 +117,7 @@ class Outcome(NamedTuple):
 
 class RequestMalformed(Exception):
     """The frame is not a valid request of its API and version. Distinct from ProtocolError, which
-    encoding the response may raise too.
+    can also be raised while the response is encoded.
     """
 
 
@@ -135,8 +135,8 @@ def handler_of(api_key: int) -> Handler:
 async def respond(
     broker: Broker, address: Address, frame: bytes, connection: int, observer: Observer | None = None
 ) -> Outcome:
-    """Raises only CancelledError. An invalid request ends its connection with the reason. An internal
-    error is logged and answered with UNKNOWN_SERVER_ERROR.
+    """Raises only CancelledError. For an invalid request, Outcome.close_reason says why the
+    connection is closed. An internal error is logged and answered with UNKNOWN_SERVER_ERROR.
     """
     began_s = time.perf_counter()
     api, failed = "unknown", True
@@ -169,27 +169,27 @@ async def _call_handler(
 ) -> Outcome:
     context = Context(broker, address)
     handler = handler_of(header.api_key)
-    authorized = rights.authorize(context, header, request)
-    if authorized.request is None:
-        return Outcome(_encode(header, authorized.denied))
+    authorization = rights.authorize(context, header, request)
+    if authorization.request is None:
+        return Outcome(_encode(header, authorization.denied_response))
     if broker.relaying is not None:
-        if authorized.denied is not None:
-            frame = encode_request(authorized.request, header.api_version, header.correlation_id, header.client_id)
+        if authorization.denied_response is not None:
+            frame = encode_request(authorization.request, header.api_version, header.correlation_id, header.client_id)
         relayed = await broker.relaying.respond(
-            address, header, authorized.request, frame, lambda part: handler(context, header, part)
+            address, header, authorization.request, frame, lambda part: handler(context, header, part)
         )
         if relayed is not None:
-            if isinstance(relayed, bytes) and authorized.denied is None:
+            if isinstance(relayed, bytes) and authorization.denied_response is None:
                 return Outcome(relayed)
             if isinstance(relayed, bytes):
                 relayed = decode_response(relayed, header.api_key, header.api_version)[1]
-            return Outcome(_encode(header, authorized.complete(relayed)))
-    handling = handler(context, header, authorized.request)
+            return Outcome(_encode(header, authorization.complete(relayed)))
+    handling = handler(context, header, authorization.request)
     if throttle.is_charged(context, header):
         response = await throttle.run_and_charge(handling, context, header, began_s)
     else:
         response = await handling
-    response = authorized.complete(response)
+    response = authorization.complete(response)
     return Outcome(
         _encode(header, response) if response is not None else None,
         context.cacheable,

@@ -27,24 +27,25 @@ class Handoff:
         self.sockets = sockets
         self._load = load
         self._is_running = is_running
-        # connections handed to each worker since _handed_s, which `load` may not include yet
+        # connections handed to each worker since _counting_since_s; `load` may not include them yet
         self._handed_counts = [0] * len(sockets)
-        self._handed_s = 0.0
+        self._counting_since_s = 0.0
 
     def _least_loaded_first(self) -> list[int]:
         """Workers that are not running come last: the keeper holds their sockets."""
         now = time.monotonic()
-        if now - self._handed_s > PENDING_FORGET_S:
+        if now - self._counting_since_s > PENDING_FORGET_S:
             self._handed_counts = [0] * len(self.sockets)
-            self._handed_s = now
+            self._counting_since_s = now
         return sorted(
             range(len(self.sockets)),
             key=lambda worker: (not self._is_running(worker), self._load(worker) + self._handed_counts[worker]),
         )
 
     def send(self, connection: socket.socket, message: bytes) -> bool:
-        """Returns True if a worker has the connection, and this process's copy is closed, or False if no
-        worker has room. Raises OSError for other failures, such as when the descriptor is not a socket.
+        """Returns True, with this process's copy of the connection closed, if a worker has taken it;
+        False if no worker has room. Raises OSError for other failures, such as when the
+        descriptor is not a socket.
         """
         for worker in self._least_loaded_first():
             try:

@@ -47,24 +47,24 @@ class ElementRule(NamedTuple):
 
 
 class AuthorizedRequest(NamedTuple):
-    """`request`: the part for the handler; None: nothing is left. `denied`: the response to the
-    rest, to be joined with the handler's response; but with `is_group_first`, a handler's error of
-    the whole request is the only response.
+    """`request`: the part for the handler; None: nothing is left. `denied_response`: the response
+    to the rest, to be joined with the handler's response; but with `is_group_first`, a handler's
+    error of the whole request is the only response.
     """
 
     request: object | None
-    denied: object | None = None
+    denied_response: object | None = None
     joined: str = ""  # the field of both responses that lists the elements
     is_group_first: bool = False
 
     def complete(self, response: Any) -> object | None:
-        if self.denied is None:
+        if self.denied_response is None:
             return response
         if response is None:
-            return self.denied
+            return self.denied_response
         if self.is_group_first and response.error_code:
             return response
-        getattr(response, self.joined).extend(getattr(self.denied, self.joined))
+        getattr(response, self.joined).extend(getattr(self.denied_response, self.joined))
         return response
 
 

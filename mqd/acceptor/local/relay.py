@@ -54,7 +54,7 @@ RELAYED = GROUP_APIS | TRANSACTION_APIS | {LIST_OFFSETS, OFFSET_FETCH, INIT_PROD
 # JoinGroup and SyncGroup wait for other members of the group
 WAIT_FOR_MEMBERS = frozenset((11, 14))
 WAIT_S_MAX, TIMEOUT_S = 900.0, 30.0
-ADD_PARTITIONS_CLIENT_MAX = 3  # versions from 4 on are sent only by hosts
+ADD_PARTITIONS_CLIENT_VERSION_MAX = 3  # versions from 4 on are sent only by hosts
 _FIXED_BYTES = 10  # bytes of a request header before the client id
 
 log = logging.get("acceptor.relaying")
@@ -219,8 +219,9 @@ def _not_leader_response(index: int) -> ListOffsetsResponse.PartitionResponse:
 
 
 def split_by_leader(broker: BrokerState, request: ListOffsetsRequest) -> dict[int, ListOffsetsRequest]:
-    """Returns the parts of the request by the other host that leads their partitions. Key -1: the part
-    with the partitions that this host leads, that have no leader, or that do not exist.
+    """Splits the request by leader. Returns node id of another host -> the part with the partitions
+    that it leads. Key -1: the part with the partitions that this host leads, that have no leader,
+    or that do not exist.
     """
     parts: dict[int, dict[str, list[ListOffsetsRequest.Partition]]] = {}
     for topic in request.topics:
@@ -245,7 +246,9 @@ def coordinated_names(header: RequestHeader, request: Any) -> list[str]:
     if key in GROUP_APIS or key == OFFSET_FETCH:
         return [request.group_id]
     if key == ADD_PARTITIONS_TO_TXN:
-        return [request.v3_and_below_transactional_id] if header.api_version <= ADD_PARTITIONS_CLIENT_MAX else []
+        return (
+            [request.v3_and_below_transactional_id] if header.api_version <= ADD_PARTITIONS_CLIENT_VERSION_MAX else []
+        )
     name = request.transactional_id
     return [name] if name else []
 
@@ -271,7 +274,7 @@ def _decode_envelope(frame: bytes) -> tuple[int, EnvelopeRequest]:
     position = _FIXED_BYTES + max(int.from_bytes(frame[8:_FIXED_BYTES], "big", signed=True), 0)
     if position >= len(frame) or frame[position] or frame[2:4] != b"\0\0":
         raise ProtocolError(
-            "has another version or tagged fields", "Envelope header", position=min(position, len(frame))
+            "has an unsupported version or tagged fields", "Envelope header", position=min(position, len(frame))
         )
     request = codec.decode(EnvelopeRequest, 0, frame, position + 1)
     return int.from_bytes(frame[4:8], "big", signed=True), request
@@ -291,10 +294,10 @@ async def serve(frame: bytes, respond: Callable[[Address, bytes], Awaitable[byte
     is_allowed = len(client_frame) >= 4 and may_be_relayed(
         int.from_bytes(client_frame[:2], "big"), int.from_bytes(client_frame[2:4], "big")
     )
-    described_ip = _ip_text(envelope.client_host_address)
+    reported_ip = _ip_text(envelope.client_host_address)
     client = Address(
-        peer_ip=identity.host or described_ip,
-        described_ip=described_ip,
+        peer_ip=identity.host or reported_ip,
+        reported_ip=reported_ip,
         uid=identity.uid,
         pid=identity.pid,
         principal=identity.principal,
@@ -310,7 +313,7 @@ async def serve(frame: bytes, respond: Callable[[Address, bytes], Awaitable[byte
 
 def may_be_relayed(api_key: int, version: int) -> bool:
     """Whether E1 permits the request."""
-    return api_key in RELAYED and (api_key != ADD_PARTITIONS_TO_TXN or version <= ADD_PARTITIONS_CLIENT_MAX)
+    return api_key in RELAYED and (api_key != ADD_PARTITIONS_TO_TXN or version <= ADD_PARTITIONS_CLIENT_VERSION_MAX)
 
 
 def _ip_text(packed: bytes) -> str:

@@ -1,5 +1,5 @@
 """Health of the cluster as one of its hosts sees it, as Prometheus families. Pure functions of the
-acceptor's metadata; called by the scrape's thread.
+acceptor's metadata; called by the thread that serves a scrape.
 """
 
 from collections.abc import Iterator

@@ -34,7 +34,7 @@ def collect(broker: Broker, waiting: Mapping[GroupPartition, Waiting]) -> Iterat
     )
     lag_seconds = GaugeMetricFamily(
         "mqd_consumergroup_lag_seconds",
-        "How long the first record that a group has not committed, or not finished, has waited, by its timestamp",
+        "Age, by its timestamp, of the first record that the group has not committed (share groups: not finished)",
         labels=_LABELS,
     )
     lag_sum = GaugeMetricFamily("kafka_consumergroup_lag_sum", "Lag of a group in a topic", labels=_LABELS[:2])

@@ -1,6 +1,6 @@
-"""The positions of groups, read by the scrape's thread while the event loop changes them. Each
-dictionary is copied atomically under the GIL; a listing that fails because of a change is repeated.
-A group that changes at the same time appears in its old or its new state.
+"""The positions of groups, read by the thread that serves a scrape while the event loop changes
+them. Each dictionary is copied atomically under the GIL; a listing that fails because of a change
+is repeated. A group that changes at the same time appears in its old or its new state.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ TRIES = 5
 
 
 class Position(NamedTuple):
-    """`offset`: the committed offset; of a share group, the first record that it has not finished.
+    """`offset`: the committed offset; for a share group, the offset of its first unfinished record.
     `finished_count`: records at or after `offset` that a share group has finished.
     """
 
@@ -61,6 +61,7 @@ def _share_positions(broker: Broker) -> Iterator[Position]:
 
 
 def _cores(coordinator: Coordinator) -> list[object]:
+    """The coordinator's state machines: its groups, or its share-partitions."""
     for _ in range(TRIES):
         try:
             return [core for _, core in list(coordinator.items())]

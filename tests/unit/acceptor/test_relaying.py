@@ -234,7 +234,7 @@ def test_a_forwarded_request_has_the_clients_rights() -> None:
     ((address, _),) = requested
     assert (address.peer_node, address.listener_id, address.uid, address.pid) == (-1, 0, 5, 6)
     assert address.peer_ip == "127.0.0.1", "authorized by the address where it is attached"
-    assert address.described_ip == "10.0.0.9", "described by its own host's address"
+    assert address.reported_ip == "10.0.0.9", "reported with its own host's address"
     assert (address.principal, address.principal_kind) == ("User:bob", PrincipalKind.LOCAL)
     assert response is not None
     number, answer = decode_response(response, ENVELOPE, 0)
