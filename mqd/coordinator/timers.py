@@ -1,5 +1,5 @@
-"""Named timers of many cores in one heap. Sans-I/O: the owner asks when the next timer is due, and
-takes the timers that are due.
+"""Named timers of many state machines (cores) in one heap. Sans-I/O: the owner asks when the next
+timer is due, and takes the timers that are due.
 
 Moving a timer to a later time is the usual case (every heartbeat does it) and costs no heap
 operation: when the old entry pops, it is pushed again with the new time. Bound: twice as many

@@ -1,8 +1,8 @@
 """Keys and values of `__consumer_offsets` in Kafka's format, so that Kafka's tools can read them.
 
-    key type   record                                      one per
-    0, 1       OffsetCommit                                group, topic, partition
-    2          GroupMetadata (classic/records.py)          classic group
+    key type   record                                      one per: content
+    0, 1       OffsetCommit                                group, topic and partition: a committed offset
+    2          GroupMetadata (classic/records.py)          classic group: its generation and members
     3          ConsumerGroupMetadata                       KIP-848 group: its epoch
     4          ConsumerGroupPartitionMetadata              KIP-848 group: its topics (older brokers)
     5          ConsumerGroupMemberMetadata                 member: its subscription
@@ -337,7 +337,7 @@ def _encode_string(text: str) -> bytes:
     return _I16.pack(len(data)) + data
 
 
-GROUP_CHARS_CACHED = 256  # longer ids are not cached: the cache could grow to a gigabyte
+CACHED_GROUP_ID_CHARS_MAX = 256  # longer ids are not cached: the cache could grow to a gigabyte
 
 
 def offset_key_prefix(group_id: str, topic: str) -> bytes:
@@ -349,7 +349,7 @@ _cached_prefix = lru_cache(maxsize=1 << 14)(offset_key_prefix)
 
 
 def encode_offset_key(group_id: str, topic: str, partition: int) -> bytes:
-    prefix = _cached_prefix if len(group_id) <= GROUP_CHARS_CACHED else offset_key_prefix
+    prefix = _cached_prefix if len(group_id) <= CACHED_GROUP_ID_CHARS_MAX else offset_key_prefix
     return prefix(group_id, topic) + _I32.pack(partition)
 
 
@@ -391,8 +391,8 @@ def encode_offset_value(offset: int, leader_epoch: int, metadata: str, commit_ti
 def encode_expiring_offset_value(
     offset: int, metadata: str, commit_timestamp_ms: int, expire_timestamp_ms: int
 ) -> bytes:
-    """Encodes version 1, the only one that stores an expiration time set by a client (OffsetCommit
-    2-4).
+    """Encodes a value of version 1, the only version that stores an expiration time. Clients set
+    one in OffsetCommit requests of versions 2 to 4.
     """
     data = metadata.encode()
     return _HEADS[2].pack(1, offset, len(data)) + data + _TAILS[1].pack(commit_timestamp_ms, expire_timestamp_ms)

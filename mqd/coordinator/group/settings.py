@@ -29,7 +29,8 @@ class ClassicSettings(msgspec.Struct, frozen=True):
     # A client that received a member id must join with it promptly. Until then every rebalance
     # waits for it, and a group without other members is kept for it.
     pending_timeout_ms: int = 30_000
-    # A generation is stored as one record. A larger one is refused: it could not be written.
+    # A generation is stored as one record; a generation whose record would be larger than this is
+    # refused, because the record could not be written.
     record_bytes_max: int = (4 << 20) - 4096
 
 

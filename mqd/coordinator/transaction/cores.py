@@ -14,7 +14,7 @@ class Transactions:
         self._settings = settings
 
     def core_name_of(self, key: bytes) -> str | None:
-        joint = joint_records.name_of(key)
+        joint = joint_records.transactional_id_of(key)
         name = joint if joint is not None else decode_key(key)
         if name is not None and name.startswith(PREFIX) != (joint is not None):
             raise ValueError(f"a record of the wrong kind of transaction for {name}")

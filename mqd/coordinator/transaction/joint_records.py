@@ -1,16 +1,17 @@
 """Records of joint transactions in __transaction_state. The key types are mqd's own; Kafka's tools
 and older brokers skip them.
 
-    key type   record              one for each
+    key type   record              one per: content
     9100       JointTransaction    transactional id: its current or last transaction, and the last
                                    committed batch
-    9101       JointChild          transactional id and producer id: the transaction in which it was
-                                   enlisted last, and the partitions that it wrote to in that
-                                   transaction
+    9101       JointChild          transactional id and producer id: the most recent transaction in
+                                   which the child was enlisted, and the partitions that the child
+                                   wrote to in that transaction
 
 A child's record is rewritten when the child is enlisted and when partitions are added to it. The
-end of its transaction, which bumps its epoch by one, follows from the transaction's own record (its
-serial and state). A transaction of a thousand children therefore begins and ends with one record.
+end of a transaction, which bumps the epoch of each child by one, is not written to the children's
+records: it is inferred from the transaction's own record (its serial and state). So it takes one
+record to begin a transaction and one to end it, even with a thousand children.
 `winners`: the producer ids of the children that a commit covers; the others are aborted.
 """
 
@@ -84,7 +85,7 @@ def decode_child(value: bytes) -> Child:
     )
 
 
-def name_of(key: bytes) -> str | None:
+def transactional_id_of(key: bytes) -> str | None:
     """The transactional id of a key of these types; None for other types. Raises ValueError for
     bytes that are not a key.
     """
