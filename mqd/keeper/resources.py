@@ -65,7 +65,7 @@ def make(settings: Settings) -> Resources:
     generation = identity.next_generation(places)
     base = segments.prefix(places.data_dir)
     if swept := segments.sweep():
-        log.info("shared memory of brokers that were killed is free again", count=len(swept))
+        log.info("freed shared memory left behind by killed brokers", count=len(swept))
     endpoint_count = worker_count + 2
     sizes = [arena_bytes(settings.config)] * worker_count + [(CONTROL_ARENA_BYTES, CONTROL_ARENA_BYTES)] * 2
     arenas = {segments.arena_name(base, endpoint): size for endpoint, size in enumerate(sizes)}
@@ -133,8 +133,9 @@ def _listen_local(
     published = rendezvous.publish(addresses, path)
     if not published:
         log.warning(
-            "local clients do not find this broker by bootstrap.servers: no directory can be written, or another broker"
-            " has links with the same names; local clients use TCP unless their mqd.socket.path is this socket",
+            "local clients cannot discover this broker through bootstrap.servers: none of the directories is writable,"
+            " or another broker has links with the same names; local clients use TCP unless their mqd.socket.path is"
+            " this socket",
             directories=", ".join(map(str, rendezvous.directories())),
             socket=str(path),
         )
@@ -142,8 +143,8 @@ def _listen_local(
 
 
 def remove(settings: Settings, resources: Resources) -> None:
-    """Removes the resources at the end: the names first, the locks last. Mappings of processes that
-    are still ending stay valid.
+    """Removes the resources at the end: the names first, the locks last. Processes that are still
+    shutting down keep valid mappings.
     """
     for listener in resources.listeners:
         listener.close()
