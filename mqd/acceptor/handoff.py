@@ -43,8 +43,8 @@ class Handoff:
         )
 
     def send(self, connection: socket.socket, message: bytes) -> bool:
-        """Returns True, with this process's copy of the connection closed, if a worker has taken it;
-        False if no worker has room. Raises OSError for other failures, such as when the
+        """Returns True, with this process's copy of the connection closed, if a worker has taken
+        it; False if no worker has room. Raises OSError for other failures, such as when the
         descriptor is not a socket.
         """
         for worker in self._least_loaded_first():

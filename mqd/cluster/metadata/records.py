@@ -33,7 +33,8 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     last_known_eligible: tuple[int, ...] = ()
     # its leader was elected uncleanly and has not reported its recovery yet
     recovering: bool = False
-    retiring: int = 0  # NOT_RETIRING or RETIRE_*, if this partition is being removed (`redirect` >= 0)
+    # NOT_RETIRING or RETIRE_*: the phase, if this partition is being removed (`redirect` >= 0)
+    retiring: int = 0
     redirect: int = -1  # index of the partition that takes the records that producers send here
     # mqd itself started the current reassignment, to replace the replica on this lost or drained node
     replacing: int = -1
