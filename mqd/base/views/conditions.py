@@ -59,7 +59,7 @@ Node = Compare | Combine
 
 
 class FilterError(ValueError):
-    """The message names the fault and its position."""
+    """The message says what is wrong, and at which position."""
 
 
 class _Token(NamedTuple):

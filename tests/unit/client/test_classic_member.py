@@ -111,7 +111,7 @@ def test_a_member_that_is_removed_while_it_releases_partitions_loses_them() -> N
 
 @pytest.mark.parametrize("is_answered", [True, False])
 def test_a_changed_subscription_is_sent_at_once(is_answered: bool) -> None:
-    """Also if a heartbeat is under way when it changes."""
+    """Even if a heartbeat is under way when it changes."""
     member = Member(COOPERATIVE)
     member.with_assignment(T0)
     assert sent(member.at(INTERVAL_MS)) == [HeartbeatRequest]
