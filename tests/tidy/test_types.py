@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -29,3 +30,24 @@ def test_names_that_tests_use_exist() -> None:
     assert done.returncode in (0, 1), done.stdout + done.stderr
     missing = re.compile(r'error: (Module( "[^"]*")? has no attribute|Name "[^"]*" is not defined)')
     assert [line for line in done.stdout.splitlines() if missing.search(line)] == []
+
+
+def test_fields_of_structs_that_python_fills_exist() -> None:
+    """A field of a C struct in `ffi.new("struct name *", {"field": ...})` is a string to mypy."""
+    headers = "\n".join(path.read_text() for path in (ROOT / "native").rglob("*.h"))
+    bodies = dict(re.findall(r"^struct (\w+) \{(.*?)^\}", headers, re.MULTILINE | re.DOTALL))
+    missing = []
+    for path in (path for folder in ("mqd", "tests", "perf") for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(attr="new"), args=[ast.Constant(value=str(pointer)), ast.Dict(keys=keys)]
+                ):
+                    body = bodies.get(pointer.removeprefix("struct ").rstrip(" *"))
+                    names = {key.value for key in keys if isinstance(key, ast.Constant)}
+                    missing += [
+                        f"{path}:{node.lineno}: {pointer} {name}"
+                        for name in sorted(names)
+                        if body is not None and not re.search(rf"\b{name}\b", body)
+                    ]
+    assert missing == []

@@ -50,6 +50,10 @@ from mqd.cluster.raft.voters import VoterChanges
 # tracked voters and observers; beyond it, the observer that has been silent longest is dropped
 TRACKED_REPLICAS_MAX = 4_096
 
+# refusals after which the same proposal can succeed later
+LEADERSHIP_CHANGING = "the leadership of the metadata quorum is changing"
+TOO_MANY_UNCOMMITTED = "too many bytes wait to be committed"
+
 
 class Leadership:
     changes_class = VoterChanges
@@ -159,13 +163,13 @@ class Leadership:
         core = self.core
         size = sum(map(len, proposal.values))
         if not self.is_active or self._transfer is not None:
-            return "the leadership of the metadata quorum is changing"
+            return LEADERSHIP_CHANGING
         if proposal.base_offset is not None and proposal.base_offset != core.log.end_offset:
             return f"it was made for offset {proposal.base_offset}, but the log ends at {core.log.end_offset}"
         if not proposal.values or size > BATCH_BYTES_MAX:
             return f"{size} bytes in one change; at most {BATCH_BYTES_MAX}"
         if core.log.bytes_after(core.high_watermark) + size > core.settings.uncommitted_bytes_max:
-            return "too many bytes wait to be committed"
+            return TOO_MANY_UNCOMMITTED
         return ""
 
     def propose(self, values: tuple[bytes, ...], now_ns: int) -> None:

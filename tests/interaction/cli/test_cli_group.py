@@ -367,7 +367,7 @@ def test_seeking_the_group_of_a_streaming_query_warns(mqd: CommandLine, broker: 
             {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topic, "groupId": query}, streaming=True
         )
     )
-    source.publish(query, {(topic, 0): 2, (topic, 1): 5})
+    source.commit_offsets(query, {(topic, 0): 2, (topic, 1): 5})
     source.close()
     commit(broker, plain, topic, {0: 2})
     # the group still belongs to the query after its offsets were moved

@@ -14,6 +14,7 @@ from mqd.cluster.membership.death_notice import REPEATS_MS
 from mqd.cluster.raft import events
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import NO_DEADLINE
+from mqd.cluster.raft.leader import LEADERSHIP_CHANGING, TOO_MANY_UNCOMMITTED
 from mqd.cluster.raft.messages import Batch, ReplicaKey, SnapshotMeta
 from tests.sim.kernel import MILLISECOND, SECOND, Process, Violation
 from tests.sim.raft.quorum_disk import QuorumDisk, StoreSnapshot
@@ -178,7 +179,7 @@ class Host:
             case events.ProposalsDropped():
                 self.tail = effect.offset
             case events.ProposalRefused():
-                if core.is_leader and not effect.reason.startswith(("too much", "the leadership")):
+                if core.is_leader and effect.reason not in (LEADERSHIP_CHANGING, TOO_MANY_UNCOMMITTED):
                     raise Violation("A1", f"refused: {effect.reason}")
                 self.tail -= effect.token
             case events.SnapshotWanted():

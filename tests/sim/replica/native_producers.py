@@ -168,7 +168,7 @@ class ProducerState:
         batch = _fill(info, 0)
         kind = ffi.new(
             "struct mqd_producer_batch_kind *",
-            {"marker": marker, "coordinator": coordinator, "bumped": bumped, "known": False},
+            {"marker": marker, "coordinator": coordinator, "bumped": bumped, "require_known": False},
         )
         error = lib.mqd_producers_check(self._producers, batch, kind[0], _duplicate, _base_offset)
         if error == COORDINATOR_FENCED and "fence" in off:
