@@ -125,8 +125,8 @@ def _touch(records: int, copies: int) -> None:
     touched = loading.run("warm", megabytes=requested, milliseconds=TOUCH_LIMIT_MS)["bytes"] >> 20
     if touched < requested:
         print(
-            f"only {touched} of {requested} MB could be touched within {TOUCH_LIMIT_MS / 1000:.0f} s: the next figures are"
-            " too high",
+            f"only {touched} of {requested} MB could be touched within {TOUCH_LIMIT_MS / 1000:.0f} s: the next"
+            " figures are too high",
             file=sys.stderr,
         )
 
@@ -377,8 +377,8 @@ def _latency_lines(result: dict) -> list[str]:
     return [
         (
             f"The load generator, {BATCHED}, at fractions of the rate that it reached (target at 1/2: p99 ≤ 5 ms:"
-            f" {verdict}); latencies count from when a batch was due. Figures of the run with the median p99; in parentheses the lowest"
-            " and the highest p99 of all runs:"
+            f" {verdict}); latencies count from when a batch was due. Figures of the run with the median p99; in"
+            " parentheses the lowest and the highest p99 of all runs:"
         ),
         "",
         _points_table(result["paced"]),

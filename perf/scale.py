@@ -263,6 +263,11 @@ def _steps(found: list[dict], first: tuple[str, ...], columns: list[str]) -> str
     return markdown_table((*first, *columns), rows, right=range(1, len(columns) + 1))
 
 
+def _partitions_that_fit(measured: dict) -> int:
+    """How many partitions an image of SEND_BYTES_MAX has room for, rounded down to 10,000."""
+    return int(SEND_BYTES_MAX / (measured["image_bytes"] / measured["partitions"]) / 10_000) * 10_000
+
+
 def control_page(result: dict) -> str:
     found, facts = result["control"], result["machine"]
     catch_up = found["catch_up"]
@@ -303,7 +308,7 @@ def control_page(result: dict) -> str:
             (
                 f"An image has {catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']:.0f} bytes per partition. A"
                 f" subscriber that leaves {SEND_BYTES_MAX >> 20} MiB unread is disconnected, so beyond about"
-                f" {int(SEND_BYTES_MAX / (catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']) / 10_000) * 10_000:,}"
+                f" {_partitions_that_fit(catch_up[-1]):,}"
                 " partitions a host's processes cannot receive a whole image: this is the limit of a cluster today, and"
                 " a million partitions would need images to be sent in parts."
             ),

@@ -276,6 +276,8 @@ def page(result: dict) -> str:
     guessed = markdown_table(
         ("workers, each with a core", "records/s", "95 %", "times one worker"), guesses, right=range(4)
     )
+    crowded = max(map(int, result["curves"]["workers"])) > cores
+    crowded_note = " `*`: more workers than cores; their CPU time includes the switching between them."
     facts = result["machine"]
     repetitions = max(len(values["records_per_s"]) for values in result["curves"]["clients"].values())
     return "\n\n".join(
@@ -291,7 +293,7 @@ def page(result: dict) -> str:
             (
                 "Workers under as much load as they can take. The third column is the one to compare: n ÷ the CPU time"
                 " of a record. The wall-clock rates are those of this machine, whose cores the clients"
-                f" share.{' `*`: more workers than cores; their CPU time includes the switching between them.' if max(map(int, result['curves']['workers'])) > cores else ''}"
+                f" share.{crowded_note if crowded else ''}"
             ),
             of_workers,
             "The law, fitted: X(n) = rate · n ÷ (1 + contention · (n - 1) + coherency · n · (n - 1)).",

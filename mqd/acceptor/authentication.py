@@ -5,7 +5,7 @@ An exchange is kept here between the requests of its connection. It is lost with
 client's next token is then refused, and it connects again. Passwords and tokens are checked in
 a few threads: a flood of them delays only other authentications.
 
-Bounds: at most EXCHANGES_MAX exchanges, of which the oldest is dropped first, and WAITING_MAX
+Bounds: at most EXCHANGES_MAX exchanges (the oldest is dropped first), and WAITING_MAX
 checks; failures are remembered for at most FAILURES_MAX pairs of address and user. Concurrency: the
 event loop's thread.
 """

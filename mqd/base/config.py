@@ -496,8 +496,8 @@ def validate_topic(
     memory = effective["queue.unflushed.bytes"]
     _require(
         memory == "0" or effective["flush.on.ack"] != "true",
-        f"queue.unflushed.bytes={memory} cannot be combined with flush.on.ack=true, which flushes each record before it is"
-        " acknowledged; set flush.on.ack=false",
+        f"queue.unflushed.bytes={memory} cannot be combined with flush.on.ack=true, which flushes each record before"
+        " it is acknowledged; set flush.on.ack=false",
         "queue.unflushed.bytes",
         effective,
     )

@@ -25,7 +25,9 @@ WITHOUT_EFFECT: dict[str, str] = {
         "socket.send.buffer.bytes socket.receive.buffer.bytes replica.socket.receive.buffer.bytes"
     ),
     "The kernel's net.core.somaxconn is used.": "socket.listen.backlog.size",
-    "A consumer that names its rack is always sent to an in-sync replica in that rack (KIP-392).": "replica.selector.class",
+    "A consumer that names its rack is always sent to an in-sync replica in that rack (KIP-392).": (
+        "replica.selector.class"
+    ),
     "A shutdown is always controlled.": "controlled.shutdown.enable",
     "See default.replication.factor.": (
         "offsets.topic.replication.factor transaction.state.log.replication.factor"

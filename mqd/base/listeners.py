@@ -167,8 +167,8 @@ def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
     for listener in _client_listeners(config, "advertised.listeners"):
         if listener.host in ("", "0.0.0.0", "::") or not listener.port:
             raise ConfigError(
-                f"`advertised.listeners` contains {listener.name}://{listener.host}:{listener.port}, to which no client can"
-                " connect; name a host and a port",
+                f"`advertised.listeners` contains {listener.name}://{listener.host}:{listener.port}, to which no"
+                " client can connect; name a host and a port",
                 "advertised.listeners",
                 config["advertised.listeners"],
             )

@@ -154,7 +154,8 @@ class HumanFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         timestamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        line = f"{timestamp}.{int(record.msecs):03d} {record.levelname:<7} {self._process} {_one_line(record.getMessage())}"
+        message = _one_line(record.getMessage())
+        line = f"{timestamp}.{int(record.msecs):03d} {record.levelname:<7} {self._process} {message}"
         fields = getattr(record, "mqd_fields", None)
         if fields:
             line += "  " + " ".join(f"{name}={_printable(value)}" for name, value in fields.items())

@@ -241,7 +241,8 @@ def join(token: Token, data_dir: Path, names: Sequence[str]) -> None:
             response = msgspec.msgpack.decode(_receive(secured), type=_Response)
     except (OSError, msgspec.MsgspecError) as error:
         raise CliError(
-            f"cannot join through {inviter_address}: {host_identity.reason_of(error)}; `mqd cluster invite` must still run there"
+            f"cannot join through {inviter_address}: {host_identity.reason_of(error)}; `mqd cluster invite` must"
+            " still run there"
         ) from error
     if response.granted is None:
         raise CliError(f"cannot join through {inviter_address}: {response.refusal}")

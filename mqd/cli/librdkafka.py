@@ -103,11 +103,11 @@ def require_broker(
             continue
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         refusal = CliError(
-            f"{host}:{address[1]} does not answer plain Kafka requests: {foreign_response}; probably it requires TLS: give the"
-            " client's settings with --client-config FILE or MQD_CLIENT_CONFIG"
+            f"{host}:{address[1]} does not answer plain Kafka requests: {foreign_response}; probably it requires TLS:"
+            " give the client's settings with --client-config FILE or MQD_CLIENT_CONFIG"
             if foreign_response in (_CLOSED, _TLS_ALERT)
-            else f"{host}:{address[1]} is not a Kafka broker: {foreign_response}; give the broker's port for clients with"
-            " -b HOST:PORT (mqd status shows it)",
+            else f"{host}:{address[1]} is not a Kafka broker: {foreign_response}; give the broker's port for clients"
+            " with -b HOST:PORT (mqd status shows it)",
             EXIT_UNREACHABLE,
         )
     raise refusal or unreachable(bootstrap, reason, advertised_by)

@@ -32,7 +32,11 @@ _REBUILT = (
 _REBUILT_WITH_SUBMODULES = ("aio", "kafkatest")
 # Modules of mqd itself: confluent_kafka is not searched for these.
 OWN_MODULES = frozenset(
-    ["_native", "acceptor", "base", "cli", "client", "cluster", "console", "controller", "coordinator", "keeper", "log", "monitoring", "native", "protocol", "security", "shm", "spark", "timer", "worker", "__main__"]
+    [
+        "_native", "acceptor", "base", "cli", "client", "cluster", "console", "controller", "coordinator",
+        "keeper", "log", "monitoring", "native", "protocol", "security", "shm", "spark", "timer", "worker",
+        "__main__",
+    ]
 )  # fmt: skip
 
 

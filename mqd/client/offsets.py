@@ -226,7 +226,10 @@ class PartitionResult(TopicPartition):
     __hash__ = TopicPartition.__hash__
 
     def __repr__(self) -> str:
-        return f"TopicPartition{{topic={self.topic},partition={self.partition},offset={self.offset},leader_epoch={self.leader_epoch},error={self._error}}}"
+        return (
+            f"TopicPartition{{topic={self.topic},partition={self.partition},offset={self.offset},"
+            f"leader_epoch={self.leader_epoch},error={self._error}}}"
+        )
 
     __str__ = __repr__
 

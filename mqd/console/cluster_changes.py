@@ -89,8 +89,8 @@ def _abort_by_id(settings: Settings, name: str) -> Change:
         [
             f"It has been open for {duration_text(transaction.open_ms or 0)}. Its records are never seen by readers of"
             " committed records.",
-            f"Its producer (id {transaction.producer_id}, epoch {transaction.producer_epoch}) is fenced: it fails at its"
-            " next request, and its application must start again.",
+            f"Its producer (id {transaction.producer_id}, epoch {transaction.producer_epoch}) is fenced: it fails at"
+            " its next request, and its application must start again.",
         ],
         do,
         f"Aborted the transaction of {name}.",
@@ -179,8 +179,8 @@ def drain(settings: Settings, form: Form) -> Change:
         led_count = sum(replicas[0] == node for replicas in held_partitions.values())
         effects = [
             f"{len(held_partitions)} replica{'s' * (len(held_partitions) != 1)} of broker {node} move to other brokers,"
-            f" {led_count} of them the preferred leader{'s' * (led_count != 1)}; the controller chooses where. Records are"
-            " copied first, so readers have them all the time.",
+            f" {led_count} of them the preferred leader{'s' * (led_count != 1)}; the controller chooses where."
+            " Records are copied first, so readers have them all the time.",
             f"Broker {node} gets no replicas of new topics. Once it holds no replica, it can be stopped permanently.",
         ]
     if unplaceable and not cancel:

@@ -330,7 +330,7 @@ class TopicDetails(msgspec.Struct, frozen=True):
 
     @property
     def base(self) -> str:
-        """The topic of which this topic is a view; "" if it is not a view."""
+        """The base topic of this view; "" if the topic is not a view."""
         return next((one.value or "" for one in self.configs if one.name == VIEW_OF), "")
 
     @property

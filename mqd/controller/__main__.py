@@ -177,8 +177,8 @@ class Process:
             if state.cluster_id and stored_cluster_id and state.cluster_id != stored_cluster_id:
                 raise Refused(
                     f"{self.layout.metadata_dir} belongs to cluster {state.cluster_id}, but"
-                    f" {self.layout.meta_properties} names {stored_cluster_id}: the two do not belong together; restore one of"
-                    " them"
+                    f" {self.layout.meta_properties} names {stored_cluster_id}: the two do not belong together;"
+                    " restore one of them"
                 )
             return stored_cluster_id or state.cluster_id, stored, ()
         if not self.membership.seeds:

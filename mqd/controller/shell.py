@@ -563,7 +563,7 @@ class Shell:
         ):
             log.info("this broker's state", broker_epoch=action.broker_epoch, ready=action.ready, fenced=action.fenced)
         if action.broker_epoch >= 0 and (previous is None or previous.broker_epoch != action.broker_epoch):
-            # not awaited, because it queries the log directories, one of which may hang
+            # not awaited, because it queries the log directories, and one may hang
             in_thread(lambda: self.on_registered(action.broker_epoch))
         self._maybe_set_in_service()
 

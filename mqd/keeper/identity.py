@@ -61,8 +61,8 @@ def load_identity(places: Layout) -> Identity | None:
         raise IdentityError(f"cannot read {path}: {error}") from error
     if properties.get("version") != _VERSION:
         raise IdentityError(
-            f"{path} has version {properties.get('version')!r}, this mqd knows {_VERSION}: use the mqd that wrote it, or"
-            " another --data-dir"
+            f"{path} has version {properties.get('version')!r}, this mqd knows {_VERSION}: use the mqd that wrote it,"
+            " or another --data-dir"
         )
     node_id, cluster_id, directory_id = (
         properties.get("node.id", ""),
@@ -102,7 +102,10 @@ def load_or_create(places: Layout, node_id: int, cluster_id: str | None = None) 
 
 def write_identity(places: Layout, identity: Identity) -> None:
     """Writes meta.properties durably. Raises native.NativeError."""
-    text = f"version={_VERSION}\ncluster.id={identity.cluster_id}\nnode.id={identity.node_id}\ndirectory.id={identity.directory_id}\n"
+    text = (
+        f"version={_VERSION}\ncluster.id={identity.cluster_id}\nnode.id={identity.node_id}\n"
+        f"directory.id={identity.directory_id}\n"
+    )
     native.file_replace(places.meta_properties, text.encode())
 
 

@@ -42,7 +42,8 @@ class Dashboard(NamedTuple):
 def _latency(metric: str, selector: str = "", by: str = "instance") -> tuple[tuple[str, str], ...]:
     return tuple(
         (
-            f"histogram_quantile({quantile}, sum by ({by}, le) (rate({metric}_bucket{{{selector}}}[$__rate_interval])))",
+            f"histogram_quantile({quantile}, sum by ({by}, le)"
+            f" (rate({metric}_bucket{{{selector}}}[$__rate_interval])))",
             f"{name} {{{{{by}}}}}",
         )
         for quantile, name in ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))

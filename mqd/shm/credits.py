@@ -107,7 +107,8 @@ class Credits:
                 return _open_credits(name, generation, budget.block_count, had_credits)
             except sysv_ipc.Error as error:
                 raise OSError(
-                    f"cannot get the semaphore of {property_name}: {error}; see the limits in /proc/sys/kernel/sem and `ipcs -s`"
+                    f"cannot get the semaphore of {property_name}: {error}; see the limits in /proc/sys/kernel/sem"
+                    " and `ipcs -s`"
                 ) from error
             finally:
                 os.close(fd)

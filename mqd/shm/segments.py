@@ -124,7 +124,8 @@ def attach(fd: int, segment: str, size_bytes: int, writable: bool = True) -> mma
         if actual_bytes == 0 or actual_bytes < size_bytes:
             raise SegmentError(
                 errno.EINVAL,
-                f"the shared memory segment {segment} has {actual_bytes} bytes, expected {size_bytes}: restart the whole broker",
+                f"the shared memory segment {segment} has {actual_bytes} bytes, expected {size_bytes}: restart the"
+                " whole broker",
             )
         return mmap.mmap(fd, actual_bytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
     except SegmentError:
@@ -192,7 +193,8 @@ def hold(name: str) -> int:
 
 def _lock(path: str, wait_s: float) -> int:
     """Waits for the flock on the segment with this name, and returns the descriptor that holds it; the
-    caller must close the descriptor. Raises OSError if there is no such segment, BlockingIOError if it is still locked after wait_s.
+    caller must close the descriptor. Raises OSError if there is no such segment, BlockingIOError if it
+    is still locked after wait_s.
     """
     deadline = time.monotonic() + wait_s
     while True:

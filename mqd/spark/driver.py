@@ -211,8 +211,8 @@ class Driver:
             topic, partition = unmatched[0]
             raise MqdReadError(
                 f"No offset matched from request of topic-partition {topic}-{partition} and timestamp"
-                f" {requested[unmatched[0]]}: no record is that late. startingOffsetsByTimestampStrategy=latest begins at"
-                " the end instead"
+                f" {requested[unmatched[0]]}: no record is that late. startingOffsetsByTimestampStrategy=latest"
+                " begins at the end instead"
             )
         return {**offsets, **self.offsets_at(unmatched, LATEST)}
 

@@ -253,8 +253,8 @@ class TcpViews:
         self._version = self._connection.pick(FETCH, VERSION_MAX)
         if self._version < VERSION_MIN:
             raise MqdReadError(
-                f"the broker {self._connection.host}:{self._connection.port} supports Fetch up to version {self._version};"
-                " format mqd"
+                f"the broker {self._connection.host}:{self._connection.port} supports Fetch up to version"
+                f" {self._version}; format mqd"
                 f' needs {VERSION_MIN} (topics by id): read it with format("kafka")'
             )
         self._connection.set_timeout(self._options.kafka.request_timeout_s + MAX_WAIT_MS / 1000)
@@ -289,7 +289,8 @@ class TcpViews:
                 response = parse_response(frame, correlation_id, self._topic_id, self._range.partition)
             except ValueError as error:
                 raise _LookupNeeded(
-                    f"broker {self._connection.host}:{self._connection.port} does not respond like a Kafka broker: {error}"
+                    f"broker {self._connection.host}:{self._connection.port} does not respond like a Kafka broker:"
+                    f" {error}"
                 ) from error
             self._check_error(response)
             size, next_offset = self._extent(response)

@@ -129,8 +129,8 @@ class Joint:
                 raise MqdWriteError(f"{activity}: {error}") from error
             if time.monotonic() + pause_s >= deadline:
                 raise MqdWriteError(
-                    f"{activity}: no outcome within {self._cluster.api_timeout_s:g} s (kafka.default.api.timeout.ms) from"
-                    f" {self._cluster.settings.bootstrap_servers}: {problem}"
+                    f"{activity}: no outcome within {self._cluster.api_timeout_s:g} s (kafka.default.api.timeout.ms)"
+                    f" from {self._cluster.settings.bootstrap_servers}: {problem}"
                 )
             time.sleep(pause_s)  # there is no notification when another coordinator is ready
             pause_s = min(2 * pause_s, 0.5)

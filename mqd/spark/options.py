@@ -292,8 +292,8 @@ def source_options(spark_options: Mapping[str, str], streaming: bool) -> SourceO
     offsets_min, offsets_max = options.integer("minOffsetsPerTrigger"), options.integer("maxOffsetsPerTrigger")
     if offsets_min is not None and offsets_max is not None and offsets_min > offsets_max:
         raise MqdOptionError(
-            f"The value of minOffsetPerTrigger({offsets_min}) is higher than the maxOffsetsPerTrigger({offsets_max}): no"
-            " batch would ever start"
+            f"The value of minOffsetPerTrigger({offsets_min}) is higher than the maxOffsetsPerTrigger({offsets_max}):"
+            " no batch would ever start"
         )
     return SourceOptions(
         kafka,
@@ -377,8 +377,8 @@ def _check_batch_limits(starting: Limit, ending: Limit) -> None:
             for partition, offset in partitions.items():
                 if offset == disallowed:
                     raise MqdOptionError(
-                        f"{side} offset for {topic}-{partition} can't be {'latest' if disallowed == LATEST else 'earliest'}"
-                        " for batch queries"
+                        f"{side} offset for {topic}-{partition} can't be"
+                        f" {'latest' if disallowed == LATEST else 'earliest'} for batch queries"
                     )
 
 

@@ -1,7 +1,8 @@
 """`format("mqd")`: the objects that Spark calls, on the driver and, for read(), in executors.
 
     MqdDataSource.reader          MqdReader          a batch: partitions() once, read() for each
-    MqdDataSource.streamReader    MqdStreamReader    a micro-batch query: latestOffset, partitions, commit; read() for each
+    MqdDataSource.streamReader    MqdStreamReader    a micro-batch query: latestOffset, partitions, commit;
+                                                     read() for each
     MqdDataSource.writer, .streamWriter              mqd.spark.sink
 
 1. Objects of this module are pickled to other processes: they hold options and plain values;

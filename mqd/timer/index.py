@@ -83,8 +83,8 @@ class Index:
         self._loaded_end = _FIRST_MS
         self._files: dict[tuple[int, int], _File] = {}  # by level and start
         self._buffered = 0
-        # in memory: sorted entries, of which the first `_front_taken` were taken, and a heap of
-        # entries added later
+        # in memory: sorted entries (the first `_front_taken` were taken), and a heap of entries added
+        # later
         self._front, self._front_taken = _NONE, 0
         self._recent: list[Entry] = []
         self._cancelled: set[int] = set()  # offsets of cancelled entries in memory

@@ -372,7 +372,7 @@ class PartitionTimer:
                     yield records[entry.offset]
 
     def _trim(self, offset: int) -> None:
-        """Deletes the records below `offset`, none of which is pending (T4)."""
+        """Deletes the records below `offset`. None of them is pending (T4)."""
         request = DeleteRecordsRequest(
             topics=[
                 DeleteRecordsRequest.Topic(

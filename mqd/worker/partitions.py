@@ -61,7 +61,8 @@ class _Opened(msgspec.Struct):
 def _abort_reason(path: Path, abort_count: int) -> str:
     return (
         f"opening it has aborted its worker {abort_count} times by a broken invariant (the worker's log names it); all"
-        f" other partitions are served. `mqd log verify {path}` checks its files; a restart of the broker tries once more"
+        f" other partitions are served. `mqd log verify {path}` checks its files; a restart of the broker tries once"
+        " more"
     )
 
 

@@ -52,7 +52,8 @@ PROPERTIES = {
     "log.retention.check.interval.ms": "300000",
 }
 
-LOGGING = """<Configuration><Appenders><Console name="out"><PatternLayout pattern="[%d] %p %m (%c)%n"/></Console></Appenders>
+LOGGING = """<Configuration><Appenders>
+<Console name="out"><PatternLayout pattern="[%d] %p %m (%c)%n"/></Console></Appenders>
 <Loggers><Root level="INFO"><AppenderRef ref="out"/></Root></Loggers></Configuration>
 """
 TOOL_LOGGING = LOGGING.replace('level="INFO"', 'level="WARN"').replace('name="out"', 'name="out" target="SYSTEM_ERR"')
@@ -71,8 +72,8 @@ class ApacheKafka(KafkaProtocolPeer):
     name = "Apache Kafka"
     settings = (
         "KRaft, one node, controller and broker in one JVM; `server.properties` and JVM flags of its distribution (3"
-        " network threads, 8 I/O threads, G1, 1 GB heap, the default), its INFO log; files of deleted topics are removed"
-        " after a second"
+        " network threads, 8 I/O threads, G1, 1 GB heap, the default), its INFO log; files of deleted topics are"
+        " removed after a second"
     )
     flush_settings = "`flush.messages=1` on the topic"
     more: Mapping[str, str] = MappingProxyType({})  # of server.properties

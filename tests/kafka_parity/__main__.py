@@ -67,7 +67,8 @@ def main() -> int:
     for line in comparison.report.lines():
         print(line)
     print(
-        f"repeat one: python -m tests.kafka_parity --seed {arguments.seed} --cases {arguments.cases} --api API --version V --case N"
+        f"repeat one: python -m tests.kafka_parity --seed {arguments.seed} --cases {arguments.cases} --api API"
+        " --version V --case N"
     )
     rotten = [] if arguments.api else journal.unmet(table)
     if rotten:

@@ -98,7 +98,8 @@ def _listed(word: str, met: dict[Difference, list[Number]]) -> list[str]:
         versions = sorted({version for version, _ in group})
         count, first = sum(len(cases) for _, cases in group), group[0][1][0]
         lines.append(
-            f"{word} {api} {versions} {field}: Kafka {kafka}, mqd {mqd} ({count} cases, {first[0]} {first[1]} {first[3]})"
+            f"{word} {api} {versions} {field}: Kafka {kafka}, mqd {mqd} ({count} cases, {first[0]} {first[1]}"
+            f" {first[3]})"
         )
     return lines
 

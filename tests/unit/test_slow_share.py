@@ -18,7 +18,8 @@ CONFTEST = (
     "def pytest_addoption(parser):\n    parser.addoption('--tier')\n    parser.addini('timeout', '', default='300')\n"
 )
 BODY = (
-    "import time\n\nimport pytest\n\n\n@pytest.fixture(scope='module')\ndef ended():\n    yield\n    print('torn down')\n"
+    "import time\n\nimport pytest\n\n\n@pytest.fixture(scope='module')\ndef ended():\n    yield\n    print('torn"
+    " down')\n"
     "\n\n@pytest.mark.parametrize('number', range(30))\ndef test_it(number, ended):\n    time.sleep({seconds})\n"
     "    assert number != {wrong}\n"
 )

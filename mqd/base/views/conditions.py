@@ -192,7 +192,8 @@ class _Parser:
         prefix = token.value.removesuffix("%")
         if prefix == token.value or "%" in prefix or "_" in prefix:
             raise FilterError(
-                f"the pattern at character {token.position + 1} must be a prefix followed by %, without any other % or _"
+                f"the pattern at character {token.position + 1} must be a prefix followed by %, without any other %"
+                " or _"
             )
         return prefix
 

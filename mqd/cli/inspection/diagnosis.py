@@ -123,7 +123,8 @@ def cluster_findings(
     findings += [
         Finding(
             Harm.NO_RESERVE,
-            f"broker {broker.broker_id} ({broker.host}:{broker.port}) is fenced: its heartbeats do not reach the controllers",
+            f"broker {broker.broker_id} ({broker.host}:{broker.port}) is fenced: its heartbeats do not reach the"
+            " controllers",
             "on that host: mqd status; start it if it is down, else check whether it reaches the controllers' port",
         )
         for broker in state.brokers

@@ -53,8 +53,8 @@ def redrive(
     killed, run it again to resume; consumers with read_committed see each record moved once. Every
     share group of the source topic gets the record, not only the one that dead-lettered it.
 
-    The record of which letters were moved expires offsets.retention.minutes (7 days by default)
-    after the last redrive with these options; then the same letters are moved again.
+    What was moved is remembered for offsets.retention.minutes (7 days by default) after the last
+    redrive with these options; then the same letters are moved again.
     """
     from mqd.cli.redrive.moving import Redrive
 

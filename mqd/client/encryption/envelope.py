@@ -77,7 +77,9 @@ def compress_value(codec: int, value: bytes | memoryview) -> bytes | None:
 def seal(
     cipher: AESGCM, head: bytes, topic: bytes, key: bytes | None, plaintext: bytes | memoryview, nonce: bytes
 ) -> bytes:
-    """Returns the envelope. `head`: from encode_head(); `plaintext`: the value, or compress_value() if the head has a codec."""
+    """Returns the envelope. `head`: from encode_head(); `plaintext`: the value, or the result of
+    compress_value() if the head has a codec.
+    """
     authenticated = head + key_digest(key)
     return authenticated + nonce + cipher.encrypt(nonce, plaintext, authenticated + topic)
 

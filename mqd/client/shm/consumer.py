@@ -348,7 +348,7 @@ class ShmConsumer:
             self._fetcher.start([part])
 
     def _rewind(self, messages: list[Message]) -> list[AssignedPartition]:
-        """Goes back to the first of these records, none of which was returned. Returns their partitions."""
+        """Goes back to the first of these records. None was returned yet. Returns their partitions."""
         self._drop_chunk()
         first = {partition_of(message): offset_of(message) for message in reversed(messages) if message.error() is None}
         parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._recreated]

@@ -386,8 +386,8 @@ class FormationCore:
                 reasons.append(f"{seed} has other seeds: {', '.join(response.seeds) or 'none'}")
             elif response.member.node_id in seed_of_node:
                 reasons.append(
-                    f"{seed} has node id {response.member.node_id}, like {seed_of_node[response.member.node_id]}: each host"
-                    " needs its own node.id"
+                    f"{seed} has node id {response.member.node_id}, like {seed_of_node[response.member.node_id]}:"
+                    " each host needs its own node.id"
                 )
             else:
                 seed_of_node[response.member.node_id] = seed

@@ -194,8 +194,8 @@ class MetadataCore(LogTail):
         required_level = max(map(features.needed_level, decision.records), default=0)
         if required_level > self._mqd_level():
             text = (
-                f"This needs {features.MQD_VERSION} {required_level}, but the level is {self._mqd_level()}: hosts of an older"
-                " version could not read it. Upgrade all hosts, then run mqd cluster upgrade."
+                f"This needs {features.MQD_VERSION} {required_level}, but the level is {self._mqd_level()}: hosts of"
+                " an older version could not read it. Upgrade all hosts, then run mqd cluster upgrade."
             )
             return messages.Response(request.request_id, ErrorCode.INVALID_UPDATE_VERSION, text), None, []
         return decision.response, decision.topic_name, decision.records

@@ -285,7 +285,8 @@ class QuorumStore:
             position, offset = position + header.size_bytes, header.next_offset
         if position < flushed_bytes:
             raise MetadataCorrupt(
-                f"{file.path} ends at byte {position}, but its first {flushed_bytes} bytes were flushed: changes that were"
+                f"{file.path} ends at byte {position}, but its first {flushed_bytes} bytes were flushed: changes that"
+                " were"
                 f" acknowledged are missing; restore the file from a copy, or delete {self._mark_path} to accept the"
                 f" loss of every change from offset {offset} on"
             )
@@ -309,7 +310,8 @@ class QuorumStore:
             else f"the first {flushed_bytes} bytes were flushed"
         )
         raise MetadataCorrupt(
-            f"{path} is corrupt at byte {position} (offset {offset}): {reason}; {evidence}, so this is not an interrupted"
+            f"{path} is corrupt at byte {position} (offset {offset}): {reason}; {evidence}, so this is not an"
+            " interrupted"
             f" write. Restore the file from a copy. To continue without the changes from offset {offset} on: stop the"
             f" broker, truncate the file to {position} bytes and delete {self._mark_path}"
         )

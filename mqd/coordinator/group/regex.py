@@ -6,8 +6,8 @@ name's length, memory is bounded by REGEX_MEMORY_BYTES, and there is no backtrac
 matched once for each expression; when the topics change only new names are matched. Internal topics
 match like any others, as in Kafka: `.*` reads __consumer_offsets too.
 
-Bounds: REGEX_CHARS_MAX for one expression; CACHE_MAX cached expressions, of which the least
-recently used is evicted.
+Bounds: REGEX_CHARS_MAX for one expression; CACHE_MAX cached expressions; the least recently
+used is evicted.
 """
 
 from __future__ import annotations

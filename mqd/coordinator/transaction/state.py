@@ -88,7 +88,8 @@ class TransactionState:
         record = decode_value(value)
         if not 0 <= record.producer_epoch <= EPOCH_MAX - (record.state == State.ONGOING):  # T3
             raise ValueError(
-                f"a transaction's record has epoch {record.producer_epoch}, invalid in state {STATE_NAMES[record.state]}"
+                f"a transaction's record has epoch {record.producer_epoch}, invalid in state"
+                f" {STATE_NAMES[record.state]}"
             )
         self.state = record.state
         self.producer_id, self.previous_producer_id, self.next_producer_id = (

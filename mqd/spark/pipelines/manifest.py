@@ -270,8 +270,8 @@ class Archive:
         return deleted
 
     def sweep(self, now: float | None = None) -> None:
-        """Deletes the files of which this object knows that a commit removed them more than KEEP_S
-        ago: a vacuum without a listing, for a writer that runs for months.
+        """Deletes the files that this object has seen a commit remove, more than KEEP_S ago: a vacuum
+        without a listing, for a writer that runs for months.
         """
         now = time.time() if now is None else now
         for path, removed_ms in self._removed.items():
@@ -456,7 +456,8 @@ class Archive:
             if rows_before != rows_after:
                 offsets = "; ".join(f"{file.path}: {file.offsets}" for file in before) or "no file"
                 raise ArchiveError(
-                    f"{self.path}: {rows_before} records of {topic}, {date}, were compacted into {rows_after}; the files are"
+                    f"{self.path}: {rows_before} records of {topic}, {date}, were compacted into {rows_after}; the"
+                    " files are"
                     f" unchanged ({offsets}). Check that each of them can be read; compact_from_files = 0 archives"
                     " without compacting"
                 )

@@ -130,6 +130,7 @@ def difference(expected: dict[tuple[str, int], list[str]], found: dict[tuple[str
             )
             lines.append(
                 f"{key}: {len(here)} expected, {len(there)} found, {len(twice)} more than once {twice[:5]}, "
-                f"{len(lost)} lost {lost[:5]}; first at {place}: {there[place : place + 3]} for {here[place : place + 3]}"
+                f"{len(lost)} lost {lost[:5]}; first at {place}: {there[place : place + 3]} for"
+                f" {here[place : place + 3]}"
             )
     return "\n".join(lines)

@@ -123,8 +123,8 @@ async def _write_here(service: TransactionService, marker: Marker, partition: Pa
 
 
 async def _handle_from_client(broker: Broker, marker: Marker, transactional_id: str | None) -> Errors:
-    """Handles a client's marker; returns each partition's error. `transactional_id`: the one with an open transaction of this
-    producer; None: this host's coordinator knows none.
+    """Handles a client's marker; returns each partition's error. `transactional_id`: the one with an
+    open transaction of this producer; None: this host's coordinator knows none.
     """
     requested = list(dict.fromkeys((topic.name, index) for topic in marker.topics for index in topic.partition_indexes))
     service = broker.transactions

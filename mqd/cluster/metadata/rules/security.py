@@ -59,8 +59,8 @@ def delete_acls(state: MetadataState, change: messages.DeleteAcls, request_id: i
     if only_matches.count(None) * len(state.acls) > COMPARISONS_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"{only_matches.count(None)} filters with wildcards in one request are too many for {len(state.acls)} rules; send"
-            f" at most {max(1, COMPARISONS_MAX // len(state.acls))}, or filters that set every field.",
+            f"{only_matches.count(None)} filters with wildcards in one request are too many for {len(state.acls)}"
+            f" rules; send at most {max(1, COMPARISONS_MAX // len(state.acls))}, or filters that set every field.",
         )
     removed: list[list[AclBinding]] = []
     records: dict[bytes, Record] = {}

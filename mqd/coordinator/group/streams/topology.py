@@ -111,8 +111,8 @@ def parse(message: Any) -> Topology:
             for index in group.repartition_source_topics
         ):
             raise InvalidTopology(
-                f"A copartition group of subtopology {subtopology.subtopology_id} refers to a topic that the subtopology does"
-                " not have."
+                f"A copartition group of subtopology {subtopology.subtopology_id} refers to a topic that the"
+                " subtopology does not have."
             )
         if not subtopology.source_topics and not subtopology.repartition_source_topics:
             raise InvalidTopology(f"Subtopology {subtopology.subtopology_id} does not contain any source topics.")
