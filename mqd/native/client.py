@@ -342,7 +342,9 @@ class Producer:
         if batch_numbers is not None:
             out = ffi.from_buffer("uint64_t[]", batch_numbers, require_writable=True)
             if len(out) < columns.count:
-                raise NativeError(E_INVALID, f"batch_of has {len(out)} elements, there are {columns.count} records")
+                raise NativeError(
+                    E_INVALID, f"batch_numbers has {len(out)} elements, there are {columns.count} records"
+                )
         appended = lib.mqd_producer_append(self.pointer, topic, native, out)
         held.clear()
         return check(appended)

@@ -88,7 +88,7 @@ class FakeProducer:
         self.batches[number] = FakeBatch(number, topic, partition)
         return self.batches[number]
 
-    def append(self, topic: int, columns: Any, batch_of: Any) -> int:
+    def append(self, topic: int, columns: Any, batch_numbers: Any) -> int:
         if self.client.dead:
             raise NativeError(errno.EPIPE, "dead")
         position = 0
@@ -107,7 +107,7 @@ class FakeProducer:
             )
             batch.values.append(None if size < 0 else bytes(columns.values[position : position + size]))
             position += max(size, 0)
-            batch_of[index] = batch.number
+            batch_numbers[index] = batch.number
         return columns.count
 
     def append_batch(self, topic: int, partition: int, data: bytes) -> int:
