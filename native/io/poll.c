@@ -120,10 +120,10 @@ static int collect_events(struct mqd_poll *poll, struct mqd_poll_event *events, 
     int count = mqd_pool_collect(poll->pool, events, count_max > 1 ? count_max / 2 : 1);
     if (count == count_max)
         return count;
-    int waited_count = poll->calls->wait(poll, events + count, count_max - count, count ? 0 : timeout_ns);
-    if (waited_count < 0)
+    int new_count = poll->calls->wait(poll, events + count, count_max - count, count ? 0 : timeout_ns);
+    if (new_count < 0)
         return count ? count : -1;
-    return count + waited_count;
+    return count + new_count;
 }
 
 int mqd_poll_wait(struct mqd_poll *poll, struct mqd_poll_event *events, int count_max, int64_t timeout_ns)
