@@ -125,8 +125,8 @@ int mqd_slot_recovery_begin(void *control, uint32_t slot);
 void mqd_slot_recovery_end(void);
 /* -1 MQD_E_INVALID: no such slot; a free slot returns state FREE */
 int mqd_slot_view(void *control, uint32_t slot, struct mqd_partition_view *out);
-/* Lists the slots that are not free, and those whose controller died while assigning them. `slots`
- * has room for MQD_PARTITION_SLOT_COUNT. Returns the number of slots listed. */
+/* Lists, in order, the slots that are not free, and those whose controller died while assigning
+ * them. `slots` has room for MQD_PARTITION_SLOT_COUNT. Returns the number of slots listed. */
 uint32_t mqd_slots_used(void *control, uint32_t *slots);
 int mqd_slot_traffic(void *control, uint32_t slot, struct mqd_partition_traffic *out);
 

@@ -174,8 +174,8 @@ struct mqd_reactor {
     struct mqd_log_directory log_dirs[MQD_LOG_DIR_COUNT_MAX];
     struct mqd_owned *owned[MQD_PARTITION_SLOT_COUNT];
     struct mqd_node waiting[MQD_PARTITION_SLOT_COUNT]; /* fetch entries by slot */
-    uint8_t
-        path_log_dir[MQD_PARTITION_SLOT_COUNT]; /* 1 + the log directory of the path that `reader` has; 0 = no path */
+    /* 1 + the log directory of the path that `reader` has; 0 = no path */
+    uint8_t path_log_dir[MQD_PARTITION_SLOT_COUNT];
     uint32_t owned_count;
 
     struct mqd_connection **connections; /* by index; NULL from connection_end on */

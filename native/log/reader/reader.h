@@ -2,8 +2,8 @@
  * files.
  *
  * Any worker reads any partition: it opens the segment files itself, read-only, and the positions
- * in the partition table tell it how far they are valid. It maps no files: it uses pread on the
- * sparse index, and sendfile or pread on the log.
+ * in the partition table tell it how far they are valid. It never reads through a mapping, only
+ * with pread on the sparse index, and with sendfile or pread on the log.
  *
  * Bounds: fd_count_max descriptors (a segment takes two, .log and .index); the least recently used
  * are closed first, except those referenced by a range that is being sent, which are not counted.

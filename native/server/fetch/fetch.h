@@ -145,8 +145,8 @@ static inline int64_t mqd_fetch_readable_end(const struct mqd_request *request, 
     return request->isolation_level ? positions->last_stable_offset : positions->high_watermark;
 }
 /* Fills in the entry's range, outcome.error and *positions, and deducts what it found from the
- * budget. *first: no range has been found for this
- * response yet, so one batch may exceed the budget. */
+ * budget. *first: no range has been found for this response yet, so one batch may exceed the
+ * budget. */
 void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                           uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first);
 void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,

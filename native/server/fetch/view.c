@@ -2,10 +2,9 @@
  * pool, or their selections are taken from the cache (log/views/view_cache.h). The response
  * contains the selected records.
  *
- *   collect -> range of the base found -> job -> something selected, or the fetch expires ->
- *   response
- *                     ^                      -> nothing selected: `skipped` grows, and the fetch is
- *                                            evaluated again
+ *   collect -> range of the base found -> job
+ *     something selected, or the fetch expires -> response
+ *     nothing selected -> `skipped` grows, and the fetch is evaluated again
  *
  * Offsets at which nothing is selected are skipped without a response: entry->skipped is the number
  * of offsets above the client's offset that have been read without a selection. It is stored in the

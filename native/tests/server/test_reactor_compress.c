@@ -12,7 +12,7 @@ static void to_zstd(struct bench *b)
     b->log_options.max_message_bytes = 300000;
 }
 
-/* The acceptor returns `batch` in pieces of `piece_bytes`; `announced_bytes` is the size it
+/* The acceptor returns `batch` in pieces of `piece_bytes`; `reported_bytes` is the size it
  * announces. */
 static void return_batch(struct bench *b, const struct mqd_descriptor *check, const struct raw *batch,
                          uint32_t piece_bytes, int64_t reported_bytes, bool last)
