@@ -155,7 +155,7 @@ def brokers(settings: Settings) -> None:
     quorum.
     """
     state = ClusterState(settings)
-    roles = {broker["node"]: broker["role"] for broker in state.replicas()}
+    roles = {replica["node"]: replica["role"] for replica in state.replicas()}
     rows = [
         {
             "node": broker.broker_id,
@@ -230,7 +230,7 @@ def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
         return directory_id
     state = ClusterState(settings)
     replicas = [replica for replica in state.replicas() if replica["node"] == node]
-    if not replicas and _is_closed(settings, [replica.broker_id for replica in state.brokers]):
+    if not replicas and _is_closed(settings, [broker.broker_id for broker in state.brokers]):
         raise CliError(f"the quorum does not know node {node}; {_CLOSED_TEXT}")
     if not replicas:
         raise CliError(f"the quorum does not know node {node}; mqd cluster controller shows which nodes it knows")

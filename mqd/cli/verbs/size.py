@@ -151,7 +151,7 @@ def _table(plan: Plan, hosts: int) -> None:
 def _formulas(plan: Plan) -> None:
     click.echo()
     for line in plan.lines:
-        click.echo(f"{line.name.replace('_', ' '):<20} {scaled(line.value, line.unit):>16}  = {line.formula}")
+        click.echo(f"{line.name.replace('_', ' '):<23} {scaled(line.value, line.unit):>16}  = {line.formula}")
 
 
 @click.command(help="Disk, network, cores, memory and hosts that a load needs. Sizes: 1KB = 1000, 1KiB = 1024.")
