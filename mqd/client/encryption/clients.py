@@ -171,10 +171,10 @@ class DecryptingShmConsumer(ShmConsumer):
         opened, problem = open_view(self._opener, batch)
         if problem is None:
             return opened
-        partition_key, offset = (batch.topic, batch.partition), int(batch.offsets[len(opened)])
-        self.give_back([Message(*partition_key, offset)])
+        partition, offset = (batch.topic, batch.partition), int(batch.offsets[len(opened)])
+        self.give_back([Message(*partition, offset)])
         if opened:
             return opened
-        if partition_key not in self._recreated:
-            self.seek(TopicPartition(*partition_key, offset + 1))  # type: ignore[attr-defined]  # set by ShmConsumer.__init__
-        raise KafkaException(_opening_error(*partition_key, offset, problem))
+        if partition not in self._recreated:
+            self.seek(TopicPartition(*partition, offset + 1))  # type: ignore[attr-defined]  # set by ShmConsumer.__init__
+        raise KafkaException(_opening_error(*partition, offset, problem))

@@ -3,7 +3,7 @@ application has received and not acknowledged. Sans-I/O: methods take the time, 
 the requests to send, on_response() takes their responses.
 
 Invariants
-    C1  a record that the application received is in `held` until it is acknowledged, exactly once
+    C1  a record that the application received is in `held` until it is acknowledged, which happens once
     C2  each acknowledgement has one Outcome, or is lost with the process
     C3  records are fetched only while the application waits for them, so that it has the full
         duration of their locks. Records that arrive after it has stopped waiting are kept, and

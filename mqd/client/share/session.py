@@ -30,7 +30,7 @@ SHARE_FETCH, SHARE_ACKNOWLEDGE = 78, 79
 FINAL_EPOCH, EPOCH_MAX = -1, (1 << 31) - 1
 BATCH_RECORDS = 500
 SESSION_LOST = int(ErrorCode.SHARE_SESSION_NOT_FOUND)
-OUTCOME_UNKNOWN = int(ErrorCode.NETWORK_EXCEPTION)  # the outcome is not known
+OUTCOME_UNKNOWN = int(ErrorCode.NETWORK_EXCEPTION)
 
 Acknowledgements = dict[TopicIdPartition, list[Range]]
 Results = list[tuple[TopicIdPartition, list[Range], int]]

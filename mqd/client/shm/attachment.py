@@ -312,9 +312,8 @@ class Attachment:
         with self.lock:
             while not self._closed and self.fatal is None:
                 if self._driver is not None or self._waiting_count or self._driven_turns != driven_before:
-                    self._is_parked = (
-                        self._driven_turns == driven_before
-                    )  # no turn was driven since the last check: wait longer
+                    # no turn was driven since the last check: wait longer
+                    self._is_parked = self._driven_turns == driven_before
                     driven_before = self._driven_turns
                     self._role_released.wait(IDLE_WAIT_S if self._is_parked else DRIVER_LEASE_S)
                     self._is_parked = False

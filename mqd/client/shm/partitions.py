@@ -23,7 +23,7 @@ class Phase(enum.IntEnum):
     TOPIC = 0  # its topic id is not known yet
     COMMITTED = 1  # the next step requests the group's committed offset
     LIST = 2  # the next step requests its start or end offset
-    REQUESTING = 3  # one of these two requests is in flight
+    REQUESTING = 3  # a request for it is in flight
     ACTIVE = 4
     FAILED = 5  # retried at retry_at
 
