@@ -354,4 +354,5 @@ class Metadata:
 
     def by_id(self, topic_id: bytes) -> messages.TopicImage | None:
         name = self.names.get(topic_id)
-        return self.topics.get(name) if name is not None else None  # None: just removed
+        # in a scrape's thread, the topic may just have been removed
+        return self.topics.get(name) if name is not None else None

@@ -83,6 +83,7 @@ class MutationQuota:
         self.throttle_time_ms = 0
 
     def is_exceeded(self) -> bool:
+        """Whether the request must be refused; never for one that is not strict."""
         if not self._is_enabled or not self._strict:
             return False
         owed_ns = _charge(self._context, self._header, QuotaKind.MUTATION, 0)

@@ -234,8 +234,8 @@ controller.quorum.fetch.timeout.ms: int >=200 <=60000 = 2000
     How long the controllers wait for their leader before they elect another; the leader's lease is three quarters of
     it.
 replica.lag.time.max.ms: long >=100 <=INT_MAX dynamic = 30000
-    A follower that has not caught up with its leader for this time leaves the in-sync set; it joins again if it was
-    last caught up no longer ago than half of that time. The value on the leader's host applies.
+    A follower that has not caught up with its leader for this time leaves the in-sync set; to join again, it must have
+    caught up within the last half of that time. The value on the leader's host applies.
 replica.fetch.wait.max.ms: int >=1 <=60000 = 500
     How long a leader may delay its response to a follower that has all records.
 replica.fetch.max.bytes: int >=1024 <=1073741824 = 1048576
@@ -580,12 +580,13 @@ authorizer.log.only: bool = false
 
 _QUOTAS = r"""
 quota.window.num: int >=2 <=1000 = 11
-    After a pause, a client may use its quota for up to (quota.window.num - 1) * quota.window.size.seconds in one burst.
+    After a pause, a client may use in one burst what its quota allows in (quota.window.num - 1) *
+    quota.window.size.seconds.
 quota.window.size.seconds: int >=1 <=3600 = 1
     See quota.window.num.
 controller.quota.window.num: int >=1 <=1000 = 11
-    After a pause, a client may use its controller_mutation_rate for up to controller.quota.window.num *
-    controller.quota.window.size.seconds in one burst.
+    After a pause, a client may use in one burst what its controller_mutation_rate allows in
+    controller.quota.window.num * controller.quota.window.size.seconds.
 controller.quota.window.size.seconds: int >=1 <=3600 = 1
     See controller.quota.window.num.
 """
