@@ -236,13 +236,13 @@ def records_left(cluster: Cluster, state: State) -> int:
     return sum(max(ends[partition] - starts.get(partition, 0), 0) for partition in ends)
 
 
-def as_json(state: State, readers: Readers, records_left: int | None) -> dict[str, Any]:
+def as_json(state: State, readers: Readers, remaining_records: int | None) -> dict[str, Any]:
     return {
         "topic": state.topic,
         "step": ("none", "co_locating", "sealed", "redirected", "hidden")[state.step],
         "partitions": state.remaining,
         "retired": [{"partition": index, "redirected_to": to} for index, to in sorted(state.retired.items())],
-        "records_left": records_left,
+        "records_left": remaining_records,
         "groups_behind": [
             {"group": group.group, "records": group.records, "active": group.active} for group in readers.behind
         ],

@@ -126,7 +126,7 @@ def all_transactions(
                 broker, ListTransactionsRequest(state_filters=list(states), duration_filter=longer_than_ms)
             )
         ]
-        transactions += [_transaction(listed, now) for listed in _describe_all(broker, names, unavailable)]
+        transactions += [_transaction(description, now) for description in _describe_all(broker, names, unavailable)]
     described = {transaction.transactional_id for transaction in transactions}
     if longer_than_ms >= 0:  # brokers also list transactions that have ended
         transactions = [transaction for transaction in transactions if transaction.open_ms is not None]

@@ -166,8 +166,8 @@ def view(before: Sample, after: Sample) -> View:
     )
 
 
-def _total(rates: Iterable[float]) -> float | None:
-    listed = list(rates)
+def _total(values: Iterable[float]) -> float | None:
+    listed = list(values)
     return sum(listed) if listed else None
 
 

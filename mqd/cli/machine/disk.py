@@ -34,7 +34,9 @@ class Flushes(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """`is_cached`: the reads came from the page cache, because the file system has no O_DIRECT."""
+    """Rates in bytes per second. `is_cached`: the reads came from the page cache, because the file
+    system has no O_DIRECT.
+    """
 
     single: Flushes
     commit: Flushes
@@ -73,9 +75,8 @@ class _Bench:
         os.close(self._read_fd)
 
     def run(self) -> Figures:
-        os.posix_fallocate(
-            self._fd, 0, self._size_bytes
-        )  # like a segment, so that a flush need not write a new file length
+        # allocated like a segment, so that a flush need not write a new file length
+        os.posix_fallocate(self._fd, 0, self._size_bytes)
         os.fsync(self._fd)
         write_bytes_s = self._write()
         single, commit = self._flushes(RECORD_BYTES), self._flushes(COMMIT_BYTES)
@@ -209,9 +210,9 @@ def advice(figures: Figures, file_system: str) -> list[str]:
 
 
 def rows(figures: Figures) -> list[tuple[str, str]]:
-    rows = []
+    flush_rows = []
     for flushes in (figures.single, figures.commit):
-        rows.append(
+        flush_rows.append(
             (
                 f"append {flushes.size_bytes // 1024} KiB and flush",
                 f"{flushes.per_second:,.0f}/s, p50 {_ms(flushes.p50_ms)}, p99 {_ms(flushes.p99_ms)},"
@@ -219,7 +220,7 @@ def rows(figures: Figures) -> list[tuple[str, str]]:
             )
         )
     return [
-        *rows,
+        *flush_rows,
         ("write", f"{human_bytes(figures.write_bytes_s)}/s"),
         ("read", f"{human_bytes(figures.read_bytes_s)}/s{' (from memory)' if figures.is_cached else ''}"),
     ]

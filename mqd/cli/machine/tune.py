@@ -105,8 +105,8 @@ def command(
     root: Path,
     output_format: str,
 ) -> int:
-    """Check whether the settings of this machine suit a broker: shows the current value, the wanted
-    value, and why.
+    """Check whether the settings of this machine suit a broker, and show the current value, the
+    wanted value, and why.
 
     Nothing is changed without --apply. The changes of --apply are lost when the machine restarts;
     until then, --undo reverts them. mqd up never changes these settings.

@@ -33,9 +33,8 @@ class Conversion:
 
     def __init__(self) -> None:
         self._counts: dict[_Key, tuple[int, float]] = {}  # start time and last value
-        self._new_counts: dict[
-            _Key, tuple[int, float]
-        ] = {}  # of the current scrape; a series that is missing from it is forgotten
+        # those of the current scrape; a series that is missing from it is forgotten
+        self._new_counts: dict[_Key, tuple[int, float]] = {}
         self._last_scrape_ns = 0
 
     def metrics(self, page: str, now_ns: int) -> list[Metric]:
