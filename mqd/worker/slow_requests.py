@@ -38,7 +38,7 @@ def fields(slow: native.SlowRequest) -> dict[str, Any]:
     if slow.principal:
         values["principal"] = slow.principal
     if slow.left_out:
-        values["suppressed"] = slow.left_out
+        values["left_out"] = slow.left_out  # not "suppressed": mqd.base.logging sets that field
     return values
 
 
