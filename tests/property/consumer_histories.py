@@ -51,7 +51,7 @@ UNRELEASED, FENCED_INSTANCE, STALE = (
 )
 _Partitions = ConsumerGroupHeartbeatRequest.TopicPartitions
 
-OwnedPartition = set[tuple[bytes, int]]
+OwnedPartitions = set[tuple[bytes, int]]
 
 
 class Violation(AssertionError):
@@ -78,8 +78,8 @@ class Client:
         self.member_id, self.instance_id = member_id, instance_id
         self.subscription = subscription
         self.epoch = 0
-        self.owned: OwnedPartition = set()
-        self.assigned: OwnedPartition | None = None
+        self.owned: OwnedPartitions = set()
+        self.assigned: OwnedPartitions | None = None
         self.next_ms = 0
         self.busy_until_ms = -1
         self.report_all = True

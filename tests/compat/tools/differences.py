@@ -90,7 +90,7 @@ ALLOWED = (
         TIERED,
         "configs: a topic: all.*",
         lines=r"out ((local|remote|schedule)\.[\w.]+|flush\.on\.ack|record\.validation|replica\.lag\.max\.messages"
-        r"|queue\.(?:delete\.on\.ack|memory\.bytes)|share\.priority|view\.[a-z]+|dedup\.[a-z.]+|acks\.replicas"
+        r"|queue\.(?:delete\.on\.ack|unflushed\.bytes)|share\.priority|view\.[a-z]+|dedup\.[a-z.]+|acks\.replicas"
         r"|errors\.deadletterqueue\.group\.enable)=.*",
     ),
     Allowed(TEXTS, "topics: names (and|that).*", lines=r"out Error while executing topic command : Topic .*"),

@@ -58,7 +58,7 @@ HIDDEN_MAX, SETTLE_MAX = 15 * SECOND, 60 * SECOND
 
 
 class _Reporter(PartitionReporter):
-    def _recovered(self, *_: Any) -> None:
+    def _report_recovered(self, *_: Any) -> None:
         """No unclean elections here."""
 
 

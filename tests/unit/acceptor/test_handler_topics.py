@@ -539,7 +539,7 @@ def test_describe_log_dirs_does_not_wait_for_a_hung_disk(tmp_path: Path, monkeyp
         return of(broker, directory, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(describe_log_dirs, "_measure", measure)
-    monkeypatch.setattr(describe_log_dirs, "RESPONSE_S", 1.0, raising=False)
+    monkeypatch.setattr(describe_log_dirs, "RESPONSE_TIMEOUT_S", 1.0)
 
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:

@@ -82,7 +82,7 @@ class Consumer:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     found = {"ms": NOW}
-    monkeypatch.setattr(reading, "now_ms", lambda: found["ms"], raising=False)
+    monkeypatch.setattr(reading, "now_ms", lambda: found["ms"])
     monkeypatch.setattr(reading, "base_config", lambda _bootstrap, **_: {})
     return found
 
