@@ -5,9 +5,9 @@ An exchange is kept here between the requests of its connection. It is lost with
 client's next token is then refused, and it connects again. Passwords and tokens are checked in
 a few threads: a flood of them delays only other authentications.
 
-Bounds: at most EXCHANGES_MAX exchanges (the oldest is dropped first), and WAITING_MAX
-checks; failures are remembered for at most FAILURES_MAX pairs of address and user. Concurrency: the
-event loop's thread.
+Bounds: at most EXCHANGES_MAX exchanges (the oldest is dropped first) and WAITING_MAX checks;
+failures are remembered for at most FAILURES_MAX pairs of address and user. Concurrency: the event
+loop's thread.
 """
 
 import asyncio
@@ -55,7 +55,9 @@ class Users(Protocol):
     def verifier(self, user: str, mechanism: str) -> Verifier | None: ...
 
     def decoy_secret(self) -> str:
-        """The cluster's secret, from which the salts of unknown users are derived; "" before there is one."""
+        """The cluster's secret, from which the salts of unknown users are derived; "" before there is
+        one.
+        """
         ...
 
     def parameter_counts(self, mechanism: str | None) -> Mapping[CredentialParameters, int]:

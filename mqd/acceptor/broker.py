@@ -51,8 +51,9 @@ class Context:
     def authorize(
         self, operation: int, resource_type: int, name: str = CLUSTER_NAME, named_in_request: bool = True
     ) -> bool:
-        """Whether the client may do the operation. `named_in_request` False: the client's request does not name
-        the resource, so a refusal is not logged as a denial. Hosts of the cluster may do everything.
+        """Whether the client may do the operation. `named_in_request` False: the client's request does
+        not name the resource, so a refusal is not logged as a denial. Hosts of the cluster may do
+        everything.
         """
         rules, address = self.broker.authorizer, self.address
         if rules is None or address.is_trusted:

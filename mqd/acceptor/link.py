@@ -60,7 +60,7 @@ RETRY_S = 0.005
 PARK_S = 0.05
 # JoinGroup, SyncGroup: may wait for other members for minutes, and can be dropped when their client
 # has gone (MQD_LINK_CANCEL).
-MEMBER_WAITING_APIS = frozenset({11, 14})
+WAIT_FOR_MEMBERS = frozenset({11, 14})
 BATCH_TOKENS = 1 << 63
 DESCRIBE_TOKENS = 1 << 62
 ARCHIVE_TOKENS = 1 << 61
@@ -281,7 +281,7 @@ class Link:
             return
         if task.done():
             return
-        waits_for_members = api_key in MEMBER_WAITING_APIS
+        waits_for_members = api_key in WAIT_FOR_MEMBERS
         self._newer.append(_Pending(task, worker, descriptor.token, descriptor.generation, waits_for_members))
         if self._park_timer is None:
             self._park_timer = self._loop.call_later(PARK_S, self._on_park)

@@ -82,8 +82,8 @@ class MutationQuota:
         self.lock: AbstractAsyncContextManager[object] = asyncio.Lock() if self._is_enabled else nullcontext()
         self.throttle_time_ms = 0
 
-    def is_exceeded(self) -> bool:
-        """Whether the request must be refused; never for one that is not strict."""
+    def must_refuse(self) -> bool:
+        """Whether the next change must be refused: never if the request is not `strict`."""
         if not self._is_enabled or not self._strict:
             return False
         owed_ns = _charge(self._context, self._header, QuotaKind.MUTATION, 0)

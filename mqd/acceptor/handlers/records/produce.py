@@ -1,4 +1,4 @@
-"""Produce 0-2: advertised because older versions of librdkafka compress only if they are
+"""Produce 0-2: advertised because older versions of librdkafka otherwise do not compress
 (KAFKA-18659), but refused: their records have message formats 0 and 1, which are not supported.
 
 The reactor handles versions 3-13.

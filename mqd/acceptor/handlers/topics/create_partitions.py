@@ -30,7 +30,7 @@ async def handle(context: Context, header: RequestHeader, request: CreatePartiti
 
     async def respond(name: str, occurrences: int) -> Result:
         async with quota.lock:
-            if quota.is_exceeded() and by_name[name].retire != STATUS:
+            if quota.must_refuse() and by_name[name].retire != STATUS:
                 return Result(name=name, error_code=int(ErrorCode.THROTTLING_QUOTA_EXCEEDED), error_message=None)
             image = context.broker.metadata.topics.get(name)
             count_before = len(image.partitions) if image is not None else 0

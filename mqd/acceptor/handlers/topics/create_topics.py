@@ -68,7 +68,7 @@ async def _create(
     quota: MutationQuota,
 ) -> CreateTopicsResponse.TopicResult:
     async with quota.lock:
-        if quota.is_exceeded():
+        if quota.must_refuse():
             return _refused(topic.name, ErrorCode.THROTTLING_QUOTA_EXCEEDED, None)
         return await _create_admitted(context, topic, occurrences, request, quota)
 

@@ -28,7 +28,7 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
 
     async def delete(name: str | None, topic_id: bytes) -> DeleteTopicsResponse.TopicResult:
         async with quota.lock:
-            if quota.is_exceeded():
+            if quota.must_refuse():
                 return DeleteTopicsResponse.TopicResult(
                     name=name, topic_id=topic_id, error_code=int(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
                 )

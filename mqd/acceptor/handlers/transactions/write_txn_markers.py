@@ -7,10 +7,9 @@ of the partition.
 
 If the transaction is ongoing according to the producer's coordinator, the coordinator aborts it
 everywhere and fences the producer: a marker without the coordinator's knowledge would split the
-transaction.
-(Coordinators on other hosts are queried; the transaction's coordinator aborts it.) A marker
-of transactions v2 (KIP-1228) has a higher epoch than the transaction that it ends, so it does not
-end a transaction with the same epoch as the marker.
+transaction. (Coordinators on other hosts are queried; the transaction's coordinator aborts it.) A
+marker of transactions v2 (KIP-1228) has a higher epoch than the transaction that it ends, so it
+does not end a transaction with the same epoch as the marker.
 """
 
 import asyncio
@@ -123,7 +122,7 @@ async def _write_here(service: TransactionService, marker: Marker, partition: Pa
 
 
 async def _handle_from_client(broker: Broker, marker: Marker, transactional_id: str | None) -> Errors:
-    """Handles a client's marker; returns each partition's error. `transactional_id`: the one with an
+    """Handles a client's marker; returns each partition's error. `transactional_id`: the id with an
     open transaction of this producer; None: this host's coordinator knows none.
     """
     requested = list(dict.fromkeys((topic.name, index) for topic in marker.topics for index in topic.partition_indexes))
