@@ -203,8 +203,8 @@ struct mqd_share_acknowledgement {
     uint32_t type_count;
 };
 /* Acknowledges all ranges or none. Returns 0; MQD_SHARE_INVALID_REQUEST if the ranges do not
- * ascend, or types are unknown or of a wrong number; or MQD_SHARE_INVALID_RECORD_STATE if an offset
- * is not acquired by this member, or its lock has expired. Offsets below the log's start are
+ * ascend, or have unknown types or a wrong number of them; or MQD_SHARE_INVALID_RECORD_STATE if an
+ * offset is not acquired by this member, or its lock has expired. Offsets below the log's start are
  * ignored. */
 int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *list,
                           uint32_t count, int64_t now_ms);

@@ -28,7 +28,7 @@ struct mqd_tls_identity {
 #define MQD_TLS_IDENTITY_COUNT_MAX 64
 #define MQD_TLS_TICKET_KEY_BYTES 80
 struct mqd_tls_settings {
-    /* the first identity serves clients that send no host name, or one without a certificate */
+    /* the first identity serves clients that send no host name, or a name that no certificate has */
     const struct mqd_tls_identity *identities;
     uint32_t identity_count;
     int client_auth;              /* enum mqd_tls_client_auth */

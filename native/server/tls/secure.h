@@ -59,8 +59,9 @@ void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c);
  * (mqd_large_touch). */
 int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity,
                        uint32_t *received_bytes);
-/* Encrypts and sends the next part of the output. Returns 1 if all of it was sent, 0 if the socket
- * is full, or -1 if the connection is broken. */
+/* Sends the encrypted bytes that are unsent; if there are none, encrypts and sends the next part of
+ * the output. Returns 1 if all these bytes were sent, 0 if the socket is full, or -1 if the
+ * connection is broken. */
 int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c);
 /* updates the heap accounting of bytes that are encrypted but not yet sent */
 void mqd_secure_account_unsent(struct mqd_reactor *r, struct mqd_connection *c);
