@@ -157,7 +157,8 @@ class ClassicWorld(World):
             raise Violation(
                 f"W2: the group is {self.group.state}, its members {[one.core.state for one in self.consumers]}"
             )
-        requested = {topic for one in self.consumers for topic in one.core._subscribed_topics()}
+        cores: list[ClassicCore] = [one.core for one in self.consumers]
+        requested = {topic for core in cores for topic in core._subscribed_topics()}
         expected = sorted(
             (topic.encode(), index)
             for topic in requested

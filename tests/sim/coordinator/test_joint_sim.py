@@ -61,7 +61,7 @@ def test_children_whose_epochs_run_out_are_replaced(monkeypatch: pytest.MonkeyPa
 
 class EverybodyWins(JointTransaction):
     def _decide(self, state, now_ms, actions, winners=frozenset()):
-        super()._decide(state, now_ms, actions, frozenset(self._active) if winners else winners)
+        super()._decide(state, now_ms, actions, frozenset(self._active_ids) if winners else winners)
 
 
 class WinnersUnchecked(JointTransaction):
@@ -90,7 +90,7 @@ class WritesAgain(JointTransaction):
             and event.batch_id <= self.committed_batch_id
             and self.state not in joint_state.IN_PROGRESS
             and event.spare_producer_id < 0
-            and self._free
+            and self._idle_ids
         ):
             self.committed_batch_id = event.batch_id - 1
             return self._add_child(event, now_ms, actions)
@@ -166,9 +166,9 @@ class SharesAChild(JointTransaction):
     """W7: two attempts get the same child."""
 
     def _add_child(self, event, now_ms, actions):
-        if self.state == State.ONGOING and self._active:
-            child = self.children[self._active[0]]
-            return JointResponse(0, self._active[0], child.epoch, self.committed_batch_id)
+        if self.state == State.ONGOING and self._active_ids:
+            child = self.children[self._active_ids[0]]
+            return JointResponse(0, self._active_ids[0], child.epoch, self.committed_batch_id)
         return super()._add_child(event, now_ms, actions)
 
 

@@ -115,7 +115,7 @@ class TwoAtATime(DeadLetterWriter):
         done = {offset: self.pending.pop(offset) for offset in self.to_archive}
         self.to_archive, self.phase, self._due_ms = set(), IDLE, None
         self.done = done
-        return [action for action in actions if not isinstance(action, Wake)] + self._next()
+        return [action for action in actions if not isinstance(action, Wake)] + self._next_step()
 
 
 class MixesEpochs(DeadLetterWriter):
@@ -130,10 +130,10 @@ class MixesEpochs(DeadLetterWriter):
 class GivesUp(DeadLetterWriter):
     """As in Kafka: after repeated failures a record is archived without a letter."""
 
-    def _failed(self, now_ms):
+    def _on_failure(self, now_ms):
         self.failures = getattr(self, "failures", 0) + 1
         if self.failures < 2 or self.phase != WRITING:
-            return super()._failed(now_ms)
+            return super()._on_failure(now_ms)
         self.phase = IDLE
         self.to_archive = {letter.offset for letter in self.batch} & self.pending.keys()
         return self._archive(now_ms) if self.to_archive else []
