@@ -14,7 +14,7 @@ def redirected_producer_id(producer_id: int, partition: int) -> int:
 
 
 def origin_of(producer_id: int) -> tuple[int, int]:
-    """(the producer's own id, the retired partition to which it sent the records, or -1 if none)."""
+    """(the producer's own id, the retired partition to which it sent the records; -1: none)."""
     return (
         (producer_id & (1 << REDIRECT_SHIFT) - 1, (producer_id >> REDIRECT_SHIFT) - 1)
         if producer_id >= 0

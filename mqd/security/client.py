@@ -73,7 +73,7 @@ class ClientSecurity(msgspec.Struct, frozen=True):
 
     @property
     def is_supported(self) -> bool:
-        """Whether secure() and authenticate() can use these settings: librdkafka has more settings."""
+        """Whether secure() and authenticate() can use these settings; librdkafka has others."""
         mechanisms = ("PLAIN", *MECHANISMS)
         return all(name in _TLS_SETTINGS for name in self.settings if name.startswith("ssl.")) and (
             not self.has_sasl or self.settings.get("sasl.mechanisms") in mechanisms

@@ -18,9 +18,9 @@ from mqd.base.property_values import ConfigError
 
 USER = "User"
 ANONYMOUS = "User:ANONYMOUS"
-# The principal of local processes that run as the broker's own user. They have full
-# control of the broker anyway, so this principal is always a super user. It has a type of its own, so
-# that no client's principal can equal it.
+# The principal of local processes that run as the broker's own user. They have full control of the
+# broker anyway, so this principal is always a super user. It has a type of its own, so that no
+# client's principal can equal it.
 BROKER = "Local:broker"
 NAME_BYTES_MAX = 255
 

@@ -1,6 +1,6 @@
 """Delegation tokens (KIP-48): a token's id is public; its password is the HMAC of the id with a
-secret that all hosts of the cluster have. The metadata log has only the ids, which
-reveal no password.
+secret that all hosts of the cluster have. The metadata log has only the ids, which reveal no
+password.
 """
 
 import base64

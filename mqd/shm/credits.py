@@ -197,7 +197,8 @@ def _open_credits(name: str, generation: int, block_count: int, had_credits: boo
     had credits before, so it must not replace those of a later keeper: raises ExistentialError.
     """
     mark = generation % _SEMAPHORE_MAX
-    # no generation has the mark _SEMAPHORE_MAX: it means that the semaphore was created, but not set yet
+    # no generation has the mark _SEMAPHORE_MAX: it means that the semaphore was created, but not
+    # set yet
     generation_semaphore, _ = _open(_key(name, 1), _SEMAPHORE_MAX)
     if had_credits and generation_semaphore.value not in (mark, _SEMAPHORE_MAX):
         raise sysv_ipc.ExistentialError(f"the semaphores belong to another run of the broker than {generation}")

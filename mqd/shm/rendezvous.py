@@ -87,9 +87,9 @@ def _home_directory() -> Path | None:
 
 
 def network_namespace() -> str:
-    """This process's network namespace, as it appears at the end of link names. A namespace's number
-    is unique only on its machine and while the namespace exists, and several machines may share a
-    directory. Raises OSError without /proc.
+    """This process's network namespace, as it appears at the end of link names. A namespace's
+    number is unique only on its machine and while the namespace exists, and several machines may
+    share a directory. Raises OSError without /proc.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     return f"{os.stat('/proc/self/ns/net').st_ino:x}-{boot}"
@@ -113,7 +113,9 @@ def server_names(addresses: Iterable[tuple[str, int]]) -> frozenset[str]:
 
 
 def _canonical(address: str) -> str:
-    """The canonical spelling of an address: IPv4-mapped IPv6 becomes IPv4, "" means every address."""
+    """The canonical spelling of an address: IPv4-mapped IPv6 becomes IPv4, "" means every
+    address.
+    """
     ip = ipaddress.ip_address(address.partition("%")[0] or "0.0.0.0")
     mapped = getattr(ip, "ipv4_mapped", None)
     return str(mapped or ip)
@@ -139,8 +141,8 @@ def _reason_for_distrust(directory: Path) -> str | None:
 
 
 def _prepare_directory(directory: Path, is_shared: bool) -> bool:
-    """Creates the directory if missing; returns True if links can be created in it. The mode of an existing directory
-    is not changed, even if others can write to it.
+    """Creates the directory if missing; returns True if links can be created in it. The mode of an
+    existing directory is not changed, even if others can write to it.
     """
     try:
         directory.mkdir(mode=0o755 if is_shared else 0o700)
@@ -186,7 +188,8 @@ def _remove(link: Path, lock_fd: int) -> None:
         link.unlink(missing_ok=True)
         _lock_path(link).unlink(missing_ok=True)
     except OSError:
-        # the directory has become read-only; the lock is free, so the next broker may remove the link
+        # the directory has become read-only; the lock is free, so the next broker may remove the
+        # link
         pass
     finally:
         os.close(lock_fd)
@@ -333,7 +336,8 @@ def find(
 ) -> Rendezvous:
     """The client socket of the first of `bootstrap_servers` ("host:port,host:port") that is on this
     host. `socket_path` (property mqd.socket.path) or $MQD_SOCKET gives it directly, without
-    verification. Never raises. Resolves host names, so it may block for as long as the resolver does.
+    verification. Never raises. Resolves host names, so it may block for as long as the resolver
+    does.
     """
     configured = socket_path or os.environ.get(SOCKET_VARIABLE)
     if configured:
@@ -355,8 +359,8 @@ def find(
 
 
 def find_at(host: str, port: int, search_dirs: Sequence[Path] | None = None) -> Rendezvous:
-    """The client socket of the broker at this address, if it is on this host. Ignores $MQD_SOCKET. Never
-    raises.
+    """The client socket of the broker at this address, if it is on this host. Ignores $MQD_SOCKET.
+    Never raises.
     """
     search_dirs = directories() if search_dirs is None else search_dirs
     local_addresses = [address for address in _resolve(host) if _is_local(address)]

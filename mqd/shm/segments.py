@@ -103,7 +103,7 @@ def _refusal(verb: str, name: str, error: Exception) -> SegmentError:
 
 
 def descriptor(name: str, writable: bool = True) -> int:
-    """A descriptor of an existing segment, for other processes: it stays valid after the name was
+    """A descriptor of an existing segment, for other processes: it stays valid after the name is
     removed. Raises SegmentError.
     """
     flags = os.O_RDWR if writable else os.O_RDONLY
@@ -181,9 +181,9 @@ def clean(base: str) -> list[str]:
 
 
 def hold(name: str) -> int:
-    """Takes the keeper's flock on its control segment; the returned descriptor must stay open as long
-    as the keeper lives. A sweep may hold the lock briefly, until it sees how young the segment is.
-    Raises SegmentError.
+    """Takes the keeper's flock on its control segment; the returned descriptor must stay open as
+    long as the keeper lives. A sweep may hold the lock briefly, until it sees how young the segment
+    is. Raises SegmentError.
     """
     try:
         return _lock(f"{SHM_DIRECTORY}{name}", HOLD_S)
@@ -192,9 +192,9 @@ def hold(name: str) -> int:
 
 
 def _lock(path: str, wait_s: float) -> int:
-    """Waits for the flock on the segment with this name, and returns the descriptor that holds it; the
-    caller must close the descriptor. Raises OSError if there is no such segment, BlockingIOError if it
-    is still locked after wait_s.
+    """Waits for the flock on the segment with this name, and returns the descriptor that holds it;
+    the caller must close the descriptor. Raises OSError if there is no such segment,
+    BlockingIOError if it is still locked after wait_s.
     """
     deadline = time.monotonic() + wait_s
     while True:

@@ -11,8 +11,8 @@ of the current one are processed. No work is done per record.
         used
     F4  a reader that gets no records for poll_timeout_s, although the range has some, fails instead
         of skipping them
-    F5  a loss is not reported because of one broker's response (for the driver see progress.py S6):
-        a missing topic is requested again for MISSING_S, from other brokers too
+    F5  one broker's response is not enough to report a loss, as for the driver (progress.py S6): a
+        missing topic is requested again for MISSING_S, from other brokers too
 Sources: the public protocol guide's Fetch, versions 13 to 17; KIP-74 (the first batch is returned
 whole), KIP-392 (the nearest replica), KIP-98 (aborted transactions).
 """
@@ -139,7 +139,9 @@ def parse_response(frame: memoryview, correlation_id: int, topic_id: bytes, part
 
 
 class _LookupNeeded(Exception):
-    """The leader must be looked up again before a retry; the text is reported if no retry succeeds."""
+    """The leader must be looked up again before a retry; the text is reported if no retry
+    succeeds.
+    """
 
 
 class _Missing(_LookupNeeded):
@@ -278,8 +280,8 @@ class TcpViews:
     # -- responses ---------------------------------------------------------------------------------
 
     def _read(self) -> Iterator[Any]:
-        """Reads over the current connection until an error. The next Fetch is sent before this one's records are
-        processed.
+        """Reads over the current connection until an error. The next Fetch is sent before the
+        records of this one are processed.
         """
         correlation_id, buffer_index = self._request(self.position), 0
         while self.position < self._range.end:
@@ -307,7 +309,9 @@ class TcpViews:
             self._last_progress_s = time.monotonic()
 
     def _check_error(self, response: PartitionResponse) -> None:
-        """Raises _LookupNeeded or MqdReadError. An offset that the log does not have is reported as lost."""
+        """Raises _LookupNeeded or MqdReadError. An offset that the log does not have is reported as
+        lost.
+        """
         if (
             response.preferred_replica >= 0
             and not len(response.records)
@@ -348,8 +352,8 @@ class TcpViews:
             self.position = self._range.end
 
     def _extent(self, response: PartitionResponse) -> tuple[int, int | None]:
-        """Returns (size of the whole batches in bytes, the offset after them, or None if there is no
-        batch).
+        """Returns (size of the whole batches in bytes, the offset after them, or None if there is
+        no batch).
         """
         try:
             size, next_offset = batches_extent(response.records) if len(response.records) else (0, None)

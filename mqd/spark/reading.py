@@ -103,7 +103,7 @@ def read_range(options: SourceOptions, names: Sequence[str], range_: Range) -> I
                 yield from assembly.add(_decrypt(options, view))
             except NativeError as error:
                 raise MqdReadError(
-                    f"{range_.topic}-{range_.partition}: {error.strerror}. A startingOffsets after it skips it"
+                    f"{range_.topic}-{range_.partition}: {error.strerror}. startingOffsets after it skips it"
                 ) from error
         yield from assembly.rest()
     finally:

@@ -106,7 +106,8 @@ def _end(
     options: SinkOptions, messages: Sequence[WriterCommitMessage | None], commit: bool, batch_run: BatchRun | None
 ) -> None:
     """Ends a batch, according to the messages of its tasks. `batch_run`: None if only the messages
-    identify it."""
+    identify it.
+    """
     from mqd.spark import writing
 
     written = [message for message in messages if isinstance(message, Written)]

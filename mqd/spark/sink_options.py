@@ -39,7 +39,9 @@ _NOT_TOPICS = frozenset((".", ".."))
 
 
 class SinkOptions(msgspec.Struct, frozen=True):
-    """All options of a write. `columns`: the schema's name for each of COLUMNS, "" if it has none."""
+    """All options of a write. `columns`: the schema's name for each of COLUMNS; "" if it has
+    none.
+    """
 
     kafka: KafkaSettings
     columns: tuple[str, ...]

@@ -4,8 +4,8 @@ the executors' Fetch.
     cluster = Cluster(settings)                             # KafkaSettings; connects on first use
     metadata = cluster.metadata(["orders"])                 # leaders, topic ids
     response = cluster.connection_to(node_id).request(request)    # mqd.protocol's messages
-    cluster.with_retries("offsets of orders", attempt)         # retries transient errors: a broker that
-                                                               # restarts, a leader that moves
+    cluster.with_retries("offsets of orders", attempt)      # retries transient errors: a broker
+                                                            # that restarts, a leader that moves
 
     W1  retries end: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for a missing topic or partition
         (MqdMissingError), the last problem is raised, with the request and the broker
@@ -130,7 +130,7 @@ class Cluster:
         self._servers = parse_servers(settings.bootstrap_servers)
         self._links: dict[tuple[str, int], BrokerConnection] = {}
         self.brokers: dict[int, tuple[str, int]] = {}
-        # the number of calls of prefer_other_brokers(); the brokers that any_connection() tries first
+        # number of calls of prefer_other_brokers(); the brokers that any_connection() tries first
         self._rotation_count, self._preferred = 0, list[tuple[str, int]]()
 
     def close(self) -> None:

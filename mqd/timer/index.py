@@ -96,7 +96,9 @@ class Index:
 
     @classmethod
     def open(cls, storage: Storage, entry_count_max: int = ENTRY_COUNT_MAX) -> tuple[Index, int]:
-        """The index as it was saved, and the offset up to which it was built, -1 if none was saved."""
+        """The index as it was saved, and the offset up to which it was built; -1 if none was
+        saved.
+        """
         index = cls(storage, entry_count_max)
         names = set(storage.names())
         manifest = None

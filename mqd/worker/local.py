@@ -20,8 +20,8 @@ MEBIBYTE = 1 << 20
 
 
 def attachment_share(attachment_count_max: int, worker_count: int) -> int:
-    """One worker's share of local.attachments.max. Together the workers may serve slightly more than the broker's
-    limit, never fewer.
+    """One worker's share of local.attachments.max. Together the workers may serve slightly more
+    than the broker's limit, never fewer.
     """
     return -(-attachment_count_max // worker_count)
 

@@ -1,8 +1,8 @@
 """Replicated logs that recovery has cut below records that may have been acknowledged: a flipped
 bit in flushed data looks like a torn write (C5 of native/log/recovery/recovery.h).
 
-Such a replica may have fewer records than the other replicas assume. A file in its directory marks it as
-shortened until it has caught up. While it is marked:
+Such a replica may have fewer records than the other replicas assume. A file in its directory marks
+it as shortened until it has caught up. While it is marked:
     H1  it does not lead: as a leader it would make the others truncate acknowledged records. It
         reports that it does not serve the partition, so that another replica leads. It repeats the
         report while there is no leader and it is in sync: otherwise the controller would conclude

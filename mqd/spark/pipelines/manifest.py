@@ -53,8 +53,8 @@ SNAPSHOT_INTERVAL = 1000
 """A snapshot is written after this many commits."""
 SNAPSHOTS_KEPT = 2
 KEEP_S = 3600.0
-"""A file that is not part of the archive, or no longer is, is kept for this long: a process may still
-write or read it."""
+"""A file that is not part of the archive, or no longer is, is kept for this long: a process may
+still write or read it."""
 _OWN_FILE = re.compile(rf"topic=[^/]+/date=\d{{4}}-\d\d-\d\d/[^/]+\.parquet|{STAGING}/.+")
 
 

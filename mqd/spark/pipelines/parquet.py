@@ -2,7 +2,8 @@
 without rows in the JVM.
 
     writer(root, prefix)              writes records into an archive's files; for
-                                      DataFrame.mapInArrow, on the columns of `archive.with_archive_columns`
+                                      DataFrame.mapInArrow, on the columns of
+                                      `archive.with_archive_columns`
     read(task, columns)               reads some offsets of one file
     read_in_order(tasks, columns)     reads many files, partition after partition; if a file was
                                       compacted and deleted meanwhile, reads its successors instead
@@ -40,7 +41,8 @@ COMPRESSION = "zstd"
 GROUP_BYTES = 32 << 20
 """Size in memory at which a row group is written."""
 PENDING_BYTES = 96 << 20
-"""Limit of the unwritten bytes in all files of a task; beyond it the largest row group is written."""
+"""Limit of the unwritten bytes in all files of a task; beyond it the largest row group is
+written."""
 FILES_OPEN_MAX = 128
 ROWS_MAX, READ_BYTES = 65536, 16 << 20
 """Rows and bytes of a batch that is read, whichever limit comes first."""
