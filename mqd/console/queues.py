@@ -22,10 +22,10 @@ GROUP_RESOURCE = 32
 
 class Queue(msgspec.Struct, frozen=True):
     """A share group. `backlog`: how many records it has not finished; `oldest_s`: the age of the
-    oldest of them in seconds; both are None if not known. `delivered`: delivery count -> number of
-    records that wait for their next delivery, because they were released or their lock has expired.
-    `letters_topic`: the topic of its dead letters, or ""; `letters`: how many offsets that topic
-    has, an upper bound on the number of dead letters.
+    oldest of them in seconds. `delivered`: delivery count -> number of records that wait for their
+    next delivery, because they were released or their lock has expired. `letters_topic`: the topic
+    of its dead letters, or ""; `letters`: how many offsets that topic has, an upper bound on the
+    number of dead letters. None if not known.
     """
 
     group: Group

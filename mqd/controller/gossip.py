@@ -4,7 +4,7 @@ address, a timer, and the file that counts this directory's starts.
     gossip = create(profile, secrets, cluster_id, seeds, udp_socket, peers, metadata_dir)
     gossip.on_change = ...
     await gossip.start()                       joins via the seeds, in the background
-    gossip.handle(ControllerKnown(...))         or LoadMeasured, UnreachableHint, SeedsChanged,
+    gossip.handle(ControllerKnown(...))        or LoadMeasured, UnreachableHint, SeedsChanged,
                                                Forget, ProfileChanged
     await gossip.serve(hello, reader, writer)  a connection with the handshake purpose "gossip"
                                                (Peers' on_stream), until it ends

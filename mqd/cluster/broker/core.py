@@ -393,10 +393,8 @@ class BrokerCore(Reports):
         self._dead = event.dead
         if event.dead:
             self.fenced, self._lease_until_ms = True, 0
-            self._inherited_lease = (
-                -1,
-                0,
-            )  # after the proof, the response to a registration must not restore this lease
+            # after the proof, the response to a registration must not restore this lease
+            self._inherited_lease = (-1, 0)
             self._answered_ms = self._sent_ms  # leases granted before the proof are no longer valid
             return self._repeat_reports(now_ms)
         return self._heartbeat(now_ms)

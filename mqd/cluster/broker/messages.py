@@ -174,9 +174,8 @@ class ChangeForwarded(msgspec.Struct, tag=True, frozen=True):
     node_id: int
     broker_epoch: int
     request_id: int  # number within the sender's controller process
-    incarnation: (
-        int  # number of that process (Started.process_number in events.py): responses to a predecessor are dropped
-    )
+    # number of that process (Started.process_number in events.py): responses to a predecessor are dropped
+    incarnation: int
     request: messages.Request
 
 

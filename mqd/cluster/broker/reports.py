@@ -65,9 +65,8 @@ class Reports:
         # heartbeats sent before this time are not this process's own, and a proof of death may have
         # followed them (A4)
         self._started_ms = -1
-        self._sent_ms = (
-            self._answered_ms
-        ) = -1  # send times of the newest heartbeat, and of the newest one that has a response
+        # send times of the newest heartbeat, and of the newest one that has a response
+        self._sent_ms = self._answered_ms = -1
         self._heartbeat_count = 0
         self._directories_to_report: tuple[peer.DirectoryReport, ...] | None = None  # to report in the next heartbeat
         self._shutdown_since_ms = -1

@@ -23,9 +23,9 @@ Invariants (check())
     H4  the applied version never falls, and rises only to a version that every live worker has
         applied
     H5  the owner of a partition depends only on topic id, index and worker count
-    H6  subscribers know the partitions of each topic, except its last partitions while they
-        wait for their first slot; a partition has a slot if and only if this host has a replica of it, in a recorded
-        directory, and a slot was free
+    H6  subscribers know the partitions of each topic, except its last partitions while they wait for
+        their first slot; a partition has a slot if and only if this host has a replica of it, in a
+        recorded directory, and a slot was free
     H7  all changes of one version reach a subscriber in one message
     H8  before a worker gets the message to serve a partition, the partition's slot has the owner, the
         log directory and the leader epoch (or a newer one), because all workers act on the slot. A

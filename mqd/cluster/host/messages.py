@@ -302,9 +302,8 @@ class ProposeInSync(msgspec.Struct, tag=True, frozen=True):
     index: int
     leader_epoch: int
     partition_epoch: int  # compare-and-set
-    in_sync: list[
-        tuple[int, int]
-    ]  # (node id, broker epoch with which it fetched); the leader's entry has its own epoch
+    # (node id, broker epoch with which it fetched); the leader's entry has its own epoch
+    in_sync: list[tuple[int, int]]
     sequence: int  # rises with each new proposal for the partition in this leader epoch (R6b)
     recovered: bool = False  # the leader has completed the recovery after an unclean election
 

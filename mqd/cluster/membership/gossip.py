@@ -108,7 +108,8 @@ class GossipCore:
         self._effects: list[Effect] = []
         self._timers: list[tuple[int, int, Callable[[Any], None], Any]] = []
         self._timer_count = 0
-        self._stopped_ms = 0  # the total time for which the process was stopped
+        # the clock at the first event, plus the total time for which the process was stopped since
+        self._stopped_ms = 0
         self._sequence = 0
         self._updates = Broadcasts(2 * settings.member_count_max)
         self._loads = Broadcasts(settings.member_count_max)

@@ -164,7 +164,8 @@ class LoadMeasured(msgspec.Struct, frozen=True):
 
 class ProfileChanged(msgspec.Struct, frozen=True):
     """This host's profile has changed (node_id and directory_id never change), and is announced in a new
-    incarnation."""
+    incarnation.
+    """
 
     profile: Profile
 
@@ -197,8 +198,8 @@ class Forget(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """Announces the departure to all members. LeaveDone follows, after which the process may end. After
-    LeaveDone the core no longer responds to messages.
+    """Announces the departure to all members. LeaveDone follows, after which the process may end. From
+    this event on, the core does not respond to any message.
     """
 
 

@@ -360,8 +360,8 @@ class MetadataCore(LogTail):
         self, node_id: int, records: list[Record], message: broker_messages.FromActiveController
     ) -> list[Action]:
         """Answers once all records that the response depends on are committed. If more than
-        PEER_RESPONSES_WAITING_MAX responses wait, the oldest is dropped, as if it had been lost on its way; but not
-        the response to a change, which is never repeated.
+        PEER_RESPONSES_WAITING_MAX responses wait, the oldest is dropped, as if it had been lost on its
+        way; but not the response to a change, which is never repeated.
         """
         actions = self._persist(records)
         self._waiting_peer_responses.append(WaitingPeerResponse(node_id, message, self.tail.version))

@@ -286,9 +286,8 @@ class QuorumStore:
         if position < flushed_bytes:
             raise MetadataCorrupt(
                 f"{file.path} ends at byte {position}, but its first {flushed_bytes} bytes were flushed: changes that"
-                " were"
-                f" acknowledged are missing; restore the file from a copy, or delete {self._mark_path} to accept the"
-                f" loss of every change from offset {offset} on"
+                f" were acknowledged are missing; restore the file from a copy, or delete {self._mark_path} to accept"
+                f" the loss of every change from offset {offset} on"
             )
         if position > flushed_bytes:
             self._rewrite(file.path, data[:position], flushed_bytes)
@@ -311,9 +310,8 @@ class QuorumStore:
         )
         raise MetadataCorrupt(
             f"{path} is corrupt at byte {position} (offset {offset}): {reason}; {evidence}, so this is not an"
-            " interrupted"
-            f" write. Restore the file from a copy. To continue without the changes from offset {offset} on: stop the"
-            f" broker, truncate the file to {position} bytes and delete {self._mark_path}"
+            f" interrupted write. Restore the file from a copy. To continue without the changes from offset {offset}"
+            f" on: stop the broker, truncate the file to {position} bytes and delete {self._mark_path}"
         )
 
     @staticmethod

@@ -6,7 +6,7 @@ the members fetched. If one of them differs from the metadata, the proposal is r
 a copy that arrives after a refusal or after a newer proposal has a sequence that was already handled,
 and gets the old response or OPERATION_NOT_ATTEMPTED.
 
-HandledProposal proposals are remembered for one controller epoch only: a proposal is addressed to one
+Handled proposals are remembered for one controller epoch only: a proposal is addressed to one
 controller epoch, and refused in any other.
 """
 

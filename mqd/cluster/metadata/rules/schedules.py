@@ -39,9 +39,9 @@ def check(
     if state.topics[target].config.get(VIEW_OF):
         _refuse(f"{SCHEDULE_TO}={target}: it is a view, which has no log; name its base topic")
     chain, hop = [name, target], target
-    while (hop := state.topics[hop].config.get(SCHEDULE_TO, "") if hop in state.topics else "") and hop not in chain[
-        1:
-    ]:
+    while hop := state.topics[hop].config.get(SCHEDULE_TO, "") if hop in state.topics else "":
+        if hop in chain[1:]:
+            break
         chain.append(hop)
         if hop == name:
             _refuse(f"{SCHEDULE_TO}={target}: the topics would form a cycle, {' -> '.join(chain)}")
