@@ -1,10 +1,10 @@
-"""Connections between the controllers of hosts: connects, admits other hosts, keeps their addresses,
-and sends and receives messages.
+"""Connections between the controllers of hosts: connects, admits other hosts, keeps their
+addresses, and sends and receives messages.
 
 Best effort: if there is a live connection, a message is sent over it. Otherwise it waits (a few
 messages, for a short time) for the connection that is being opened, or is dropped; the cores repeat
-everything that matters. Messages are in order within a connection. A connection opened by either side serves both
-directions; a host sends over the same connection until it ends.
+everything that matters. Messages are in order within a connection. A connection opened by either
+side serves both directions; a host sends over the same connection until it ends.
 
 Every connection begins with the handshake (mqd/cluster/membership/handshake.py): everything after
 it comes from the authenticated node, and nothing before it is passed on. If both hosts
@@ -84,8 +84,8 @@ async def _run_handshake(
 
 
 class Connection:
-    """A connection after the handshake. `identity`: the peer's; `sent_identity`: this host's own, as sent
-    to the peer.
+    """A connection after the handshake. `identity`: the peer's; `sent_identity`: this host's own,
+    as sent to the peer.
     """
 
     def __init__(self, identity: Identity, sent_identity: Identity, reader: Reader, writer: Writer) -> None:

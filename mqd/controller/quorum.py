@@ -112,8 +112,8 @@ class Quorum:
         )
 
     def change_voters(self, make_event: Callable[[object], events.Event], on_end: Callable[[int, str], None]) -> None:
-        """`make_event(token)` returns an AddVoter, RemoveVoter or UpdateVoter. `on_end(error, message)`
-        is called once.
+        """`make_event(token)` returns an AddVoter, RemoveVoter or UpdateVoter. `on_end(error,
+        message)` is called once.
         """
         self._change_count += 1
         token = self._change_count
@@ -217,7 +217,9 @@ class Quorum:
 
     @property
     def voters_history(self) -> int:
-        """How the newest voter set got its size: it was FOUNDED with it, has been GROWING, or has SHRUNK."""
+        """How the newest voter set got its size: it was FOUNDED with it, has been GROWING, or has
+        SHRUNK.
+        """
         return self.core.log.voters_history
 
     async def stop(self) -> None:

@@ -30,8 +30,8 @@ _LEVELS = {
 
 
 def bursts_ns(config: Mapping[str, str]) -> list[int]:
-    """The burst of each QuotaKind. For partition mutations Kafka uses a token bucket, whose capacity
-    is the quota for all windows together.
+    """The burst of each QuotaKind. For partition mutations Kafka uses a token bucket, whose
+    capacity is the quota for all windows together.
     """
     bursts = [quota_window_ns(config)] * len(QUOTA_KEYS)
     bursts[QuotaKind.MUTATION] = (

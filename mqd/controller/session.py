@@ -1,10 +1,10 @@
 """The record of this host's last session as a broker. From it the next session decides whether this
 host's replicas may have lost something (R9 of the cluster's rules).
 
-DATA_DIR/metadata/session: one line of JSON, replaced as a whole. A session counts as ended cleanly if
-that was recorded at its end, or if the machine has not been restarted since and the log directories are
-on the same devices: all writes of its processes are then in the page cache or on disk, even after
-kill -9 (a replica's position is reported only after write()).
+DATA_DIR/metadata/session: one line of JSON, replaced as a whole. A session counts as ended cleanly
+if that was recorded at its end, or if the machine has not been restarted since and the log
+directories are on the same devices: all writes of its processes are then in the page cache or on
+disk, even after kill -9 (a replica's position is reported only after write()).
 """
 
 import os
@@ -25,8 +25,8 @@ class Session(msgspec.Struct, frozen=True):
 
 
 def boot_id() -> str:
-    """The id of the current boot; "" if the system does not provide it: then a session counts as ended
-    cleanly only if that was recorded at its end.
+    """The id of the current boot; "" if the system does not provide it: then a session counts as
+    ended cleanly only if that was recorded at its end.
     """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

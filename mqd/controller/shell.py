@@ -504,8 +504,8 @@ class Shell:
                         self._record_doubt()
 
     def _record_doubt(self) -> None:
-        """Records immediately, in a thread of its own, that the session is in doubt. If the processes
-        were killed first, the session would look clean although its disk has lost writes.
+        """Records immediately, in a thread of its own, that the session is in doubt. If the
+        processes were killed first, the session would look clean although its disk has lost writes.
         """
         epoch = self.broker_epoch
         in_thread(lambda: self.on_doubt(epoch)).add_done_callback(self._on_doubt_recorded)
@@ -581,8 +581,8 @@ class Shell:
 
 
 def new_topic_id() -> bytes:
-    """A random UUID whose text form (base64url) does not begin with a dash: command lines would take
-    it for an option.
+    """A random UUID whose text form (base64url) does not begin with a dash: command lines would
+    take it for an option.
     """
     while (topic_id := uuid.uuid4().bytes)[0] >> 2 == 62:
         pass

@@ -9,8 +9,8 @@ from mqd.cluster.metadata.state import MetadataState
 
 
 def read_slots(control: native.Control, state: MetadataState) -> Started:
-    """The event by which a starting controller tells its host core what is in the slots. `state`: the
-    committed metadata.
+    """The event by which a starting controller tells its host core what is in the slots. `state`:
+    the committed metadata.
     """
     alive = {
         index: control.endpoint_generation(index)
@@ -35,8 +35,8 @@ def read_slots(control: native.Control, state: MetadataState) -> Started:
 
 def assign(control: native.Control, action: AssignSlot) -> None:
     """Writes an assignment to its slot. A partition without an owner is OFFLINE, and stays so until
-    its new owner has opened it: a flush of the previous owner may have failed, and the flag makes the
-    new owner's recovery rewrite what possibly never reached the disk.
+    its new owner has opened it: a flush of the previous owner may have failed, and the flag makes
+    the new owner's recovery rewrite what possibly never reached the disk.
     """
     previous = _view(control, action.slot)
     if action.moved and previous is not None and _is_stale(control, previous):

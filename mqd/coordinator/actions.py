@@ -61,8 +61,8 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Timer(msgspec.Struct, frozen=True):
-    """Arms this core's timer `name`. If it is already armed, `at_ms` replaces its time; None disarms
-    it. The timer fires once, as TimerFired, not before `at_ms`.
+    """Arms this core's timer `name`. If it is already armed, `at_ms` replaces its time; None
+    disarms it. The timer fires once, as TimerFired, not before `at_ms`.
     """
 
     name: str
@@ -70,11 +70,11 @@ class Timer(msgspec.Struct, frozen=True):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """Base of the effects that only one kind of core requests (such as a transaction's WriteMarkers).
-    The runtime holds an effect back like a Reply, then passes it once to the coordinator's function
-    `carry_out(name, effect, leader_epoch)`. The result returns as an event to the same core, unless
-    the core has been reloaded in the meantime: its on_loaded() then requests every effect again that
-    the log shows as unfinished.
+    """Base of the effects that only one kind of core requests (such as a transaction's
+    WriteMarkers). The runtime holds an effect back like a Reply, then passes it once to the
+    coordinator's function `carry_out(name, effect, leader_epoch)`. The result returns as an event
+    to the same core, unless the core has been reloaded in the meantime: its on_loaded() then
+    requests again every effect that the log shows as unfinished.
     """
 
 
@@ -137,8 +137,8 @@ class Cores(Protocol):
     """Makes the cores of one kind of coordinator."""
 
     def core_name_of(self, key: bytes) -> str | None:
-        """The name of the core to which the record with this key belongs; None if it belongs to none,
-        or has a newer version. Raises ValueError for bytes that are not a key.
+        """The name of the core to which the record with this key belongs; None if it belongs to
+        none, or has a newer version. Raises ValueError for bytes that are not a key.
         """
 
     def make(self, name: str) -> Core: ...

@@ -1,10 +1,9 @@
 """A limit in bytes on the memory of all cores of one coordinator, across its partitions.
 
 A core counts its own bytes (`size_bytes`); a shard reports by how much each event has changed the
-count.
-A request is checked against the budget before its core handles it, so a refused request changes
-nothing. State that is loaded from the log is counted, never refused. It can exceed the budget;
-then requests that need more memory are refused.
+count. A request is checked against the budget before its core handles it, so a refused request
+changes nothing. State that is loaded from the log is counted, never refused. It can exceed the
+budget; then requests that need more memory are refused.
 """
 
 from __future__ import annotations

@@ -216,8 +216,8 @@ class Coordinator:
     def _notify(
         self, state: PartitionState, event: object, names: CoreNames, failed: frozenset[str] = frozenset()
     ) -> None:
-        """Delivers the event now, and again if a load precedes the writing of its effects. If a core
-        fails on the event, the shard is discarded, and the other cores get the event again.
+        """Delivers the event now, and again if a load precedes the writing of its effects. If a
+        core fails on the event, the shard is discarded, and the other cores get the event again.
         """
         shard, until_written_count = state.shard, 0
         if shard is not None:

@@ -343,7 +343,9 @@ class Shard:
         return not batch.changes_cores
 
     def finish_write(self) -> None:
-        """Sends the replies that wait for the unit in flight, which is now below the high watermark."""
+        """Sends the replies that wait for the unit in flight, which is now below the high
+        watermark.
+        """
         unit = self._units.pop(0)
         self.is_writing = False
         self.written_count += 1

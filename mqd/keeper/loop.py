@@ -437,7 +437,7 @@ class Keeper(BrokerState):
             self._on_death(process)
 
     def _on_death(self, process: Process) -> None:
-        """Publishes a proven death, notifies the other processes and wakes them, before anything else."""
+        """Publishes a proven death, notifies and wakes the other processes, before anything else."""
         control = self.resources.control
         death = Death(process.role, process.index, process.endpoint, process.generation, process.pid)
         control.set_endpoint_state(process.endpoint, ProcessState.DEAD, process.pid)

@@ -143,7 +143,9 @@ def exists(log_dir: Path, topic: str, partition: int, topic_id: bytes) -> bool:
 
 
 def set_aside_for_deletion(log_dir: Path, topic: str, partition: int, files: Files) -> Path | None:
-    """Frees the name (D3), durably. Returns the new path; None if there was no directory. Raises OSError."""
+    """Frees the name (D3), durably. Returns the new path; None if there was no directory. Raises
+    OSError.
+    """
     target = log_dir / aside_name(topic, partition, "delete")
     try:
         files.rename(partition_path(log_dir, topic, partition), target)

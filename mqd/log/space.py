@@ -2,10 +2,9 @@
 
 If less than the reserve is free, Produce requests are refused, so that fetching, deleting and
 checkpoints still have room. They are accepted again only when clearly more is free; otherwise every
-freed block would admit one batch.
-After a write that got ENOSPC the directory is treated as full immediately, whatever statvfs reports
-(quotas, reserved blocks), for a hold time that doubles up to a minute while such writes keep
-failing.
+freed block would admit one batch. After a write that got ENOSPC the directory is treated as full
+immediately, whatever statvfs reports (quotas, reserved blocks), for a hold time that doubles up to
+a minute while such writes keep failing.
 """
 
 HOLD_MS_MIN = 1_000

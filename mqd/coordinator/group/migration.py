@@ -53,8 +53,8 @@ def _take_over(group: ConsumerGroup, old: ClassicMember, protocol: str | None, n
     for name, indexes in (decode_assignment(old.assignment) or subscription.owned).items():
         topic = group.cluster.topic(name)
         if topic is not None and name in subscription.topics:
-            # If a client's assignor assigned a partition to two members, the first gets it here, and
-            # the next target decides which member keeps it.
+            # If a client's assignor assigned a partition to two members, the first gets it here,
+            # and the next target decides which member keeps it.
             unowned = tuple(
                 index
                 for index in indexes

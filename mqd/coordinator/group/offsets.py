@@ -176,7 +176,8 @@ class Offsets:
         self.group_id = group_id
         self._settings = settings
         self._committed: dict[str, dict[int, bytes]] = {}
-        # producer id -> partition -> (write number, value); None: superseded, will never be committed
+        # producer id -> partition -> (write number, value); None: superseded, will never be
+        # committed
         self._pending: dict[int, dict[tuple[str, int], tuple[int, bytes | None]]] = {}
         # The write number of each committed record, or of its deletion. Kept only while something
         # is pending; a record without an entry is older.

@@ -211,8 +211,8 @@ class ClassicGroup(Rebalancing):
         )
 
     def _has_room_for(self, member_id: str) -> bool:
-        """Whether the group can admit this member. In a join phase only the members that have joined
-        count, so that a group above the limit loses the members that join last.
+        """Whether the group can admit this member. In a join phase only the members that have
+        joined count, so that a group above the limit loses the members that join last.
         """
         member = self.members.by_id.get(member_id)
         if self.state is EMPTY:
@@ -281,8 +281,8 @@ class ClassicGroup(Rebalancing):
     def _rejoin(
         self, event: JoinGroup, member: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]
     ) -> None:
-        """Handles the JoinGroup of a member. If its metadata is unchanged and no rebalance is needed, it
-        receives the current generation: it may have missed the first response.
+        """Handles the JoinGroup of a member. If its metadata is unchanged and no rebalance is
+        needed, it receives the current generation: it may have missed the first response.
         """
         unchanged = self.state is not PREPARING and member.matches(protocols)
         is_leader = member.member_id == self.leader

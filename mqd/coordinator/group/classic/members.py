@@ -182,8 +182,8 @@ class Deadlines:
         return expired
 
     def tidy(self, possible_count: int) -> None:
-        """Purges superseded and dropped entries when they outnumber the others. `possible_count`: how
-        many objects can have a deadline.
+        """Purges superseded and dropped entries when they outnumber the others. `possible_count`:
+        how many objects can have a deadline.
         """
         if len(self._heap) > 2 * possible_count + HEAP_SLACK:
             self._rebuild()
@@ -270,7 +270,9 @@ class Members:
         member.assignment = assignment
 
     def await_join(self, member: Member, request: int) -> int | None:
-        """Makes `request` the member's waiting JoinGroup. Returns the request that it supersedes, if any."""
+        """Makes `request` the member's waiting JoinGroup. Returns the request that it supersedes,
+        if any.
+        """
         superseded, member.join_request = member.join_request, request
         if superseded is None:
             self.awaiting_join_count += 1

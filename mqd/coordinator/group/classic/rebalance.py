@@ -83,8 +83,9 @@ class Rebalancing(ClassicState):
 
     def _prepare_rebalance(self, reason: str, now_ms: int, actions: list[Action]) -> None:
         """Begins a join phase; members that wait for an assignment must join again. The phase lasts
-        until all have joined, at most the longest rebalance timeout. The first join phase after Empty
-        waits for more members: group.initial.rebalance.delay.ms after the last member that joined.
+        until all have joined, at most the longest rebalance timeout. The first join phase after
+        Empty waits for more members: group.initial.rebalance.delay.ms after the last member that
+        joined.
         """
         if self.state is COMPLETING:
             for member in self.members.by_id.values():
@@ -113,10 +114,10 @@ class Rebalancing(ClassicState):
             self._complete_join(now_ms, actions)
 
     def _complete_join(self, now_ms: int, actions: list[Action]) -> None:
-        """Starts the next generation. Dynamic members that have not joined are removed. Static members
-        stay and keep their assignment until their sessions end. If only absent static members are
-        left, there is no new generation yet: some will come back and join, the others' sessions will
-        end.
+        """Starts the next generation. Dynamic members that have not joined are removed. Static
+        members stay and keep their assignment until their sessions end. If only absent static
+        members are left, there is no new generation yet: some will come back and join, the others'
+        sessions will end.
         """
         for member in [
             member
@@ -138,8 +139,8 @@ class Rebalancing(ClassicState):
             self._persist(actions)
 
     def _elect_leader(self) -> bool:
-        """Keeps the leader if it has joined, otherwise chooses the first member that has. Returns False
-        if no member has joined.
+        """Keeps the leader if it has joined, otherwise chooses the first member that has. Returns
+        False if no member has joined.
         """
         if self.leader is not None and self.members.by_id[self.leader].join_request is not None:
             return True

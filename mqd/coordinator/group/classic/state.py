@@ -175,7 +175,9 @@ class ClassicState:
     # -- the log -----------------------------------------------------------------------------------
 
     def _persist(self, actions: list[Action]) -> bool:
-        """Persists the generation. Returns False, and does nothing, if it does not fit into a record."""
+        """Persists the generation. Returns False, and does nothing, if it does not fit into a
+        record.
+        """
         protocol = self.protocol
         members = tuple(
             records.MemberRecord(

@@ -7,8 +7,8 @@ reconciliation. SyncGroup returns its assignment. There is no leader election an
 wait for each other: each JoinGroup is answered immediately.
 
 A classic member must send its next request within its rebalance timeout: JoinGroup after the first
-REBALANCE_IN_PROGRESS, SyncGroup after JoinGroup. When the last member of the consumer protocol
-has left and the configuration allows it, the group sets `ConsumerGroup.needs_downgrade`, and group.py
+REBALANCE_IN_PROGRESS, SyncGroup after JoinGroup. When the last member of the consumer protocol has
+left and the configuration allows it, the group sets `ConsumerGroup.needs_downgrade`, and group.py
 converts it to a classic group. Source: KIP-848 (online migration), Kafka's own behaviour.
 """
 
@@ -42,8 +42,8 @@ METADATA_BYTES_MAX = 1 << 20  # limit for all protocols of one member, which go 
 
 
 class ClassicMembers:
-    """Serves the classic members of a group. `member_count`: how many there are; `votes`: protocol ->
-    how many of them support it.
+    """Serves the classic members of a group. `member_count`: how many there are; `votes`: protocol
+    -> how many of them support it.
     """
 
     def __init__(self, group: ConsumerGroup) -> None:
@@ -122,7 +122,9 @@ class ClassicMembers:
         return members.get(self.group.static.get(message.group_instance_id, message.member_id))
 
     def _check_claim(self, message: JoinGroupRequest) -> None:
-        """Checks that the instance id, if the request has one, is that of the member id. Raises Refused."""
+        """Checks that the instance id, if the request has one, is that of the member id. Raises
+        Refused.
+        """
         if message.group_instance_id is None or not message.member_id:
             return
         owner_id = self.group.static.get(message.group_instance_id)

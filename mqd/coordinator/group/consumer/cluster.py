@@ -68,8 +68,8 @@ class FixedCluster:
             self.set(name, count)
 
     def set(self, name: str, partition_count: int) -> Topic:
-        """Creates or changes a topic. With 0 partitions it is deleted; with more than before, partitions
-        are added; with fewer, it is deleted and created again.
+        """Creates or changes a topic. With 0 partitions it is deleted; with more than before,
+        partitions are added; with fewer, it is deleted and created again.
         """
         old_topic = self.topics.pop(name, None)
         if old_topic is not None and partition_count < old_topic.partition_count:

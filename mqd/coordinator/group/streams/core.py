@@ -51,7 +51,8 @@ TIMERS = (DEADLINE_TIMER, INITIAL_TIMER)
 PROTOCOL = "streams"
 STALE_TOPOLOGY, SHUTDOWN_APPLICATION, ASSIGNMENT_DELAYED = 0, 4, 5  # statuses; the others: topology.py
 VERSION_MEMBER_EPOCH = 9  # the first OffsetCommit version with a member epoch
-# Memory of a member and of a task that it holds, without the client's strings: measured, rounded up.
+# Memory of a member and of a task that it holds, without the client's strings: measured, rounded
+# up.
 MEMBER_BYTES, TASK_BYTES, NAME_BYTES = 2_000, 500, 200
 
 _Status = StreamsGroupHeartbeatResponse.Status
