@@ -244,7 +244,7 @@ class Coordinator:
                 yield from state.shard.items()
 
     def check_loaded(self) -> None:
-        """Raises CoordinatorError while a partition of this host is not loaded: items() is incomplete."""
+        """Raises CoordinatorError(COORDINATOR_LOAD_IN_PROGRESS) while items() is incomplete."""
         if len(self.partition_states) < self._partitions.count() or any(
             state.shard is None and not self._partitions.is_led_elsewhere(state.index)
             for state in self.partition_states

@@ -37,8 +37,8 @@ def _read_index(path: Path, fields: list[tuple[str, str]]) -> numpy.ndarray:
 
 
 def _valid_prefix(entries: numpy.ndarray, key: str) -> numpy.ndarray:
-    """The entries before the first decreasing one (zeroes of a preallocated end, torn
-    writes).
+    """The entries before the first one whose offset does not rise or whose `key` falls (zeroes of
+    a preallocated end, torn writes).
     """
     import numpy
 

@@ -333,7 +333,7 @@ class Producer:
         return number
 
     def append(self, topic: int, columns: Columns, batch_numbers: Any = None) -> int:
-        """Appends records in order, and returns how many. batch_numbers: a writable buffer of
+        """Appends records in order, and returns how many. `batch_numbers`: a writable buffer of
         `count` uint64, which receives the batch number of each record. Raises NativeError
         (E_INVALID) when the first record can never be appended.
         """
@@ -343,7 +343,7 @@ class Producer:
             out = ffi.from_buffer("uint64_t[]", batch_numbers, require_writable=True)
             if len(out) < columns.count:
                 raise NativeError(
-                    E_INVALID, f"batch_numbers has {len(out)} elements, there are {columns.count} records"
+                    E_INVALID, f"batch_numbers has {len(out)} elements, but there are {columns.count} records"
                 )
         appended = lib.mqd_producer_append(self.pointer, topic, native, out)
         held.clear()

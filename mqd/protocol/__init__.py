@@ -1,9 +1,13 @@
 """The Kafka wire protocol, sans I/O: bytes in, structs out, and back.
 
-schema/      every message, defined once                messages/     their classes codec.py
-(message, version) compiled on first use   headers.py    headers, and SUPPORTED versions api.py
-whole frames, as broker and as client      errors.py     ProtocolError; the table of Kafka's error
-codes records.py   record batches (magic 2)                   table.py      SUPPORTED as Markdown
+schema/      every message, defined once
+messages/    their classes
+codec.py     (message, version) compiled on first use
+headers.py   headers, and SUPPORTED versions
+api.py       whole frames, as broker and as client
+errors.py    ProtocolError; the table of Kafka's error codes
+records.py   record batches (magic 2)
+table.py     SUPPORTED as Markdown
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ Invariants (check())
     U2  a member owns exactly the partitions assigned to it and those it must release; `owners` is
         the inverse mapping
     U3  member epoch <= target epoch <= group epoch; the epoch of a static member that left is -2
-    U4  the target gives each partition to one member, and nothing to other clients
+    U4  the target gives each partition to one member, and has no entry for a former member
     U5  a STABLE member at the target's epoch holds its target. A REVOKING member has partitions to
         release, any other member has none
     U6  partitions that a member keeps from one target to the next are never revoked in between: no

@@ -70,8 +70,8 @@ class Owners:
 
 
 class Member(Timed):
-    """`deadline_ms` (of Timed): the end of its session. `step`: the deadline until which it must take
-    its next step; `step_kind`: which one: "revoke", or "join" or "sync" in the classic protocol; "" if
+    """`deadline_ms` (of Timed): the end of its session. `step`: the deadline for its next step.
+    `step_kind`: that step: "revoke", or in the classic protocol "join" or "sync"; "" if there is
     none. `resolved`: its entry among the group's subscriptions.
     """
 

@@ -478,8 +478,8 @@ class ShareGroup(ModernGroup):
         }
         self.assignment_epoch = self.loaded_epoch()
         self.epoch = max(self.epoch, self.assignment_epoch)
-        initialized_twice = intersection(self.states.initializing, self.states.initialized)
-        self.states.initializing = difference(self.states.initializing, initialized_twice)
+        in_both = intersection(self.states.initializing, self.states.initialized)
+        self.states.initializing = difference(self.states.initializing, in_both)
         # assignable partitions may not have raised the epoch yet; or a damaged log lost the target
         self.needs_new_epoch = self.is_persisted
         for member_id in incomplete_ids:
