@@ -25,7 +25,7 @@ class Queue(msgspec.Struct, frozen=True):
     oldest of them in seconds. `delivered`: delivery count -> number of records that wait for their
     next delivery, because they were released or their lock has expired. `letters_topic`: the topic
     of its dead letters, or ""; `letters`: how many offsets that topic has, an upper bound on the
-    number of dead letters. None if not known.
+    number of dead letters. A value is None if it is not known.
     """
 
     group: Group
