@@ -77,12 +77,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_slow(item: pytest.Item) -> bool:
     """A test of ours on the other I/O backend is slow, unless it is marked `both_backends`; the
-    native tests always run on both.
+    native tests always run on both. Markers, not `item.keywords`: those contain the names of all
+    parent directories, and one of them may be named "slow".
     """
-    if "slow" in item.keywords:
+    if item.get_closest_marker("slow"):
         return True
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return parameters.get("io_backend") == SECOND_BACKEND and "both_backends" not in item.keywords
+    return parameters.get("io_backend") == SECOND_BACKEND and not item.get_closest_marker("both_backends")
 
 
 # tests without this fixture use the default: io_uring where the kernel allows it
