@@ -301,7 +301,7 @@ class Coordinators:
         """
         assert isinstance(core, Group)
         metadata, remaining_counts = self._broker.metadata, {}
-        for name, end in core.offsets.ends().items():
+        for name, end in core.offsets.partition_ends().items():
             image = metadata.topics.get(name)
             count = 0 if image is None else image.partition_count if image.partition_count >= 0 else end
             if end > count and name not in metadata.withheld:

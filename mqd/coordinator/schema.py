@@ -30,9 +30,9 @@ def _make_class(name: str, struct_schema: Struct, namespace: dict[str, object]) 
     return msgspec.defstruct(name, fields, namespace=namespace, module=__name__, gc=False)
 
 
-class Shape:
-    """One kind of key or value. `cls` is its Struct class; nested Structs are its attributes, as in
-    messages: `shape.cls.Topic(...)`.
+class RecordSchema:
+    """The schema of one kind of key or value. `cls` is its Struct class; nested Structs are its
+    attributes, as in messages: `schema.cls.Topic(...)`.
     """
 
     def __init__(self, name: str, versions: str, flexible_from: int, text: str) -> None:
@@ -96,8 +96,8 @@ class RecordType:
         flexible_from: int = 0,
     ) -> None:
         self.key_type, self.name, self.value_version = key_type, name, value_version
-        self.key = Shape(f"{name}Key", "0", NOT_FLEXIBLE, key)
-        self.value = Shape(f"{name}Value", value_versions, flexible_from, value)
+        self.key = RecordSchema(f"{name}Key", "0", NOT_FLEXIBLE, key)
+        self.value = RecordSchema(f"{name}Value", value_versions, flexible_from, value)
 
     def encode_key(self, *fields: object) -> bytes:
         """Fields in the order of the schema."""

@@ -27,9 +27,9 @@ from mqd.coordinator.group.consumer.cluster import FixedCluster
 from mqd.coordinator.group.group import DeleteGroup, Group
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsSettings
 from mqd.coordinator.group.settings import ClassicSettings, StreamsSettings
-from mqd.coordinator.group.streams.assignor import MemberSpec, Shape, check_assignment
+from mqd.coordinator.group.streams.assignor import MemberSpec, TopologyShape, check_assignment
 from mqd.coordinator.group.streams.events import StreamsDescribe, StreamsHeartbeat
-from mqd.coordinator.group.streams.tasks import Task, TaskSet, each, task_set
+from mqd.coordinator.group.streams.tasks import Task, TaskSet, iter_tasks, task_set
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import StreamsGroupHeartbeatRequest
 
@@ -292,8 +292,8 @@ class History:
         if mates:
             mate = self.rng.choice(mates)
             if (member := self.core.streams.members[mate.member_id]).epoch > 1 and task not in {
-                *each(member.current.assigned.active),
-                *each(member.current.revoking.active),
+                *iter_tasks(member.current.assigned.active),
+                *iter_tasks(member.current.revoking.active),
             }:
                 error = self._commit(mate.member_id, member.epoch - 1, task)
                 demand(error == STALE, f"V5: {mate.member_id} commits for {task} of {client.member_id}")
@@ -391,7 +391,7 @@ class History:
         demand(streams.configured.is_ready, f"V6: {streams.configured.status}")
         specs = {one.member_id: MemberSpec(one.process_id, streams.target[one.member_id]) for one in self.clients}
         counts = {number: self.cluster.topics[name].partition_count for number, name in enumerate(SOURCES)}
-        shape = Shape({str(number): count for number, count in counts.items()}, frozenset({"1"}))
+        shape = TopologyShape({str(number): count for number, count in counts.items()}, frozenset({"1"}))
         standbys = self.cluster.streams_group_settings.standby_replicas
         try:
             check_assignment(specs, shape, standbys, streams.target)
@@ -400,7 +400,7 @@ class History:
         for client in self.clients:
             demand(client.epoch == streams.epoch, f"V6: {client.member_id} is at {client.epoch}, not {streams.epoch}")
             target = streams.target[client.member_id]
-            held = set(each(target.active)), set(each(target.standby))
+            held = set(iter_tasks(target.active)), set(iter_tasks(target.standby))
             demand((client.active, client.standby) == held, f"V6: {client.member_id} does not run its target")
         demand(streams.state_name == "Stable", f"V6: {streams.state_name}")
 

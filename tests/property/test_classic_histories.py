@@ -116,7 +116,7 @@ class HidesTheRebalanceInHeartbeats(ClassicGroup):
 
 class LeavesTheRemovedWaiting(ClassicGroup):
     def _respond_waiting(self, member, error, actions, member_id) -> None:
-        self.members.take_join(member)
+        self.members.take_join_request(member)
         member.sync_request = None
 
 
@@ -131,7 +131,7 @@ class KeepsMembersThatDidNotRejoin(ClassicGroup):
     def _complete_join(self, now_ms: int, actions: list) -> None:
         for member in self.members.by_id.values():
             if member.join_request is None and member.instance_id is None:
-                self.members.await_join(member, -7)
+                self.members.set_join_request(member, -7)
         super()._complete_join(now_ms, actions)
 
 

@@ -14,7 +14,7 @@ from mqd.coordinator.group.consumer import known_members, records
 from mqd.coordinator.group.consumer import members as consumer_members
 from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.consumer.members import NOTHING, REVOKING, STABLE, Member, Owners
-from mqd.coordinator.group.consumer.records import Current
+from mqd.coordinator.group.consumer.records import CurrentAssignment
 from mqd.coordinator.group.consumer.subscriptions import Subscriptions
 from tests.property.consumer_histories import run
 from tests.tiers import quick
@@ -118,7 +118,7 @@ def a_changed_topic_makes_no_epoch(patch: pytest.MonkeyPatch) -> None:
 def owned_partitions_are_not_persisted(patch: pytest.MonkeyPatch) -> None:
     original = ConsumerGroup.set_current
 
-    def set_current(self: ConsumerGroup, member: Member, current: Current) -> None:
+    def set_current(self: ConsumerGroup, member: Member, current: CurrentAssignment) -> None:
         original(self, member, current)
         self.pending.pop()
 
@@ -136,7 +136,7 @@ def a_target_is_not_persisted(patch: pytest.MonkeyPatch) -> None:
 def partitions_to_release_are_missing_in_the_log(patch: pytest.MonkeyPatch) -> None:
     original = records.current_record
     lost = lambda current: (
-        Current(current.epoch, current.previous_epoch, STABLE, current.assigned, NOTHING)
+        CurrentAssignment(current.epoch, current.previous_epoch, STABLE, current.assigned, NOTHING)
         if current.state == REVOKING
         else current
     )  # noqa: E731

@@ -11,10 +11,10 @@ import pytest
 
 from mqd.coordinator.group.streams import assignor, members, records, tasks
 from mqd.coordinator.group.streams import core as streams
-from mqd.coordinator.group.streams.assignor import MemberSpec, Shape, check_assignment, sticky
+from mqd.coordinator.group.streams.assignor import MemberSpec, TopologyShape, check_assignment, sticky
 from mqd.coordinator.group.streams.core import StreamsGroup
 from mqd.coordinator.group.streams.members import STABLE, UNRELEASED
-from mqd.coordinator.group.streams.tasks import NO_TASKS, Holders, Tasks, each
+from mqd.coordinator.group.streams.tasks import NO_TASKS, Holders, Tasks, iter_tasks
 from tests.property.streams_group_histories import run
 from tests.tiers import quick
 
@@ -46,7 +46,7 @@ def random_members(rng: random.Random, count: int) -> dict[str, MemberSpec]:
 
 def moves(before: dict[str, MemberSpec], after: dict[str, Tasks]) -> int:
     return sum(
-        len({*each(after[name].active)} - {*each(spec.current.active)})
+        len({*iter_tasks(after[name].active)} - {*iter_tasks(spec.current.active)})
         for name, spec in before.items()
         if name in after
     )
@@ -57,7 +57,7 @@ def test_sticky() -> None:
     rng = random.Random(5)
     for _ in range(300):
         counts = {str(number): rng.randrange(1, 8) for number in range(rng.randrange(1, 4))}
-        shape = Shape(counts, frozenset(name for name in counts if rng.random() < 0.6))
+        shape = TopologyShape(counts, frozenset(name for name in counts if rng.random() < 0.6))
         replicas = rng.randrange(3)
         specs = random_members(rng, rng.randrange(1, 8))
         for _ in range(4):
@@ -72,7 +72,7 @@ def test_sticky() -> None:
 
 
 def test_sticky_moves_no_more_than_balance_needs() -> None:
-    shape = Shape({"0": 12}, frozenset())
+    shape = TopologyShape({"0": 12}, frozenset())
     before = {f"m{number}": MemberSpec(f"p{number}", NO_TASKS) for number in range(3)}
     found = sticky(before, shape, 0)
     joined = {name: MemberSpec(spec.process_id, found[name]) for name, spec in before.items()}
@@ -82,15 +82,15 @@ def test_sticky_moves_no_more_than_balance_needs() -> None:
 
 def test_a_failed_process_is_replaced_by_its_standbys() -> None:
     """A5: every active task of the dead process continues at a former standby."""
-    shape = Shape({"0": 8}, frozenset({"0"}))
+    shape = TopologyShape({"0": 8}, frozenset({"0"}))
     before = {f"m{number}": MemberSpec(f"p{number}", NO_TASKS) for number in range(4)}
     found = sticky(before, shape, 1)
     left = {name: MemberSpec(spec.process_id, found[name]) for name, spec in before.items() if name != "m0"}
     after = sticky(left, shape, 1)
-    lost = {*each(found["m0"].active)}
+    lost = {*iter_tasks(found["m0"].active)}
     for name, spec in left.items():
-        gained = {*each(after[name].active)} & lost
-        assert gained <= {*each(spec.current.standby)}, f"A5: {name} restores {gained}"
+        gained = {*iter_tasks(after[name].active)} & lost
+        assert gained <= {*iter_tasks(spec.current.standby)}, f"A5: {name} restores {gained}"
 
 
 # -- planted bugs ----------------------------------------------------------------------------------
@@ -136,7 +136,9 @@ def a_process_may_have_a_task_twice(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def a_kept_task_gets_a_new_epoch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(members, "_epochs", lambda current, kept: dict.fromkeys(each(kept.active), max(current.epoch, 1)))
+    patch.setattr(
+        members, "_epochs", lambda current, kept: dict.fromkeys(iter_tasks(kept.active), max(current.epoch, 1))
+    )
 
 
 @planted
@@ -234,14 +236,14 @@ def the_epochs_of_tasks_are_not_persisted(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def a_task_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    original = assignor._tasks
-    patch.setattr(assignor, "_tasks", lambda shape: original(shape)[:-1])
+    original = assignor._all_tasks
+    patch.setattr(assignor, "_all_tasks", lambda shape: original(shape)[:-1])
 
 
 @planted
 def one_member_has_all(patch: pytest.MonkeyPatch) -> None:
     def all_to_one(specs, shape, replicas):
-        every = tasks.task_set(assignor._tasks(shape))
+        every = tasks.task_set(assignor._all_tasks(shape))
         first = min(specs)
         return {name: Tasks(every) if name == first else NO_TASKS for name in specs}
 

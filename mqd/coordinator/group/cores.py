@@ -80,7 +80,7 @@ class GroupCores:
         for prefix, table in tables.items():
             if not table:  # no value could be read
                 group, topic = split_offset_prefix(prefix)
-                cores[group].offsets.forget_empty(topic)
+                cores[group].offsets.drop_if_empty(topic)
 
     def _table(self, cores: dict[str, GroupCore], prefix: bytes) -> dict[int, bytes]:
         group, topic = split_offset_prefix(prefix)

@@ -19,9 +19,9 @@ Invariants (check(), in addition to those of the parts)
     GG4  a refused change of kind changes nothing
     GG5  a group whose last offset was deleted, alone or with its topic, or whose first member was
          refused, exists until the next check (REMOVAL_TIMER), as in Kafka: it can still be listed
-         and deleted. A group whose first commit was refused for each of its offsets exists until
-         then too, but requests that only read do not see it, because Kafka would have written
-         nothing
+         and deleted. A group whose first commit was refused for every offset also exists until
+         then, but read-only requests do not see it, because in Kafka nothing would have been
+         written
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class GroupListing(NamedTuple):
 
 
 class Rebalance(NamedTuple):
-    """A rebalance in progress. `since_ms` -1 and `reason` "" mean not known; a consumer group gives
+    """A rebalance in progress. `since_ms` -1 and `reason` "" mean unknown; a consumer group gives
     no reason.
     """
 
@@ -141,12 +141,12 @@ class Group:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the group holds nothing that the next request could not create again."""
+        """Whether the group has no state, so that it need not be kept in memory."""
         return not self.is_visible and not self._is_unwritten
 
     @property
     def is_visible(self) -> bool:
-        """Whether requests that only read see the group."""
+        """Whether read-only requests see the group."""
         has_members = self.classic.state is not EMPTY or bool(self.classic.members.pending)
         is_written = self.classic.is_persisted or not self.offsets.is_empty
         return has_members or is_written or self._modern is not None or self._lingers

@@ -19,7 +19,7 @@ from mqd.coordinator.group.consumer.classic_members import METADATA_BYTES_MAX
 from mqd.coordinator.group.consumer.cluster import Cluster
 from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.consumer.members import STABLE, Member
-from mqd.coordinator.group.consumer.records import ClassicMetadata, Current, Description, Partitions
+from mqd.coordinator.group.consumer.records import ClassicMetadata, CurrentAssignment, Description, Partitions
 from mqd.coordinator.group.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
@@ -73,7 +73,7 @@ def _take_over(group: ConsumerGroup, old: ClassicMember, protocol: str | None, n
         None,
         ClassicMetadata(old.session_timeout_ms, protocols),
     )
-    group.load_member(old.member_id, description, Current(group.epoch, group.epoch, STABLE, assigned, {}))
+    group.load_member(old.member_id, description, CurrentAssignment(group.epoch, group.epoch, STABLE, assigned, {}))
     if assigned:
         group.target[old.member_id] = assigned
     group.deadlines.move(group.members[old.member_id], now_ms + old.session_timeout_ms)
@@ -92,8 +92,8 @@ def _records(classic: ClassicGroup, group: ConsumerGroup) -> list[KeyValue]:
 
 
 def replies_to_retry(classic: ClassicGroup) -> list[Action]:
-    """Replies to the requests that wait in the classic group: the clients retry, and then find the
-    consumer group.
+    """Replies to the requests that wait in the classic group: they make the clients retry, and the
+    retries reach the consumer group.
     """
     error = int(ErrorCode.REBALANCE_IN_PROGRESS)
     replies: list[Action] = []

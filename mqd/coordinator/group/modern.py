@@ -1,6 +1,6 @@
 """The common part of consumer groups (KIP-848), share groups and streams groups, Kafka's "modern
 groups": a group epoch that changes with members, subscriptions and topics, a target assignment for
-an epoch, and the same structure of the records of epoch and assignment.
+an epoch, and records of the same structure for both.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 members may commit; this module holds what is committed.
 
 Offsets are kept as the bytes of their records and decoded on request, because a coordinator can
-have a million. An offset of a transaction is pending until its marker. Then it becomes the
-committed offset, unless the current one was written after it: the order of the writes decides, not
-that of the markers (as in Kafka, which compares the records' offsets).
+have a million. An offset of a transaction is pending until the transaction's marker. Then it
+becomes the committed offset, unless the current one was written after it: the order of the writes
+decides, not that of the markers (as in Kafka, which compares the records' offsets).
 
 Invariants (check())
     O1  no topic without partitions, no transaction without offsets
@@ -75,7 +75,7 @@ class CommittedOffset(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommitOffsets(msgspec.Struct, frozen=True):
-    """OffsetCommit and, with a producer id, TxnOffsetCommit. `generation` is the member epoch in
+    """OffsetCommit, or TxnOffsetCommit if it has a producer id. `generation` is the member epoch in
     KIP-848 groups; -1 with an empty member id means that the sender is not a member. `retention_ms`
     -1: the broker's default. Reply: OffsetsCommitted.
     """
@@ -138,7 +138,7 @@ class OffsetsDeleted(msgspec.Struct, frozen=True, gc=False):
 
 
 class PartitionsGone(msgspec.Struct, frozen=True):
-    """These partitions were deleted, and their committed offsets with them. No reply."""
+    """Partitions were deleted; their offsets must be deleted too. No reply."""
 
     remaining_counts: dict[str, int]  # topic -> number of partitions that remain; 0: the topic is deleted
 
@@ -203,7 +203,7 @@ class Offsets:
             topic in topics for pending in self._pending.values() for topic, _ in pending
         )
 
-    def ends(self) -> dict[str, int]:
+    def partition_ends(self) -> dict[str, int]:
         """For each topic with a committed or pending offset: the index after its last such
         partition.
         """
@@ -404,13 +404,13 @@ class Offsets:
         return records
 
     def delete_all(self) -> list[KeyValue]:
-        """Removes everything with the group (DeleteGroups); returns the records for the caller's
-        Persist.
-        """
+        """Deletes all offsets, because the group is deleted. Returns the tombstones."""
         records = self._delete(
             [(topic, partition) for topic, partitions in self._committed.items() for partition in partitions]
         )
-        return records + self._delete(dict.fromkeys(name for pending in self._pending.values() for name in pending))
+        return records + self._delete(
+            dict.fromkeys(partition for pending in self._pending.values() for partition in pending)
+        )
 
     # -- expiration --------------------------------------------------------------------------------
 
@@ -467,7 +467,7 @@ class Offsets:
         """Partition -> the value of its record. Only for bulk loading, before any event."""
         return self._committed.setdefault(topic, {})
 
-    def forget_empty(self, topic: str) -> None:
+    def drop_if_empty(self, topic: str) -> None:
         if topic in self._committed and not self._committed[topic]:
             del self._committed[topic]
 

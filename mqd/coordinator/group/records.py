@@ -35,7 +35,7 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-from mqd.coordinator.schema import RecordType, Shape, key_type_of
+from mqd.coordinator.schema import RecordSchema, RecordType, key_type_of
 
 OFFSET_COMMIT_OLD, OFFSET_COMMIT, GROUP_METADATA = 0, 1, 2
 NO_TOPIC_ID = bytes(16)
@@ -305,7 +305,7 @@ _HEADS = {2: struct.Struct(">hqh"), 3: struct.Struct(">hqih")}
 _OFFSET_VALUE_VERSION = 3
 # the fields after the metadata, by value version
 _TAILS = {0: struct.Struct(">q"), 1: struct.Struct(">qq"), 2: struct.Struct(">q"), 3: struct.Struct(">q")}
-_VALUE_4 = Shape(
+_VALUE_4 = RecordSchema(
     "OffsetCommitValue",
     "4",
     4,
@@ -403,8 +403,10 @@ def decode_offset_value(data: bytes) -> OffsetValue:
     try:
         (version,) = _I16.unpack_from(data)
         if version == 4:
-            new = _VALUE_4.decode(data)
-            return OffsetValue(new.offset, new.leader_epoch, new.metadata, new.commit_timestamp, -1, new.topic_id)
+            value = _VALUE_4.decode(data)
+            return OffsetValue(
+                value.offset, value.leader_epoch, value.metadata, value.commit_timestamp, -1, value.topic_id
+            )
         if not 0 <= version <= 3:
             raise ValueError(f"an OffsetCommit of version {version}; 0 to 4 can be read")
         head = _HEADS[3 if version == 3 else 2]

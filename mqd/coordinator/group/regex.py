@@ -42,12 +42,12 @@ def compile_regex(expression: str) -> Callable[[str], object]:
 
 
 class _CachedExpression:
-    __slots__ = ("matched_against", "matches", "matching")
+    __slots__ = ("checked_names", "is_match", "matching_names")
 
-    def __init__(self, matches: Callable[[str], object]) -> None:
-        self.matches = matches
-        self.matched_against: Set[str] = frozenset()
-        self.matching: frozenset[str] = frozenset()
+    def __init__(self, is_match: Callable[[str], object]) -> None:
+        self.is_match = is_match
+        self.checked_names: Set[str] = frozenset()
+        self.matching_names: frozenset[str] = frozenset()
 
 
 class RegexMatcher:
@@ -63,12 +63,12 @@ class RegexMatcher:
     def matching(self, expression: str, names: frozenset[str]) -> frozenset[str]:
         """`names`: all topics; pass the same object while they do not change. Raises BadExpression."""
         cached = self._find(expression)
-        if cached.matched_against is not names:
-            cached.matching = (cached.matching & names) | {
-                name for name in names - cached.matched_against if cached.matches(name)
+        if cached.checked_names is not names:
+            cached.matching_names = (cached.matching_names & names) | {
+                name for name in names - cached.checked_names if cached.is_match(name)
             }
-            cached.matched_against = names
-        return cached.matching
+            cached.checked_names = names
+        return cached.matching_names
 
     def _find(self, expression: str) -> _CachedExpression:
         cached = self._cache.get(expression)

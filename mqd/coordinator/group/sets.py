@@ -1,5 +1,5 @@
-"""Sets of partitions by topic id, or of tasks by subtopology: each key has at least one number, in
-ascending order. None of the functions changes its arguments.
+"""Sets of partitions by topic id, or of tasks by subtopology: each key has at least one number, and
+its numbers ascend. None of the functions changes its arguments.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 K = TypeVar("K")
-Held = dict[K, tuple[int, ...]]
-Numbers = Mapping[K, tuple[int, ...]]
+NumbersByKey = dict[K, tuple[int, ...]]
+NumbersByKeyView = Mapping[K, tuple[int, ...]]
 
 
-def intersection(left: Held[K], right: Numbers[K]) -> Held[K]:
+def intersection(left: NumbersByKey[K], right: NumbersByKeyView[K]) -> NumbersByKey[K]:
     if left is right:
         return left
-    result: Held[K] = {}
+    result: NumbersByKey[K] = {}
     for key, numbers in left.items():
         right_numbers = right.get(key)
         if right_numbers is None:
@@ -26,8 +26,8 @@ def intersection(left: Held[K], right: Numbers[K]) -> Held[K]:
     return result
 
 
-def difference(left: Held[K], right: Numbers[K]) -> Held[K]:
-    result: Held[K] = {}
+def difference(left: NumbersByKey[K], right: NumbersByKeyView[K]) -> NumbersByKey[K]:
+    result: NumbersByKey[K] = {}
     for key, numbers in left.items():
         right_numbers = right.get(key)
         remaining = (
@@ -42,18 +42,18 @@ def difference(left: Held[K], right: Numbers[K]) -> Held[K]:
     return result
 
 
-def union(left: Held[K], right: Held[K]) -> Held[K]:
+def union(left: NumbersByKey[K], right: NumbersByKey[K]) -> NumbersByKey[K]:
     if not right:
         return left
-    result: Held[K] = dict(left)
+    result: NumbersByKey[K] = dict(left)
     for key in right:
         result[key] = tuple(sorted({*left[key], *right[key]})) if key in left else right[key]
     return result
 
 
-def overlap(left: Numbers[K], right: Numbers[K]) -> bool:
+def overlap(left: NumbersByKeyView[K], right: NumbersByKeyView[K]) -> bool:
     return any(key in right and not set(numbers).isdisjoint(right[key]) for key, numbers in left.items())
 
 
-def contains(whole: Numbers[K], part: Numbers[K]) -> bool:
+def contains(whole: NumbersByKeyView[K], part: NumbersByKeyView[K]) -> bool:
     return all(key in whole and set(whole[key]).issuperset(numbers) for key, numbers in part.items())

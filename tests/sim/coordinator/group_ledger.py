@@ -16,7 +16,7 @@ from __future__ import annotations
 from mqd.client.group.assignors import decode_assignment
 from mqd.coordinator.group.classic.records import GroupRecord, decode_value
 from mqd.coordinator.group.consumer import records as consumer_records
-from mqd.coordinator.group.consumer.records import Current
+from mqd.coordinator.group.consumer.records import CurrentAssignment
 from mqd.coordinator.group.records import (
     CONSUMER_GROUP_TYPES,
     GROUP_METADATA,
@@ -38,7 +38,7 @@ class Ledger:
     def __init__(self, name: str, kind: str) -> None:
         self.name, self.kind = name, kind
         self.epoch = 0  # of the group
-        self.members: dict[str, Current] = {}
+        self.members: dict[str, CurrentAssignment] = {}
         self._highest: dict[str, int] = {}  # member epochs, of each former member
         self.classic: GroupRecord | None = None
         self.generation = 0

@@ -262,7 +262,7 @@ def test_offsets_of_deleted_partitions_are_removed_including_pending_ones() -> N
     world = World()
     world.do(commit(("t", 0, 5), ("t", 3, 6), ("t", 4, 7), ("u", 9, 8)))
     world.do(commit(("t", 2, 50), ("t", 5, 51), ("v", 6, 52), producer_id=9))
-    assert world.offsets.ends() == {"t": 6, "u": 10, "v": 7}
+    assert world.offsets.partition_ends() == {"t": 6, "u": 10, "v": 7}
     world.do(PartitionsGone({"t": 4, "w": 0}))
     assert [(decode_offset_key(key), value) for key, value in world.log[-1].records] == [
         (("g", "t", 4), None),

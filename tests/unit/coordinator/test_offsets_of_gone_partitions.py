@@ -61,7 +61,7 @@ def test_a_topic_deleted_while_its_groups_partition_was_elsewhere(
         await not_served(broker, monkeypatch)
         await delete(broker)
         await served_again(broker, monkeypatch)
-        assert shard_of(broker, "g").core("g").offsets.ends() == {"u": 1}
+        assert shard_of(broker, "g").core("g").offsets.partition_ends() == {"u": 1}
         await create(broker, "t", 4)
         assert await fetch(broker) == (0, -1), "the group would skip what is written to the new topic"
         assert await commit(broker, 1) == [0] and await fetch(broker) == (0, 1)
@@ -127,9 +127,9 @@ def test_a_topic_whose_deletion_is_reported_by_a_whole_image_only(
         if is_recreated:
             await create(broker, "t", 4)
         monkeypatch.undo()
-        assert shard_of(broker, "g").core("g").offsets.ends() == {"t": 1, "u": 1}
+        assert shard_of(broker, "g").core("g").offsets.partition_ends() == {"t": 1, "u": 1}
         broker._deliver(ACCEPTOR, broker.shell.host._full_image("acceptor"))
-        await until(lambda: shard_of(broker, "g").core("g").offsets.ends() == {"u": 1})
+        await until(lambda: shard_of(broker, "g").core("g").offsets.partition_ends() == {"u": 1})
 
     run(tmp_path, scenario)
 
@@ -378,7 +378,7 @@ def test_offsets_of_retired_partitions_are_removed_with_them(
             broker._deliver(ACCEPTOR, gone(topic, 2, broker.metadata.version))
         if how == "away":
             await served_again(broker, monkeypatch)
-        await until(lambda: shard_of(broker, "g").core("g").offsets.ends() == {"t": 2})
+        await until(lambda: shard_of(broker, "g").core("g").offsets.partition_ends() == {"t": 2})
         broker._deliver(ACCEPTOR, messages.TopicPut(broker.metadata.version, topic))  # partitions are added again
         assert [await fetch(broker, partition=index) for index in range(4)] == [(0, 5), (0, 5), (0, -1), (0, -1)]
         assert await commit(broker, 1, partitions=(3,)) == [0] and await fetch(broker, partition=3) == (0, 1)

@@ -8,12 +8,12 @@ import pytest
 
 from mqd.coordinator.actions import KeyValue
 from mqd.coordinator.group.share import records
-from mqd.coordinator.group.share.records import Current, Description, States
+from mqd.coordinator.group.share.records import CurrentAssignment, Description, States
 
 A, B, C = bytes(16), bytes(range(16)), b"x" * 16
 STATES = States({A: (1, 2)}, {B: (0,)}, frozenset({C}), {A: "a", B: "b", C: "c"})
 MEMBER = Description("r", "c", "/h", ("t", "u"))
-CURRENT = Current(3, 2, {A: (0, 1)})
+CURRENT = CurrentAssignment(3, 2, {A: (0, 1)})
 
 GOLDEN: dict[str, tuple[KeyValue, str, str]] = {
     "states": (

@@ -9,7 +9,7 @@ from mqd.coordinator.group.streams.topology import (
     INCORRECTLY_PARTITIONED_TOPICS,
     MISSING_INTERNAL_TOPICS,
     MISSING_SOURCE_TOPICS,
-    Configured,
+    ConfiguredTopology,
     InvalidTopology,
     NewTopic,
     Topology,
@@ -34,7 +34,7 @@ def topology(*subtopologies: Request.Subtopology) -> Topology:
     return parse(Request.Topology(epoch=3, subtopologies=list(subtopologies)))
 
 
-def configured(made: Topology, **existing: int) -> Configured:
+def configured(made: Topology, **existing: int) -> ConfiguredTopology:
     return configure(made, {name.replace("_", "-"): count for name, count in existing.items()}.get)
 
 

@@ -220,7 +220,7 @@ class ClassicGroup(Rebalancing):
         if self.state is PREPARING:
             return (
                 member is not None and member.join_request is not None
-            ) or self.members.awaiting_join_count < self.settings.max_size
+            ) or self.members.joined_count < self.settings.max_size
         return member is not None or len(self.members) < self.settings.max_size
 
     def _drop_refused(self, member_id: str, now_ms: int, actions: list[Action]) -> None:
@@ -309,7 +309,7 @@ class ClassicGroup(Rebalancing):
             message.session_timeout_ms,
         )
         member.seen_ms = now_ms
-        superseded = self.members.await_join(member, event.request)
+        superseded = self.members.set_join_request(member, event.request)
         if superseded is not None:
             actions.append(
                 Reply(
@@ -339,7 +339,7 @@ class ClassicGroup(Rebalancing):
                     actions,
                 )
                 return
-            request = self.members.take_join(member)
+            request = self.members.take_join_request(member)
             assert request is not None
             is_leader = self.leader == member.member_id
             if event.version >= VERSION_SKIP_ASSIGNMENT:
@@ -452,8 +452,8 @@ class ClassicGroup(Rebalancing):
         )
 
     def _on_sync_timer(self, now_ms: int, actions: list[Action]) -> None:
-        """Removes members that have joined but never synced: no consumer would read their
-        partitions.
+        """Removes members that have joined but never synced: while they are members, their
+        partitions are not consumed.
         """
         if not self.pending_sync:
             return

@@ -3,7 +3,8 @@ requests, and the deadline until which each is considered alive.
 
 Invariants (check())
     M1  the votes counted for a protocol are the members that support it
-    M2  `awaiting_join_count` is the number of members whose JoinGroup waits
+    M2  `joined_count` is the number of members that have joined: their JoinGroup waits for the end
+        of the join phase
     M3  an instance id names exactly the member that carries it, and no two members carry the same
     M4  no id is both a member's and pending (assigned to a client that has not joined with it); at
         most PENDING_MAX are pending
@@ -66,7 +67,7 @@ class Pending(Timed):
 class Member(Timed):
     """`protocols`: name -> metadata, in order of preference. `join_request`, `sync_request`: the
     numbers of the waiting requests, None otherwise. `is_new`: waits for the response to its first
-    JoinGroup, so this wait is bounded. `seen_ms`: time of its last request.
+    JoinGroup; this wait has a deadline. `seen_ms`: time of its last request.
     """
 
     __slots__ = (
@@ -216,7 +217,7 @@ class Members:
         # a plain dict is slow when its first item is removed repeatedly
         self.pending: OrderedDict[str, Pending] = OrderedDict()
         self.votes: dict[str, int] = {}  # protocol -> number of members that support it
-        self.awaiting_join_count = 0
+        self.joined_count = 0
         self.size_bytes = 0  # approximate size in memory
         self.deadlines = Deadlines()
 
@@ -225,7 +226,7 @@ class Members:
 
     @property
     def all_joined(self) -> bool:
-        return self.awaiting_join_count == len(self.by_id) and not self.pending
+        return self.joined_count == len(self.by_id) and not self.pending
 
     def add(self, member: Member) -> None:
         self.by_id[member.member_id] = member
@@ -234,7 +235,7 @@ class Members:
         self._count_votes(member, 1)
         self.size_bytes += member.size_bytes
         if member.join_request is not None:
-            self.awaiting_join_count += 1
+            self.joined_count += 1
 
     def remove(self, member_id: str) -> Member:
         """The caller must have answered the member's waiting requests."""
@@ -244,7 +245,7 @@ class Members:
         self._count_votes(member, -1)
         self.size_bytes -= member.size_bytes
         if member.join_request is not None:
-            self.awaiting_join_count -= 1
+            self.joined_count -= 1
         self.deadlines.drop(member)
         self.deadlines.tidy(len(self.by_id) + len(self.pending))
         return member
@@ -269,19 +270,19 @@ class Members:
         self.size_bytes += len(assignment) - len(member.assignment)
         member.assignment = assignment
 
-    def await_join(self, member: Member, request: int) -> int | None:
+    def set_join_request(self, member: Member, request: int) -> int | None:
         """Makes `request` the member's waiting JoinGroup. Returns the request that it supersedes,
         if any.
         """
         superseded, member.join_request = member.join_request, request
         if superseded is None:
-            self.awaiting_join_count += 1
+            self.joined_count += 1
         return superseded
 
-    def take_join(self, member: Member) -> int | None:
+    def take_join_request(self, member: Member) -> int | None:
         request, member.join_request = member.join_request, None
         if request is not None:
-            self.awaiting_join_count -= 1
+            self.joined_count -= 1
         return request
 
     def add_pending(self, pending: Pending, deadline_ms: int) -> None:
@@ -332,7 +333,7 @@ class Members:
                 votes[name] = votes.get(name, 0) + 1
         assert votes == self.votes, f"M1: {votes} != {self.votes}"
         waiting = sum(member.join_request is not None for member in self.by_id.values())
-        assert waiting == self.awaiting_join_count, f"M2: {waiting} wait, {self.awaiting_join_count} counted"
+        assert waiting == self.joined_count, f"M2: {waiting} have joined, {self.joined_count} counted"
         static = {
             member.instance_id: member.member_id for member in self.by_id.values() if member.instance_id is not None
         }

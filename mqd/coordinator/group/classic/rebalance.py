@@ -22,7 +22,7 @@ from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
 JOIN_TIMER, SYNC_TIMER, SESSION_TIMER = TIMERS = ("classic.join", "classic.sync", "classic.session")
 # A join phase that no member has joined is checked again after at least this time, even if its
 # absent members requested a shorter timeout.
-NO_MEMBER_JOINED_MS = 1_000
+JOIN_RECHECK_MS_MIN = 1_000
 VERSION_SKIP_ASSIGNMENT = 9  # KIP-814
 
 
@@ -127,7 +127,7 @@ class Rebalancing(ClassicState):
             self._remove_member(member, actions)
         self._initial_wait_ms = self._initial_until_ms = NEVER
         if self.members.by_id and not self._elect_leader():
-            actions.append(Timer(JOIN_TIMER, now_ms + max(self.members.rebalance_timeout_ms, NO_MEMBER_JOINED_MS)))
+            actions.append(Timer(JOIN_TIMER, now_ms + max(self.members.rebalance_timeout_ms, JOIN_RECHECK_MS_MIN)))
             return
         actions.append(Timer(JOIN_TIMER, None))
         self.generation += 1
@@ -154,7 +154,7 @@ class Rebalancing(ClassicState):
         self._enter(COMPLETING, now_ms)
         self.pending_sync = set(self.members.by_id)
         for member in self.members.by_id.values():
-            request = self.members.take_join(member)
+            request = self.members.take_join_request(member)
             member.is_new = False
             if request is not None:
                 actions.append(Reply(request, self._join_response(member)))
@@ -191,7 +191,7 @@ class Rebalancing(ClassicState):
             self.leader = next(iter(self.members.by_id), None)
 
     def _respond_waiting(self, member: Member, error: int, actions: list[Action], member_id: str) -> None:
-        request = self.members.take_join(member)
+        request = self.members.take_join_request(member)
         if request is not None:
             actions.append(Reply(request, JoinGroupResponse(error_code=error, member_id=member_id, protocol_name=None)))
         if member.sync_request is not None:

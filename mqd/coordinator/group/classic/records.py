@@ -101,11 +101,11 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data, self.position, self.flexible = data, 0, False
 
-    def number(self, shape: struct.Struct) -> int:
-        if self.position + shape.size > len(self.data):
+    def number(self, layout: struct.Struct) -> int:
+        if self.position + layout.size > len(self.data):
             raise ValueError(f"GroupMetadata is cut off at byte {self.position}")
-        (value,) = shape.unpack_from(self.data, self.position)
-        self.position += shape.size
+        (value,) = layout.unpack_from(self.data, self.position)
+        self.position += layout.size
         return value
 
     def varint(self) -> int:

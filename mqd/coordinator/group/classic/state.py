@@ -120,7 +120,7 @@ class ClassicState:
                     member.seen_ms,
                 )
             )
-        delaying.sort(key=lambda holder: (holder.waited_for != "assignment", holder.seen_ms))
+        delaying.sort(key=lambda member: (member.waited_for != "assignment", member.seen_ms))
         return delaying if self.state in (PREPARING, COMPLETING) or self.pending_sync else []
 
     def subscribed_topics(self) -> frozenset[str] | None:

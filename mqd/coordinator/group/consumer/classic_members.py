@@ -1,10 +1,10 @@
 """Members of a consumer group that speak the classic protocol: JoinGroup, SyncGroup, Heartbeat and
-LeaveGroup, served from the same target and by the same rules.
+LeaveGroup. They share the target assignment with the other members, and follow the same rules.
 
 Such a member's generation is its member epoch. The response REBALANCE_IN_PROGRESS to a heartbeat
-sends it to JoinGroup, whose metadata lists the partitions it still owns; that is its part of a
-reconciliation. SyncGroup returns its assignment. There is no leader election and members do not
-wait for each other: each JoinGroup is answered immediately.
+makes it send a JoinGroup, whose metadata lists the partitions that it still owns, as a heartbeat of
+the consumer protocol does. SyncGroup returns its assignment. There is no leader election and
+members do not wait for each other: each JoinGroup is answered immediately.
 
 A classic member must send its next request within its rebalance timeout: JoinGroup after the first
 REBALANCE_IN_PROGRESS, SyncGroup after JoinGroup. When the last member of the consumer protocol has
@@ -52,7 +52,7 @@ class ClassicMembers:
         self.votes: dict[str, int] = {}
 
     def adjust_counts(self, description: Description, by: int) -> None:
-        """Adds `by`, 1 or -1, to the counts that include a member with this description."""
+        """Adds `by` (1 or -1) to the counts that a member with this description is part of."""
         if description.classic is None:
             return
         self.member_count += by

@@ -41,7 +41,7 @@ class Cluster(Protocol):
         """All topics except internal ones. Returns the same object as long as they do not change."""
 
     def describable(self, client: ClientIdentity, names: frozenset[str]) -> frozenset[str]:
-        """The topics that this client may describe."""
+        """Those of `names` that this client may describe."""
 
     def settings(self, group_id: str) -> ConsumerSettings: ...
 

@@ -28,7 +28,7 @@ Invariants (check())
         which a heartbeat does not move
     U8  an instance id names the one member that carries it
     U9  a reply depends only on records persisted before it; each request is answered once
-    U10 `described_bytes` is the sum over all members
+    U10 `described_bytes` is the sum of the sizes of all members' descriptions
 Bounds: members by group.consumer.max.size; a heartbeat that changes nothing is O(1) and persists
 nothing; one Persist holds actions.PERSIST_BYTES_MAX at most, the target's epoch last.
 
@@ -58,7 +58,7 @@ from mqd.coordinator.group.consumer.members import (
     Owners,
     next_state,
 )
-from mqd.coordinator.group.consumer.records import Current, Description, Partitions
+from mqd.coordinator.group.consumer.records import CurrentAssignment, Description, Partitions
 from mqd.coordinator.group.consumer.requests import Refused
 from mqd.coordinator.group.modern import ModernGroup
 from mqd.coordinator.group.offsets import CommitOffsets
@@ -90,9 +90,9 @@ def size_bytes_of(member_id: str, description: Description) -> int:
         description.topic_regex,
         *(description.authorized_as or ()),
     )
-    names = sum(len(text or "") for text in texts) + sum(50 + len(name) for name in description.topic_names)
+    texts_bytes = sum(len(text or "") for text in texts) + sum(50 + len(name) for name in description.topic_names)
     protocols = description.classic.protocols if description.classic is not None else ()
-    return MEMBER_BYTES + names + protocols_size_bytes(protocols)
+    return MEMBER_BYTES + texts_bytes + protocols_size_bytes(protocols)
 
 
 class ConsumerGroup(ModernGroup):
@@ -268,23 +268,23 @@ class ConsumerGroup(ModernGroup):
             member = self._rename(member, member_id)
         elif member.description is description:
             return member, False
-        return member, self.describe_member(member, description) or known is None
+        return member, self.set_description(member, description) or known is None
 
-    def describe_member(self, member: Member, description: Description) -> bool:
+    def set_description(self, member: Member, description: Description) -> bool:
         """Sets the member's description. Returns whether the assignment depends on the change."""
-        old_description, old_key, old_assignor = member.description, member.key, self.assignor
+        old_description, old_subscription_key, old_assignor = member.description, member.subscription_key, self.assignor
         if member.resolved is None or old_description != description:
             self.pending.append(records.member_record(self.group_id, member.member_id, description))
         self._forget_description(member)
         member.description = description
         self._count_description(member)
-        return old_key != member.key or (
+        return old_subscription_key != member.subscription_key or (
             old_description.server_assignor != description.server_assignor and old_assignor != self.assignor
         )
 
     def _count_description(self, member: Member) -> None:
         description = member.description
-        member.resolved = self.subscriptions.add(member.key)
+        member.resolved = self.subscriptions.add(member.subscription_key)
         if description.instance_id is not None:
             self.static[description.instance_id] = member.member_id
         if description.server_assignor is not None:
@@ -298,7 +298,7 @@ class ConsumerGroup(ModernGroup):
         if member.resolved is None:
             return
         description = member.description
-        self.subscriptions.remove(member.key)
+        self.subscriptions.remove(member.subscription_key)
         member.resolved = None
         if description.instance_id is not None:
             del self.static[description.instance_id]
@@ -317,7 +317,7 @@ class ConsumerGroup(ModernGroup):
         at epoch 0.
         """
         target = self.target.get(old.member_id, NOTHING)
-        current = Current(0, 0, STABLE, old.assigned, NOTHING)
+        current = CurrentAssignment(0, 0, STABLE, old.assigned, NOTHING)
         self.remove(old)
         member = Member(member_id, old.description, current)
         self._add(member)
@@ -366,10 +366,12 @@ class ConsumerGroup(ModernGroup):
         return ConsumerGroupHeartbeatResponse(member_id=message.member_id, member_epoch=message.member_epoch)
 
     def _leave_temporarily(self, member: Member) -> None:
-        """Handles a static member that leaves for a short time: its session continues; the
-        partitions that it had to release become free.
+        """Handles a static member that leaves and may come back: its session continues, and it
+        keeps its assignment. The partitions that it had to release become free.
         """
-        self.set_current(member, Current(LEFT_STATIC_EPOCH, member.previous_epoch, STABLE, member.assigned, NOTHING))
+        self.set_current(
+            member, CurrentAssignment(LEFT_STATIC_EPOCH, member.previous_epoch, STABLE, member.assigned, NOTHING)
+        )
         self.clear_step(member)
 
     def fence(self, members: list[Member]) -> None:
@@ -428,7 +430,7 @@ class ConsumerGroup(ModernGroup):
         elif not was_revoking:
             self.set_step(member, REVOKE, now_ms + max(member.description.rebalance_timeout_ms, 0))
 
-    def set_current(self, member: Member, current: Current) -> None:
+    def set_current(self, member: Member, current: CurrentAssignment) -> None:
         self.owners.release(member.member_id, member.assigned)
         self.owners.release(member.member_id, member.revoking)
         member.set_current(current)
@@ -468,19 +470,23 @@ class ConsumerGroup(ModernGroup):
         Members that a damaged log leaves without a complete and consistent state are fenced.
         """
         loading, self._loading = self._loading, {}
-        self.pending += [(key, None) for key in sorted(self._loaded_keys) if records.is_resolved_expression(key)]
+        self.pending += [(key, None) for key in sorted(self._loaded_keys) if records.is_expression_key(key)]
         self._loaded_keys = set()
         broken_ids = [
-            name for name, (description, current) in loading.items() if description is None and current is not None
+            member_id
+            for member_id, (description, current) in loading.items()
+            if description is None and current is not None
         ]
-        for name, (description, current) in loading.items():
-            if description is not None and not self.load_member(name, description, current):
-                broken_ids.append(name)
-        self.target = {name: partitions for name, partitions in self.target.items() if name in self.members}
+        for member_id, (description, current) in loading.items():
+            if description is not None and not self.load_member(member_id, description, current):
+                broken_ids.append(member_id)
+        self.target = {
+            member_id: partitions for member_id, partitions in self.target.items() if member_id in self.members
+        }
         self._load_epochs()
-        for name in broken_ids:
-            self.target.pop(name, None)
-            self.pending += records.member_tombstones(self.group_id, name)
+        for member_id in broken_ids:
+            self.target.pop(member_id, None)
+            self.pending += records.member_tombstones(self.group_id, member_id)
         self._rebalance_since_ms = now_ms
         session_ms = self.cluster.settings(self.group_id).session_timeout_ms
         for member in self.members.values():
@@ -494,9 +500,9 @@ class ConsumerGroup(ModernGroup):
             self.metadata_hash = 0
         return self.arm(self._persists() if self.pending else [])
 
-    def load_member(self, name: str, description: Description, current: Current | None) -> bool:
+    def load_member(self, member_id: str, description: Description, current: CurrentAssignment | None) -> bool:
         """Returns False if the member's state contradicts that of the others."""
-        current = current or Current(0, 0, STABLE, NOTHING, NOTHING)
+        current = current or CurrentAssignment(0, 0, STABLE, NOTHING, NOTHING)
         is_inconsistent = any(
             self.owners.get(topic_id, index)
             for partitions in (current.assigned, current.revoking)
@@ -512,11 +518,11 @@ class ConsumerGroup(ModernGroup):
         instance_id = description.instance_id
         if is_inconsistent or (instance_id is not None and instance_id in self.static):
             return False
-        member = Member(name, description, current)
+        member = Member(member_id, description, current)
         self._add(member)
         self._count_description(member)
-        self.owners.claim(name, current.assigned)
-        self.owners.claim(name, current.revoking)
+        self.owners.claim(member_id, current.assigned)
+        self.owners.claim(member_id, current.revoking)
         return True
 
     def _load_epochs(self) -> None:

@@ -28,8 +28,10 @@ def check(group: ConsumerGroup) -> None:
     assert static == group.static and len(static) == sum(
         member.description.instance_id is not None for member in group.members.values()
     ), "U8"
-    group.subscriptions.check([member.key for member in group.members.values()])
-    assert all(member.resolved is group.subscriptions.find(member.key) for member in group.members.values()), "N1"
+    group.subscriptions.check([member.subscription_key for member in group.members.values()])
+    assert all(
+        member.resolved is group.subscriptions.find(member.subscription_key) for member in group.members.values()
+    ), "N1"
     votes: dict[str, int] = {}
     for member in group.members.values():
         if member.description.server_assignor is not None:

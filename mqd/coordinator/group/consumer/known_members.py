@@ -85,9 +85,9 @@ def _is_released(member: Member) -> bool:
 
 
 def _check_epoch(member: Member, message: ConsumerGroupHeartbeatRequest) -> None:
-    """Accepts the member's epoch, or the previous one from a member that has missed the new one and
-    holds nothing that it may not own. 0 comes from a member that was fenced or lost a response: it
-    declares that it holds nothing.
+    """Accepts the member's epoch, and the previous one if the member has missed the new one and
+    reports only partitions that are assigned to it. Also accepts 0, from a member that was fenced
+    or lost a response: it declares that it holds nothing.
     """
     epoch = message.member_epoch
     if epoch in (member.epoch, 0):

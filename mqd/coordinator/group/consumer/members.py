@@ -1,7 +1,7 @@
 """A member of a KIP-848 group, the partitions it holds, and their reconciliation with its target.
 
-    STABLE    the target takes something away -> REVOKING; some of its new partitions still have an
-              owner -> WAITING
+    STABLE    the target lacks some of its partitions -> REVOKING; some of its new partitions still
+              have an owner -> WAITING
     REVOKING  the member reports the release -> STABLE or WAITING, at the target's epoch
     WAITING   the partitions are released -> STABLE
 
@@ -9,15 +9,15 @@ Kafka's names in records: STABLE 0, UNREVOKED_PARTITIONS 1 (here REVOKING), UNRE
 (here WAITING).
 
 A member's partitions are those assigned to it and those it still has to release. Partitions that it
-keeps from one target to the next are never revoked in between: a rebalance does not stop members
-that it does not concern.
+keeps from one target to the next are never revoked in between: a rebalance does not interrupt
+members whose partitions stay the same.
 """
 
 from __future__ import annotations
 
 from mqd.coordinator.group.classic.members import Timed
-from mqd.coordinator.group.consumer.records import Current, Description, Partitions
-from mqd.coordinator.group.consumer.subscriptions import Entry, Key
+from mqd.coordinator.group.consumer.records import CurrentAssignment, Description, Partitions
+from mqd.coordinator.group.consumer.subscriptions import ResolvedSubscription, SubscriptionKey
 from mqd.coordinator.group.sets import difference, intersection, overlap, union
 
 STABLE, REVOKING, WAITING = 0, 1, 2
@@ -87,12 +87,12 @@ class Member(Timed):
         "step_kind",
     )
 
-    def __init__(self, member_id: str, description: Description, current: Current | None = None) -> None:
+    def __init__(self, member_id: str, description: Description, current: CurrentAssignment | None = None) -> None:
         super().__init__(member_id)
         self.description = description
         self.step = Timed(member_id)
         self.step_kind = ""
-        self.resolved: Entry | None = None
+        self.resolved: ResolvedSubscription | None = None
         self.epoch = self.previous_epoch = 0
         self.state = STABLE
         self.assigned: Partitions = NOTHING
@@ -100,12 +100,12 @@ class Member(Timed):
         if current is not None:
             self.set_current(current)
 
-    def set_current(self, current: Current) -> None:
+    def set_current(self, current: CurrentAssignment) -> None:
         self.epoch, self.previous_epoch, self.state = current.epoch, current.previous_epoch, current.state
         self.assigned, self.revoking = current.assigned, current.revoking
 
     @property
-    def key(self) -> Key:
+    def subscription_key(self) -> SubscriptionKey:
         description = self.description
         return description.topic_names, description.topic_regex, description.authorized_as
 
@@ -116,8 +116,8 @@ class Member(Timed):
         return self.resolved.topic_ids
 
     @property
-    def current(self) -> Current:
-        return Current(self.epoch, self.previous_epoch, self.state, self.assigned, self.revoking)
+    def current(self) -> CurrentAssignment:
+        return CurrentAssignment(self.epoch, self.previous_epoch, self.state, self.assigned, self.revoking)
 
     @property
     def is_classic(self) -> bool:
@@ -129,7 +129,7 @@ class Member(Timed):
 
 def next_state(
     member: Member, target: Partitions, target_epoch: int, owners: Owners, owned: Partitions | None
-) -> Current:
+) -> CurrentAssignment:
     """The member's new state. `owned`: the partitions that it reports; None: its request does not
     list them. Pure.
     """
@@ -143,9 +143,9 @@ def next_state(
     kept = intersection(assigned, target)
     revoking = difference(assigned, kept)
     if revoking and (owned is None or overlap(revoking, owned)):
-        return Current(epoch, _previous(member, epoch), REVOKING, kept, revoking)
+        return CurrentAssignment(epoch, _previous(member, epoch), REVOKING, kept, revoking)
     free, unreleased = _select_free(member.member_id, difference(target, kept), owners)
-    return Current(
+    return CurrentAssignment(
         target_epoch, _previous(member, target_epoch), WAITING if unreleased else STABLE, union(kept, free), NOTHING
     )
 

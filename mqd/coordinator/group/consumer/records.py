@@ -61,7 +61,7 @@ class Description(msgspec.Struct, frozen=True):
     authorized_as: ClientIdentity | None = None
 
 
-class Current(msgspec.Struct, frozen=True):
+class CurrentAssignment(msgspec.Struct, frozen=True):
     """The partitions that a member holds."""
 
     epoch: int
@@ -161,7 +161,7 @@ def decode_target(value: bytes) -> Partitions:
     return partitions_of(_TARGET.decode_value(value).topic_partitions)
 
 
-def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
+def current_record(group_id: str, member_id: str, current: CurrentAssignment) -> KeyValue:
     cls = _CURRENT.value.cls
     value = cls(
         member_epoch=current.epoch,
@@ -173,10 +173,10 @@ def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
     return _CURRENT.encode_key(group_id, member_id), _CURRENT.encode_value(value)
 
 
-def decode_current(value: bytes) -> Current:
+def decode_current(value: bytes) -> CurrentAssignment:
     record = _CURRENT.decode_value(value)
     epoch, previous = valid_epoch(record.member_epoch, EPOCH_MIN), valid_epoch(record.previous_member_epoch, EPOCH_MIN)
-    return Current(
+    return CurrentAssignment(
         epoch,
         previous,
         record.state,
@@ -204,7 +204,7 @@ def decode_key(key: bytes) -> tuple[int, str]:
     return kind, getattr(decoded, "member_id", "")
 
 
-def is_resolved_expression(key: bytes) -> bool:
+def is_expression_key(key: bytes) -> bool:
     return records.key_type_of(key) == REGULAR_EXPRESSION
 
 

@@ -31,7 +31,7 @@ class Refused(Exception):
 def problem_of(
     message: ConsumerGroupHeartbeatRequest, api_version: int, assignors: tuple[str, ...]
 ) -> tuple[int, str] | None:
-    """(error, reason) if the request is invalid whatever the group's state; None: it is valid."""
+    """(error, reason) if the request is invalid in any state of the group; None: it is valid."""
     epoch, invalid = message.member_epoch, int(ErrorCode.INVALID_REQUEST)
     if not message.group_id.strip():
         return invalid, "GroupId can't be empty."
@@ -84,7 +84,7 @@ def owned_partitions(message: ConsumerGroupHeartbeatRequest) -> Partitions | Non
 
 
 def sets_all_fields(message: ConsumerGroupHeartbeatRequest) -> bool:
-    """Whether all fields are set: the member starts over, or has lost a response."""
+    """Whether all fields are set: the member is joining, or has lost a response."""
     subscribes = message.subscribed_topic_names is not None or message.subscribed_topic_regex is not None
     return message.member_epoch == 0 or (
         message.rebalance_timeout_ms != -1 and subscribes and message.topic_partitions is not None
@@ -93,7 +93,7 @@ def sets_all_fields(message: ConsumerGroupHeartbeatRequest) -> bool:
 
 def updated_description(old: Description | None, event: ConsumerHeartbeat, matcher: RegexMatcher) -> Description:
     """The member's description of itself; absent fields keep their value. Returns `old` itself if
-    nothing is new. Raises Refused.
+    nothing has changed. Raises Refused.
     """
     message = event.message
     if (

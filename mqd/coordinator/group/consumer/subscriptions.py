@@ -18,15 +18,15 @@ from mqd.coordinator.group.consumer.cluster import ClientIdentity, Cluster
 from mqd.coordinator.group.regex import BadExpression
 
 # (topic names, sorted; expression; the client whose rights limit its matches)
-Key = tuple[tuple[str, ...], str | None, ClientIdentity | None]
+SubscriptionKey = tuple[tuple[str, ...], str | None, ClientIdentity | None]
 
 
-def _sort_key(item: tuple[Key, Entry]) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+def _sort_key(item: tuple[SubscriptionKey, ResolvedSubscription]) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     names, regex, authorized_as = item[0]
     return names, regex or "", authorized_as or ()
 
 
-class Entry:
+class ResolvedSubscription:
     __slots__ = ("count", "names", "topic_ids")
 
     def __init__(self) -> None:
@@ -38,29 +38,29 @@ class Entry:
 class Subscriptions:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[SubscriptionKey, ResolvedSubscription] = {}
         self._version: Hashable = None
         self._counts: dict[bytes, int] | None = None
         self._hash: int | None = None
 
-    def add(self, key: Key) -> Entry:
+    def add(self, key: SubscriptionKey) -> ResolvedSubscription:
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = Entry()
+            entry = self._entries[key] = ResolvedSubscription()
             if self._version is not None:
                 self._resolve(key, entry)
             self._drop_cached()
         entry.count += 1
         return entry
 
-    def remove(self, key: Key) -> None:
+    def remove(self, key: SubscriptionKey) -> None:
         entry = self._entries[key]
         entry.count -= 1
         if not entry.count:
             del self._entries[key]
             self._drop_cached()
 
-    def find(self, key: Key) -> Entry:
+    def find(self, key: SubscriptionKey) -> ResolvedSubscription:
         return self._entries[key]
 
     def is_current(self) -> bool:
@@ -76,7 +76,7 @@ class Subscriptions:
     def _drop_cached(self) -> None:
         self._counts = self._hash = None
 
-    def _resolve(self, key: Key, entry: Entry) -> None:
+    def _resolve(self, key: SubscriptionKey, entry: ResolvedSubscription) -> None:
         names, regex, authorized_as = key
         selected = {name for name in names if self._cluster.topic(name) is not None}
         if regex is not None:
@@ -132,8 +132,8 @@ class Subscriptions:
         """
         return frozenset().union(*(entry.names | frozenset(key[0]) for key, entry in self._entries.items()))
 
-    def check(self, keys: list[Key]) -> None:
-        counts: dict[Key, int] = {}
+    def check(self, keys: list[SubscriptionKey]) -> None:
+        counts: dict[SubscriptionKey, int] = {}
         for key in keys:
             counts[key] = counts.get(key, 0) + 1
         assert counts == {key: entry.count for key, entry in self._entries.items()}, "N1"

@@ -24,7 +24,7 @@ Partition = tuple[bytes, int]
 
 
 def simple(members: Mapping[str, MemberSpec], partitions: Mapping[bytes, tuple[int, ...]]) -> dict[str, Partitions]:
-    """`partitions`: those that may be assigned."""
+    """`partitions`: the assignable ones."""
     assignment: dict[str, list[Partition]] = {member_id: [] for member_id in members}
     for topics, member_ids in _pools(members, partitions):
         pool = [(topic_id, index) for topic_id in topics for index in partitions[topic_id]]
@@ -66,20 +66,20 @@ def _distribute(
         for member_id in member_ids
     }
     order = sorted(member_ids, key=lambda member_id: -len(held[member_id]))  # members with the most may have one more
-    wanted = {member_id: low + (number < extra) for number, member_id in enumerate(order)}
+    quotas = {member_id: low + (number < extra) for number, member_id in enumerate(order)}
     taken: dict[str, dict[Partition, None]] = {}
     for member_id in order:
         kept = taken[member_id] = {}
         for partition in held[member_id]:
-            if len(kept) < wanted[member_id] and missing_members[partition]:
+            if len(kept) < quotas[member_id] and missing_members[partition]:
                 kept[partition] = None
                 missing_members[partition] -= 1
     # (-(number of partitions that the member still lacks), member id): the member that lacks the
     # most comes first
     heap = [
-        (len(taken[member_id]) - wanted[member_id], member_id)
+        (len(taken[member_id]) - quotas[member_id], member_id)
         for member_id in member_ids
-        if len(taken[member_id]) < wanted[member_id]
+        if len(taken[member_id]) < quotas[member_id]
     ]
     heapq.heapify(heap)
     for partition in pool:

@@ -3,14 +3,14 @@ of its offsets. Sans-I/O.
 
 Epochs work as in a consumer group (consumer/core.py), but members share partitions: none waits for
 another, and a member moves to the target with its next heartbeat. Only share-partitions whose state
-is initialized are assigned. A heartbeat that finds uninitialized ones has them initialized: they
-are recorded as initializing, a request goes to the share coordinator (an Effect), and its response
-makes them assignable, in a new epoch. States are deleted in the same two steps.
+is initialized are assigned. A heartbeat that finds uninitialized ones starts their initialization:
+they are recorded as initializing, a request goes to the share coordinator (an Effect), and its
+response makes them assignable, in a new epoch. States are deleted in the same two steps.
 
 Invariants (check())
     G1  member epoch <= target epoch <= group epoch
-    G2  only members have a target; it contains only initialized share-partitions, and possibly some
-        of deleted topics
+    G2  only members have a target; it contains only share-partitions that are initialized, or whose
+        topic has been deleted since
     G3  with a target of the group's epoch and no newly assignable partitions, every initialized
         partition of a subscribed topic has a member
     G4  a share-partition is initializing or initialized, not both; the name of each topic is kept
@@ -18,7 +18,7 @@ Invariants (check())
     G6  a reply depends only on records persisted before it; each request has one reply. The reply
         to a change of offsets waits for the share coordinator
     G7  while states are being deleted, no initialization is in progress
-    G8  `described_bytes` and `assigned_count` are the sums over all members
+    G8  `described_bytes` and `assigned_count` are sums over all members
 Bounds: members by group.share.max.size; a heartbeat that changes nothing is O(1) and persists
 nothing.
 
@@ -37,7 +37,7 @@ from mqd.coordinator.group.consumer.cluster import Cluster
 from mqd.coordinator.group.consumer.members import NOTHING
 from mqd.coordinator.group.consumer.records import Partitions
 from mqd.coordinator.group.consumer.requests import Refused
-from mqd.coordinator.group.consumer.subscriptions import Entry, Key
+from mqd.coordinator.group.consumer.subscriptions import ResolvedSubscription, SubscriptionKey
 from mqd.coordinator.group.modern import ModernGroup
 from mqd.coordinator.group.sets import difference, intersection, union
 from mqd.coordinator.group.share import assignor, offsets, records
@@ -49,7 +49,7 @@ from mqd.coordinator.group.share.events import (
     ShareHeartbeat,
     StatesChanged,
 )
-from mqd.coordinator.group.share.records import Current, Description, States
+from mqd.coordinator.group.share.records import CurrentAssignment, Description, States
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ShareGroupDescribeResponse, ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 
@@ -74,12 +74,12 @@ class Member(Timed):
     def __init__(self, member_id: str, description: Description) -> None:
         super().__init__(member_id)
         self.description = description
-        self.resolved: Entry | None = None
+        self.resolved: ResolvedSubscription | None = None
         self.epoch = self.previous_epoch = 0
         self.assigned: Partitions = NOTHING
 
     @property
-    def key(self) -> Key:
+    def subscription_key(self) -> SubscriptionKey:
         return self.description.topic_names, None, None
 
     @property
@@ -269,11 +269,11 @@ class ShareGroup(ModernGroup):
         return member, new.topic_names != old.topic_names
 
     def _count_description(self, member: Member) -> None:
-        member.resolved = self.subscriptions.add(member.key)
+        member.resolved = self.subscriptions.add(member.subscription_key)
         self.described_bytes += size_bytes_of(member.member_id, member.description)
 
     def _forget_description(self, member: Member) -> None:
-        self.subscriptions.remove(member.key)
+        self.subscriptions.remove(member.subscription_key)
         self.described_bytes -= size_bytes_of(member.member_id, member.description)
 
     def _leave(self, event: ShareHeartbeat) -> ShareGroupHeartbeatResponse:
@@ -333,11 +333,11 @@ class ShareGroup(ModernGroup):
         if member.epoch == self.assignment_epoch:
             return
         target = self.target.get(member.member_id, NOTHING)
-        self.set_current(member, Current(self.assignment_epoch, member.epoch, target))
-        current = Current(member.epoch, member.previous_epoch, target)
+        self.set_current(member, CurrentAssignment(self.assignment_epoch, member.epoch, target))
+        current = CurrentAssignment(member.epoch, member.previous_epoch, target)
         self.pending.append(records.current_record(self.group_id, member.member_id, current))
 
-    def set_current(self, member: Member, current: Current) -> None:
+    def set_current(self, member: Member, current: CurrentAssignment) -> None:
         self.assigned_count += _count(current.assigned) - _count(member.assigned)
         member.epoch, member.previous_epoch, member.assigned = current.epoch, current.previous_epoch, current.assigned
 
@@ -384,7 +384,7 @@ class ShareGroup(ModernGroup):
         self.admin.on_initialized(event, replies)
         requested = self._initializing.pop(event.token, None)
         if requested is None:
-            return  # a request from before the group was loaded, or one that was repeated
+            return  # the request was sent before the group was loaded, or has been superseded by a retry
         requested = intersection(requested, self.states.initializing)
         if not requested:
             return
@@ -507,7 +507,7 @@ class ShareGroup(ModernGroup):
         for member in self.members.values():
             assert 0 <= member.epoch <= self.assignment_epoch, f"G1: member {member.epoch}, {self.assignment_epoch}"
             assert member.deadline_ms != NEVER, "G5"
-        self.subscriptions.check([member.key for member in self.members.values()])
+        self.subscriptions.check([member.subscription_key for member in self.members.values()])
         described = sum(size_bytes_of(name, member.description) for name, member in self.members.items())
         assert described == self.described_bytes, "G8"
         assert self.assigned_count == sum(_count(member.assigned) for member in self.members.values()), "G8"

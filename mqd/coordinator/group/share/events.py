@@ -7,8 +7,8 @@ import msgspec
 from mqd.coordinator.actions import Effect
 from mqd.protocol.messages import ShareGroupHeartbeatRequest
 
-Offsets = dict[bytes, dict[int, int]]  # topic id -> partition -> start offset
-Errors = dict[tuple[bytes, int], int]  # (topic id, partition) -> error code
+StartOffsets = dict[bytes, dict[int, int]]  # topic id -> partition -> start offset
+PartitionErrors = dict[tuple[bytes, int], int]  # (topic id, partition) -> error code
 
 
 class ShareHeartbeat(msgspec.Struct, frozen=True, gc=False):
@@ -49,7 +49,7 @@ class InitializeStates(Effect, frozen=True):
 
     token: int
     state_epoch: int
-    offsets: Offsets
+    offsets: StartOffsets
 
 
 class DeleteStates(Effect, frozen=True):
@@ -62,7 +62,7 @@ class DeleteStates(Effect, frozen=True):
 
 
 class StatesChanged(msgspec.Struct, frozen=True, gc=False):
-    """`errors`: of the share-partitions whose request failed, or has an unknown outcome."""
+    """`errors`: one for each share-partition whose request failed or has an unknown outcome."""
 
     token: int
-    errors: Errors
+    errors: PartitionErrors

@@ -17,7 +17,7 @@ from mqd.coordinator.actions import Action, Effect, KeyValue, Reply
 from mqd.coordinator.group.consumer.cluster import Cluster
 from mqd.coordinator.group.consumer.records import Partitions
 from mqd.coordinator.group.sets import difference, union
-from mqd.coordinator.group.share.events import AlterOffsets, DeleteOffsets, DeleteStates, Offsets, StatesChanged
+from mqd.coordinator.group.share.events import AlterOffsets, DeleteOffsets, DeleteStates, StartOffsets, StatesChanged
 from mqd.coordinator.group.share.records import States
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.messages import AlterShareGroupOffsetsResponse, DeleteShareGroupOffsetsResponse
@@ -46,7 +46,7 @@ class Group(Protocol):
 
     def set_states(self, initializing: Partitions, initialized: Partitions, deleting: frozenset[bytes]) -> None: ...
 
-    def initialize(self, start_offsets: Offsets) -> int: ...
+    def initialize(self, start_offsets: StartOffsets) -> int: ...
 
     def next_token(self) -> int: ...
 

@@ -31,7 +31,7 @@ class Description(msgspec.Struct, frozen=True):
     topic_names: tuple[str, ...]  # sorted
 
 
-class Current(msgspec.Struct, frozen=True):
+class CurrentAssignment(msgspec.Struct, frozen=True):
     """The assignment last sent to a member."""
 
     epoch: int
@@ -94,7 +94,7 @@ def decode_target(value: bytes) -> Partitions:
     return partitions_of(_TARGET.decode_value(value).topic_partitions)
 
 
-def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
+def current_record(group_id: str, member_id: str, current: CurrentAssignment) -> KeyValue:
     cls = _CURRENT.value.cls
     value = cls(
         member_epoch=current.epoch,
@@ -105,9 +105,9 @@ def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
     return _CURRENT.encode_key(group_id, member_id), _CURRENT.encode_value(value)
 
 
-def decode_current(value: bytes) -> Current:
+def decode_current(value: bytes) -> CurrentAssignment:
     record = _CURRENT.decode_value(value)
-    return Current(
+    return CurrentAssignment(
         valid_epoch(record.member_epoch),
         valid_epoch(record.previous_member_epoch),
         partitions_of(record.assigned_partitions),

@@ -19,7 +19,7 @@ import heapq
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mqd.coordinator.group.streams.tasks import NOTHING, Task, Tasks, TaskSet, each, task_set
+from mqd.coordinator.group.streams.tasks import NOTHING, Task, Tasks, TaskSet, iter_tasks, task_set
 
 NAME = "sticky"
 
@@ -31,18 +31,20 @@ class MemberSpec(NamedTuple):
     current: Tasks
 
 
-class Shape(NamedTuple):
-    """Number of tasks by subtopology, and which subtopologies have changelogs."""
+class TopologyShape(NamedTuple):
+    """What the assignor needs to know of a topology. `task_counts`: subtopology id -> number of
+    tasks. `stateful`: ids of the subtopologies that have changelogs.
+    """
 
     task_counts: Mapping[str, int]
     stateful: frozenset[str]
 
 
-def sticky(members: Mapping[str, MemberSpec], shape: Shape, standby_replicas: int) -> dict[str, Tasks]:
+def sticky(members: Mapping[str, MemberSpec], shape: TopologyShape, standby_replicas: int) -> dict[str, Tasks]:
     if not members:
         return {}
-    active = _active(members, shape)
-    standby = _standbys(members, shape, active, standby_replicas) if standby_replicas else {}
+    active = _assign_active(members, shape)
+    standby = _assign_standbys(members, shape, active, standby_replicas) if standby_replicas else {}
     return {
         member_id: _reuse_object(
             Tasks(task_set(active[member_id]), task_set(standby.get(member_id, [])), NOTHING), spec
@@ -55,34 +57,34 @@ def _reuse_object(tasks: Tasks, spec: MemberSpec) -> Tasks:
     return spec.current if tasks == spec.current else tasks
 
 
-def _tasks(shape: Shape) -> list[Task]:
+def _all_tasks(shape: TopologyShape) -> list[Task]:
     """All tasks, ordered by partition number, so that a subtopology's tasks are spread."""
-    all_tasks = [
+    tasks = [
         (subtopology_id, partition)
         for subtopology_id in sorted(shape.task_counts)
         for partition in range(shape.task_counts[subtopology_id])
     ]
-    return sorted(all_tasks, key=lambda task: (task[1], task[0]))
+    return sorted(tasks, key=lambda task: (task[1], task[0]))
 
 
-def _active(members: Mapping[str, MemberSpec], shape: Shape) -> dict[str, list[Task]]:
-    tasks = _tasks(shape)
+def _assign_active(members: Mapping[str, MemberSpec], shape: TopologyShape) -> dict[str, list[Task]]:
+    tasks = _all_tasks(shape)
     low, extra = divmod(len(tasks), len(members))
     free = dict.fromkeys(tasks)
     held: dict[str, list[Task]] = {}
     for member_id in sorted(members):
-        held[member_id] = [task for task in each(members[member_id].current.active) if task in free]
+        held[member_id] = [task for task in iter_tasks(members[member_id].current.active) if task in free]
         for task in held[member_id]:
             del free[task]
     # the members with the most tasks may keep one more
-    for member_id in sorted(held, key=lambda name: -len(held[name])):
+    for member_id in sorted(held, key=lambda member_id: -len(held[member_id])):
         quota = low + (extra > 0 and len(held[member_id]) > low)
         extra -= quota - low
         for task in held[member_id][quota:]:
             free[task] = None
         del held[member_id][quota:]
     unassigned = _assign_to_state_holders(members, [task for task in tasks if task in free], held, low, extra)
-    heap = [(len(taken), name) for name, taken in held.items()]
+    heap = [(len(member_tasks), member_id) for member_id, member_tasks in held.items()]
     heapq.heapify(heap)
     for task in unassigned:
         count, member_id = heap[0]
@@ -97,17 +99,17 @@ def _assign_to_state_holders(
     """Gives tasks to members of processes that have their state; `extra` members may have one more
     than `low`. Returns the other tasks.
     """
-    with_state: dict[Task, list[str]] = {}
+    state_holders: dict[Task, list[str]] = {}
     by_process: dict[str, list[str]] = {}
     for member_id in sorted(members):
         spec = members[member_id]
         by_process.setdefault(spec.process_id, []).append(member_id)
         for role in (spec.current.active, spec.current.standby):
-            for task in each(role):
-                with_state.setdefault(task, []).append(member_id)
+            for task in iter_tasks(role):
+                state_holders.setdefault(task, []).append(member_id)
     unassigned = []
     for task in tasks:
-        holders = with_state.get(task, [])
+        holders = state_holders.get(task, [])
         process_mates = [mate for holder in holders for mate in by_process[members[holder].process_id]]
         receiver = next(
             (candidate for candidate in (*holders, *process_mates) if len(held[candidate]) < low + (extra > 0)), None
@@ -120,8 +122,8 @@ def _assign_to_state_holders(
     return unassigned
 
 
-def _standbys(
-    members: Mapping[str, MemberSpec], shape: Shape, active: Mapping[str, list[Task]], replicas: int
+def _assign_standbys(
+    members: Mapping[str, MemberSpec], shape: TopologyShape, active: Mapping[str, list[Task]], replicas: int
 ) -> dict[str, list[Task]]:
     active_process = {task: members[member_id].process_id for member_id, tasks in active.items() for task in tasks}
     assigned = {(process, task) for task, process in active_process.items()}
@@ -132,10 +134,10 @@ def _standbys(
     previous_holders: dict[Task, list[str]] = {}
     for member_id in standbys:
         for role in (members[member_id].current.standby, members[member_id].current.active):
-            for task in each(role):
+            for task in iter_tasks(role):
                 previous_holders.setdefault(task, []).append(member_id)
     processes = {spec.process_id for spec in members.values()}
-    stateful = [task for task in _tasks(shape) if task[0] in shape.stateful]
+    stateful = [task for task in _all_tasks(shape) if task[0] in shape.stateful]
     wanted = min(replicas, len(processes) - 1)
     limit = -(-(sum(load.values()) + wanted * len(stateful)) // len(members))
 
@@ -168,21 +170,24 @@ def _standbys(
 
 
 def check_assignment(
-    members: Mapping[str, MemberSpec], shape: Shape, replicas: int, assignment: Mapping[str, Tasks]
+    members: Mapping[str, MemberSpec], shape: TopologyShape, replicas: int, assignment: Mapping[str, Tasks]
 ) -> None:
     """Asserts A1 to A3."""
     all_tasks = {(name, partition) for name, count in shape.task_counts.items() for partition in range(count)}
-    active = [task for tasks in assignment.values() for task in each(tasks.active)]
+    active = [task for tasks in assignment.values() for task in iter_tasks(tasks.active)]
     assert len(active) == len(set(active)) and set(active) == all_tasks, "A1: a task is not active exactly once"
     counts = [_size(tasks.active) for tasks in assignment.values()]
     assert not counts or max(counts) - min(counts) <= 1, f"A1: {counts}"
     held = [
-        (members[name].process_id, task) for name, tasks in assignment.items() for role in tasks for task in each(role)
+        (members[name].process_id, task)
+        for name, tasks in assignment.items()
+        for role in tasks
+        for task in iter_tasks(role)
     ]
     assert len(held) == len(set(held)), "A2: a process has a task twice"
     processes = len({spec.process_id for spec in members.values()})
     expected = min(replicas, processes - 1)
-    standbys = [task for tasks in assignment.values() for task in each(tasks.standby)]
+    standbys = [task for tasks in assignment.values() for task in iter_tasks(tasks.standby)]
     for task in all_tasks:
         wanted = expected if task[0] in shape.stateful else 0
         assert standbys.count(task) == wanted, f"A3: {task} has {standbys.count(task)} standbys, not {wanted}"

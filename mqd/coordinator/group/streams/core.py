@@ -1,9 +1,10 @@
 """A streams group (KIP-1071): StreamsGroupHeartbeat 0, StreamsGroupDescribe 0. Sans-I/O.
 
-The first member brings the topology. It is configured against the topics that exist (topology.py);
-while it is not ready, the target is empty. Epochs work as in a consumer group (consumer/core.py),
-but tasks in three roles are assigned, not partitions. Members move to the target independently:
-each first releases what it must lose, then gets what others have released (members.py).
+The first member supplies the topology. It is configured against the topics that exist
+(topology.py); while it is not ready, the target is empty. Epochs work as in a consumer group
+(consumer/core.py), but tasks in three roles are assigned, not partitions. Members move to the
+target independently: each first releases what it must lose, then gets what others have released
+(members.py).
 
 Invariants (check())
     T1  a task is active on one member at most, and held by one member of a process at most, until
@@ -19,7 +20,7 @@ Invariants (check())
         a heartbeat does not move
     T7  a group with members has a topology; a persisted topology never changes
     T8  a reply depends only on records persisted before it; each request has one reply
-    T9  `described_bytes` and `held_count` are the sums over all members
+    T9  `described_bytes` and `held_count` are sums over all members
 Bounds: members by group.streams.max.size; a topology by requests.SUBSCRIPTION_CHARS_MAX; a
 heartbeat that changes nothing is O(1) and persists nothing.
 
@@ -37,12 +38,12 @@ from mqd.coordinator.group.consumer.requests import Refused
 from mqd.coordinator.group.modern import ModernGroup
 from mqd.coordinator.group.offsets import CommitOffsets
 from mqd.coordinator.group.streams import records, requests, responses
-from mqd.coordinator.group.streams.assignor import MemberSpec, Shape, sticky
+from mqd.coordinator.group.streams.assignor import MemberSpec, TopologyShape, sticky
 from mqd.coordinator.group.streams.events import StreamsDescribe, StreamsHeartbeat, StreamsHeartbeatOutcome
 from mqd.coordinator.group.streams.members import STABLE, UNREVOKED, Member, next_state
-from mqd.coordinator.group.streams.records import Current, Description, Metadata
-from mqd.coordinator.group.streams.tasks import NO_TASKS, Holders, Tasks, contains, difference, each, overlap
-from mqd.coordinator.group.streams.topology import Configured, InvalidTopology, Topology, configure
+from mqd.coordinator.group.streams.records import CurrentAssignment, Description, Metadata
+from mqd.coordinator.group.streams.tasks import NO_TASKS, Holders, Tasks, contains, difference, iter_tasks, overlap
+from mqd.coordinator.group.streams.topology import ConfiguredTopology, InvalidTopology, Topology, configure
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import StreamsGroupHeartbeatResponse
 
@@ -77,14 +78,14 @@ class StreamsGroup(ModernGroup):
         self.target: dict[str, Tasks] = {}
         self.holders = Holders()
         self.topology: Topology | None = None
-        self.configured = Configured({}, {})
+        self.configured = ConfiguredTopology({}, {})
         self.validated_epoch = -1
         self.standby_replicas: int | None = None  # the setting that the last assignment used; None: unknown
         self.endpoint_epoch = 0
         self.held_count = self.topology_bytes = 0
         self.is_delayed = False  # the first assignment waits for INITIAL_TIMER
         self._configured_version: Any = None
-        self._shutdown_by: str | None = None
+        self._shutdown_requester: str | None = None
         self._timers: list[Action] = []
 
     # -- queries -----------------------------------------------------------------------------------
@@ -192,8 +193,8 @@ class StreamsGroup(ModernGroup):
         self._maybe_set_topology(topology)
         member, bump = self._enroll(existing, message.member_id, description)
         self._set_configuration(configured, bump)
-        if message.shutdown_application and self._shutdown_by is None:
-            self._shutdown_by = member.member_id
+        if message.shutdown_application and self._shutdown_requester is None:
+            self._shutdown_requester = member.member_id
         self._maybe_assign()
         old_current = member.current
         self._reconcile(member, owned, now_ms)
@@ -236,12 +237,12 @@ class StreamsGroup(ModernGroup):
             )
         if self.configured.status is not None:
             statuses.append(_Status(*self.configured.status))
-        if self._shutdown_by is not None:
+        if self._shutdown_requester is not None:
             statuses.append(
                 _Status(
                     SHUTDOWN_APPLICATION,
-                    f"Streams group member {self._shutdown_by} encountered a fatal error and requested a shutdown for"
-                    " the entire application.",
+                    f"Streams group member {self._shutdown_requester} encountered a fatal error and requested a"
+                    " shutdown for the entire application.",
                 )
             )
         return statuses
@@ -294,7 +295,8 @@ class StreamsGroup(ModernGroup):
         else:
             if member.process_id != description.process_id:  # joins again, from another process
                 self._set_current(
-                    member, Current(member.epoch, member.current.previous_epoch, STABLE, NO_TASKS, NO_TASKS, {})
+                    member,
+                    CurrentAssignment(member.epoch, member.current.previous_epoch, STABLE, NO_TASKS, NO_TASKS, {}),
                 )
             self.described_bytes -= size_bytes_of(member_id, member.description)
         member.description = description
@@ -307,8 +309,8 @@ class StreamsGroup(ModernGroup):
         member = self.members.get(message.member_id)
         if member is None:
             raise self._unknown(message.member_id)
-        if message.shutdown_application and self._shutdown_by is None:
-            self._shutdown_by = member.member_id
+        if message.shutdown_application and self._shutdown_requester is None:
+            self._shutdown_requester = member.member_id
         self._fence([member])
         return StreamsHeartbeatOutcome(
             StreamsGroupHeartbeatResponse(member_id=message.member_id, member_epoch=message.member_epoch, status=[])
@@ -329,7 +331,7 @@ class StreamsGroup(ModernGroup):
             self.pending += records.member_tombstones(self.group_id, member.member_id)
         self.deadlines.tidy(2 * len(self.members))
         if not self.members:
-            self._shutdown_by = None
+            self._shutdown_requester = None
         self.refresh(bump=True)
 
     def _on_timer(self, event: TimerFired, now_ms: int) -> None:
@@ -343,7 +345,7 @@ class StreamsGroup(ModernGroup):
         if fenced := [member for member_id, member in self.members.items() if member_id in expired_ids]:
             self._fence(fenced)
 
-    def _set_current(self, member: Member, current: Current) -> None:
+    def _set_current(self, member: Member, current: CurrentAssignment) -> None:
         self._release(member)
         self.held_count += current.assigned.size + current.revoking.size
         member.current = current
@@ -378,7 +380,7 @@ class StreamsGroup(ModernGroup):
         self.topology_bytes = sum(NAME_BYTES + len(name) for name in topology.topic_names)
         self.subscriptions.add((topology.topic_names, None, None))
 
-    def _configure(self, topology: Topology) -> Configured:
+    def _configure(self, topology: Topology) -> ConfiguredTopology:
         """Raises Refused."""
         if topology is self.topology and self._configured_version == self.cluster.version:
             return self.configured
@@ -387,18 +389,20 @@ class StreamsGroup(ModernGroup):
         except InvalidTopology as problem:
             raise Refused(ErrorCode.STREAMS_INVALID_TOPOLOGY, str(problem)) from None
 
-    def _described_configuration(self) -> Configured:
-        """Does not change the group: a description has no effect on its epoch."""
+    def _described_configuration(self) -> ConfiguredTopology:
+        """The configuration for StreamsGroupDescribe. Does not change the group, because describing
+        it must not affect its epoch.
+        """
         try:
             return self._configure(self.topology) if self.topology is not None else self.configured
         except Refused:
-            return Configured({}, {})
+            return ConfiguredTopology({}, {})
 
     def _partition_count(self, name: str) -> int | None:
         topic = self.cluster.topic(name)
         return topic.partition_count if topic is not None else None
 
-    def _set_configuration(self, configured: Configured, bump: bool) -> None:
+    def _set_configuration(self, configured: ConfiguredTopology, bump: bool) -> None:
         assert self.topology is not None
         self.configured, self._configured_version = configured, self.cluster.version
         standby_replicas = self.cluster.streams_settings(self.group_id).standby_replicas
@@ -435,7 +439,7 @@ class StreamsGroup(ModernGroup):
             stateful = frozenset(
                 subtopology.subtopology_id for subtopology in self.topology.subtopologies if subtopology.changelogs
             )
-            shape = Shape(self.configured.task_counts, stateful)
+            shape = TopologyShape(self.configured.task_counts, stateful)
             new_target = sticky(specs, shape, self.standby_replicas or 0)
         for member_id, tasks in new_target.items():
             if tasks != self.target.get(member_id):
@@ -504,7 +508,7 @@ class StreamsGroup(ModernGroup):
         self.needs_new_epoch = self.needs_new_epoch or bool(broken_ids)
         return self._actions([])
 
-    def _load_member(self, member_id: str, description: Description, current: Current | None) -> bool:
+    def _load_member(self, member_id: str, description: Description, current: CurrentAssignment | None) -> bool:
         """Returns False if the member's state contradicts itself or the state of other members."""
         member = Member(member_id, description)
         held = (current.assigned, current.revoking) if current is not None else ()
@@ -518,7 +522,7 @@ class StreamsGroup(ModernGroup):
             (task, role_index == 0)
             for tasks_by_role in held
             for role_index, role in enumerate(tasks_by_role)
-            for task in each(role)
+            for task in iter_tasks(role)
         ]
         if len(tasks) != len({task for task, _ in tasks}) or not all(
             self.holders.may_take(member_id, description.process_id, task, is_active) for task, is_active in tasks
@@ -544,14 +548,14 @@ def refusal(error: int, message: str | None) -> StreamsHeartbeatOutcome:
     return StreamsHeartbeatOutcome(response)
 
 
-def _check_tasks(owned: Tasks | None, member: Member | None, configured: Configured) -> None:
+def _check_tasks(owned: Tasks | None, member: Member | None, configured: ConfiguredTopology) -> None:
     """Raises Refused for tasks that do not exist, apart from those that the member still has: their
     topic may have been deleted, or created again with fewer partitions.
     """
     if owned is None or member is None or not configured.is_ready:
         return
     for role in difference(difference(owned, member.current.assigned), member.current.revoking):
-        for subtopology_id, partition in each(role):
+        for subtopology_id, partition in iter_tasks(role):
             count = configured.task_counts.get(subtopology_id)
             if count is None:
                 raise Refused(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mqd.coordinator.group.classic.members import NEVER
 from mqd.coordinator.group.streams.members import STABLE, UNREVOKED
-from mqd.coordinator.group.streams.tasks import NO_TASKS, Holders, each
+from mqd.coordinator.group.streams.tasks import NO_TASKS, Holders, iter_tasks
 
 if TYPE_CHECKING:
     from mqd.coordinator.group.streams.core import StreamsGroup
@@ -32,7 +32,7 @@ def _check_holders(group: StreamsGroup) -> None:
         current = member.current
         for tasks in (current.assigned, current.revoking):
             rebuilt.claim(member_id, member.process_id, tasks)
-        active = {*each(current.assigned.active), *each(current.revoking.active)}
+        active = {*iter_tasks(current.assigned.active), *iter_tasks(current.revoking.active)}
         assert current.epochs.keys() == active, "T2"
         assert all(0 < current.epochs[task] <= max(member.epoch, 1) for task in active), "T2"
     assert (rebuilt.active, rebuilt.in_process) == (group.holders.active, group.holders.in_process), "T2"
@@ -50,7 +50,7 @@ def _check_target(group: StreamsGroup) -> None:
         all_tasks = sorted(
             (name, partition) for name, count in group.configured.task_counts.items() for partition in range(count)
         )
-        active = sorted(task for tasks in group.target.values() for task in each(tasks.active))
+        active = sorted(task for tasks in group.target.values() for task in iter_tasks(tasks.active))
         assert not group.members or active == all_tasks, f"T4: {active} of {all_tasks}"
     for name, member in group.members.items():
         current = member.current

@@ -1,7 +1,7 @@
 """A member of a streams group, the tasks it holds, and their reconciliation with its target.
 
-    STABLE      the target takes something away -> UNREVOKED; some of its new tasks are still held
-                by other members -> UNRELEASED
+    STABLE      the target lacks some of its tasks -> UNREVOKED; some of its new tasks are still
+                held by other members -> UNRELEASED
     UNREVOKED   the member reports that it no longer owns what it must lose -> STABLE or UNRELEASED,
                 at the target's epoch
     UNRELEASED  the tasks are free -> STABLE
@@ -12,21 +12,21 @@ The numbers of the states are those in Kafka's records.
 from __future__ import annotations
 
 from mqd.coordinator.group.classic.members import Timed
-from mqd.coordinator.group.streams.records import Current, Description, Epochs
+from mqd.coordinator.group.streams.records import CurrentAssignment, Description, Epochs
 from mqd.coordinator.group.streams.tasks import (
     NO_TASKS,
     Holders,
     Tasks,
     difference,
-    each,
     intersection,
+    iter_tasks,
     overlap,
     task_set,
     union,
 )
 
 STABLE, UNREVOKED, UNRELEASED = 1, 2, 3
-JUST_JOINED = Current(0, 0, STABLE, NO_TASKS, NO_TASKS, {})
+JUST_JOINED = CurrentAssignment(0, 0, STABLE, NO_TASKS, NO_TASKS, {})
 
 
 class Member(Timed):
@@ -36,7 +36,7 @@ class Member(Timed):
 
     __slots__ = ("current", "description", "release_deadline")
 
-    def __init__(self, member_id: str, description: Description, current: Current = JUST_JOINED) -> None:
+    def __init__(self, member_id: str, description: Description, current: CurrentAssignment = JUST_JOINED) -> None:
         super().__init__(member_id)
         self.description = description
         self.current = current
@@ -51,8 +51,12 @@ class Member(Timed):
         return self.description.process_id
 
 
-def next_state(member: Member, target: Tasks, target_epoch: int, holders: Holders, owned: Tasks | None) -> Current:
-    """The member's new state. `owned`: the tasks that it reports; None: it reported none. Pure."""
+def next_state(
+    member: Member, target: Tasks, target_epoch: int, holders: Holders, owned: Tasks | None
+) -> CurrentAssignment:
+    """The member's new state. `owned`: the tasks that it reports; None: its request does not list
+    them. Pure.
+    """
     current = member.current
     epoch, assigned = current.epoch, current.assigned
     if current.state == UNREVOKED:
@@ -64,24 +68,26 @@ def next_state(member: Member, target: Tasks, target_epoch: int, holders: Holder
     kept = intersection(assigned, target)
     revoking = difference(assigned, kept)
     if not revoking.is_empty and (owned is None or overlap(revoking, owned)):
-        return Current(epoch, _previous(current, epoch), UNREVOKED, kept, revoking, _epochs(current, assigned))
+        return CurrentAssignment(
+            epoch, _previous(current, epoch), UNREVOKED, kept, revoking, _epochs(current, assigned)
+        )
     free, must_wait = _free_tasks(member, difference(target, kept), holders)
     held = union(kept, free)
-    return Current(
+    return CurrentAssignment(
         target_epoch,
         _previous(current, target_epoch),
         UNRELEASED if must_wait else STABLE,
         held,
         NO_TASKS,
-        dict.fromkeys(each(free.active), target_epoch) | _epochs(current, kept),
+        dict.fromkeys(iter_tasks(free.active), target_epoch) | _epochs(current, kept),
     )
 
 
-def _epochs(current: Current, kept: Tasks) -> Epochs:
-    return {task: current.epochs[task] for task in each(kept.active)}
+def _epochs(current: CurrentAssignment, kept: Tasks) -> Epochs:
+    return {task: current.epochs[task] for task in iter_tasks(kept.active)}
 
 
-def _previous(current: Current, epoch: int) -> int:
+def _previous(current: CurrentAssignment, epoch: int) -> int:
     """The older epoch that the member may still use if it has missed the new one."""
     return current.epoch if epoch != current.epoch else current.previous_epoch
 
@@ -92,7 +98,7 @@ def _free_tasks(member: Member, requested: Tasks, holders: Holders) -> tuple[Tas
         task_set(
             [
                 task
-                for task in each(role)
+                for task in iter_tasks(role)
                 if holders.may_take(member.member_id, member.process_id, task, is_active=role_index == 0)
             ]
         )

@@ -53,7 +53,7 @@ class Description(msgspec.Struct, frozen=True):
     tags: tuple[tuple[str, str], ...]
 
 
-class Current(msgspec.Struct, frozen=True):
+class CurrentAssignment(msgspec.Struct, frozen=True):
     """The tasks that a member holds. `epochs` covers all its active tasks, including those to be
     revoked.
     """
@@ -139,7 +139,7 @@ def decode_target(value: bytes) -> Tasks:
     return Tasks(*map(tasks_of, (record.active_tasks, record.standby_tasks, record.warmup_tasks)))
 
 
-def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
+def current_record(group_id: str, member_id: str, current: CurrentAssignment) -> KeyValue:
     cls = _CURRENT.value.cls
     value = cls(
         current.epoch,
@@ -153,7 +153,7 @@ def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
     return _CURRENT.encode_key(group_id, member_id), _CURRENT.encode_value(value)
 
 
-def decode_current(value: bytes) -> Current:
+def decode_current(value: bytes) -> CurrentAssignment:
     record = _CURRENT.decode_value(value)
     epoch = valid_epoch(record.member_epoch)
     assigned = (record.active_tasks, record.standby_tasks, record.warmup_tasks)
@@ -162,16 +162,16 @@ def decode_current(value: bytes) -> Current:
         record.standby_tasks_pending_revocation,
         record.warmup_tasks_pending_revocation,
     )
-    return Current(
+    return CurrentAssignment(
         epoch,
         valid_epoch(record.previous_member_epoch),
         record.state,
         Tasks(*map(tasks_of, assigned)),
         Tasks(*map(tasks_of, revoking)),
         {
-            (task_ids.subtopology_id, partition): since
+            (task_ids.subtopology_id, partition): assignment_epoch
             for task_ids in (*assigned[0], *revoking[0])
-            for partition, since in zip(
+            for partition, assignment_epoch in zip(
                 task_ids.partitions, task_ids.assignment_epochs or [epoch] * len(task_ids.partitions), strict=False
             )
         },

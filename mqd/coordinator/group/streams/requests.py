@@ -16,7 +16,7 @@ SUBTOPOLOGIES_MAX = 10_000
 
 
 def problem_of(message: StreamsGroupHeartbeatRequest) -> str | None:
-    """Why the request is invalid whatever the group's state; None: it is valid."""
+    """Why the request is invalid in any state of the group; None: it is valid."""
     epoch = message.member_epoch
     if not message.member_id.strip():
         return "MemberId can't be empty."
@@ -121,7 +121,7 @@ def internal_topic_names(message: StreamsGroupHeartbeatRequest) -> list[str]:
 
 
 def owned_tasks(message: StreamsGroupHeartbeatRequest) -> Tasks | None:
-    """The tasks that the member reports; None: it reports none. Raises Refused."""
+    """The tasks that the member reports; None: the request does not list them. Raises Refused."""
     if message.active_tasks is None:
         return None
     try:

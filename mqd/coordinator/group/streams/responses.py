@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from mqd.coordinator.group.consumer.cluster import Cluster
 from mqd.coordinator.group.streams.members import Member
 from mqd.coordinator.group.streams.records import as_structs
-from mqd.coordinator.group.streams.tasks import NO_TASKS, Tasks, TaskSet, each
-from mqd.coordinator.group.streams.topology import Configured, InternalTopic, Topology
+from mqd.coordinator.group.streams.tasks import NO_TASKS, Tasks, TaskSet, iter_tasks
+from mqd.coordinator.group.streams.topology import ConfiguredTopology, InternalTopic, Topology
 from mqd.protocol.messages import StreamsGroupDescribeResponse, StreamsGroupHeartbeatResponse
 
 _Response, _Described = StreamsGroupHeartbeatResponse, StreamsGroupDescribeResponse
@@ -58,7 +58,7 @@ def endpoints(group: Group) -> list[StreamsGroupHeartbeatResponse.EndpointToPart
 def _partitions(group: Group, role: TaskSet) -> list[StreamsGroupHeartbeatResponse.TopicPartition]:
     """The input partitions of these tasks."""
     by_topic: dict[str, list[int]] = {}
-    for subtopology_id, partition in each(role):
+    for subtopology_id, partition in iter_tasks(role):
         subtopology = group.topology.find(subtopology_id) if group.topology is not None else None
         for name in subtopology.inputs if subtopology is not None else ():
             topic = group.cluster.topic(name)
@@ -69,7 +69,7 @@ def _partitions(group: Group, role: TaskSet) -> list[StreamsGroupHeartbeatRespon
     ]
 
 
-def describe_group(group: Group, configured: Configured) -> StreamsGroupDescribeResponse.Group:
+def describe_group(group: Group, configured: ConfiguredTopology) -> StreamsGroupDescribeResponse.Group:
     return _Described.Group(
         group_id=group.group_id,
         group_state=group.state_name,
@@ -80,9 +80,9 @@ def describe_group(group: Group, configured: Configured) -> StreamsGroupDescribe
     )
 
 
-def _topology(topology: Topology, configured: Configured) -> StreamsGroupDescribeResponse.Topology:
+def _topology(topology: Topology, configured: ConfiguredTopology) -> StreamsGroupDescribeResponse.Topology:
     """Lists no subtopologies while the partitions of their topics are not known."""
-    if not configured.counts and not configured.task_counts:
+    if not configured.partition_counts and not configured.task_counts:
         return _Described.Topology(epoch=topology.epoch, subtopologies=None)
     return _Described.Topology(
         epoch=topology.epoch,
@@ -99,10 +99,10 @@ def _topology(topology: Topology, configured: Configured) -> StreamsGroupDescrib
     )
 
 
-def _topic(topic: InternalTopic, configured: Configured) -> StreamsGroupDescribeResponse.TopicInfo:
+def _topic(topic: InternalTopic, configured: ConfiguredTopology) -> StreamsGroupDescribeResponse.TopicInfo:
     return _Described.TopicInfo(
         name=topic.name,
-        partitions=configured.counts.get(topic.name, topic.partitions),
+        partitions=configured.partition_counts.get(topic.name, topic.partitions),
         replication_factor=topic.replication_factor,
         topic_configs=[_Described.KeyValue(key=key, value=value) for key, value in topic.configs],
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mqd.coordinator.group import sets
 
-TaskSet = sets.Held[str]  # subtopology id -> partitions, ascending, never empty
+TaskSet = sets.NumbersByKey[str]  # subtopology id -> partitions, ascending, never empty
 Task = tuple[str, int]
 NOTHING: TaskSet = {}
 
@@ -29,7 +29,7 @@ class Tasks(NamedTuple):
 NO_TASKS = Tasks()
 
 
-def each(role: TaskSet) -> Iterator[Task]:
+def iter_tasks(role: TaskSet) -> Iterator[Task]:
     return ((name, partition) for name, partitions in role.items() for partition in partitions)
 
 
@@ -78,7 +78,7 @@ class Holders:
 
     def claim(self, member_id: str, process_id: str, tasks: Tasks) -> None:
         for role_index, role in enumerate(tasks):
-            for task in each(role):
+            for task in iter_tasks(role):
                 assert self.may_take(member_id, process_id, task, role_index == 0), f"T1: {task} would have two holders"
                 self.in_process[process_id, task] = member_id
                 if role_index == 0:
@@ -86,7 +86,7 @@ class Holders:
 
     def release(self, process_id: str, tasks: Tasks) -> None:
         for role_index, role in enumerate(tasks):
-            for task in each(role):
+            for task in iter_tasks(role):
                 self.in_process.pop((process_id, task), None)
                 if role_index == 0:
                     self.active.pop(task, None)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 MISSING_SOURCE_TOPICS, INCORRECTLY_PARTITIONED_TOPICS, MISSING_INTERNAL_TOPICS = 1, 2, 3
-CountOf = Callable[[str], int | None]  # a topic's partition count; None: it does not exist
-LISTED_TOPICS_MAX = 10  # topics that a status message lists
+PartitionCountOf = Callable[[str], int | None]  # topic name -> partition count; None: no such topic
+LISTED_TOPICS_MAX = 10  # how many topics a status message lists
 
 
 class InternalTopic(msgspec.Struct, frozen=True):
@@ -71,14 +71,14 @@ class NewTopic(NamedTuple):
     configs: tuple[tuple[str, str], ...]
 
 
-class Configured(NamedTuple):
-    """`task_counts`: tasks of each subtopology; empty unless the topology is ready. `counts`:
-    partitions that the internal topics have or need. `status`: why the topology is not ready, as
-    (status code, detail).
+class ConfiguredTopology(NamedTuple):
+    """`task_counts`: tasks of each subtopology; empty unless the topology is ready.
+    `partition_counts`: how many partitions the internal topics have or need. `status`: why the
+    topology is not ready, as (status code, detail).
     """
 
     task_counts: Mapping[str, int]
-    counts: Mapping[str, int]
+    partition_counts: Mapping[str, int]
     status: tuple[int, str] | None = None
     missing_topics: tuple[NewTopic, ...] = ()
 
@@ -88,7 +88,7 @@ class Configured(NamedTuple):
 
 
 class InvalidTopology(Exception):
-    """The topology cannot be configured, whatever topics exist."""
+    """The topology is invalid regardless of which topics exist."""
 
 
 class _Mispartitioned(Exception):
@@ -96,7 +96,7 @@ class _Mispartitioned(Exception):
 
 
 def parse(message: Any) -> Topology:
-    """`message`: the topology of a heartbeat or of a record. Raises InvalidTopology."""
+    """`message`: the topology in a heartbeat or a record. Raises InvalidTopology."""
     by_id: dict[str, Subtopology] = {}
     for subtopology in message.subtopologies:
         if subtopology.subtopology_id in by_id:
@@ -167,14 +167,14 @@ def _sorted_indexes(names: list[str]) -> dict[int, int]:
 # -- configuration ---------------------------------------------------------------------------------
 
 
-def configure(topology: Topology, existing_count: CountOf) -> Configured:
+def configure(topology: Topology, existing_count: PartitionCountOf) -> ConfiguredTopology:
     """Raises InvalidTopology."""
     counts = _fixed_counts(topology)
     order = _derivation_order(topology, counts)
     sources = {name for subtopology in topology.subtopologies for name in subtopology.source_topics}
     missing_sources = sorted(name for name in sources if existing_count(name) is None)
     if missing_sources:
-        return Configured(
+        return ConfiguredTopology(
             {}, {}, (MISSING_SOURCE_TOPICS, f"Source topics {_first_names(missing_sources)} are missing.")
         )
 
@@ -195,11 +195,11 @@ def configure(topology: Topology, existing_count: CountOf) -> Configured:
                 counts[topic.name] = task_counts[subtopology.subtopology_id]
         missing_topics = _missing_topics(topology, counts, existing_count)
     except _Mispartitioned as problem:
-        return Configured({}, {}, (INCORRECTLY_PARTITIONED_TOPICS, str(problem)))
+        return ConfiguredTopology({}, {}, (INCORRECTLY_PARTITIONED_TOPICS, str(problem)))
     if missing_topics:
         detail = f"Internal topics are missing: [{_first_names([topic.name for topic in missing_topics])}]"
-        return Configured({}, counts, (MISSING_INTERNAL_TOPICS, detail), missing_topics)
-    return Configured(task_counts, counts)
+        return ConfiguredTopology({}, counts, (MISSING_INTERNAL_TOPICS, detail), missing_topics)
+    return ConfiguredTopology(task_counts, counts)
 
 
 def _fixed_counts(topology: Topology) -> dict[str, int]:
@@ -266,7 +266,9 @@ def _derivation_order(topology: Topology, fixed: Mapping[str, int]) -> list[tupl
     return order
 
 
-def _derive_counts(order: list[tuple[str, list[Subtopology]]], counts: dict[str, int], existing_count: CountOf) -> None:
+def _derive_counts(
+    order: list[tuple[str, list[Subtopology]]], counts: dict[str, int], existing_count: PartitionCountOf
+) -> None:
     largest_input_counts: dict[str, int] = {}  # subtopology -> partitions of its largest input
     for name, writers in order:
         for subtopology in writers:
@@ -278,7 +280,7 @@ def _derive_counts(order: list[tuple[str, list[Subtopology]]], counts: dict[str,
 
 
 def _apply_copartition_group(
-    subtopology: Subtopology, group: CopartitionGroup, counts: dict[str, int], existing_count: CountOf
+    subtopology: Subtopology, group: CopartitionGroup, counts: dict[str, int], existing_count: PartitionCountOf
 ) -> None:
     sources = {
         subtopology.source_topics[index]: existing_count(subtopology.source_topics[index]) or 0
@@ -300,7 +302,9 @@ def _apply_copartition_group(
     counts.update((topic.name, count) for topic in repartitions)
 
 
-def _missing_topics(topology: Topology, counts: Mapping[str, int], existing_count: CountOf) -> tuple[NewTopic, ...]:
+def _missing_topics(
+    topology: Topology, counts: Mapping[str, int], existing_count: PartitionCountOf
+) -> tuple[NewTopic, ...]:
     new_topics: dict[str, NewTopic] = {}
     for subtopology in topology.subtopologies:
         for topic in (*subtopology.repartition_sources, *subtopology.changelogs):
