@@ -48,7 +48,7 @@ from mqd.coordinator.share.dead_letter_writer import (
     DeadLetterWriter,
     Letter,
     Loaded,
-    Observed,
+    ObservedWrite,
     Outcome,
     Step,
     Wake,
@@ -209,7 +209,7 @@ class DeadLetters:
             if writer is None or writer.core.leader_epoch < part.leader_epoch or writer.core.phase == STOPPED:
                 writer = self._begin(name, group_id, topic_id, part.partition, part.leader_epoch)
         if writer is not None and api_key == WRITE and writer.core.leader_epoch == part.leader_epoch:
-            self._handle(writer, Observed(part.state_epoch, part.start_offset, tuple(runs_of(batches))))
+            self._handle(writer, ObservedWrite(part.state_epoch, part.start_offset, tuple(runs_of(batches))))
 
     def _begin(self, name: str, group_id: str, topic_id: bytes, partition: int, leader_epoch: int) -> _Writer:
         previous = self._writers.pop(name, None)
@@ -230,7 +230,7 @@ class DeadLetters:
 
     # -- a writer's actions -------------------------------------------------------------------------
 
-    def _handle(self, writer: _Writer, event: Observed | Outcome | Woken) -> None:
+    def _handle(self, writer: _Writer, event: ObservedWrite | Outcome | Woken) -> None:
         count_before = writer.core.letter_count
         self._act(writer, writer.core.handle(event, self._now_ms()))
         if writer.core.letter_count > count_before and (
@@ -282,11 +282,11 @@ class DeadLetters:
                 if step.kind != FENCING:
                     writer.problem = ""
         except (StepFailed, CoordinatorError, AppendError, PeerError, ProtocolError, OSError) as error:
-            outcome = Outcome(step.token, is_done=False)
+            outcome = Outcome(step.token, succeeded=False)
             self._log_problem(writer, step, str(error) or "timeout")  # TimeoutError, an OSError, has no text
         except Exception:
             log.exception("dead letters cannot be written; retrying", group=writer.group_id, step=step.kind)
-            outcome = Outcome(step.token, is_done=False)
+            outcome = Outcome(step.token, succeeded=False)
         if self._writers.get(writer.name) is writer:
             self._handle(writer, outcome)
 

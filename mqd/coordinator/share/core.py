@@ -15,8 +15,8 @@ Invariants (check())
     P4  the records from the last snapshot on suffice to rebuild the state (`durable_state()`)
     P5  while there are updates since the last snapshot, the timer for the next one is armed
     P6  a read in a newer leader epoch drops the state of records that the log has lost: all offsets
-        at or above the end of the state's leader epoch in the reader's log. Other records will
-        have these offsets
+        at or above the end of the state's leader epoch in the reader's log. The log will give these
+        offsets to other records
 Bounds: RUNS_MAX runs. A write that might exceed this is refused, because a snapshot is one record.
 
 Source: Kafka's own behaviour, including the precedence of errors. Differences: Kafka keeps the
@@ -78,8 +78,8 @@ class Initialize(msgspec.Struct, frozen=True, gc=False):
 
 
 class Read(msgspec.Struct, frozen=True, gc=False):
-    """`epochs`: (leader epoch, its first offset) of the reader's log, ascending; the last one is the
-    log's end. () if the reader has no log to compare the state with.
+    """`epochs`: (leader epoch, its first offset) of the reader's log, ascending; the last pair is
+    (records.LOG_END, the log's end). () if the reader has no log to compare the state with.
     """
 
     request: int
@@ -311,7 +311,7 @@ class SharePartition:
         if self.update_count >= self.settings.updates_per_snapshot:
             return self._snapshot(now_ms)
         self.update_count += 1
-        # two runs of one request can overlap: the record has them merged (runs.py)
+        # two runs of one request can overlap; they are merged before they are written (runs.py)
         difference = Runs(list(runs)).runs if len(runs) > 1 else list(runs)
         record = records.update_record(
             self._update_key, self.snapshot_epoch, self.leader_epoch, start_offset, self.complete_count, difference

@@ -1,9 +1,9 @@
 """Writes the dead letters (KIP-1191) of one share-partition, on the host that leads the partition.
 Sans-I/O.
 
-The share-partition's owner persists rejected and exhausted records as Archiving. This core sees them
-in the WRITEs that pass its host on their way to the share coordinator, has the letters written, and
-then asks the owner to archive the records; the owner's next WRITE confirms that.
+The share-partition's owner persists rejected and exhausted records as Archiving. This core sees
+them in the WRITEs that pass its host on their way to the share coordinator, has the letters
+written, and then asks the owner to archive the records; the owner's next WRITE confirms that.
 
 A letter is written once, by a transaction that also commits a progress record: the offsets of the
 records that its letters are for, in the metadata of a committed offset. One transaction at a time,
@@ -63,7 +63,7 @@ FENCING, LOADING, READING, IDLE, WRITING, WRITING_PROGRESS, COMMITTING, ARCHIVIN
 STEPS = frozenset((FENCING, LOADING, READING, WRITING, WRITING_PROGRESS, COMMITTING))  # phases that end with an outcome
 LETTERS_MAX = 500
 BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 30_000  # as in Kafka, which gives up after five attempts
-REPEAT_MS = 2_000  # wait for the owner's WRITE before starting again: there may be a new owner
+ARCHIVE_TIMEOUT_MS = 2_000  # without the owner's WRITE, start again: there may be a new owner
 PROGRESS_VERSION = "2"
 
 
@@ -90,7 +90,7 @@ class Archive(msgspec.Struct, frozen=True, gc=False):
 
 
 class Wake(msgspec.Struct, frozen=True, gc=False):
-    """Call handle(Woken()) at that time; replaces the previous Wake."""
+    """Asks the caller to call handle(Woken()) at that time. Replaces the previous Wake."""
 
     at_ms: int
 
@@ -109,7 +109,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     """
 
     token: int
-    is_done: bool = True
+    succeeded: bool = True
     is_superseded: bool = False  # a result of LOADING: another host leads
     loaded: Loaded | None = None
     progress: str | None = None
@@ -117,7 +117,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     is_unwanted: bool = False
 
 
-class Observed(msgspec.Struct, frozen=True, gc=False):
+class ObservedWrite(msgspec.Struct, frozen=True, gc=False):
     """A WRITE has succeeded. `start_offset` -1: it has not moved."""
 
     state_epoch: int
@@ -161,10 +161,10 @@ class DeadLetterWriter:
     def start(self) -> list[Action]:
         return [self._step(FENCING)]
 
-    def handle(self, event: Observed | Outcome | Woken, now_ms: int) -> list[Action]:
+    def handle(self, event: ObservedWrite | Outcome | Woken, now_ms: int) -> list[Action]:
         if self.phase == STOPPED:
             return []
-        if isinstance(event, Observed):
+        if isinstance(event, ObservedWrite):
             if self.state_epoch not in (-1, event.state_epoch):  # AlterShareGroupOffsets
                 self.to_archive.clear()
                 self.state_epoch, self._due_ms = -1, None
@@ -180,7 +180,7 @@ class DeadLetterWriter:
         if event.is_superseded:
             self.phase = STOPPED
             return []
-        if not event.is_done:
+        if not event.succeeded:
             return self._on_failure(now_ms)
         return self._on_done(event, now_ms)
 
@@ -258,7 +258,7 @@ class DeadLetterWriter:
 
     def _archive(self, now_ms: int) -> list[Action]:
         self.phase = ARCHIVING
-        self._due_ms = now_ms + REPEAT_MS
+        self._due_ms = now_ms + ARCHIVE_TIMEOUT_MS
         ranges = tuple(ranges_of(sorted(self.to_archive)))
         return [Archive(self.state_epoch, self.leader_epoch, ranges), Wake(self._due_ms)]
 

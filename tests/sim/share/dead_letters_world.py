@@ -29,7 +29,7 @@ from mqd.coordinator.share.dead_letter_writer import (
     Archive,
     DeadLetterWriter,
     Loaded,
-    Observed,
+    ObservedWrite,
     Outcome,
     Step,
     Wake,
@@ -122,8 +122,8 @@ class MixesEpochs(DeadLetterWriter):
     """Records rejected after a reset of the offsets count for the old state epoch."""
 
     def handle(self, event, now_ms):
-        if isinstance(event, Observed) and self.state_epoch >= 0:
-            event = Observed(self.state_epoch, event.start_offset, event.runs)
+        if isinstance(event, ObservedWrite) and self.state_epoch >= 0:
+            event = ObservedWrite(self.state_epoch, event.start_offset, event.runs)
         return super().handle(event, now_ms)
 
 
@@ -282,7 +282,7 @@ class World:
         if any(run.state == share_core.ARCHIVING for run in runs):
             writer = self.ensure_writer()
         if writer is not None:
-            self.act(self.leader, writer.handle(Observed(state_epoch, difference.start, runs), self.now_ms))
+            self.act(self.leader, writer.handle(ObservedWrite(state_epoch, difference.start, runs), self.now_ms))
             writer.check()
 
     def lose_owner(self) -> None:
@@ -321,7 +321,7 @@ class World:
             self.answered(index, sent.number, outcome)
             return
         if self.chance(0.1):
-            outcome = Outcome(action.token, is_done=False)  # its response is lost
+            outcome = Outcome(action.token, succeeded=False)  # its response is lost
         self.later(partial(self.answered, index, sent.number, outcome))
 
     def step(self, host: Host, sent: Sent, action: Step) -> Outcome:
@@ -335,17 +335,17 @@ class World:
             return Outcome(token, progress=transactions.progress, progress_end=self.progress_end(transactions.progress))
         if action.kind == LOADING:
             if host.writer is None or host.number != sent.number:
-                return Outcome(token, is_done=False)
+                return Outcome(token, succeeded=False)
             leader_epoch = host.writer.leader_epoch
             if leader_epoch < self.coordinator.leader_epoch:
                 return Outcome(token, is_superseded=True)
             response = self.ask(Read(1, leader_epoch))
             return Outcome(token, loaded=Loaded(response.state_epoch, tuple(runs_of(response))))
         if sent.epoch != transactions.epoch:
-            return Outcome(token, is_done=False)  # fenced
+            return Outcome(token, succeeded=False)  # fenced
         if action.kind == WRITING:
             if self.chance(0.15) or (self.now_ms < self.outage_ms and not self.is_calm):
-                return Outcome(token, is_done=False)
+                return Outcome(token, succeeded=False)
             transactions.open += [
                 Dead(sent.state_epoch, letter.offset, sent.losses[letter.offset]) for letter in action.letters
             ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from mqd.coordinator.share.dead_letter_writer import (
+    ARCHIVE_TIMEOUT_MS,
     BACKOFF_MS,
     BACKOFF_MS_MAX,
     COMMITTING,
@@ -14,7 +15,6 @@ from mqd.coordinator.share.dead_letter_writer import (
     LETTERS_MAX,
     LOADING,
     READING,
-    REPEAT_MS,
     STOPPED,
     WRITING,
     WRITING_PROGRESS,
@@ -22,7 +22,7 @@ from mqd.coordinator.share.dead_letter_writer import (
     DeadLetterWriter,
     Letter,
     Loaded,
-    Observed,
+    ObservedWrite,
     Outcome,
     Progress,
     Step,
@@ -62,7 +62,7 @@ class Writer:
         self.expect(READING)
         self.done(progress=progress, progress_end=progress_end)
 
-    def handle(self, event: Observed | Outcome | Woken) -> None:
+    def handle(self, event: ObservedWrite | Outcome | Woken) -> None:
         self.actions = self.core.handle(event, self.now_ms)
         self.core.check()
 
@@ -80,7 +80,7 @@ class Writer:
         return archive.ranges
 
     def observe(self, *runs: Run, start: int = -1, state_epoch: int = 4) -> None:
-        self.handle(Observed(state_epoch, start, runs))
+        self.handle(ObservedWrite(state_epoch, start, runs))
 
 
 def dead(first: int, last: int, deliveries: int = 1) -> Run:
@@ -135,7 +135,7 @@ def test_failures_are_retried_with_backoff_forever() -> None:
     writer = Writer(dead(5, 5))
     waited: list[int] = []
     for _ in range(8):
-        writer.done(is_done=False)
+        writer.done(succeeded=False)
         (wake,) = writer.actions
         assert isinstance(wake, Wake)
         waited.append(wake.at_ms - writer.now_ms)
@@ -149,7 +149,7 @@ def test_failures_are_retried_with_backoff_forever() -> None:
 
 def test_archive_is_sent_again_to_an_owner_that_does_not_archive() -> None:
     writer = Writer(dead(5, 5), progress=progress_of(5))
-    writer.now_ms += REPEAT_MS
+    writer.now_ms += ARCHIVE_TIMEOUT_MS
     writer.handle(Woken())
     writer.expect(FENCING)
 
@@ -168,7 +168,7 @@ def test_a_writer_of_an_earlier_leader_stops() -> None:
     core.start()
     core.handle(Outcome(core.token), 0)
     assert core.handle(Outcome(core.token, is_superseded=True), 0) == [] and core.phase == STOPPED
-    assert core.handle(Observed(4, -1, (dead(1, 1),)), 0) == []
+    assert core.handle(ObservedWrite(4, -1, (dead(1, 1),)), 0) == []
 
 
 def test_records_without_a_letter_are_archived() -> None:
