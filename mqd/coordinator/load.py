@@ -1,13 +1,13 @@
 """Reads a coordinator's partition from its segment files and builds the coordinator's cores (its
 state machines), in a thread. A million committed offsets are loaded in seconds.
 
-The records that take effect are those that compaction would keep: the last plain record of each
-key, in log order, without tombstones. The records of a transaction take effect at its commit
-marker, except those whose key has a current record that was written after them (Kafka compares the
-offsets of the two records in the same way). Records without a marker are pending. A pending record
-that can no longer take effect is passed to its core with its key but without its value. If the
-cores are `in_order` (share-partitions, whose topic is not compacted and has no transactions), every
-record is replayed as it is read.
+The records that take effect are those that compaction would keep: the last non-transactional
+(plain) record of each key, in log order, without tombstones. The records of a transaction take
+effect at its commit marker, except those whose key has a current record that was written after them
+(Kafka compares the offsets of the two records in the same way). Records without a marker are
+pending. A pending record that can no longer take effect is passed to its core with its key but
+without its value. If the cores are `in_order` (share-partitions, whose topic is not compacted and
+has no transactions), every record is replayed as it is read.
 
 Damage is logged and skipped. At most the damaged batch is lost if the offset index shows where the
 next one begins. If a core cannot read a record, only that record is logged and skipped. A
@@ -139,7 +139,7 @@ class _State:
     def build(self) -> None:
         replay_all = getattr(self.cores, "replay_all", None)
         if replay_all is not None:
-            replay_all(self.loaded.cores, self.plain, self._unreadable)
+            replay_all(self.loaded.cores, self.plain, self._on_unreadable)
         else:
             self._replay_each()
         pending_records = [
@@ -166,7 +166,7 @@ class _State:
                 core = self.loaded.cores[name] = self.cores.make(name)
             core.replay(key, value)
         except ValueError as error:
-            self._unreadable(key, error)
+            self._on_unreadable(key, error)
 
     def _replay_pending(self, producer_id: int, epoch: int, key: bytes, value: bytes | None) -> None:
         try:
@@ -178,12 +178,12 @@ class _State:
                 core = self.loaded.cores[name] = self.cores.make(name)
             cast(TransactionalCore, core).replay_pending(key, value, producer_id, epoch)
         except ValueError as error:
-            self._unreadable(key, error)
+            self._on_unreadable(key, error)
             return
         self.loaded.transactions.setdefault(producer_id, {})[name] = None
-        self.loaded.epochs[producer_id] = epoch
+        self.loaded.transaction_epochs[producer_id] = epoch
 
-    def _unreadable(self, key: bytes, error: Exception) -> None:
+    def _on_unreadable(self, key: bytes, error: Exception) -> None:
         self.log_problem("a coordinator's record cannot be read and is ignored", key=repr(key[:80]), reason=str(error))
 
 
@@ -311,7 +311,7 @@ def _skip_damage(
     fd: int, directory: Path, base: int, position: int, next_offset: int, end_offset: int, state: _State
 ) -> tuple[bool, int, int]:
     """Finds the next batch after a damaged one: at the end of the damaged batch, as its length
-    gives it, if an intact batch is there; otherwise through the offset index.
+    states it, if an intact batch is there; otherwise through the offset index.
     """
     for candidate in _next_batch_positions(fd, directory, base, position):
         batch = _header_at(fd, candidate)
@@ -326,7 +326,7 @@ def _skip_damage(
 
 def _log_damage(state: _State, base: int, position: int, first_offset: int, end_offset: int) -> None:
     state.log_problem(
-        "damage in a coordinator's partition; its records are ignored",
+        "a coordinator's partition is damaged; the records in the damaged range are ignored",
         segment=base,
         position=position,
         first_offset=first_offset,

@@ -11,19 +11,20 @@ from mqd.coordinator.internal_topic import CoordinatorError, Source
 from mqd.coordinator.shard import Shard
 from mqd.protocol.errors import ErrorCode
 
-CoreNames = Callable[[Shard], Iterable[str]]  # the cores that an event concerns
+CoreSelector = Callable[[Shard], Iterable[str]]  # returns the names of the cores that an event concerns
 
 
-class Missed(NamedTuple):
+class MissedEvent(NamedTuple):
     """An event that the cores must get after the next load: the partition was not loaded when the
     event was posted, or the event's effects are not written yet. `until_written_count`: the effects
-    are written once the shard's `written_count` has reached this number. `names`: the cores that
-    the event concerns. `failed`: cores that do not get the event again, because they failed on it.
+    are written once the shard's `written_count` has reached this number. `select`: selects the
+    cores that the event concerns. `failed`: cores that do not get the event again, because they
+    failed on it.
     """
 
     until_written_count: int
     event: object
-    names: CoreNames
+    select: CoreSelector
     failed: frozenset[str] = frozenset()
 
 
@@ -50,11 +51,11 @@ class PartitionState:
         self.loading: asyncio.Task[None] | None = None
         # leader epoch of the last load; -1: none, or another host may have led the partition since
         self.epoch = -1
-        self.missed: list[Missed] = []  # since that load
+        self.missed: list[MissedEvent] = []  # since that load
         self.lazy_timer: asyncio.TimerHandle | None = None  # fires when lazy Persists must be written
         self.requests: set[int] = set()
         self.not_before_s = 0.0  # the event loop's time before which the partition is not loaded again
-        # by this shard or by one that has been discarded since
+        # the last write to this partition, by this shard or by a discarded predecessor
         self.last_write: InlineCoroutine | None = None
 
     def forget_missed(self) -> None:
@@ -70,6 +71,6 @@ def expire(future: asyncio.Future[object]) -> None:
         future.set_exception(CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
 
-def one_core(name: str, _shard: Shard) -> tuple[str, ...]:
-    """The CoreNames of an event that concerns only the core `name`."""
+def select_core(name: str, _shard: Shard) -> tuple[str, ...]:
+    """A CoreSelector (bound to `name`) for an event that concerns only the core `name`."""
     return (name,)

@@ -20,7 +20,7 @@ Invariants
     R5  without its host's lease a shard answers no request: another host may already lead its
         partition and hold newer state
     R6  a partition is loaded only when no write of a predecessor on this host is in flight: it
-        could be appended after the log was read, and the cores would not know of it
+        could be appended after the log was read, and the cores would not have its records
     R7  an event posted to all reaches every core that it concerns, unless the core fails on it:
         immediately, or after each reload of its partition before the core answers any request,
         until the core's effects are written. This holds as long as no other host has led the
@@ -44,18 +44,18 @@ from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
 from mqd.coordinator.budget import Budget
 from mqd.coordinator.internal_topic import CoordinatorError, Partitions, Source, partition_for
 from mqd.coordinator.log import AppendError, Log, outcome
-from mqd.coordinator.partition_state import CoreNames, Missed, PartitionState, expire, one_core
+from mqd.coordinator.partition_state import CoreSelector, MissedEvent, PartitionState, expire, select_core
 from mqd.coordinator.shard import Shard, TooLarge, Unit
 from mqd.protocol.errors import ErrorCode
 
 REQUESTS_MAX = 100_000
 MISSED_MAX = 10_000
-# seconds between checks: while some partitions are not loaded (at first, later), and when all are
+# between checks: POLL_S, growing to POLL_SLOW_S, while some partition is not loaded; then POLL_IDLE_S
 POLL_S, POLL_SLOW_S, POLL_IDLE_S = 0.02, 0.25, 1.0
 FIRST_CHECKS, FIRST_CHECK_S = 1000, 0.005
 LAZY_S = 0.1  # how long lazy Persists wait to be batched with others
-RETRY_S = 0.2  # delay before retrying a shard that could not be written or loaded
-SILENT_RETRY_S = 2.0  # the same when its log directory does not respond
+RETRY_S = 0.2  # delay before a shard that could not be written or loaded is loaded again
+SILENT_RETRY_S = 2.0  # the same if its log directory does not respond
 
 # codes with which a partition's owner refuses a marker: nothing was written to the log
 MARKER_REFUSALS = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
@@ -118,7 +118,7 @@ class Coordinator:
         for state in self.partition_states:
             if state.lazy_timer is not None:
                 state.lazy_timer.cancel()
-            self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the acceptor ends", is_quiet=True)
+            self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the acceptor is stopping", is_quiet=True)
         self._loop = None
 
     @property
@@ -214,14 +214,14 @@ class Coordinator:
             self.partition_states[partition].forget_missed()
 
     def _notify(
-        self, state: PartitionState, event: object, names: CoreNames, failed: frozenset[str] = frozenset()
+        self, state: PartitionState, event: object, select: CoreSelector, failed: frozenset[str] = frozenset()
     ) -> None:
         """Delivers the event now, and again if a load precedes the writing of its effects. If a
         core fails on the event, the shard is discarded, and the other cores get the event again.
         """
         shard, until_written_count = state.shard, 0
         if shard is not None:
-            for name in names(shard):
+            for name in select(shard):
                 if name not in failed and state.shard is shard:
                     self._handle(state, shard, name, event, only_existing=True)
                     failed = failed if state.shard is shard else failed | {name}
@@ -229,7 +229,7 @@ class Coordinator:
                 if not shard.waiting_count:
                     return
                 until_written_count = shard.written_count + shard.waiting_count
-        state.missed.append(Missed(until_written_count, event, names, failed))
+        state.missed.append(MissedEvent(until_written_count, event, select, failed))
 
     def core(self, name: str) -> Core | None:
         """The core of this name, for reading only; its state may not be written yet. None: there is
@@ -349,8 +349,8 @@ class Coordinator:
             future.set_result(response)
 
     def _on_effect(self, leader_epoch: int, name: str, effect: Effect) -> None:
-        """Carries the effect out in a later turn of the loop: the events that it posts must not reach
-        a core that is handling an event.
+        """Carries the effect out in a later turn of the loop: the events that it posts must not
+        reach a core that is handling an event.
         """
         if self._carry_out is None:
             raise TypeError(
@@ -477,7 +477,7 @@ class Coordinator:
         while len(self.partition_states) < count:
             self.partition_states.append(PartitionState(len(self.partition_states)))
         if not self.partition_states:
-            return  # until check_partitions() is called, when there is a topic
+            return  # check_partitions() is called again when the topic exists
         any_unloaded = False
         for partition, state in enumerate(self.partition_states):
             self._check_partition(partition, state)
@@ -566,14 +566,14 @@ class Coordinator:
     def _catch_up(self, state: PartitionState, shard: Shard) -> None:
         """Delivers the events that were posted while the partition was not loaded."""
         missed, state.missed = state.missed, []
-        for _, event, names, failed in missed:
-            self._notify(state, event, names, failed)
+        for _, event, select, failed in missed:
+            self._notify(state, event, select, failed)
         if self._after_load is None:
             return
         for name, core in shard.items():
             event = self._after_load(core)
             if event is not None and state.shard is shard:
-                self._notify(state, event, partial(one_core, name))
+                self._notify(state, event, partial(select_core, name))
 
     def _unload(self, state: PartitionState, error: int, reason: str, is_quiet: bool = False) -> None:
         """Discards the cores of a partition. Waiting requests get a retriable error."""

@@ -130,14 +130,14 @@ class Unit:
 class Loaded:
     """The result of reading the log of a partition."""
 
-    __slots__ = ("cores", "end_offset", "epochs", "record_count", "skipped_count", "transactions")
+    __slots__ = ("cores", "end_offset", "transaction_epochs", "record_count", "skipped_count", "transactions")
 
     def __init__(self, end_offset: int) -> None:
         self.end_offset = end_offset
         self.cores: dict[str, Core] = {}
         # producer id -> cores with records of its open transaction
         self.transactions: dict[int, dict[str, None]] = {}
-        self.epochs: dict[int, int] = {}  # producer id -> epoch of its open transaction
+        self.transaction_epochs: dict[int, int] = {}  # producer id -> epoch of its open transaction
         self.record_count = 0
         self.skipped_count = 0
 
@@ -176,7 +176,7 @@ class Shard:
         self._cores = cores
         self._entries = {name: _Entry(core) for name, core in loaded.cores.items()}
         self._transactions = loaded.transactions
-        self._epochs = loaded.epochs
+        self._transaction_epochs = loaded.transaction_epochs
         self._reply = reply
         self._carry_out = carry_out
         self._wake = wake
@@ -236,7 +236,7 @@ class Shard:
         """Writes the marker, unless H5 refuses it, and notifies every core with pending records of
         that producer. A unit keeps its order, so earlier Persists stay ahead of the marker.
         """
-        if producer_epoch < self._epochs.get(producer_id, -1) + is_bumped:
+        if producer_epoch < self._transaction_epochs.get(producer_id, -1) + is_bumped:
             on_done(int(ErrorCode.INVALID_PRODUCER_EPOCH))
             return
         unit = self._open_unit()
@@ -245,7 +245,7 @@ class Shard:
         unit.batches.append(batch)
         unit.is_due = True
         event = TransactionEnded(producer_id, producer_epoch, commit)
-        self._epochs.pop(producer_id, None)
+        self._transaction_epochs.pop(producer_id, None)
         names = self._transactions.pop(producer_id, {})
         batch.changes_cores = bool(names)
         for name in names:
@@ -320,7 +320,9 @@ class Shard:
             unit.core_names[name] = None
         if persist.producer_id >= 0:
             self._transactions.setdefault(persist.producer_id, {})[name] = None
-            self._epochs[persist.producer_id] = max(persist.producer_epoch, self._epochs.get(persist.producer_id, -1))
+            self._transaction_epochs[persist.producer_id] = max(
+                persist.producer_epoch, self._transaction_epochs.get(persist.producer_id, -1)
+            )
         self._wake()
 
     def next_unit(self, is_lazy_due: bool = False) -> Unit | None:

@@ -9,20 +9,20 @@ outnumber the others: clients choose the times, so these entries might otherwise
 
 import heapq
 
-Name = tuple[str, str]  # (core, timer)
+TimerName = tuple[str, str]  # (core, timer)
 HEAP_SLACK = 64
 
 
 class Timers:
     def __init__(self) -> None:
-        self._due_ms: dict[Name, int] = {}
-        self._entry_ms: dict[Name, int] = {}  # when the heap entry pops; never later than the due time
-        self._heap: list[tuple[int, Name]] = []
+        self._due_ms: dict[TimerName, int] = {}
+        self._entry_ms: dict[TimerName, int] = {}  # when the heap entry pops; never later than the due time
+        self._heap: list[tuple[int, TimerName]] = []
 
     def __len__(self) -> int:
         return len(self._due_ms)
 
-    def set(self, name: Name, at_ms: int | None) -> None:
+    def set(self, name: TimerName, at_ms: int | None) -> None:
         if at_ms is None:
             if self._due_ms.pop(name, None) is not None:
                 self._tidy()
@@ -45,7 +45,7 @@ class Timers:
         """Time of the next check; may be too early, never too late."""
         return self._heap[0][0] if self._heap else None
 
-    def take_due(self, now_ms: int) -> list[Name]:
+    def take_due(self, now_ms: int) -> list[TimerName]:
         """Disarms the timers that are due and returns them in order of their times."""
         due_timers = []
         while self._heap and self._heap[0][0] <= now_ms:

@@ -1,11 +1,12 @@
 """The check that a partition's owner requests before it begins a producer's transaction (CHECK):
 whether this partition is in the transaction or must be added.
 
-Produce 12 and TxnOffsetCommit 5 (transactions of version 2) add it. With older versions, the
-producer must add it first, by AddPartitionsToTxn or AddOffsetsToTxn, and the check verifies that it
-did (KIP-890). The responses are error codes for the producer, chosen so that clients react
-correctly. A transient failure is NOT_ENOUGH_REPLICAS, which every client retries without refreshing
-its metadata. A fenced producer gets INVALID_PRODUCER_EPOCH, as from the partition itself.
+For Produce 12 and TxnOffsetCommit 5 (transactions of version 2), the check adds the partition. With
+older versions, the producer must add it first, by AddPartitionsToTxn or AddOffsetsToTxn, and the
+check verifies that it did (KIP-890). The responses are error codes for the producer, chosen so that
+clients react correctly. A transient failure is NOT_ENOUGH_REPLICAS, which every client retries
+without refreshing its metadata. A fenced producer gets INVALID_PRODUCER_EPOCH, as from the
+partition itself.
 """
 
 from collections.abc import Callable

@@ -185,7 +185,7 @@ def test_damage_loses_only_the_damaged_records(start_broker) -> None:
     assert {group: offsets.get(("t", 0)) for group, offsets in committed.items()} == {
         group: number if number != 4 else None for number, group in enumerate(names(9))
     }
-    eventually(lambda: "damage in a coordinator's partition" in broker.logs(200))
+    eventually(lambda: "a coordinator's partition is damaged" in broker.logs(200))
     client.commit("group-4", "t", {0: 44})
     assert client.committed("group-4") == {"group-4": {("t", 0): 44}}
 
