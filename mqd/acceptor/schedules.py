@@ -45,7 +45,7 @@ class TimerStarter:
         self, config: Mapping[str, str], metadata: Metadata, node_id: int, run_dir: Path, start: Callable[[], None]
     ) -> None:
         """`start` blocks; raises OSError or xmlrpc.client.Error."""
-        self._config = {name: config[name] for name in schedule_files.CONFIG if name in config}
+        self._config = {name: config[name] for name in schedule_files.CONFIG_NAMES if name in config}
         self._metadata, self._node_id, self._run_dir, self._start = metadata, node_id, run_dir, start
         self._published: Schedules | None = None
         self._has_schedules = False

@@ -56,10 +56,10 @@ class QueryProgress:
         """From now on the query no longer waits for the target: it may take arbitrarily long."""
         self.last_step_s = math.inf
 
-    async def wait_until_ended(self, silent_s: float) -> bool:
-        """Returns False if the query has not ended and has made no progress for `silent_s`."""
+    async def wait_until_ended(self, progress_timeout_s: float) -> bool:
+        """Returns False if the query has not ended and has made no progress for `progress_timeout_s`."""
         while not self.response.done():
-            remaining_s = self.last_step_s + silent_s - time.monotonic()
+            remaining_s = self.last_step_s + progress_timeout_s - time.monotonic()
             if remaining_s <= 0:
                 return False
             await asyncio.wait({self.response}, timeout=remaining_s)
@@ -72,26 +72,26 @@ class BlockingQueries:
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[Hashable, QueryProgress] = {}
+        self._running: dict[Hashable, QueryProgress] = {}
 
-    async def run(self, target: Hashable, query: Callable[[Callable[[], None]], T], silent_s: float) -> T:
+    async def run(self, target: Hashable, query: Callable[[Callable[[], None]], T], progress_timeout_s: float) -> T:
         """`query` gets a function to call whenever it has made progress. Raises TimeoutError if
-        `target` has made no progress for `silent_s`, counting its previous query too, and RuntimeError
+        `target` has made no progress for `progress_timeout_s`, counting its previous query too, and RuntimeError
         if no thread can be started.
         """
         # a query that has ended may still be listed
-        while (previous := self._under_way.get(target)) is not None and not previous.response.done():
-            if not await previous.wait_until_ended(silent_s):
+        while (previous := self._running.get(target)) is not None and not previous.response.done():
+            if not await previous.wait_until_ended(progress_timeout_s):
                 raise TimeoutError(f"{target} does not respond")
         progress = QueryProgress()
         progress.response = in_thread(lambda: query(progress.step))
-        self._under_way[target] = progress  # only once it has a thread
+        self._running[target] = progress  # only once it has a thread
         progress.response.add_done_callback(lambda _: self._forget(target, progress))
-        if not await progress.wait_until_ended(silent_s):
+        if not await progress.wait_until_ended(progress_timeout_s):
             raise TimeoutError(f"{target} does not respond")
         return progress.response.result()
 
     def _forget(self, target: Hashable, ended: QueryProgress) -> None:
         """Removes `ended`, unless the target's next query has already replaced it."""
-        if self._under_way.get(target) is ended:
-            del self._under_way[target]
+        if self._running.get(target) is ended:
+            del self._running[target]

@@ -70,7 +70,7 @@ def seeds(config: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(addresses))
 
 
-def listens(config: Mapping[str, str]) -> bool:
+def listens_for_hosts(config: Mapping[str, str]) -> bool:
     """Whether other hosts can reach this one."""
     return any(config.get(name) for name in ("cluster.seeds", "controller.listener", "inter.broker.listener"))
 
@@ -111,7 +111,7 @@ def _host_listener(
 
 def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
     """None: this host does not listen for others. Raises ConfigError."""
-    if not listens(config):
+    if not listens_for_hosts(config):
         return None
     client_listener = parse_listeners(config)[0]
     advertised = advertised_listeners(config).get(client_listener.name)

@@ -347,7 +347,7 @@ def _check_broker(config: Mapping[str, str]) -> None:
         )
     listeners.check_address_limits(config)
     cluster_config.check(config)
-    _check_replicas(config, cluster_config.listens(config))
+    _check_replicas(config, cluster_config.listens_for_hosts(config))
     parse_cpus(config["worker.cpus"])
     parsed = listeners.parse_listeners(config)
     listeners.check_overrides(config, parsed)

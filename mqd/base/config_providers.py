@@ -22,11 +22,11 @@ PROVIDERS = "config.providers"
 PARAMETERS = f"{PROVIDERS}."
 _REFERENCE = re.compile(r"\$\{([^}]*?):(([^}]*?):)?([^}]*?)\}")  # Kafka's ConfigTransformer
 _FILE_BYTES_MAX = 1 << 20
-_PACKAGE = "org.apache.kafka.common.config.provider."
+_KAFKA_PACKAGE = "org.apache.kafka.common.config.provider."
 _CLASSES = {
-    f"{_PACKAGE}FileConfigProvider": "file",
-    f"{_PACKAGE}EnvVarConfigProvider": "env",
-    f"{_PACKAGE}DirectoryConfigProvider": "dir",
+    f"{_KAFKA_PACKAGE}FileConfigProvider": "file",
+    f"{_KAFKA_PACKAGE}EnvVarConfigProvider": "env",
+    f"{_KAFKA_PACKAGE}DirectoryConfigProvider": "dir",
 }
 _PARAMETER_OF = {"file": "allowed.paths", "dir": "allowed.paths", "env": "allowlist.pattern"}
 _FORM = {"file": "${%s:PATH:KEY}", "dir": "${%s:PATH:FILE}", "env": "${%s:NAME}"}

@@ -68,7 +68,7 @@ class RateLimit:
 
 class _State:
     level_source: Callable[[], int] | None = None
-    level_word: int = -1
+    syslog_level: int = -1
     limit = RateLimit()
 
 
@@ -76,8 +76,8 @@ _state = _State()
 _root = logging.getLogger("mqd")
 
 
-def _adopt(word: int) -> None:
-    _state.level_word = word
+def _apply_level(word: int) -> None:
+    _state.syslog_level = word
     level = LEVELS[level_name(word)]
     _root.setLevel(level)
     # third-party libraries: their debug lines are not needed
@@ -98,8 +98,8 @@ class Logger:
 
     def is_enabled(self, level: int) -> bool:
         source = _state.level_source
-        if source is not None and (word := source()) != _state.level_word:
-            _adopt(word)
+        if source is not None and (word := source()) != _state.syslog_level:
+            _apply_level(word)
         return self._logger.isEnabledFor(level)
 
     def log(self, level: int, message: str, fields: dict[str, Any], exc_info: Any = None) -> None:
@@ -216,7 +216,7 @@ def setup(role: str, index: int = 0, config: Mapping[str, str] | None = None, st
     logging.getLogger().handlers[:] = [handler]
     logging.raiseExceptions = False  # a full disk under logs/ must not end the process
     if _state.level_source is None:
-        _adopt(SYSLOG_OF_LEVEL.get(config.get("log.level", "info"), 6))
+        _apply_level(SYSLOG_OF_LEVEL.get(config.get("log.level", "info"), 6))
     return get(role)
 
 
@@ -226,4 +226,4 @@ def follow(source: Callable[[], int] | None) -> None:
     """
     _state.level_source = source
     if source is not None:
-        _adopt(source())
+        _apply_level(source())

@@ -561,7 +561,7 @@ log.cleaner.io.max.bytes.per.second: double >=65536 dynamic = 1.7976931348623157
     Maximum number of bytes per second that all workers together read and write for compaction.
 """
 
-_RIGHTS = r"""
+_AUTHORIZATION = r"""
 authorizer.class.name: enum(|standard|org.apache.kafka.metadata.authorizer.StandardAuthorizer) =
     `standard`, or the name of Kafka's StandardAuthorizer: access control lists (kafka-acls, `mqd acl`) decide. Empty:
     every client may do everything. The same on all hosts.
@@ -591,7 +591,7 @@ controller.quota.window.size.seconds: int >=1 <=3600 = 1
     See controller.quota.window.num.
 """
 
-_ENGINE = r"""
+_RUNTIME = r"""
 process.sandbox: enum(on|off) = on
     (mqd) The broker's processes give up system calls that they do not need (seccomp), the ability to gain privileges,
     and, except for the keeper, access to files outside the data directory, log.dirs and the paths in the configuration
@@ -638,9 +638,9 @@ BROKER: dict[str, Property] = table(
     + _TOPICS
     + _LOG
     + _COORDINATORS
-    + _RIGHTS
+    + _AUTHORIZATION
     + _QUOTAS
-    + _ENGINE
+    + _RUNTIME
     + "".join(
         f"{name}: string ignored\n    {doc}\n"
         for doc, names in kafka_names.WITHOUT_EFFECT.items()

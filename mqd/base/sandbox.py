@@ -29,7 +29,7 @@ _AT_SYSTEM_CALL, _AT_ARCHITECTURE = 0, 4  # in struct seccomp_data
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _ONLY_VERSION, _RULE_PATH_BENEATH = 1, 1
-OPEN_S, ENDED_S = 2.0, 1.0  # waits: for directories to open; for an ended thread to disappear
+OPEN_TIMEOUT_S, THREAD_END_TIMEOUT_S = 2.0, 1.0  # waits: for directories to open; for an ended thread to disappear
 LANDLOCK_VERSION_MIN = 2  # 5.19: renaming between directories can be allowed
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIRECTORY = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIRECTORY, _REMOVE_FILE, _MAKE_DIRECTORY, _MAKE_FILE = 1 << 4, 1 << 5, 1 << 7, 1 << 8
@@ -41,7 +41,7 @@ _WRITE = _WRITE_FILES | _REMOVE_DIRECTORY | _REMOVE_FILE | _MAKE_DIRECTORY | _MA
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 # name -> number on (x86_64, aarch64); None: the architecture has no such call
-SYSTEM_CALLS: dict[str, tuple[int | None, int | None]] = {
+DENIED_CALLS: dict[str, tuple[int | None, int | None]] = {
     # other processes
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -190,7 +190,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
 
 def _is_only_thread() -> bool:
     """Whether this is the only thread; one that has just ended may still be listed for a moment."""
-    until_s = time.monotonic() + ENDED_S
+    until_s = time.monotonic() + THREAD_END_TIMEOUT_S
     while len(os.listdir("/proc/self/task")) > 1:
         if time.monotonic() > until_s:
             return False
@@ -236,7 +236,7 @@ def _open_paths(paths: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
 
     thread = threading.Thread(target=collect, daemon=True)
     thread.start()
-    thread.join(OPEN_S)
+    thread.join(OPEN_TIMEOUT_S)
     if thread.is_alive():
         raise OSError(errno.ETIMEDOUT, "Landlock: a directory does not respond")
     return opened

@@ -69,7 +69,7 @@ class Turn:
                 log.exception("a callback has failed", what=getattr(callback, "__qualname__", repr(callback)))
 
 
-class Prompt(asyncio.Future[T]):
+class PromptFuture(asyncio.Future[T]):
     """A future that immediately resumes the InlineCoroutine that awaits it, in the turn of the event loop
     in which it gets its result. For tasks and callbacks it is an ordinary future.
     """
@@ -97,7 +97,7 @@ class Prompt(asyncio.Future[T]):
 
 class InlineCoroutine:
     """A coroutine that runs without a task: it begins in start(), and continues in the turn in which the
-    future that it awaits is done. That works as long as it awaits only Prompts, each of them
+    future that it awaits is done. That works as long as it awaits only PromptFutures, each of them
     awaited by only one InlineCoroutine at a time. When it awaits anything else, the rest of it becomes
     a task. A task from the beginning would cost two more turns of the event loop, and one more for
     each await.
@@ -111,7 +111,7 @@ class InlineCoroutine:
     def __init__(self, turn: Turn, coroutine: Coroutine[Any, Any, None]) -> None:
         self._turn, self._coroutine = turn, coroutine
         self._callbacks: list[Callable[[InlineCoroutine], object]] = []
-        self._waits_for: Prompt[Any] | None = None
+        self._waits_for: PromptFuture[Any] | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_ended = self._is_cancelled = self._is_woken = False
 
@@ -163,7 +163,7 @@ class InlineCoroutine:
             self._wait(waits_for)
 
     def _wait(self, waits_for: Any) -> None:
-        if isinstance(waits_for, Prompt) and waits_for.work is None:
+        if isinstance(waits_for, PromptFuture) and waits_for.work is None:
             waits_for._asyncio_future_blocking = False
             waits_for.work, self._waits_for = self, waits_for
             return

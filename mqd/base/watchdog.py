@@ -61,12 +61,12 @@ def _is_logging(thread_id: int) -> bool:
     return False
 
 
-def _end(role: str, silent_s: float) -> None:
+def _end(role: str, hung_s: float) -> None:
     forced_exit = threading.Timer(LOG_TIMEOUT_S, os._exit, [HUNG_STATUS])
     forced_exit.daemon = True
     forced_exit.start()
     logging.get(role).error(
-        "the event loop hangs; the process ends and is restarted. The stacks of its threads follow", seconds=silent_s
+        "the event loop hangs; the process ends and is restarted. The stacks of its threads follow", seconds=hung_s
     )
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
     os._exit(HUNG_STATUS)

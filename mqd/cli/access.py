@@ -107,11 +107,11 @@ def _alter_users(settings: Settings, name: str, requests: list[AlterUserScramCre
 
 def parse_rules(permission: str, principal: str, operations: str, resource: str, host: str) -> list[AclBinding]:
     """Rules from the arguments of `mqd acl allow`. Raises ValueError."""
-    kind, pattern, name = acl_text.resource(resource)
-    full_principal = acl_text.principal(principal)
+    kind, pattern, name = acl_text.parse_resource(resource)
+    full_principal = acl_text.parse_principal(principal)
     return [
         AclBinding(kind, pattern, name, full_principal, host, operation, Permission[permission.upper()])
-        for operation in acl_text.operations(operations, kind)
+        for operation in acl_text.parse_operations(operations, kind)
     ]
 
 
@@ -121,14 +121,14 @@ def parse_filter(
     """A filter from the options of `mqd acl list`; None: any. Raises ValueError."""
     kind, pattern, name = ResourceType.ANY, PatternType.ANY, None
     if resource is not None:
-        kind, pattern, name = acl_text.resource(resource)
+        kind, pattern, name = acl_text.parse_resource(resource)
     return AclFilter(
         kind,
         pattern,
         name,
-        acl_text.principal(principal) if principal is not None else None,
+        acl_text.parse_principal(principal) if principal is not None else None,
         host,
-        acl_text.operation(operation) if operation is not None else Operation.ANY,
+        acl_text.parse_operation(operation) if operation is not None else Operation.ANY,
         Permission[permission.upper()] if permission is not None else Permission.ANY,
     )
 
@@ -281,12 +281,12 @@ def set_quotas(settings: Settings, entity: Entity, values: dict[str, float | Non
 
 def remove_quotas(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:
     """Returns those of `keys` that were set. Raises CliError if none was."""
-    removed = quotas_among(settings, entity, keys)
+    removed = existing_quotas(settings, entity, keys)
     set_quotas(settings, entity, dict.fromkeys(removed), False)
     return removed
 
 
-def quotas_among(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:
+def existing_quotas(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:
     """Returns those of `keys` that are set. Raises CliError if none is."""
     existing = {key for _, values in quotas(settings, entity) for key in values}
     present = [key for key in keys if key in existing]

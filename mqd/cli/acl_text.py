@@ -58,14 +58,14 @@ _OPERATIONS_OF: dict[ResourceType, tuple[Operation, ...]] = {
 }
 
 
-def principal(word: str) -> str:
+def parse_principal(word: str) -> str:
     """`alice` is User:alice, `*` every user. Raises ValueError."""
     if not word:
         raise ValueError("the principal is empty")
     return word if ":" in word else f"User:{word}"
 
 
-def resource(word: str) -> tuple[ResourceType, PatternType, str]:
+def parse_resource(word: str) -> tuple[ResourceType, PatternType, str]:
     """`topic/orders`, `topic/orders-*` (a prefix), `topic/*` (all), `cluster`. Raises ValueError."""
     kind, slash, name = word.partition("/")
     if kind not in RESOURCES:
@@ -79,13 +79,13 @@ def resource(word: str) -> tuple[ResourceType, PatternType, str]:
     if not slash or not name:
         raise ValueError(f"{word!r} does not name a {kind}; write {kind}/NAME, {kind}/PREFIX* or {kind}/*")
     if kind == "user" and name != WILDCARD:
-        name = principal(name)  # Kafka's name of this resource
+        name = parse_principal(name)  # Kafka's name of this resource
     if name != WILDCARD and name.endswith("*"):
         return RESOURCES[kind], PatternType.PREFIXED, name[:-1]
     return RESOURCES[kind], PatternType.LITERAL, name
 
 
-def operation(word: str, kind: ResourceType | None = None) -> Operation:
+def parse_operation(word: str, kind: ResourceType | None = None) -> Operation:
     """Raises ValueError, including for an operation that does not exist for the resource type."""
     parsed = OPERATIONS.get(word.strip().lower().replace("_", "-"))
     if parsed is None:
@@ -96,8 +96,8 @@ def operation(word: str, kind: ResourceType | None = None) -> Operation:
     return parsed
 
 
-def operations(words: str, kind: ResourceType) -> list[Operation]:
-    return list(dict.fromkeys(operation(word, kind) for word in words.split(",")))
+def parse_operations(words: str, kind: ResourceType) -> list[Operation]:
+    return list(dict.fromkeys(parse_operation(word, kind) for word in words.split(",")))
 
 
 def resource_text(binding: AclBinding) -> str:

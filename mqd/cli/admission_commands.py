@@ -8,7 +8,7 @@ import msgspec
 from mqd.cli.common import CliError
 
 
-class _Key(click.Group):
+class _KeyGroup(click.Group):
     """`mqd cluster key FILE` is short for `mqd cluster key make FILE`."""
 
     def resolve_command(
@@ -17,7 +17,7 @@ class _Key(click.Group):
         return super().resolve_command(ctx, args if args[0] in self.commands else ["make", *args])
 
 
-@click.group("key", cls=_Key, short_help="The key with which hosts authenticate to each other.")
+@click.group("key", cls=_KeyGroup, short_help="The key with which hosts authenticate to each other.")
 def key() -> None:
     """The key with which the hosts of a cluster authenticate to each other."""
 

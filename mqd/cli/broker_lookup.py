@@ -31,25 +31,27 @@ class Cluster:
     """`with Cluster(bootstrap) as cluster:`. Raises CliError."""
 
     def __init__(self, bootstrap: str) -> None:
-        self.first = Broker(bootstrap)
+        self.bootstrap_broker = Broker(bootstrap)
         self._nodes: dict[int, str] = {}
         self._brokers: dict[int, Broker] = {}
         self._topics: dict[str, dict[int, int]] = {}
 
     def __enter__(self) -> "Cluster":
-        self.first.__enter__()
+        self.bootstrap_broker.__enter__()
         self._read_metadata([])
         return self
 
     def __exit__(self, *_: object) -> None:
-        for broker in (self.first, *self._brokers.values()):
+        for broker in (self.bootstrap_broker, *self._brokers.values()):
             broker.__exit__()
 
     # -- brokers -----------------------------------------------------------------------------------
 
     def _read_metadata(self, names: list[str] | None) -> Any:
         topics = None if names is None else [MetadataRequest.Topic(name=name) for name in names]
-        response = self.first.request(_METADATA, MetadataRequest(topics=topics, allow_auto_topic_creation=False))
+        response = self.bootstrap_broker.request(
+            _METADATA, MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+        )
         self._nodes = {
             broker.node_id: f"[{broker.host}]:{broker.port}" if ":" in broker.host else f"{broker.host}:{broker.port}"
             for broker in response.brokers
@@ -61,7 +63,7 @@ class Cluster:
         found: its advertised address may not be reachable.
         """
         if len(self._nodes) <= 1:
-            return self.first
+            return self.bootstrap_broker
         if node_id not in self._brokers:
             if node_id not in self._nodes:
                 raise CliError(f"broker {node_id} is not available at the moment; try again")
@@ -144,7 +146,7 @@ class Cluster:
         """
         deadline = time.monotonic() + _RETRY_TIME_S
         while True:
-            lookup = self.first.request(
+            lookup = self.bootstrap_broker.request(
                 _FIND_COORDINATOR, FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
             )
             coordinator = lookup.coordinators[0] if lookup.coordinators else lookup

@@ -101,7 +101,7 @@ class Partitions:
             for name, partition in named_partitions
             if partition.leader_id < 0
         ]
-        self.without_leader = [f"{name}-{index}" for name, index, _ in self.leaderless]
+        self.leaderless_names = [f"{name}-{index}" for name, index, _ in self.leaderless]
         self.not_in_sync = [
             f"{name}-{partition.partition_index}"
             for name, partition in named_partitions
@@ -121,8 +121,8 @@ class Partitions:
 
     def lines(self) -> list[str]:
         lines = []
-        if self.without_leader:
-            lines.append(f"WITHOUT A LEADER, neither read nor written: {partitions_text(self.without_leader)}")
+        if self.leaderless_names:
+            lines.append(f"WITHOUT A LEADER, neither read nor written: {partitions_text(self.leaderless_names)}")
         if self.not_in_sync:
             lines.append(f"with a replica that is not in sync: {partitions_text(self.not_in_sync)}")
         return lines or [f"partitions: {self.count}, all replicas in sync"]

@@ -27,7 +27,7 @@ LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69
 MULTI_GROUP_VERSION_MIN = 8  # OffsetFetch of several groups
 TOPIC_NAMES_VERSION_MAX = 9  # OffsetFetch and OffsetCommit with topic names instead of ids
 GROUP_ID_NOT_FOUND = 69
-_CHUNK = 500
+_CHUNK_SIZE = 500
 SHARE, STREAMS = "share", "streams"
 WITHOUT_MEMBERS = ("Empty", "Dead")
 
@@ -229,7 +229,7 @@ def _from_streams(response: Any) -> Group:
 
 def describe(cluster: Cluster, name: str) -> Group | None:
     """Describes a group of any type. None: there is no such group."""
-    if cluster.first.supports(CONSUMER_GROUP_DESCRIBE):
+    if cluster.bootstrap_broker.supports(CONSUMER_GROUP_DESCRIBE):
         described = ConsumerGroupDescribeRequest(group_ids=[name], include_rebalance=True)
         response = cluster.request_coordinator(
             GROUP, name, CONSUMER_GROUP_DESCRIBE, described, lambda response: response.groups[0].error_code
@@ -256,13 +256,13 @@ def describe(cluster: Cluster, name: str) -> Group | None:
 
 def _describe_streams(cluster: Cluster, name: str) -> Any | None:
     """The description of the group. None: there is no such streams group."""
-    if not cluster.first.supports(STREAMS_GROUP_DESCRIBE):
+    if not cluster.bootstrap_broker.supports(STREAMS_GROUP_DESCRIBE):
         return None
     request = StreamsGroupDescribeRequest(group_ids=[name])
     response = cluster.request_coordinator(
         GROUP, name, STREAMS_GROUP_DESCRIBE, request, lambda response: response.groups[0].error_code
     ).groups[0]
-    if response.error_code in share_groups.NO_SHARE_GROUP:
+    if response.error_code in share_groups.NO_SUCH_GROUP:
         return None
     check(f"group {name}", response.error_code, response.error_message)
     return response
@@ -276,8 +276,8 @@ def must_describe(cluster: Cluster, name: str) -> Group:
 
 
 def _chunks(names: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(names), _CHUNK):
-        yield names[start : start + _CHUNK]
+    for start in range(0, len(names), _CHUNK_SIZE):
+        yield names[start : start + _CHUNK_SIZE]
 
 
 def _describe_listed(broker: Broker, names: list[str], kind: str, unavailable: dict[str, int]) -> Iterator[Group]:
@@ -394,7 +394,7 @@ def commits(cluster: Cluster, name: str) -> dict[Partition, Commit]:
     }
 
 
-def committed(cluster: Cluster) -> dict[str, tuple[str, dict[Partition, int]]]:
+def offsets_of_all_groups(cluster: Cluster) -> dict[str, tuple[str, dict[Partition, int]]]:
     """Group -> its state and committed offsets, of all groups, by one request per coordinator.
     Groups whose coordinator is changing are omitted.
     """

@@ -10,7 +10,7 @@ authority's key, which stays there; the new host's own keys never leave it.
 Invariants
     J1  the secret is sent only to a host with a certificate of the token's authority
     J2  a token works once, for one node id, until it expires or the inviting command ends
-Bounds: MESSAGE_BYTES_MAX, CONNECTION_S, CONNECTION_COUNT_MAX at a time.
+Bounds: MESSAGE_BYTES_MAX, CONNECTION_TIMEOUT_S, CONNECTION_COUNT_MAX at a time.
 """
 
 import base64
@@ -32,7 +32,7 @@ from mqd.security import host_identity, pki
 from mqd.security.pki import Pair
 
 MESSAGE_BYTES_MAX = 256 << 10
-CONNECTION_S = 10.0
+CONNECTION_TIMEOUT_S = 10.0
 CONNECTION_COUNT_MAX = 16
 HOST_COUNT_MAX = 64
 POLL_S = 0.5  # how often the expiry of the token is checked
@@ -86,14 +86,14 @@ def parse(text: str) -> Token:
 
 
 def _receive(connection: ssl.SSLSocket) -> bytes:
-    """Reads a whole message within CONNECTION_S. Raises OSError."""
-    data, deadline_s = b"", time.monotonic() + CONNECTION_S
+    """Reads a whole message within CONNECTION_TIMEOUT_S. Raises OSError."""
+    data, deadline_s = b"", time.monotonic() + CONNECTION_TIMEOUT_S
     while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
         if int.from_bytes(data[:4], "big") > MESSAGE_BYTES_MAX:
             raise OSError("the message is too long")
         remaining_s = deadline_s - time.monotonic()
         if remaining_s <= 0:
-            raise TimeoutError(f"its message is not complete after {CONNECTION_S:.0f} s")
+            raise TimeoutError(f"its message is not complete after {CONNECTION_TIMEOUT_S:.0f} s")
         connection.settimeout(remaining_s)
         part = connection.recv(1 << 16)
         if not part:
@@ -162,7 +162,7 @@ class Invitation:
     def _serve(self, connection: socket.socket, address: str) -> None:
         response = _Response(None)  # nothing was granted
         try:
-            connection.settimeout(CONNECTION_S)
+            connection.settimeout(CONNECTION_TIMEOUT_S)
             with self._context.wrap_socket(connection, server_side=True) as secured:
                 request = msgspec.msgpack.decode(_receive(secured), type=_Request)
                 response = self._respond(request)
@@ -233,7 +233,7 @@ def join(token: Token, data_dir: Path, names: Sequence[str]) -> None:
     inviter_address = f"{token.address}:{token.port}"
     try:
         with (
-            socket.create_connection((token.address, token.port), CONNECTION_S) as connection,
+            socket.create_connection((token.address, token.port), CONNECTION_TIMEOUT_S) as connection,
             _tls_context(token).wrap_socket(connection) as secured,
         ):
             _check_inviter(secured)

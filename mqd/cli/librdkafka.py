@@ -22,7 +22,7 @@ from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError
 from mqd.security.client import TOKEN_AUTH, ClientSecurity
 
 REQUEST_TIMEOUT_S = 15.0
-NOTED_S = 60.0
+RECENT_ERROR_S = 60.0
 CONNECT_TIMEOUT_S = 3.0
 
 _API_VERSIONS = 18
@@ -35,7 +35,7 @@ _CLOSED, _TLS_ALERT = "it closed the connection without a response", "a TLS serv
 _UNREACHABLE = frozenset(
     {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}
 )
-_UNVERIFIED = "enable.ssl.certificate.verification"
+_VERIFICATION = "enable.ssl.certificate.verification"
 LOGIN_REMEDY = "check sasl.username, sasl.password and sasl.mechanisms in the client's settings (--client-config FILE)"
 TLS_REMEDY = (
     "check security.protocol, ssl.ca.location and, if the listener requires a client's certificate,"
@@ -168,7 +168,7 @@ def base_config(
     reachable. `properties`: the client's own, which may enable TLS.
     """
     security = client_security.current(properties)
-    if security.protocol != "PLAINTEXT" and security.is_supported and _UNVERIFIED not in (properties or {}):
+    if security.protocol != "PLAINTEXT" and security.is_supported and _VERIFICATION not in (properties or {}):
         _require_login(bootstrap, timeout_s, security)
     else:
         require_broker(bootstrap, timeout_s, not security.has_tls)
@@ -192,7 +192,7 @@ _REFUSALS = {
     KafkaError._AUTHENTICATION: ("not authenticated", LOGIN_REMEDY),
     KafkaError._SSL: ("no TLS connection", TLS_REMEDY),
 }
-_admin: Callable[[], Any] = lambda: None
+_admin_ref: Callable[[], Any] = lambda: None
 _unresolved_host = ""  # the last address that librdkafka could not resolve in this process
 _unresolved_at = 0.0
 _last_refusal: CliError | None = None  # the last refusal of a TLS handshake or a login in this process
@@ -217,12 +217,12 @@ def recent_error() -> CliError | None:
     """The cause of a timeout, as far as librdkafka has reported it within the last minute: it retries
     more often than that.
     """
-    admin = _admin()
+    admin = _admin_ref()
     if admin is not None:
         admin.poll(0)  # there is no other access to an admin client's errors
-    if _last_refusal is not None and time.monotonic() - _refused_at <= NOTED_S:
+    if _last_refusal is not None and time.monotonic() - _refused_at <= RECENT_ERROR_S:
         return _last_refusal
-    if not _unresolved_host or time.monotonic() - _unresolved_at > NOTED_S:
+    if not _unresolved_host or time.monotonic() - _unresolved_at > RECENT_ERROR_S:
         return None
     return CliError(
         f"a broker advertises {_unresolved_host}, a name that does not resolve on this host; set"
@@ -235,9 +235,9 @@ def recent_error() -> CliError | None:
 def admin_client(bootstrap: str) -> Any:
     from confluent_kafka.admin import AdminClient
 
-    global _admin
+    global _admin_ref
     client = AdminClient(base_config(bootstrap))
-    _admin = weakref.ref(client)
+    _admin_ref = weakref.ref(client)
     return client
 
 

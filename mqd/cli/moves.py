@@ -26,7 +26,7 @@ from mqd.protocol.messages import (
 
 METADATA, ALTER, LIST, DESCRIBE_CLUSTER, UNREGISTER = 3, 45, 46, 60, 64
 POLL_S = 0.25
-STALLED_S = 60.0
+STALL_TIMEOUT_S = 60.0
 
 Partition = tuple[str, int]
 Plan = dict[Partition, list[int]]  # partition -> its replicas, the preferred leader first
@@ -287,7 +287,7 @@ def wait(
     broker: Broker, plan: Mapping[Partition, Sequence[int]], show_progress: bool, why_stopped: str = "it was cancelled"
 ) -> None:
     """Waits until every partition has its planned replicas. An interrupt ends the waiting, not the
-    moves. Raises CliError when nothing has moved for STALLED_S and nothing is moving.
+    moves. Raises CliError when nothing has moved for STALL_TIMEOUT_S and nothing is moving.
     """
     topics = sorted({topic for topic, _ in plan})
 
@@ -313,7 +313,7 @@ def wait(
             f" {topic}-{index}: {why_stopped}"
         )
 
-    _watch("moving", unfinished, _Stall(broker, stalled), show_progress, len(plan))
+    _watch("moving", unfinished, _StallCheck(broker, stalled), show_progress, len(plan))
 
 
 def wait_until_empty(broker: Broker, node: int, show_progress: bool) -> None:
@@ -327,11 +327,11 @@ def wait_until_empty(broker: Broker, node: int, show_progress: bool) -> None:
             f" {node} lets them stay"
         )
 
-    _watch(f"leaving node {node}", lambda: partitions_on(broker, node), _Stall(broker, stalled), show_progress)
+    _watch(f"leaving node {node}", lambda: partitions_on(broker, node), _StallCheck(broker, stalled), show_progress)
 
 
-class _Stall:
-    """Raises CliError when there was no progress for STALLED_S."""
+class _StallCheck:
+    """Raises CliError when there was no progress for STALL_TIMEOUT_S."""
 
     def __init__(self, broker: Broker, explain: Callable[[set[Partition]], str]) -> None:
         self._broker, self._explain = broker, explain
@@ -341,16 +341,16 @@ class _Stall:
         now = time.monotonic()
         if (
             len(remaining) != self._last_count
-            or now - self._last_progress_s > STALLED_S
+            or now - self._last_progress_s > STALL_TIMEOUT_S
             and remaining & ongoing_moves(self._broker).keys()
         ):
             self._last_count, self._last_progress_s = len(remaining), now
-        elif now - self._last_progress_s > STALLED_S:
+        elif now - self._last_progress_s > STALL_TIMEOUT_S:
             raise CliError(self._explain(remaining))
 
 
 def _watch(
-    doing: str, list_remaining: Callable[[], set[Partition]], stall: _Stall, show_progress: bool, planned: int = 0
+    doing: str, list_remaining: Callable[[], set[Partition]], stall: _StallCheck, show_progress: bool, planned: int = 0
 ) -> None:
     """Waits until no partition remains. Shows a progress bar on a terminal, otherwise occasional
     lines. `planned`: the total, including moves that are done already.

@@ -16,10 +16,10 @@ from mqd.cli.kafka_request import Broker
 
 _METADATA, _DESCRIBE_LOG_DIRS = 3, 35
 SHOWN_MAX = 20
-RESPONSE_S = 3.0  # timeout of a broker's response
+RESPONSE_TIMEOUT_S = 3.0  # timeout of a broker's response
 # timeout of a response about log directories: longer than the broker's own timeout for a
 # directory that hangs, so that the broker can report it
-DIRECTORIES_S = 8.0
+DIRECTORIES_TIMEOUT_S = 8.0
 
 
 class OfflineReplica(NamedTuple):
@@ -71,7 +71,7 @@ def offline_replicas_of(host: str, port: int) -> list[OfflineReplica]:
 
     address = format_address("127.0.0.1" if host in ("", "0.0.0.0", "::") else host, port)
     try:
-        with Broker(address, RESPONSE_S) as broker:
+        with Broker(address, RESPONSE_TIMEOUT_S) as broker:
             response = broker.request(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
     except CliError:
         return []
@@ -91,7 +91,7 @@ def log_directories(address: str, requested: Mapping[str, list[int]]) -> list[An
     from mqd.protocol.messages import DescribeLogDirsRequest
 
     try:
-        with Broker(address, DIRECTORIES_S) as broker:
+        with Broker(address, DIRECTORIES_TIMEOUT_S) as broker:
             topics = [
                 DescribeLogDirsRequest.Topic(topic=name, partitions=indices) for name, indices in requested.items()
             ]

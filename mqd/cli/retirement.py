@@ -118,12 +118,12 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
     """
     readers = Readers()
     while True:
-        state = with_retries(lambda: request(cluster.first, topic, 0, STATUS))
+        state = with_retries(lambda: request(cluster.bootstrap_broker, topic, 0, STATUS))
         if state.step == SEALED:
             sealed = is_sealed(cluster, state)  # before groups_behind(): only later positions count
             readers = groups_behind(cluster, state)
             if sealed and readers.all_have_read:
-                with_retries(lambda: request(cluster.first, topic, 0, RELEASE))
+                with_retries(lambda: request(cluster.bootstrap_broker, topic, 0, RELEASE))
         with_retries(partial(show, state, readers))
         if state.step == NONE or state.step >= until:
             return state, readers

@@ -159,7 +159,7 @@ def _prepare(paths: Files, node_id: int, hosts: list[str], now: datetime.datetim
         _write(paths.key, base64.urlsafe_b64encode(secrets.token_bytes(32)) + b"\n")
     if not paths.metrics_token.exists():
         _write(paths.metrics_token, secrets.token_urlsafe(32).encode() + b"\n")
-    authority = _authority(paths, now)
+    authority = _ensure_authority(paths, now)
     if _has_been_used(paths) and not paths.host.exists() and has_peers:
         _write(paths.plaintext_allowed, b"")
     if authority.key and _host_needs_renewal(paths, node_id, now):
@@ -185,7 +185,7 @@ def renew(paths: Files, now: datetime.datetime) -> list[Path]:
         with _locked(paths):
             for file in (paths.broker, paths.host):
                 if file is paths.broker or file.exists():
-                    pair = pki.renew(_authority(paths, now), file.read_bytes(), now)
+                    pair = pki.renew(_ensure_authority(paths, now), file.read_bytes(), now)
                     _write(file, pair.key + pair.certificate)
                     renewed.append(file)
     except (OSError, ValueError) as error:
@@ -198,7 +198,7 @@ def describe_certificate(name: str, hosts: Iterable[str]) -> str:
     return f"the broker {name} ({names})" if names else f"the client {name}"
 
 
-def _authority(paths: Files, now: datetime.datetime) -> Pair:
+def _ensure_authority(paths: Files, now: datetime.datetime) -> Pair:
     from mqd.security import pki
     from mqd.security.pki import Pair
 

@@ -15,7 +15,7 @@ from mqd.protocol.messages import (
 
 DESCRIBE, DESCRIBE_OFFSETS, ALTER_OFFSETS, DELETE_OFFSETS = 77, 90, 91, 92
 # the group is not a share group, or the cluster has no share groups
-NO_SHARE_GROUP = (int(ErrorCode.GROUP_ID_NOT_FOUND), int(ErrorCode.UNSUPPORTED_VERSION))
+NO_SUCH_GROUP = (int(ErrorCode.GROUP_ID_NOT_FOUND), int(ErrorCode.UNSUPPORTED_VERSION))
 
 
 class SharePosition(NamedTuple):
@@ -31,13 +31,13 @@ class SharePosition(NamedTuple):
 
 def describe(cluster: Cluster, name: str) -> Any | None:
     """The description of the group. None: there is no such share group."""
-    if not cluster.first.supports(DESCRIBE):
+    if not cluster.bootstrap_broker.supports(DESCRIBE):
         return None
     request = ShareGroupDescribeRequest(group_ids=[name])
     response = cluster.request_coordinator(
         GROUP, name, DESCRIBE, request, lambda response: response.groups[0].error_code
     ).groups[0]
-    if response.error_code in NO_SHARE_GROUP:
+    if response.error_code in NO_SUCH_GROUP:
         return None
     check(f"group {name}", response.error_code, response.error_message)
     return response

@@ -144,7 +144,7 @@ def speedup(figures: Figures, workers: int) -> float:
     return workers / (1 + figures.contention * (workers - 1) + figures.coherency * workers * (workers - 1))
 
 
-def best_workers(figures: Figures, needed_speedup: float, cores: int) -> int | None:
+def fewest_workers(figures: Figures, needed_speedup: float, cores: int) -> int | None:
     """The fewest workers with a speedup of `needed_speedup`; None: the cores do not suffice."""
     return next((count for count in range(1, cores + 1) if speedup(figures, count) >= needed_speedup - ROUNDING), None)
 
@@ -334,7 +334,7 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
     )
     loaded_hosts = max(1, int(hosts) - spare)
     cores_per_host = sheet["cores"] / loaded_hosts
-    workers = best_workers(figures, cores_per_host, host.cores)
+    workers = fewest_workers(figures, cores_per_host, host.cores)
     if workers is None:
         raise Unsizable(
             f"{host.cores} cores on one host do the work of {speedup_max:.3g}, but {cores_per_host:.3g} are needed: use"

@@ -214,7 +214,7 @@ def set_quota(settings: Settings, form: Form) -> Change:
 def delete_quota(settings: Settings, form: Form) -> Change:
     entity, arguments = _entity(form)
     keys = list(access.QUOTA_KEYS.values())
-    removed = access.quotas_among(settings, entity, keys)
+    removed = access.existing_quotas(settings, entity, keys)
     current_quotas = next((values for owner, values in access.quotas(settings, entity) if owner == entity), {})
     entity_name = access.entity_text(entity)
 

@@ -168,7 +168,7 @@ def _findings_from_metadata(partitions: Partitions) -> list[Finding]:
     """The problems that the metadata of the topics shows, for a user who may not describe the cluster."""
     findings = []
     for harm, partition_names, problem in (
-        (diagnosis.Harm.OUTAGE, partitions.without_leader, "without a leader, neither read nor written"),
+        (diagnosis.Harm.OUTAGE, partitions.leaderless_names, "without a leader, neither read nor written"),
         (diagnosis.Harm.NO_RESERVE, partitions.not_in_sync, "with a replica that is not in sync"),
     ):
         if partition_names:
@@ -346,7 +346,7 @@ def topic(settings: Settings, name: str) -> TopicDetails:
     """Raises CliError."""
     hidden = []
     with Cluster(settings.bootstrap) as cluster:
-        response = cluster.first.request(
+        response = cluster.bootstrap_broker.request(
             METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=name)], allow_auto_topic_creation=False)
         ).topics[0]
         check(f"topic {name}", response.error_code, None)
@@ -355,12 +355,12 @@ def topic(settings: Settings, name: str) -> TopicDetails:
         starts, ends = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
         sizes_by_partition = sizes(cluster, [name])
         try:
-            configs = topic_configs(cluster.first, name)
+            configs = topic_configs(cluster.bootstrap_broker, name)
         except CliError as error:
             configs = ()
             hidden.append(f"configuration: {error.message}")
         in_sync = {one.partition_index: tuple(one.isr_nodes) for one in response.partitions}
-        spares.count_as_in_sync(cluster.first, [response])
+        spares.count_as_in_sync(cluster.bootstrap_broker, [response])
     parts = tuple(
         Part(
             one.partition_index,

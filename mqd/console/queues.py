@@ -86,7 +86,7 @@ def _oldest(settings: Settings, positions: dict[tuple[str, int], share_groups.Sh
 def _letters_topic(cluster: Cluster, name: str) -> str:
     """The topic of the group's dead letters; "": there is none, or this user may not see it."""
     resource = DescribeConfigsRequest.Resource(resource_type=GROUP_RESOURCE, resource_name=name)
-    (result,) = cluster.first.request(DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
+    (result,) = cluster.bootstrap_broker.request(DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
     if result.error_code:
         return ""
     return next((one.value or "" for one in result.configs if one.name == LETTERS_TOPIC), "")

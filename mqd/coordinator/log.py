@@ -25,7 +25,7 @@ import struct
 from typing import NamedTuple, Protocol
 
 from mqd.base import logging
-from mqd.base.tasks import Prompt
+from mqd.base.tasks import PromptFuture
 from mqd.native import PRODUCE_ACKS_ALL, PRODUCE_CONTROL, PRODUCE_MARKER_BUMPED, crc32c
 from mqd.protocol.errors import ErrorCode, error_name
 from mqd.protocol.records import CONTROL, HEADER, HEADER_BYTES, LENGTH_BYTES, TRANSACTIONAL
@@ -132,7 +132,7 @@ class Log:
         `allows_control`: the batch may be a control batch. `is_bumped` denotes a marker of
         transactions v2; a partition that already has it refuses it with INVALID_PRODUCER_EPOCH.
         """
-        future: asyncio.Future[int] = Prompt(loop=asyncio.get_running_loop())
+        future: asyncio.Future[int] = PromptFuture(loop=asyncio.get_running_loop())
         try:
             self._send(
                 topic,

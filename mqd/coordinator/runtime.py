@@ -39,7 +39,7 @@ from functools import partial
 from typing import Any
 
 from mqd.base import logging
-from mqd.base.tasks import InlineCoroutine, Prompt, Turn
+from mqd.base.tasks import InlineCoroutine, PromptFuture, Turn
 from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
 from mqd.coordinator.budget import Budget
 from mqd.coordinator.internal_topic import CoordinatorError, Partitions, Source, partition_for
@@ -169,7 +169,7 @@ class Coordinator:
         self._last_number += 1
         number = self._last_number
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[object] = Prompt(loop=loop)
+        future: asyncio.Future[object] = PromptFuture(loop=loop)
         self._futures[number] = future
         state.requests.add(number)
         try:

@@ -150,7 +150,7 @@ class BrokerState:
             "host": host,
             "port": port,
             "listeners": self.resources.addresses,
-            "clustered": cluster_config.listens(self.settings.config),
+            "clustered": cluster_config.listens_for_hosts(self.settings.config),
             "seeds": cluster_config.seeds(self.settings.config),
             "controller_listener": cluster.controller_advertised if cluster is not None else None,
             "started_ms": self.started_ms,

@@ -42,7 +42,7 @@ def confine(config: Mapping[str, str], places: Layout | None, makes_ring: bool =
     memory_restriction = hide_memory(config)
     if config.get("process.sandbox") == "off":
         return memory_restriction or "nothing"
-    calls = sandbox.SYSTEM_CALLS if makes_ring else sandbox.SYSTEM_CALLS | sandbox.RING_CALLS
+    calls = sandbox.DENIED_CALLS if makes_ring else sandbox.DENIED_CALLS | sandbox.RING_CALLS
     steps: list[tuple[str, Callable[[], None]]] = [("no new privileges", sandbox.give_up_privileges)]
     if places is not None:
         readable, writable = (

@@ -113,28 +113,28 @@ class _Parser:
         )
         return FilterError(f"{found} where {expected} should be")
 
-    def _take(self, kind: str, *values: str) -> _Token | None:
+    def _accept(self, kind: str, *values: str) -> _Token | None:
         token = self._next
         if token.kind != kind or (values and token.value not in values):
             return None
         self._next_index += 1
         return token
 
-    def _need(self, expected: str, kind: str, *values: str) -> _Token:
-        token = self._take(kind, *values)
+    def _expect(self, expected: str, kind: str, *values: str) -> _Token:
+        token = self._accept(kind, *values)
         if token is None:
             raise self._expected_error(expected)
         return token
 
     def _condition(self) -> Node:
         node = self._conjunction()
-        while self._take("word", "OR"):
+        while self._accept("word", "OR"):
             node = Combine("OR", (node, self._conjunction()))
         return node
 
     def _conjunction(self) -> Node:
         node = self._negation()
-        while self._take("word", "AND"):
+        while self._accept("word", "AND"):
             node = Combine("AND", (node, self._negation()))
         return node
 
@@ -148,47 +148,47 @@ class _Parser:
             self._nesting -= 1
 
     def _nested(self) -> Node:
-        if self._take("word", "NOT"):
+        if self._accept("word", "NOT"):
             return Combine("NOT", (self._negation(),))
-        if self._take("sign", "("):
+        if self._accept("sign", "("):
             node = self._condition()
-            self._need("')'", "sign", ")")
+            self._expect("')'", "sign", ")")
             return node
-        if self._take("word", "EXISTS"):
+        if self._accept("word", "EXISTS"):
             return Compare(self._name(), EXISTS)
         return self._comparison(self._name())
 
     def _name(self) -> str:
-        token = self._need("the name of a header, NOT, EXISTS or '('", "name")
+        token = self._expect("the name of a header, NOT, EXISTS or '('", "name")
         if len(token.value.encode()) > NAME_BYTES_MAX:
             raise FilterError(f"the name at character {token.position + 1} has more than {NAME_BYTES_MAX} bytes")
         return token.value
 
     def _comparison(self, name: str) -> Node:
-        sign = self._take("sign", *OPERATORS)
+        sign = self._accept("sign", *OPERATORS)
         if sign is not None:
             return Compare(name, sign.value, self._value())
-        negated = self._take("word", "NOT") is not None
-        if self._take("word", "LIKE"):
+        negated = self._accept("word", "NOT") is not None
+        if self._accept("word", "LIKE"):
             return Compare(name, NOT_LIKE if negated else LIKE, self._prefix())
-        self._need("IN or LIKE" if negated else "=, !=, <, <=, >, >=, IN, LIKE or NOT", "word", "IN")
-        self._need("'('", "sign", "(")
+        self._expect("IN or LIKE" if negated else "=, !=, <, <=, >, >=, IN, LIKE or NOT", "word", "IN")
+        self._expect("'('", "sign", "(")
         compared: list[Node] = [Compare(name, "!=" if negated else "=", self._value())]
-        while self._take("sign", ","):
+        while self._accept("sign", ","):
             compared.append(Compare(name, "!=" if negated else "=", self._value()))
-        self._need("',' or ')'", "sign", ")")
+        self._expect("',' or ')'", "sign", ")")
         return reduce(lambda left, right: Combine("AND" if negated else "OR", (left, right)), compared)
 
     def _value(self) -> str | int:
-        number = self._take("number")
+        number = self._accept("number")
         if number is not None:
             if len(number.value.lstrip("-")) > 18:
                 raise FilterError(f"the number at character {number.position + 1} has more than 18 digits")
             return int(number.value)
-        return self._need("'text' or a whole number", "text").value
+        return self._expect("'text' or a whole number", "text").value
 
     def _prefix(self) -> str:
-        token = self._need("'text%'", "text")
+        token = self._expect("'text%'", "text")
         prefix = token.value.removesuffix("%")
         if prefix == token.value or "%" in prefix or "_" in prefix:
             raise FilterError(

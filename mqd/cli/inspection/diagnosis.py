@@ -28,8 +28,8 @@ FILES_MIN = 10_000
 SWAPPINESS_MAX = 10
 DAY_S = 86400
 STALLED_S_MIN = 60.0
-COMMIT_S = 6.0  # more than auto.commit.interval.ms, 5 s
-FLUSH_S = 2.0
+COMMIT_INTERVAL_S = 6.0  # more than auto.commit.interval.ms, 5 s
+FLUSH_SAMPLE_GAP_S = 2.0
 FLUSH_S_MAX = 10.0
 _END, _HIGH = "mqd_partition_log_end_offset", "mqd_partition_high_watermark"
 
@@ -309,7 +309,7 @@ def waiting_for_flushes(samples: Iterable[Sample], unreplicated: frozenset[str])
 
 
 def flush_findings(before: Iterable[Sample], after: Iterable[Sample], unreplicated: frozenset[str]) -> list[Finding]:
-    """`before`, `after`: two samples of the metrics, FLUSH_S apart. `unreplicated`: partitions with one
+    """`before`, `after`: two samples of the metrics, FLUSH_SAMPLE_GAP_S apart. `unreplicated`: partitions with one
     replica, whose records wait only for this host's disk.
     """
     watermarks_before = waiting_for_flushes(before, unreplicated)
@@ -322,7 +322,7 @@ def flush_findings(before: Iterable[Sample], after: Iterable[Sample], unreplicat
         Finding(
             Harm.OUTAGE,
             f"the disk does not respond: records of {partitions_text(stuck)} have waited for a flush for"
-            f" {FLUSH_S:.0f} s or more",
+            f" {FLUSH_SAMPLE_GAP_S:.0f} s or more",
             DISK_HANGS,
         )
     ]
@@ -354,7 +354,7 @@ def _key(sample: Sample) -> tuple[str, str, str]:
 
 
 def consumer_findings(before: Iterable[Sample], after: Iterable[Sample]) -> list[Finding]:
-    """`before`, `after`: two samples of the metrics, COMMIT_S apart, which is longer than the clients'
+    """`before`, `after`: two samples of the metrics, COMMIT_INTERVAL_S apart, which is longer than the clients'
     interval between commits.
     """
     stalled_before, stalled_now = stalled_partitions(before), stalled_partitions(after)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple
 
-from mqd.cli.inspection.diagnosis import COMMIT_S
+from mqd.cli.inspection.diagnosis import COMMIT_INTERVAL_S
 from mqd.cli.inspection.live_view import Partition, rates
 
 
@@ -85,7 +85,7 @@ def advise(before: GroupSample, after: GroupSample, catch_up_s: float) -> Advice
         hot,
         [],
     )
-    return advice._replace(lines=_in_words(advice, set(before.members) != set(after.members), catch_up_s))
+    return advice._replace(lines=_advice_lines(advice, set(before.members) != set(after.members), catch_up_s))
 
 
 def _busy_rates(before: GroupSample, after: GroupSample, read: Mapping[Partition, float]) -> list[float]:
@@ -97,7 +97,7 @@ def _busy_rates(before: GroupSample, after: GroupSample, read: Mapping[Partition
         if before.members.get(name) != partitions:
             continue  # its assignment has just changed
         rate = sum(read.get(partition, 0.0) for partition in partitions)
-        if rate > 0 and min(before.lag(partitions), after.lag(partitions)) > rate * COMMIT_S:
+        if rate > 0 and min(before.lag(partitions), after.lag(partitions)) > rate * COMMIT_INTERVAL_S:
             busy_rates.append(rate)
     return busy_rates
 
@@ -124,7 +124,7 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _in_words(advice: Advice, has_changed: bool, catch_up_s: float) -> list[str]:
+def _advice_lines(advice: Advice, has_changed: bool, catch_up_s: float) -> list[str]:
     if not advice.members:
         return ["it has no members: start some, and run this again while they read"]
     if has_changed:

@@ -19,7 +19,7 @@ from mqd.cli.machine.settings import Setting, selected_value
 from mqd.cli.machine.storage import read_text
 
 JOURNAL = Path("/var/lib/mqd-tune/journal.json")
-BYTES_MAX = 1 << 20
+JOURNAL_BYTES_MAX = 1 << 20
 _ALLOWED_PREFIXES = ("/sys/", "/proc/sys/", "/proc/irq/")
 
 
@@ -47,7 +47,7 @@ class Journal:
     def _read(self) -> list[Entry]:
         try:
             with open(self.path, "rb") as file:
-                parsed: Any = json.loads(file.read(BYTES_MAX))
+                parsed: Any = json.loads(file.read(JOURNAL_BYTES_MAX))
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
@@ -80,7 +80,7 @@ class Journal:
         finally:
             os.close(directory)
 
-    def note(self, path: str, before: str, after: str) -> None:
+    def record(self, path: str, before: str, after: str) -> None:
         index = next((i for i, entry in enumerate(self.entries) if entry.path == path), None)
         if index is None:
             self.entries.append(Entry(path, before, after))
@@ -114,11 +114,11 @@ def apply(root: Path, journal: Journal, settings: Iterable[Setting]) -> list[Out
             path = "/" + str(file.relative_to(root))
             target = _resolve(root, path)
             before = selected_value(read_text(target) or "")
-            journal.note(path, before, value)  # C1
+            journal.record(path, before, value)  # C1
             error = _write(target, value)
             current = selected_value(read_text(target) or "")
             if current != value:  # for C3: the kernel rounded the value, or applied part of it
-                journal.note(path, before, current)
+                journal.record(path, before, current)
             outcomes.append(Outcome(path, not error, error or f"{before} -> {value}"))
     return outcomes
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from mqd.cli.machine.storage import Device, FileSystem, devices_of, file_system_of, read_number, read_text
 
-SWAPPINESS_MAX, SWAPPINESS = 10, 1
-BACKGROUND_MAX, DIRTY_MAX = 5, 40
+SWAPPINESS_MAX, SWAPPINESS_WANTED = 10, 1
+DIRTY_BACKGROUND_PERCENT_MAX, DIRTY_PERCENT_MAX = 5, 40
 BACKLOG_MIN = 4096
 OPEN_FILES_MIN = 100_000
 LOCKED_BYTES_MIN = 64 << 20
@@ -255,16 +255,20 @@ def _memory(root: Path) -> Iterator[Setting]:
         yield Setting(
             "vm.swappiness",
             str(swappiness),
-            str(SWAPPINESS) if uses_swap else "any (no swap)",
+            str(SWAPPINESS_WANTED) if uses_swap else "any (no swap)",
             is_good,
             "a high value swaps out the broker's own memory to cache more of its segments"
             if uses_swap
             else "there is no swap, so it has no effect",
-            {} if is_good else {vm / "swappiness": str(SWAPPINESS)},
+            {} if is_good else {vm / "swappiness": str(SWAPPINESS_WANTED)},
         )
     for name, limit, why in (
-        ("dirty_background_ratio", BACKGROUND_MAX, "little unwritten data accumulates, so a flush is short"),
-        ("dirty_ratio", DIRTY_MAX, "a burst of writes is not blocked while gigabytes are written"),
+        (
+            "dirty_background_ratio",
+            DIRTY_BACKGROUND_PERCENT_MAX,
+            "little unwritten data accumulates, so a flush is short",
+        ),
+        ("dirty_ratio", DIRTY_PERCENT_MAX, "a burst of writes is not blocked while gigabytes are written"),
     ):
         share, in_bytes = read_number(vm / name), read_number(vm / name.replace("ratio", "bytes"))
         if share is None:
@@ -397,7 +401,7 @@ def _cpus(root: Path) -> Iterator[Setting]:
 # -- limits ----------------------------------------------------------------------------------------
 
 
-def _kernel(root: Path) -> tuple[int, ...]:
+def _kernel_version(root: Path) -> tuple[int, ...]:
     """The major and minor version; (0, 0) if unknown."""
     version = (read_text(root / "proc/sys/kernel/osrelease") or "").split(".")[:2]
     return tuple(map(int, version)) if len(version) == 2 and all(map(str.isdigit, version)) else (0, 0)
@@ -419,7 +423,7 @@ def _limits(root: Path) -> Iterator[Setting]:
         (
             "locked memory",
             "Max locked memory",
-            LOCKED_BYTES_MIN if _kernel(root) < (5, 12) else 0,
+            LOCKED_BYTES_MIN if _kernel_version(root) < (5, 12) else 0,
             f"{LOCKED_BYTES_MIN >> 20} MiB",
             "this kernel counts io_uring's rings against this limit",
             "memlock in /etc/security/limits.d, or LimitMEMLOCK in the unit",

@@ -24,7 +24,7 @@ METRICS_PATH = "/v1/metrics"
 POINTS_MAX = 10_000  # in one request: a page with many partitions exceeds what collectors accept at once
 
 
-def address(endpoint: str) -> str:
+def metrics_endpoint(endpoint: str) -> str:
     """The endpoint with OTLP's path for metrics. Raises CliError."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -83,7 +83,7 @@ def command(data_dir: Path | None, endpoint: str, every: float, once: bool) -> N
     resource are set by OpenTelemetry's environment variables: OTEL_EXPORTER_OTLP_HEADERS,
     OTEL_EXPORTER_OTLP_CERTIFICATE, OTEL_EXPORTER_OTLP_COMPRESSION, OTEL_RESOURCE_ATTRIBUTES.
     """
-    url = address(endpoint)
+    url = metrics_endpoint(endpoint)
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     except ImportError as error:

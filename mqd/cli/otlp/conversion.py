@@ -23,7 +23,7 @@ from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 _UNITS = {"_seconds": "s", "_bytes": "By"}
-_Key = tuple[str, frozenset[tuple[str, str]]]
+_SeriesKey = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Conversion:
@@ -32,9 +32,9 @@ class Conversion:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[_Key, tuple[int, float]] = {}  # start time and last value
+        self._counts: dict[_SeriesKey, tuple[int, float]] = {}  # start time and last value
         # those of the current scrape; a series that is missing from it is forgotten
-        self._new_counts: dict[_Key, tuple[int, float]] = {}
+        self._new_counts: dict[_SeriesKey, tuple[int, float]] = {}
         self._last_scrape_ns = 0
 
     def metrics(self, page: str, now_ns: int) -> list[Metric]:

@@ -51,7 +51,7 @@ def _address(text: str) -> str:
 @click.option("--replace", is_flag=True, help="Replace the profile of this name.")
 def add(name: str, bootstrap: str, client_config: Path | None, replace: bool) -> None:
     """Give a cluster the name NAME."""
-    if not store.NAME.fullmatch(name):
+    if not store.NAME_PATTERN.fullmatch(name):
         raise click.UsageError(f"a profile's name has letters, digits, '.', '_' and '-', at most 64, not {name!r}")
     profile = Profile(_address(bootstrap), str(client_config.absolute()) if client_config else None)
     with store.edit() as profiles:

@@ -18,7 +18,7 @@ import msgspec
 
 from mqd.cli.common import CliError
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 BYTES_MAX = 1 << 20
 
 

@@ -29,7 +29,7 @@ from mqd.cli.redrive.plan import EarlierRedrive, Filter, NewRecord, Origin, Stor
 BATCH_RECORDS_MAX = 500  # records per transaction
 ATTEMPTS_MAX = 3  # per transaction; a transaction is not repeated if a record was refused
 TRANSACTION_TIMEOUT_MS = 30_000  # how long a killed redrive can delay readers with read_committed
-PATIENCE_S = 60.0
+PROGRESS_TIMEOUT_S = 60.0
 COORDINATOR_LOOKUP_TIMEOUT_S = 15.0
 # the consumer reads forward to a source record within this distance, and seeks to others
 READ_FORWARD_OFFSETS_MAX = 1000
@@ -177,7 +177,7 @@ class Redrive:
 
     def _fill_pending(self) -> None:
         """Waits until there are pending messages, or all partitions have been read to their ends."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + PROGRESS_TIMEOUT_S
         while self._ends and not self._pending_messages:
             messages: list[Any] = self._consumer.consume(BATCH_RECORDS_MAX, 0.5)
             for message in messages:
@@ -308,7 +308,7 @@ class Writer:
 
     def _call_with_retries(self, step: Callable[[float], Any]) -> None:
         """Calls `step`, and repeats it after errors that librdkafka marks as retriable."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + PROGRESS_TIMEOUT_S
         while True:
             try:
                 step(REQUEST_TIMEOUT_S)
@@ -386,7 +386,7 @@ class SourceReader:
         first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, index), REQUEST_TIMEOUT_S)
         remaining = deque(sorted(offset for offset in offsets if first <= offset < end))
         records: list[StoredRecord] = []
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + PROGRESS_TIMEOUT_S
         position = -READ_FORWARD_OFFSETS_MAX - 1
         while remaining:
             if remaining[0] - position > READ_FORWARD_OFFSETS_MAX:
@@ -407,7 +407,7 @@ class SourceReader:
                     if remaining and remaining[0] == position:
                         records.append(to_stored_record(message))
                         remaining.popleft()
-                    deadline = time.monotonic() + PATIENCE_S
+                    deadline = time.monotonic() + PROGRESS_TIMEOUT_S
             if remaining and time.monotonic() > deadline:
                 raise CliError(f"topic {topic}: no records arrive from partition {index} (mqd cluster status)")
         self._consumer.unassign()

@@ -15,15 +15,15 @@ from typing import NamedTuple
 from mqd.coordinator.share.letter_records import EXHAUSTED, PREFIX, REJECTED
 
 GROUP_PREFIX = "mqd-redrive:"  # followed by TOPIC?FILTER; neither a topic nor a quoted value has ? or &
-COUNT = "mqd-redriven"  # header: how many times the record was redriven
-COUNT_MAX = 3
+COUNT_HEADER = "mqd-redriven"  # header: how many times the record was redriven
+REDRIVE_COUNT_MAX = 3
 REASONS = {"rejected": REJECTED, "exhausted": EXHAUSTED}
 CLOCK_SKEW_MAX_MS = 60_000  # how far a producer's clock may be ahead of the broker's
 
 # the reasons why letters are not moved
 NOT_A_LETTER = "not a dead letter: its headers do not name a record"
 LOOP = "its source topic takes dead letters itself"
-TOO_OFTEN = f"already redriven {COUNT_MAX} times"
+TOO_OFTEN = f"already redriven {REDRIVE_COUNT_MAX} times"
 GONE = "written without its record, and the source topic no longer has it"
 REPLACED = "written without its record, and the source topic has a newer one at that offset"
 
@@ -162,20 +162,20 @@ def record_of(
     else:
         source = letter
     count = _redrive_count(source.headers)
-    if count >= COUNT_MAX:
+    if count >= REDRIVE_COUNT_MAX:
         return TOO_OFTEN
-    headers = (*_application_headers(source.headers), (COUNT, b"%d" % (count + 1)))
+    headers = (*_application_headers(source.headers), (COUNT_HEADER, b"%d" % (count + 1)))
     return NewRecord(origin.topic, origin.partition, source.key, source.value, headers)
 
 
 def _application_headers(headers: Headers) -> Headers:
     """The application's headers."""
-    return tuple(header for header in headers if header[0] != COUNT and not header[0].startswith(PREFIX))
+    return tuple(header for header in headers if header[0] != COUNT_HEADER and not header[0].startswith(PREFIX))
 
 
 def _redrive_count(headers: Headers) -> int:
     """How many times the record was redriven. Headers that are not numbers are ignored: no redrive
     wrote them.
     """
-    texts = [value or b"" for name, value in headers if name == COUNT]
+    texts = [value or b"" for name, value in headers if name == COUNT_HEADER]
     return max((int(text) for text in texts if text.isdigit() and len(text) < 10), default=0)

@@ -18,7 +18,7 @@ from mqd.cli.service import unit as service_unit
 UNITS = Path("/etc/systemd/system")
 DATA_DIR = Path("/var/lib/mqd")
 SYSTEM_UID_MAX = 999  # for higher uids, systemd-logind removes a user's shared memory when the user logs out
-_SHOWN = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "StatusText", "Result")
+_SHOWN_PROPERTIES = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "StatusText", "Result")
 
 name_option = click.option(
     "--name", default="mqd", show_default=True, metavar="NAME", help="Name of the service: NAME.service."
@@ -26,7 +26,7 @@ name_option = click.option(
 
 
 def _check_name(name: str) -> str:
-    if not service_unit.NAME.fullmatch(name):
+    if not service_unit.NAME_PATTERN.fullmatch(name):
         raise click.UsageError(f"--name takes letters, digits, - and _, not {name!r}")
     return name
 
@@ -186,7 +186,7 @@ def status(ctx: click.Context, name: str, output_format: str | None) -> int:
     is not running or does not exist.
     """
     unit = f"{_check_name(name)}.service"
-    text = _run("systemctl", "show", unit, f"--property={','.join(_SHOWN)}")
+    text = _run("systemctl", "show", unit, f"--property={','.join(_SHOWN_PROPERTIES)}")
     properties: dict[str, Any] = dict(line.partition("=")[::2] for line in text.splitlines())
     if (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json":
         emit_json({"unit": unit, **properties})

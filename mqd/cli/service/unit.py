@@ -8,7 +8,7 @@ from pathlib import Path
 
 STATE = Path("/var/lib")
 HOMES = ("/home", "/root")  # what ProtectHome= hides
-NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}")
+NAME_PATTERN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}")
 # a process whose event loop hangs exits by itself after 60 s; systemd stops the whole broker only if that fails
 WATCHDOG_S = 120
 

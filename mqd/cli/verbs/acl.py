@@ -215,11 +215,11 @@ def _verdict(authorizer: "Authorizer", principal: str, operation: str, resource:
     from mqd.cli import acl_text
     from mqd.security.acl import Operation, PatternType
 
-    kind, pattern, name = acl_text.resource(resource)
-    requested = acl_text.operation(operation, kind)
+    kind, pattern, name = acl_text.parse_resource(resource)
+    requested = acl_text.parse_operation(operation, kind)
     if pattern == PatternType.PREFIXED or requested == Operation.ALL:
         raise ValueError("a query needs one operation and one resource")
-    return authorizer.explain(acl_text.principal(principal), host, requested, kind, name)
+    return authorizer.explain(acl_text.parse_principal(principal), host, requested, kind, name)
 
 
 @command.command()

@@ -63,7 +63,7 @@ def _is_complete(settings: Settings) -> bool:
     return (
         not state.voter_status.missing
         and not any(broker.is_fenced for broker in state.brokers)
-        and not partitions.without_leader
+        and not partitions.leaderless_names
         and not partitions.not_in_sync
     )
 
@@ -118,7 +118,7 @@ def status(settings: Settings, wait_s: float | None) -> None:
                 "voters_behind": voter_status.behind,
                 "voter_losses_tolerated": voter_status.losses_allowed,
                 "partitions": partitions.count,
-                "partitions_without_leader": partitions.without_leader,
+                "partitions_without_leader": partitions.leaderless_names,
                 "partitions_not_in_sync": partitions.not_in_sync,
                 "not_served": [
                     {"partition": replica.partition, "node": replica.node, "directories": list(replica.directories)}

@@ -96,10 +96,10 @@ def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
     except CliError:  # _cluster() reports it
         with_one_replica = frozenset()
     if diagnosis.waiting_for_flushes(samples, with_one_replica):
-        time.sleep(diagnosis.FLUSH_S)
+        time.sleep(diagnosis.FLUSH_SAMPLE_GAP_S)
         findings += diagnosis.flush_findings(samples, metrics_page.read(url, data_dir), with_one_replica)
     if diagnosis.stalled_partitions(samples):
-        time.sleep(diagnosis.COMMIT_S)
+        time.sleep(diagnosis.COMMIT_INTERVAL_S)
         findings += diagnosis.consumer_findings(samples, metrics_page.read(url, data_dir))
     return findings
 

@@ -65,7 +65,7 @@ class Sampler:
             self._cluster = Cluster(self._bootstrap).__enter__()
         cluster = self._cluster
         topics = cluster.describe_topics()
-        spares.count_as_in_sync(cluster.first, topics)
+        spares.count_as_in_sync(cluster.bootstrap_broker, topics)
         partitions = {
             (topic.name, partition.partition_index): Replicas(
                 partition.leader_id, tuple(sorted(set(partition.replica_nodes) - set(partition.isr_nodes)))
@@ -74,9 +74,9 @@ class Sampler:
             for partition in topic.partitions
         }
         cpu_s, lag_s = self._local_figures()
-        from mqd.cli.group_listing import committed
+        from mqd.cli.group_listing import offsets_of_all_groups
 
-        committed_offsets = committed(cluster)
+        committed_offsets = offsets_of_all_groups(cluster)
         sampled_at_s = time.monotonic()
         ends = cluster.offsets(partitions, LATEST)
         groups = {

@@ -364,10 +364,15 @@ def retire_partitions(
     output = _RetirementOutput(settings)
     with Cluster(settings.bootstrap) as cluster:
         if total is None:
-            state = retiring.request(cluster.first, name, 0, retiring.RELEASE if release else retiring.STATUS)
+            state = retiring.request(
+                cluster.bootstrap_broker, name, 0, retiring.RELEASE if release else retiring.STATUS
+            )
         else:
             state = retiring.request(
-                cluster.first, name, total, retiring.RETIRE_MOVING_KEYS if allow_moved_keys else retiring.RETIRE
+                cluster.bootstrap_broker,
+                name,
+                total,
+                retiring.RETIRE_MOVING_KEYS if allow_moved_keys else retiring.RETIRE,
             )
         readers = retiring.Readers()
         if wait or (total is not None and not no_wait):

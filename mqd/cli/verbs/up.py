@@ -62,7 +62,7 @@ def _load(
         if not joining.has_joined(token, places.data_dir):
             joining.join(token, places.data_dir, secure.hosts_of(config))
     if secured:
-        node_id, has_peers = int(config["node.id"]), cluster_config.listens(config)
+        node_id, has_peers = int(config["node.id"]), cluster_config.listens_for_hosts(config)
         secure.prepare(places.data_dir, node_id, secure.hosts_of(config), has_peers=has_peers)
     elif secure.is_secured(places.data_dir) and not config.get("authorizer.class.name"):
         raise CliError(
@@ -328,7 +328,11 @@ def command(
             )
             if secured:
                 print(secure.hint(places.data_dir), flush=True)
-                if hosts_hint := secure.hosts_hint(places.data_dir) if cluster_config.listens(settings.config) else "":
+                if (
+                    hosts_hint := secure.hosts_hint(places.data_dir)
+                    if cluster_config.listens_for_hosts(settings.config)
+                    else ""
+                ):
                     print(hosts_hint, flush=True)
         except OSError:
             pass  # our output is not read; the broker serves nevertheless

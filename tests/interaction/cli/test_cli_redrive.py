@@ -79,12 +79,12 @@ def counts(found: dict) -> tuple[int, dict[str, int], int, int]:
 def test_each_letter_is_moved_once_with_any_filters(topics: Topics, mqd: CommandLine) -> None:
     topics.producer.produce(topics.source, "uncopied", partition=1)
     topics.flush()
-    topics.letter("copied", own=[("own", b"1"), (plan.COUNT, b"1")])
+    topics.letter("copied", own=[("own", b"1"), (plan.COUNT_HEADER, b"1")])
     topics.letter(None)
     topics.letter(None, offset=1000)
     topics.letter("other group", group="others", message=plan.EXHAUSTED)
     topics.letter("loop", source=topics.letters)
-    topics.letter("too often", own=[(plan.COUNT, b"3")])
+    topics.letter("too often", own=[(plan.COUNT_HEADER, b"3")])
     topics.producer.produce(topics.letters, "no letter")
     topics.flush()
     refused = {plan.GONE: 1, plan.LOOP: 1, plan.TOO_OFTEN: 1, plan.NOT_A_LETTER: 1}
@@ -99,9 +99,9 @@ def test_each_letter_is_moved_once_with_any_filters(topics: Topics, mqd: Command
     assert counts(mqd.json(*redrive, "--since", "-1h", "--source", topics.source)) == (0, {plan.NOT_A_LETTER: 1}, 5, 1)
     assert topics.moved(4) == [
         (b"uncopied", []),
-        (b"other group", [(plan.COUNT, b"1")]),
-        (b"copied", [("own", b"1"), (plan.COUNT, b"2")]),
-        (b"uncopied", [(plan.COUNT, b"1")]),
+        (b"other group", [(plan.COUNT_HEADER, b"1")]),
+        (b"copied", [("own", b"1"), (plan.COUNT_HEADER, b"2")]),
+        (b"uncopied", [(plan.COUNT_HEADER, b"1")]),
     ]
 
 

@@ -151,11 +151,11 @@ def test_moves_of_two_brokers_of_apache_kafka(tmp_path: Path) -> None:
             producer.produce("moved", os.urandom(100_000))
         assert producer.flush(60) == 0
         with Cluster(kafka.bootstrap) as cluster:
-            ((partition, (here,)),) = moves.replicas_of(cluster.first, "moved").items()
+            ((partition, (here,)),) = moves.replicas_of(cluster.bootstrap_broker, "moved").items()
             for node in (1, 2):
                 for side in ("leader", "follower"):
                     _set(cluster.node(node), str(node), f"{side}.{throttle}.rate", "100000")
-            moves.begin(cluster.first, {partition: [3 - here]})
+            moves.begin(cluster.bootstrap_broker, {partition: [3 - here]})
         eventually(lambda: "1 partition is moving" in fresh(browser, "/moves"), "moving")
         words = fresh(browser, "/moves")
         assert f"{3 - here} {here} Stop" in words and "copied, " in words

@@ -14,7 +14,7 @@ import pytest
 from mqd.base import sandbox
 
 HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}
-ALL = {**sandbox.SYSTEM_CALLS, **sandbox.RING_CALLS}
+ALL = {**sandbox.DENIED_CALLS, **sandbox.RING_CALLS}
 ALLOWED = {"read": (0, 63), "openat": (257, 56), "sendfile": (40, 71), "clone3": (435, 435), "landlock": (446, 446)}
 
 
@@ -67,7 +67,7 @@ kept = os.open(f"{other}/kept", os.O_RDONLY)
 sandbox.hide_memory()
 sandbox.give_up_privileges()
 sandbox.restrict_files(["/proc", "/nowhere"], [own], ["/dev/null"])
-sandbox.refuse_system_calls([*sandbox.SYSTEM_CALLS.values(), *sandbox.RING_CALLS.values()])
+sandbox.refuse_system_calls([*sandbox.DENIED_CALLS.values(), *sandbox.RING_CALLS.values()])
 
 
 def tell(what, action):
@@ -138,7 +138,7 @@ def test_a_thread_that_already_runs_would_not_be_confined():
 def test_a_directory_that_hangs_does_not_hang_the_start():
     program = (
         "import os, time\nfrom mqd.base import sandbox\nsandbox.give_up_privileges()\nreal = os.open\n"
-        "sandbox.OPEN_S = 0.2\n"
+        "sandbox.OPEN_TIMEOUT_S = 0.2\n"
         "os.open = lambda path, flags: time.sleep(60) if path == '/hangs' else real(path, flags)\n"
         "try:\n    sandbox.restrict_files(['/usr', '/hangs'], ['/tmp'], [])\n"
         "except OSError as error:\n    print(error)\n"

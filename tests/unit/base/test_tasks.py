@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqd.base import tasks
-from mqd.base.tasks import InlineCoroutine, Prompt, Turn
+from mqd.base.tasks import InlineCoroutine, PromptFuture, Turn
 
 
 def begun(coroutine: Coroutine[object, object, None], turn: Turn | None = None) -> InlineCoroutine:
@@ -72,7 +72,7 @@ def test_the_rest_is_run_as_a_task() -> None:
 def test_a_prompt_resumes_it_at_the_end_of_the_turn() -> None:
     seen: list[object] = []
 
-    async def coroutine(prompts: list[Prompt[int]]) -> None:
+    async def coroutine(prompts: list[PromptFuture[int]]) -> None:
         for prompt in prompts:
             try:
                 seen.append(await prompt)
@@ -81,7 +81,7 @@ def test_a_prompt_resumes_it_at_the_end_of_the_turn() -> None:
         assert asyncio.current_task() is None
 
     async def body() -> None:
-        turn, prompts = Turn(), [Prompt[int]() for _ in range(3)]
+        turn, prompts = Turn(), [PromptFuture[int]() for _ in range(3)]
         ended: list[InlineCoroutine] = []
         turn.is_open = True
         work = begun(coroutine(prompts), turn)
@@ -102,7 +102,7 @@ def test_a_prompt_resumes_it_at_the_end_of_the_turn() -> None:
 
 def test_a_prompt_is_a_future_for_a_task() -> None:
     async def body() -> None:
-        prompt: Prompt[int] = Prompt()
+        prompt: PromptFuture[int] = PromptFuture()
         asyncio.get_running_loop().call_soon(prompt.set_result, 5)
         assert await asyncio.wait_for(prompt, 10) == 5
 
@@ -112,11 +112,11 @@ def test_a_prompt_is_a_future_for_a_task() -> None:
 def test_two_that_wait_for_one_prompt() -> None:
     seen: list[int] = []
 
-    async def coroutine(prompt: Prompt[int]) -> None:
+    async def coroutine(prompt: PromptFuture[int]) -> None:
         seen.append(await prompt)
 
     async def body() -> None:
-        prompt: Prompt[int] = Prompt()
+        prompt: PromptFuture[int] = PromptFuture()
         works = [begun(coroutine(prompt)) for _ in range(2)]
         prompt.set_result(7)
         await until(lambda: all(work.done() for work in works))
@@ -129,7 +129,7 @@ def test_two_that_wait_for_one_prompt() -> None:
 def test_one_that_waits_for_a_prompt_is_cancelled(has_result: bool) -> None:
     seen: list[str] = []
 
-    async def coroutine(prompt: Prompt[int]) -> None:
+    async def coroutine(prompt: PromptFuture[int]) -> None:
         try:
             await prompt
         except asyncio.CancelledError:
@@ -138,7 +138,7 @@ def test_one_that_waits_for_a_prompt_is_cancelled(has_result: bool) -> None:
         seen.append("resumed")
 
     async def body() -> None:
-        turn, prompt = Turn(), Prompt[int]()
+        turn, prompt = Turn(), PromptFuture[int]()
         turn.is_open = True
         work = begun(coroutine(prompt), turn)
         if has_result:
@@ -162,7 +162,7 @@ def test_one_that_is_cancelled_before_or_just_after_it_waits(is_prompt: bool, fr
     seen: list[str] = []
     works: list[InlineCoroutine] = []
 
-    async def coroutine(first: Prompt[int], second: asyncio.Future[int]) -> None:
+    async def coroutine(first: PromptFuture[int], second: asyncio.Future[int]) -> None:
         await first
         if from_inside:
             works[0].cancel()
@@ -174,9 +174,9 @@ def test_one_that_is_cancelled_before_or_just_after_it_waits(is_prompt: bool, fr
             seen.append("cleaned up")
 
     async def body() -> None:
-        turn, first = Turn(), Prompt[int]()
+        turn, first = Turn(), PromptFuture[int]()
         turn.is_open = True
-        works.append(begun(coroutine(first, Prompt() if is_prompt else asyncio.Future()), turn))
+        works.append(begun(coroutine(first, PromptFuture() if is_prompt else asyncio.Future()), turn))
         first.set_result(1)
         turn.run()
         turn.is_open = False
@@ -189,11 +189,11 @@ def test_one_that_is_cancelled_before_or_just_after_it_waits(is_prompt: bool, fr
 
 
 def test_a_cancelled_prompt() -> None:
-    async def coroutine(prompt: Prompt[int]) -> None:
+    async def coroutine(prompt: PromptFuture[int]) -> None:
         await prompt
 
     async def body() -> None:
-        turn, prompt = Turn(), Prompt[int]()
+        turn, prompt = Turn(), PromptFuture[int]()
         work = begun(coroutine(prompt), turn)
         prompt.cancel()
         await asyncio.sleep(0)
@@ -205,7 +205,7 @@ def test_a_cancelled_prompt() -> None:
 def test_a_task_is_made_for_a_timeout() -> None:
     seen: list[object] = []
 
-    async def coroutine(prompt: Prompt[int]) -> None:
+    async def coroutine(prompt: PromptFuture[int]) -> None:
         seen.append(await prompt)
         async with tasks.timeout(60):
             task = asyncio.current_task()
@@ -218,7 +218,7 @@ def test_a_task_is_made_for_a_timeout() -> None:
         assert asyncio.current_task() is task
 
     async def body() -> None:
-        prompt: Prompt[int] = Prompt()
+        prompt: PromptFuture[int] = PromptFuture()
         work = begun(coroutine(prompt))
         prompt.set_result(1)
         await until(work.done)

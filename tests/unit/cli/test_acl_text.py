@@ -26,13 +26,13 @@ LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
     ],
 )
 def test_resources(word: str, found: tuple[ResourceType, PatternType, str]) -> None:
-    assert acl_text.resource(word) == found
+    assert acl_text.parse_resource(word) == found
     rule = AclBinding(*found, "User:a", "*", Operation.ALL, Permission.ALLOW)
     assert acl_text.rule_columns(rule) == ("User:a", "allow", "all", word, "*")
 
 
 def test_a_user_is_a_principal() -> None:
-    assert acl_text.resource("user/User:alice") == acl_text.resource("user/alice")
+    assert acl_text.parse_resource("user/User:alice") == acl_text.parse_resource("user/alice")
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_a_user_is_a_principal() -> None:
 )
 def test_invalid_resources(word: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        acl_text.resource(word)
+        acl_text.parse_resource(word)
 
 
 def test_operations_and_principals() -> None:
-    assert acl_text.operations("read,WRITE,describe-configs,read", ResourceType.TOPIC) == [3, 4, 10]
-    assert acl_text.operations("all", ResourceType.CLUSTER) == [Operation.ALL]
+    assert acl_text.parse_operations("read,WRITE,describe-configs,read", ResourceType.TOPIC) == [3, 4, 10]
+    assert acl_text.parse_operations("all", ResourceType.CLUSTER) == [Operation.ALL]
     with pytest.raises(ValueError, match="'fly' is not an operation"):
-        acl_text.operations("read,fly", ResourceType.TOPIC)
+        acl_text.parse_operations("read,fly", ResourceType.TOPIC)
     with pytest.raises(ValueError, match="a group has no operation write; it has read, delete"):
-        acl_text.operations("write", ResourceType.GROUP)
-    assert acl_text.principal("alice") == "User:alice" and acl_text.principal("*") == "User:*"
-    assert acl_text.principal("User:CN=a") == "User:CN=a"
+        acl_text.parse_operations("write", ResourceType.GROUP)
+    assert acl_text.parse_principal("alice") == "User:alice" and acl_text.parse_principal("*") == "User:*"
+    assert acl_text.parse_principal("User:CN=a") == "User:CN=a"

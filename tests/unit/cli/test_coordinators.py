@@ -255,7 +255,7 @@ def test_groups_are_listed_without_one_whose_coordinator_is_just_changing(
 def test_unread_records_are_unknown_while_a_group_cannot_be_described(world: World) -> None:
     world.groups = [("host1:9092", "a", NOT_COORDINATOR)]
     with Cluster("host1:9092") as cluster:
-        state = retiring.request(cluster.first, "t", 0, retiring.STATUS)
+        state = retiring.request(cluster.bootstrap_broker, "t", 0, retiring.STATUS)
         assert "group a" in retiring.groups_behind(cluster, state).unknown
 
 

@@ -175,7 +175,7 @@ def test_a_malformed_request_ends_that_connection_only(first, tmp_path):
 
 def test_a_client_that_sends_byte_by_byte_is_cut_off(first, tmp_path, monkeypatch):
     """A few of them would occupy all connections for as long as the token is valid."""
-    monkeypatch.setattr(joining, "CONNECTION_S", 0.5)
+    monkeypatch.setattr(joining, "CONNECTION_TIMEOUT_S", 0.5)
     with invitation(first) as (token, message, results):
         with (
             socket.create_connection((token.address, token.port), 10) as raw,

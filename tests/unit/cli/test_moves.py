@@ -313,7 +313,7 @@ def test_a_balance_without_waiting_names_the_command_that_completes_it(mqd, play
 def test_an_interrupted_balance_names_the_command_that_continues_it(
     mqd, played: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "STALLED_S", 0.0)
+    monkeypatch.setattr(moves, "STALL_TIMEOUT_S", 0.0)
     monkeypatch.setattr(moves, "POLL_S", 0.001)
     played.balanced = [3, 4]
     code, _, error = mqd(command=("cluster", "balance"))
@@ -339,7 +339,7 @@ def test_a_balance_distinguishes_moves_from_leader_changes(mqd, played: FakeClus
 
 
 def test_a_changed_preferred_leader_is_awaited(mqd, played: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "STALLED_S", 0.0)
+    monkeypatch.setattr(moves, "STALL_TIMEOUT_S", 0.0)
     monkeypatch.setattr(moves, "POLL_S", 0.001)
     played.balanced_big = {1: [3, 2]}  # the controller never carries it out
     code, _, error = mqd(command=("cluster", "balance"))
@@ -349,7 +349,7 @@ def test_a_changed_preferred_leader_is_awaited(mqd, played: FakeCluster, monkeyp
 def test_partitions_that_the_next_plan_moves_again_count_as_done(
     mqd, played: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "STALLED_S", 0.0)
+    monkeypatch.setattr(moves, "STALL_TIMEOUT_S", 0.0)
     monkeypatch.setattr(moves, "POLL_S", 0.001)
     played.balanced, played.balanced_big, played.balances = [3, 4], {1: [3, 2]}, True
     played.moving = {("racked", 0): ([3, 4], [1, 2])}
@@ -381,7 +381,7 @@ def test_the_progress_bar_counts_moves_done_before_the_first_poll(
     monkeypatch.setattr(
         moves, "_progress_display", lambda doing, total: contextlib.nullcontext(lambda n: seen.append((n, total)))
     )
-    moves._watch("moving", lambda: next(looks), moves._Stall(None, str), True, 3)  # type: ignore[arg-type]
+    moves._watch("moving", lambda: next(looks), moves._StallCheck(None, str), True, 3)  # type: ignore[arg-type]
     assert seen == [(2, 3), (3, 3)]
 
 

@@ -46,7 +46,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[DescribeLogDirsResp
 
         def request(self, api_key: int, request: object) -> object:
             if isinstance(request, DescribeLogDirsRequest):
-                assert request.topics and self.timeout_s == offline.DIRECTORIES_S
+                assert request.topics and self.timeout_s == offline.DIRECTORIES_TIMEOUT_S
             partitions = [
                 MetadataResponse.Partition(partition_index=index, leader_id=leader, replica_nodes=[1, 2])
                 for index, leader in ((0, -1), (1, 1), (2, -1))
@@ -142,4 +142,4 @@ def test_requests_to_a_host_carry_the_users_identity(monkeypatch: pytest.MonkeyP
 
 
 def test_a_hung_directory_is_awaited_until_its_broker_reports_it() -> None:
-    assert describe_log_dirs.RESPONSE_TIMEOUT_S < offline.DIRECTORIES_S
+    assert describe_log_dirs.RESPONSE_TIMEOUT_S < offline.DIRECTORIES_TIMEOUT_S

@@ -122,7 +122,7 @@ def test_waiting_continues_when_a_connection_is_lost(server: Server, monkeypatch
         moves._watch(
             "moving",
             lambda: {("t", 0)} if names(broker) != ["g5"] else set(),
-            moves._Stall(broker, lambda left: ""),
+            moves._StallCheck(broker, lambda left: ""),
             False,
         )
     assert server.count == 5

@@ -170,8 +170,8 @@ def test_workers_follow_the_scalability_law():
     )
     assert sizing.speedup(figures, 1) == 1
     assert sizing.speedup(figures, 4) == pytest.approx(4 / (1 + 0.3 + 0.12))
-    assert sizing.best_workers(figures, 2.5, 16) == 4
-    assert sizing.best_workers(figures, 5.0, 64) is None  # beyond the maximum, more workers do less
+    assert sizing.fewest_workers(figures, 2.5, 16) == 4
+    assert sizing.fewest_workers(figures, 5.0, 64) is None  # beyond the maximum, more workers do less
     many = plan(
         requested(rate=10_000_000, batch_bytes=1000, lag_s=0.001),
         Host(disk_bytes=1e18, disk_bytes_per_s=1e15, network_bytes_per_s=1e15, memory_bytes=1e12),

@@ -41,7 +41,7 @@ def test_an_address_that_resolves_again_explains_nothing(monkeypatch: pytest.Mon
     librdkafka.note_error(KafkaError(KafkaError._RESOLVE, PRINTED))
     assert librdkafka.recent_error() is not None
     now_s = time.monotonic()
-    monkeypatch.setattr(librdkafka.time, "monotonic", lambda: now_s + librdkafka.NOTED_S + 1)
+    monkeypatch.setattr(librdkafka.time, "monotonic", lambda: now_s + librdkafka.RECENT_ERROR_S + 1)
     assert librdkafka.recent_error() is None
 
 
@@ -83,7 +83,7 @@ def test_librdkafka_still_uses_this_text() -> None:
 
 def test_an_admin_clients_errors_are_included(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(librdkafka, "require_broker", lambda *_: None)
-    monkeypatch.setattr(librdkafka, "_admin", lambda: None)
+    monkeypatch.setattr(librdkafka, "_admin_ref", lambda: None)
     client = librdkafka.admin_client("nohost.invalid:9092")
     with pytest.raises(KafkaException) as error:
         client.list_topics(timeout=1.0)

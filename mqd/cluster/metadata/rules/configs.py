@@ -54,7 +54,7 @@ class ConfigRules:
         unknown = {name: value for name, value in config.items() if name not in known}
         if resource_type == RESOURCE_TOPIC:
             request_bytes_max = tables.broker_number(self._static, "socket.request.max.bytes")
-            clustered = cluster_config.listens(self._static)
+            clustered = cluster_config.listens_for_hosts(self._static)
             return {**unknown, **tables.validate_topic(known, clustered, request_bytes_max)}
         if resource_type == RESOURCE_GROUP:
             return {**unknown, **tables.validate_group(known, self._static)}

@@ -13,7 +13,7 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 from mqd.cli.common import CliError
 from mqd.cli.inspection import metrics_page
 from mqd.cli.otlp import command
-from mqd.cli.otlp.command import Export, address
+from mqd.cli.otlp.command import Export, metrics_endpoint
 from mqd.cli.otlp.conversion import Conversion
 from tests.collector import Collector, attributes, running
 
@@ -56,7 +56,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> _Broker:
 
 
 def export_to(collector: Collector) -> Export:
-    return Export(Path("/nowhere"), OTLPMetricExporter(address(collector.url), timeout=5))
+    return Export(Path("/nowhere"), OTLPMetricExporter(metrics_endpoint(collector.url), timeout=5))
 
 
 def test_each_kind_of_metric_arrives(collector: Collector, broker: _Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,12 +129,12 @@ def test_a_page_that_cannot_be_read_is_reported(
     ],
 )
 def test_the_address_of_a_collector(endpoint: str, url: str) -> None:
-    assert address(endpoint) == url
+    assert metrics_endpoint(endpoint) == url
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:
     with pytest.raises(CliError, match="begin with http"):
-        address("localhost:4318")
+        metrics_endpoint("localhost:4318")
 
 
 def test_no_other_module_imports_it() -> None:
