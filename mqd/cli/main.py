@@ -50,7 +50,10 @@ COMMANDS = {
     "otel": ("mqd.cli.otlp.command", "Send a broker's metrics to an OpenTelemetry collector."),
     "console": ("mqd.console.command", "Serve a web page of the cluster: topics, messages, groups."),
     "profile": ("mqd.cli.profiles.command", "Names for clusters and their credentials."),
-    "client-config": ("mqd.cli.verbs.client_config", "Write the settings with which a client reaches the cluster."),
+    "client-config": (
+        "mqd.cli.verbs.client_config",
+        "Write the settings that a client needs to connect to the cluster.",
+    ),
     "key": ("mqd.cli.verbs.key", "Key files with which clients encrypt values."),
     "cert": ("mqd.cli.verbs.cert", "Certificates of a secured broker."),
     "produce": ("mqd.cli.verbs.produce", "Write lines or files to a topic."),

@@ -1,5 +1,5 @@
-"""Reads a topic without a group: assigned partitions, one starting point for all, and detection of
-the end.
+"""Reads a topic without a consumer group: assigns partitions, starts them all in the same way, and
+detects their ends.
 """
 
 import time
@@ -15,9 +15,9 @@ from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, base_config, metadata, note_er
 from mqd.cli.records import Start
 from mqd.client.encryption.settings import Encryption
 
-_DRAIN_COUNT = 1000
-_WAIT_S = 0.5
-_OUTAGE_S = 10.0
+_BATCH_MESSAGES_MAX = 1000
+_POLL_TIMEOUT_S = 0.5
+_OUTAGE_S = 10.0  # how long an outage lasts before it is reported
 
 
 def _consumer(config: dict[str, Any], encryption: Encryption | None) -> Consumer:
@@ -67,8 +67,8 @@ class Reader:
             self._down_since = time.monotonic()
 
     def _check_connection(self, exit_at_end: bool) -> None:
-        """Handles an outage. Raises CliError if the reader waits for the end of the partitions,
-        because it would wait forever; otherwise reports the outage once.
+        """Handles an outage: raises CliError if the reader waits for the end of the partitions, which
+        it would not reach; otherwise reports the outage once.
         """
         now = time.monotonic()
         if self._down_since is not None:
@@ -147,8 +147,8 @@ class Reader:
         self.consumer.assign([TopicPartition(self.topic, index, offset) for index, offset in offsets.items()])
 
     def _find_stops(self) -> None:
-        """Finds where each partition ends, once the time of `stop` has passed: records that are
-        written later have later timestamps.
+        """Finds where each partition ends. Does this once the time of `stop` has passed, because
+        records that are written afterwards have later timestamps.
         """
         if self._until_ms is None or self._has_all_stops or not self._open_partitions or now_ms() < self._until_ms:
             return
@@ -165,16 +165,17 @@ class Reader:
     def batches(
         self, count: int | None, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None = None
     ) -> Iterator[list[Any]]:
-        """Messages as they arrive, a few at a time; [] occasionally while nothing arrives. Ends
+        """Yields messages as they arrive, a few at a time, and [] at intervals while none arrive. Ends
         after `count` messages; with `exit_at_end`, once every partition is at its end; or at
-        assign()'s `stop`. on_end(partition, offset, last) is called at each partition's end;
-        `last`: reading ends with it. Raises KafkaException, CliError.
+        assign()'s `stop`. Calls on_end(partition, offset, is_last) at each partition's end;
+        `is_last`: all partitions are now at their ends, so reading ends. Raises KafkaException,
+        CliError.
         """
         remaining = count
         while (remaining is None or remaining > 0) and (
             self._open_partitions or not (exit_at_end or self._until_ms is not None)
         ):
-            first = self.consumer.poll(_WAIT_S)
+            first = self.consumer.poll(_POLL_TIMEOUT_S)
             if first is None:
                 self._check_connection(exit_at_end or self._has_all_stops)
                 yield []
@@ -186,7 +187,8 @@ class Reader:
                 for message in [
                     first,
                     *self.consumer.consume(
-                        _DRAIN_COUNT if remaining is None else max(0, min(_DRAIN_COUNT, remaining - 1)), timeout=0
+                        _BATCH_MESSAGES_MAX if remaining is None else max(0, min(_BATCH_MESSAGES_MAX, remaining - 1)),
+                        timeout=0,
                     ),
                 ]:
                     if self._handle(message, exit_at_end, on_end):
@@ -230,7 +232,7 @@ class Reader:
         if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
             return False  # the client retries by itself
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED and not self._has_own_group:
-            return False  # librdkafka looks up the group of every consumer; nothing here is committed to it
+            return False  # librdkafka looks up every consumer's group; this consumer does not use it
         raise KafkaException(error)
 
     def close(self) -> None:

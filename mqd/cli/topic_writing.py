@@ -1,5 +1,5 @@
-"""Writes to a topic with one librdkafka producer: counts outcomes; the producer's queue bounds
-memory.
+"""Writes to a topic with one librdkafka producer, and counts the outcomes. The producer's queue
+limits the memory used.
 """
 
 import time
@@ -21,7 +21,7 @@ class Writer:
     costs no callback per record. Not thread-safe.
 
     `with Writer(...) as writer:` ends with finish(), even after an error, so that records sent
-    before it are written. When interrupted it prints on stderr how many records were not
+    before the error are written. When interrupted, it prints on stderr how many records were not
     acknowledged.
     """
 
@@ -47,23 +47,23 @@ class Writer:
     def __enter__(self) -> "Writer":
         return self
 
-    def __exit__(self, _kind: object, problem: BaseException | None, _trace: object) -> None:
+    def __exit__(self, _kind: object, exception: BaseException | None, _trace: object) -> None:
         try:
-            if problem is None or not is_interruption(problem):
+            if exception is None or not is_interruption(exception):
                 self.finish()
                 return
             deadline = time.monotonic() + _INTERRUPTED_S
             while self.producer.flush(_FLUSH_STEP_S) and time.monotonic() < deadline:
                 pass
-        except BaseException as later:
-            if not is_interruption(later):
+        except BaseException as error:
+            if not is_interruption(error):
                 raise
             self._report_interrupted()
             raise
         self._report_interrupted()
 
     def _report_interrupted(self) -> None:
-        failed = self.failed_count + self.waiting_count
+        failed = self.failed_count + self.unacknowledged_count
         if failed:
             error_line(f"interrupted: {failed} of {self.sent_count} records were not acknowledged")
 
@@ -103,7 +103,8 @@ class Writer:
             self.producer.poll(0)
 
     @property
-    def waiting_count(self) -> int:
+    def unacknowledged_count(self) -> int:
+        """Records that are queued or sent, but neither acknowledged nor failed."""
         return len(self.producer)
 
     def finish(self) -> None:

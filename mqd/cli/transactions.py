@@ -1,4 +1,4 @@
-"""How coordinators and partitions describe transactions, and how to abort one. For `mqd txn`."""
+"""Describes transactions, as coordinators and partitions see them, and aborts them. For `mqd txn`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -28,15 +28,15 @@ INIT_PRODUCER_ID, END_TXN, WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANS
     65,
     66,
 )
-DECIDED = ("PrepareCommit", "PrepareAbort")
-OPEN_STATES = ("Ongoing", *DECIDED)
-NOT_FOUND = (ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+DECIDED_STATES = ("PrepareCommit", "PrepareAbort")
+OPEN_STATES = ("Ongoing", *DECIDED_STATES)
+_NOT_FOUND_ERRORS = (ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 _IDS_PER_REQUEST = 500
 
 
 class Transaction(msgspec.Struct):
-    """A transaction as its coordinator describes it. `open_ms`: time since it began; None: not
-    open.
+    """A transaction as its coordinator describes it. `open_ms`: how long it has been open; None if
+    it is not open.
     """
 
     transactional_id: str
@@ -50,7 +50,9 @@ class Transaction(msgspec.Struct):
 
 
 class OpenProducer(msgspec.Struct):
-    """A transaction as a partition sees it. `idle_ms`: time since its last batch in the partition."""
+    """A producer with an open transaction in a partition, as the partition describes it. `idle_ms`:
+    time since its last batch there.
+    """
 
     topic: str
     partition: int
@@ -80,7 +82,7 @@ def describe(cluster: Cluster, name: str) -> Transaction:
     response = cluster.request_coordinator(
         TRANSACTION, name, DESCRIBE_TRANSACTIONS, request, lambda response: response.transaction_states[0].error_code
     ).transaction_states[0]
-    if response.error_code in NOT_FOUND:
+    if response.error_code in _NOT_FOUND_ERRORS:
         raise CliError(f"there is no transactional id {name}; mqd txn list shows all of them")
     check(f"transactional id {name}", response.error_code, None)
     return _transaction(response, now_ms())
@@ -105,7 +107,7 @@ def _describe_all(broker: Broker, names: list[str], unavailable: dict[str, int])
         for description in response.transaction_states:
             if description.error_code in COORDINATOR_UNAVAILABLE:
                 unavailable[description.transactional_id] = description.error_code
-            elif description.error_code not in NOT_FOUND:
+            elif description.error_code not in _NOT_FOUND_ERRORS:
                 check(f"transactional id {description.transactional_id}", description.error_code, None)
                 descriptions.append(description)
     return descriptions
@@ -114,9 +116,9 @@ def _describe_all(broker: Broker, names: list[str], unavailable: dict[str, int])
 def all_transactions(
     cluster: Cluster, states: Iterable[str], longer_than_ms: int
 ) -> tuple[list[Transaction], list[str]]:
-    """Returns the transactions, those that have been open longest first, then by name.
-    `longer_than_ms` -1: all, including those that are not open. Also returns the ids that no
-    coordinator described, because their coordinators were changing.
+    """Returns the transactions that have been open for longer than `longer_than_ms`, or all if it
+    is -1, sorted by how long they have been open (longest first), then by name. Also returns the
+    ids that no coordinator described, because their coordinators were changing.
     """
     transactions, unavailable, now = [], dict[str, int](), now_ms()
     for broker in cluster.nodes():
@@ -173,11 +175,11 @@ def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[Op
     return sorted(producers, key=lambda producer: (producer.topic, producer.partition, producer.start_offset))
 
 
-def by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
+def _transactions_by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
     """Producer id -> its transaction, if a coordinator knows one. A producer id in records that
     were redirected from a retired partition (mqd.protocol.redirected) is mapped back to the id of
     the producer that sent them. Raises CliError when a coordinator cannot be reached: it may know a
-    transaction that the others do not, and have decided to commit it.
+    transaction that the others do not, and may have decided to commit it.
     """
     origins = {producer_id: origin_of(producer_id)[0] for producer_id in producer_ids}
     origin_ids = sorted(set(origins.values()))
@@ -205,8 +207,8 @@ def by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Tran
 def hanging_transactions(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
     """Transactions that are open in a partition, have been idle for this long, and that no
     coordinator will end, because none knows a transaction of this producer with this partition
-    (KIP-664). Readers of committed records are stopped there permanently. Raises CliError while a
-    coordinator cannot be queried, if there are candidates.
+    (KIP-664). Consumers with isolation.level=read_committed cannot read past such a transaction.
+    Raises CliError if there are candidates, but a coordinator cannot be queried.
     """
     topics = cluster.topics()
     suspects = [
@@ -216,11 +218,12 @@ def hanging_transactions(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
         )
         if producer.idle_ms >= idle_ms
     ]
-    known_producers = by_producer(cluster, (producer.producer_id for producer in suspects))
+    known_producers = _transactions_by_producer(cluster, (producer.producer_id for producer in suspects))
     return [producer for producer in suspects if not _is_known(known_producers.get(producer.producer_id), producer)]
 
 
 def _is_known(transaction: Transaction | None, producer: OpenProducer) -> bool:
+    """Whether the coordinator will end this transaction in the producer's partition."""
     sent_to = origin_of(producer.producer_id)[1]
     partition = sent_to if sent_to >= 0 else producer.partition
     return (
@@ -233,9 +236,9 @@ def _is_known(transaction: Transaction | None, producer: OpenProducer) -> bool:
 def check_open(transaction: Transaction) -> None:
     """Raises CliError if there is nothing to abort."""
     name = transaction.transactional_id
-    if transaction.state in DECIDED:
+    if transaction.state in DECIDED_STATES:
         raise CliError(
-            f"the transaction of {name} is decided ({transaction.state}): its coordinator writes the markers, and"
+            f"the transaction of {name} is decided ({transaction.state}): its coordinator is writing the markers, and"
             " nothing can change that"
         )
     if transaction.state != "Ongoing":
@@ -245,9 +248,9 @@ def check_open(transaction: Transaction) -> None:
 def find_open_transaction(
     cluster: Cluster, topic: str, index: int, start_offset: int | None, producer_id: int | None
 ) -> tuple[OpenProducer, Transaction | None]:
-    """The transaction that begins at this offset, or belongs to this producer, and the
-    coordinator's view of the producer. Raises CliError if there is none, or if its outcome is
-    decided.
+    """The open transaction that begins at this offset, or belongs to this producer; and the
+    coordinator's view of the same producer. Raises CliError if there is no such transaction, or if
+    its outcome is decided.
     """
     if index not in cluster.topics([topic]).get(topic, {}):
         raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")
@@ -266,10 +269,10 @@ def find_open_transaction(
             f"no open transaction of {topic}-{index} {criterion}; "
             + (f"the open ones begin at {others}" if others else "none is open there")
         )
-    coordinator_view = by_producer(cluster, [matching[0].producer_id]).get(matching[0].producer_id)
+    coordinator_view = _transactions_by_producer(cluster, [matching[0].producer_id]).get(matching[0].producer_id)
     if (
         coordinator_view is not None
-        and coordinator_view.state in DECIDED
+        and coordinator_view.state in DECIDED_STATES
         and index in coordinator_view.partitions.get(topic, ())
     ):
         check_open(coordinator_view)
@@ -278,7 +281,7 @@ def find_open_transaction(
 
 def maybe_committed(coordinator_view: Transaction | None, producer: OpenProducer) -> bool:
     """Whether the coordinator remembers a commit that may have been this transaction's. With
-    transactions of version 2 (KIP-890), the epoch increases after each transaction.
+    transactions v2 (KIP-890), the producer epoch increases after each transaction.
     """
     return (
         coordinator_view is not None
@@ -288,7 +291,9 @@ def maybe_committed(coordinator_view: Transaction | None, producer: OpenProducer
 
 
 def open_by_partition(cluster: Cluster, transaction: Transaction) -> dict[Partition, OpenProducer]:
-    """For each partition in which the transaction is open: the partition's view of it."""
+    """Partition -> its view of the transaction's producer, for each partition where the transaction
+    is open.
+    """
     cluster.topics(transaction.partitions)
     partitions = [(topic, index) for topic, indexes in transaction.partitions.items() for index in indexes]
     return {

@@ -1,5 +1,5 @@
-"""The progress of a plan of moves: which partitions have their planned replicas, which are moving and
-how far, and which are neither. For `mqd topic reassign --plan FILE --status`.
+"""The progress of a reassignment plan: which partitions have their planned replicas, which are
+moving and how far they are, and which are neither. For `mqd topic reassign --plan FILE --status`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ HOSTS_AT_ONCE_MAX = 20
 
 
 class PlannedPartition(NamedTuple):
-    """One partition of a plan. `replicas`: the current ones, [] = there is no such partition;
-    `move`: its ongoing move, towards the plan or elsewhere.
+    """One partition of a plan. `replicas`: its current replicas; [] if the partition does not exist.
+    `move`: its ongoing move, to the planned replicas or others.
     """
 
     partition: Partition
     state: str
-    planned: list[int]
+    planned_replicas: list[int]
     replicas: list[int]
     move: Move | None
     copied_bytes: int | None = None  # by the new replicas; None: unknown, or there are no new replicas
@@ -45,7 +45,7 @@ class PlannedPartition(NamedTuple):
             "topic": self.partition[0],
             "partition": self.partition[1],
             "state": self.state.replace(" ", "_"),
-            "planned": self.planned,
+            "planned": self.planned_replicas,
             "replicas": self.replicas,
             "adding": adding,
             "removing": removing,
@@ -55,26 +55,33 @@ class PlannedPartition(NamedTuple):
 
 
 def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPartition]:
-    """The state of each partition in the plan (all of this topic), in order. Raises CliError."""
-    # before the metadata, so that a move that ends in between is reported as under way, not as not done
+    """Returns the state of each partition in the plan, in the plan's order. All partitions of the plan
+    must be of `topic`. Raises CliError.
+    """
+    # read before the metadata, so that a move that ends in between is reported as under way, not as
+    # not done
     moving = moves.ongoing_moves(broker, topic)
     response = broker.request(
         moves.METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
     )
     check(f"topic {topic}", response.topics[0].error_code, None)
     partitions = {(topic, partition.partition_index): partition for partition in response.topics[0].partitions}
-    planned_states = []
-    for partition, planned in plan.items():
+    states = []
+    for partition, planned_replicas in plan.items():
         move = moving.get(partition)
         replicas = list(partitions[partition].replica_nodes) if partition in partitions else []
         if move is not None:
-            state = UNDER_WAY if [node for node in move.replicas if node not in move.removing] == planned else NOT_DONE
+            state = (
+                UNDER_WAY
+                if [node for node in move.replicas if node not in move.removing] == planned_replicas
+                else NOT_DONE
+            )
         else:
-            state = DONE if replicas == planned else NOT_DONE
-        planned_states.append(PlannedPartition(partition, state, planned, replicas, move))
+            state = DONE if replicas == planned_replicas else NOT_DONE
+        states.append(PlannedPartition(partition, state, planned_replicas, replicas, move))
     leaders = {partition: metadata.leader_id for partition, metadata in partitions.items()}
     return _add_copied_bytes(
-        planned_states,
+        states,
         leaders,
         {
             node.node_id: f"[{node.host}]:{node.port}" if ":" in node.host else f"{node.host}:{node.port}"
@@ -86,8 +93,8 @@ def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPa
 def _add_copied_bytes(
     partitions: Sequence[PlannedPartition], leaders: Mapping[Partition, int], addresses: Mapping[int, str]
 ) -> list[PlannedPartition]:
-    """Adds how much has been copied: the bytes of new replicas compared with their leaders'. Queries
-    each host once, at most HOSTS_AT_ONCE_MAX in parallel.
+    """Adds how much has been copied: the size of the new replicas compared with that of the leader.
+    Queries each host once, at most HOSTS_AT_ONCE_MAX in parallel.
     """
     requested: dict[int, dict[str, list[int]]] = {}
     for planned in partitions:
@@ -137,7 +144,7 @@ def _with_copied_bytes(
 
 
 def summary(topic: str, partitions: Sequence[PlannedPartition]) -> str:
-    """Returns the number of partitions in each state, and the remedy for those that are not done."""
+    """How many partitions are in each state, and the remedy for those that are not done."""
     counts = {state: sum(planned.state == state for planned in partitions) for state in (DONE, UNDER_WAY, NOT_DONE)}
     if counts[DONE] == len(partitions):
         return f"topic {topic}: the plan is complete"

@@ -8,21 +8,22 @@ from typing import NamedTuple
 
 from mqd.protocol.messages import DescribeQuorumResponse
 
-SILENT_MS_MIN = 5_000  # so that a busy host whose disk takes seconds for a flush is not reported as silent
-# a voter is silent after this many controller.quorum.fetch.timeout.ms without a fetch; usually it
-# fetches again within three eighths of one such timeout
+# long enough that a busy host whose disk takes seconds for a flush is not reported as silent
+SILENT_MS_MIN = 5_000
+# a voter is silent if it has not fetched for this many controller.quorum.fetch.timeout.ms; usually
+# it fetches at least every three eighths of that timeout
 SILENT_FETCH_TIMEOUTS = 2
 
 
 class VoterStatus(NamedTuple):
-    """The lists have node ids, ascending. `now_ms`: the leader's clock when it responded (its times for
-    the other voters are by that clock, too); -1: the leader knows no voter.
+    """The lists have node ids, in ascending order. `now_ms`: the leader's clock when it responded; its
+    times for the other voters are by that clock, too. -1 if the leader knows no voter.
     """
 
     now_ms: int
     silent: list[int]  # not heard from lately, or never in this epoch
-    # these respond, but lack records committed long ago, as with a full disk: they do not help to
-    # commit anything
+    # they respond, but lack records that were committed long ago (for example, because their disks
+    # are full): they do not help to commit new records
     behind: list[int]
     losses_allowed: int
 
@@ -42,7 +43,7 @@ class VoterStatus(NamedTuple):
 
 def voter_status(quorum: DescribeQuorumResponse.PartitionData) -> VoterStatus:
     replicas = [*quorum.current_voters, *quorum.observers]
-    # the leader's own times are those of its response (KIP-836)
+    # for itself, the leader reports the time of its response (KIP-836)
     now_ms = max(
         (max(replica.last_fetch_timestamp, replica.last_caught_up_timestamp) for replica in replicas), default=-1
     )

@@ -23,12 +23,12 @@ _HOST = click.option("--from", "host", default="*", metavar="ADDRESS", help="Onl
 _DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Use the controller of the broker in this data directory, as the Unix user that runs the broker:"
-    " needs no ACLs.",
+    help="Send the change directly to the controller of the broker with this data directory. Needs no ACLs, but"
+    " must run as the Unix user of that broker.",
 )
 
 
-@click.group(help="Allow or deny what clients do, show why, and test the rules.")
+@click.group(help="Allow or deny what clients do, explain decisions, and test the rules.")
 def command() -> None:
     pass
 
@@ -169,7 +169,7 @@ def remove(
         raise click.UsageError("--dry-run reads the rules from a broker: leave out --data-dir")
     acl_filter = _or_usage_error(access.parse_filter, principal, operation, resource, host, permission)
     if dry_run:
-        _emit(settings, access.rules(settings, acl_filter), "no rule fits")
+        _emit(settings, access.rules(settings, acl_filter), "no rule matches")
         return
     if data_dir is not None:
         removed = [
@@ -179,7 +179,7 @@ def remove(
         ]
     else:
         removed = access.remove_rules(settings, acl_filter)
-    _emit(settings, sorted(removed), "no rule fits")
+    _emit(settings, sorted(removed), "no rule matches")
 
 
 # -- decisions -------------------------------------------------------------------------------------
@@ -227,9 +227,11 @@ def _verdict(authorizer: "Authorizer", principal: str, operation: str, resource:
 @click.argument("principal")
 @click.argument("operation")
 @click.argument("resource")
-@click.option("--from", "host", default="127.0.0.1", metavar="ADDRESS", help="The client's address.  [127.0.0.1]")
+@click.option(
+    "--from", "host", default="127.0.0.1", metavar="ADDRESS", help="The client's address.  [default: 127.0.0.1]"
+)
 def explain(settings: Settings, principal: str, operation: str, resource: str, host: str) -> None:
-    """Show whether PRINCIPAL may do OPERATION on RESOURCE, and which rule decides."""
+    """Show whether PRINCIPAL may perform OPERATION on RESOURCE, and which rule decides."""
     from mqd.cli.acl_text import rule_columns
 
     verdict = _or_usage_error(_verdict, _authorizer(settings), principal, operation, resource, host)
@@ -276,6 +278,6 @@ def test(settings: Settings, file: Any) -> None:
             err=True,
         )
     if contradicted:
-        raise CliError(f"{len(contradicted)} of {count} do not hold")
+        raise CliError(f"{len(contradicted)} of {count} expectations do not hold")
     if not settings.json:
-        click.echo(f"{count} hold")
+        click.echo(f"all {count} expectations hold")

@@ -1,5 +1,5 @@
-"""`mqd cat`: kcat's options and kcat's output, so that habits and scripts carry over. Its behaviour
-was compared with that of kcat 1.7.1.
+"""`mqd cat`: kcat's options and output, so that habits and scripts carry over. Its behaviour was
+compared with that of kcat 1.7.1.
 
 Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset even with -D; -Z
 prints NULL for null values but not for empty values; wrong usage is exit code 2. The other exit
@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -41,11 +41,11 @@ class Options(msgspec.Struct, frozen=True):
     unbuffered: bool
     null: bool  # -Z: send null instead of an empty value; print NULL for null
     show_offset: bool
-    lines: bool
+    lines: bool  # -l: split the file by the delimiter
     tee: bool
     timeout_s: float
     config: dict[str, str]
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...]  # files to produce
 
 
 def _print_note(options: Options, text: str) -> None:
@@ -84,9 +84,13 @@ def _print_note(options: Options, text: str) -> None:
 @click.option("-e", "exit_at_end", is_flag=True, help="Exit at the end of the partitions.")
 @click.option("-q", "quiet", is_flag=True, help="No remarks.")
 @click.option("-v", "_verbose", count=True, help="Accepted, without effect.")
-@click.option("-E", "_stay", is_flag=True, help="Accepted, without effect: transient errors never stop the command.")
+@click.option(
+    "-E", "_no_exit_on_error", is_flag=True, help="Accepted, without effect: transient errors never stop the command."
+)
 @click.option("-u", "unbuffered", is_flag=True, help="Unbuffered output.")
-@click.option("-Z", "null", is_flag=True, help="Producer: empty is null. Consumer: print NULL.")
+@click.option(
+    "-Z", "null", is_flag=True, help="Producer: send null instead of an empty value. Consumer: print NULL for null."
+)
 @click.option("-O", "show_offset", is_flag=True, help="Print the offset, then -K's delimiter.")
 @click.option("-l", "lines", is_flag=True, help="Split the file by the delimiter.")
 @click.option("-T", "tee", is_flag=True, help="Print what is sent.")
@@ -369,7 +373,7 @@ def _consume(options: Options) -> None:
 # -- -P --------------------------------------------------------------------------------------------
 
 
-def _input(options: Options) -> Any:
+def _input_records(options: Options) -> Iterator[bytes]:
     if not options.arguments:
         yield from split(sys.stdin.buffer, options.delimiter)
         return
@@ -392,8 +396,8 @@ def _produce(options: Options) -> None:
     partition = -1 if options.partition is None else options.partition
     topic = options.topics[0]
     with Writer(options.bootstrap, defaults | options.config) as writer:
-        for record in _input(options):
-            # whole files are sent unchanged; -K splits only lines
+        for record in _input_records(options):
+            # whole files are sent unchanged: -K only splits lines into key and value
             is_whole_file = bool(options.arguments) and not options.lines
             key, value = (
                 (options.fixed_key, record)

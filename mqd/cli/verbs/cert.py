@@ -30,8 +30,8 @@ def command() -> None:
 @_DATA_DIR
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def status(data_dir: Path | None, output_format: str) -> int:
-    """Show until when the certificates are valid. Exit status 1: a certificate has expired, or will
-    expire within ten days.
+    """Show how long the certificates are valid. The exit status is 1 if a certificate has expired, or
+    expires within ten days.
     """
     from mqd.cli import secure
     from mqd.security import pki
@@ -62,8 +62,8 @@ def status(data_dir: Path | None, output_format: str) -> int:
 @command.command("renew")
 @_DATA_DIR
 def renew(data_dir: Path | None) -> int:
-    """Renew the broker's certificates now, both for clients and for other hosts. A running broker
-    uses the new certificates within seconds; open connections continue.
+    """Renew the broker's certificates now: those it presents to clients and to other hosts. A running
+    broker uses the new certificates within seconds; open connections continue.
     """
     from mqd.cli import secure
 
@@ -100,9 +100,9 @@ def host(node_id: int, out: Path, data_dir: Path | None) -> int:
 @command.command("require")
 @_DATA_DIR
 def require(data_dir: Path | None) -> int:
-    """From its next start on, let this broker refuse hosts that do not encrypt. Only for brokers
-    that were secured by an earlier release: run it when all hosts run this release. Brokers secured
-    by this release already refuse such hosts.
+    """Make this broker refuse hosts that do not encrypt, from its next start on. Only for brokers
+    that were secured by an earlier release: run this command once all hosts run this release.
+    Brokers secured by this release already refuse such hosts.
     """
     paths = _secured_files(data_dir)
     if not paths.host.exists():
@@ -141,7 +141,7 @@ def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) 
 
 
 def _ca(paths: "Files") -> "Pair":
-    """Raises CliError."""
+    """The CA's certificate and key. Raises CliError."""
     from mqd.security import pki
 
     try:

@@ -14,15 +14,15 @@ from mqd.security import client
 from mqd.security.client import TOKEN_AUTH
 
 FORMATS = {
-    "java": "properties of Java's clients and of Kafka's tools (--command-config)",
-    "librdkafka": "properties of librdkafka, and of `mqd --client-config`",
+    "java": "properties for Java clients and Kafka's tools (--command-config)",
+    "librdkafka": "properties for librdkafka, and for `mqd --client-config`",
     "kcat": "the same, for kcat -F",
     "python": "a dictionary for confluent_kafka, mqd.Producer and mqd.Consumer",
-    "spark": "options of Spark's format('mqd') and format('kafka'), one per line",
+    "spark": "options for Spark's format('mqd') and format('kafka'), one per line",
 }
 # librdkafka's name -> Java's
-_JAVA = {"sasl.mechanisms": "sasl.mechanism", "ssl.ca.location": "ssl.truststore.location"}
-_MODULES = {"PLAIN": "plain.PlainLoginModule"}
+_JAVA_NAMES = {"sasl.mechanisms": "sasl.mechanism", "ssl.ca.location": "ssl.truststore.location"}
+_LOGIN_MODULES = {"PLAIN": "plain.PlainLoginModule"}
 
 
 def _escape(text: str) -> str:
@@ -34,10 +34,10 @@ def _as_utf16(char: str) -> str:
     return "".join(f"\\u{unit:04x}" for (unit,) in struct.iter_unpack(">H", char.encode("utf-16-be")))
 
 
-def java(settings: Mapping[str, str]) -> dict[str, str]:
-    """`settings` with Java's names."""
+def with_java_names(settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings for Java clients: renamed, with credentials as a JAAS configuration."""
     java_settings = {
-        _JAVA.get(name, name): value
+        _JAVA_NAMES.get(name, name): value
         for name, value in settings.items()
         if name not in ("sasl.username", "sasl.password", TOKEN_AUTH, "ssl.certificate.location", "ssl.key.location")
     }
@@ -48,7 +48,7 @@ def java(settings: Mapping[str, str]) -> dict[str, str]:
         for part, location in (("certificate.chain", "ssl.certificate.location"), ("key", "ssl.key.location")):
             java_settings[f"ssl.keystore.{part}"] = Path(settings[location]).read_text().strip().replace("\n", "\\n")
     if settings.get("sasl.username"):
-        module = _MODULES.get(settings.get("sasl.mechanisms", ""), "scram.ScramLoginModule")
+        module = _LOGIN_MODULES.get(settings.get("sasl.mechanisms", ""), "scram.ScramLoginModule")
         java_settings["sasl.jaas.config"] = client.jaas(
             module, settings["sasl.username"], settings.get("sasl.password", ""), settings.get(TOKEN_AUTH) == "true"
         )
@@ -56,15 +56,15 @@ def java(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def format_settings(file_format: str, bootstrap: str, settings: Mapping[str, str]) -> str:
-    """The file's text."""
+    """The text of a settings file in this format."""
     if file_format in ("java", "spark"):
-        named_settings = {"bootstrap.servers": bootstrap, **java(settings)}
+        named_settings = {"bootstrap.servers": bootstrap, **with_java_names(settings)}
         prefix = "kafka." if file_format == "spark" else ""
         return "".join(
             f"{prefix}{name}={value if name.startswith('ssl.keystore.') else _escape(value)}\n"
             for name, value in named_settings.items()
         )
-    # TOKEN_AUTH is left out: librdkafka has no such setting, and mqd does not need it for a token
+    # without TOKEN_AUTH: librdkafka has no such setting, and brokers recognize a token without it
     named_settings = {
         "bootstrap.servers": bootstrap,
         **{name: value for name, value in settings.items() if name != TOKEN_AUTH},
@@ -94,7 +94,7 @@ def _ask_password() -> str:
     return str(click.prompt("Password", hide_input=True, err=True))
 
 
-@click.command(short_help="Write the settings with which a client reaches the cluster.")
+@click.command(short_help="Write the settings that a client needs to connect to the cluster.")
 @click.argument("file_format", metavar="FORMAT", type=click.Choice(list(FORMATS)))
 @click.option("--user", help="A user other than that of --client-config; prompts for the password.")
 @click.option(
@@ -105,14 +105,14 @@ def _ask_password() -> str:
 def command(
     settings: Settings, file_format: str, user: str | None, password_file: Path | None, out: Path | None
 ) -> int:
-    """Write the settings with which a client reaches the cluster.
+    """Write the settings that a client needs to connect to the cluster.
 
     \b
-    java        properties of Java's clients and of Kafka's tools (--command-config)
-    librdkafka  properties of librdkafka, and of mqd --client-config
+    java        properties for Java clients and Kafka's tools (--command-config)
+    librdkafka  properties for librdkafka, and for mqd --client-config
     kcat        the same, for kcat -F
     python      a dictionary for confluent_kafka, mqd.Producer and mqd.Consumer
-    spark       options of Spark's format("mqd") and format("kafka"), one per line
+    spark       options for Spark's format("mqd") and format("kafka"), one per line
 
     Certificates and protocol are those of --client-config.
     """

@@ -33,8 +33,8 @@ command.add_command(invite)
 
 
 def _is_closed(settings: Settings, nodes: list[int]) -> bool:
-    """Whether the broker is a cluster's only host, and does not listen for other hosts. Raises
-    CliError.
+    """Whether the broker is the only host of its cluster, and does not listen for other hosts.
+    Raises CliError.
     """
     if len(nodes) != 1:
         return False
@@ -52,9 +52,9 @@ def _is_closed(settings: Settings, nodes: list[int]) -> bool:
     return "cluster.seeds" in values and not any(values.values())
 
 
-def _is_complete(settings: Settings) -> bool:
-    """Whether nothing is missing: every broker is active, every voter has fetched recently, every
-    replica is in sync. False also while no broker responds.
+def _is_healthy(settings: Settings) -> bool:
+    """Whether every broker is active, every voter has fetched recently, and every replica is in
+    sync. False also while no broker responds.
     """
     try:
         state, partitions = ClusterState(settings), Partitions(settings)
@@ -68,12 +68,12 @@ def _is_complete(settings: Settings) -> bool:
     )
 
 
-def _wait(settings: Settings, seconds: float) -> None:
-    """Raises CliError on a timeout."""
+def _wait_until_healthy(settings: Settings, seconds: float) -> None:
+    """Raises CliError on timeout."""
     import time
 
     deadline = time.monotonic() + seconds
-    while not _is_complete(settings):
+    while not _is_healthy(settings):
         if time.monotonic() > deadline:
             raise CliError(f"after {seconds:g} s something is still missing; mqd cluster status shows what")
         time.sleep(0.25)  # polling: the state depends on other hosts
@@ -86,14 +86,14 @@ def _wait(settings: Settings, seconds: float) -> None:
     "wait_s",
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="First wait until every broker is in service and every replica in sync; an error after SECONDS.",
+    help="First wait until every broker is in service and every replica is in sync; fail after SECONDS.",
 )
 def status(settings: Settings, wait_s: float | None) -> None:
     """Show an overview of the cluster: its id, its active controller, its brokers, and what is
     missing.
     """
     if wait_s is not None:
-        _wait(settings, wait_s)
+        _wait_until_healthy(settings, wait_s)
     from mqd.cli import offline_replicas as offline
 
     state, partitions = ClusterState(settings), Partitions(settings)
@@ -214,8 +214,8 @@ def controller(settings: Settings) -> None:
 # -- voters ----------------------------------------------------------------------------------------
 
 
-def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
-    """The replica's directory id: as given, or the only one of this node in the quorum.
+def _directory_id(settings: Settings, node: int, directory: str | None) -> bytes:
+    """The metadata directory's id: the given one, or the only one of this node in the quorum.
     Raises CliError.
     """
     from base64 import urlsafe_b64decode
@@ -236,10 +236,10 @@ def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
         raise CliError(f"the quorum does not know node {node}; mqd cluster controller shows which nodes it knows")
     if len(replicas) > 1:
         raise CliError(
-            f"node {node} is known with several directories"
+            f"node {node} is known to the quorum with several directories"
             f" ({', '.join(replica['directory'] for replica in replicas)}); choose one with --directory"
         )
-    return _directory(settings, node, replicas[0]["directory"])
+    return _directory_id(settings, node, replicas[0]["directory"])
 
 
 @command.command("add-voter")
@@ -251,7 +251,7 @@ def add_voter(settings: Settings, node: int, directory: str | None) -> None:
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import AddRaftVoterRequest
 
-    directory_id = _directory(settings, node, directory)
+    directory_id = _directory_id(settings, node, directory)
     with Broker(settings.bootstrap) as broker:
         response = broker.request(
             _ADD_VOTER, AddRaftVoterRequest(timeout_ms=_TIMEOUT_MS, voter_id=node, voter_directory_id=directory_id)
@@ -280,7 +280,7 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
         if not voters:
             raise CliError(f"node {node} is not a voter; mqd cluster controller shows the voters")
         directory = voters[0]["directory"]
-    directory_id = _directory(settings, node, directory)
+    directory_id = _directory_id(settings, node, directory)
     with Broker(settings.bootstrap) as broker:
         response = broker.request(_REMOVE_VOTER, RemoveRaftVoterRequest(voter_id=node, voter_directory_id=directory_id))
     check(f"node {node}", response.error_code, response.error_message)
@@ -300,8 +300,8 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
 )
 @click.option("--no-wait", is_flag=True, help="Do not wait until the last replica has left.")
 def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
-    """Move all replicas of NODE to other brokers, and place none there, so that it can be stopped
-    permanently.
+    """Move all replicas of NODE to other brokers, and place no new ones on it, so that it can be
+    stopped permanently.
     """
     from mqd.cli import moves
     from mqd.cli.kafka_request import Broker
@@ -311,7 +311,7 @@ def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
         if not cancel and not no_wait:
             moves.wait_until_empty(broker, node, not settings.json)
     outcome = (
-        "takes part again"
+        "can have replicas again"
         if cancel
         else (
             "is being drained"
@@ -416,8 +416,8 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
     """Enable the features of the newest version of mqd, once every host runs it. Until then, hosts
     of two versions work together; afterwards, hosts of the older version are refused.
 
-    Each feature is raised to the newest level that any host supports. While some hosts do not
-    support it, the command fails and names them.
+    Each feature is raised to the highest level that any host supports. While some hosts do not
+    support that level, the command fails and names them.
     """
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import UpdateFeaturesRequest
@@ -441,7 +441,7 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
                 _UPDATE_FEATURES,
                 UpdateFeaturesRequest(timeout_ms=_TIMEOUT_MS, feature_updates=updates, validate_only=dry_run),
             )
-        check("the levels", response.error_code, response.error_message)
+        check("feature levels", response.error_code, response.error_message)
     if settings.json:
         emit_json(
             {
@@ -473,8 +473,9 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
 def force_standalone(data_dir: Path | None, accepted: bool) -> None:
     """Let one host continue alone after most voters of the quorum were lost permanently.
 
-    Metadata changes that only the lost voters had are lost. The other hosts of the cluster,
-    when they come back, are refused until their data directories are emptied; then they join again.
+    Metadata changes that only the lost voters had are lost. If the other hosts of the
+    cluster come back, they are refused until their data directories are emptied; then they join
+    again.
     Choose the host with the most recent metadata.
     """
     from mqd.base.paths import default_data_dir, layout

@@ -43,7 +43,7 @@ def _resource(admin: Any, text: str) -> Any:
         if name and int(name) not in brokers:
             raise CliError(f"there is no broker {name}; there are: {', '.join(map(str, brokers))}")
         if not name and len(brokers) > 1:
-            raise CliError(f"there are several brokers: name one, {', '.join(f'broker/{one}' for one in brokers)}")
+            raise CliError(f"there are several brokers; name one: {', '.join(f'broker/{one}' for one in brokers)}")
         return ConfigResource(ResourceType.BROKER, str(int(name) if name else brokers[0]))
     raise click.UsageError(f"{text!r} is not topic/NAME, group/NAME or broker/ID")
 
@@ -54,8 +54,8 @@ def _resource(admin: Any, text: str) -> Any:
 @click.argument("keys", nargs=-1, metavar="[KEY...]")
 @click.option("--all", "everything", is_flag=True, help="Also show properties with their default value.")
 def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bool) -> None:
-    """Show the configuration of topic/NAME, group/NAME or broker/ID: what was set, or the given
-    KEYs.
+    """Show the configuration of topic/NAME, group/NAME or broker/ID: the properties that were set, or
+    the given KEYs.
     """
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigSource
@@ -132,7 +132,7 @@ def alter(settings: Settings, resource: str, values: dict[str, str], deleted: li
         for name, value in values.items():
             click.echo(f"{resource}: {name}={value}")
         for name in deleted:
-            click.echo(f"{resource}: {name} returned to its default")
+            click.echo(f"{resource}: {name} reset to its default")
 
 
 @command.command("set")
@@ -149,5 +149,5 @@ def set_(settings: Settings, resource: str, values: tuple[str, ...]) -> None:
 @click.argument("resource", shell_complete=_complete_resource)
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 def unset(settings: Settings, resource: str, keys: tuple[str, ...]) -> None:
-    """Return properties of topic/NAME, group/NAME or broker/ID to their defaults."""
+    """Reset properties of topic/NAME, group/NAME or broker/ID to their defaults."""
     alter(settings, resource, {}, list(keys))

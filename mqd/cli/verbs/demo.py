@@ -101,8 +101,8 @@ def encode_flights(flights: Iterable[dict[str, Any]]) -> list[Pair]:
 
 
 class Digest:
-    """A digest of a set of records: number, bytes, and for each key a digest of its values with and
-    without their order.
+    """A digest of a set of records: their number, their size, and for each key two digests of its
+    values: one depends on their order, the other does not.
     """
 
     def __init__(self, pairs: Iterable[Pair] = ()):
@@ -144,7 +144,7 @@ def compare(sent: Digest, received: Digest) -> list[Check]:
         count_differing(sent.content, received.content),
         count_differing(sent.order, received.order),
     )
-    keys = len(sent.order)
+    key_count = len(sent.order)
     return [
         Check(
             "count",
@@ -156,7 +156,7 @@ def compare(sent: Digest, received: Digest) -> list[Check]:
             "content",
             content_differences == 0,
             (
-                f"the digests of all {keys:,} tail numbers agree"
+                f"the digests of all {key_count:,} tail numbers agree"
                 if not content_differences
                 else f"the digests of {content_differences:,} keys differ"
             ),
@@ -177,8 +177,8 @@ def compare(sent: Digest, received: Digest) -> list[Check]:
 
 
 class Broker:
-    """`mqd up` on a free port with a temporary data directory; at the end, it is always stopped and
-    the directory removed.
+    """`mqd up` on a free port with a temporary data directory. At exit, the broker is always stopped
+    and the directory removed.
     """
 
     def __init__(self) -> None:
@@ -316,16 +316,16 @@ def produce(bootstrap: str, pairs: list[Pair], progress: Progress) -> float:
     for key, value in pairs:
         writer.send(TOPIC, value, key, [], -1)
         if writer.sent_count % 5000 == 0:
-            progress.advance_to("produce", max(0, writer.sent_count - writer.waiting_count))
-    while writer.waiting_count:
+            progress.advance_to("produce", max(0, writer.sent_count - writer.unacknowledged_count))
+    while writer.unacknowledged_count:
         writer.producer.flush(0.1)
-        progress.advance_to("produce", writer.sent_count - writer.waiting_count)
+        progress.advance_to("produce", writer.sent_count - writer.unacknowledged_count)
     writer.finish()
     return time.monotonic() - started
 
 
 class _Consumer(threading.Thread):
-    """Reads its partitions to their ends and keeps the records, in order."""
+    """Reads some partitions to their ends and keeps the records, in order."""
 
     def __init__(self, bootstrap: str, number: int, partitions: list[int], total: int, progress: Progress):
         super().__init__(name=f"consumer {number}", daemon=True)
@@ -466,7 +466,7 @@ def command(settings: Settings, limit: int | None) -> int:
         sent = Digest(pairs)
         checks = compare(sent, received)
     passed = all(check.passed for check in checks)
-    rates = {"produce": (sent, produce_s), "consume": (received, consume_s)}
+    transfers = {"produce": (sent, produce_s), "consume": (received, consume_s)}
     if settings.json:
         emit_json(
             {
@@ -475,22 +475,22 @@ def command(settings: Settings, limit: int | None) -> int:
                 "checks": [msgspec.to_builtins(check) for check in checks],
                 **{
                     name: {"records": digest.record_count, "bytes": digest.size_bytes, "seconds": round(seconds, 3)}
-                    for name, (digest, seconds) in rates.items()
+                    for name, (digest, seconds) in transfers.items()
                 },
             }
         )
     else:
-        _report(checks, rates)
+        _report(checks, transfers)
     return 0 if passed else EXIT_FAILED
 
 
-def _report(checks: list[Check], rates: dict[str, tuple[Digest, float]]) -> None:
+def _report(checks: list[Check], transfers: dict[str, tuple[Digest, float]]) -> None:
     notes = {
         "produce": "every record on disk before it was acknowledged",
         "consume": f"{CONSUMER_COUNT} consumers, {PARTITION_COUNT // CONSUMER_COUNT} partitions each",
     }
     click.echo("")
-    for name, (digest, seconds) in rates.items():
+    for name, (digest, seconds) in transfers.items():
         rate = f"{digest.record_count / seconds:>9,.0f} records/s {human_bytes(digest.size_bytes / seconds):>9}/s"
         click.echo(
             f"  {name}  {digest.record_count:,} records  {human_bytes(digest.size_bytes)} in {seconds:.2f} s  {rate}  "

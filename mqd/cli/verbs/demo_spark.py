@@ -1,5 +1,6 @@
 """`mqd demo-spark`: streams the demo's flights through Spark, too. Spark computes the delays per
-airport and hour, live, into a topic and into Parquet; at the end, they are checked and drawn.
+airport and hour, live, into a topic and into Parquet. At the end, the results are checked and
+drawn.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ LAST_EVENT = '{"origin":null,"dep_delay":null,"time_hour":"2014-02-01T00:00:00Z"
 """An event that moves the watermark past the last flight, so that the last windows are emitted."""
 AIRPORTS = {"EWR": "Newark", "JFK": "John F. Kennedy", "LGA": "LaGuardia"}
 FLIGHTS_MIN = 100
-"""The picture omits means of fewer flights."""
+"""The picture omits hours and months with fewer flights."""
 ATTEMPTS_MAX = 5
 
 
 class Window(msgspec.Struct, frozen=True):
-    """An airport's flights of one hour, as read from Parquet. Delays in minutes; None if all
+    """An airport's flights of one hour, as read from Parquet. `mean_delay` is in minutes; None if all
     flights were cancelled.
     """
 
@@ -74,7 +75,7 @@ class Window(msgspec.Struct, frozen=True):
     type=click.Path(dir_okay=False, path_type=Path),
     default="delays.png",
     show_default=True,
-    help="Where the picture goes.",
+    help="File to write the picture to.",
 )
 def command(settings: Settings, limit: int | None, picture: Path) -> int:
     """Stream 336,776 real flights through a broker and Spark: delays per airport and hour, into a
@@ -103,17 +104,16 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
             raise CliError(str(error), EXIT_USAGE) from None
         stack.callback(spark.stop)
         progress.show(
-            f"Spark is ready after {time.monotonic() - started:.1f} s; {len(flights):,} flights, in the order of their"
-            " hours"
+            f"Spark is ready after {time.monotonic() - started:.1f} s; {len(flights):,} flights, sorted by hour"
         )
         try:
-            rows, published = _run_pipelines(spark, broker, flights, progress)
+            windows, published = _run_pipelines(spark, broker, flights, progress)
         except CliError:
             raise
         except Exception as error:
             raise CliError(explained(error)) from error
-    checks = compare_output(flights, rows, published)
-    is_drawn = draw(rows, picture)
+    checks = compare_output(flights, windows, published)
+    is_drawn = draw(windows, picture)
     passed = all(check.passed for check in checks)
     if settings.json:
         emit_json(
@@ -137,7 +137,7 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
 def _run_pipelines(
     spark: SparkSession, broker: Broker, flights: list[dict[str, Any]], progress: Progress
 ) -> tuple[list[Window], list[dict[str, Any]]]:
-    """The final windows in Parquet, and those in the topic."""
+    """Returns the final windows in Parquet, and those in the topic."""
     from mqd.spark.pipelines import running
     from mqd.spark.pipelines.settings import READ_COMMITTED, Aggregate, Sink, Source, Value
 
@@ -222,13 +222,15 @@ def _windows(spark: SparkSession, path: str) -> list[Window]:
     ]
 
 
-def compare_output(flights: list[dict[str, Any]], rows: list[Window], published: list[dict[str, Any]]) -> list[Check]:
+def compare_output(
+    flights: list[dict[str, Any]], windows: list[Window], published: list[dict[str, Any]]
+) -> list[Check]:
     """Compares Spark's output with its input."""
     expected: dict[tuple[str, str], int] = defaultdict(int)
     for flight in flights:
         expected[flight["origin"], flight["time_hour"][:13]] += 1
-    in_parquet = {(row.origin, row.start.isoformat()[:13]): row.flights for row in rows}
-    in_topic = {(window["origin"], window["start"][:13]): window["flights"] for window in published}
+    in_parquet = {(window.origin, window.start.isoformat()[:13]): window.flights for window in windows}
+    in_topic = {(one["origin"], one["start"][:13]): one["flights"] for one in published}
     wrong_count = sum(expected[key] != in_parquet.get(key) for key in expected) + len(
         in_parquet.keys() - expected.keys()
     )
@@ -240,9 +242,9 @@ def compare_output(flights: list[dict[str, Any]], rows: list[Window], published:
         ),
         Check(
             "windows",
-            not wrong_count and len(rows) == len(in_parquet),
+            not wrong_count and len(windows) == len(in_parquet),
             (
-                f"{len(rows):,} windows (airport and hour), each reported once, each with its flights"
+                f"{len(windows):,} windows (airport and hour), each reported once, each with its flights"
                 if not wrong_count
                 else f"{wrong_count:,} windows (airport and hour) are wrong"
             ),
@@ -265,28 +267,28 @@ def new_york() -> tuple[tzinfo, str]:
         return timezone(timedelta(hours=-5)), "UTC-5"
 
 
-def by_hour_and_month(rows: list[Window], zone: tzinfo) -> tuple[dict[int, float], dict[int, float]]:
-    """Mean delay, minutes, by hour of the day; share of flights more than 15 minutes late, %, by
-    month. Only hours and months with FLIGHTS_MIN flights or more.
+def by_hour_and_month(windows: list[Window], zone: tzinfo) -> tuple[dict[int, float], dict[int, float]]:
+    """Returns hour of the day -> mean delay in minutes, and month -> percentage of flights more than
+    15 minutes late. Omits hours and months with fewer than FLIGHTS_MIN flights.
     """
     hours: defaultdict[int, list[Any]] = defaultdict(lambda: [0.0, 0])
     months: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
-    for row in rows:
-        local = row.start.astimezone(zone)
-        if row.mean_delay is not None:
-            hours[local.hour][0] += row.mean_delay * row.flights
-            hours[local.hour][1] += row.flights
-        months[local.month][0] += row.delayed
-        months[local.month][1] += row.flights
+    for window in windows:
+        local = window.start.astimezone(zone)
+        if window.mean_delay is not None:
+            hours[local.hour][0] += window.mean_delay * window.flights
+            hours[local.hour][1] += window.flights
+        months[local.month][0] += window.delayed
+        months[local.month][1] += window.flights
     return (
         {hour: minutes / count for hour, (minutes, count) in sorted(hours.items()) if count >= FLIGHTS_MIN},
         {month: 100 * late / count for month, (late, count) in sorted(months.items()) if count >= FLIGHTS_MIN},
     )
 
 
-def draw(rows: list[Window], picture: Path) -> bool:
-    """Mean delay by hour of the day, and the share of delayed flights by month, for each airport.
-    False: matplotlib is missing.
+def draw(windows: list[Window], picture: Path) -> bool:
+    """Draws the mean delay by hour of the day, and the share of delayed flights by month, for each
+    airport. Returns False if matplotlib is missing.
     """
     try:
         import matplotlib
@@ -297,8 +299,8 @@ def draw(rows: list[Window], picture: Path) -> bool:
 
     zone, zone_name = new_york()
     figure, (hourly, monthly) = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    for origin in sorted({row.origin for row in rows}):
-        hours, months = by_hour_and_month([row for row in rows if row.origin == origin], zone)
+    for origin in sorted({window.origin for window in windows}):
+        hours, months = by_hour_and_month([window for window in windows if window.origin == origin], zone)
         hourly.plot(list(hours), list(hours.values()), marker=".", label=AIRPORTS.get(origin, origin))
         monthly.plot(list(months), list(months.values()), marker=".")
     hourly.set(
@@ -321,7 +323,8 @@ def draw(rows: list[Window], picture: Path) -> bool:
         axis.spines[["top", "right"]].set_visible(False)
     hourly.legend(frameon=False, loc="upper left")
     figure.suptitle(
-        f"{sum(row.flights for row in rows):,} flights from New York's airports, by Spark from topics of mqd"
+        f"{sum(window.flights for window in windows):,} flights from New York's airports, computed by Spark from"
+        " mqd topics"
     )
     figure.savefig(picture, dpi=120)
     pyplot.close(figure)

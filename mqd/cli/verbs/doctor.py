@@ -30,6 +30,7 @@ NOTHING_WRONG_IN_CLUSTER = (
 
 
 def host_facts(acceptor_pid: int | None) -> dict[str, Any]:
+    """Settings of this host's kernel and limits of the acceptor, for diagnosis.host_findings()."""
     facts: dict[str, Any] = {}
 
     def add(name: str, read: Callable[[], Any]) -> None:
@@ -38,11 +39,11 @@ def host_facts(acceptor_pid: int | None) -> dict[str, Any]:
         except (OSError, ValueError, IndexError):
             return  # not in this kernel, or not readable by this user
 
-    def free(path: str) -> float:
+    def free_fraction(path: str) -> float:
         file_system = os.statvfs(path)
         return file_system.f_bavail / file_system.f_blocks if file_system.f_blocks else 1.0
 
-    add("shm_free", lambda: free("/dev/shm"))
+    add("shm_free", lambda: free_fraction("/dev/shm"))
     if has_swap(Path("/")):
         add("swappiness", lambda: int(Path("/proc/sys/vm/swappiness").read_text()))
     add(
@@ -83,9 +84,9 @@ def _last_errors(logs: Path) -> list[Finding]:
     ]
 
 
-def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
-    """Takes a second sample if the first sample cannot distinguish slow from stuck.
-    Raises OSError, ValueError.
+def _metric_findings(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
+    """Examines the broker's metrics page. Reads it a second time if one sample cannot distinguish
+    slow from stuck. Raises OSError, ValueError.
     """
     from mqd.cli.cluster_view import Partitions
 
@@ -93,7 +94,7 @@ def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
     findings = diagnosis.metric_findings(samples, now_ms() / 1000, str(data_dir))
     try:
         with_one_replica = Partitions(settings).with_one_replica
-    except CliError:  # _cluster() reports it
+    except CliError:  # _cluster_findings() reports it
         with_one_replica = frozenset()
     if diagnosis.waiting_for_flushes(samples, with_one_replica):
         time.sleep(diagnosis.FLUSH_SAMPLE_GAP_S)
@@ -104,7 +105,7 @@ def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
     return findings
 
 
-def _cluster(settings: Settings) -> list[Finding]:
+def _cluster_findings(settings: Settings) -> list[Finding]:
     from mqd.cli import offline_replicas
     from mqd.cli.broker_lookup import Cluster
     from mqd.cli.cluster_view import ClusterState, Partitions
@@ -131,7 +132,7 @@ def _cluster(settings: Settings) -> list[Finding]:
             findings += diagnosis.group_findings(all_groups(cluster))
     except CliError as error:
         findings.append(
-            Finding(Harm.OUTAGE, f"groups cannot be described: {error}", "mqd cluster status; mqd group list")
+            Finding(Harm.OUTAGE, f"groups cannot be described: {error}", "run mqd cluster status and mqd group list")
         )
     return findings
 
@@ -152,7 +153,7 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
             findings += _last_errors(data_dir / "logs")
         elif status.get("metrics_url"):
             try:
-                findings += _metrics(status["metrics_url"], data_dir, settings)
+                findings += _metric_findings(status["metrics_url"], data_dir, settings)
             except (OSError, ValueError) as error:
                 findings.append(
                     Finding(
@@ -166,7 +167,7 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
         )
         findings += diagnosis.host_findings(host_facts(acceptor_pid))
     if is_running:
-        findings += _cluster(settings)
+        findings += _cluster_findings(settings)
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.harm)
 
 

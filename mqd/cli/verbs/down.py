@@ -1,8 +1,8 @@
 """`mqd down`: stops the broker of a data directory, and no other.
 
 A pid is never signalled directly: a pidfd is opened first, and then the pid is verified again (the
-keeper still names it, or it still holds supervisord's lock). So the pidfd refers to the right
-process.
+keeper still names it, or it still holds supervisord's lock). This ensures that the pidfd refers to
+the right process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _find_by_keeper(tool: KeeperTool) -> tuple[int, int]:
 
 
 def _find_by_lock(paths: Layout) -> tuple[int, int] | None:
-    """(pid, pidfd) of supervisord from its own lock, for when the keeper is not running. None: no
+    """(pid, pidfd) of supervisord from its own lock, for when the keeper is not running. None if no
     process holds the lock.
     """
     from mqd.shm.tools import held_pid

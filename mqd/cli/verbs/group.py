@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 _TYPES = ("classic", "consumer", "share")
 _STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Assigning", "Reconciling", "Dead")
 _DELETE_GROUPS = 42
-WAITED_FOR = {
+WAITED_FOR_TEXTS = {
     "join": "to join again: it must poll",
     "sync": "to fetch its assignment",
-    "assignment": "to assign partitions: it leads",
-    "first join": "to join with the id it was given",
+    "assignment": "to compute the assignment: it is the leader",
+    "first join": "to join with its assigned member id",
     "revocation": "to release partitions",
-    "return": "to return: an absent static member",
+    "return": "to return: it is an absent static member",
     "heartbeat": "to send a heartbeat",
 }
 
@@ -39,7 +39,7 @@ def complete_group(bootstrap: str) -> Iterable[str]:
 
 
 def duration_text(milliseconds: int) -> str:
-    """Such as "12 s" or "3 min 2 s"; "?" if the time is not known."""
+    """Formats a duration, such as "12 s" or "3 min 2 s"; "?" if it is not known."""
     from mqd.cli.verbs.status import duration
 
     return "?" if milliseconds < 0 else duration(milliseconds // 1000)
@@ -86,7 +86,7 @@ def _plural(count: int, noun: str) -> str:
     help="Only groups of this protocol; may be repeated.",
 )
 def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -> None:
-    """List consumer and share groups: names when piped, a table on a terminal."""
+    """List consumer and share groups: a table on a terminal, otherwise only names."""
     import sys
 
     from mqd.cli.broker_lookup import Cluster, report_left_out
@@ -124,17 +124,20 @@ def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -
 
 def member_labels(group: "Group") -> dict[str, str]:
     """Member id -> a short unique label: the member's instance id or client id. If several members
-    share it, enough of the rest of the member id is appended to tell them apart.
+    share it, the label also has enough of the rest of the member id to tell them apart.
     """
-    same_name: dict[str, list[Member]] = {}
+    members_by_name: dict[str, list[Member]] = {}
     for member in group.members:
-        same_name.setdefault(member.instance_id or member.client_id, []).append(member)
+        members_by_name.setdefault(member.instance_id or member.client_id, []).append(member)
     labels: dict[str, str] = {}
-    for name, members in same_name.items():
-        tails = {member.member_id: member.member_id.removeprefix(name).lstrip("-") for member in members}
-        size = next((size for size in range(4, 40) if len({tail[:size] for tail in tails.values()}) == len(tails)), 40)
+    for name, members in members_by_name.items():
+        id_suffixes = {member.member_id: member.member_id.removeprefix(name).lstrip("-") for member in members}
+        length = next(
+            (n for n in range(4, 40) if len({suffix[:n] for suffix in id_suffixes.values()}) == len(id_suffixes)), 40
+        )
         labels |= {
-            member_id: f"{name} {tail[:size]}" if len(members) > 1 else name for member_id, tail in tails.items()
+            member_id: f"{name} {suffix[:length]}" if len(members) > 1 else name
+            for member_id, suffix in id_suffixes.items()
         }
     return labels
 
@@ -200,7 +203,7 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
         return (
             labels.get(delaying.member_id, delaying.instance_id or delaying.client_id),
             delaying.host,
-            WAITED_FOR.get(delaying.waited_for, delaying.waited_for),
+            WAITED_FOR_TEXTS.get(delaying.waited_for, delaying.waited_for),
             duration_text(delaying.waited_ms),
             silent,
         )
@@ -247,8 +250,8 @@ def _show(group: "Group", rows: "list[Progress]") -> None:
 @options
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 def describe(settings: Settings, name: str) -> None:
-    """Show members, rebalance and lag of GROUP: which members delay a rebalance and since when, and
-    how far the group has read in each partition.
+    """Show the members of GROUP, its lag and how far it has read in each partition; and during a
+    rebalance, which members delay it and since when.
     """
     from mqd.cli.broker_lookup import Cluster
     from mqd.cli.group_listing import must_describe, progress
@@ -270,7 +273,7 @@ def describe(settings: Settings, name: str) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="GROUP...", shell_complete=complete_group)
 @click.option("--if-exists", is_flag=True, help="No error when a group does not exist.")
 def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
-    """Delete groups, with their committed offsets. A group that has members is refused."""
+    """Delete groups and their committed offsets. A group that has members cannot be deleted."""
     from mqd.cli.broker_lookup import GROUP, Cluster
     from mqd.cli.group_listing import GROUP_ID_NOT_FOUND, explain
     from mqd.protocol.errors import ErrorCode
@@ -322,7 +325,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
     default=20.0,
     show_default=True,
     type=click.FloatRange(0.1, 3600),
-    help="Time between two samples: several times the interval of the members' commits.",
+    help="Time between the two samples. Choose several times the members' commit interval.",
 )
 @click.option(
     "--catch-up",
@@ -331,14 +334,14 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
     show_default=True,
     type=click.FloatRange(0.1, 10080),
     metavar="MINUTES",
-    help="Time in which the backlog should be read as well.",
+    help="Time within which the group should also read its backlog.",
 )
 def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: float) -> None:
     """Compute how many members or partitions GROUP needs for the rate at which its topics are
     written.
 
-    The capacity of a member is the rate at which an always busy member reads, measured between two
-    samples of the committed offsets.
+    The capacity of a member is the rate at which a member that is always busy reads. It is measured
+    from two samples of the committed offsets.
     """
     import time
 
@@ -432,7 +435,7 @@ def seek(
 ) -> None:
     """Move the committed offsets of GROUP, or the start offsets of a share group.
 
-    This applies to all partitions with offsets of the group, or to those of the given topics.
+    This applies to all partitions in which the group has offsets, or to those of the given topics.
     Without --execute it only shows what would change.
     """
     from datetime import datetime
@@ -524,7 +527,7 @@ def delete_offsets(settings: Settings, name: str, topics: tuple[str, ...], execu
     """Delete the start offsets of share group GROUP in TOPIC: GROUP then begins there like a new
     group.
 
-    Shows what would be deleted; --execute does it. A group that has members is refused.
+    Shows what would be deleted; --execute deletes it. Refused if the group has members.
     """
     from mqd.cli import share_groups
     from mqd.cli.broker_lookup import Cluster

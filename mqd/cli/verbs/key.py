@@ -25,8 +25,8 @@ def command() -> None:
 @_FILE
 @_ID
 def create(file: Path, key_id: str | None) -> None:
-    """Make a key, in a new FILE or at the end of FILE. A key added to an existing FILE can only
-    open values, until `rotate` makes it the key that seals.
+    """Create a key, in a new FILE or at the end of an existing one. A key added to an existing FILE
+    only opens values, until `rotate` makes it the key that seals them.
     """
     _add(file, _read(file) if file.exists() else {}, key_id, first=False)
 
@@ -35,7 +35,7 @@ def create(file: Path, key_id: str | None) -> None:
 @_FILE
 @click.argument("key_id", required=False, metavar="[ID]")
 def rotate(file: Path, key_id: str | None) -> None:
-    """Seal with the key named ID in FILE from now on, or with a new key if ID is omitted. The other
+    """From now on, seal values with the key ID of FILE, or with a new key if ID is omitted. The other
     keys can still open values.
 
     Clients switch to the new key with their next data key, within an hour. If readers have their
@@ -74,7 +74,7 @@ def _add(file: Path, key_by_id: Mapping[str, bytes], key_id: str | None, first: 
 
     name = secrets.token_hex(4) if key_id is None else key_id
     if name in key_by_id:
-        raise CliError(f"{file} has a key {name!r} already")
+        raise CliError(f"{file} already has a key {name!r}")
     new_keys = {name: keys.new_key()}
     all_keys = {**new_keys, **key_by_id} if first else {**key_by_id, **new_keys}
     if not keys.is_key_id(name):
@@ -93,7 +93,7 @@ def _write(file: Path, key_by_id: Mapping[str, bytes]) -> None:
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(fd, "w") as opened:
-            opened.write("# keys of mqd: the first key seals values, every key can open them\n")
+            opened.write("# mqd encryption keys: the first key seals values, every key can open them\n")
             opened.write(keys.format_keys(key_by_id))
             os.fchmod(opened.fileno(), mode)
             opened.flush()

@@ -1,5 +1,5 @@
-"""`mqd log`: shows the contents of segment files. It only reads files: it needs no broker, and does
-not disturb a running broker.
+"""`mqd log`: shows and verifies the contents of segment files. It only reads files: it needs no
+broker, and does not disturb a running one.
 """
 
 import json
@@ -21,7 +21,7 @@ def command() -> None:
 
 
 def _segments(path: Path) -> list[Path]:
-    """The segment file, or all segment files of a partition's directory."""
+    """The segment file, or all segment files of a partition's directory. Raises CliError."""
     if path.is_dir():
         segments = sorted(path.glob("*.log"))
         if not segments:
@@ -98,8 +98,8 @@ def _batch_text(batch: Any, records: list[Any] | None) -> str:
 
 
 def _reports(paths: tuple[Path, ...], deep: bool, progress: Any) -> Iterator[tuple[Path, list[Any], bool]]:
-    """(path, segment reports, damaged) for each file or partition; for a directory without
-    segments, for each partition in it.
+    """Yields (path, segment reports, whether it is damaged) for each file or partition. A directory
+    without segments stands for the partitions in it.
     """
     from mqd.log.dump import verify_directory, verify_segment
 
@@ -128,7 +128,7 @@ def verify(settings: Settings, paths: tuple[Path, ...], deep: bool) -> int:
 
     Exit status 1 when stored records are unreadable, or an index of aborted transactions disagrees
     with the log. A truncated last batch (after a crash, or while a broker is writing) does not
-    count as damage, nor does a damaged index of another kind, because it is rebuilt.
+    count as damage; nor does damage to any other index, because the broker rebuilds it.
     """
     results = []
     damaged_count = 0

@@ -1,4 +1,4 @@
-"""`mqd monitoring`: configuration files with which Prometheus and Grafana monitor brokers."""
+"""`mqd monitoring`: writes configuration files for Prometheus and Grafana."""
 
 import json
 from pathlib import Path
@@ -7,18 +7,20 @@ import click
 
 from mqd.monitoring import alerts, dashboards
 
-RULES, SCRAPE = "mqd.rules.yml", "prometheus.yml"
+RULES_FILE, CONFIG_FILE = "mqd.rules.yml", "prometheus.yml"
 
 
-def scrape(targets: tuple[str, ...], ca: Path | None, token_file: Path | None, cluster: str | None = None) -> str:
-    """Prometheus' configuration. `ca`: given if the brokers' pages are served over TLS. `cluster`:
-    a name that distinguishes this cluster's metrics from those of others.
+def prometheus_config(
+    targets: tuple[str, ...], ca: Path | None, token_file: Path | None, cluster: str | None = None
+) -> str:
+    """The configuration of a Prometheus that scrapes `targets`. `ca`: set if the brokers' pages use
+    TLS. `cluster`: a name that distinguishes this cluster's metrics from those of others.
     """
     labels = f", labels: {{{alerts.CLUSTER}: {json.dumps(cluster)}}}" if cluster else ""
     lines = [
         "global:",
         "  scrape_interval: 15s",
-        f"rule_files: [{json.dumps(RULES)}]",
+        f"rule_files: [{json.dumps(RULES_FILE)}]",
         "scrape_configs:",
         f"  - job_name: {alerts.JOB}",
         f"    static_configs: [{{targets: {json.dumps(list(targets))}{labels}}}]",
@@ -72,8 +74,8 @@ def command(
     """
     (directory / "grafana").mkdir(parents=True, exist_ok=True)
     files = {
-        SCRAPE: scrape(targets, ca, token_file, cluster),
-        RULES: alerts.rules(runbook),
+        CONFIG_FILE: prometheus_config(targets, ca, token_file, cluster),
+        RULES_FILE: alerts.rules(runbook),
         **{f"grafana/{board.uid}.json": dashboards.document(board) + "\n" for board in dashboards.DASHBOARDS},
     }
     for name, text in files.items():

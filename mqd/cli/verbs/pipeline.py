@@ -32,7 +32,7 @@ def command() -> None:
     "-b",
     "--bootstrap",
     metavar="HOST:PORT[,...]",
-    help="Broker to query.  [default: the file's, or env MQD_BOOTSTRAP, or 127.0.0.1:9092]",
+    help="Broker to connect to.  [default: the file's, or env MQD_BOOTSTRAP, or 127.0.0.1:9092]",
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: the file's, or local[*]]")
 @click.option("--once", is_flag=True, help="Process all available records, then end.")
@@ -73,7 +73,7 @@ def run(
         raise CliError(str(error), EXIT_USAGE) from None
 
     def report(progress: Progress) -> None:
-        print_line(msgspec.json.encode(progress).decode() if as_json else _line(progress))
+        print_line(msgspec.json.encode(progress).decode() if as_json else _progress_line(progress))
 
     stop = threading.Event()
     stop_when_interrupted(stop)
@@ -91,7 +91,7 @@ def run(
     return 0
 
 
-def _line(progress) -> str:
+def _progress_line(progress) -> str:
     behind = f", {progress.behind:,} behind" if progress.behind > 0 else ""
     return (
         f"batch {progress.batch}: {progress.rows:,} records, {progress.rows_per_s:,.0f}/s, {progress.took_ms:,}"

@@ -41,13 +41,13 @@ _PROGRESS_S = 0.1
     show_default=True,
     help="Replicas that must have a record before it is acknowledged: none, the leader, all in sync.",
 )
-@click.option("--idempotent", is_flag=True, help="Retries cause no duplicates and keep the order.")
+@click.option("--idempotent", is_flag=True, help="Retries neither duplicate nor reorder records.")
 @click.option("-D", "--delimiter", metavar="TEXT", default="\\n", show_default=True, help="Text that ends a record.")
 @click.option(
     "-Z",
     "--null-empty",
     is_flag=True,
-    help="An empty key or value is null (a null value deletes its key in a compacted topic).",
+    help="Send an empty key or value as null (in a compacted topic, a null value deletes its key).",
 )
 @click.option("--whole-files", is_flag=True, help="Each FILE is one record.")
 @click.option("-X", "properties", multiple=True, metavar="PROPERTY=VALUE", help="Any property of librdkafka.")
@@ -124,8 +124,8 @@ class _Progress:
     """
 
     def __init__(self, files: tuple[str, ...]):
-        are_regular = all(os.path.isfile(name) for name in files)
-        self._total = sum(os.path.getsize(name) for name in files) if files and are_regular else None
+        are_all_regular = all(os.path.isfile(name) for name in files)
+        self._total = sum(os.path.getsize(name) for name in files) if files and are_all_regular else None
         self._is_shown = sys.stderr.isatty() and (bool(files) or not sys.stdin.isatty())
         self._read_bytes = 0
         self._next_update_s = 0.0

@@ -89,7 +89,8 @@ def _check_limits_apply(entity: Entity, keys: Collection[str]) -> None:
 
     if any((key == access.QUOTA_KEYS["connections"]) != ("ip" in entity) for key in keys):
         raise click.UsageError(
-            "--connections goes with --ip or --default-ip only; --produce, --fetch, --requests and --changes do not"
+            "--connections needs --ip or --default-ip; --produce, --fetch, --requests and --changes cannot be"
+            " used with them"
         )
 
 

@@ -15,7 +15,7 @@ from mqd.cli.common import CliError, emit_json
 if TYPE_CHECKING:
     from mqd.cli.sizing import Figures, Plan
 
-_POWERS = {
+_MULTIPLIERS = {
     "": 1,
     "k": 10**3,
     "m": 10**6,
@@ -28,7 +28,7 @@ _POWERS = {
     "ti": 1 << 40,
     "pi": 1 << 50,
 }
-_SECONDS = {"ms": 0.001, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
+_SECONDS_PER_UNIT = {"ms": 0.001, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
 
 
 class _Quantity(click.ParamType):
@@ -51,25 +51,25 @@ _NUMBER = r"(\d+(?:\.\d+)?)\s*"
 RATE = _Quantity(
     "RATE",
     _NUMBER + r"([kmg])?(?:/s)?",
-    lambda m: float(m[1]) * _POWERS[(m[2] or "").lower()],
+    lambda m: float(m[1]) * _MULTIPLIERS[(m[2] or "").lower()],
     "a rate such as 5000, 100k or 1.5M",
 )
 BYTES = _Quantity(
     "BYTES",
     _NUMBER + r"([kmgtp]i?)?b?(?:/s)?",
-    lambda m: float(m[1]) * _POWERS[(m[2] or "").lower()],
+    lambda m: float(m[1]) * _MULTIPLIERS[(m[2] or "").lower()],
     "a size such as 100, 1KB (1000), 1KiB (1024) or 20TB",
 )
 TIME = _Quantity(
     "TIME",
     _NUMBER + r"(ms|s|min|m|h|d|w|y)",
-    lambda m: float(m[1]) * _SECONDS[m[2].lower()],
+    lambda m: float(m[1]) * _SECONDS_PER_UNIT[m[2].lower()],
     "a time such as 90s, 12h, 7d or 2w",
 )
 NETWORK = _Quantity(
     "BANDWIDTH",
     _NUMBER + r"([kmgt]i?)?(bit|b)(?:/s|ps)?",
-    lambda m: float(m[1]) * _POWERS[(m[2] or "").lower()] / (8 if m[3].lower() == "bit" else 1),
+    lambda m: float(m[1]) * _MULTIPLIERS[(m[2] or "").lower()] / (8 if m[3].lower() == "bit" else 1),
     "a bandwidth such as 10Gbit or 1.25GB",
 )
 SHARE = _Quantity(
@@ -116,7 +116,7 @@ def _figures(path: Path | None, overrides: dict[str, float | None]) -> Figures:
     return figures
 
 
-def _table(plan: Plan, hosts: int) -> None:
+def _print_table(plan: Plan, hosts: int) -> None:
     def value_text(name: str) -> str:
         line = next(line for line in plan.lines if line.name == name)
         return scaled(line.value, line.unit)
@@ -148,7 +148,7 @@ def _table(plan: Plan, hosts: int) -> None:
     row("partitions", f"at least {value_text('partitions_min_required')}")
 
 
-def _formulas(plan: Plan) -> None:
+def _print_formulas(plan: Plan) -> None:
     click.echo()
     for line in plan.lines:
         click.echo(f"{line.name.replace('_', ' '):<23} {scaled(line.value, line.unit):>16}  = {line.formula}")
@@ -208,15 +208,17 @@ def _formulas(plan: Plan) -> None:
     "--figures",
     "figures_path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Costs per core of another machine: a file like the shipped one.",
+    help="The CPU costs that were measured on another machine: a file like the shipped one.",
 )
 @click.option(
-    "--append-cost", type=click.FloatRange(0), help="CPU-µs for a batch appended.  [default: measured, by size]"
+    "--append-cost",
+    type=click.FloatRange(0),
+    help="CPU time of appending a batch, in µs.  [default: measured, by size]",
 )
 @click.option(
-    "--forward-cost", type=click.FloatRange(0), help="Additional CPU-µs if another worker owns the partition."
+    "--forward-cost", type=click.FloatRange(0), help="Additional CPU time if another worker owns the partition, in µs."
 )
-@click.option("--fetch-cost", type=click.FloatRange(0), help="CPU-µs for one fetch.")
+@click.option("--fetch-cost", type=click.FloatRange(0), help="CPU time of one fetch, in µs.")
 @click.option(
     "--contention",
     type=click.FloatRange(0, 1),
@@ -298,9 +300,9 @@ def command(
     if (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json":
         emit_json(to_json(load, host, figures, sizing))
         return
-    _table(sizing, int(sizing["hosts"]))
+    _print_table(sizing, int(sizing["hosts"]))
     if formulas:
-        _formulas(sizing)
+        _print_formulas(sizing)
     click.echo()
     for note in sizing.notes:
         click.echo(f"* {note}")

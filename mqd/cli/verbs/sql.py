@@ -106,8 +106,8 @@ def _as_json_rows(frame: DataFrame) -> DataFrame:
 
 
 def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
-    """`max_rows` None: shows _ROWS_MAX rows as a table, or all rows as JSON. Prints a note on
-    stderr if there are more rows.
+    """Prints the rows. If `max_rows` is None, prints _ROWS_MAX rows as a table, or all rows as JSON.
+    Prints a note on stderr if there are more rows.
     """
     if as_json and max_rows is None:
         for row in _as_json_rows(frame).toLocalIterator():
@@ -119,7 +119,7 @@ def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
         for row in rows[:row_limit]:
             print_line(row[0])
     else:
-        _table(frame.columns, rows[:row_limit])
+        _print_table(frame.columns, rows[:row_limit])
     if len(rows) > row_limit:
         error_line(f"there are more rows; --max-rows shows more than {row_limit}")
     return 0
@@ -136,7 +136,7 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
                 for line in batch.toJSON().toLocalIterator():
                     print_line(line)
             elif rows := batch.collect():
-                _table(batch.columns, rows)
+                _print_table(batch.columns, rows)
             sys.stdout.flush()
         except (OutputClosedError, BrokenPipeError):  # if raised here, the error would make the query fail
             output_closed.set()
@@ -160,9 +160,9 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
     return 0
 
 
-def _table(columns: list[str], rows: list) -> None:
-    """Raises OutputClosedError. Writes the table with print_line(), because rich's Console raises
-    SystemExit when the pipe is closed, in any thread.
+def _print_table(columns: list[str], rows: list) -> None:
+    """Raises OutputClosedError. Writes the table with print_line(), because rich's Console,
+    in any thread, raises SystemExit when the pipe is closed.
     """
     from rich.console import Console
     from rich.table import Table

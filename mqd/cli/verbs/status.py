@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mqd.shm.keeper_messages import Status
 
 
-def _describe(status: Status) -> dict[str, Any]:
+def _as_json(status: Status) -> dict[str, Any]:
     now = now_ms()
     return {
         "ready": status.ready,
@@ -57,15 +57,15 @@ def _describe(status: Status) -> dict[str, Any]:
 
 
 def broker_status(data_dir: Path) -> dict[str, Any]:
-    """The output of `mqd status --format json`; if no broker is running there, only a few fields,
-    with "reason". Raises CliError if this user may not query the broker.
+    """The output of `mqd status --format json`. If no broker is running there, it has only a few
+    fields; "reason" is one of them. Raises CliError if this user may not query the broker.
     """
     from mqd.shm.attach import KeeperDenied, KeeperError
     from mqd.shm.tools import KeeperTool
 
     try:
         with KeeperTool(data_dir) as tool:
-            return _describe(tool.status())
+            return _as_json(tool.status())
     except KeeperDenied as error:
         raise CliError(str(error), EXIT_FAILED) from error
     except KeeperError as error:
@@ -130,8 +130,8 @@ def command(ctx: click.Context, data_dir: Path | None, output_format: str | None
     """Show the broker of a data directory: its uptime, processes and ports, and each worker's
     partitions, connections and local clients (through shared memory).
 
-    Exit status: 0 if the broker is ready, 1 if it is running but not ready, or this user may not
-    query it, 3 if it is not running.
+    Exit status: 0 if the broker is ready; 1 if it is running but not ready, or if this user may not
+    query it; 3 if it is not running.
     """
     as_json = (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json"
     paths = layout(data_dir or default_data_dir())

@@ -23,7 +23,7 @@ def command() -> None:
 
 
 def _principal(text: str) -> tuple[str, str]:
-    """(type, name) of TYPE:NAME; `alice` stands for User:alice."""
+    """Parses TYPE:NAME to (type, name); `alice` stands for User:alice."""
     kind, colon, name = text.partition(":")
     return (kind, name) if colon else ("User", text)
 
@@ -41,7 +41,7 @@ def _time_text(timestamp_ms: int) -> str:
 @click.option(
     "--max-lifetime",
     type=Duration(),
-    help="The token ends after this time, such as 12h or 7d, however often it is renewed.",
+    help="The token expires after this time, such as 12h or 7d, however often it is renewed.",
 )
 @click.option(
     "--out-format",
@@ -51,7 +51,12 @@ def _time_text(timestamp_ms: int) -> str:
     show_default=True,
     help="Format of the file that --out writes.",
 )
-@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a client's settings here.")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the settings of a client that uses the token to this file.",
+)
 def create(
     settings: Settings,
     owner: str | None,
@@ -60,7 +65,7 @@ def create(
     file_format: str,
     out: Path | None,
 ) -> None:
-    """Create a token. Its password is printed, or written with the other settings of a client."""
+    """Create a token. Its password is printed; with --out it is written to the file instead."""
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import CreateDelegationTokenRequest
 
@@ -196,4 +201,4 @@ def expire(settings: Settings, token_id: str, period: int | None) -> None:
     from mqd.protocol.messages import ExpireDelegationTokenRequest
 
     request = ExpireDelegationTokenRequest(expiry_time_period_ms=-1 if period is None else period)
-    _change(settings, token_id, _EXPIRE, request, "ends at")
+    _change(settings, token_id, _EXPIRE, request, "expires at")

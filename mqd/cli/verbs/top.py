@@ -22,14 +22,14 @@ from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, covers_local_b
 from mqd.cli.inspection import live_view, metrics_page, spares
 from mqd.cli.inspection.live_view import GroupOffsets, Replicas, Sample
 
-EVERY_S = 2.0
+INTERVAL_S = 2.0
 _ENTER_SCREEN, _LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """The CPU time that a process has used, system calls included. None: it has ended."""
+    """The CPU time that a process has used, including system calls. None if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -39,8 +39,8 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 class Sampler:
-    """Samples a cluster, and the broker of `data_dir`, if given. One connection to each broker
-    is kept; after an error, the connections are opened again.
+    """Samples a cluster, and the broker of `data_dir` if it is given. Keeps one connection to each
+    broker; after an error, opens the connections again.
     """
 
     def __init__(self, bootstrap: str, data_dir: Path | None) -> None:
@@ -48,7 +48,7 @@ class Sampler:
         self._cluster: Cluster | None = None
 
     def sample(self) -> Sample:
-        """Raises CliError."""
+        """Raises CliError; the next call then connects again."""
         try:
             return self._sample()
         except BaseException:
@@ -86,7 +86,7 @@ class Sampler:
         return Sample(sampled_at_s, cluster.addresses(), partitions, ends, groups, cpu_s)
 
     def _local_figures(self) -> tuple[dict[str, float], dict[str, dict[Partition, float]]]:
-        """CPU seconds of this host's processes; lag in seconds, by group and partition."""
+        """Returns (process name -> CPU seconds, group -> partition -> lag in seconds) of this host."""
         if self._data_dir is None:
             return {}, {}
         from mqd.cli.verbs.status import broker_status
@@ -135,7 +135,7 @@ def _heading(bootstrap: str, text: str) -> str:
     return f"mqd top of {bootstrap}, {time.strftime('%H:%M:%S')}, {text}"
 
 
-def _live(sampler: Sampler, bootstrap: str, every_s: float) -> None:
+def _run_live(sampler: Sampler, bootstrap: str, interval_s: float) -> None:
     previous: Sample | None = None
     current_view: live_view.View | None = None
     with _screen():
@@ -148,12 +148,12 @@ def _live(sampler: Sampler, bootstrap: str, every_s: float) -> None:
             except CliError as error:
                 previous, error_text = None, f"no response: {error.format_message()}"
             size = os.get_terminal_size()
-            heading = _heading(bootstrap, error_text or f"every {every_s:g} s; q quits")
+            heading = _heading(bootstrap, error_text or f"every {interval_s:g} s; q quits")
             if current_view is not None:
                 _draw(live_view.render(current_view, heading, size.lines, size.columns))
             else:
                 _draw([live_view.printable(heading)[: size.columns], "waiting for a second sample"])
-            if _wait_for_quit(every_s if current_view is not None or error_text else min(every_s, 1.0)):
+            if _wait_for_quit(interval_s if current_view is not None or error_text else min(interval_s, 1.0)):
                 return
 
 
@@ -188,25 +188,25 @@ def _as_json(view: live_view.View) -> dict[str, Any]:
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Show the CPU of this broker's processes, and lag in seconds, too.  [env: MQD_DATA_DIR]",
+    help="Also show the CPU usage of this broker's processes, and lag in seconds.  [env: MQD_DATA_DIR]",
 )
 @click.option(
     "--every",
-    "every_s",
+    "interval_s",
     type=click.FloatRange(0.2, 3600),
-    default=EVERY_S,
+    default=INTERVAL_S,
     show_default=True,
     help="Seconds between two samples.",
 )
 @click.option("--once", is_flag=True, help="Print once, from two samples, and exit.")
 @options
-def command(settings: Settings, data_dir: Path | None, every_s: float, once: bool) -> None:
+def command(settings: Settings, data_dir: Path | None, interval_s: float, once: bool) -> None:
     """Show the current activity of a cluster: records written and committed per second by topic,
     lag by group, slow partitions, hosts. q quits.
 
-    On a broker's host, --data-dir names its data directory, which adds the CPU of its processes and
-    the lag in seconds. Without it and without --bootstrap, the default data directory is used, if
-    it exists. Works with any Kafka cluster of version 3.0 or later.
+    On a broker's host, --data-dir names its data directory, which adds the CPU usage of its processes
+    and the lag in seconds. Without it and without --bootstrap, the default data directory is used,
+    if it exists. Works with any Kafka cluster of version 3.0 or later.
     """
     if data_dir is None and covers_local_broker(settings):
         data_dir = default_data_dir()
@@ -224,10 +224,10 @@ def command(settings: Settings, data_dir: Path | None, every_s: float, once: boo
     sampler = Sampler(bootstrap, data_dir)
     try:
         if is_live:
-            _live(sampler, bootstrap, every_s)
+            _run_live(sampler, bootstrap, interval_s)
             return
         previous = sampler.sample()
-        time.sleep(every_s)
+        time.sleep(interval_s)
         current_view = live_view.view(previous, sampler.sample())
     finally:
         sampler.close()

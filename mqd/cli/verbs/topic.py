@@ -84,9 +84,7 @@ def create(
 @options
 @click.option("--internal", is_flag=True, help="Also list topics that begin with two underscores.")
 def list_(settings: Settings, internal: bool) -> None:
-    """List the topics: names when piped, a table on a terminal."""
-    import sys
-
+    """List the topics: a table on a terminal, otherwise only names."""
     from mqd.cli.librdkafka import admin_client, metadata
 
     topics = metadata(admin_client(settings.bootstrap)).topics
@@ -191,12 +189,12 @@ def describe(settings: Settings, name: str) -> None:
             }
         )
         return
-    records = sum((p["high_watermark"] or 0) - (p["log_start_offset"] or 0) for p in partitions)
+    offset_count = sum((p["high_watermark"] or 0) - (p["log_start_offset"] or 0) for p in partitions)
     replicas = _replication_factor(topic)
     base = configs.get(VIEW_OF)
     click.echo(
         f"topic {name}: {len(partitions)} partition{'s' * (len(partitions) != 1)}, {replicas}"
-        f" replica{'s' * (replicas != 1)}, {records} offsets in use"
+        f" replica{'s' * (replicas != 1)}, {offset_count} offsets in use"
         + (f"; a view: partitions, replicas and offsets are those of {base}" if base else "")
     )
     for key, value in configs.items():
@@ -218,7 +216,7 @@ def describe(settings: Settings, name: str) -> None:
 
 
 def _reject_partitions(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    """Rejects the option of kafka-topics --alter, and names the command that replaces it."""
+    """Rejects --partitions of kafka-topics --alter, and names the command that replaces it."""
     if value is not None:
         raise click.UsageError(f"to add partitions: mqd topic add-partitions NAME --to {value}")
 
@@ -233,7 +231,7 @@ def _reject_partitions(_ctx: click.Context, _parameter: click.Parameter, value: 
     "deleted",
     multiple=True,
     metavar="KEY",
-    help="Return a property to the broker's value; may be repeated.",
+    help="Reset a property to the broker's value; may be repeated.",
 )
 @click.option("-p", "--partitions", "_partitions", hidden=True, callback=_reject_partitions, expose_value=False)
 def alter(settings: Settings, name: str, configs: tuple[str, ...], deleted: tuple[str, ...]) -> None:
@@ -272,7 +270,8 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run:
         return
     if sys.stdin.isatty() and not yes:
         click.confirm(f"Delete {', '.join(selected)} with all records?", abort=True, err=True)
-    # librdkafka's admin client drops the broker's message, such as the views that must be deleted first
+    # not with librdkafka's admin client, which drops the broker's message, for example which views
+    # must be deleted first
     request = DeleteTopicsRequest(
         topics=[DeleteTopicsRequest.TopicState(name=name) for name in selected],
         timeout_ms=int(REQUEST_TIMEOUT_S * 1000),
@@ -302,8 +301,8 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run:
     "--to", "total", required=True, type=click.IntRange(1, _PARTITIONS_MAX), help="The new number of partitions."
 )
 def add_partitions(settings: Settings, name: str, total: int) -> None:
-    """Give the topic NAME more partitions. Keys move: records of one key, written before and
-    after, may be in different partitions.
+    """Give the topic NAME more partitions. Keys move: records with the same key may be in different
+    partitions if some were written before the change and others after it.
     """
     from confluent_kafka.admin import NewPartitions
 
@@ -322,11 +321,13 @@ def add_partitions(settings: Settings, name: str, total: int) -> None:
 @command.command("retire-partitions")
 @options
 @click.argument("name", shell_complete=complete_topic)
-@click.option("--to", "total", type=click.IntRange(1), help="How many remain: a divisor of the current number.")
+@click.option(
+    "--to", "total", type=click.IntRange(1), help="How many partitions remain: a divisor of the current number."
+)
 @click.option(
     "--allow-moved-keys",
     is_flag=True,
-    help="Allow any number in --to: keys also move between the partitions that remain, and lose their order.",
+    help="Allow any number in --to: keys also move between the remaining partitions, and lose their order.",
 )
 @click.option("--wait", is_flag=True, help="Wait until the partitions are removed, which takes as long as retention.")
 @click.option(
@@ -351,8 +352,8 @@ def retire_partitions(
 
     First, producers pause briefly, until the consumers of all groups have read the retired
     partitions, so that no consumer sees the records of a key out of order. Groups that are too far
-    behind are listed. Then records with a key of a retired partition are appended to a partition
-    that remains. No transaction may be open in the retired partitions.
+    behind are listed. Then new records for a retired partition are appended to one of the remaining
+    partitions. No transaction may be open in the retired partitions.
 
     --wait can take as long as retention does. An interrupt ends the waiting, not the retirement.
     """
@@ -377,7 +378,11 @@ def retire_partitions(
         readers = retiring.Readers()
         if wait or (total is not None and not no_wait):
             state, readers = retiring.wait(
-                cluster, name, retiring.HIDDEN + 1 if wait else retiring.REDIRECTED, output.reporter(cluster)
+                # after the last step, HIDDEN, the partitions are removed
+                cluster,
+                name,
+                retiring.HIDDEN + 1 if wait else retiring.REDIRECTED,
+                output.reporter(cluster),
             )
         elif state.step == retiring.SEALED:
             readers = retiring.groups_behind(cluster, state)
@@ -388,8 +393,8 @@ def retire_partitions(
 
 
 class _RetirementOutput:
-    """Prints the output of `retire-partitions`: a line whenever something has changed, and the
-    state at the end.
+    """Prints the output of `retire-partitions`: a line on stderr whenever something has changed, and
+    finally the state.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -446,16 +451,14 @@ class _RetirementOutput:
 
 
 def _lag_text(readers: Any) -> str:
-    lagging_groups = [
+    group_texts = [
         f"group {group.group} has {group.records} records to"
         f" read{'' if group.active else ' and no members, so nothing reads them'}"
         for group in readers.behind
     ]
-    unknown = [f"what other groups have read is not known: {readers.unknown}"] if readers.unknown else []
+    unknown_texts = [f"what other groups have read is not known: {readers.unknown}"] if readers.unknown else []
     return "; ".join(
-        lagging_groups[:3]
-        + ([f"and {len(lagging_groups) - 3} more groups"] if len(lagging_groups) > 3 else [])
-        + unknown
+        group_texts[:3] + ([f"and {len(group_texts) - 3} more groups"] if len(group_texts) > 3 else []) + unknown_texts
     )
 
 
@@ -495,8 +498,8 @@ def reassign(
     """Move the partitions of the topic NAME to other brokers. Records are copied first, so they
     stay readable throughout.
 
-    --plan FILE --status moves nothing and shows for each partition of the plan whether it is done,
-    under way (with its share copied), or not done. Exit status: 0 if all are done, else 1.
+    --plan FILE --status moves nothing. It shows for each partition of the plan whether it is done,
+    under way (and how much has been copied), or not done. Exit status: 0 if all are done, else 1.
     """
     from mqd.cli import moves, verifying
     from mqd.cli.kafka_request import Broker
@@ -555,7 +558,7 @@ def _show_plan(settings: Settings, name: str, partitions: list[Any]) -> int:
             (
                 partition.partition[1],
                 partition.state,
-                *(",".join(map(str, nodes)) or "-" for nodes in (partition.planned, partition.replicas)),
+                *(",".join(map(str, nodes)) or "-" for nodes in (partition.planned_replicas, partition.replicas)),
                 partition.copied_percent,
             )
             for partition in sorted(partitions)

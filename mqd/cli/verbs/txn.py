@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from mqd.cli.transactions import OpenProducer, Transaction
 
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
-_HANGING_AFTER = "15m"  # transaction.max.timeout.ms: no coordinator keeps a transaction open for longer
+_HANGING_AFTER = "15m"  # the default transaction.max.timeout.ms: no coordinator keeps a transaction open for longer
 
 
 class Duration(click.ParamType):
-    """Milliseconds, from 90s, 15m, 2h, 1d or 500ms."""
+    """A duration such as 90s, 15m, 2h, 1d or 500ms, converted to milliseconds."""
 
     name = "TIME"
 
@@ -49,7 +49,7 @@ def _duration_text(milliseconds: int | None) -> str:
     return "-" if milliseconds is None else duration_text(milliseconds)
 
 
-def _partitions(partitions: dict[str, list[int]]) -> str:
+def _partitions_text(partitions: dict[str, list[int]]) -> str:
     from mqd.cli.verbs.group import ranges_text
 
     return " ".join(f"{topic}:{ranges_text(indexes)}" for topic, indexes in sorted(partitions.items())) or "-"
@@ -69,7 +69,9 @@ def _partitions(partitions: dict[str, list[int]]) -> str:
 )
 @click.option("--longer-than", type=Duration(), help="Only those open for longer than this: 90s, 15m, 2h.")
 @click.option(
-    "--hanging", is_flag=True, help="Those open in a partition but unknown to all coordinators, so that they never end."
+    "--hanging",
+    is_flag=True,
+    help="Only transactions that no coordinator knows, but that are open in a partition: they never end.",
 )
 @click.option(
     "--idle",
@@ -94,7 +96,7 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
         transactions, unavailable = txns.all_transactions(cluster, states, -1 if longer_than is None else longer_than)
     report_left_out("transactional id", unavailable)
     if settings.json:
-        emit_json([_json(transaction) for transaction in transactions])
+        emit_json([_transaction_json(transaction) for transaction in transactions])
     elif transactions:
         rows = [
             (
@@ -114,7 +116,7 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
         )
 
 
-def _json(transaction: "Transaction") -> dict[str, Any]:
+def _transaction_json(transaction: "Transaction") -> dict[str, Any]:
     return {
         "transactional_id": transaction.transactional_id,
         "state": transaction.state,
@@ -127,7 +129,7 @@ def _json(transaction: "Transaction") -> dict[str, Any]:
     }
 
 
-def _open_json(producer: "OpenProducer") -> dict[str, Any]:
+def _producer_json(producer: "OpenProducer") -> dict[str, Any]:
     return {
         "topic": producer.topic,
         "partition": producer.partition,
@@ -141,7 +143,7 @@ def _open_json(producer: "OpenProducer") -> dict[str, Any]:
 
 def _show_hanging(settings: Settings, open_producers: "list[OpenProducer]") -> None:
     if settings.json:
-        emit_json([_open_json(producer) for producer in open_producers])
+        emit_json([_producer_json(producer) for producer in open_producers])
     elif open_producers:
         rows = [
             (
@@ -173,7 +175,7 @@ def _show_hanging(settings: Settings, open_producers: "list[OpenProducer]") -> N
 def describe(settings: Settings, name: str) -> None:
     """Show the transaction of TRANSACTIONAL_ID.
 
-    This includes its state, age and producer, and its first offset in each partition.
+    Shows its state, age and producer, and its first offset in each partition.
     """
     from mqd.cli import transactions as txns
     from mqd.cli.broker_lookup import Cluster
@@ -182,7 +184,10 @@ def describe(settings: Settings, name: str) -> None:
         transaction = txns.describe(cluster, name)
         open_producers = txns.open_by_partition(cluster, transaction)
     if settings.json:
-        emit_json(_json(transaction) | {"open_in": [_open_json(producer) for producer in open_producers.values()]})
+        emit_json(
+            _transaction_json(transaction)
+            | {"open_in": [_producer_json(producer) for producer in open_producers.values()]}
+        )
         return
     _show(transaction)
     if transaction.partitions:
@@ -236,7 +241,7 @@ def abort(settings: Settings, target: tuple[str, ...], producer_id: int | None, 
 
     if len(target) == 1:
         if producer_id is not None:
-            raise click.UsageError("--producer-id goes with TOPIC PARTITION")
+            raise click.UsageError("--producer-id needs TOPIC PARTITION")
         with Cluster(settings.bootstrap) as cluster:
             _abort_by_id(settings, cluster, target[0], execute)
         return
@@ -268,9 +273,9 @@ def _abort_by_id(settings: Settings, cluster: "Cluster", name: str, execute: boo
     if execute:
         txns.abort_by_id(cluster, transaction)
     if settings.json:
-        emit_json({**_json(transaction), "aborted": execute})
+        emit_json({**_transaction_json(transaction), "aborted": execute})
     else:
-        partitions = _partitions(transaction.partitions)
+        partitions = _partitions_text(transaction.partitions)
         if execute:
             click.echo(
                 f"aborted the transaction of {name} in {partitions}; its producer (id {transaction.producer_id}, epoch"
@@ -299,7 +304,7 @@ def _abort_in_partition(
     if settings.json:
         emit_json(
             {
-                **_open_json(open_producer),
+                **_producer_json(open_producer),
                 "transactional_id": coordinator_view.transactional_id
                 if coordinator_view and coordinator_can_abort
                 else None,
@@ -314,8 +319,8 @@ def _abort_in_partition(
     )
     if coordinator_view is not None and coordinator_can_abort:
         consequences = (
-            f": it is that of {coordinator_view.transactional_id}, in {_partitions(coordinator_view.partitions)},"
-            f" {'was' if execute else 'would be'} aborted everywhere, and its producer fenced"
+            f"; it is that of {coordinator_view.transactional_id}: it {'was' if execute else 'would be'} aborted in"
+            f" all its partitions ({_partitions_text(coordinator_view.partitions)}), and its producer fenced"
         )
     else:
         consequences = (

@@ -22,8 +22,8 @@ SUPERVISORD_CONF = Path(__file__).resolve().parents[2] / "supervisord.conf"
 
 
 def _listeners_with_port(config: dict[str, str], port: int) -> str:
-    """Returns `listeners` with the port of the first one replaced: --port means this when listeners are
-    configured, too.
+    """Returns the property `listeners`, with the first listener's port replaced: this is what --port
+    means if listeners are configured, too.
     """
     from mqd.base.listeners import parse_listeners
 
@@ -32,7 +32,7 @@ def _listeners_with_port(config: dict[str, str], port: int) -> str:
     return ",".join(f"{name}://{f'[{host}]' if ':' in host else host}:{number}" for name, host, number in parts)
 
 
-def _load(
+def _load_settings(
     data_dir: Path,
     config_file: Path | None,
     overrides: dict[str, str],
@@ -40,8 +40,8 @@ def _load(
     secured: bool,
     token: Token | None = None,
 ) -> tuple[Settings, set[str]]:
-    """Returns the settings, and the environment variables that contain secrets. Reads the file once,
-    because it may be a pipe. Raises ConfigError, CliError.
+    """Returns the settings, and the names of the environment variables that contain secrets. Reads
+    the file only once, because it may be a pipe. Raises ConfigError, CliError.
     """
     from mqd.base import cluster_config
     from mqd.base.config import load_broker
@@ -51,8 +51,8 @@ def _load(
 
     places = layout(data_dir)
     defaults = secure.settings(places.data_dir) if secured else None
-    secrets: set[str] = set()
-    config = load_broker(config_file, properties_environment(os.environ), overrides, defaults, secrets)
+    secret_variables: set[str] = set()
+    config = load_broker(config_file, properties_environment(os.environ), overrides, defaults, secret_variables)
     if port is not None:
         config["listeners"] = _listeners_with_port(config, port)
         parse_listeners(config)
@@ -69,10 +69,10 @@ def _load(
             f"{places.data_dir} belongs to a broker with users and permissions: start it with --secure, or set"
             " authorizer.class.name (remove DATA_DIR/secure to open it to everyone)"
         )
-    return resolve(config, places), secrets
+    return resolve(config, places), secret_variables
 
 
-def _token(text: str, overrides: dict[str, str]) -> Token:
+def _parse_token(text: str, overrides: dict[str, str]) -> Token:
     """Parses the token of --join and adds its settings to `overrides`. Raises CliError."""
     from mqd.cli import joining
 
@@ -90,7 +90,7 @@ def _check_paths(places: Layout) -> None:
         if any(character in str(path) for character in '%"\n'):
             raise CliError(
                 f"{path}: the path of the {label} cannot have a percent sign, a quotation mark or a line break"
-                " (supervisord's configuration could not name it)"
+                " (supervisord's configuration cannot express it)"
             )
 
 
@@ -134,8 +134,8 @@ def _preflight(settings: Settings) -> None:
 
 
 def _claim(places: Layout) -> int:
-    """Takes the lock of this directory's supervisord; it is held until this process ends. The lock
-    file contains the pid, for `mqd down`. Raises CliError.
+    """Takes supervisord's lock on this data directory, which this process holds until it ends. Writes
+    the pid to the lock file, for `mqd down`. Raises CliError.
     """
     from mqd.shm import locks
 
@@ -150,7 +150,7 @@ def _claim(places: Layout) -> int:
 
 
 def _raise_file_limit() -> None:
-    """Raises the limit on open files to the hard limit: there are many connections and segments."""
+    """Raises the limit on open files to the hard limit: brokers open many sockets and segments."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -163,7 +163,7 @@ def _raise_file_limit() -> None:
 
 
 def _environment(settings: Settings, config_file: Path | None) -> dict[str, str]:
-    """The variables that the shipped supervisord.conf names, and those of the keeper."""
+    """The variables to which the shipped supervisord.conf refers, and those of the keeper."""
     places = settings.places
     return {
         "MQD_DATA_DIR": str(places.data_dir),
@@ -282,7 +282,7 @@ def command(
         overrides["node.id"] = str(node_id)
     if cluster_seeds is not None:
         overrides["cluster.seeds"] = cluster_seeds
-    token = _token(token_text, overrides) if token_text is not None else None
+    token = _parse_token(token_text, overrides) if token_text is not None else None
     secured = secured or token is not None
     from mqd.base import cluster_config
     from mqd.cli import secure
@@ -290,7 +290,9 @@ def command(
     from mqd.keeper import settings as keeper_settings
     from mqd.security import confinement
 
-    settings, secret_variables = _load(data_dir or default_data_dir(), config_file, overrides, port, secured, token)
+    settings, secret_variables = _load_settings(
+        data_dir or default_data_dir(), config_file, overrides, port, secured, token
+    )
     places = settings.places
     if printed_kind is not None:
         # the effective values: the file and the environment override the defaults of --secure
@@ -335,7 +337,7 @@ def command(
                 ):
                     print(hosts_hint, flush=True)
         except OSError:
-            pass  # our output is not read; the broker serves nevertheless
+            pass  # stdout is closed; the broker keeps running
 
     def on_waiting(text: str) -> None:
         try:

@@ -16,8 +16,8 @@ TIMEOUT_S = 30.0
 _DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Use the controller of the broker in this data directory, as the Unix user that runs the broker:"
-    " needs no ACLs.",
+    help="Send the change directly to the controller of the broker with this data directory. Needs no ACLs, but"
+    " must run as the Unix user of that broker.",
 )
 
 
@@ -76,8 +76,8 @@ def create(settings: Settings, name: str, password_stdin: bool, replace: bool, d
 def admin(data_dir: Path | None) -> None:
     """Create the user `admin` of a new secured broker that your own supervisord has started.
 
-    `mqd up --secure` does it itself. The password is in DATA_DIR/secure/admin.properties. Run this
-    command once in a cluster, on its first host.
+    `mqd up --secure` does this itself. The password is in DATA_DIR/secure/admin.properties. Run
+    this command once in a cluster, on its first host.
     """
     from mqd.base.paths import default_data_dir, layout
     from mqd.cli import secure

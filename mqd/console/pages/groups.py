@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from mqd.cli.group_listing import SHARE
-from mqd.cli.verbs.group import WAITED_FOR, assignment_text, member_labels
+from mqd.cli.verbs.group import WAITED_FOR_TEXTS, assignment_text, member_labels
 from mqd.console import queries
 from mqd.console.page_request import PageRequest
 from mqd.console.pages.overview import GROUPS_CACHE_S, REBALANCING_STATES
@@ -80,7 +80,7 @@ def group_page(request: PageRequest) -> Response:
             {
                 "label": labels.get(one.member_id, one.instance_id or one.client_id),
                 "host": one.host,
-                "waited_for": WAITED_FOR.get(one.waited_for, one.waited_for),
+                "waited_for": WAITED_FOR_TEXTS.get(one.waited_for, one.waited_for),
                 "waited_s": _seconds(one.waited_ms),
                 "silent_s": _seconds(one.silent_ms),
             }

@@ -28,7 +28,7 @@ import kafka
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 import mqd
-from mqd.cli.verbs.client_config import java
+from mqd.cli.verbs.client_config import with_java_names
 from mqd.security import client
 from tests.compat.java_client import java_command
 from tests.compat.kafka_tools import KafkaTools
@@ -62,7 +62,7 @@ class Way:
 
     def java(self) -> Path:
         """A file of Java's properties."""
-        settings = java(client.security_from_properties({**self.settings, **self._token_auth}).settings)
+        settings = with_java_names(client.security_from_properties({**self.settings, **self._token_auth}).settings)
         if self.is_oauth:
             module = "org.apache.kafka.common.security.oauthbearer"
             settings |= {

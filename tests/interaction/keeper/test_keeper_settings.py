@@ -117,7 +117,7 @@ def test_the_file_is_read_once_because_it_may_be_a_pipe(tmp_path):
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("num.partitions=7\nlisteners=PLAINTEXT://127.0.0.1:1\n",))
     writer.start()
-    loaded, _ = up._load(tmp_path / "data", pipe, {}, 7000, secured=False)
+    loaded, _ = up._load_settings(tmp_path / "data", pipe, {}, 7000, secured=False)
     writer.join()
     assert loaded.config["num.partitions"] == "7" and loaded.config["listeners"] == "PLAINTEXT://127.0.0.1:7000"
 

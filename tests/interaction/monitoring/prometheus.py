@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqd.cli.verbs.monitoring import RULES, scrape
+from mqd.cli.verbs.monitoring import RULES_FILE, prometheus_config
 from perf.peers.debian import program, unpack
 from perf.peers.peer import Unavailable
 from tests.ports import free_port
@@ -29,10 +29,10 @@ class Prometheus:
     """A real Prometheus, which scrapes and evaluates every second."""
 
     def __init__(self, directory: Path, targets: list[str], rules: str) -> None:
-        text = scrape(tuple(targets), None, None).replace("scrape_interval: 15s", "scrape_interval: 1s")
+        text = prometheus_config(tuple(targets), None, None).replace("scrape_interval: 15s", "scrape_interval: 1s")
         text = text.replace("global:\n", "global:\n  evaluation_interval: 1s\n")
         (directory / "prometheus.yml").write_text(text)
-        (directory / RULES).write_text(rules)
+        (directory / RULES_FILE).write_text(rules)
         self.port = free_port()
         self._log = (directory / "prometheus.log").open("wb")
         self.process = subprocess.Popen(

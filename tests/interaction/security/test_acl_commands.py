@@ -126,7 +126,7 @@ def test_rules_are_shown_explained_tested_and_removed(commands: Commands) -> Non
         "# what must hold\nalice can read topic/orders-us\nalice cannot write topic/orders-eu from 10.0.0.7\n\n"
         "User:CN=ops,O=x can alter cluster  # administrators\n"
     )
-    assert "3 hold" in ok("acl", "test", str(page))
+    assert "all 3 expectations hold" in ok("acl", "test", str(page))
     page.write_text("alice can read topic/orders-us\nbob can read topic/orders-us\n")
     code, said = run("acl", "test", str(page))
     assert code == 1 and "rights:2: bob can read topic/orders-us: does not hold: no rule allows it" in said
@@ -139,7 +139,7 @@ def test_rules_are_shown_explained_tested_and_removed(commands: Commands) -> Non
     assert "orders-*" in ok("acl", "remove", "topic/orders-*", "--operation", "read", "--dry-run")
     removed = json.loads(ok("acl", "remove", "topic/orders-*", "--operation", "read", "--format", "json"))
     assert [one["operation"] for one in removed] == ["read"]
-    assert "no rule fits" in ok("acl", "remove", "topic/orders-*", "--operation", "read")
+    assert "no rule matches" in ok("acl", "remove", "topic/orders-*", "--operation", "read")
     ok("acl", "remove", "--all")
     assert "there is no rule" in ok("acl", "list")
 

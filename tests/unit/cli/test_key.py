@@ -47,7 +47,7 @@ def test_invalid_commands_are_refused(tmp_path: Path) -> None:
     _run("create", str(file), "--id", "one")
     before = file.read_text()
     for arguments, message in (
-        (("create", str(file), "--id", "one"), "has a key 'one' already"),
+        (("create", str(file), "--id", "one"), "already has a key 'one'"),
         (("create", str(file), "--id", "#x"), "'#x' is not a key id"),
         (("create", str(file), "--id", "a,b"), "is not a key id"),
         (("rotate", str(file), "three"), "has no key 'three'; it has one"),

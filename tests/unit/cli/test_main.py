@@ -299,7 +299,7 @@ def test_a_broker_without_an_id_is_refused_if_there_are_several(monkeypatch: pyt
     monkeypatch.setattr(librdkafka, "metadata", lambda _admin: found)
     assert config._resource(None, "broker").name == "4"
     found.brokers = {4: None, 2: None}
-    with pytest.raises(CliError, match="several brokers: name one, broker/2, broker/4"):
+    with pytest.raises(CliError, match="several brokers; name one: broker/2, broker/4"):
         config._resource(None, "broker")
     assert config._resource(None, "broker/4").name == "4"
 
@@ -319,8 +319,8 @@ def test_a_rate_of_too_many_digits_is_a_usage_error(rate):
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["quota", "set", "loader", "--connections", "10"], "--connections goes with --ip"),
-        (["quota", "set", "--ip", "10.0.0.7", "--produce", "5MB"], "--connections goes with --ip"),
+        (["quota", "set", "loader", "--connections", "10"], "--connections needs --ip"),
+        (["quota", "set", "--ip", "10.0.0.7", "--produce", "5MB"], "--connections needs --ip"),
         (["topic", "alter", "orders", "--partitions", "5"], "mqd topic add-partitions NAME --to 5"),
     ],
 )

@@ -184,7 +184,7 @@ def test_a_start_imports_only_what_it_needs(tmp_path: Path) -> None:
     """
     program = (
         "import sys\nfrom pathlib import Path\nfrom mqd.cli.verbs import up\n"
-        "up._preflight(up._load(Path(sys.argv[1]), None, {}, 0, False)[0])\nimport mqd.worker.worker\n"
+        "up._preflight(up._load_settings(Path(sys.argv[1]), None, {}, 0, False)[0])\nimport mqd.worker.worker\n"
         "unused = ('cryptography', 'encodings.idna', 'mqd.cluster.metadata.core')\n"
         "print([name for name in sys.modules if name.startswith(unused)])"
     )
