@@ -27,7 +27,7 @@ def test_a_process_that_has_ended_has_no_pid(broker: BrokerState, capsys: pytest
     assert (found["mqd-worker-1"].pid, found["mqd-worker-1"].state) == (0, "dead")
     assert never.name not in found
 
-    shown = status_verb._describe(
+    shown = status_verb._as_json(
         Status(
             ready=False,
             host="127.0.0.1",
