@@ -11,8 +11,8 @@
  *                fragment each other.
  *
  * Invariants
- *   A1  an extent is in the free list exactly when its bit in `free_bits` is set and its reference
- *       count is 0.
+ *   A1  an extent is in the free list exactly when its bit in `free_bits` is set. It then belongs
+ *       to no run, and its reference count is 0.
  *   A2  a run's reference count and length are stored in its first extent; in every extent of the
  *       run, `first` is the index of that first extent.
  * Concurrency: one thread.
@@ -53,7 +53,7 @@ static void free_list_push(struct mqd_arena *arena, uint32_t index)
     arena->free_bits[index >> 6] |= 1ull << (index & 63);
 }
 
-static void free_list_take(struct mqd_arena *arena, uint32_t index)
+static void free_list_remove(struct mqd_arena *arena, uint32_t index)
 {
     struct extent *extent = &arena->extent[index];
     if (extent->previous == NO_EXTENT)
@@ -100,7 +100,7 @@ void mqd_arena_close(struct mqd_arena *arena)
 }
 
 /* Returns the first extent of the highest run of `length` free extents, or NO_EXTENT. */
-static uint32_t find_run(const struct mqd_arena *arena, uint32_t length)
+static uint32_t find_free_run(const struct mqd_arena *arena, uint32_t length)
 {
     uint32_t free_count = 0; /* consecutive free extents from `index` on */
     for (uint32_t index = arena->extent_count; index-- > 0;) {
@@ -123,13 +123,13 @@ int64_t mqd_arena_allocate(struct mqd_arena *arena, uint64_t size_bytes)
     if (needed > arena->extent_count)
         return mqd_error_set(MQD_E_INVALID, "%llu bytes are more than the arena has", (unsigned long long)size_bytes);
     uint32_t length = needed ? (uint32_t)needed : 1;
-    uint32_t first = length == 1 ? arena->free_head : find_run(arena, length);
+    uint32_t first = length == 1 ? arena->free_head : find_free_run(arena, length);
     if (first == NO_EXTENT)
         return mqd_error_set_static(MQD_E_FULL, "the arena has no free run of that many extents");
     for (uint32_t index = first; index < first + length; index++) {
         MQD_ASSERT(arena->extent[index].first == NO_EXTENT && arena->extent[index].references == 0,
                    "A1: extent %u is allocated twice", index);
-        free_list_take(arena, index);
+        free_list_remove(arena, index);
         arena->extent[index].first = first;
     }
     arena->extent[first].length = length;

@@ -45,7 +45,7 @@ static void table_fill(void)
             table[k][i] = (table[k - 1][i] >> 8) ^ table[0][table[k - 1][i] & 0xff];
 }
 
-static uint32_t load_little_32(const uint8_t *bytes)
+static uint32_t load_le_32(const uint8_t *bytes)
 {
     return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
 }
@@ -53,8 +53,8 @@ static uint32_t load_little_32(const uint8_t *bytes)
 static uint32_t crc_table(uint32_t crc, const uint8_t *bytes, size_t size)
 {
     for (; size >= 8; bytes += 8, size -= 8) {
-        uint32_t low = load_little_32(bytes) ^ crc;
-        uint32_t high = load_little_32(bytes + 4);
+        uint32_t low = load_le_32(bytes) ^ crc;
+        uint32_t high = load_le_32(bytes + 4);
         crc = table[7][low & 0xff] ^ table[6][(low >> 8) & 0xff] ^ table[5][(low >> 16) & 0xff] ^ table[4][low >> 24] ^
               table[3][high & 0xff] ^ table[2][(high >> 8) & 0xff] ^ table[1][(high >> 16) & 0xff] ^
               table[0][high >> 24];
@@ -174,7 +174,7 @@ WITH_CRC static uint32_t crc_one_stream(uint32_t crc, const uint8_t *bytes, size
         state = crc_64(state, load_64(bytes));
     crc = (uint32_t)state;
     if (size & 4) {
-        crc = crc_32(crc, load_little_32(bytes));
+        crc = crc_32(crc, load_le_32(bytes));
         bytes += 4;
     }
     if (size & 2) {

@@ -133,7 +133,7 @@ int mqd_file_sync_directory(const char *path)
     return error ? mqd_error_system(error, "cannot flush directory %s", path) : 0;
 }
 
-/* Sets errno; the caller names the file. */
+/* On failure sets errno; the caller adds the file's name to the error. */
 static int write_fully(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position)
 {
     while (size_bytes > 0) {

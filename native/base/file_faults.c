@@ -82,7 +82,7 @@ static int parse_rule(char *text)
     char *part = strtok_r(text, ":", &state);
     if (faults.count == RULE_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "more than %d file fault rules", RULE_COUNT_MAX);
-    struct rule rule = {.call = (enum mqd_file_call) - 1, .count = -1, .budget = -1};
+    struct rule rule = {.call = (enum mqd_file_call)(-1), .count = -1, .budget = -1};
     for (size_t i = 0; part && i < sizeof calls / sizeof calls[0]; i++)
         if (strcmp(calls[i].name, part) == 0)
             rule.call = (enum mqd_file_call)calls[i].value;

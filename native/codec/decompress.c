@@ -1,8 +1,8 @@
 /* See codec/codec.h.
  *
- * The bytes come from a peer. The output goes to a buffer that grows as needed, up to size_max, so
- * a decompression bomb costs only the memory that it fills. gzip and zstd may consist of several
- * members or frames, as Kafka's own readers allow; LZ4 is one frame.
+ * The input comes from a peer and is not trusted. The output goes to a buffer that grows as needed,
+ * up to size_max, so a decompression bomb costs only the memory that it fills. gzip and zstd may
+ * consist of several members or frames, as Kafka's own readers allow; LZ4 is one frame.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -29,7 +29,8 @@ struct workspace {
     void *lz4, *zstd;
 };
 
-/* The input and output of one step of a codec. */
+/* The input and output of one step of a codec. The step replaces in_bytes and out_bytes, the
+ * available sizes, with the numbers of bytes that it consumed and produced. */
 struct step {
     const uint8_t *in;
     size_t in_bytes;
@@ -71,7 +72,7 @@ static struct workspace *workspace_of_thread(bool create)
     return workspace;
 }
 
-/* Ensures at least one free byte: grows a full buffer. False: no memory. */
+/* Ensures at least one free byte: grows a full buffer. Returns false if out of memory. */
 static bool make_room(struct workspace *workspace, size_t start_bytes, size_t size_max)
 {
     if (workspace->length < workspace->capacity)
@@ -90,7 +91,7 @@ static bool make_room(struct workspace *workspace, size_t start_bytes, size_t si
     return true;
 }
 
-/* ---- the codecs: reset() runs before each member; it returns false if there is no memory ---- */
+/* ---- the codecs: reset() runs before each member; it returns false if out of memory ---- */
 
 static bool gzip_reset(struct workspace *workspace)
 {
@@ -165,7 +166,7 @@ static void zstd_step(struct workspace *workspace, struct step *step)
 static const struct stream {
     bool (*reset)(struct workspace *workspace);
     void (*step)(struct workspace *workspace, struct step *step);
-    bool single_member; /* bytes after the first member are damage */
+    bool single_member; /* bytes after the first member are an error */
 } streams[] = {[MQD_CODEC_GZIP] = {gzip_reset, gzip_step, false},
                [MQD_CODEC_LZ4] = {lz4_reset, lz4_step, true},
                [MQD_CODEC_ZSTD] = {zstd_reset, zstd_step, false}};
