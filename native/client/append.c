@@ -114,10 +114,11 @@ static void return_entry(struct mqd_producer *producer, struct mqd_producer_batc
     mqd_list_append(&producer->free, &batch->node);
 }
 
-/* Takes memory for a new batch: preferred_bytes, but at most half of its partition's share of the
- * memory, so that every active partition can have one batch open and one in flight. Fails if not
- * even half of that is free: many small batches would fill the memory, whereas full batches are
- * sent and soon answered. Returns the first chunk and sets *chunk_count, or returns UINT32_MAX. */
+/* Takes memory for a new batch: preferred_bytes, but at most half of its partition's share of
+ * the memory, so that every active partition can have one batch open and one in flight. Fails if
+ * less than half of that is free: many small batches would fill the memory, whereas full batches
+ * are soon sent and acknowledged. Returns the first chunk and sets *chunk_count, or returns
+ * UINT32_MAX. */
 static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, uint64_t preferred_bytes,
                          uint32_t *chunk_count)
 {
@@ -161,9 +162,9 @@ static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, str
         return NULL;
     }
     uint64_t limit = (uint64_t)chunk_count * producer->memory.chunk_bytes - frame_bytes(topic, 0),
-             wanted_bytes = needed_bytes > preferred_bytes ? needed_bytes : preferred_bytes,
-             request_limit =
-                 producer->client->request_bytes_max - frame_bytes(topic, 0); /* not below 0: see can_ever_fit */
+             wanted_bytes = needed_bytes > preferred_bytes ? needed_bytes : preferred_bytes;
+    /* not negative: see can_ever_fit */
+    uint64_t request_limit = producer->client->request_bytes_max - frame_bytes(topic, 0);
     wanted_bytes = wanted_bytes < request_limit ? wanted_bytes : request_limit;
     producer->used_bytes += (uint64_t)chunk_count * producer->memory.chunk_bytes;
     producer->active_count += partition->batch_count++ == 0;
@@ -340,8 +341,8 @@ static int invalid_size(const char *what, int32_t size_bytes)
     return mqd_error_set(MQD_E_INVALID, "invalid size of %s: %d bytes", what, size_bytes);
 }
 
-/* Sets the sizes and the timestamp of `record`, the i-th; its pointers already point behind the
- * previous record's bytes. */
+/* Sets the sizes and the timestamp of `record`, the i-th of the columns. Its pointers already point
+ * just past the previous record's bytes. */
 static inline int load_record(const struct mqd_record_columns *columns, uint32_t i, struct record *record)
 {
     record->value_bytes = columns->value_bytes ? columns->value_bytes[i] : columns->fixed_value_bytes;
@@ -540,8 +541,7 @@ int64_t mqd_records_encode(const struct mqd_record_columns *columns, uint32_t re
     uint8_t *at = out + MQD_BATCH_HEADER_BYTES, *end = out + (out_bytes < INT32_MAX ? out_bytes : INT32_MAX);
     uint32_t i = 0, limit = records_max && records_max < columns->count ? records_max : columns->count;
     if (out_bytes < MQD_BATCH_HEADER_BYTES)
-        return mqd_error_set(MQD_E_INVALID, "%llu bytes have no room for a batch's header",
-                             (unsigned long long)out_bytes);
+        return mqd_error_set(MQD_E_INVALID, "%llu bytes cannot hold a batch's header", (unsigned long long)out_bytes);
     for (; i < limit; i++) {
         if (load_record(columns, i, &record))
             return -1;
@@ -558,13 +558,13 @@ int64_t mqd_records_encode(const struct mqd_record_columns *columns, uint32_t re
     if (i == 0)
         return 0;
     memset(out, 0, MQD_BATCH_HEADER_BYTES);
-    mqd_put_be32(out + 8, (uint32_t)(at - out) - 12);
-    mqd_put_be32(out + 12, UINT32_MAX);
-    out[16] = 2;
-    mqd_put_be32(out + 23, i - 1);
+    mqd_put_be32(out + 8, (uint32_t)(at - out) - 12); /* batch length */
+    mqd_put_be32(out + 12, UINT32_MAX);               /* leader epoch: set by the broker */
+    out[16] = 2;                                      /* magic */
+    mqd_put_be32(out + 23, i - 1);                    /* last offset delta */
     mqd_put_be64(out + 27, (uint64_t)base_timestamp_ms);
     mqd_put_be64(out + 35, (uint64_t)max_timestamp_ms);
-    memset(out + 43, 0xff, 14);
+    memset(out + 43, 0xff, 14); /* no producer id, epoch and sequence */
     mqd_put_be32(out + 57, i);
     mqd_put_be32(out + 17, mqd_crc32c(0, out + 21, (size_t)(at - out) - 21));
     return at - out;

@@ -2,8 +2,9 @@
  * shm/local_layout.h; invariants: client/internal.h.
  *
  * How a waiter and other threads avoid missed wake-ups:
- *   worker -> waiter   the waiter stores client_sleeping, full fence, checks again (for replies, and
- *                      for room if a thread waits for it), blocks in ppoll on to_client. A4.
+ *   worker -> waiter   the waiter stores client_sleeping, issues a full fence, checks again (for
+ *                      replies, and for room if a thread waits for it), then blocks in ppoll on
+ *                      to_client. A4.
  *   others -> waiter   a thread that begins to wait for room raises client_sleeping from REPLY to
  *                      ROOM after a full fence; the waiter reads needs_room after its own fence. At
  *                      least one side sees the other.
@@ -12,7 +13,6 @@
  *                      have advanced, the waiter no longer notices these replies: so `signalled`
  *                      is set before that, and the waiter reads the counters first and
  *                      `signalled` last.
- *
  *   poll -> waiter     to_client, and wake_fd (written by mqd_client_wake), are drained only by
  *                      mqd_client_poll, never by a waiter, so they are level-triggered for all
  *                      waiters. But a poll in another thread can drain them, or take replies,
@@ -157,8 +157,8 @@ bool mqd_client_push(struct mqd_client *client, uint64_t offset, uint32_t size_b
     return true;
 }
 
-/* Finds a contiguous place for size_bytes in the ring of requests. *skipped: the bytes at the
- * ring's end that stay unused, because the place is at its beginning. */
+/* Finds a contiguous place for size_bytes in the ring of requests. If the place is at the ring's
+ * beginning, *skipped is the number of bytes at its end that stay unused; otherwise 0. */
 static bool find_room(struct mqd_client *client, uint32_t size_bytes, uint32_t *skipped)
 {
     if (client->request_tail == client->request_head)
@@ -208,7 +208,7 @@ static void copy_out(const struct mqd_client *client, uint64_t from, uint8_t *to
     memcpy(to + first, client->replies, size_bytes - first);
 }
 
-static int on_response(struct mqd_client *client, const uint8_t *bytes, uint32_t size_bytes)
+static int on_producer_response(struct mqd_client *client, const uint8_t *bytes, uint32_t size_bytes)
 {
     if (!client->producer || mqd_producer_on_response(client->producer, bytes, size_bytes) == 0)
         return 0;
@@ -216,12 +216,12 @@ static int on_response(struct mqd_client *client, const uint8_t *bytes, uint32_t
 }
 
 /* Handles a complete response: the producer's immediately; the caller's are queued. */
-static int on_arrived(struct mqd_client *client)
+static int on_response_complete(struct mqd_client *client)
 {
     struct mqd_response *response = client->arriving;
     client->arriving = NULL;
     if (mqd_get_be32(response->bytes) >= MQD_CLIENT_CORRELATION_PRODUCER) {
-        int result = on_response(client, response->bytes, response->size_bytes);
+        int result = on_producer_response(client, response->bytes, response->size_bytes);
         free(response);
         return result;
     }
@@ -243,7 +243,7 @@ static int begin_response(struct mqd_client *client, uint32_t size_bytes)
 
 /* Handles a response to the producer in place, if all of it has arrived. Returns 1 if it was
  * handled, 0 if it is incomplete or not for the producer, -1 on error. */
-static int take_response(struct mqd_client *client, uint64_t available_bytes)
+static int take_producer_response(struct mqd_client *client, uint64_t available_bytes)
 {
     uint8_t word[4];
     if (available_bytes < 2 * sizeof word)
@@ -255,9 +255,9 @@ static int take_response(struct mqd_client *client, uint64_t available_bytes)
     if (size_bytes < 4 || size_bytes > available_bytes - sizeof word || size_bytes > client->reply_bytes - at ||
         mqd_get_be32(bytes) < MQD_CLIENT_CORRELATION_PRODUCER)
         return 0;
-    /* the worker writes here only after reply_head is published: see the end of take_replies */
+    /* the worker writes here only after reply_head is published: see the end of read_reply_ring */
     client->reply_head += sizeof word + size_bytes;
-    return on_response(client, bytes, size_bytes) ? -1 : 1;
+    return on_producer_response(client, bytes, size_bytes) ? -1 : 1;
 }
 
 /* Takes the available bytes of the length word, even if fewer than four, so that a non-empty ring
@@ -284,7 +284,7 @@ static int take_reply(struct mqd_client *client, uint64_t tail)
 {
     uint64_t available_bytes = tail - client->reply_head;
     if (!client->arriving) {
-        int response = client->length_arrived ? 0 : take_response(client, available_bytes);
+        int response = client->length_arrived ? 0 : take_producer_response(client, available_bytes);
         return response ? response : available_bytes ? take_length(client, available_bytes) : 0;
     }
     uint32_t missing = client->arriving->size_bytes - client->arrived,
@@ -294,10 +294,10 @@ static int take_reply(struct mqd_client *client, uint64_t tail)
     client->arrived += piece;
     if (client->arrived < client->arriving->size_bytes)
         return 0;
-    return on_arrived(client) ? -1 : 1;
+    return on_response_complete(client) ? -1 : 1;
 }
 
-static int take_replies(struct mqd_client *client)
+static int read_reply_ring(struct mqd_client *client)
 {
     uint64_t tail = mqd_load_acquire(&client->header->reply_tail), before = client->reply_head;
     if (tail == before)
@@ -319,7 +319,7 @@ static int take_replies(struct mqd_client *client)
 
 int mqd_client_take_replies(struct mqd_client *client)
 {
-    return take_replies(client) || handle_consumed(client) ? -1 : 0;
+    return read_reply_ring(client) || handle_consumed(client) ? -1 : 0;
 }
 
 static bool peer_has_exited(const struct mqd_client *client)
@@ -328,9 +328,9 @@ static bool peer_has_exited(const struct mqd_client *client)
     return poll(&socket, 1, 0) == 1 && (socket.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL));
 }
 
-/* Reading the worker's generation, which changes when the keeper has proved its death, costs one
- * load; the socket is checked only after IDLE_POLLS_MAX polls. Bytes that have arrived are handled
- * first. */
+/* The worker's generation changes when the keeper has established that the worker is dead; reading
+ * it costs one load. The socket is checked only after IDLE_POLLS_MAX polls. Bytes that have arrived
+ * are handled first. */
 static int check_peer_alive(struct mqd_client *client, bool found_data)
 {
     if (found_data) {
@@ -387,13 +387,13 @@ int mqd_client_poll(struct mqd_client *client)
     if (result == 0 && client->producer)
         mqd_producer_pump(client->producer);
     client->polling = false;
-    bool took = reply_head != client->reply_head || head != client->head;
-    if (drained || took || result)
+    bool took_any = reply_head != client->reply_head || head != client->head;
+    if (drained || took_any || result)
         wake_other_waiters(client);
     if (result)
         return -1;
     mqd_client_flush(client);
-    return check_peer_alive(client, took);
+    return check_peer_alive(client, took_any);
 }
 
 uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes)
@@ -454,7 +454,7 @@ static bool announce_sleep(struct mqd_client *client)
     return has_changes(client);
 }
 
-/* 1 = the caller must poll the attachment, 0 = timeout, -1 = error. */
+/* Returns 1 if the caller must poll the attachment, 0 on timeout, -1 on error. */
 static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
 {
     struct pollfd fds[3] = {{.fd = client->to_client_fd, .events = POLLIN},
@@ -471,7 +471,8 @@ static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
         mqd_fetch_or(&client->signalled, SIGNAL_READABLE);
         return 1;
     }
-    if ((fds[0].revents || fds[2].revents) && !has_changes(client)) /* the pipe's only other end was the worker's */
+    /* only the worker had the other ends of the pipe and the socket */
+    if ((fds[0].revents || fds[2].revents) && !has_changes(client))
         return mqd_client_fail(client, EPIPE, NULL);
     return count > 0 || has_changes(client);
 }

@@ -66,7 +66,7 @@ struct header {
     int64_t key_bytes, value_bytes;
 };
 
-/* Reads one header; NULL: truncated. */
+/* Reads one header; returns NULL if it is truncated. */
 static const uint8_t *header_read(const uint8_t *at, const uint8_t *end, struct header *out)
 {
     at = mqd_varint_size(at, end, &out->key_bytes);
@@ -83,7 +83,7 @@ struct section {
     int64_t count, key_bytes, value_bytes;
 };
 
-/* Walks a header section to its end to measure its contents. false: damaged. */
+/* Walks a header section to its end to measure its contents. Returns false if it is damaged. */
 static bool section_measure(const uint8_t *at, const uint8_t *end, struct section *out)
 {
     struct header header;

@@ -1,4 +1,4 @@
-/* The attachments of this process, so that a fork's child can be detached from them: see C5 of
+/* The attachments of this process, so that a forked child can be detached from them: see C5 of
  * client/internal.h.
  *
  * If a child kept the socket open, the worker would not notice that the parent has ended. The

@@ -1,4 +1,4 @@
-/* Runs of chunks by bitmap: see client/memory.h. */
+/* Allocates runs of chunks by means of a bitmap; see client/memory.h. */
 #include "client/memory.h"
 
 #include <errno.h>
@@ -30,7 +30,8 @@ void mqd_client_memory_close(struct mqd_client_memory *memory)
     memory->used = NULL;
 }
 
-/* The first used (find_used) or free chunk from `at` on; chunk_count when there is none. */
+/* Returns the first used (find_used) or free chunk from `at` on, or chunk_count if there is
+ * none. */
 static uint32_t next_chunk(const struct mqd_client_memory *memory, uint32_t at, bool find_used)
 {
     while (at < memory->chunk_count) {
@@ -45,7 +46,7 @@ static uint32_t next_chunk(const struct mqd_client_memory *memory, uint32_t at, 
     return at < memory->chunk_count ? at : memory->chunk_count;
 }
 
-/* The end of the run that begins at `at`; examines at most `limit` chunks. */
+/* Returns the end of the free run that begins at `at`, of at most `limit` chunks. */
 static uint32_t run_end(const struct mqd_client_memory *memory, uint32_t at, uint32_t limit)
 {
     uint32_t end = next_chunk(memory, at, true);

@@ -1,15 +1,16 @@
-/* The partition of a key, chosen as librdkafka's partitioners do; murmur2 is also the Java
- * client's. A key must go to the same partition as with other clients: the results must not change.
+/* Chooses the partition of a key as librdkafka's partitioners do; murmur2 is also the Java client's
+ * partitioner. A key must go to the same partition as with other clients: the results must not
+ * change.
  *
- *   consistent         CRC-32 (zlib's) of the key; no key is treated as the empty key
+ *   consistent         CRC-32 (zlib's) of the key; a missing key is treated as an empty key
  *   consistent_random  like consistent; no key or an empty key: any partition
- *   murmur2            Java's murmur2, sign bit cleared; no key is treated as the empty key
+ *   murmur2            Java's murmur2, sign bit cleared; a missing key is treated as an empty key
  *   murmur2_random     like murmur2; no key: any partition
- *   fnv1a              Sarama's FNV-1a (absolute value); no key is treated as the empty key
+ *   fnv1a              Sarama's FNV-1a (absolute value); a missing key is treated as an empty key
  *   fnv1a_random       like fnv1a; no key: any partition
  *
  * Source: librdkafka's CONFIGURATION.md (`partitioner`), Austin Appleby's MurmurHash2, RFC 1952
- * (CRC-32), the FNV draft by Fowler, Noll, Vo.
+ * (CRC-32), the FNV draft by Fowler, Noll and Vo.
  */
 #include "client/client.h"
 

@@ -261,8 +261,8 @@ static void record_outcome(struct mqd_producer *producer, struct mqd_producer_ba
 
 /* P6. OUT_OF_ORDER_SEQUENCE_NUMBER (45) shows that the batch is not in the log: otherwise the
  * response would be DUPLICATE_SEQUENCE_NUMBER. Once the broker has forgotten or fenced the
- * producer, sending the batch again under the same identity cannot show whether the batch is in the
- * log. */
+ * producer, a retry under the same identity cannot show whether the batch is in the log, so keeping
+ * the identity gains nothing. */
 static bool still_maybe_written(const struct mqd_producer_batch *batch, int16_t error)
 {
     switch (error) {
@@ -296,8 +296,8 @@ static void handle_outcome(struct mqd_producer *producer, struct mqd_producer_ba
     if (batch->abandoned) {
         mqd_list_remove(&batch->node);
         mqd_producer_batch_free(producer, batch);
-    } else if (error ==
-               MQD_KAFKA_DUPLICATE_SEQUENCE_NUMBER) { /* in the log, at an offset that the broker does not know */
+    } else if (error == MQD_KAFKA_DUPLICATE_SEQUENCE_NUMBER) {
+        /* the batch is in the log, at an offset that the broker does not know */
         record_outcome(producer, batch, 0, -1, -1);
     } else {
         record_outcome(producer, batch, error, base_offset, log_append_time_ms);
@@ -337,11 +337,11 @@ static int parse_response(const uint8_t *bytes, uint32_t size_bytes, int32_t *in
 
 int mqd_producer_on_response(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes)
 {
-    uint32_t id = mqd_get_be32(bytes), number = id & ((1u << MQD_PRODUCER_BATCH_BITS) - 1);
+    uint32_t id = mqd_get_be32(bytes), entry = id & ((1u << MQD_PRODUCER_BATCH_BITS) - 1);
     if ((id >> MQD_PRODUCER_BATCH_BITS & 0x3ff) != (producer->serial & 0x3ff))
         return 0; /* for an earlier producer, which was closed */
-    struct mqd_producer_batch *batch = &producer->batches[number];
-    if (id >= 2 * MQD_CLIENT_CORRELATION_PRODUCER || number >= producer->used_count || batch->state != MQD_BATCH_SENT)
+    struct mqd_producer_batch *batch = &producer->batches[entry];
+    if (id >= 2 * MQD_CLIENT_CORRELATION_PRODUCER || entry >= producer->used_count || batch->state != MQD_BATCH_SENT)
         return -1;
     int32_t index;
     int16_t error;

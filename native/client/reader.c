@@ -21,7 +21,7 @@
 #define KAFKA_CORRUPT_MESSAGE 2
 #define CRC_END 21
 #define SEGMENT_BYTES_MAX (1u << 31) /* positions in a segment are below this */
-#define QUERY_COUNT_MAX 8            /* per read, which then returns: the caller may have other work */
+#define QUERY_COUNT_MAX 8            /* per read; then it returns, because the caller may have other work */
 #define STOP_NONE UINT32_MAX
 
 struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_source *source, const uint8_t topic_id[16],
@@ -33,9 +33,10 @@ struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_sourc
         if (source->close)
             source->close(source->context);
         if (offset < 0)
-            mqd_error_set(MQD_E_INVALID,
-                          "a reader begins at an offset, not at %lld; ListOffsets returns the earliest and the latest",
-                          (long long)offset);
+            mqd_error_set(
+                MQD_E_INVALID,
+                "a reader cannot begin at offset %lld; ListOffsets returns the earliest and the latest offset",
+                (long long)offset);
         else
             mqd_error_set_static(ENOMEM, "out of memory for a reader");
         return NULL;
@@ -48,7 +49,7 @@ struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_sourc
     return reader;
 }
 
-static void leave_mapping(struct mqd_segment_reader *reader)
+static void release_mapping(struct mqd_segment_reader *reader)
 {
     mqd_mapping_release(reader->mapping);
     reader->mapping = NULL;
@@ -56,7 +57,7 @@ static void leave_mapping(struct mqd_segment_reader *reader)
     reader->checked_at = reader->decoded_at = MQD_NO_POSITION;
 }
 
-static void leave_view(struct mqd_segment_reader *reader)
+static void release_view(struct mqd_segment_reader *reader)
 {
     mqd_mapping_release(reader->view_mapping);
     reader->view_mapping = NULL;
@@ -66,8 +67,8 @@ void mqd_segment_reader_close(struct mqd_segment_reader *reader)
 {
     if (!reader)
         return;
-    leave_mapping(reader);
-    leave_view(reader);
+    release_mapping(reader);
+    release_view(reader);
     mqd_aborted_free(&reader->aborted);
     if (reader->source.close)
         reader->source.close(reader->source.context);
@@ -82,7 +83,7 @@ static void forget_aborted(struct mqd_segment_reader *reader)
 
 void mqd_segment_reader_seek(struct mqd_segment_reader *reader, int64_t offset)
 {
-    leave_mapping(reader);
+    release_mapping(reader);
     reader->position = offset < 0 ? 0 : offset;
     forget_aborted(reader);
 }
@@ -91,7 +92,7 @@ void mqd_segment_reader_set_source(struct mqd_segment_reader *reader, const stru
 {
     if (reader->source.close)
         reader->source.close(reader->source.context);
-    leave_mapping(reader);
+    release_mapping(reader);
     if (reader->source.control || source->control)
         forget_aborted(reader); /* generations of two attachments cannot be compared */
     reader->slot_known = false;
@@ -183,7 +184,7 @@ int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int6
     return mqd_aborted_set(&reader->aborted, producer_ids, first_offsets, count, until_offset);
 }
 
-/* Sets `bounds`, or returns why nothing can be read. */
+/* Sets `bounds` and returns STOP_NONE, or returns why nothing can be read. */
 static uint32_t find_bounds(struct mqd_segment_reader *reader, struct bounds *bounds, struct mqd_read_state *state)
 {
     struct mqd_partition_view view;
@@ -191,8 +192,8 @@ static uint32_t find_bounds(struct mqd_segment_reader *reader, struct bounds *bo
     if (!reader->source.control)
         return STOP_NONE;
     int slot = read_slot(reader, &view);
-    if (slot == SLOT_UNKNOWN) { /* the broker reports the partition's state */
-        leave_mapping(reader);
+    if (slot == SLOT_UNKNOWN) { /* the next step queries the broker, which reports the partition's state */
+        release_mapping(reader);
         reader->slot_known = false;
         return STOP_NONE;
     }
@@ -209,8 +210,8 @@ static uint32_t find_bounds(struct mqd_segment_reader *reader, struct bounds *bo
     return reader->position >= bounds->end_offset ? MQD_READ_END : STOP_NONE;
 }
 
-/* The end of the readable bytes of the mapped segment (S1). *rolled: it no longer grows, but its
- * size is not known here. */
+/* Returns the end of the readable bytes of the mapped segment (S1). Sets *rolled if the segment no
+ * longer grows, but its final size is not known here. */
 static uint32_t readable_bytes(const struct mqd_segment_reader *reader, const struct bounds *bounds, bool *rolled)
 {
     *rolled = false;
@@ -257,17 +258,17 @@ static int query_segment(struct mqd_segment_reader *reader, struct mqd_read_stat
     if (reader->source.locate(reader->source.context, &query, reader->mapping, &response, &mapping) < 0)
         return -1;
     if (response.error) {
-        leave_mapping(reader);
+        release_mapping(reader);
         state->kafka_error = response.error;
         state->stop = response.error == KAFKA_OFFSET_OUT_OF_RANGE ? MQD_READ_OUT_OF_RANGE : MQD_READ_GONE;
         return 0;
     }
     if (mapping != reader->mapping) {
-        leave_mapping(reader);
+        release_mapping(reader);
         reader->mapping = mapping;
     }
     if (check_response(reader, &response) < 0) {
-        leave_mapping(reader);
+        release_mapping(reader);
         return -1;
     }
     reader->slot = response.slot;
@@ -356,8 +357,8 @@ static bool same_kind(const struct mqd_record_view *out, const struct mqd_batch 
            out->timestamp_type == (batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0);
 }
 
-/* The batch at `at` is decoded: begins its records, or skips it. STOP_NONE, or why neither is
- * possible. */
+/* Called when the batch at `at` has been decoded: begins its records, or skips it. Returns
+ * STOP_NONE, or why neither is possible. */
 static uint32_t batch_begin(struct walk *walk)
 {
     struct mqd_segment_reader *reader = walk->reader;
@@ -453,7 +454,7 @@ static int segment_end(struct walk *walk, bool rolled, uint32_t *stop)
     if (rolled) /* stays mapped: the response may name the same file, which then need not be mapped again */
         return continue_in_next_segment(walk, stop);
     reader->position = reader->next_base_offset > reader->position ? reader->next_base_offset : reader->position;
-    leave_mapping(reader);
+    release_mapping(reader);
     return reader->position >= walk->bounds.end_offset ? 0 : continue_in_next_segment(walk, stop);
 }
 
@@ -505,7 +506,7 @@ static int run(struct walk *walk)
         walk->out->base_bytes = mapping ? mapping->map_bytes : 0;
         uint32_t count = walk->out->count;
         if (mapping && mapping != reader->view_mapping) {
-            leave_view(reader);
+            release_view(reader);
             mqd_mapping_hold(mapping);
             reader->view_mapping = mapping;
         }
@@ -528,7 +529,7 @@ int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_ma
     out->count = 0;
     out->base = NULL;
     out->base_bytes = 0;
-    leave_view(reader);
+    release_view(reader);
     if (enter(reader) < 0)
         return -1;
     int result = run(&walk);

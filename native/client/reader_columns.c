@@ -2,7 +2,7 @@
  * client/reader.h.
  *
  * Source: Arrow's columnar format, "Variable-size Binary View Layout": int32 size, then 12 bytes
- * inline, or a prefix of 4 bytes, int32 buffer, int32 position in it.
+ * inline, or a prefix of 4 bytes, int32 number of a buffer, int32 position in that buffer.
  */
 #include "client/reader.h"
 

@@ -104,8 +104,8 @@ void mqd_mapping_release(struct mqd_segment_mapping *mapping)
     free(mapping);
 }
 
-/* Releases pages in steps as large as the part that stays: the total cost equals that of unmapping
- * once at the end. */
+/* Releases pages in steps at least as large as the part that stays resident: in total this costs
+ * about as much as unmapping everything once at the end. */
 static void drop_pages(struct mqd_segment_mapping *mapping, uint64_t from)
 {
     if (from < mapping->dropped_bytes + 2 * (uint64_t)RESIDENT_BYTES)

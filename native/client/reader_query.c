@@ -68,8 +68,9 @@ static void on_client_close(struct mqd_client *client)
     state_release(state);
 }
 
-/* Takes a reference on the client's state, which the first reader creates. NULL: no memory. */
-static struct reader_state *state_of(struct mqd_client *client)
+/* Takes a reference on the client's state, which the first reader creates. Returns NULL if out of
+ * memory. */
+static struct reader_state *acquire_state(struct mqd_client *client)
 {
     static pthread_mutex_t creation_mutex = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&creation_mutex);
@@ -123,8 +124,8 @@ static int64_t now_ms(void)
     return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Receives one packet. *fd is the descriptor that came with it, or -1. Returns its size, 0 at the
- * end of the attachment, or -1 with errno. */
+/* Receives one packet. *fd is the descriptor that came with it, or -1. Returns its size, 0 if the
+ * broker has ended the attachment, or -1 with errno. */
 static ssize_t receive(int socket_fd, struct mqd_local_segment *response, int *fd)
 {
     union {
@@ -233,15 +234,15 @@ static int client_locate(void *context, const struct mqd_local_query *query, str
     if (result == 0)
         result = take_response(response, fd, current, mapping);
     if (fd >= 0)
-        close(fd); /* the mapping keeps the file */
+        close(fd); /* the mapping keeps a reference to the file */
     return result;
 }
 
-static int source_of(struct mqd_client *client, struct mqd_segment_source *source)
+static int make_source(struct mqd_client *client, struct mqd_segment_source *source)
 {
     if (mqd_client_check(client) < 0)
         return -1;
-    struct reader_state *state = state_of(client);
+    struct reader_state *state = acquire_state(client);
     if (!state)
         return mqd_error_set_static(ENOMEM, "out of memory for a reader");
     *source =
@@ -253,7 +254,7 @@ struct mqd_segment_reader *mqd_segment_reader_open(struct mqd_client *client, co
                                                    int32_t partition_index, int64_t offset, int8_t isolation_level)
 {
     struct mqd_segment_source source;
-    return source_of(client, &source) < 0
+    return make_source(client, &source) < 0
                ? NULL
                : mqd_segment_reader_new(&source, topic_id, partition_index, offset, isolation_level);
 }
@@ -261,7 +262,7 @@ struct mqd_segment_reader *mqd_segment_reader_open(struct mqd_client *client, co
 int mqd_segment_reader_move(struct mqd_segment_reader *reader, struct mqd_client *to)
 {
     struct mqd_segment_source source;
-    if (source_of(to, &source) < 0)
+    if (make_source(to, &source) < 0)
         return -1;
     mqd_segment_reader_set_source(reader, &source);
     return 0;

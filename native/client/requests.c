@@ -39,7 +39,8 @@ static int64_t now_us(void)
     return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 }
 
-/* Takes the response to `correlation_id` out of the queue. NULL: it has not arrived yet. */
+/* Takes the response to `correlation_id` out of the queue. Returns NULL if it has not arrived
+ * yet. */
 static struct mqd_response *take_response(struct mqd_client *client, uint32_t correlation_id)
 {
     for (struct mqd_response **link = &client->first_response; *link; link = &(*link)->next) {
@@ -157,7 +158,7 @@ int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t 
     at = mqd_put_unsigned_varint(at + 16, size + 1);
     at = (uint8_t *)memcpy(at, name, size) + size;
     *at++ = 0;
-    *at++ = 1; /* allow creation, if the broker creates topics */
+    *at++ = 1; /* allow the broker to create the topic, if it is configured to */
     *at++ = 0;
     *at++ = 0;
     if (mqd_client_submit(client, frame, (uint32_t)(at - frame)))
@@ -177,9 +178,9 @@ static uint8_t *put_partition(uint8_t *at, const struct mqd_client_position *pos
     at = mqd_put_be32(at, (uint32_t)position->partition_index);
     at = mqd_put_be32(at, UINT32_MAX); /* any leader epoch */
     at = mqd_put_be64(at, (uint64_t)position->offset);
-    at = mqd_put_be32(at, UINT32_MAX);
-    at = mqd_put_be64(at, UINT64_MAX);
-    at = mqd_put_be32(at, INT32_MAX);
+    at = mqd_put_be32(at, UINT32_MAX); /* no last fetched epoch */
+    at = mqd_put_be64(at, UINT64_MAX); /* log start offset: only a follower has one */
+    at = mqd_put_be32(at, INT32_MAX);  /* partition_max_bytes */
     *at++ = 0;
     return at;
 }

@@ -98,7 +98,7 @@ int main(int count, char **arguments)
         return 2;
     }
     uint64_t left = count == 4 ? strtoull(arguments[3], NULL, 10) : UINT64_MAX;
-    /* a consumer sends no batches: it takes the minimum of memory and uses all of it for requests */
+    /* a consumer sends no batches: it asks for the least memory and uses all of it for requests */
     struct mqd_client_options options = {
         .socket_path = arguments[1], .client_id = "example-consume", .data_bytes = 65536, .request_bytes = 65536};
     struct mqd_client *client = mqd_client_open(&options);

@@ -36,8 +36,8 @@ static int64_t now_us(void)
     return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 }
 
-/* Whether a retry may succeed: the leader is moving, a replica lags, or the disk is slow. Other
- * errors are reported. */
+/* Whether a retry may succeed: the leader is moving or unreachable (3, 5, 6, 13), the request timed
+ * out (7), replicas lag (19, 20), or the leader's disk failed (56). Other errors are reported. */
 static int retriable(int16_t error)
 {
     return error == 3 || error == 5 || error == 6 || error == 7 || error == 13 || error == 19 || error == 20 ||
