@@ -8,9 +8,9 @@
  * Fairness: jobs are grouped by the device of their file. The arbitrary jobs (mqd_poll_run) of a
  * device form a second group, and all jobs without a device form one more. A group uses at most
  * MQD_POOL_THREADS_PER_GROUP_MAX threads, and the last idle thread is reserved for a group that has
- * none. So a stalled disk does not stop the flushes or the arbitrary jobs of another disk, even if
- * the jobs of both its groups hang and many more are queued. The jobs of a group start in the order
- * of their submission.
+ * no thread. So a stalled disk does not stop the flushes or the arbitrary jobs of another disk,
+ * even if the jobs of both its groups hang and many more are queued. The jobs of a group start in
+ * the order of their submission.
  *
  * Threads are started when more jobs wait than threads are idle, and are kept.
  */
@@ -134,16 +134,17 @@ static int32_t perform(const struct mqd_pool_request *request)
 
 static bool may_start(const struct mqd_pool *pool, uint64_t group)
 {
-    uint32_t busy_count = 0, group_count = 0;
+    uint32_t busy_thread_count = 0, group_thread_count = 0;
     for (uint32_t i = 0; i < MQD_POOL_THREAD_COUNT_MAX; i++) {
-        busy_count += pool->thread_groups[i] != NO_GROUP;
-        group_count += pool->thread_groups[i] == group;
+        busy_thread_count += pool->thread_groups[i] != NO_GROUP;
+        group_thread_count += pool->thread_groups[i] == group;
     }
-    return group_count == 0 ||
-           (group_count < MQD_POOL_THREADS_PER_GROUP_MAX && busy_count + 1 < MQD_POOL_THREAD_COUNT_MAX);
+    return group_thread_count == 0 ||
+           (group_thread_count < MQD_POOL_THREADS_PER_GROUP_MAX && busy_thread_count + 1 < MQD_POOL_THREAD_COUNT_MAX);
 }
 
-/* Takes the first queued job whose group may use one more thread; returns NO_JOB if there is none. */
+/* Takes the first queued job whose group may use one more thread; returns NO_JOB if there is
+ * none. */
 static uint32_t take_job(struct mqd_pool *pool)
 {
     uint32_t previous = NO_JOB;

@@ -50,7 +50,8 @@ enum { OFFSET_RINGS = 0, OFFSET_SUBMISSIONS = 0x10000000 };
 #define FEATURES_NEEDED                                                                                                \
     ((uint32_t)(FEATURE_SINGLE_MMAP | FEATURE_NODROP | FEATURE_SUBMIT_STABLE | FEATURE_EXT_ARG | FEATURE_RSRC_TAGS |   \
                 FEATURE_CQE_SKIP))
-/* kernel threads for flushes and reads of one reactor: some must remain when a disk stalls */
+/* kernel threads for one reactor's flushes and reads: enough that some stay free when a disk
+ * stalls */
 #define BOUNDED_WORKER_COUNT 32
 
 struct submission_offsets {
