@@ -27,6 +27,7 @@ int32_t mqd_epochs_last(const struct mqd_epochs *epochs)
     return epochs->count ? epochs->entries[epochs->count - 1].epoch : -1;
 }
 
+/* Returns 1, or -1 if out of memory. */
 static int push(struct mqd_epochs *epochs, int32_t epoch, int64_t start_offset)
 {
     if (epochs->count == epochs->capacity) {
@@ -81,6 +82,7 @@ static bool parse_number(const char **at, char terminator, int64_t max, int64_t 
     return true;
 }
 
+/* Returns 1, 0 if the text is malformed, or -1 if out of memory. */
 static int parse(struct mqd_epochs *epochs, const char *text)
 {
     int64_t version, count, epoch, start_offset;
@@ -98,7 +100,7 @@ static int parse(struct mqd_epochs *epochs, const char *text)
     return *text == 0;
 }
 
-/* Reads the file as text; NULL with errno (ENOENT: missing or too large). */
+/* Reads the file as text. Returns NULL with errno on failure (ENOENT: missing or too large). */
 static char *read_text(const char *path)
 {
     struct stat status;

@@ -76,7 +76,8 @@ bool mqd_index_full(const struct mqd_index *index, uint32_t more_count)
                MQD_INDEX_FILE_BYTES_MAX;
 }
 
-/* Opens one index file and truncates it to size_bytes: the entries that `index` counts. */
+/* Opens one index file and truncates it to size_bytes, so that it has only the entries that `index`
+ * counts. */
 static int open_file(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t size_bytes)
 {
     char path[PATH_MAX];

@@ -201,14 +201,14 @@ int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_sta
     return 0;
 }
 
-/* Leaves out the records whose ids are known (log/dedup/dedup.h). If the batch is
- * written without them, *rewritten is its new bytes and `batch` their header. The batch is a
- * duplicate if all records are left out and it has no sequence numbers to keep. */
+/* Leaves out the records whose ids are known (log/dedup/dedup.h). If the batch is written without
+ * them, *rewritten gets its new bytes, and `batch` is adjusted to them. The batch is a duplicate if
+ * all records are left out and it has no sequence numbers to keep. */
 static int16_t stage_dedup(struct mqd_partition *partition, struct mqd_batch *batch, const uint8_t *bytes,
                            int64_t now_ms, uint8_t **rewritten, struct mqd_stage_result *result)
 {
     struct mqd_dedup_taken taken;
-    if (!partition->dedup) { /* set_dedup had no memory */
+    if (!partition->dedup) { /* set_dedup ran out of memory */
         result->message = "no memory for the ids of dedup.window.ms; the client may retry";
         return MQD_KAFKA_STORAGE_ERROR;
     }
@@ -577,7 +577,7 @@ void mqd_partition_rotate_snapshots(struct mqd_partition *partition, int64_t off
 }
 
 /* A snapshot is due when producers changed, or when a segment was sealed since the last one: even
- * an empty snapshot saves recovery a walk over the log before it. */
+ * an empty snapshot saves recovery from walking the log before it. */
 uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset)
 {
     bool changed = partition->producers.change_count != partition->snapshot_change_count;

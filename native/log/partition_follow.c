@@ -21,10 +21,10 @@ static int refuse(struct mqd_follow_result *out, int error, const char *reason)
     return error;
 }
 
-/* Checks that the batch continues the log. Before the first gap is in the log, a file records it,
- * so that recovery does not mistake it for damage. The topic's policy does not show whether gaps
- * are possible, because the log may have been compacted under another policy; but compaction leaves
- * gaps only below the high watermark. */
+/* Checks that the batch continues the log. Before the first gap is written to the log, a file
+ * records that the log has gaps, so that recovery does not mistake a gap for damage. The topic's
+ * policy does not show whether gaps are possible, because the log may have been compacted under
+ * another policy; but compaction leaves gaps only below the high watermark. */
 static int check_continues(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t gaps_below,
                            struct mqd_follow_result *out)
 {
@@ -147,7 +147,7 @@ void mqd_partition_epoch_end(const struct mqd_partition *partition, int32_t epoc
                           found_epoch, end_offset);
 }
 
-/* Walks from the index entry before `offset` to the first batch that extends beyond it. */
+/* Walks from the index entry before `offset` to the first batch that ends above `offset`. */
 static int walk_to(const struct mqd_partition *partition, int64_t segment, int64_t offset, struct mqd_mark *out)
 {
     struct mqd_index_entry entry = {0, 0};

@@ -23,7 +23,7 @@
 #define GATHER_BYTES (64 * 1024)
 #define GATHER_BATCH_BYTES 4096
 
-/* The state before a write of several steps, to undo them. */
+/* The state before a write of several steps, so that they can be undone. */
 struct checkpoint {
     bool taken;
     struct mqd_active active;
@@ -317,8 +317,8 @@ static int queue_txn_index(struct mqd_partition *partition)
     return fd < 0 ? -1 : queue_file(partition, fd, MQD_FILE_TXN_INDEX, NULL);
 }
 
-/* These markers let the last stable offset advance; readers up to it must find the aborted
- * transactions in the file. */
+/* Writes the aborted transactions whose markers are among these batches. The markers let the last
+ * stable offset advance, and readers up to it must find the aborted transactions in the file. */
 static int write_aborted(struct mqd_partition *partition, uint32_t first, uint32_t count)
 {
     struct mqd_active *active = &partition->active;

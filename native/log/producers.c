@@ -265,7 +265,7 @@ int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *b
                                        .created = created,
                                        .last_append_ms = entry->last_append_ms,
                                        .overwritten = entry->batches[entry->head]};
-    /* R4 */
+    /* R4: a batch without records begins no transaction */
     bool begins_transaction = !marker && !entry->transaction && (batch->attributes & TRANSACTIONAL_BIT) &&
                               !(batch->attributes & CONTROL_BIT) && batch->record_count > 0;
     if (begins_transaction) {

@@ -330,12 +330,14 @@ static int one_step(struct mqd_compact *compact)
     }
 }
 
+/* The bytes read and written so far. */
 static uint64_t moved_bytes(const struct mqd_compact *compact)
 {
     return (uint64_t)(compact->input.read_bytes + compact->scan_input.read_bytes + compact->figures.written_bytes);
 }
 
-/* Fills `work`: the bytes that this call moved, and what the caller must decompress or compress. */
+/* Fills `work`: the bytes that this call read and wrote, and what the caller must decompress or
+ * compress. */
 static int report(struct mqd_compact *compact, int state, uint64_t before, struct mqd_compact_work *work)
 {
     *work = (struct mqd_compact_work){.done_bytes = moved_bytes(compact) - before};
@@ -368,7 +370,7 @@ int mqd_compact_resume(struct mqd_compact *compact, const uint8_t *bytes, uint64
     uint64_t before = moved_bytes(compact);
     int conversion = compact->pending_conversion, state;
     if (!conversion)
-        return mqd_error_set_static(MQD_E_INVALID, "no step waits for these bytes");
+        return mqd_error_set_static(MQD_E_INVALID, "no step is waiting for these bytes");
     if (compact->phase == MQD_PHASE_MAP)
         state = map_records(compact, bytes, size_bytes);
     else if (conversion == MQD_COMPACT_DECOMPRESS)

@@ -175,7 +175,7 @@ struct kept_records {
     int32_t count;
     uint64_t size_bytes;
     int64_t max_timestamp_ms;
-    bool tombstones;
+    bool has_tombstones;
 };
 
 /* K1, K3: selects the records to keep, as runs of bytes. */
@@ -205,7 +205,7 @@ static int choose_records(struct mqd_compact *compact, const uint8_t *bytes, uin
             kept->max_timestamp_ms = timestamp_ms;
         kept->count++;
         kept->size_bytes += record.size_bytes;
-        kept->tombstones |= record.tombstone;
+        kept->has_tombstones |= record.tombstone;
         if (add_run(compact, (uint32_t)(record.bytes - bytes), record.size_bytes) < 0)
             return -1;
     }
@@ -267,7 +267,7 @@ int mqd_compact_copy_records(struct mqd_compact *compact, const uint8_t *bytes, 
     if (kept.count == 0)
         return drop_batch(compact);
     bool sets_horizon =
-        kept.tombstones && !(batch->attributes & MQD_ATTRIBUTE_DELETE_HORIZON) &&
+        kept.has_tombstones && !(batch->attributes & MQD_ATTRIBUTE_DELETE_HORIZON) &&
         fits(compact, MQD_BATCH_HEADER_BYTES + kept.size_bytes + (uint64_t)kept.count * MQD_RECORD_GROWTH_BYTES_MAX);
     if (kept.count == batch->record_count && !sets_horizon)
         return copy_unchanged(compact);
@@ -319,7 +319,7 @@ int mqd_compact_copy_step(struct mqd_compact *compact)
 /* ---- groups ---- */
 
 /* Sets group_left_bytes, and checks that the group fits into one segment. */
-static int sum_sources(struct mqd_compact *compact, uint32_t first, uint32_t count)
+static int measure_group(struct mqd_compact *compact, uint32_t first, uint32_t count)
 {
     char path[PATH_MAX];
     struct stat status;
@@ -348,7 +348,7 @@ int mqd_compact_group_begin(struct mqd_compact *compact, uint32_t first, uint32_
     compact->group_end = first + count;
     compact->group_changed = count > 1;
     compact->dropped_count = 0;
-    if (sum_sources(compact, first, count) < 0 ||
+    if (measure_group(compact, first, count) < 0 ||
         mqd_compact_output_begin(&compact->output, compact->bases[first]) < 0 ||
         mqd_compact_input_begin(&compact->input, first, first + count) < 0)
         return -1;
@@ -359,7 +359,7 @@ int mqd_compact_group_begin(struct mqd_compact *compact, uint32_t first, uint32_
 int mqd_compact_group_end(struct mqd_compact *compact, struct mqd_compact_group *out)
 {
     if (compact->phase != MQD_PHASE_COPIED || compact->output.fd < 0)
-        return mqd_error_set_static(MQD_E_INVALID, "the group has not been copied to its end");
+        return mqd_error_set_static(MQD_E_INVALID, "the group has not been copied completely");
     *out = (struct mqd_compact_group){.size_bytes = compact->output.position, .changed = compact->group_changed};
     if (compact->group_changed &&
         (mqd_compact_transaction_index(compact) < 0 || mqd_compact_output_finish(&compact->output) < 0))

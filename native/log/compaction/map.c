@@ -79,7 +79,7 @@ int mqd_key_map_open(struct mqd_key_map *map, uint64_t size_bytes, uint32_t load
     else if (getrandom(map->seed, sizeof map->seed, 0) != (ssize_t)sizeof map->seed) {
         int error = errno;
         mqd_key_map_close(map);
-        return mqd_error_system(error, "no random bytes for a hash");
+        return mqd_error_system(error, "cannot get random bytes for a hash seed");
     }
     return 0;
 }

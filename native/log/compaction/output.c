@@ -12,7 +12,8 @@
 #include "base/file.h"
 #include "log/compaction/compact.h"
 
-static const char *const suffixes[] = {".log", ".index", ".timeindex", ".txnindex", ".txnsum"};
+enum { KIND_LOG, KIND_INDEX, KIND_TIME_INDEX, KIND_TRANSACTIONS, KIND_TRANSACTION_SUM, KIND_COUNT };
+static const char *const suffixes[KIND_COUNT] = {".log", ".index", ".timeindex", ".txnindex", ".txnsum"};
 
 int mqd_compact_bytes_reserve(struct mqd_compact_bytes *target, size_t size_bytes)
 {
@@ -54,7 +55,7 @@ int mqd_compact_output_begin(struct mqd_compact_output *output, int64_t base_off
     output->pending.size_bytes = output->index_bytes.size_bytes = output->time_index_bytes.size_bytes =
         output->transaction_bytes.size_bytes = output->transaction_sums.size_bytes = 0;
     mqd_index_init(&output->index);
-    if (cleaned_path(path, output, 0) < 0)
+    if (cleaned_path(path, output, KIND_LOG) < 0)
         return -1;
     output->fd = mqd_file_open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
     return output->fd < 0 ? mqd_error_system(errno, "cannot create %s", path) : 0;
@@ -142,12 +143,14 @@ int mqd_compact_output_finish(struct mqd_compact_output *output)
         return -1;
     if (mqd_file_sync(output->fd, false) < 0)
         return mqd_error_system(errno, "cannot flush a compacted segment");
-    if (write_file(output, 1, &output->index_bytes) < 0 || write_file(output, 2, &output->time_index_bytes) < 0)
+    if (write_file(output, KIND_INDEX, &output->index_bytes) < 0 ||
+        write_file(output, KIND_TIME_INDEX, &output->time_index_bytes) < 0)
         return -1;
     if (output->transaction_bytes.size_bytes == 0)
         return 0;
-    return write_file(output, 3, &output->transaction_bytes) < 0 ? -1
-                                                                 : write_file(output, 4, &output->transaction_sums);
+    return write_file(output, KIND_TRANSACTIONS, &output->transaction_bytes) < 0
+               ? -1
+               : write_file(output, KIND_TRANSACTION_SUM, &output->transaction_sums);
 }
 
 void mqd_compact_output_end(struct mqd_compact_output *output, bool discard)
@@ -157,7 +160,7 @@ void mqd_compact_output_end(struct mqd_compact_output *output, bool discard)
         return;
     mqd_file_close(output->fd);
     output->fd = -1;
-    for (int kind = 0; discard && kind < 5; kind++)
+    for (int kind = 0; discard && kind < KIND_COUNT; kind++)
         if (cleaned_path(path, output, kind) == 0 && access(path, F_OK) == 0)
             mqd_file_unlink(path);
 }

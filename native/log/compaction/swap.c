@@ -96,7 +96,7 @@ static int write_swap(const char *directory, const struct swap *swap)
     return result;
 }
 
-/* Returns 1 if the bytes are valid, 0 if they are damaged, -1 if there is no memory. */
+/* Returns 1 if the bytes are valid, 0 if they are damaged, -1 if out of memory. */
 static int parse_swap(const uint8_t *bytes, size_t size_bytes, int64_t base_offset, struct swap *out)
 {
     if (size_bytes < SWAP_HEAD_BYTES || mqd_get_be32(bytes) != SWAP_MAGIC || mqd_get_be32(bytes + 4) != 1 ||
@@ -150,7 +150,7 @@ static int read_swap(const char *directory, int64_t base_offset, struct swap *ou
         return mqd_error_system(error, "cannot read %s", path);
     return parsed ? 1
                   : mqd_error_set(MQD_E_CORRUPT,
-                                  "%s is damaged: it lists the segments that a compaction had replaced; restore it, or "
+                                  "%s is damaged: it lists the segments that a compaction has replaced; restore it, or "
                                   "delete it if the segments are intact",
                                   path);
 }

@@ -1,5 +1,5 @@
-/* The state of producers that a compaction needs, and the index of aborted transactions that it
- * writes for readers; see log/compaction/compact.h (K4, K5). */
+/* The producer state that a compaction needs, and the index of aborted transactions that it writes
+ * for readers; see log/compaction/compact.h (K4, K5). */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

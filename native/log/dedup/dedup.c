@@ -45,6 +45,7 @@ bool mqd_dedup_is_for(const struct mqd_dedup *dedup, const struct mqd_log_option
     return strncmp(dedup->header, options->dedup_header, sizeof dedup->header) == 0;
 }
 
+/* The producer whose transaction the batch belongs to, or -1. */
 static int64_t producer_of(const struct mqd_batch *batch)
 {
     return batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL ? batch->producer_id : -1;
@@ -103,8 +104,8 @@ static int16_t take_record(struct mqd_dedup *dedup, const struct mqd_record *rec
     int64_t offset;
     if (!id_of(dedup, record, &hash))
         return refuse(dedup, base_offset, taken, MQD_KAFKA_INVALID_RECORD,
-                      "a record has no id: the topic has dedup.window.ms, and its header dedup.header is missing or "
-                      "null");
+                      "a record has no id: the topic has dedup.window.ms, "
+                      "and the record's header dedup.header is missing or null");
     switch (mqd_ids_find(&dedup->ids, &hash, producer_id, &offset)) {
     case MQD_ID_USED:
         note_duplicate(taken, offset);

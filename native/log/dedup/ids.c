@@ -14,7 +14,7 @@
 #define CHUNK_ENTRIES 4096u
 #define SLOT_COUNT_MIN 64u
 #define MARKS_PER_WINDOW 1000
-#define FREE 0ull                /* as an entry's hash */
+#define FREE 0ull                /* the `low` of an entry that has no id */
 #define PLACE_MASK 0x7fffffffull /* more than the queue's length */
 
 struct mqd_ids_chunk {
@@ -42,7 +42,7 @@ int mqd_ids_open(struct mqd_ids *ids, uint32_t count_max)
 {
     *ids = (struct mqd_ids){.count_max = count_max < PLACE_MASK / 2 ? count_max : (uint32_t)(PLACE_MASK / 2)};
     if (getrandom(ids->seed, sizeof ids->seed, 0) != (ssize_t)sizeof ids->seed)
-        return mqd_error_system(errno, "no random bytes for a hash");
+        return mqd_error_system(errno, "cannot get random bytes for a hash seed");
     return 0;
 }
 
@@ -234,7 +234,7 @@ static struct mqd_ids_transaction *find_open_transaction(const struct mqd_ids *i
     return NULL;
 }
 
-/* NULL: no memory. */
+/* Returns NULL if out of memory. */
 static struct mqd_ids_transaction *reserve_transaction(struct mqd_ids *ids, int64_t producer_id)
 {
     struct mqd_ids_transaction *transaction = find_open_transaction(ids, producer_id);

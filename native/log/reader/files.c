@@ -105,15 +105,14 @@ int16_t mqd_reader_report_missing(struct mqd_reader_slot *slot, const char *miss
         slot->missing_offset = base_offset;
         slot->missing_generation = slot->generation;
         slot->listed = false;
-        mqd_error_set_static(MQD_E_STALE,
-                             "the partition's segments changed meanwhile; read its positions again and retry");
+        mqd_error_set_static(
+            MQD_E_STALE, "the partition's segments have changed in the meantime; read its positions again and retry");
         return MQD_READER_STALE;
     }
     slot->listed = false; /* lists again next time, in case the file comes back */
     mqd_error_set(ENOENT,
-                  "%s/%020lld: %s is missing, although the partition table lists it; it may have "
-                  "been removed manually; restore "
-                  "it or restart the broker for recovery",
+                  "%s/%020lld: %s is missing, although the partition table lists it; "
+                  "it may have been removed manually; restore it or restart the broker for recovery",
                   slot->path, (long long)base_offset, missing_file);
     return MQD_KAFKA_STORAGE_ERROR;
 }

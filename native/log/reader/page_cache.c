@@ -20,9 +20,9 @@
 struct cachestat_range {
     uint64_t offset, size_bytes;
 };
-struct cachestat_result {
+struct cachestat_result { /* in pages */
     uint64_t cached, dirty, writeback, evicted, recently_evicted;
-}; /* pages */
+};
 
 /* Returns 1 if all pages are cached, 0 if not, -1 if the kernel cannot tell. */
 static int check_by_cachestat(int fd, uint64_t first, uint64_t pages, uint64_t page_bytes)

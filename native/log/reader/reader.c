@@ -169,9 +169,8 @@ static bool find_previous_entry(struct mqd_reader *reader, struct mqd_segment_re
 static int16_t report_corrupt(const struct mqd_segment_ref *segment, uint32_t position, const char *why)
 {
     mqd_error_set(MQD_E_CORRUPT,
-                  "%s/%020lld.log: at position %u: %s; the records before it are still readable, "
-                  "`mqd log verify` shows "
-                  "the extent of the damage",
+                  "%s/%020lld.log: at position %u: %s; the records before it are still readable; "
+                  "`mqd log verify` shows the extent of the damage",
                   segment->slot->path, (long long)segment->base_offset, position, why);
     return MQD_CORRUPT_MESSAGE;
 }
@@ -184,8 +183,7 @@ static int16_t report_unreadable(const struct mqd_segment_ref *segment, uint32_t
     else
         mqd_error_set(EIO,
                       "%s/%020lld.log ends before position %u, which was published as written; "
-                      "another program has "
-                      "truncated it, restart the broker for recovery",
+                      "another program has truncated it; restart the broker for recovery",
                       segment->slot->path, (long long)segment->base_offset, position);
     return MQD_KAFKA_STORAGE_ERROR;
 }
