@@ -95,6 +95,7 @@ void mqd_producer_close_all(struct mqd_producer *producer, int64_t opened_before
     }
 }
 
+/* Takes a free entry of `batches`; returns NULL if there is none. */
 static struct mqd_producer_batch *take_entry(struct mqd_producer *producer)
 {
     struct mqd_node *node = mqd_list_pop(&producer->free);
@@ -270,10 +271,10 @@ static inline bool has_room(const struct mqd_producer *producer, const struct mq
            (uint32_t)batch->record_count < producer->options.batch_records_max;
 }
 
-/* Finds an open batch with room for the record, or begins one; also computes the record's size. */
-static enum put_result find_batch(struct mqd_producer *producer, struct mqd_producer_topic *topic,
-                                  const struct record *record, int32_t requested_partition,
-                                  struct mqd_producer_batch **out, uint64_t *body_size)
+/* Finds an open batch with room for the record, or begins one. Also computes the record's size. */
+static enum put_result find_or_begin_batch(struct mqd_producer *producer, struct mqd_producer_topic *topic,
+                                           const struct record *record, int32_t requested_partition,
+                                           struct mqd_producer_batch **out, uint64_t *body_size)
 {
     for (;;) {
         int32_t index = requested_partition != -1 ? requested_partition
@@ -431,8 +432,9 @@ int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number,
         uint32_t n = 1;
         result = load_record(columns, i, &record) ? PUT_INVALID : PUT;
         if (result == PUT && !(batch && has_room(producer, batch, &record, &body_size)))
-            result = find_batch(producer, topic, &record,
-                                columns->partitions ? columns->partitions[i] : columns->partition, &batch, &body_size);
+            result = find_or_begin_batch(producer, topic, &record,
+                                         columns->partitions ? columns->partitions[i] : columns->partition, &batch,
+                                         &body_size);
         if (result != PUT)
             break;
         if (uniform)
@@ -470,7 +472,7 @@ int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic_number, in
                             .timestamp_ms = timestamp_ms};
     struct mqd_producer_batch *batch;
     uint64_t body_size;
-    switch (find_batch(producer, producer->topics[topic_number], &record, partition, &batch, &body_size)) {
+    switch (find_or_begin_batch(producer, producer->topics[topic_number], &record, partition, &batch, &body_size)) {
     case PUT:
         append_record(producer, batch, &record, body_size);
         return (int64_t)batch->number;

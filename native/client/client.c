@@ -38,7 +38,10 @@
 /* after this many polls that found nothing, the socket is checked for a hang-up */
 #define IDLE_POLLS_MAX 256u
 
-enum { SIGNAL_READABLE = 1 /* to_client or wake_fd must be drained */, SIGNAL_TAKEN = 2 };
+enum {
+    SIGNAL_READABLE = 1, /* to_client or wake_fd must be drained */
+    SIGNAL_TAKEN = 2,    /* replies were taken outside mqd_client_poll */
+};
 
 int mqd_client_check(const struct mqd_client *client)
 {
@@ -96,7 +99,7 @@ void mqd_client_flush(struct mqd_client *client)
 }
 
 /* "appends -> waiter" above. Must be called before the counters advance. */
-static void wake_waiter(struct mqd_client *client)
+static void signal_taken(struct mqd_client *client)
 {
     if (!client->polling && !(mqd_load_relaxed(&client->signalled) & SIGNAL_TAKEN))
         mqd_fetch_or(&client->signalled, SIGNAL_TAKEN);
@@ -120,7 +123,7 @@ static int handle_consumed(struct mqd_client *client)
                 mqd_producer_on_consumed(client->producer, submitted.batch);
         }
     }
-    wake_waiter(client);
+    signal_taken(client);
     mqd_store_release(&client->head, head);
     mqd_store_relaxed(&client->needs_room, client->unanswered > 0);
     return 0;
@@ -308,7 +311,7 @@ static int read_reply_ring(struct mqd_client *client)
     while ((result = take_reply(client, tail)) > 0)
         ;
     if (client->reply_head != before) {
-        wake_waiter(client);
+        signal_taken(client);
         mqd_store_release(&client->header->reply_head, client->reply_head);
         mqd_fence_full();
         if (mqd_load_relaxed(&client->header->worker_needs_room))

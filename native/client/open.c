@@ -109,7 +109,7 @@ static void take_descriptors(struct msghdr *message, struct welcome_fds *out)
     }
 }
 
-static int take_welcome(int fd, struct mqd_local_welcome *welcome, struct welcome_fds *out)
+static int receive_welcome(int fd, struct mqd_local_welcome *welcome, struct welcome_fds *out)
 {
     union {
         struct cmsghdr align;
@@ -123,9 +123,9 @@ static int take_welcome(int fd, struct mqd_local_welcome *welcome, struct welcom
         size = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
     while (size < 0 && errno == EINTR);
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-        return mqd_error_system(ETIMEDOUT, "no welcome came from the broker in time: it is starting, or has no worker");
+        return mqd_error_system(ETIMEDOUT, "the broker sent no welcome in time: it is starting, or has no worker");
     if (size < 0)
-        return mqd_error_system(errno, "no welcome came from the broker");
+        return mqd_error_system(errno, "cannot receive the broker's welcome");
     take_descriptors(&message, out);
     if (size == 0)
         return mqd_error_set(EPIPE, "the broker closed the socket before its welcome: it is stopping, or its worker "
@@ -225,7 +225,7 @@ static int attach(struct mqd_client *client, const struct mqd_client_options *op
     client->socket_fd = connect_to(options->socket_path, options->timeout_ms);
     if (client->socket_fd < 0 || send_hello(client->socket_fd, options))
         return -1;
-    int result = take_welcome(client->socket_fd, &welcome, &received);
+    int result = receive_welcome(client->socket_fd, &welcome, &received);
     if (result == 0) {
         client->to_worker_fd = received.fds[1];
         client->to_client_fd = received.fds[2];
@@ -244,7 +244,7 @@ static uint32_t round_up_to_power_of_two(uint32_t value)
     return value <= 1 ? 1 : 1u << (32 - __builtin_clz(value - 1));
 }
 
-static int complete_options(const struct mqd_client_options *requested, struct mqd_client_options *out)
+static int fill_in_options(const struct mqd_client_options *requested, struct mqd_client_options *out)
 {
     *out = *requested;
     out->data_bytes = requested->data_bytes ? requested->data_bytes : DATA_BYTES_DEFAULT;
@@ -278,7 +278,7 @@ static uint64_t request_share(uint64_t data_bytes, uint64_t requested)
 struct mqd_client *mqd_client_open(const struct mqd_client_options *requested)
 {
     struct mqd_client_options options;
-    if (complete_options(requested, &options))
+    if (fill_in_options(requested, &options))
         return NULL;
     struct mqd_client *client = calloc(1, sizeof *client);
     if (!client) {

@@ -429,9 +429,9 @@ static uint32_t batch_take(struct walk *walk)
     return out->count == out->capacity ? MQD_READ_FULL : stop;
 }
 
-/* Queries the segment of the position, unless this read should return first. Returns -1 on
- * failure. */
-static int continue_in_next_segment(struct walk *walk, uint32_t *stop)
+/* Queries the segment of the position, or sets *stop if this read should return first. Returns -1
+ * on failure. */
+static int query_or_stop(struct walk *walk, uint32_t *stop)
 {
     *stop = MQD_READ_SEGMENT;
     if (walk->out->count > 0 || walk->query_count++ == QUERY_COUNT_MAX)
@@ -452,10 +452,10 @@ static int segment_end(struct walk *walk, bool rolled, uint32_t *stop)
     if (!reader->source.control || (!rolled && (!reader->sealed || reader->at < reader->size_bytes)))
         return 0;
     if (rolled) /* stays mapped: the response may name the same file, which then need not be mapped again */
-        return continue_in_next_segment(walk, stop);
+        return query_or_stop(walk, stop);
     reader->position = reader->next_base_offset > reader->position ? reader->next_base_offset : reader->position;
     release_mapping(reader);
-    return reader->position >= walk->bounds.end_offset ? 0 : continue_in_next_segment(walk, stop);
+    return reader->position >= walk->bounds.end_offset ? 0 : query_or_stop(walk, stop);
 }
 
 /* Called before the aborted transactions are queried. They must belong to the version of the file
@@ -467,7 +467,7 @@ static int map_newest(struct walk *walk, uint32_t *stop)
         reader->aborted_generation = reader->slot_generation;
         return 0;
     }
-    int result = continue_in_next_segment(walk, stop);
+    int result = query_or_stop(walk, stop);
     if (result == 0 && *stop == STOP_NONE && reader->file_generation == MQD_LOCAL_CHANGING)
         *stop = MQD_READ_ABORTED; /* a list would not be accepted: the caller retries until the swap is over */
     return result;
@@ -483,7 +483,7 @@ static int step(struct walk *walk, uint32_t *stop)
         return 0;
     }
     if (!reader->mapping)
-        return continue_in_next_segment(walk, stop);
+        return query_or_stop(walk, stop);
     uint32_t limit = readable_bytes(reader, &walk->bounds, &rolled);
     if (reader->at >= limit)
         return segment_end(walk, rolled, stop);

@@ -11,7 +11,7 @@
 #include "codec/library.h"
 
 #define START_BYTES ((size_t)64 << 10)
-#define GROWTH 4
+#define GROWTH_FACTOR 4
 #define KEPT_BYTES_MAX ((size_t)1 << 20) /* of a thread's buffer, after mqd_decompress_trim() */
 #define GZIP_WINDOW (16 + 15)            /* inflateInit2: a gzip header, a window of 32 KiB */
 #define XERIAL_HEADER_BYTES 16
@@ -77,7 +77,7 @@ static bool make_room(struct workspace *workspace, size_t start_bytes, size_t si
 {
     if (workspace->length < workspace->capacity)
         return true;
-    size_t new_capacity = workspace->capacity ? workspace->capacity * GROWTH : start_bytes;
+    size_t new_capacity = workspace->capacity ? workspace->capacity * GROWTH_FACTOR : start_bytes;
     if (new_capacity > size_max + 1)
         /* the extra byte distinguishes output of exactly the bound from output beyond it */
         new_capacity = size_max + 1;
@@ -174,7 +174,7 @@ static const struct stream {
 static int decompress_stream(struct workspace *workspace, const struct stream *stream, const uint8_t *data,
                              size_t size_bytes, size_t size_max, const char **reason)
 {
-    size_t start_bytes = size_bytes * GROWTH > START_BYTES ? size_bytes * GROWTH : START_BYTES;
+    size_t start_bytes = size_bytes * GROWTH_FACTOR > START_BYTES ? size_bytes * GROWTH_FACTOR : START_BYTES;
     if (!stream->reset(workspace))
         return MQD_CODEC_NO_MEMORY;
     for (;;) {

@@ -247,8 +247,8 @@ static int by_base_offset(const void *left, const void *right)
 struct names {
     struct mqd_reader_segment *segments;
     uint32_t count, capacity;
-    int64_t *aborted;
-    uint32_t aborted_count, aborted_capacity;
+    int64_t *txn_indexes; /* base offsets of the segments with a .txnindex or .txnsum */
+    uint32_t txn_index_count, txn_index_capacity;
     bool swapping;
 };
 
@@ -279,10 +279,10 @@ static int add_name(struct names *names, const char *name)
         names->segments[names->count++] = (struct mqd_reader_segment){.base_offset = base_offset, .sealed_bytes = -1};
     } else if ((base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_INDEX)) >= 0 ||
                (base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_SUM)) >= 0) {
-        if (grow_array((void **)&names->aborted, names->aborted_count, &names->aborted_capacity,
-                       sizeof *names->aborted))
+        if (grow_array((void **)&names->txn_indexes, names->txn_index_count, &names->txn_index_capacity,
+                       sizeof *names->txn_indexes))
             return -1;
-        names->aborted[names->aborted_count++] = base_offset;
+        names->txn_indexes[names->txn_index_count++] = base_offset;
     } else if (strcmp(name + 20, ".swap") == 0) {
         names->swapping = true;
     }
@@ -304,14 +304,14 @@ static int read_names(const char *path, struct names *out)
     closedir(directory);
     if (out->count > 0)
         qsort(out->segments, out->count, sizeof *out->segments, by_base_offset);
-    for (uint32_t i = 0; i < out->aborted_count; i++) {
-        const struct mqd_reader_segment key = {.base_offset = out->aborted[i]};
+    for (uint32_t i = 0; i < out->txn_index_count; i++) {
+        const struct mqd_reader_segment key = {.base_offset = out->txn_indexes[i]};
         struct mqd_reader_segment *segment =
             out->count ? bsearch(&key, out->segments, out->count, sizeof key, by_base_offset) : NULL;
         if (segment)
             segment->has_txn_index = true;
     }
-    free(out->aborted);
+    free(out->txn_indexes);
     errno = error;
     return error ? -1 : 0;
 }
