@@ -250,7 +250,7 @@ uint32_t mqd_crc32c(uint32_t crc, const void *bytes, size_t size_bytes)
     return ~best(~crc, bytes, size_bytes);
 }
 
-uint32_t mqd_crc32c_by(enum mqd_crc32c_kind kind, uint32_t crc, const void *bytes, size_t size_bytes)
+uint32_t mqd_crc32c_using(enum mqd_crc32c_kind kind, uint32_t crc, const void *bytes, size_t size_bytes)
 {
     return ~functions[kind](~crc, bytes, size_bytes);
 }

@@ -15,6 +15,6 @@ enum mqd_crc32c_kind {
 
 bool mqd_crc32c_available(enum mqd_crc32c_kind kind);
 /* kind must be available */
-uint32_t mqd_crc32c_by(enum mqd_crc32c_kind kind, uint32_t crc, const void *bytes, size_t size_bytes);
+uint32_t mqd_crc32c_using(enum mqd_crc32c_kind kind, uint32_t crc, const void *bytes, size_t size_bytes);
 
 #endif

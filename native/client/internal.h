@@ -122,7 +122,7 @@ int mqd_producer_on_response(struct mqd_producer *producer, const uint8_t *bytes
 void mqd_producer_on_consumed(struct mqd_producer *producer, uint32_t batch); /* acks=0 */
 /* sends the batches that had to wait for a response to earlier ones */
 void mqd_producer_pump(struct mqd_producer *producer);
-/* the attachment is closed: the producer has none until it is moved */
-void mqd_producer_on_close(struct mqd_producer *producer);
+/* called when the attachment is closed: the producer has none until it is moved */
+void mqd_producer_detach(struct mqd_producer *producer);
 
 #endif

@@ -310,7 +310,7 @@ void mqd_client_close(struct mqd_client *client)
     if (client->reader_state_close)
         client->reader_state_close(client);
     if (client->producer)
-        mqd_producer_on_close(client->producer);
+        mqd_producer_detach(client->producer);
     if (client->memory && !client->in_fork_child) /* in a forked child another mapping may have this address */
         munmap(client->memory, client->memory_bytes);
     if (client->control)

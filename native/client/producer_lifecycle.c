@@ -116,7 +116,7 @@ struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct m
     return NULL;
 }
 
-void mqd_producer_on_close(struct mqd_producer *producer)
+void mqd_producer_detach(struct mqd_producer *producer)
 {
     producer->client->producer = NULL;
     producer->client = NULL;
@@ -127,7 +127,7 @@ void mqd_producer_close(struct mqd_producer *producer)
     if (!producer)
         return;
     if (producer->client)
-        mqd_producer_on_close(producer);
+        mqd_producer_detach(producer);
     mqd_client_memory_close(&producer->memory);
     for (int32_t i = 0; i < producer->topic_count; i++) {
         for (int32_t j = 0; j < producer->topics[i]->partition_count; j++)

@@ -34,13 +34,13 @@ import ctypes, platform
 from mqd import _native
 library = ctypes.CDLL(_native.__file__)
 library.mqd_crc32c_available.restype = ctypes.c_bool
-library.mqd_crc32c_by.restype = library.mqd_crc32c.restype = ctypes.c_uint32
-library.mqd_crc32c_by.argtypes = ctypes.c_int, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t
+library.mqd_crc32c_using.restype = library.mqd_crc32c.restype = ctypes.c_uint32
+library.mqd_crc32c_using.argtypes = ctypes.c_int, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t
 long = bytes(range(256)) * 40
 for kind in range(4):
     assert library.mqd_crc32c_available(kind), kind
-    assert library.mqd_crc32c_by(kind, 0, b"123456789", 9) == 0xE3069283, kind
-    assert library.mqd_crc32c_by(kind, 0, long, len(long)) == library.mqd_crc32c_by(0, 0, long, len(long)), kind
+    assert library.mqd_crc32c_using(kind, 0, b"123456789", 9) == 0xE3069283, kind
+    assert library.mqd_crc32c_using(kind, 0, long, len(long)) == library.mqd_crc32c_using(0, 0, long, len(long)), kind
 print(platform.machine())
 """
 
