@@ -500,7 +500,7 @@ static int64_t at_least(int64_t value, int64_t least)
 static void set_dedup(struct mqd_partition *partition)
 {
     const struct mqd_log_options *options = &partition->options;
-    if (partition->dedup && (options->dedup_window_ms <= 0 || !mqd_dedup_is_for(partition->dedup, options))) {
+    if (partition->dedup && (options->dedup_window_ms <= 0 || !mqd_dedup_matches(partition->dedup, options))) {
         mqd_dedup_free(partition->dedup);
         partition->dedup = NULL;
     }

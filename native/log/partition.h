@@ -152,10 +152,10 @@ struct mqd_sync_fd {
 int mqd_partition_sync_begin(struct mqd_partition *partition, struct mqd_sync_fd out[4]);
 void mqd_partition_sync_done(struct mqd_partition *partition, int error);
 bool mqd_partition_syncing(const struct mqd_partition *partition);
-/* sealed_waiting: sealed segments wait for a flush that has not begun. sync_nearly_full: so many
- * files wait that the next roll may have to flush synchronously. */
+/* sealed_waiting: sealed segments wait for a flush that has not begun. sync_queue_nearly_full: so
+ * many files wait that the next roll may have to flush synchronously. */
 bool mqd_partition_sealed_waiting(const struct mqd_partition *partition);
-bool mqd_partition_sync_nearly_full(const struct mqd_partition *partition);
+bool mqd_partition_sync_queue_nearly_full(const struct mqd_partition *partition);
 
 /* Whether preallocation is due. Fills in a job for a helper thread: fallocate(fd,
  * FALLOC_FL_KEEP_SIZE, offset, size); done reports the outcome. One at a time. */
@@ -187,7 +187,7 @@ const char *mqd_partition_path(const struct mqd_partition *partition);
 /* Called every few seconds: forgets producers idle longer than the limit; releases resources of a
  * partition without writes (reserved blocks, index descriptors, staging memory). Returns how many
  * producers remain. */
-uint32_t mqd_partition_expire_producers(struct mqd_partition *partition, int64_t now_ms);
+uint32_t mqd_partition_do_periodic_work(struct mqd_partition *partition, int64_t now_ms);
 /* A producer snapshot as bytes (malloc'd; the caller frees) and its offset; NULL when nothing
  * changed since the last one. A helper thread writes it (mqd_file_replace, %020d.snapshot). The two
  * newest are kept; the next older one is deleted here. Due at least after each roll: recovery

@@ -97,7 +97,7 @@ bool mqd_partition_sealed_waiting(const struct mqd_partition *partition)
     return false;
 }
 
-bool mqd_partition_sync_nearly_full(const struct mqd_partition *partition)
+bool mqd_partition_sync_queue_nearly_full(const struct mqd_partition *partition)
 {
     return partition->sync_queue_count >= MQD_SYNC_QUEUE_MAX / 2;
 }
@@ -270,7 +270,7 @@ static void release_idle(struct mqd_partition *partition)
     mqd_partition_stage_free(partition);
 }
 
-uint32_t mqd_partition_expire_producers(struct mqd_partition *partition, int64_t now_ms)
+uint32_t mqd_partition_do_periodic_work(struct mqd_partition *partition, int64_t now_ms)
 {
     if (partition->staged_count == 0 && partition->options.producer_id_expiration_ms > 0)
         mqd_producers_expire(&partition->producers, now_ms - partition->options.producer_id_expiration_ms);

@@ -212,7 +212,7 @@ bool mqd_producers_in_transaction(const struct mqd_producers *producers, int64_t
     return index != MQD_PRODUCER_NONE && producers->entries[index].transaction;
 }
 
-int mqd_producers_begin(struct mqd_producers *producers, uint32_t index, int64_t first_offset)
+int mqd_producers_begin_transaction(struct mqd_producers *producers, uint32_t index, int64_t first_offset)
 {
     struct mqd_producer *entry = &producers->entries[index];
     uint32_t link = mqd_transactions_begin(&producers->transactions, entry->producer_id, first_offset);
@@ -269,7 +269,7 @@ int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *b
     bool begins_transaction = !marker && !entry->transaction && (batch->attributes & TRANSACTIONAL_BIT) &&
                               !(batch->attributes & CONTROL_BIT) && batch->record_count > 0;
     if (begins_transaction) {
-        if (mqd_producers_begin(producers, index, base_offset) < 0) {
+        if (mqd_producers_begin_transaction(producers, index, base_offset) < 0) {
             if (created)
                 erase(producers, index);
             return -1;

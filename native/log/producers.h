@@ -148,9 +148,9 @@ uint8_t *mqd_producers_encode(const struct mqd_producers *producers, int64_t off
 uint32_t mqd_producers_view(const struct mqd_producers *producers, struct mqd_producer_view *out, uint32_t capacity);
 
 /* Only for log/producers_snapshot.c: insert adds an entry and returns its index (MQD_PRODUCER_NONE:
- * out of memory); begin gives an entry an ongoing transaction. */
+ * out of memory); begin_transaction gives an entry an ongoing transaction. */
 uint32_t mqd_producers_insert(struct mqd_producers *producers, int64_t producer_id);
-int mqd_producers_begin(struct mqd_producers *producers, uint32_t index, int64_t first_offset);
+int mqd_producers_begin_transaction(struct mqd_producers *producers, uint32_t index, int64_t first_offset);
 /* The index of the producer's entry; MQD_PRODUCER_NONE: unknown. */
 uint32_t mqd_producers_find(const struct mqd_producers *producers, int64_t producer_id);
 

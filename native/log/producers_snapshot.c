@@ -87,7 +87,7 @@ static const uint8_t *decode_producer(struct mqd_producers *producers, const uin
     entry->ended = version > 1 && (at[19] & FLAG_ENDED) && entry->count;
     entry->coordinator_epoch = version == 1 ? -1 : (int32_t)mqd_get_be32(at + 20);
     int64_t first_offset = version == 1 ? -1 : (int64_t)mqd_get_be64(at + PRODUCER_BYTES_VERSION_1);
-    if (first_offset >= 0 && mqd_producers_begin(producers, index, first_offset) < 0) {
+    if (first_offset >= 0 && mqd_producers_begin_transaction(producers, index, first_offset) < 0) {
         *no_memory = true;
         return NULL;
     }

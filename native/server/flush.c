@@ -46,7 +46,7 @@ void mqd_flush_request(struct mqd_reactor *r, struct mqd_owned *owned)
     const struct mqd_log_options *options = mqd_partition_options(owned->partition);
     if (!options->flush_on_ack &&
         mqd_partition_dirty_bytes(owned->partition) < background_flush_bytes(&r->log_dirs[owned->log_dir], options) &&
-        !mqd_partition_sync_nearly_full(owned->partition))
+        !mqd_partition_sync_queue_nearly_full(owned->partition))
         return; /* mqd_flush_background will flush it */
     enqueue(r, owned);
 }

@@ -271,7 +271,7 @@ static void housekeeping(struct mqd_reactor *r, int event_count)
     uint64_t producers = 0;
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)
         if (r->owned[slot] && r->owned[slot]->truncating != MQD_TRUNCATION_UNDER_WAY)
-            producers += mqd_partition_expire_producers(r->owned[slot]->partition, r->wall_ms);
+            producers += mqd_partition_do_periodic_work(r->owned[slot]->partition, r->wall_ms);
     mqd_set_gauge(r, MQD_GAUGE_PRODUCERS, producers);
     mqd_store_release(&r->idle, (uint32_t)(!r->active && nothing_due(r)));
     r->active = false;

@@ -154,7 +154,7 @@ int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_off
 int mqd_compact_note_producer(struct mqd_compact *compact, const struct mqd_batch *batch);
 /* Builds the new segment's index of aborted transactions: the old segments' entries whose marker is
  * kept. */
-int mqd_compact_transaction_index(struct mqd_compact *compact);
+int mqd_compact_build_transaction_index(struct mqd_compact *compact);
 
 /* Completes or undoes what a crash interrupted: see log/compaction/swap.c. -1: mqd_error set. */
 int mqd_compact_recover(const char *directory);

@@ -362,7 +362,7 @@ int mqd_compact_group_end(struct mqd_compact *compact, struct mqd_compact_group 
         return mqd_error_set_static(MQD_E_INVALID, "the group has not been copied completely");
     *out = (struct mqd_compact_group){.size_bytes = compact->output.position, .changed = compact->group_changed};
     if (compact->group_changed &&
-        (mqd_compact_transaction_index(compact) < 0 || mqd_compact_output_finish(&compact->output) < 0))
+        (mqd_compact_build_transaction_index(compact) < 0 || mqd_compact_output_finish(&compact->output) < 0))
         return -1;
     out->has_transactions = compact->output.transaction_bytes.size_bytes > 0;
     mqd_compact_output_end(&compact->output, !compact->group_changed);

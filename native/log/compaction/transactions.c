@@ -114,7 +114,7 @@ static bool was_dropped(const struct mqd_compact *compact, int64_t offset)
 /* An entry makes readers drop the producer's records up to the entry's marker, so it must not
  * outlive that marker. Nor may the entry be removed earlier, because the old segment may still be
  * read. */
-int mqd_compact_transaction_index(struct mqd_compact *compact)
+int mqd_compact_build_transaction_index(struct mqd_compact *compact)
 {
     int result = 0;
     uint32_t sum = 0;

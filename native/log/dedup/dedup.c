@@ -40,7 +40,7 @@ void mqd_dedup_free(struct mqd_dedup *dedup)
     free(dedup);
 }
 
-bool mqd_dedup_is_for(const struct mqd_dedup *dedup, const struct mqd_log_options *options)
+bool mqd_dedup_matches(const struct mqd_dedup *dedup, const struct mqd_log_options *options)
 {
     return strncmp(dedup->header, options->dedup_header, sizeof dedup->header) == 0;
 }

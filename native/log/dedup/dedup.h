@@ -44,7 +44,7 @@ struct mqd_dedup_taken {
 struct mqd_dedup *mqd_dedup_new(const struct mqd_log_options *options);
 void mqd_dedup_free(struct mqd_dedup *dedup);
 /* Whether these options name the header from which `dedup` takes the ids. */
-bool mqd_dedup_is_for(const struct mqd_dedup *dedup, const struct mqd_log_options *options);
+bool mqd_dedup_matches(const struct mqd_dedup *dedup, const struct mqd_log_options *options);
 
 /* Takes a client's batch that would begin at base_offset: adds the ids of its records and finds
  * those that are known. Returns 0; 19 NOT_ENOUGH_REPLICAS (retriable: an id belongs to an undecided

@@ -377,7 +377,7 @@ static void drop_slot(struct mqd_reader *reader, struct mqd_reader_slot *slot)
 {
     detach_all(reader, slot);
     mqd_list_remove(&slot->node);
-    reader->slots[slot->slot] = NULL;
+    reader->slots[slot->number] = NULL;
     free(slot->segments);
     free(slot->path);
     free(slot);
@@ -403,7 +403,7 @@ int mqd_reader_set_path(struct mqd_reader *reader, uint32_t number, const char *
         return mqd_error_set_static(ENOMEM, "no memory for a partition's path");
     }
     slot->path = copy;
-    slot->slot = number;
+    slot->number = number;
     mqd_list_append(&reader->known, &slot->node);
     reader->slots[number] = slot;
     return 0;
@@ -427,7 +427,7 @@ void mqd_reader_sweep(struct mqd_reader *reader, uint64_t (*generation_of)(void 
         struct mqd_reader_slot *slot = MQD_CONTAINER(node, struct mqd_reader_slot, node);
         if (slot->open_count == 0)
             continue;
-        uint64_t generation = generation_of(context, slot->slot);
+        uint64_t generation = generation_of(context, slot->number);
         if (generation != slot->generation)
             /* on failure all files of the slot are closed, as intended here */
             mqd_reader_list(reader, slot, generation);

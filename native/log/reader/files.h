@@ -53,7 +53,7 @@ struct mqd_reader_segment {
 struct mqd_reader_slot {
     struct mqd_node node; /* in reader->known */
     char *path;
-    uint32_t slot;
+    uint32_t number;
     uint32_t segment_count;
     uint32_t open_count;
     bool listed;

@@ -366,7 +366,7 @@ TEST(preallocation_runs_ahead_and_is_trimmed)
     CHECK_EQUAL(mqd_file_fallocate(job.fd, FALLOC_FL_KEEP_SIZE, job.offset, job.size_bytes), 0);
     mqd_partition_preallocate_done(partition, 0);
     CHECK(log_blocks_bytes(base) >= 65536);
-    mqd_partition_expire_producers(partition, NOW + 60000);
+    mqd_partition_do_periodic_work(partition, NOW + 60000);
     CHECK(log_blocks_bytes(base) <= 8192);
     CHECK(!mqd_partition_preallocate_begin(partition, &job)); /* until it is written to again */
     mqd_partition_close(partition, 0);

@@ -96,7 +96,7 @@ TEST(places_are_exact)
     }
     CHECK(mqd_partition_raise_high_watermark(partition, INT64_MAX) || previous == places[WRITES].log_end_offset);
     CHECK_EQUAL(log_positions(partition).high_watermark, places[WRITES].log_end_offset);
-    mqd_partition_expire_producers(partition, NOW); /* a quiet partition keeps no ring */
+    mqd_partition_do_periodic_work(partition, NOW); /* a quiet partition keeps no ring */
     CHECK(partition->marks == NULL);
     CHECK_EQUAL(log_append(partition, one(3)), 0);
     CHECK(mqd_partition_raise_high_watermark(partition, INT64_MAX));

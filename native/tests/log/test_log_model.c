@@ -314,7 +314,7 @@ static void step(struct model *model)
             do_advance_start(model);
         break;
     case 10:
-        mqd_partition_expire_producers(model->partition, NOW + 20000);
+        mqd_partition_do_periodic_work(model->partition, NOW + 20000);
         break;
     case 11:
         if (pick(model, 4) == 0) {

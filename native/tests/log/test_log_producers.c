@@ -593,8 +593,8 @@ TEST(producers_expire_and_are_bounded)
     struct mqd_partition *partition = log_open(&options, NULL);
     for (int64_t id = 1; id <= 20; id++)
         CHECK_EQUAL(log_append(partition, sent(id, 0, 0)), 0);
-    CHECK_EQUAL(mqd_partition_expire_producers(partition, NOW + 1000), 5);
-    CHECK_EQUAL(mqd_partition_expire_producers(partition, NOW + 1001), 0);
+    CHECK_EQUAL(mqd_partition_do_periodic_work(partition, NOW + 1000), 5);
+    CHECK_EQUAL(mqd_partition_do_periodic_work(partition, NOW + 1001), 0);
     CHECK_EQUAL(log_append(partition, sent(20, 0, 8)), 0); /* forgotten: any sequence number */
     mqd_partition_close(partition, 0);
 }

@@ -125,11 +125,11 @@ TEST(guards_are_bounded_and_expire)
         last = result.guard;
     }
     CHECK_EQUAL(stage(partition, data(1000, 0, 0), 0, first, &result), 19); /* the oldest was dropped */
-    CHECK_EQUAL(mqd_partition_expire_producers(partition, NOW + 60000), 0);
+    CHECK_EQUAL(mqd_partition_do_periodic_work(partition, NOW + 60000), 0);
     CHECK_EQUAL(stage(partition, data(1000 + MQD_VERIFICATION_COUNT_MAX, 0, 0), 0, last, &result), 0);
     CHECK_EQUAL(stage(partition, data(1500, 0, 0), 0, 0, &result), MQD_STAGE_VERIFY);
     write_staged(partition);
-    mqd_partition_expire_producers(partition, NOW + 60001);
+    mqd_partition_do_periodic_work(partition, NOW + 60001);
     CHECK(partition->verifications.entries == NULL);
     CHECK_EQUAL(stage(partition, data(1500, 0, 0), 0, result.guard, &result), 19);
     mqd_partition_close(partition, 0);
@@ -332,7 +332,7 @@ TEST(ongoing_transactions_outlive_idle_producers_and_restarts)
         }
         CHECK_EQUAL(log_sync(partition), 0);
         if (way < 3)
-            CHECK_EQUAL(mqd_partition_expire_producers(partition, NOW + 86400001), 1);
+            CHECK_EQUAL(mqd_partition_do_periodic_work(partition, NOW + 86400001), 1);
         struct mqd_recovery recovery = log_untrusted();
         recovery.clean_shutdown = way == 0;
         if (way == 1)
