@@ -124,8 +124,8 @@ int mqd_mapping_populate(struct mqd_segment_mapping *mapping, uint64_t from, uin
     uint64_t stop = start + WINDOW_BYTES > end ? start + WINDOW_BYTES : end;
     stop = stop < limit ? stop : limit;
     uint8_t *at = (uint8_t *)mapping->bytes + start;
-    /* Other errors: an older kernel, or no memory at present; the pages are then loaded on first
-     * access. */
+    /* Other errors: an older kernel, or out of memory at present; the pages are then loaded on
+     * first access. */
     if (madvise(at, stop - start, MADV_POPULATE_READ) < 0 && (errno == EFAULT || errno == EIO || errno == EHWPOISON))
         return mqd_error_system(EIO, "reading a segment file at byte %llu", (unsigned long long)start);
     mapping->populated_bytes = stop;

@@ -3,7 +3,7 @@
  * Owns the attachment's `reader_state`, which all readers of a client share. It outlives the
  * client, until its last reader is closed.
  *   R1  a thread that reads the socket or the control segment has entered (read lock), and
- *       mqd_client_close takes the write lock: so neither is closed under a reader.
+ *       mqd_client_close takes the write lock: so neither is closed while a reader uses it.
  *   R2  one query at a time, answered in order; a response with another number is late (the reader
  *       that sent the query has stopped waiting) and is dropped with its descriptor.
  * Concurrency: any number of readers on any threads. The socket is read only here; other code may

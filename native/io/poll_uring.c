@@ -30,6 +30,7 @@
 #define READ_PIECE_COUNT 16
 #define GENERATION_MASK 0xffffffu
 #define NO_OPERATION UINT32_MAX
+#define READ_CONTINUES INT32_MIN /* as a result: the read was queued again */
 #define WATCHED_EVENTS ((uint32_t)(POLLIN | POLLOUT | POLLRDHUP | POLLERR | POLLHUP))
 
 uint32_t mqd_poll_uring_submission_count = 256;
@@ -93,9 +94,9 @@ static void arm_watched(struct uring_poll *uring, uint32_t fd)
 {
     struct watched_fd *watched = &uring->watched[fd];
     bool armed = arm(uring, (int)fd, WATCHED_EVENTS, user_data(KIND_POLL, watched->generation, fd));
-    uring->arm_pending_count +=
-        (uint32_t)watched->arm_pending * (armed ? -1u : 0u) + (uint32_t)(!watched->arm_pending && !armed);
+    uring->arm_pending_count -= watched->arm_pending;
     watched->arm_pending = !armed;
+    uring->arm_pending_count += watched->arm_pending;
 }
 
 static void arm_wake(struct uring_poll *uring)
@@ -192,7 +193,7 @@ static int on_poll(struct uring_poll *uring, const struct mqd_uring_completion *
     struct watched_fd *watched = fd < uring->watched_count ? &uring->watched[fd] : NULL;
     if (!watched || !watched->present || watched->generation != generation)
         return 0; /* removed in the meantime */
-    /* not pollable, or no memory: arming again would not help; the owner will close the
+    /* not pollable, or out of memory: arming again would not help; the owner will close the
      * descriptor */
     if (completion->result < 0) {
         *event =
@@ -309,17 +310,17 @@ static int complete(struct uring_poll *uring, struct operation *operation, int32
 static int on_read(struct uring_poll *uring, struct operation *operation, int32_t result, struct mqd_poll_event *event)
 {
     if (result == -EINTR || result == -EAGAIN)
-        result = queue_read(uring, operation) ? INT32_MIN : result;
+        result = queue_read(uring, operation) ? READ_CONTINUES : result;
     else if (result > 0) {
         uint32_t count = (uint32_t)result < operation->remaining_bytes ? (uint32_t)result : operation->remaining_bytes;
         operation->done_bytes += count;
         operation->remaining_bytes -= count;
         operation->offset += count;
         if (operation->remaining_bytes && queue_read(uring, operation))
-            result = INT32_MIN;
+            result = READ_CONTINUES;
     }
-    if (result == INT32_MIN)
-        return 0; /* continues */
+    if (result == READ_CONTINUES)
+        return 0;
     if (operation->done_bytes)
         result = operation->done_bytes > INT32_MAX ? INT32_MAX : (int32_t)operation->done_bytes;
     return complete(uring, operation, result, event);
@@ -378,8 +379,8 @@ static int wait_events(struct mqd_poll *poll, struct mqd_poll_event *events, int
         return count;
     int result = mqd_uring_enter(&uring->ring, should_block ? 1 : 0, timeout_ns);
     count += reap(uring, events + count, count_max - count, &woken);
-    /* ETIME, EINTR: expected. EAGAIN, EBUSY: no memory, or completions must be taken first; all are
-     * retried */
+    /* ETIME, EINTR: expected. EAGAIN, EBUSY: out of memory, or completions must be taken first; all
+     * are retried */
     if (result == 0 || result == -ETIME || result == -EINTR || result == -EAGAIN || result == -EBUSY || count)
         return count;
     return mqd_error_system(-result, result == -EEXIST ? "io_uring is used by two threads" : "io_uring_enter failed");

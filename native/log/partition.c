@@ -495,8 +495,8 @@ static int64_t at_least(int64_t value, int64_t least)
 }
 
 /* If dedup.window.ms is set while the log is open, only the ids of later records are known; when a
- * log is opened with this setting, its ids are read from the log. If there is no memory for the
- * ids, batches are refused until the settings are applied again. */
+ * log is opened with this setting, its ids are read from the log. If memory for the ids runs out,
+ * batches are refused until the settings are applied again. */
 static void set_dedup(struct mqd_partition *partition)
 {
     const struct mqd_log_options *options = &partition->options;

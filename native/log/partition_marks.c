@@ -26,7 +26,7 @@ static void thin(struct mqd_marks *marks)
     marks->count = kept_count;
 }
 
-/* Makes room for one more mark. Returns false if there is no memory for the first ring. */
+/* Makes room for one more mark. Returns false if out of memory for the first ring. */
 static bool grow(struct mqd_partition *partition)
 {
     struct mqd_marks *old = partition->marks;

@@ -142,7 +142,7 @@ static int marker_type(struct mqd_compact_input *input, const struct mqd_batch *
                       (uint64_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
     int result = batch->attributes & MQD_ATTRIBUTE_COMPRESSION ? 0 : mqd_records_next(&records, &record);
     if (result < 0) {
-        mqd_compact_input_corrupt(input, batch, records.reason);
+        mqd_compact_report_corrupt(input, batch, records.reason);
         return -2;
     }
     if (result == 0 || record.key_bytes < 4 || record.key[2] != 0 || record.key[3] > 1)
@@ -270,7 +270,7 @@ static int map_records(struct mqd_compact *compact, const uint8_t *bytes, uint64
             return on_map_full(compact, offset);
     }
     if (more < 0)
-        return mqd_compact_input_corrupt(&compact->input, batch, records.reason);
+        return mqd_compact_report_corrupt(&compact->input, batch, records.reason);
     compact->mapped_end = mqd_batch_end_offset(batch);
     return MQD_COMPACT_MORE;
 }

@@ -61,7 +61,8 @@ int mqd_compact_input_next(struct mqd_compact_input *input, struct mqd_batch *ba
 /* All bytes of the batch that `next` returned, CRC checked; valid until the next call. NULL:
  * mqd_error set. */
 const uint8_t *mqd_compact_input_bytes(struct mqd_compact_input *input, const struct mqd_batch *batch);
-int mqd_compact_input_corrupt(const struct mqd_compact_input *input, const struct mqd_batch *batch, const char *reason);
+int mqd_compact_report_corrupt(const struct mqd_compact_input *input, const struct mqd_batch *batch,
+                               const char *reason);
 void mqd_compact_input_end(struct mqd_compact_input *input);
 
 struct mqd_compact_bytes {

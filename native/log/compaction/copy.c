@@ -209,7 +209,7 @@ static int choose_records(struct mqd_compact *compact, const uint8_t *bytes, uin
         if (add_run(compact, (uint32_t)(record.bytes - bytes), record.size_bytes) < 0)
             return -1;
     }
-    return more < 0 ? mqd_compact_input_corrupt(&compact->input, batch, records.reason) : 0;
+    return more < 0 ? mqd_compact_report_corrupt(&compact->input, batch, records.reason) : 0;
 }
 
 /* Rewrites the chosen runs, record by record, with another base timestamp. They were parsed before,
@@ -261,7 +261,7 @@ int mqd_compact_copy_records(struct mqd_compact *compact, const uint8_t *bytes, 
     struct mqd_batch *batch = &compact->batch;
     struct kept_records kept;
     if (size_bytes > UINT32_MAX)
-        return mqd_compact_input_corrupt(&compact->input, batch, "its records decompress to more than 4 GiB");
+        return mqd_compact_report_corrupt(&compact->input, batch, "its records decompress to more than 4 GiB");
     if (choose_records(compact, bytes, size_bytes, &kept) < 0)
         return -1;
     if (kept.count == 0)

@@ -110,7 +110,7 @@ static const uint8_t *make_readable(struct mqd_compact_input *input, int64_t nee
     return input->buffer;
 }
 
-int mqd_compact_input_corrupt(const struct mqd_compact_input *input, const struct mqd_batch *batch, const char *reason)
+int mqd_compact_report_corrupt(const struct mqd_compact_input *input, const struct mqd_batch *batch, const char *reason)
 {
     int64_t position = batch ? input->position - batch->size_bytes : input->position;
     return mqd_error_set(MQD_E_CORRUPT, "%s/%020lld.log at position %lld: %s", input->directory,
@@ -129,19 +129,19 @@ int mqd_compact_input_next(struct mqd_compact_input *input, struct mqd_batch *ba
         return 0;
     int64_t left = input->file_end - input->position, base = input->bases[input->number];
     if (left < MQD_BATCH_HEADER_BYTES)
-        return mqd_compact_input_corrupt(input, NULL, "the file ends inside a batch header");
+        return mqd_compact_report_corrupt(input, NULL, "the file ends inside a batch header");
     const uint8_t *bytes = make_readable(input, MQD_BATCH_HEADER_BYTES);
     if (!bytes)
         return -1;
     if (mqd_batch_decode(bytes, MQD_BATCH_HEADER_BYTES, batch) < 0)
-        return mqd_compact_input_corrupt(input, NULL, "not a record batch header of magic 2");
+        return mqd_compact_report_corrupt(input, NULL, "not a record batch header of magic 2");
     if (batch->size_bytes > left)
-        return mqd_compact_input_corrupt(input, NULL, "the file ends inside a batch");
+        return mqd_compact_report_corrupt(input, NULL, "the file ends inside a batch");
     int64_t end_offset = mqd_batch_end_offset(batch);
     bool has_next_segment = input->number + 1 < input->segment_count;
     if (batch->base_offset < input->next_offset || (has_next_segment && end_offset > input->bases[input->number + 1]) ||
         end_offset - 1 - base > INT32_MAX)
-        return mqd_compact_input_corrupt(input, NULL, "a batch's offsets are out of order");
+        return mqd_compact_report_corrupt(input, NULL, "a batch's offsets are out of order");
     input->position += batch->size_bytes;
     input->next_offset = end_offset;
     return 1;
@@ -153,7 +153,7 @@ const uint8_t *mqd_compact_input_bytes(struct mqd_compact_input *input, const st
     const uint8_t *bytes = make_readable(input, batch->size_bytes);
     input->position += batch->size_bytes;
     if (bytes && mqd_crc32c(0, bytes + CRC_FROM, (size_t)batch->size_bytes - CRC_FROM) != batch->crc) {
-        mqd_compact_input_corrupt(input, batch, "a batch's CRC is wrong");
+        mqd_compact_report_corrupt(input, batch, "a batch's CRC is wrong");
         return NULL;
     }
     return bytes;
