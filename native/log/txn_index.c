@@ -14,7 +14,7 @@
 #include "base/file.h"
 #include "log/segment.h"
 
-#define CHUNK_COUNT 120u /* entries: about 4 KiB */
+#define CHUNK_ENTRY_COUNT 120u /* entries: about 4 KiB */
 
 void mqd_aborted_encode(uint8_t *at, const struct mqd_aborted *entry)
 {
@@ -126,7 +126,7 @@ static int write_at(int fd, const uint8_t *bytes, size_t size_bytes, int64_t pos
 static int append_chunk(struct mqd_txn_index *index, int64_t segment_base, const struct mqd_aborted *entries,
                         uint32_t count)
 {
-    uint8_t bytes[CHUNK_COUNT * MQD_TXN_INDEX_ENTRY_BYTES], sums[CHUNK_COUNT * MQD_TXN_SUM_BYTES];
+    uint8_t bytes[CHUNK_ENTRY_COUNT * MQD_TXN_INDEX_ENTRY_BYTES], sums[CHUNK_ENTRY_COUNT * MQD_TXN_SUM_BYTES];
     uint32_t sum = index->sum;
     for (uint32_t i = 0; i < count; i++) {
         mqd_aborted_encode(bytes + i * MQD_TXN_INDEX_ENTRY_BYTES, &entries[i]);
@@ -145,7 +145,7 @@ static int append_all(struct mqd_txn_index *index, int64_t segment_base, const s
                       uint32_t count)
 {
     while (count > 0) {
-        uint32_t part = count < CHUNK_COUNT ? count : CHUNK_COUNT;
+        uint32_t part = count < CHUNK_ENTRY_COUNT ? count : CHUNK_ENTRY_COUNT;
         if (append_chunk(index, segment_base, entries, part) < 0)
             return -1;
         entries += part;
@@ -281,7 +281,7 @@ static int read_items(int fd, uint32_t item_bytes, uint32_t first, uint32_t coun
  * the end; -1 with errno (EBADMSG: an entry fails verification). */
 static int read_chunk(const struct files *files, uint32_t first, uint32_t count, uint8_t *bytes)
 {
-    uint8_t sums[(CHUNK_COUNT + 1) * MQD_TXN_SUM_BYTES] = {0};
+    uint8_t sums[(CHUNK_ENTRY_COUNT + 1) * MQD_TXN_SUM_BYTES] = {0};
     uint32_t extra = first > 0; /* the checksum before that of entry `first`, if any, is read too */
     if (first >= files->checksum_count)
         return 0;
@@ -317,14 +317,14 @@ static int extra_allowed(const struct files *files, int64_t sound_below)
 
 int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t sound_below)
 {
-    uint8_t bytes[CHUNK_COUNT * MQD_TXN_INDEX_ENTRY_BYTES];
+    uint8_t bytes[CHUNK_ENTRY_COUNT * MQD_TXN_INDEX_ENTRY_BYTES];
     struct files files;
     if (files_open(&files, directory, segment_base) < 0)
         return mqd_error_system(errno, "%s: cannot open the .txnindex of segment %lld", directory,
                                 (long long)segment_base);
     int result = extra_allowed(&files, sound_below);
-    for (uint32_t at = 0; result == 1 && at < files.checksum_count; at += CHUNK_COUNT)
-        if (read_chunk(&files, at, CHUNK_COUNT, bytes) < 0)
+    for (uint32_t at = 0; result == 1 && at < files.checksum_count; at += CHUNK_ENTRY_COUNT)
+        if (read_chunk(&files, at, CHUNK_ENTRY_COUNT, bytes) < 0)
             result = errno == EBADMSG ? 0 : -1;
     files_close(&files);
     return result < 0 ? mqd_error_system(errno, "%s: cannot read the .txnindex of segment %lld", directory,
@@ -345,7 +345,7 @@ static bool is_sound(const uint8_t *at, const struct mqd_aborted *entry, const s
 
 int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offset_end, struct mqd_aborted_list *out)
 {
-    uint8_t bytes[CHUNK_COUNT * MQD_TXN_INDEX_ENTRY_BYTES];
+    uint8_t bytes[CHUNK_ENTRY_COUNT * MQD_TXN_INDEX_ENTRY_BYTES];
     struct files files;
     int count = 0, result = 0;
     out->count = 0;
@@ -354,7 +354,7 @@ int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offs
                                 (long long)segment_base);
     bool more = true;
     while (result == 0 && more) {
-        count = read_chunk(&files, out->count, CHUNK_COUNT, bytes);
+        count = read_chunk(&files, out->count, CHUNK_ENTRY_COUNT, bytes);
         if (count < 0 && errno == EBADMSG)
             count = read_chunk(&files, out->count, 1, bytes); /* up to the first entry that fails verification */
         more = count > 0;
@@ -459,11 +459,11 @@ static int64_t first_at_or_after(const struct files *files, int64_t offset)
 
 static int collect(const struct files *files, int64_t from_offset, int64_t to_offset, struct mqd_aborted_list *out)
 {
-    uint8_t bytes[CHUNK_COUNT * MQD_TXN_INDEX_ENTRY_BYTES];
+    uint8_t bytes[CHUNK_ENTRY_COUNT * MQD_TXN_INDEX_ENTRY_BYTES];
     int64_t at = first_at_or_after(files, from_offset);
     int count = at < 0 ? -1 : 1;
     for (; count > 0; at += count) {
-        count = read_chunk(files, (uint32_t)at, CHUNK_COUNT, bytes);
+        count = read_chunk(files, (uint32_t)at, CHUNK_ENTRY_COUNT, bytes);
         for (int i = 0; i < count; i++) {
             struct mqd_aborted entry = decode(bytes + i * MQD_TXN_INDEX_ENTRY_BYTES);
             if (entry.last_offset >= from_offset && entry.first_offset < to_offset && mqd_aborted_add(out, &entry) < 0)
