@@ -101,15 +101,15 @@ class Driver:
 
     # -- partitions --------------------------------------------------------------------------------
 
-    def partitions(self, missing_is_lost: bool = False) -> list[Key]:
-        """The current partitions of the requested topics. `missing_is_lost`: the subscribed topics
-        existed before, so a missing topic is left out; otherwise it is an error.
+    def partitions(self, skip_missing: bool = False) -> list[Key]:
+        """The current partitions of the requested topics. A missing topic or partition is an error,
+        or is left out with `skip_missing` (it existed before).
         """
         options = self.options
         names = None if options.pattern is not None else options.topics
         metadata = self.cluster.with_retries(
             f"topics {', '.join(options.topics) or options.pattern}",
-            lambda: self._metadata(names, missing_is_lost),
+            lambda: self._metadata(names, skip_missing),
             options.retry_interval_s,
         )
         if options.pattern is not None:
@@ -124,7 +124,7 @@ class Driver:
         for name, indexes in options.assigned.items():
             existing = self.topics[name].leaders if name in self.topics else {}
             unknown = [index for index in indexes if index not in existing]
-            if unknown and not missing_is_lost:
+            if unknown and not skip_missing:
                 raise MqdReadError(
                     f"option assign: topic {name} has no partition {', '.join(map(str, unknown))}; there are"
                     f" {len(existing)}"
@@ -137,11 +137,11 @@ class Driver:
             if index in self.topics[name].leaders
         )
 
-    def _metadata(self, names: Iterable[str] | None, missing_is_lost: bool) -> Metadata:
+    def _metadata(self, names: Iterable[str] | None, skip_missing: bool) -> Metadata:
         metadata = self.cluster.metadata(names)
         for topic in metadata.topics.values():
             if topic.error and not (
-                missing_is_lost and topic.error in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+                skip_missing and topic.error in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
             ):
                 check(topic.error, f"topic {topic.name}")
         return metadata
@@ -236,8 +236,8 @@ class Driver:
         return by_key
 
     def bytes_per_offset(self, keys: Iterable[Key]) -> dict[Key, float]:
-        """The average size of an offset on disk, from each leader's log directories. Partitions of
-        unknown size are left out; if any is, all tasks are split by offsets.
+        """The average bytes on disk per offset, from each leader's log directories. Partitions of
+        unknown size are left out; then all tasks are split by numbers of offsets.
         """
         by_node: dict[int, dict[str, list[int]]] = {}
         for topic, partition in keys:
@@ -268,6 +268,7 @@ class Driver:
         }
 
     def tasks(self, ranges: list[Range]) -> list[Range]:
+        """Splits ranges into one for each task, according to the options."""
         options = self.options
         weights = self._known_weights(ranges) if options.min_partitions and options.min_partitions > len(ranges) else {}
         return split(ranges, options.min_partitions, options.max_records_per_partition, weights)
@@ -349,10 +350,8 @@ def plan_batch(options: SourceOptions) -> list[Any]:
     driver = Driver(options)
     try:
         keys = driver.partitions()
-        starts, ends = (
-            driver.resolve(options.starting, keys, "starting"),
-            driver.resolve(options.ending, keys, "ending"),
-        )
+        starts = driver.resolve(options.starting, keys, "starting")
+        ends = driver.resolve(options.ending, keys, "ending")
         earliest, latest = driver.offsets_at(keys, EARLIEST), driver.offsets_at(keys, LATEST)
         archived: list[Any] = []
         requested = {key: [(starts[key], ends[key])] for key in keys}

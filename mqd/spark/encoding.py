@@ -36,7 +36,7 @@ from mqd.spark.headers import encode as encode_headers
 from mqd.spark.sink_options import COLUMNS, SinkOptions, column_name
 
 HEADER_BYTES = 61
-GATHER_BYTES = 4 << 20  # so many Arrow bytes of a topic are encoded together, to fill the partitions' batches
+GATHER_BYTES = 4 << 20  # a topic's rows are buffered up to this size in Arrow, so that its batches are large
 RECORD_OVERHEAD_MAX = 40
 _TRANSACTIONAL = 1 << 4
 _IDENTITY = struct.Struct(">qhi")  # producer id, epoch, base sequence: from byte 43 on
@@ -59,22 +59,14 @@ class Rows:
         timestamps: np.ndarray | None,
         timestamp_ms: int,
     ) -> None:
-        self.values, self.keys, self.headers, self.timestamps, self.timestamp_ms = (
-            values,
-            keys,
-            headers,
-            timestamps,
-            timestamp_ms,
-        )
+        self.values, self.keys, self.headers = values, keys, headers
+        self.timestamps, self.timestamp_ms = timestamps, timestamp_ms
 
     def to_native(self, start: int, end: int) -> Columns:
         selected = Columns(count=end - start, timestamp_ms=self.timestamp_ms)
         values = self.values.part(start, end)
-        selected.values, selected.value_bytes, selected.fixed_value_bytes = (
-            values.data,
-            values.sizes,
-            values.fixed_bytes,
-        )
+        selected.values, selected.value_bytes = values.data, values.sizes
+        selected.fixed_value_bytes = values.fixed_bytes
         if self.keys is not None:
             keys = self.keys.part(start, end)
             selected.keys, selected.key_bytes = keys.data, keys.each_size()
@@ -100,14 +92,8 @@ class Batch:
     __slots__ = ("data", "end", "first_sent_s", "partition", "rows", "sequence", "start", "topic")
 
     def __init__(self, topic: str, partition: int, rows: Rows, start: int, end: int, data: bytearray) -> None:
-        self.topic, self.partition, self.rows, self.start, self.end, self.data = (
-            topic,
-            partition,
-            rows,
-            start,
-            end,
-            data,
-        )
+        self.topic, self.partition, self.rows = topic, partition, rows
+        self.start, self.end, self.data = start, end, data
         self.sequence = -1
         self.first_sent_s = 0.0
 

@@ -44,7 +44,7 @@ FRAME_ROOM_BYTES = 64 << 10  # for the parts of a response other than its record
 RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # limits of one view, so that its columns stay in the CPU cache
 PAUSE_S = 0.05
 MISSING_S = 5.0  # F5
-FETCH = 1
+FETCH = 1  # API key
 
 
 class PartitionResponse(msgspec.Struct):
@@ -96,13 +96,11 @@ class _Cursor:
             self.bytes(self.unsigned())
 
 
-_CORRELATION_ID, _TOP_FIELDS, _PARTITION, _ABORTED, _INT32 = (
-    struct.Struct(">i"),
-    struct.Struct(">ihi"),
-    struct.Struct(">ihqqq"),
-    struct.Struct(">qq"),
-    struct.Struct(">i"),
-)
+_CORRELATION_ID = struct.Struct(">i")
+_TOP_FIELDS = struct.Struct(">ihi")  # throttle time, error, session id
+_PARTITION = struct.Struct(">ihqqq")  # index, error, high watermark, last stable offset, log start offset
+_ABORTED = struct.Struct(">qq")  # producer id, first offset
+_INT32 = struct.Struct(">i")
 
 
 def parse_response(frame: memoryview, correlation_id: int, topic_id: bytes, partition: int) -> PartitionResponse:
@@ -256,8 +254,8 @@ class TcpViews:
         if self._version < VERSION_MIN:
             raise MqdReadError(
                 f"the broker {self._connection.host}:{self._connection.port} supports Fetch up to version"
-                f" {self._version}; format mqd"
-                f' needs {VERSION_MIN} (topics by id): read it with format("kafka")'
+                f" {self._version}; format mqd needs {VERSION_MIN} (topics by id): read it with"
+                ' format("kafka")'
             )
         self._connection.set_timeout(self._options.kafka.request_timeout_s + MAX_WAIT_MS / 1000)
 
@@ -324,7 +322,7 @@ class TcpViews:
             return
         self._replica = -1
         if response.error == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._out_of_range()
+            self._handle_out_of_range()
             raise _LookupNeeded
         error = BrokerError(response.error, f"fetching {self.name} at offset {self.position}")
         # the next lookup shows whether the topic still exists
@@ -332,7 +330,7 @@ class TcpViews:
             raise _LookupNeeded(str(error))
         raise MqdReadError(str(error))
 
-    def _out_of_range(self) -> None:
+    def _handle_out_of_range(self) -> None:
         earliest, latest = (
             list_offset(self._cluster, self._range, timestamp, self._isolation) for timestamp in (-2, -1)
         )
@@ -368,7 +366,7 @@ class TcpViews:
     def _corrupt(self, text: str) -> MqdReadError:
         return MqdReadError(
             f"{self.name}: a damaged record batch at offset {self.position}: {text}. `mqd log dump` shows it;"
-            " startingOffsets after it skips it"
+            " to skip it, set startingOffsets to a later offset"
         )
 
     def _records(self, response: PartitionResponse, size: int, next_offset: int) -> Iterator[Any]:

@@ -61,8 +61,8 @@ def plan(
     for topic, topic_id in ids.items():
         if archive.topic_ids.get(topic, id_text(topic_id)) != id_text(topic_id):
             raise MqdReadError(
-                f"{topic} was recreated after it was archived at {options.archive}: offsets mean different records"
-                f" in the two. {_ADVICE}"
+                f"{topic} was recreated after it was archived at {options.archive}: the same offset is a different"
+                f" record there. {_ADVICE}"
             )
     archived_ranges = {
         key: span for topic in {topic for topic, _ in starts} for key, span in _archived_ranges(archive, topic).items()

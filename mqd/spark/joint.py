@@ -39,7 +39,7 @@ class Child(NamedTuple):
     producer_epoch: int
 
 
-class Joint:
+class JointTransaction:
     """The transaction of one batch and run."""
 
     def __init__(self, cluster: Cluster, transactional_id: str, batch_id: int, run_id: str, timeout_ms: int) -> None:

@@ -1,5 +1,5 @@
-"""Reads a partition's records from mapped segments of this host's broker: without a socket, and
-without a copy before Arrow's.
+"""Reads a partition's records from mapped segments of this host's broker, without a socket; they
+are copied only once, into Arrow's buffers.
 
     # raises NotLocal if TCP must be used
     views = open_views(options, cluster, range_, report_loss, pool)
@@ -42,7 +42,7 @@ RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # limits of one view, so that its colum
 WAIT_S, POLL_S = 0.5, 0.002
 ATTACH_TIMEOUT_MS = 3000
 RESPONSE_TIMEOUT_S = 10.0
-FETCH, VERSION = 1, 13
+FETCH, VERSION = 1, 13  # API key and version
 _request_numbers = itertools.count(1)
 _clients: dict[tuple[int, str, str], Client] = {}  # L1: by process, socket and server
 
@@ -175,7 +175,7 @@ class LocalViews:
             elif problem.kind == "corrupt":
                 raise MqdReadError(
                     f"{self._range.topic}-{self._range.partition}: a damaged record batch at offset {self.position}:"
-                    f" {problem.text}. `mqd log dump` shows it; startingOffsets after it skips it"
+                    f" {problem.text}. `mqd log dump` shows it; to skip it, set startingOffsets to a later offset"
                 )
             else:  # out of range or deleted: the leader reports the cause over TCP
                 return

@@ -22,7 +22,7 @@ from mqd.spark.encoding import MqdWriteError
 from mqd.spark.options import KafkaSettings
 
 MEMORY_BYTES = 12 << 20
-FRAME_BYTES_MAX = 5 << 20  # of a request: MEMORY_BYTES is enough for two
+FRAME_BYTES_MAX = 5 << 20  # the largest request: two of them fit into MEMORY_BYTES
 ATTACH_TIMEOUT_MS = 3000
 
 

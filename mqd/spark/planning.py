@@ -57,7 +57,7 @@ def split(
 
 def _weights(ranges: list[Range], bytes_per_offset: Mapping[Key, float]) -> list[float]:
     averages = [bytes_per_offset.get((one.topic, one.partition), 0.0) for one in ranges]
-    if not all(averages):  # bytes and offsets are not compared with each other
+    if not all(averages):  # weights in bytes cannot be compared with numbers of offsets
         averages = [1.0] * len(ranges)
     return [one.size * weight for one, weight in zip(ranges, averages, strict=True)]
 
@@ -85,7 +85,7 @@ def _cut(range_: Range, count: int) -> list[Range]:
     ]
 
 
-def rate_limited(start: Mapping[Key, int], latest: Mapping[Key, int], offsets_max: int) -> dict[Key, int]:
+def limit_rate(start: Mapping[Key, int], latest: Mapping[Key, int], offsets_max: int) -> dict[Key, int]:
     """The end offsets of a trigger of at most `offsets_max` offsets (P2). Every partition of
     `latest` is in the result; a partition without a start begins at its latest offset.
     """

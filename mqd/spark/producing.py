@@ -37,8 +37,8 @@ from mqd.spark.wire import BrokerConnection, BrokerError, Cluster, Topic
 
 PRODUCE, VERSION = 0, 12  # topics by name; partitions are added to the transaction by their first Produce
 QUEUED_BYTES_MAX = 8 << 20
-_HEAD_BYTES_MAX = 1 << 18  # of a request, without its batches
-_LARGE_BYTES = 1 << 20
+_HEAD_BYTES_MAX = 1 << 18  # size of a request without its batches
+_LARGE_BYTES = 1 << 20  # a larger request may have exceeded the broker's socket.request.max.bytes
 BROKER_TIMEOUT_MS = 30_000
 METADATA_AGE_S = 300.0
 RETRY_S = 0.05
@@ -138,14 +138,8 @@ class _InFlight:
         batches: list[Batch],
         deadline: float,
     ) -> None:
-        self.node_id, self.link, self.version, self.correlation_id, self.batches, self.deadline = (
-            node_id,
-            link,
-            version,
-            correlation_id,
-            batches,
-            deadline,
-        )
+        self.node_id, self.link, self.version = node_id, link, version
+        self.correlation_id, self.batches, self.deadline = correlation_id, batches, deadline
 
 
 class Producer:
@@ -164,8 +158,8 @@ class Producer:
         self._metadata_requested_at = 0.0
         self._queues: dict[Key, collections.deque[Batch]] = {}
         self._next_sequence: dict[Key, int] = {}
-        self._not_before: dict[Key, float] = {}
-        self._flights: dict[int, _InFlight] = {}
+        self._not_before: dict[Key, float] = {}  # time of the next attempt, after a failed one
+        self._flights: dict[int, _InFlight] = {}  # by node id
         self._queued_bytes = 0
         self.record_count = self.byte_count = 0
 
@@ -257,6 +251,7 @@ class Producer:
         self._flights = {}
 
     def _step(self) -> None:
+        """Sends what is due, then waits for one response, or for the next attempt."""
         self._send_due()
         if self._flights:
             self._complete(self._wait_for_flight())

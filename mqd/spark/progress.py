@@ -8,17 +8,17 @@ holds only state that may be lost.
         has the same records, as long as the log holds them
     S2  the offsets of a `latest` start are determined once, and kept in Spark's checkpoint. A query
         that begins at the end of the log makes its first batch empty, [end, end): Spark records
-        that before anything is read. A restart before the first batch was committed looks up the
-        beginning again, which is later by then; but the repeated batch ends where the log ended the
-        first time, and the next one begins there. So nothing in between is skipped, although Spark
-        does not pass the checkpoint to the source.
+        that before anything is read. After a restart before the first batch was committed, the
+        start is looked up again, and is later by then; but the repeated batch has the end that
+        Spark recorded, and the next batch begins there. So nothing in between is skipped, although
+        Spark does not pass the checkpoint to the source.
     S3  nothing is skipped silently: a deleted or recreated topic, offsets that went back, and a log
         that begins after the query's position are losses (failOnDataLoss)
     S4  a partition that is found later begins at its earliest offset
-    S5  the group's offsets are the end of a batch that Spark has committed, never of another. Spark
-        calls commit(end) for all but a run's last batch; the start of the next batch implies the
-        same: that end is committed for the group, too. A failure is only a warning: nothing depends
-        on it
+    S5  the offsets committed for the group are the end of a batch that Spark has committed, never
+        of another. Spark calls commit(end) for all but a run's last batch; when a batch starts at
+        an end, that end is committed for the group, too. A failure is only a warning: nothing
+        depends on it
     S6  one broker's response is not enough for a loss: missing topics are requested again, from
         other brokers too, for ATTEMPTS * PAUSE_S. A topic that is still missing keeps its position
         (as long as failOnDataLoss lets the query continue): if it reappears, the query continues
@@ -40,7 +40,7 @@ from typing import Any
 from mqd.spark.driver import Driver
 from mqd.spark.offsets import Position
 from mqd.spark.options import EARLIEST, LATEST, SourceOptions
-from mqd.spark.planning import Key, Range, rate_limited
+from mqd.spark.planning import Key, Range, limit_rate
 from mqd.spark.wire import BrokerError, MqdMissingError, MqdReadError
 
 log = logging.getLogger("mqd.spark")
@@ -49,7 +49,7 @@ ATTEMPTS, PAUSE_S = 20, 0.25  # S6
 
 
 class Progress:
-    """See the module. Raises MqdReadError."""
+    """See the module's docstring. Raises MqdReadError."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Progress:
     # -- the end of a batch ------------------------------------------------------------------------
 
     def prepare_available_now(self) -> None:
-        self._target = self._latest = self._log_ends(lambda: self._driver.partitions(missing_is_lost=True))
+        self._target = self._latest = self._log_ends(lambda: self._driver.partitions(skip_missing=True))
 
     def latest(self, start: dict[str, Any], unlimited: bool) -> dict[str, Any]:
         """The end of the next batch; `start` itself means that there is nothing to do yet."""
@@ -118,7 +118,7 @@ class Progress:
             if self._target is None and self._must_wait_for_more(starts, ends.offsets):
                 return start
             if self.options.max_offsets_per_trigger is not None:
-                ends = Position(rate_limited(starts, ends.offsets, self.options.max_offsets_per_trigger), ends.ids)
+                ends = Position(limit_rate(starts, ends.offsets, self.options.max_offsets_per_trigger), ends.ids)
         return ends.to_json()
 
     def _find_ends(self, position: Position) -> Position:
@@ -133,13 +133,13 @@ class Progress:
 
     def _find_partitions(self, target: Position) -> list[Key]:
         """The existing partitions; if some of `target` are missing, they are requested again (S6)."""
-        keys = self._driver.partitions(missing_is_lost=bool(target.offsets))
+        keys = self._driver.partitions(skip_missing=bool(target.offsets))
         for _ in range(ATTEMPTS):
             if not self._any_missing(target, keys, self._driver.ids()):
                 break
             self._pause(PAUSE_S)
             self._driver.use_another_broker()
-            keys = self._driver.partitions(missing_is_lost=True)
+            keys = self._driver.partitions(skip_missing=True)
         return keys
 
     def _any_missing(self, target: Position, keys: Collection[Key], ids: Mapping[str, bytes]) -> bool:
@@ -176,7 +176,7 @@ class Progress:
             if _was_recreated(topic, start.ids, later.ids):
                 self._driver.report_loss(
                     f"topic {topic} was deleted and created again since the last batch, which ended at"
-                    f" {_ends(start, topic)}"
+                    f" {_format_ends(start, topic)}"
                 )
                 recreated |= {key for key in start.offsets if key[0] == topic}
         return recreated
@@ -206,7 +206,7 @@ class Progress:
                 names = ", ".join(str(partition) for _, partition in missing)
                 self._driver.report_loss(
                     f"{topic}-{names} {'was' if len(missing) == 1 else 'were'} deleted; the last batch ended at"
-                    f" {_ends(start, topic)}"
+                    f" {_format_ends(start, topic)}"
                 )
             self._reported_lost.update(missing)
         return kept
@@ -240,7 +240,7 @@ class Progress:
     def plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
         begin, stop = Position.from_json(start), Position.from_json(end)
         if not self._driver.topics and stop.offsets:
-            self._driver.partitions(missing_is_lost=True)  # after a restart: the leaders, for the sizes of tasks
+            self._driver.partitions(skip_missing=True)  # after a restart: the leaders, for the sizes of tasks
         recreated = self._recreated(begin, stop)  # latest() has reported the other losses
         starts = {key: offset for key, offset in begin.offsets.items() if key in stop.offsets and key not in recreated}
         new_keys = [key for key in stop.offsets if key not in starts]
@@ -279,6 +279,7 @@ class Progress:
     # -- reports -----------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any] | None:
+        """The ends of the logs at the last lookup, for Spark's progress reports."""
         return None if self._latest is None else self._latest.to_json()
 
     def commit_offsets(self, end: dict[str, Any]) -> None:
@@ -313,7 +314,7 @@ def _was_recreated(topic: str, before: Mapping[str, bytes], now: Mapping[str, by
     return topic in before and topic in now and before[topic] != now[topic]
 
 
-def _ends(position: Position, topic: str) -> str:
+def _format_ends(position: Position, topic: str) -> str:
     return ", ".join(
         f"{partition}: {offset}" for (name, partition), offset in sorted(position.offsets.items()) if name == topic
     )

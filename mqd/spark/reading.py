@@ -4,7 +4,7 @@
         ...                                      # a pyarrow.RecordBatch of at most ROWS_MAX rows
 
 Records come from two sources. On the host of a broker that has the partition, records are read from
-its mapped segments (local.py), elsewhere by Fetch (fetching.py). Both return views: positions in
+its mapped segments (local.py), elsewhere by Fetch (fetching.py). Both return views, which refer to
 bytes that are not copied. A view is copied once, into Arrow's buffers, by native/client/columns.c.
 The columns topic and partition are created here, once per task.
 
@@ -40,12 +40,13 @@ from mqd.spark.wire import Cluster, MqdReadError
 log = logging.getLogger("mqd.spark")
 
 ROWS_MAX = 65536
-DATA_BYTES_MAX = 16 << 20  # buffer for the keys of a batch, and for its values
-SMALL_ROWS, SMALL_DATA_BYTES = 4096, 1 << 20  # of a small range: micro-batches do not need large buffers
+DATA_BYTES_MAX = 16 << 20  # size of the buffer for a batch's keys, and of that for its values
+# the same for a range of at most SMALL_ROWS: micro-batches do not need large buffers
+SMALL_ROWS, SMALL_DATA_BYTES = 4096, 1 << 20
 _FROM_RECORDS = ("key", "value", "offset", "timestamp", "timestampType", "headers")
 
 
-class Assembly:
+class BatchBuilder:
     """Builds batches of the wanted columns."""
 
     def __init__(self, names: Sequence[str], topic: str, partition: int, rows_max: int) -> None:
@@ -69,7 +70,7 @@ class Assembly:
             if start < len(view):
                 yield self._batch()
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
+    def remaining(self) -> Iterator[pa.RecordBatch]:
         if len(self._rows):
             yield self._batch()
 
@@ -91,7 +92,7 @@ def _repeat(text: bytes, count: int) -> Any:
 
 def read_range(options: SourceOptions, names: Sequence[str], range_: Range) -> Iterator[pa.RecordBatch]:
     """See the module's docstring. Raises MqdReadError."""
-    assembly = Assembly(names, range_.topic, range_.partition, min(ROWS_MAX, max(range_.size, 1)))
+    builder = BatchBuilder(names, range_.topic, range_.partition, min(ROWS_MAX, max(range_.size, 1)))
     cluster = Cluster(options.kafka)
     try:
         for view in _views(options, cluster, range_):
@@ -100,12 +101,13 @@ def read_range(options: SourceOptions, names: Sequence[str], range_: Range) -> I
                 # the record batch extends beyond the range
                 view = view[: int(np.searchsorted(view.offsets, range_.end))]
             try:
-                yield from assembly.add(_decrypt(options, view))
+                yield from builder.add(_decrypt(options, view))
             except NativeError as error:
                 raise MqdReadError(
-                    f"{range_.topic}-{range_.partition}: {error.strerror}. startingOffsets after it skips it"
+                    f"{range_.topic}-{range_.partition}: {error.strerror}. To skip it, set startingOffsets to a"
+                    " later offset"
                 ) from error
-        yield from assembly.rest()
+        yield from builder.remaining()
     finally:
         cluster.close()
 
@@ -133,12 +135,12 @@ def _views(options: SourceOptions, cluster: Cluster, range_: Range) -> Iterator[
     """Views from the range's start to its end, perhaps with some records beyond."""
     pool = BlockPool()
 
-    def lost(_: int, text: str) -> None:
+    def report_lost(_: int, text: str) -> None:
         report_loss(options, f"{range_.topic}-{range_.partition}: {text}")
 
-    tcp_views = TcpViews(cluster, options, range_, lost, pool)
+    tcp_views = TcpViews(cluster, options, range_, report_lost, pool)
     try:
-        local_views = _open_local(options, cluster, range_, lost, pool)
+        local_views = _open_local(options, cluster, range_, report_lost, pool)
         if local_views is not None:
             yield from local_views.views()
             tcp_views.continue_at(local_views.position)  # R2
@@ -149,7 +151,7 @@ def _views(options: SourceOptions, cluster: Cluster, range_: Range) -> Iterator[
 
 
 def _open_local(
-    options: SourceOptions, cluster: Cluster, range_: Range, lost: Callable[[int, str], None], pool: BlockPool
+    options: SourceOptions, cluster: Cluster, range_: Range, report_lost: Callable[[int, str], None], pool: BlockPool
 ) -> local.LocalViews | None:
     """None: use TCP, because the broker is on another host, the topic id is not known, or the
     option transport says so.
@@ -157,7 +159,7 @@ def _open_local(
     if options.kafka.transport == "tcp" or not range_.topic_id:
         return None
     try:
-        return local.open_views(options, cluster, range_, lost, pool)
+        return local.open_views(options, cluster, range_, report_lost, pool)
     except local.NotLocal as reason:
         if options.kafka.transport == "shm":
             raise MqdReadError(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 HEADERS = "headers"
-# name -> Spark's type in DDL. Order is Kafka's; headers only with includeHeaders.
+# name -> Spark's type in DDL, in the order of Kafka's source; headers only with includeHeaders
 COLUMNS = {
     "key": "binary",
     "value": "binary",

@@ -11,7 +11,8 @@ committed before gets no children: its rows are dropped, and its commit does not
 an idempotent producer for each task attempt; rows are readable as soon as they are written.
 
 1. Objects of this module are pickled to other processes: they hold options and plain values.
-2. write() leaves only connections without outstanding responses (producing.py), and no thread.
+2. write() leaves behind only connections without outstanding responses (producing.py), and no
+   thread.
 3. A commit message names its batch: commit() is called in another process, on a new object,
    without a task's context.
 """
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from mqd.coordinator.transaction.joint import PREFIX as JOINT
+from mqd.coordinator.transaction.joint import PREFIX as JOINT_PREFIX
 from mqd.spark.options import MqdOptionError
 from mqd.spark.sink_options import SinkOptions, sink_options
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqd.spark")
 
-PREFIX = JOINT + "spark."
+_PREFIX = JOINT_PREFIX + "spark."
 
 
 class BatchRun(NamedTuple):
@@ -47,7 +48,7 @@ class BatchRun(NamedTuple):
     run_id: str
 
 
-class Written(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """The result of one task attempt. `child` None: it wrote nothing in a transaction; `dropped`:
     its batch was committed before.
     """
@@ -60,13 +61,8 @@ class Written(WriterCommitMessage):
         byte_count: int,
         dropped: bool = False,
     ) -> None:
-        self.batch_run, self.child, self.row_count, self.byte_count, self.dropped = (
-            batch_run,
-            child,
-            row_count,
-            byte_count,
-            dropped,
-        )
+        self.batch_run, self.child = batch_run, child
+        self.row_count, self.byte_count, self.dropped = row_count, byte_count, dropped
 
 
 def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> MqdBatchWriter:
@@ -86,14 +82,14 @@ def stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> M
     return MqdStreamWriter(sink_options(options, schema, streaming=True))
 
 
-def _write(options: SinkOptions, batch_run: BatchRun, batches: Iterator[pyarrow.RecordBatch]) -> Written:
+def _write(options: SinkOptions, batch_run: BatchRun, batches: Iterator[pyarrow.RecordBatch]) -> TaskResult:
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
-        return Written(batch_run, None, 0, 0)
+        return TaskResult(batch_run, None, 0, 0)
     from mqd.spark import writing
 
     outcome = writing.write(options, batch_run, first, batches)
-    return Written(
+    return TaskResult(
         batch_run,
         None if outcome.child is None else (outcome.child[0], outcome.child[1]),
         outcome.row_count,
@@ -102,7 +98,7 @@ def _write(options: SinkOptions, batch_run: BatchRun, batches: Iterator[pyarrow.
     )
 
 
-def _end(
+def _end_batch(
     options: SinkOptions, messages: Sequence[WriterCommitMessage | None], commit: bool, batch_run: BatchRun | None
 ) -> None:
     """Ends a batch, according to the messages of its tasks. `batch_run`: None if only the messages
@@ -110,21 +106,21 @@ def _end(
     """
     from mqd.spark import writing
 
-    written = [message for message in messages if isinstance(message, Written)]
-    batch_runs = {message.batch_run for message in written if message.batch_run is not None} or (
+    results = [message for message in messages if isinstance(message, TaskResult)]
+    batch_runs = {result.batch_run for result in results if result.batch_run is not None} or (
         {batch_run} if batch_run is not None else set()
     )
     if not batch_runs or not options.is_exactly_once:
         return
     if len(batch_runs) > 1:
         raise RuntimeError(f"tasks of one batch name {len(batch_runs)} transactions: {sorted(batch_runs)}")
-    joint = writing.joint(options, batch_runs.pop())
+    joint = writing.joint_transaction(options, batch_runs.pop())
     if commit:
-        if any(message.dropped for message in written):
+        if any(result.dropped for result in results):
             log.warning(
                 "batch %d of %s was committed before: its repetition is dropped", joint.batch_id, joint.transactional_id
             )
-        joint.commit([writing.Child(*message.child) for message in written if message.child is not None])
+        joint.commit([writing.Child(*result.child) for result in results if result.child is not None])
     else:
         joint.abort()
 
@@ -136,19 +132,19 @@ class MqdBatchWriter(DataSourceArrowWriter):
         self.options = options
         run_id = uuid.uuid4().hex
         if options.app_id is None:
-            self.batch_run = BatchRun(f"{PREFIX}job.{run_id}", 0, run_id)
+            self.batch_run = BatchRun(f"{_PREFIX}job.{run_id}", 0, run_id)
         else:
-            self.batch_run = BatchRun(f"{PREFIX}app.{options.app_id}", options.app_version, run_id)
+            self.batch_run = BatchRun(f"{_PREFIX}app.{options.app_id}", options.app_version, run_id)
 
-    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> TaskResult:
         return _write(self.options, self.batch_run, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _end(self.options, messages, True, self.batch_run)
+        _end_batch(self.options, messages, True, self.batch_run)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         with _log_failed_abort():
-            _end(self.options, messages, False, self.batch_run)
+            _end_batch(self.options, messages, False, self.batch_run)
 
 
 class MqdStreamWriter(DataSourceStreamArrowWriter):
@@ -160,15 +156,13 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
         self.options = options
         self.fallback_run_id = uuid.uuid4().hex
 
-    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> TaskResult:
         from pyspark import TaskContext
 
         context = TaskContext.get()
         assert context is not None, "write() runs in a task"
-        query, batch = (
-            context.getLocalProperty("sql.streaming.queryId"),
-            context.getLocalProperty("streaming.sql.batchId"),
-        )
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
         if not query or batch is None:
             raise RuntimeError(
                 "Spark has not set the query's id and batch (sql.streaming.queryId, streaming.sql.batchId): this is"
@@ -176,16 +170,16 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
             )
         # Spark sets the id of the query's run as the group of its jobs
         run = context.getLocalProperty("spark.jobGroup.id") or self.fallback_run_id
-        return _write(self.options, BatchRun(f"{PREFIX}query.{query}", int(batch), run[:100]), iterator)
+        return _write(self.options, BatchRun(f"{_PREFIX}query.{query}", int(batch), run[:100]), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)
-        _end(self.options, messages, True, None)
+        _end_batch(self.options, messages, True, None)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         # only the tasks' messages name the query and its run
-        if self.options.is_exactly_once and not any(isinstance(message, Written) for message in messages):
+        if self.options.is_exactly_once and not any(isinstance(message, TaskResult) for message in messages):
             log.warning(
-                "batch %d has failed before one of its tasks was done, so its transaction is not aborted here. If"
+                "batch %d failed before any of its tasks was done, so its transaction is not aborted here. If"
                 " rows of it are in topics, readers with read_committed wait for its end until the query is"
                 " restarted or %d ms have passed (kafka.transaction.timeout.ms); `mqd txn abort` ends it immediately",
                 batchId,
@@ -193,7 +187,7 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
             )
             return
         with _log_failed_abort():
-            _end(self.options, messages, False, None)
+            _end_batch(self.options, messages, False, None)
 
 
 @contextlib.contextmanager

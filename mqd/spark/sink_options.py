@@ -58,9 +58,9 @@ class SinkOptions(msgspec.Struct, frozen=True):
     app_version: int = 0
 
 
-def sink_options(given: Mapping[str, str], schema: Any, streaming: bool) -> SinkOptions:
+def sink_options(spark_options: Mapping[str, str], schema: Any, streaming: bool) -> SinkOptions:
     """Raises MqdOptionError."""
-    options = Options(given)
+    options = Options(spark_options)
     refused = {
         **REFUSED_BY_SINK,
         "transactional.id": (
@@ -164,5 +164,5 @@ def _check_type(name: str, kind: str) -> None:
 
 
 def column_name(options: SinkOptions, name: str) -> str | None:
-    """The rows' name for one of COLUMNS, which may be in upper case; None: they do not have it."""
+    """The rows' name for one of COLUMNS, which may differ in case; None if they do not have it."""
     return options.columns[tuple(COLUMNS).index(name)] or None

@@ -37,7 +37,7 @@ FORMAT = "mqd"
 
 
 class MqdDataSource(DataSource):
-    """See the module. Registered by the top-level module pyspark_mqd, or by
+    """See the module's docstring. Registered by the top-level module pyspark_mqd, or by
     spark.dataSource.register(MqdDataSource).
     """
 
@@ -119,7 +119,7 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._get_progress().initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """In Python Spark has no limit with both a minimum and a maximum: any type other than
+        """In Python, Spark has no limit with both a minimum and a maximum: any type other than
         ReadAllAvailable will do, because latestOffset applies the options.
         """
         if self.options.max_offsets_per_trigger is not None:

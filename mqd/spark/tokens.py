@@ -5,7 +5,8 @@
 
 Spark writes the options of a query into its plan and gives them to executors; the password stays in
 the driver's Python process. The token is renewed by a thread of that process while the block runs,
-and is made to expire afterwards. It has the user's rights, and also works with Spark's own format("kafka").
+and is made to expire afterwards. It has the user's rights, and also works with Spark's own
+format("kafka").
 
     X1  the password is only in the settings of this object's connection, never in a query's options
     X2  a renewal that fails or is refused is logged and retried until the token has expired: the

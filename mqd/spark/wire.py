@@ -230,8 +230,7 @@ class Cluster:
                     raise MqdReadError(
                         f"{request_name}: no response within {self.api_timeout_s:g} s from"
                         f" {self.settings.bootstrap_servers}: {error}. Check that the broker is running and that"
-                        " kafka.bootstrap.servers is right."
-                        " kafka.default.api.timeout.ms sets how long to wait"
+                        " kafka.bootstrap.servers is right. kafka.default.api.timeout.ms sets how long to wait"
                     ) from error
             time.sleep(pause)  # between attempts: there is no notification when another process is back
             pause = min(2 * pause, PAUSE_MAX_S)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mqd.protocol.messages import InitProducerIdRequest
 from mqd.spark.encoding import Encoder, MqdWriteError
 from mqd.spark.joint import Child as Child
-from mqd.spark.joint import Joint
+from mqd.spark.joint import JointTransaction
 from mqd.spark.producing import Producer, connections
 from mqd.spark.wire import MqdReadError, check
 
@@ -36,17 +36,17 @@ class Outcome(NamedTuple):
     dropped: bool = False
 
 
-def joint(options: SinkOptions, batch_run: BatchRun) -> Joint:
-    return Joint(connections(options).cluster, *batch_run, options.transaction_timeout_ms)
+def joint_transaction(options: SinkOptions, batch_run: BatchRun) -> JointTransaction:
+    return JointTransaction(connections(options).cluster, *batch_run, options.transaction_timeout_ms)
 
 
 def write(
     options: SinkOptions, batch_run: BatchRun, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]
 ) -> Outcome:
     """Raises MqdWriteError, MqdReadError."""
-    transaction = joint(options, batch_run) if options.is_exactly_once else None
+    transaction = joint_transaction(options, batch_run) if options.is_exactly_once else None
     try:
-        child = transaction.enlist() if transaction is not None else _identity(options)
+        child = transaction.enlist() if transaction is not None else _allocate_identity(options)
     except (MqdWriteError, MqdReadError) as error:  # no row has been sent yet
         raise MqdWriteError(
             f"{'topics of the column topic' if options.topic is None else f'topic {options.topic}'}: {error}"
@@ -65,7 +65,7 @@ def write(
 
 def _write_all(
     options: SinkOptions,
-    transaction: Joint | None,
+    transaction: JointTransaction | None,
     child: Child,
     producer: Producer,
     first: pyarrow.RecordBatch,
@@ -73,20 +73,20 @@ def _write_all(
 ) -> None:
     encoder = Encoder(options, producer.partition_count)
     heartbeat_interval_s = options.transaction_timeout_ms / 1000 / HEARTBEATS_PER_TIMEOUT
-    heartbeat_at = time.monotonic()
+    last_heartbeat = time.monotonic()
     batch: Any = first
     while batch is not None:
         encoder.add(batch)
         producer.send(encoder.ready_batches())
-        if transaction is not None and time.monotonic() - heartbeat_at > heartbeat_interval_s:
+        if transaction is not None and time.monotonic() - last_heartbeat > heartbeat_interval_s:
             transaction.heartbeat(child)
-            heartbeat_at = time.monotonic()
+            last_heartbeat = time.monotonic()
         batch = next(others, None)
     producer.send(encoder.remaining_batches())
     producer.flush()
 
 
-def _identity(options: SinkOptions) -> Child:
+def _allocate_identity(options: SinkOptions) -> Child:
     """The identity of an idempotent producer."""
     cluster = connections(options).cluster
 

@@ -27,7 +27,7 @@ def archive_and_replay(
 ) -> Iterator[str]:
     from mqd.spark.pipelines.running import run, start
     from mqd.spark.pipelines.session import defaults
-    from mqd.spark.pipelines.settings import checked
+    from mqd.spark.pipelines.settings import parse_settings
 
     for key, value in defaults("local[2]").items():
         if key.startswith("spark.sql.execution."):
@@ -42,7 +42,7 @@ def archive_and_replay(
         for turn in range(2):  # the first one warms the JVM up
             path = str(place / f"archive-{text_bytes}-{turn}")
             common = {"name": f"{topic}-{turn}", "bootstrap": bootstrap, "path": path}
-            archive = checked(
+            archive = parse_settings(
                 {
                     "pipeline": "archive",
                     "trigger": "available-now",
@@ -59,7 +59,7 @@ def archive_and_replay(
             _line(f"archive, {size}", megabytes, took, cpu, broker_cpu_s)
             + f"   {sum(file.stat().st_size for file in Path(path).rglob('*.parquet')) / MB:.0f} MB of Parquet"
         )
-        replay = checked({"pipeline": "replay", "to": {topic: back}, **common}, "perf")
+        replay = parse_settings({"pipeline": "replay", "to": {topic: back}, **common}, "perf")
         for _ in range(2):
             took, cpu, broker_cpu_s = _measure(
                 lambda replay=replay: run(session, replay, lambda _reported: None, None), broker

@@ -119,7 +119,7 @@ def decode(value_bytes: int, rows: int = 2_000_000) -> Figure:
     from mqd.native.reader import SegmentReader
     from mqd.protocol.records import Record, encode_batch
     from mqd.spark.fetching import BYTES_MAX, RECORDS_MAX
-    from mqd.spark.reading import ROWS_MAX, Assembly
+    from mqd.spark.reading import ROWS_MAX, BatchBuilder
 
     count = max(1, 256_000 // (value_bytes + KEY_BYTES + 10))
     batch = encode_batch(
@@ -133,7 +133,7 @@ def decode(value_bytes: int, rows: int = 2_000_000) -> Figure:
     # the base offset is outside of the checksum
     data = b"".join((number * count).to_bytes(8, "big") + batch[8:] for number in range(16))
     end, rounds = 16 * count, -(-rows // (16 * count))
-    assembly = Assembly(COLUMNS, "topic", 0, ROWS_MAX)
+    builder = BatchBuilder(COLUMNS, "topic", 0, ROWS_MAX)
 
     def work() -> int:
         total = 0
@@ -141,8 +141,8 @@ def decode(value_bytes: int, rows: int = 2_000_000) -> Figure:
             reader = PartitionReader(SegmentReader.of_memory(data), "topic", b"", 0, 0)
             while reader.position < end:
                 view = reader.read(RECORDS_MAX, BYTES_MAX)
-                total += sum(made.num_rows for made in assembly.add(view)) if view is not None else 0
-        return total + sum(made.num_rows for made in assembly.rest())
+                total += sum(made.num_rows for made in builder.add(view)) if view is not None else 0
+        return total + sum(made.num_rows for made in builder.remaining())
 
     work()
     return measure("decode", rounds * end, work, lambda: 0.0)

@@ -49,7 +49,7 @@ def task(
         every = _batches(rows, value_bytes)
         outcome = writing.write(options, place, next(every), every)
         assert outcome.child is not None
-        writing.joint(options, place).commit([outcome.child])
+        writing.joint_transaction(options, place).commit([outcome.child])
         return outcome.row_count
 
     return measure(name, rows // ARROW_ROWS * ARROW_ROWS, work, broker)

@@ -82,7 +82,9 @@ def carry_out(found: SinkOptions, place: writing.BatchRun, batch: int, rng: rand
             winners.setdefault(attempt.task, result)
         elif attempt.task not in winners and not any(one.task == attempt.task for one in attempts):
             attempts.append(Attempt(found, place, batch, attempt.task, False))
-    writing.joint(found, place).commit([writing.Child(*one) for one in winners.values() if one != "dropped"])
+    writing.joint_transaction(found, place).commit(
+        [writing.Child(*one) for one in winners.values() if one != "dropped"]
+    )
 
 
 def main(bootstrap: str, topic: str, checkpoint: str, seed: str) -> None:

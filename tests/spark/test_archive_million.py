@@ -118,7 +118,7 @@ def digests(broker: Broker, topic: str) -> dict[int, tuple[int, str]]:
 def test_a_million_records_are_restored_unchanged(spark: Any, broker: Broker, tmp_path: Path) -> None:
     from mqd.spark.pipelines.manifest import Archive
     from mqd.spark.pipelines.running import run, start
-    from mqd.spark.pipelines.settings import checked
+    from mqd.spark.pipelines.settings import parse_settings
 
     source = new_topic(broker, PARTITIONS, config=FOR_EVER)
     write(broker, source)
@@ -129,7 +129,8 @@ def test_a_million_records_are_restored_unchanged(spark: Any, broker: Broker, tm
     triggers = {"trigger": "available-now", "checkpoint": str(tmp_path / "checkpoint"), "compact_from_files": 4}
     by_batches = {"topics": [source], "options": {"maxOffsetsPerTrigger": "300000"}}
     start(
-        spark, checked({"pipeline": "archive", "name": "million", "source": by_batches, **triggers, **common}, "test")
+        spark,
+        parse_settings({"pipeline": "archive", "name": "million", "source": by_batches, **triggers, **common}, "test"),
     ).awaitTermination()
     archive = Archive(str(tmp_path / "archive"))
     assert archive.ends(source) == {partition: count for partition, (count, _) in expected.items()}
@@ -139,7 +140,7 @@ def test_a_million_records_are_restored_unchanged(spark: Any, broker: Broker, tm
 
     for options in ({}, {"kafka.compression.type": "zstd"}):
         target = new_topic(broker, PARTITIONS, config=FOR_EVER)
-        replay = checked(
+        replay = parse_settings(
             {"pipeline": "replay", "name": f"back-{target}", "to": {source: target}, "options": options, **common},
             "test",
         )

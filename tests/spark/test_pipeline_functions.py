@@ -78,7 +78,7 @@ def flight(carrier: str, delay: int, minute: int = 0) -> dict[str, Any]:
 @pytest.mark.slow
 def test_aggregate_emits_a_window_once_when_it_is_over(spark: Any, tmp_path: Path) -> None:
     from mqd.spark.pipelines.aggregate import aggregate
-    from mqd.spark.pipelines.values import decoded
+    from mqd.spark.pipelines.values import decode_values
 
     batches = [
         [record(0, flight("UA", 10, 5)), record(1, flight("UA", 30, 50)), record(2, flight("AA", 1, 59))],
@@ -87,7 +87,7 @@ def test_aggregate_emits_a_window_once_when_it_is_over(spark: Any, tmp_path: Pat
         [record(5, flight("UA", 5, 131))],
         [record(6, flight("UA", 99, 30))],  # too late: the previous batch wrote the window
     ]
-    rows = decoded(stream(spark, tmp_path / "in", *batches), FLIGHT)
+    rows = decode_values(stream(spark, tmp_path / "in", *batches), FLIGHT)
     measures = {"flights": "count(*)", "p50": "percentile_approx(delay, 0.5)"}
     found = aggregate(rows, time="at", window="1 hour", watermark="30 minutes", by=["carrier"], measures=measures)
     assert found.columns == ["start", "end", "carrier", "flights", "p50"]
@@ -97,13 +97,13 @@ def test_aggregate_emits_a_window_once_when_it_is_over(spark: Any, tmp_path: Pat
 
 def test_dedup_keeps_the_first_of_each(spark: Any, tmp_path: Path) -> None:
     from mqd.spark.pipelines.dedup import dedup
-    from mqd.spark.pipelines.values import rows
+    from mqd.spark.pipelines.values import as_rows
 
     batches = [
         [record(0, b"a", "k1"), record(1, b"b", "k2")],
         [record(2, b"c", "k1", minute=1), record(3, b"d", "k3", minute=1)],
     ]
-    found = dedup(rows(stream(spark, tmp_path / "in", *batches)), by=["record.key"], within="10 minutes")
+    found = dedup(as_rows(stream(spark, tmp_path / "in", *batches)), by=["record.key"], within="10 minutes")
     assert sorted(row.record.offset for row in all_of(spark, found)) == [0, 1, 3]
 
 
@@ -142,34 +142,35 @@ def test_route_applies_the_first_rule_and_gives_the_reason_of_dead_letters(spark
 
 
 def test_a_malformed_value_stops_a_query_or_is_skipped(spark: Any) -> None:
-    from mqd.spark.pipelines.running import explained
-    from mqd.spark.pipelines.values import decoded
+    from mqd.spark.pipelines.running import explain_error
+    from mqd.spark.pipelines.values import decode_values
 
     records = frame(spark, [record(0, flight("UA", 1)), record(7, b"{no", partition=3)])
     with pytest.raises(Exception, match="USER_RAISED_EXCEPTION") as error:
-        decoded(records, FLIGHT).collect()
-    assert explained(error.value).startswith(
+        decode_values(records, FLIGHT).collect()
+    assert explain_error(error.value).startswith(
         "the value is not JSON that matches value.schema: flights-3, offset 7. Set value.malformed=drop"
     )
-    assert [row.carrier for row in decoded(records, Value(schema=FLIGHT.schema, malformed="drop")).collect()] == ["UA"]
+    kept = decode_values(records, Value(schema=FLIGHT.schema, malformed="drop")).collect()
+    assert [row.carrier for row in kept] == ["UA"]
 
 
 @pytest.mark.slow
 def test_rows_of_two_streams_are_joined(spark: Any, tmp_path: Path) -> None:
-    from mqd.spark.pipelines.stream_join import stream_join, timed
-    from mqd.spark.pipelines.values import decoded
+    from mqd.spark.pipelines.stream_join import stream_join, with_event_time
+    from mqd.spark.pipelines.values import decode_values
 
     orders = Value(schema="id INT, what STRING")
-    left = timed(
-        decoded(
+    left = with_event_time(
+        decode_values(
             stream(spark, tmp_path / "l", [record(0, {"id": 1, "what": "a"}), record(1, {"id": 2, "what": "b"})]),
             orders,
         ),
         time="record.timestamp",
         watermark="1 minute",
     )
-    right = timed(
-        decoded(
+    right = with_event_time(
+        decode_values(
             stream(
                 spark,
                 tmp_path / "r",

@@ -128,7 +128,7 @@ def test_archive_replay_and_the_pages_python(
 def test_aggregate(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Exception, match="USER_RAISED_EXCEPTION") as error:
         run(spark, page_broker, place, monkeypatch, "aggregate")
-    assert "flights-0, offset" in running.explained(error.value), "the value that is no JSON, and where it is"
+    assert "flights-0, offset" in running.explain_error(error.value), "the value that is no JSON, and where it is"
     output = run(
         spark,
         page_broker,

@@ -81,7 +81,7 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
     """Stream 336,776 real flights through a broker and Spark: delays per airport and hour, into a
     topic and Parquet, and a picture of them.
     """
-    from mqd.spark.pipelines.running import explained
+    from mqd.spark.pipelines.running import explain_error
     from mqd.spark.pipelines.session import require_spark, session
     from mqd.spark.pipelines.settings import SettingsError
 
@@ -111,7 +111,7 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
         except CliError:
             raise
         except Exception as error:
-            raise CliError(explained(error)) from error
+            raise CliError(explain_error(error)) from error
     checks = compare_output(flights, windows, published)
     is_drawn = draw(windows, picture)
     passed = all(check.passed for check in checks)

@@ -63,7 +63,7 @@ def run(
     }
     try:
         pipeline = load(path if path.exists() else file, overrides, {"bootstrap": os.environ.get("MQD_BOOTSTRAP")})
-        from mqd.spark.pipelines.running import Progress, ReplayStoppedError, explained
+        from mqd.spark.pipelines.running import Progress, ReplayStoppedError, explain_error
         from mqd.spark.pipelines.running import run as run_pipeline
         from mqd.spark.pipelines.session import session
 
@@ -82,9 +82,9 @@ def run(
     except OutputClosedError:
         raise
     except ReplayStoppedError as error:
-        raise CliError(f"{pipeline.name}: {explained(error)}", EXIT_INTERRUPTED) from None
+        raise CliError(f"{pipeline.name}: {explain_error(error)}", EXIT_INTERRUPTED) from None
     except Exception as error:
-        raise CliError(f"{pipeline.name}: {explained(error)}", EXIT_FAILED) from error
+        raise CliError(f"{pipeline.name}: {explain_error(error)}", EXIT_FAILED) from error
     finally:
         spark.stop()
     error_line(f"{pipeline.name}: {'done' if is_done else 'stopped; the next run resumes from its checkpoint'}")

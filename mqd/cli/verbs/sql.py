@@ -69,8 +69,8 @@ def command(
     mqd sql "SELECT carrier, count(*) FROM flights GROUP BY carrier"
     """
     from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, topic_names
-    from mqd.spark.pipelines.queries import prepared
-    from mqd.spark.pipelines.running import explained
+    from mqd.spark.pipelines.queries import prepare_query
+    from mqd.spark.pipelines.running import explain_error
     from mqd.spark.pipelines.session import session
     from mqd.spark.pipelines.settings import SettingsError
 
@@ -80,7 +80,7 @@ def command(
     except SettingsError as error:
         raise CliError(str(error), EXIT_USAGE) from None
     try:
-        frame = prepared(
+        frame = prepare_query(
             spark,
             query,
             topics,
@@ -93,7 +93,7 @@ def command(
     except (CliError, OutputClosedError):
         raise
     except Exception as error:
-        raise CliError(explained(error)) from error
+        raise CliError(explain_error(error)) from error
     finally:
         spark.stop()
 

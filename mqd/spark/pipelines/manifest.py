@@ -121,7 +121,9 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     files: list[ArchivedFile]
     batches: dict[str, int]
+    """Query -> number of its last batch."""
     ends: dict[str, dict[int, int]]
+    """Topic -> partition -> end offset."""
     removed: dict[str, int]
     """Path -> time of the commit that removed it, ms since the Unix epoch."""
     topic_ids: dict[str, str] = {}
@@ -160,7 +162,8 @@ class Archive:
         self.filesystem, self.root = filesystem(path)
         self._local = self.filesystem.type_name == "local"
         self.path = self.root if self._local else path  # Spark resolves relative paths as the JVM does
-        self.files: dict[str, ArchivedFile] = {}
+        # as in Snapshot
+        self.files: dict[str, ArchivedFile] = {}  # by path
         self.batches: dict[str, int] = {}
         self.topic_ids: dict[str, str] = {}
         self._ends: dict[str, dict[int, int]] = {}
@@ -228,11 +231,14 @@ class Archive:
         for topic, topic_id in commit.topic_ids.items():
             if self.topic_ids.get(topic, topic_id) != topic_id:
                 raise ArchiveError(
-                    f"{topic} was recreated after it was archived in {self.path}: offsets mean different records now;"
-                    " archive the new topic elsewhere"
+                    f"{topic} was recreated after it was archived in {self.path}: the same offset is now a different"
+                    " record; archive the new topic elsewhere"
                 )
-        self._refuse_other_row_counts(commit) if commit.batch < 0 else self._refuse_overlaps(commit)
-        self._refuse_absent(commit)
+        if commit.batch < 0:
+            self._refuse_other_row_counts(commit)
+        else:
+            self._refuse_overlaps(commit)
+        self._refuse_invisible_files(commit)
         commit = msgspec.structs.replace(commit, at=round(time.time() * 1000))
         body = msgspec.json.encode(commit)
         self._publish(body)
@@ -363,8 +369,7 @@ class Archive:
     def _refuse_other_writer(self, number: int, remedy: str = "") -> NoReturn:
         raise ArchiveError(
             f"{self.path} has another writer (commit {number} there is"
-            f" {self._read_commit(number) or 'deleted again'}): stop one"
-            " of the two" + (f"; {remedy}" if remedy else "")
+            f" {self._read_commit(number) or 'deleted again'}): stop one of the two" + (f"; {remedy}" if remedy else "")
         )
 
     def _apply(self, commit: Commit) -> None:
@@ -407,12 +412,8 @@ class Archive:
             except (msgspec.DecodeError, OSError):
                 continue
             self.files = {file.path: file for file in snapshot.files}
-            self.batches, self._ends, self._removed, self.topic_ids = (
-                snapshot.batches,
-                snapshot.ends,
-                snapshot.removed,
-                snapshot.topic_ids,
-            )
+            self.batches, self.topic_ids = snapshot.batches, snapshot.topic_ids
+            self._ends, self._removed = snapshot.ends, snapshot.removed
             self._next_number = number
             return
 
@@ -431,7 +432,7 @@ class Archive:
 
     # -- checks ------------------------------------------------------------------------------------
 
-    def _refuse_absent(self, commit: Commit) -> None:
+    def _refuse_invisible_files(self, commit: Commit) -> None:
         """Raises ArchiveError if the driver cannot see the files that the tasks have written."""
         infos = self.filesystem.get_file_info([f"{self.root}/{file.path}" for file in commit.added])
         for file, info in zip(commit.added, infos, strict=True):
@@ -457,9 +458,8 @@ class Archive:
                 offsets = "; ".join(f"{file.path}: {file.offsets}" for file in before) or "no file"
                 raise ArchiveError(
                     f"{self.path}: {rows_before} records of {topic}, {date}, were compacted into {rows_after}; the"
-                    " files are"
-                    f" unchanged ({offsets}). Check that each of them can be read; compact_from_files = 0 archives"
-                    " without compacting"
+                    f" files are unchanged ({offsets}). Check that each of them can be read; compact_from_files = 0"
+                    " archives without compacting"
                 )
 
     def _refuse_overlaps(self, commit: Commit) -> None:

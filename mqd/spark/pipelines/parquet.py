@@ -40,7 +40,7 @@ COLUMNS = ("partition", "offset", "timestamp", "timestampType", "key", "value", 
 COMPRESSION = "zstd"
 GROUP_BYTES = 32 << 20
 """Size in memory at which a row group is written."""
-PENDING_BYTES = 96 << 20
+UNWRITTEN_BYTES_MAX = 96 << 20
 """Limit of the unwritten bytes in all files of a task; beyond it the largest row group is
 written."""
 FILES_OPEN_MAX = 128
@@ -51,8 +51,8 @@ BUFFER_BYTES, MERGED_BUFFER_BYTES = 1 << 20, 64 << 10
 
 
 DAY_MIN, DAY_MAX = -719_162, 2_932_896
-"""0001-01-01 and 9999-12-31, in days of the Unix epoch: the range of dates in folder names and in
-Python."""
+"""0001-01-01 and 9999-12-31, in days since the Unix epoch: the range of dates in folder names and
+in Python."""
 
 
 class OrderError(Exception):
@@ -87,8 +87,8 @@ def write_files(batches: Iterable[pa.RecordBatch], root: str, prefix: str) -> li
 
 
 class _Task:
-    """The files of one task, one for each topic and day; more when there are too many to keep open
-    at the same time.
+    """Writes the files of one task: one for each topic and day, or more if there are too many to
+    keep open at the same time.
     """
 
     def __init__(self, root: str, prefix: str) -> None:
@@ -104,7 +104,7 @@ class _Task:
         file.add(records)
         if file.unwritten_bytes >= GROUP_BYTES:
             self._write(file)
-        while sum(one.unwritten_bytes for one in self._files.values()) > PENDING_BYTES:
+        while sum(one.unwritten_bytes for one in self._files.values()) > UNWRITTEN_BYTES_MAX:
             self._write(max(self._files.values(), key=lambda one: one.unwritten_bytes))
 
     def close(self) -> list[ArchivedFile]:
@@ -220,10 +220,8 @@ class _File:
                 "max": partition,
             }:
                 matching = matching.filter(pc.equal(matching.column("partition"), partition))
-            offsets, times = (
-                matching.column("offset"),
-                pc.min_max(matching.column("timestamp").cast(pa.int64())).as_py(),
-            )
+            offsets = matching.column("offset")
+            times = pc.min_max(matching.column("timestamp").cast(pa.int64())).as_py()
             first, end = offsets[0].as_py(), offsets[-1].as_py() + 1
             span = self._spans.get(partition)
             in_order = pc.all(pc.less(offsets[:-1], offsets[1:])).as_py() is not False
@@ -366,7 +364,7 @@ def read(
                 raise
         if not follow_compaction:
             raise MqdReadError(
-                f"{task.path} of the archive {task.root} ({_description(task)}) was compacted meanwhile, and deleted"
+                f"{task.path} of the archive {task.root} ({_describe_spans(task)}) was compacted meanwhile, and deleted"
                 " an hour later. Read it again in smaller parts, or with compact_from_files = 0 in the archive's"
                 " pipeline until the read has ended"
             )
@@ -374,11 +372,11 @@ def read(
             yield batch.select(list(names))
     except (OSError, pa.ArrowInvalid, ArchiveError) as error:
         raise MqdReadError(
-            f"{task.path} of the archive {task.root} cannot be read ({_description(task)}): {error}"
+            f"{task.path} of the archive {task.root} cannot be read ({_describe_spans(task)}): {error}"
         ) from error
 
 
-def _description(task: ArchivedTask) -> str:
+def _describe_spans(task: ArchivedTask) -> str:
     return ", ".join(f"{task.topic}-{partition} {start} to {end - 1}" for partition, start, end in task.spans)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mqd.spark.pipelines.settings import READ_COMMITTED, Value
-from mqd.spark.pipelines.values import RECORD, decoded, rows
+from mqd.spark.pipelines.values import RECORD, as_rows, decode_values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,8 +49,8 @@ def add_view(
         .load()
     )
     if schema is None:
-        schema = inferred_schema(spark, topic, bootstrap)
-    decoded_rows = decoded(records, Value(schema=schema, malformed="drop")) if schema else rows(records)
+        schema = infer_schema(spark, topic, bootstrap)
+    decoded_rows = decode_values(records, Value(schema=schema, malformed="drop")) if schema else as_rows(records)
     texts = decoded_rows.withColumn(
         RECORD,
         decoded_rows[RECORD]
@@ -60,7 +60,7 @@ def add_view(
     texts.createOrReplaceTempView(f"`{topic}`")
 
 
-def inferred_schema(spark: SparkSession, topic: str, bootstrap: str) -> str:
+def infer_schema(spark: SparkSession, topic: str, bootstrap: str) -> str:
     """DDL of the JSON objects among the topic's first values; "" if there are none."""
     records = (
         spark.read.format(FORMAT)
@@ -90,7 +90,7 @@ def inferred_schema(spark: SparkSession, topic: str, bootstrap: str) -> str:
     )
 
 
-def prepared(
+def prepare_query(
     spark: SparkSession,
     query: str,
     topics: Sequence[str],
@@ -99,7 +99,7 @@ def prepared(
     live: bool = False,
     starting: str = "earliest",
 ) -> DataFrame:
-    """Makes the query's topics views, and returns its DataFrame."""
+    """Makes views of the query's topics, and returns its DataFrame."""
     for topic in topics_in(query, topics):
         add_view(spark, topic, bootstrap, schemas.get(topic), live, starting)
     return spark.sql(query)

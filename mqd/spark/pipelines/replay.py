@@ -43,10 +43,8 @@ def replay(
             f" {', '.join(archive.topics) or 'no topic at all'}"
         )
     _refuse_unknown(archive, requested, to, starting_offsets or {}, ending_offsets or {})
-    first_ms, end_ms = (
-        _milliseconds("starting_timestamp", starting_timestamp),
-        _milliseconds("ending_timestamp", ending_timestamp),
-    )
+    first_ms = _milliseconds("starting_timestamp", starting_timestamp)
+    end_ms = _milliseconds("ending_timestamp", ending_timestamp)
     from pyspark.sql import functions as f
 
     tasks = _tasks(archive, requested, (first_ms, end_ms), (starting_offsets or {}, ending_offsets or {}))
@@ -93,10 +91,8 @@ def _tasks(
     by_partition: dict[tuple[str, int], list[ArchivedTask]] = {}
     for topic in topics:
         for file, span in ((each, span) for each in archive.files_of(topic) for span in each.spans):
-            start, end = (
-                max(span.first, _bound(offsets[0], topic, span.partition, 0)),
-                min(span.end, _bound(offsets[1], topic, span.partition, span.end)),
-            )
+            start = max(span.first, _bound(offsets[0], topic, span.partition, 0))
+            end = min(span.end, _bound(offsets[1], topic, span.partition, span.end))
             if (
                 start < end
                 and (times[0] is None or span.max_timestamp >= times[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqd.spark.pipelines.values import CORRUPT, RECORD, parsed
+from mqd.spark.pipelines.values import CORRUPT, RECORD, parse_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ def route(
     """
     from pyspark.sql import functions as f
 
-    rows = parsed(records, value).select("value.*", RECORD, CORRUPT)
+    rows = parse_values(records, value).select("value.*", RECORD, CORRUPT)
     target = f.lit(otherwise or None).cast("string")
     for rule in reversed(rules):
         target = f.when(f.expr(rule.when), f.lit(rule.topic)).otherwise(target)

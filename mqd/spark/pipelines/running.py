@@ -42,9 +42,9 @@ from mqd.spark.pipelines.settings import (
     StreamJoin,
     Table,
 )
-from mqd.spark.pipelines.stream_join import stream_join, timed
+from mqd.spark.pipelines.stream_join import stream_join, with_event_time
 from mqd.spark.pipelines.table import table
-from mqd.spark.pipelines.values import RECORD, decoded, encoded, rows
+from mqd.spark.pipelines.values import RECORD, as_rows, decode_values, encode_rows
 from mqd.spark.sink_options import AT_LEAST_ONCE
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ _USER_ERROR_MARKERS = (
 )
 """In Spark's message, each precedes the text of an error that is meant for the user."""
 _LAST_PYTHON_ERROR = re.compile(r"^((?:[\w.]*(?:Error|Exception))?: \S.*)$", re.MULTILINE)
-"""In an error of Py4J, Java's text is in a line that begins with a colon."""
+"""The line with the error's text. In an error of Py4J, Java's text is in a line that begins with a
+colon."""
 
 
 class ReplayStoppedError(Exception):
@@ -95,13 +96,13 @@ class Progress(msgspec.Struct, frozen=True):
     """Records in the topics that are still to be read; -1: not known."""
 
 
-def absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
     """A path or URI for Spark, which resolves relative paths as the JVM does."""
     return path if "://" in path or path.startswith("file:") else os.path.abspath(path)
 
 
 def _checkpoint(pipeline: Pipeline) -> str:
-    return absolute(pipeline.checkpoint or f"checkpoints/{pipeline.name}")
+    return absolute_path(pipeline.checkpoint or f"checkpoints/{pipeline.name}")
 
 
 def _read_checkpoint_file(spark: SparkSession, pipeline: Pipeline, name: str) -> str:
@@ -149,12 +150,12 @@ def _to_topic(frame: DataFrame, pipeline: Pipeline, topic: str | None, options: 
 
 def _to_sink(frame: DataFrame, pipeline: Pipeline, sink: Sink) -> DataStreamWriter:
     if sink.topic:
-        return _to_topic(encoded(frame, sink.key), pipeline, sink.topic, sink.options)
+        return _to_topic(encode_rows(frame, sink.key), pipeline, sink.topic, sink.options)
     plain = frame.drop(RECORD) if RECORD in frame.columns else frame
     return (
         plain.writeStream.format("parquet")
         .outputMode("append")
-        .option("path", absolute(sink.path))
+        .option("path", absolute_path(sink.path))
         .options(**sink.options)
     )
 
@@ -162,7 +163,7 @@ def _to_sink(frame: DataFrame, pipeline: Pipeline, sink: Sink) -> DataStreamWrit
 # -- the pipelines ---------------------------------------------------------------------------------
 
 
-def _ends(spark: SparkSession, pipeline: Archive, number: int) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+def _batch_end(spark: SparkSession, pipeline: Archive, number: int) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
     """The end offsets and topic ids of a batch, from the offset log in the checkpoint. A file of
     the log has a line with its version, one for the query, then one for each source.
     """
@@ -176,7 +177,7 @@ def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
     skipped: set[str] = set()
 
     def append(batch: DataFrame, number: int) -> None:
-        ends, ids = _ends(spark, pipeline, number)
+        ends, ids = _batch_end(spark, pipeline, number)
         archiving.append(batch, archive, pipeline.name, number, ends, ids=ids, in_order=True)
         _compact(
             spark,
@@ -213,12 +214,12 @@ def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[Archived
             archive.path,
             paths[0],
             paths[-1],
-            explained(error).rstrip("."),
+            explain_error(error).rstrip("."),
         )
 
 
 def _aggregate(spark: SparkSession, pipeline: Aggregate) -> DataStreamWriter:
-    events = decoded(stream(spark, pipeline.source, pipeline), pipeline.value)
+    events = decode_values(stream(spark, pipeline.source, pipeline), pipeline.value)
     windows = aggregate(
         events,
         time=pipeline.time,
@@ -234,7 +235,7 @@ def _aggregate(spark: SparkSession, pipeline: Aggregate) -> DataStreamWriter:
 def _dedup(spark: SparkSession, pipeline: Dedup) -> DataStreamWriter:
     records = stream(spark, pipeline.source, pipeline, headers=True)
     first_records = dedup(
-        decoded(records, pipeline.value) if pipeline.value else rows(records),
+        decode_values(records, pipeline.value) if pipeline.value else as_rows(records),
         by=pipeline.by,
         time=pipeline.time,
         within=pipeline.within,
@@ -266,8 +267,8 @@ def _stream_join(spark: SparkSession, pipeline: StreamJoin) -> DataStreamWriter:
     for name, side in (("left", pipeline.left), ("right", pipeline.right)):
         renamed = msgspec.structs.replace(pipeline, name=f"{pipeline.name}-{name}")  # each has its own consumer group
         sides.append(
-            timed(
-                decoded(stream(spark, side.source, renamed), side.value), time=side.time, watermark=side.watermark
+            with_event_time(
+                decode_values(stream(spark, side.source, renamed), side.value), time=side.time, watermark=side.watermark
             ).drop(RECORD)
         )
     return _to_sink(
@@ -423,7 +424,7 @@ def _behind(end: str | None, latest: str | None) -> int | None:
     )
 
 
-def explained(error: BaseException) -> str:
+def explain_error(error: BaseException) -> str:
     """The cause of a query's failure, without Spark's and Java's stack traces."""
     if isinstance(error, (SettingsError, ReplayStoppedError)):
         return str(error)

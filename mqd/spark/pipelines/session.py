@@ -71,7 +71,7 @@ def captured_stderr() -> Iterator[None]:
     lock = threading.Lock()
     capturing = True
 
-    def pass_on() -> None:
+    def forward_output() -> None:
         while True:
             select.select([read_fd], [], [])
             with lock:  # held for both steps, so that the output stays in order
@@ -81,7 +81,7 @@ def captured_stderr() -> Iterator[None]:
                     return
                 captured.append(output) if capturing else _write_through(output)
 
-    threading.Thread(target=pass_on, name="stderr of Spark", daemon=True).start()
+    threading.Thread(target=forward_output, name="stderr of Spark", daemon=True).start()
     sys.stderr.flush()
     original_fd = os.dup(2)
     os.dup2(write_fd, 2)
@@ -121,7 +121,7 @@ def require_spark() -> None:
 
 
 @contextlib.contextmanager
-def _java_ends_when_interrupted() -> Iterator[None]:
+def _kill_java_if_interrupted() -> Iterator[None]:
     """Ends Java if PySpark is interrupted while it waits for Java. PySpark deletes the file in
     which Java would report its port; Java then fails, and never exits.
     """
@@ -165,7 +165,7 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
         builder = builder.config(key, value)
     _silence_query_errors()
     try:
-        with captured_stderr(), _java_ends_when_interrupted():
+        with captured_stderr(), _kill_java_if_interrupted():
             spark = builder.getOrCreate()
             spark.sparkContext.setLogLevel(log_level(master, configuration or {}))
             _register(spark)

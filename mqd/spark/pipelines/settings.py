@@ -59,14 +59,14 @@ class Value(_Strict, frozen=True, kw_only=True):
 
 
 class Sink(_Strict, frozen=True, kw_only=True):
-    """The target of rows. Exactly one of `topic` (values are JSON of the row) and `path` (Parquet)
-    is set.
+    """Where rows are written. Exactly one of `topic` (values are JSON of the row) and `path`
+    (Parquet) is set.
     """
 
     topic: str = ""
     path: str = ""
     key: str = ""
-    """SQL expression over the row: the record's key. None by default."""
+    """SQL expression over the row: the record's key. Records have no key by default."""
     options: dict[str, str] = {}
 
     def problems(self) -> list[str]:
@@ -273,10 +273,10 @@ def load(path: Path, changes: Mapping[str, Any] | None = None, defaults: Mapping
     changed_fields, default_fields = (
         {key: value for key, value in (given or {}).items() if value is not None} for given in (changes, defaults)
     )
-    return checked({"name": path.stem, **default_fields, **raw, **changed_fields}, str(path))
+    return parse_settings({"name": path.stem, **default_fields, **raw, **changed_fields}, str(path))
 
 
-def checked(raw: Mapping[str, Any], origin: str) -> Pipeline:
+def parse_settings(raw: Mapping[str, Any], origin: str) -> Pipeline:
     """The pipeline that a mapping describes. Raises SettingsError naming `origin` and the field."""
     kind = raw.get("pipeline")
     if kind not in KINDS:

@@ -14,14 +14,14 @@ def stream_join(
     left: DataFrame, right: DataFrame, *, on: str, how: str = "inner", select: Sequence[str] = ("left.*", "right.*")
 ) -> DataFrame:
     """The joined rows. `on` and `select` refer to the two sides as `left` and `right`; each has
-    `event_time` (added by `timed`).
+    `event_time` (added by `with_event_time`).
     """
     from pyspark.sql import functions as f
 
     return left.alias("left").join(right.alias("right"), f.expr(on), how).selectExpr(*select)
 
 
-def timed(rows: DataFrame, *, time: str, watermark: str) -> DataFrame:
+def with_event_time(rows: DataFrame, *, time: str, watermark: str) -> DataFrame:
     """The rows with `event_time` and a watermark on it."""
     from pyspark.sql import functions as f
 

@@ -19,14 +19,14 @@ RECORD = "record"
 CORRUPT = "_corrupt_value"
 
 
-def rows(records: DataFrame) -> DataFrame:
+def as_rows(records: DataFrame) -> DataFrame:
     """Records (the columns of format("mqd")) as rows with `record` only."""
     from pyspark.sql import functions as f
 
     return records.select(f.struct(*[f.col(name) for name in records.columns]).alias(RECORD))
 
 
-def parsed(records: DataFrame, settings: Value) -> DataFrame:
+def parse_values(records: DataFrame, settings: Value) -> DataFrame:
     """Columns `record`, `value` (struct, null where the record has none) and `_corrupt_value`
     (string: the text of a value that does not match the schema, otherwise null).
     """
@@ -38,20 +38,20 @@ def parsed(records: DataFrame, settings: Value) -> DataFrame:
     with_corrupt = StructType([*schema.fields]).add(CORRUPT, StringType())
     value_column = f.from_json(text, with_corrupt, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
     return (
-        rows(records)
+        as_rows(records)
         .withColumn("value", value_column)
         .withColumn(CORRUPT, f.col(f"value.{CORRUPT}"))
         .withColumn("value", f.col("value").dropFields(CORRUPT))
     )
 
 
-def decoded(records: DataFrame, settings: Value) -> DataFrame:
+def decode_values(records: DataFrame, settings: Value) -> DataFrame:
     """Rows with the fields of the value as columns. A malformed value stops the query (the error
     names its topic, partition and offset), or its record is dropped.
     """
     from pyspark.sql import functions as f
 
-    decoded_rows = parsed(records, settings)
+    decoded_rows = parse_values(records, settings)
     if settings.malformed == "drop":
         decoded_rows = decoded_rows.where(f.col(CORRUPT).isNull())
     else:
@@ -61,7 +61,7 @@ def decoded(records: DataFrame, settings: Value) -> DataFrame:
     return decoded_rows.select("value.*", RECORD)
 
 
-def encoded(frame: DataFrame, key: str) -> DataFrame:
+def encode_rows(frame: DataFrame, key: str) -> DataFrame:
     """Rows as columns `key` (string, from the SQL expression `key`; left out if that is "") and
     `value` (JSON of all columns but `record`).
     """

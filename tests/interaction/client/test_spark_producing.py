@@ -14,7 +14,7 @@ import pytest
 
 from mqd.coordinator.transaction.joint import PREFIX
 from mqd.spark.encoding import Encoder, MqdWriteError
-from mqd.spark.joint import Child, Joint
+from mqd.spark.joint import Child, JointTransaction
 from mqd.spark.options import KafkaSettings
 from mqd.spark.producing import Producer, connections
 from mqd.spark.sink_options import COLUMNS, SinkOptions
@@ -135,7 +135,10 @@ def test_a_child_of_an_ended_transaction_gets_an_error(shared_broker: Broker) ->
     found = options(shared_broker, topic)
     cluster = connections(found).cluster
     name = PREFIX + fresh("query")
-    first, second = Joint(cluster, name, 0, "run-1", 60_000), Joint(cluster, name, 0, "run-2", 60_000)
+    first, second = (
+        JointTransaction(cluster, name, 0, "run-1", 60_000),
+        JointTransaction(cluster, name, 0, "run-2", 60_000),
+    )
     zombie = first.enlist()
     late = Producer(found, zombie, name)
     send(found, late, rows(0, 10))
@@ -157,7 +160,7 @@ def test_a_child_of_an_ended_transaction_gets_an_error(shared_broker: Broker) ->
     assert first.enlist() is None and second.enlist() is None
     assert sorted(everything(shared_broker, topic)) == list(range(100, 110))
     with pytest.raises(MqdWriteError, match=r"kafka.transaction.timeout.ms is 3600000, .*transaction.max.timeout.ms"):
-        Joint(cluster, name, 1, "run-2", 3_600_000).enlist()
+        JointTransaction(cluster, name, 1, "run-2", 3_600_000).enlist()
 
 
 def test_brokers_that_do_not_know_joint_transactions_are_named(
@@ -165,7 +168,7 @@ def test_brokers_that_do_not_know_joint_transactions_are_named(
 ) -> None:
     """The response is that of a broker which ignored the field."""
     cluster = Cluster(KafkaSettings(shared_broker.bootstrap))
-    joint = Joint(cluster, PREFIX + fresh("query"), 0, "run", 60_000)
+    joint = JointTransaction(cluster, PREFIX + fresh("query"), 0, "run", 60_000)
     query = joint._request
     monkeypatch.setattr(joint, "_request", lambda request, doing: _without_field(query(request, doing)))
     with pytest.raises(MqdWriteError, match="delivery' to 'at-least-once"):
@@ -181,7 +184,7 @@ def test_a_dead_drivers_transaction_soon_stops_blocking_readers(shared_broker: B
     with connect(shared_broker) as kafka:
         topic = topic_of(kafka, PARTITIONS)
         found = options(shared_broker, topic)
-        joint = Joint(connections(found).cluster, PREFIX + fresh("query"), 0, "run", 1000)
+        joint = JointTransaction(connections(found).cluster, PREFIX + fresh("query"), 0, "run", 1000)
         producer = Producer(found, joint.enlist(), joint.transactional_id)
         send(found, producer, rows(0, 10))
         producer.flush()

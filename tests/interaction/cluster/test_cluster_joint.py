@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from mqd.coordinator.transaction.joint import PREFIX
 from mqd.spark.encoding import Encoder
-from mqd.spark.joint import Child, Joint
+from mqd.spark.joint import Child, JointTransaction
 from mqd.spark.options import KafkaSettings
 from mqd.spark.producing import Producer, connections
 from mqd.spark.sink_options import COLUMNS, SinkOptions
@@ -37,10 +37,10 @@ class Query:
         )
         self.name = PREFIX + fresh("query")
 
-    def joint(self, batch: int) -> Joint:
-        return Joint(connections(self.options).cluster, self.name, batch, "run", 60_000)
+    def joint(self, batch: int) -> JointTransaction:
+        return JointTransaction(connections(self.options).cluster, self.name, batch, "run", 60_000)
 
-    def write(self, joint: Joint, numbers: range) -> Child:
+    def write(self, joint: JointTransaction, numbers: range) -> Child:
         """A child process that writes a number to each partition in turn."""
         child = joint.enlist()
         assert child is not None

@@ -195,7 +195,7 @@ def test_times_beyond_all_dates_are_filed_under_the_nearest_date(tmp_path: Path)
 
 def test_many_days_do_not_keep_many_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "FILES_OPEN_MAX", 2)
-    monkeypatch.setattr(parquet, "PENDING_BYTES", 0)
+    monkeypatch.setattr(parquet, "UNWRITTEN_BYTES_MAX", 0)
     made = write_files(
         iter(
             [batch([("t", 0, day, day * DAY_MS) for day in range(5)]), batch([("t", 0, 5, 4 * DAY_MS), ("t", 0, 6, 0)])]

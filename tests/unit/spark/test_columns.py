@@ -16,7 +16,7 @@ from mqd.native.columns import ArrowRows  # noqa: E402
 from mqd.native.reader import SegmentReader, batches_extent  # noqa: E402
 from mqd.protocol.compression import CODECS  # noqa: E402
 from mqd.protocol.records import Record, decode_records, encode_batch  # noqa: E402
-from mqd.spark.reading import Assembly  # noqa: E402
+from mqd.spark.reading import BatchBuilder  # noqa: E402
 from mqd.spark.schema import names  # noqa: E402
 
 ALL = names(include_headers=True)
@@ -58,7 +58,7 @@ def _batches(data: bytes, columns=ALL, rows_max: int = 64, start: int = 0, isola
     assert size == len(data)
     reader = PartitionReader(SegmentReader.of_memory(data, start, isolation), "orders", b"", 3, start)
     reader.set_aborted(list(aborted), 2**63 - 1)
-    assembly, out = Assembly(columns, "orders", 3, rows_max), []
+    builder, out = BatchBuilder(columns, "orders", 3, rows_max), []
     while reader.position < following:
         view = reader.read(50, 1 << 20)
         if view is None:
@@ -66,8 +66,8 @@ def _batches(data: bytes, columns=ALL, rows_max: int = 64, start: int = 0, isola
             if problem is not None:
                 raise ValueError(problem.text)
         else:
-            out += assembly.add(view)
-    out += assembly.rest()
+            out += builder.add(view)
+    out += builder.remaining()
     for batch in out:
         batch.validate(full=True)
     return out
@@ -158,9 +158,9 @@ def test_header_keys_that_are_not_utf8_are_replaced() -> None:
     at = data.index(b"key")
     data[at] = 0xFF
     reader = PartitionReader(SegmentReader.of_memory(data), "t", b"", 0, 0, check_crc=False)
-    assembly = Assembly(("headers",), "t", 0, 100)
-    list(assembly.add(reader.read()))
-    (batch,) = assembly.rest()
+    builder = BatchBuilder(("headers",), "t", 0, 100)
+    list(builder.add(reader.read()))
+    (batch,) = builder.remaining()
     batch.validate(full=True)
     assert batch.column("headers").to_pylist() == [
         [{"key": "\ufffdey", "value": b"1"}],
@@ -229,13 +229,13 @@ def test_any_bytes_give_rows_or_an_error() -> None:
         if not size:
             continue
         reader = PartitionReader(SegmentReader.of_memory(data[:size]), "t", b"", 0, 0, check_crc=False)
-        assembly = Assembly(ALL, "t", 0, 16)
+        builder = BatchBuilder(ALL, "t", 0, 16)
         try:
             while reader.position < following:
                 view = reader.read(10)
                 if view is None and reader.take_problem() is not None:
                     break
-                for batch in assembly.add(view) if view is not None else ():
+                for batch in builder.add(view) if view is not None else ():
                     batch.validate(full=True)
         except NativeError:
             continue

@@ -148,7 +148,7 @@ def test_an_archive_that_is_filled_while_a_read_is_planned(archive: Archive, mon
     """
 
     class Filling(driver.Driver):
-        def partitions(self, missing_is_lost: bool = False) -> list[tuple[str, int]]:
+        def partitions(self, skip_missing: bool = False) -> list[tuple[str, int]]:
             self.topics = {"t": Topic("t", b"i" * 16, {0: 1})}
             return [("t", 0)]
 

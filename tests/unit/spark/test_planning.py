@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from mqd.spark.offsets import IDS, Position
-from mqd.spark.planning import Range, rate_limited, split
+from mqd.spark.planning import Range, limit_rate, split
 
 
 def _covered(ranges: list[Range]) -> dict[tuple[str, int], list[tuple[int, int]]]:
@@ -66,8 +66,8 @@ def test_tasks_are_even_by_bytes() -> None:
 
 def test_a_trigger_is_shared_by_backlog() -> None:
     start, latest = {("t", 0): 0, ("t", 1): 100, ("t", 2): 7}, {("t", 0): 900, ("t", 1): 200, ("t", 2): 7}
-    assert rate_limited(start, latest, 100) == {("t", 0): 90, ("t", 1): 110, ("t", 2): 7}
-    assert rate_limited(start, latest, 5000) == latest
+    assert limit_rate(start, latest, 100) == {("t", 0): 90, ("t", 1): 110, ("t", 2): 7}
+    assert limit_rate(start, latest, 5000) == latest
 
 
 def test_a_trigger_is_bounded_and_every_partition_gets_its_turn() -> None:
@@ -76,7 +76,7 @@ def test_a_trigger_is_bounded_and_every_partition_gets_its_turn() -> None:
         latest = {("t", index): rng.choice((0, 1, 2, rng.randrange(1, 100))) for index in range(rng.randrange(1, 20))}
         at, most, turns = dict.fromkeys(latest, 0), rng.choice((1, 3, 40)), 0
         while at != latest:
-            after = rate_limited(at, latest, most)
+            after = limit_rate(at, latest, most)
             assert all(at[key] <= after[key] <= latest[key] for key in latest)
             assert 0 < sum(after.values()) - sum(at.values()) <= most
             at, turns = after, turns + 1

@@ -30,7 +30,7 @@ class World:
         self.turns = 0  # how often another broker was requested
         self.hidden: dict[Key, int] = {}  # retired partitions, and where they ended
 
-    def partitions(self, missing_is_lost: bool = False) -> list[Key]:
+    def partitions(self, skip_missing: bool = False) -> list[Key]:
         logs, numbers = self.behind.pop(0) if self.behind else (self.logs, self.numbers)
         self.topics = {name: Topic(name, bytes([numbers[name]]) * 16, {}) for name, _ in logs}
         return sorted(logs)

@@ -63,9 +63,9 @@ def test_pipelines_read_committed_records_by_default(given: dict[str, str], expe
 @pytest.mark.parametrize("live", [False, True])
 def test_sql_reads_what_was_committed(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
     view, sample = Reader(), Reader()
-    monkeypatch.setattr(queries, "rows", lambda _: MagicMock())
+    monkeypatch.setattr(queries, "as_rows", lambda _: MagicMock())
     queries.add_view(view, "t", "b", "", live)  # type: ignore[arg-type]
-    queries.inferred_schema(sample, "t", "b")  # type: ignore[arg-type]
+    queries.infer_schema(sample, "t", "b")  # type: ignore[arg-type]
     assert (view.given[ISOLATION], sample.given[ISOLATION]) == ("read_committed", "read_committed")
 
 
@@ -76,7 +76,7 @@ def test_spark_reads_the_end_of_a_batch_from_the_checkpoint() -> None:
         'v1\n{"batchWatermarkMs":0}\n{"t":{"0":7},"@topic_ids":{"t":"x"}}'
     ]
     pipeline = Archive(name="n", source=source, path="a", checkpoint="hdfs:///check[1]")
-    assert running._ends(spark, pipeline, 3) == ({"t": {"0": 7}}, {"t": "x"})
+    assert running._batch_end(spark, pipeline, 3) == ({"t": {"0": 7}}, {"t": "x"})
     spark.read.text.assert_called_once_with(r"hdfs:///check\[1\]/offsets/3", wholetext=True)
 
 
@@ -131,7 +131,7 @@ Traceback (most recent call last):
 )
 def test_an_error_of_a_batchs_function_is_reported_by_its_own_text(raised: str, expected: str) -> None:
     """FAILED and IN_A_TASK are from Spark 4.3."""
-    assert running.explained(RuntimeError(FAILED % raised)) == expected
+    assert running.explain_error(RuntimeError(FAILED % raised)) == expected
 
 
 def progress(*ends: tuple[str | None, str | None]) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def test_a_replay_is_stopped(monkeypatch: pytest.MonkeyPatch, options: dict[str,
     stop = threading.Event()
     with pytest.raises(running.ReplayStoppedError, match=expected) as error:
         running.run(Job(monkeypatch, stop.set), Replay(name="again", path="a", options=options), print, stop)  # type: ignore[arg-type]
-    assert running.explained(error.value) == str(error.value)
+    assert running.explain_error(error.value) == str(error.value)
 
 
 def test_a_replay_stopped_too_late_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mqd.cli.verbs.demo_spark import Window, by_hour_and_month
-from mqd.spark.pipelines.running import explained
+from mqd.spark.pipelines.running import explain_error
 from mqd.spark.pipelines.session import captured_stderr, log_level
 
 GREETS = (
@@ -75,10 +75,10 @@ def test_the_demos_picture_uses_the_airports_local_time() -> None:
 
 
 def test_an_overloaded_machine_is_reported() -> None:
-    assert "overloaded" in explained(
+    assert "overloaded" in explain_error(
         RuntimeError(
             "[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE:"
             " XXKST\n=== Streaming Query ==="
         )
     )
-    assert explained(RuntimeError("[OTHER] first line\nsecond")) == "[OTHER] first line"
+    assert explain_error(RuntimeError("[OTHER] first line\nsecond")) == "[OTHER] first line"

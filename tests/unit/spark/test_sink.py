@@ -23,7 +23,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import Record, decode_batch, iterate_batches
 from mqd.spark import writing
 from mqd.spark.encoding import HEADER_BYTES, Batch, Encoder, MqdWriteError
-from mqd.spark.joint import Child, Joint
+from mqd.spark.joint import Child, JointTransaction
 from mqd.spark.options import MqdOptionError
 from mqd.spark.sink_options import SinkOptions, column_name, sink_options
 
@@ -336,7 +336,7 @@ def test_an_ended_transaction_is_reported_with_its_timeout() -> None:
             r" .kafka.transaction.timeout.ms; .* another run"
         ),
     ):
-        Joint(cluster, "mqd.joint.spark.query.q", 3, "run", 60_000).heartbeat(Child(5, 0))
+        JointTransaction(cluster, "mqd.joint.spark.query.q", 3, "run", 60_000).heartbeat(Child(5, 0))
 
 
 @pytest.fixture
@@ -363,16 +363,18 @@ def test_a_stream_that_cannot_abort_its_transaction_reports_it(
 ) -> None:
     """A batch without a completed task: Spark gives the driver neither the query nor its run."""
     aborted: list[Any] = []
-    monkeypatch.setattr(writing, "joint", lambda _, place: SimpleNamespace(abort=lambda: aborted.append(place)))
+    monkeypatch.setattr(
+        writing, "joint_transaction", lambda _, place: SimpleNamespace(abort=lambda: aborted.append(place))
+    )
     place = sink.BatchRun("mqd.joint.spark.query.q", 7, "run")
     writer = sink.MqdStreamWriter(options(kafka__transaction__timeout__ms="5000"))
-    writer.abort([None, sink.Written(place, (5, 0), 1, 1)], 7)
+    writer.abort([None, sink.TaskResult(place, (5, 0), 1, 1)], 7)
     assert aborted == [place] and not caplog.records
     for messages in ([], [None, None]):
         writer.abort(messages, 7)
     sink.MqdStreamWriter(options(delivery="at-least-once")).abort([None], 7)
     assert aborted == [place] and [record.levelno for record in caplog.records] == 2 * [logging.WARNING]
     assert (
-        "batch 7 has failed before one of its tasks was done" in caplog.text
+        "batch 7 failed before any of its tasks was done" in caplog.text
         and "5000 ms have passed (kafka.transaction.timeout.ms)" in caplog.text
     )
