@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from mqd.timer.partition import PartitionTimer
 
 ENDING_S = 0.1  # how often to check whether stopped threads have ended
-STATUS_S = 1.0
-IDLE_S = 60.0
-JOIN_S = 5.0
+STATUS_S = 1.0  # shortest time between two writes of run/timer.json
+IDLE_S = 60.0  # the process ends after this time without a schedule
+JOIN_S = 5.0  # how long stop() waits for the threads
 KEPT_BYTES_MAX = 64 << 20  # memory for records that are due soon, for all partitions together
 
 
@@ -166,7 +166,8 @@ def main() -> int:
     config = schedule_files.read_schedules(layout.run_dir).config
     log = logging.setup("timer", 0, config)
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # early: the keeper sends SIGTERM once the timer has its lock
+    # early: the keeper may send SIGTERM as soon as the timer has its lock
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     try:
         wake_fd = schedule_files.register_timer(layout.run_dir)

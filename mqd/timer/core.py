@@ -28,7 +28,7 @@ START = Entry(-1, -1)
 LATE_COUNT_MAX = 4096
 
 
-class Row(NamedTuple):
+class ScheduleRecord(NamedTuple):
     """A committed record of the partition; `due_ms` and `cancelled_offset` as in
     mqd.log.schedule_headers.Plan.
     """
@@ -57,8 +57,9 @@ class Tick(NamedTuple):
 def take_over(
     storage: Storage, log_start: int, committed: Progress, entry_count_max: int = ENTRY_COUNT_MAX
 ) -> Schedule:
-    """`committed`: the progress as it was read from the group after all earlier writers were
-    fenced. The index in `storage` is used as far as it goes; an index of another log is removed.
+    """`committed`: the progress that was read from the group after all earlier writers were fenced.
+    The index in `storage` is used if it was built up to an offset between the log's start and the
+    committed offset; otherwise it is removed.
     """
     index, end_offset = Index.open(storage, entry_count_max)
     if not log_start <= end_offset <= committed.end_offset:
@@ -80,25 +81,25 @@ class Schedule:
         if committed.last != START:
             index.drop_to(committed.last)
 
-    def read(self, rows: Iterable[Row], now_ms: int, due_of: Callable[[int], int | None]) -> bool:
+    def read(self, records: Iterable[ScheduleRecord], now_ms: int, due_of: Callable[[int], int | None]) -> bool:
         """Takes the next records, in order. Returns False if it did not take all of them: pass the
         rest again, from `end_offset` on, after a tick or later. `due_of(offset)`: when an earlier
         record is due; None: no record is to be delivered at that offset.
         """
-        for row in rows:
-            if row.offset < self.end_offset:
+        for record in records:
+            if record.offset < self.end_offset:
                 continue
-            entry = Entry(row.due_ms, row.offset)
-            is_late = row.due_ms >= 0 and entry <= self.progress.last and row.offset >= self.progress.end_offset
-            if is_late and (row.due_ms > now_ms or len(self._late) >= LATE_COUNT_MAX):
+            entry = Entry(record.due_ms, record.offset)
+            is_late = record.due_ms >= 0 and entry <= self.progress.last and record.offset >= self.progress.end_offset
+            if is_late and (record.due_ms > now_ms or len(self._late) >= LATE_COUNT_MAX):
                 return False
-            if 0 <= row.cancelled_offset < row.offset:
-                self._cancel(row.cancelled_offset, due_of)
+            if 0 <= record.cancelled_offset < record.offset:
+                self._cancel(record.cancelled_offset, due_of)
             if is_late:
                 self._late.append(entry)
-            elif row.due_ms >= 0 and not self.progress.is_delivered(entry):
+            elif record.due_ms >= 0 and not self.progress.is_delivered(entry):
                 self.index.add(*entry)
-            self.end_offset = row.offset + 1
+            self.end_offset = record.offset + 1
         return True
 
     def _cancel(self, offset: int, due_of: Callable[[int], int | None]) -> None:
@@ -143,7 +144,7 @@ class Schedule:
     def pending_count(self) -> int:
         return self.index.count + len(self._late)
 
-    def first_pending(self) -> int:
+    def first_needed_offset(self) -> int:
         """The offset below which no record is needed (T4)."""
         offsets = [self.progress.end_offset, self.end_offset, *(entry.offset for entry in self._late)]
         first = self.index.first_offset()

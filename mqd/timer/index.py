@@ -36,11 +36,10 @@ from mqd.timer.storage import Storage
 WIDTHS_MS = (86_400_000, 3_600_000, 60_000, 1_000, 1)
 ENTRY_COUNT_MAX = 1 << 18
 MANIFEST = "manifest"
-_LOADED = "loaded"
 _ENTRY_BYTES = 16
 _VERSION = 1
 _FIRST_MS = 0  # nothing is due before the epoch
-_NONE: NDArray[np.int64] = np.empty((0, 2), np.int64)
+_NO_ENTRIES: NDArray[np.int64] = np.empty((0, 2), np.int64)
 
 
 class Entry(NamedTuple):
@@ -85,7 +84,7 @@ class Index:
         self._buffered = 0
         # in memory: sorted entries (the first `_front_taken` were taken), and a heap of entries added
         # later
-        self._front, self._front_taken = _NONE, 0
+        self._front, self._front_taken = _NO_ENTRIES, 0
         self._recent: list[Entry] = []
         self._cancelled: set[int] = set()  # offsets of cancelled entries in memory
         self._floor = 0  # entries with lower offsets are ignored
@@ -284,7 +283,7 @@ class Index:
             pass
         # of the entries that are due in the same millisecond as `last`, only those up to its offset
         self._load(last.due_ms)
-        rows = _sort_rows(np.array(self._recent, np.int64)) if self._recent else _NONE
+        rows = _sort_rows(np.array(self._recent, np.int64)) if self._recent else _NO_ENTRIES
         rows = _sort_rows(np.concatenate([self._front[self._front_taken :], rows]))
         delivered = (rows[:, 0] < last.due_ms) | (rows[:, 0] == last.due_ms) & (rows[:, 1] <= last.offset)
         self.count = max(self.count - int(delivered.sum()), 0)
@@ -347,7 +346,7 @@ class Index:
                     finer.first_offset = min(finer.first_offset, int(offsets.min()))
 
     def _load_file(self, key: tuple[int, int]) -> None:
-        rows = np.concatenate([_NONE, *self._read_all(self._take_out(key))])
+        rows = np.concatenate([_NO_ENTRIES, *self._read_all(self._take_out(key))])
         is_cancel = rows[:, 1] < 0
         if is_cancel.any():
             is_cancelled = np.isin(rows[:, 1], ~rows[is_cancel, 1])

@@ -1,10 +1,10 @@
 """Delivers what is due in one partition of a schedule, on the host that leads it.
 
-A thread with two consumers (one reads the partition to its end, one looks up what is due) and a
-transactional producer, all through shared memory. Each partition has its own transactional id, so
-once this timer has begun, no timer of another host and no earlier timer of this host can commit any
-more. After any error the timer closes everything and restarts from the committed progress, which
-shows whether the last transaction was committed.
+A thread runs two consumers (one reads the partition to its end, one looks up what is due) and a
+transactional producer, all through shared memory. Each partition has its own transactional id: once
+this timer's producer has initialized it, no timer of another host and no earlier timer of this host
+can commit any more. After any error the timer closes everything and restarts from the committed
+progress, which shows whether the last transaction was committed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mqd.client.producer import Producer
 from mqd.log import schedule_headers
 from mqd.protocol.messages import DeleteRecordsRequest
 from mqd.protocol.records import read_headers
-from mqd.timer.core import Progress, Row, Schedule, Tick, take_over
+from mqd.timer.core import Progress, Schedule, ScheduleRecord, Tick, take_over
 from mqd.timer.index import Entry
 from mqd.timer.progress import Delays, parse_progress, progress_text
 from mqd.timer.storage import Directory
@@ -216,8 +216,8 @@ class PartitionTimer:
                 saved_at, saved_offset = now, schedule.end_offset
             if now - trimmed_at >= TRIM_S:
                 trimmed_at = now
-                if schedule.first_pending() > log_start:
-                    log_start = schedule.first_pending()
+                if schedule.first_needed_offset() > log_start:
+                    log_start = schedule.first_needed_offset()
                     self._trim(log_start)
             self.status.pending = schedule.pending_count
             next_ms = schedule.index.next_due_ms()
@@ -231,7 +231,7 @@ class PartitionTimer:
                 due = [
                     committed_at + COMMIT_S if tick is not None and tick.progress != schedule.progress else math.inf,
                     saved_at + SAVE_S if schedule.can_save and saved_offset != schedule.end_offset else math.inf,
-                    trimmed_at + TRIM_S if schedule.first_pending() > log_start else math.inf,
+                    trimmed_at + TRIM_S if schedule.first_needed_offset() > log_start else math.inf,
                 ]
                 wait_s = min(wait_s, max(0.0, min(due) - now))
             if not took_all:
@@ -260,7 +260,7 @@ class PartitionTimer:
         self._reader.seek(TopicPartition(self.topic.topic, self.index, schedule.end_offset))
         return False
 
-    def _keep(self, rows: list[Row], batch: Any, progress: Progress) -> None:
+    def _keep(self, rows: list[ScheduleRecord], batch: Any, progress: Progress) -> None:
         if self._kept_bytes >= self._kept_bytes_max:
             return
         soon_ms = _now_ms() + KEPT_MS
@@ -278,7 +278,7 @@ class PartitionTimer:
             self._kept_bytes -= _size_bytes(record)
         return record
 
-    def _rows(self, batch: Any) -> Iterator[Row]:
+    def _rows(self, batch: Any) -> Iterator[ScheduleRecord]:
         """The rows of the records. If the headers of a record cannot be read, it was written before
         the topic was a schedule (the broker refuses others): it is treated as a record without
         headers.
@@ -293,10 +293,10 @@ class PartitionTimer:
             except schedule_headers.InvalidScheduleHeader:
                 self.status.unreadable += 1
                 plan = schedule_headers.plan(None, timestamp, delay_ms)
-            yield Row(offset, plan.due_ms, plan.cancelled_offset)
+            yield ScheduleRecord(offset, plan.due_ms, plan.cancelled_offset)
 
-    def _look_up(self, offsets: list[int], take: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-        """Yields what `take` returns for the records at these ascending offsets. Deleted records
+    def _look_up(self, offsets: list[int], extract: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+        """Yields what `extract` returns for the records at these ascending offsets. Deleted records
         are left out.
         """
         at = 0
@@ -313,7 +313,7 @@ class PartitionTimer:
                 self._lookup_position = -1
                 raise Deferred(f"the record at offset {first} cannot be read; retrying")
             self._lookup_position = batch.next_offset
-            yield from take(_select(batch, offsets[at : bisect_left(offsets, batch.next_offset, at)]))
+            yield from extract(_select(batch, offsets[at : bisect_left(offsets, batch.next_offset, at)]))
             at = bisect_left(offsets, batch.next_offset, at)
 
     # -- delivering --------------------------------------------------------------------------------
@@ -416,13 +416,15 @@ class _PickedRecords:
 
     def __init__(self, batch: Any, indices: list[int], wanted: list[int]) -> None:
         present = [
-            at for at, one in zip(indices, wanted, strict=True) if at < len(batch) and int(batch.offsets[at]) == one
+            index
+            for index, offset in zip(indices, wanted, strict=True)
+            if index < len(batch) and int(batch.offsets[index]) == offset
         ]
         self.offsets, self.timestamps = batch.offsets[present], batch.timestamps[present]
-        self.keys = _ListWithToList([batch.keys[at] for at in present])
-        self.values = _ListWithToList([batch.values[at] for at in present])
+        self.keys = _ListWithToList([batch.keys[index] for index in present])
+        self.values = _ListWithToList([batch.values[index] for index in present])
         sections = batch.header_sections
-        self.header_sections = None if sections is None else _ListWithToList([sections[at] for at in present])
+        self.header_sections = None if sections is None else _ListWithToList([sections[index] for index in present])
 
 
 class _ListWithToList(list[Any]):
@@ -437,6 +439,7 @@ def _without_schedule_headers(section: bytes) -> list[tuple[str, bytes | None]]:
 
 
 def _records(batch: Any) -> Iterator[tuple[int, Record]]:
+    """(offset, record) of each record in the batch."""
     offsets, sections = batch.offsets.tolist(), batch.header_sections
     headers = [None] * len(offsets) if sections is None else sections.to_list()
     for offset, key, value, section in zip(offsets, batch.keys.to_list(), batch.values.to_list(), headers, strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from mqd.timer.core import START, Progress, Row, Schedule, Tick, take_over
+from mqd.timer.core import START, Progress, Schedule, ScheduleRecord, Tick, take_over
 
 MS_OF = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 BEGIN_MS = 1_800_000_000_123
@@ -57,7 +57,7 @@ class Files:
 class World:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.log: list[Row | None] = []  # None: a marker, or an aborted record
+        self.log: list[ScheduleRecord | None] = []  # None: a marker, or an aborted record
         self.log_start = 0
         self.committed = Progress(0, START)
         self.delivered: dict[int, int] = {}
@@ -139,7 +139,7 @@ class World:
                 cancels = max(0, offset - 1 - int(rng.expovariate(0.1)))
                 self.cancels.setdefault(cancels, []).append(offset)
             due_ms = -1 if kind < 0.18 and cancels >= 0 else self.now_ms + self.delay()
-            self.log.append(Row(offset, due_ms, cancels))
+            self.log.append(ScheduleRecord(offset, due_ms, cancels))
 
     def delay(self) -> int:
         unit = self.rng.choice(["", "", "s", "s", "m", "h", "d"])
@@ -163,7 +163,7 @@ class World:
                 if self.schedule.can_save:
                     self.schedule.save()
             case "trim":
-                self.log_start = max(self.log_start, self.schedule.first_pending())
+                self.log_start = max(self.log_start, self.schedule.first_needed_offset())
             case "jump":
                 self.skew_ms[rng.randrange(2)] = rng.choice([0, 0, 5, -5, 3_000, -3_000, 4_000_000, -4_000_000])
             case "die":

@@ -94,7 +94,7 @@ def _backwards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log's start follows Y."""
-    monkeypatch.setattr(Schedule, "first_pending", lambda self: self.progress.end_offset)
+    monkeypatch.setattr(Schedule, "first_needed_offset", lambda self: self.progress.end_offset)
 
 
 def _removed_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,5 +162,5 @@ def test_missing_index_files_are_rebuilt_without_losing_records(plant: object, m
 def test_a_schedule_without_records_has_nothing_to_do() -> None:
     schedule = Schedule(Index(Files()), 0, Progress(0, START))
     assert schedule.tick(1 << 40, 10) is None
-    assert schedule.first_pending() == 0 and schedule.pending_count == 0
+    assert schedule.first_needed_offset() == 0 and schedule.pending_count == 0
     assert schedule.index.take(1 << 40, 10) == [] and Entry(0, 0) > START
