@@ -71,7 +71,7 @@ class Authorizer:
         self.generation = 0
         self.bindings: dict[bytes, AclBinding] = {}
         self._by_principal: dict[str, dict[bytes, AclBinding]] = {}
-        # number of rules with this (resource type, pattern type, name)
+        # (resource type, pattern type, name) -> number of rules
         self._patterns: Counter[tuple[int, int, str]] = Counter()
         self._tables: dict[tuple[str, str, int], RightsTable] = {}
 

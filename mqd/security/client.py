@@ -22,7 +22,7 @@ from mqd.protocol.messages import SaslAuthenticateRequest, SaslHandshakeRequest
 from mqd.security.scram import ITERATIONS_MIN, MECHANISMS, salted_password
 
 ITERATIONS_MAX = 1 << 20  # more would let a server keep this client busy for seconds
-HANDSHAKE, AUTHENTICATE = 17, 36
+HANDSHAKE, AUTHENTICATE = 17, 36  # API keys
 # mqd's own property: user and password are the id and HMAC of a delegation token. Java clients set
 # tokenauth in sasl.jaas.config instead.
 TOKEN_AUTH = "sasl.tokenauth"
@@ -35,9 +35,8 @@ _LIBRDKAFKA_NAMES = {
     "ssl.keystore.key": "ssl.key.pem",
 }
 _TLS_FILES = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
-_TLS_SETTINGS = frozenset(
-    {*_TLS_FILES, "ssl.ca.pem", "ssl.key.password", "ssl.endpoint.identification.algorithm"}
-)  # those that this client can use
+# the ssl.* settings that this client supports
+_TLS_SETTINGS = frozenset({*_TLS_FILES, "ssl.ca.pem", "ssl.key.password", "ssl.endpoint.identification.algorithm"})
 # Java's settings for the file format; only PEM is supported here
 _STORE_TYPES = {"ssl.truststore.type": "PEM", "ssl.keystore.type": "PEM"}
 _JAAS = re.compile(
@@ -163,7 +162,7 @@ def security_from_properties(properties: Mapping[str, str]) -> ClientSecurity:
     settings: dict[str, str] = {}
     for name, value in properties.items():
         if name == "sasl.jaas.config":
-            settings.update(_of_jaas(value))
+            settings.update(_parse_jaas_config(value))
         elif name in _STORE_TYPES:
             if value.upper() != _STORE_TYPES[name]:
                 raise ConfigError(
@@ -200,7 +199,7 @@ def read(file: Path) -> tuple[ClientSecurity, dict[str, str]]:
     return security, rest
 
 
-def _of_jaas(text: str) -> dict[str, str]:
+def _parse_jaas_config(text: str) -> dict[str, str]:
     match = _JAAS.fullmatch(text)
     if match is None:
         raise ConfigError(

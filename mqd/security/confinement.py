@@ -26,8 +26,8 @@ _URL_PROPERTY, _FILE_URL = "sasl.oauthbearer.jwks.endpoint.url", "file://"
 
 
 def hide_memory(config: Mapping[str, str]) -> str:
-    """Prevents core files, unless core.files.allow is true; returns the restrictions as text, or
-    "".
+    """Prevents core files, unless core.files.allow is true. Returns the restrictions in force, as
+    text; "" if there are none.
     """
     if config.get("core.files.allow") == "true":
         return ""
@@ -45,10 +45,8 @@ def confine(config: Mapping[str, str], places: Layout | None, makes_ring: bool =
     calls = sandbox.DENIED_CALLS if makes_ring else sandbox.DENIED_CALLS | sandbox.RING_CALLS
     steps: list[tuple[str, Callable[[], None]]] = [("no new privileges", sandbox.give_up_privileges)]
     if places is not None:
-        readable, writable = (
-            [*_SYSTEM_DIRECTORIES, *_code_directories(), *_named_directories(config)],
-            _own_directories(config, places),
-        )
+        readable = [*_SYSTEM_DIRECTORIES, *_code_directories(), *_configured_directories(config)]
+        writable = _own_directories(config, places)
         steps.append(("Landlock", lambda: sandbox.restrict_files(readable, writable, _DEVICES)))
     steps.append(("seccomp", lambda: sandbox.refuse_system_calls(calls.values())))
     return ", ".join(filter(None, [memory_restriction, _apply(steps)])) or "nothing"
@@ -85,10 +83,10 @@ def _code_directories() -> list[str]:
     return [*directories, *(os.path.realpath(path) for path in directories)]
 
 
-def _named_directories(config: Mapping[str, str]) -> list[str]:
-    """The directories of the files that configuration and environment name. Access to the files
-    alone is not enough: a file is often replaced with another of the same name, or is a link into
-    another directory.
+def _configured_directories(config: Mapping[str, str]) -> list[str]:
+    """The directories of the files that are named in the configuration or the environment. Access
+    to the files alone is not enough: a file is often replaced with another of the same name, or is
+    a link into another directory.
     """
     files = [value for name, value in config.items() if name.endswith(_FILE_PROPERTIES) and value]
     urls = [value for name, value in config.items() if name.endswith(_URL_PROPERTY)]

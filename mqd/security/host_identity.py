@@ -129,7 +129,7 @@ class HostIdentity:
         except (ssl.SSLError, ValueError) as error:
             raise ConfigError(
                 f"{self._paths[CERTIFICATE]}, {self._paths[KEY]} and {self._paths[CA]} cannot be used together:"
-                f" {reason_of(error)}; they must be PEM, the key unencrypted and of this certificate",
+                f" {reason_of(error)}; all must be PEM, and the key must be unencrypted and match the certificate",
                 CERTIFICATE,
             ) from None
 
@@ -200,6 +200,7 @@ def check_peer(certificate: Mapping[str, Any] | None, node_id: int) -> None:
 
 
 def uris(certificate: Mapping[str, Any] | None) -> list[str]:
+    """The URIs among the certificate's subject alternative names."""
     return [str(value) for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "URI"]
 
 

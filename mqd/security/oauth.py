@@ -1,4 +1,4 @@
-"""SASL OAUTHBEARER (RFC 7628): a signed token (JWT) of an issuer that the operator trusts. PyJWT
+"""SASL OAUTHBEARER (RFC 7628): a signed token (JWT) from an issuer that the operator trusts. PyJWT
 checks the signature; issuer, audience, expiry and user are required.
 """
 
@@ -94,7 +94,7 @@ class Issuer:
         try:
             if not isinstance(user, str):
                 raise ValueError("it is not a string")
-            principal.user(user)  # many issuers let users choose their names
+            principal.user(user)  # checks the name: many issuers let users choose their own
         except ValueError as error:
             raise AuthenticationFailed(f"a token's claim {options.user_claim} names no user: {error}") from None
         return Claims(user, (int(claims["exp"]) + options.skew_s) * 1000)  # PyJWT also accepts a string of digits

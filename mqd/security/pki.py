@@ -1,5 +1,5 @@
 """Certificates of a cluster's own authority, for brokers without certificates from elsewhere. Keys
-are ECDSA P-256, with which a handshake costs a third of one with RSA.
+are ECDSA P-256: a handshake costs a third of one with RSA.
 """
 
 import datetime
@@ -45,7 +45,8 @@ def node_uri(node_id: int) -> str:
     return f"{NODE_URI}{node_id}"
 
 
-def _host(node_id: int) -> tuple[str, list[x509.GeneralName]]:
+def _names_of_host(node_id: int) -> tuple[str, list[x509.GeneralName]]:
+    """The common name and the subject alternative names of a host's certificate."""
     return f"mqd host {node_id}", [x509.UniformResourceIdentifier(node_uri(node_id))]
 
 
@@ -53,7 +54,7 @@ def issue_host(authority: Pair, node_id: int, now: datetime.datetime) -> Pair:
     """A certificate by which a host proves its node id to the other hosts of its cluster. Raises
     ValueError.
     """
-    return _issue(authority, *_host(node_id), now)
+    return _issue(authority, *_names_of_host(node_id), now)
 
 
 def issue(authority: Pair, name: str, hosts: Sequence[str], now: datetime.datetime) -> Pair:
@@ -74,15 +75,17 @@ def make_request() -> tuple[bytes, bytes]:
 
 
 def sign(authority: Pair, request: bytes, name: str, hosts: Sequence[str], now: datetime.datetime) -> bytes:
-    """The certificates that issue() would make, but for the key of a request. Raises ValueError."""
+    """Like issue(), but signs the key of a certificate signing request. Returns the certificates as
+    PEM. Raises ValueError.
+    """
     return _sign(authority, _key_of_request(request), name, _names(hosts), now)
 
 
 def sign_host(authority: Pair, request: bytes, node_id: int, now: datetime.datetime) -> bytes:
-    """The certificates that issue_host() would make, but for the key of a request. Raises
-    ValueError.
+    """Like issue_host(), but signs the key of a certificate signing request. Returns the
+    certificates as PEM. Raises ValueError.
     """
-    return _sign(authority, _key_of_request(request), *_host(node_id), now)
+    return _sign(authority, _key_of_request(request), *_names_of_host(node_id), now)
 
 
 def _key_of_request(request: bytes) -> ec.EllipticCurvePublicKey:

@@ -19,12 +19,8 @@ class PlainExchange:
     def __init__(
         self, lookup: Lookup, seed: bytes, run_in_thread: RunInThread, parameter_counts: scram.ParameterCounts = dict
     ) -> None:
-        self._lookup, self._seed, self._run_in_thread, self._parameter_counts = (
-            lookup,
-            seed,
-            run_in_thread,
-            parameter_counts,
-        )
+        self._lookup, self._seed = lookup, seed
+        self._run_in_thread, self._parameter_counts = run_in_thread, parameter_counts
         self.user = ""
         self.done = False
 

@@ -74,7 +74,9 @@ _RULE = re.compile(r"\s*(?:(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([
 
 
 def mapping_rules(text: str) -> tuple[MappingRule, ...]:
-    """Raises ValueError, which quotes the invalid rule. Without rules the name stays unchanged."""
+    """Parses rules; without any, names stay unchanged. Raises ValueError, which quotes the invalid
+    rule.
+    """
     rules: list[MappingRule] = []
     position = 0
     while position < len(text):

@@ -1,5 +1,5 @@
 """The TLS context of the metrics page, whose connections Python serves itself. It is made from the
-same `ssl.*` settings as those of the workers' listeners (tls_files.py).
+same `ssl.*` settings as the contexts of the workers' listeners (tls_files.py).
 
 Concurrency: one thread. Changed files are noticed within POLL_S; if they are unusable, the previous
 certificate stays in use and the error is logged once.

@@ -125,8 +125,8 @@ def make_decoy(
     is_token: bool = False,
     parameter_counts: Mapping[CredentialParameters, int] | None = None,
 ) -> Verifier:
-    """A decoy verifier for a user that does not exist: the same at each attempt, and no password
-    matches it.
+    """A decoy verifier for a user that does not exist. No password matches it; its salt and
+    iterations are the same at each attempt.
 
     `parameter_counts`: the number of users by parameters. The decoy's parameters are drawn with
     these weights (weighted rendezvous hashing), so that they do not reveal whether the user exists;

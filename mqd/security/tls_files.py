@@ -33,7 +33,7 @@ from mqd.security.principal import MappingRule, mapping_rules
 
 FILE_BYTES_MAX = 16 << 20
 LOCATIONS = ("ssl.keystore.location", "ssl.truststore.location")
-_PATHS = (*LOCATIONS, "metrics.token.file")
+_PATH_PROPERTIES = (*LOCATIONS, "metrics.token.file")
 _VERSIONS = {"TLSv1.2": TLS_1_2, "TLSv1.3": TLS_1_3}
 # IANA's names, as in Kafka and Java -> OpenSSL's. Only suites with forward secrecy and
 # authenticated encryption.
@@ -53,7 +53,7 @@ TICKET_EPOCH_S = 12 * 3600
 
 
 def listeners_with_tls(config: Mapping[str, str]) -> list[tuple[int, Listener]]:
-    """(listener id, listener)"""
+    """The (listener id, listener) pairs of the listeners that use TLS."""
     return [(index, listener) for index, listener in enumerate(parse_listeners(config)) if listener.has_tls]
 
 
@@ -62,15 +62,15 @@ def with_absolute_paths(config: Mapping[str, str]) -> dict[str, str]:
     directory from the command line.
     """
     return {
-        name: os.path.abspath(value) if name.endswith(_PATHS) and value.strip() else value
+        name: os.path.abspath(value) if name.endswith(_PATH_PROPERTIES) and value.strip() else value
         for name, value in config.items()
     }
 
 
 def files(config: Mapping[str, str], listener: Listener) -> list[Path]:
     """The files that the listener's settings are read from."""
-    own = listener_settings(config, listener.name)
-    return [Path(own[name]) for name in LOCATIONS if own.get(name, "").strip()]
+    settings = listener_settings(config, listener.name)
+    return [Path(settings[name]) for name in LOCATIONS if settings.get(name, "").strip()]
 
 
 def file_state(path: str | os.PathLike[str]) -> tuple[int, int, int]:
@@ -96,11 +96,11 @@ def check(config: Mapping[str, str]) -> None:
 
 def principal_rules(config: Mapping[str, str], listener: Listener) -> tuple[MappingRule, ...]:
     """Raises ConfigError."""
-    own, name = _ListenerSettings(config, listener), "ssl.principal.mapping.rules"
+    settings, name = _ListenerSettings(config, listener), "ssl.principal.mapping.rules"
     try:
-        return mapping_rules(str(own.value(name)))
+        return mapping_rules(str(settings.value(name)))
     except ValueError as error:
-        raise own.error(name, f"{name}: {error}") from None
+        raise settings.error(name, f"{name}: {error}") from None
 
 
 def context(config: Mapping[str, str], listener: Listener, secret: bytes = b"", now_s: float = 0.0) -> TlsContext:
@@ -121,8 +121,8 @@ def ticket_key(secret: bytes, listener: Listener, config: Mapping[str, str], now
     """Differs by listener and by its client authentication, so that a ticket is not valid on
     another listener.
     """
-    own = listener_settings(config, listener.name)
-    scope = [listener.name, own.get("ssl.client.auth", ""), own.get("ssl.truststore.location", "")]
+    settings = listener_settings(config, listener.name)
+    scope = [listener.name, settings.get("ssl.client.auth", ""), settings.get("ssl.truststore.location", "")]
     text = "\0".join(["mqd TLS tickets", *scope, str(int(now_s) // TICKET_EPOCH_S)]).encode()
     blocks = [hmac.digest(secret, bytes([number]) + text, hashlib.sha512) for number in range(2)]
     return b"".join(blocks)[:TICKET_KEY_BYTES]
@@ -130,18 +130,18 @@ def ticket_key(secret: bytes, listener: Listener, config: Mapping[str, str], now
 
 def read(config: Mapping[str, str], listener: Listener, tickets: bytes | None = None) -> TlsSettings:
     """Raises ConfigError."""
-    own = _ListenerSettings(config, listener)
-    client_auth = ClientAuth[str(own.value("ssl.client.auth")).upper()]
-    trust = own.trust()
+    settings = _ListenerSettings(config, listener)
+    client_auth = ClientAuth[str(settings.value("ssl.client.auth")).upper()]
+    trust = settings.trust()
     if client_auth and trust is None:
-        raise own.error(
+        raise settings.error(
             "ssl.truststore.location",
             f"ssl.client.auth={client_auth.name.lower()} needs the CAs of the clients' certificates: set"
             " ssl.truststore.location to a PEM or PKCS12 file",
         )
-    versions, ciphers_12, ciphers_13 = own.versions_and_ciphers()
+    versions, ciphers_12, ciphers_13 = settings.versions_and_ciphers()
     return TlsSettings(
-        identities=own.identities(),
+        identities=settings.identities(),
         client_auth=client_auth,
         trust=trust,
         version_min=min(versions),
@@ -269,7 +269,9 @@ class _ListenerSettings:
 
 
 def _pem(text: str) -> bytes:
-    """A properties file has PEM text on one line, with spaces or \\n instead of line breaks."""
+    """Restores the line breaks of PEM text: a properties file has it on one line, with spaces or
+    \\n instead.
+    """
     text = text.replace("\\n", "\n")
     return re.sub(
         r"(-----BEGIN [A-Z0-9 ]+-----)\s+(.*?)\s+(-----END [A-Z0-9 ]+-----)",

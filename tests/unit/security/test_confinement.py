@@ -42,7 +42,7 @@ def test_symbolic_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "sasl.oauthbearer.jwks.endpoint.url": "https://issuer.example/keys",
         "listener.name.b.sasl.oauthbearer.jwks.endpoint.url": f"file://{tmp_path}/jwks/keys.json",
     }
-    assert set(confinement._named_directories(config)) == {
+    assert set(confinement._configured_directories(config)) == {
         *map(str, (named, real, certificates)),
         str(tmp_path / "jwks"),
     }
