@@ -1,7 +1,7 @@
 """Builds the published packages into dist/: an sdist, and from it a wheel for each architecture,
 for any Linux with glibc 2.28 (2018) or later. `make wheels`.
 
-The compiler is zig's, from PyPI: clang that can build for every architecture and any version of
+The compiler is zig's, from PyPI: a clang that can build for every architecture and any version of
 glibc. auditwheel checks the result and names it manylinux_2_28; a wheel that it rejects, or
 that contains code for more than one Python, is an error.
 """

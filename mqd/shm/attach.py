@@ -12,8 +12,8 @@ shared memory.
    into it.
 3. The process's own arena is mapped writable, every other one read-only.
 
-One thread. The socket blocks until `ready` has been called; after that it is read only when it is
-readable.
+Concurrency: one thread. The socket blocks until `ready` has been called; after that it is read only
+when it is readable.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class KeeperClient:
 
     @property
     def endpoint(self) -> native.Endpoint:
-        """Opened on first use: a worker's reactor opens its own and must be the only one."""
+        """Opened on first use. A worker must not use it: its reactor opens the only endpoint."""
         if self._endpoint is None:
             self._endpoint = native.Endpoint(
                 self.control, self.links, self.endpoint_index, self.endpoint_count, self.eventfds
@@ -277,7 +277,7 @@ class KeeperClient:
             if self.welcome.supervisor_pid:
                 self._parent_fds.append((os.pidfd_open(self.welcome.supervisor_pid), "supervisord ended"))
         except OSError as error:
-            if error.errno not in (errno.ESRCH, errno.EINVAL):  # EINVAL: SO_PEERPIDFD, before Linux 6.15
+            if error.errno not in (errno.ESRCH, errno.EINVAL):  # EINVAL: a dead peer, before Linux 6.15
                 raise
             raise KeeperError("the keeper or supervisord ended while this process attached") from error
 

@@ -6,8 +6,8 @@ could be wrong.
 
 K1  the semaphore counts the blocks that no worker holds; number of blocks x block size never
     exceeds max.connections.
-K2  for each keeper process (`generation`) the first worker that attaches recreates the semaphore
-    while it holds a lock file; a second semaphore holds the generation. A keeper starts only when
+K2  for each keeper process (`generation`) the first worker that attaches takes a lock file and
+    recreates the semaphore; a second semaphore holds the generation. A keeper starts only when
     every worker of the previous one is gone, so no process holds credits of the previous
     generation.
 K3  a worker may hold connections up to `granted`; it leases in advance, because connections arrive
@@ -79,7 +79,7 @@ class Credits:
 
     def __init__(self, open_semaphore: Callable[[bool], sysv_ipc.Semaphore], budget: Budget, worker_count: int):
         """`open_semaphore(had_credits)`: see _open_credits."""
-        self._open = open_semaphore
+        self._open_semaphore = open_semaphore
         self._semaphore = open_semaphore(False)
         self.budget = budget
         self._worker_count = worker_count
@@ -134,7 +134,7 @@ class Credits:
             self._adjust(connection_count)
         except sysv_ipc.ExistentialError:
             try:
-                self._semaphore = self._open(True)
+                self._semaphore = self._open_semaphore(True)
                 self.held_blocks = 0
                 self._acquire(previously_held)
                 self._adjust(connection_count)
@@ -150,13 +150,8 @@ class Credits:
         if self.held_blocks > target_blocks + target_blocks // 4:
             self._release(self.held_blocks - target_blocks)
         if self.free_blocks == 0:
-            self._release(
-                max(
-                    0,
-                    self.held_blocks
-                    - self.budget.target_blocks(connection_count, self._worker_count, is_exhausted=True),
-                )
-            )
+            target_blocks = self.budget.target_blocks(connection_count, self._worker_count, is_exhausted=True)
+            self._release(max(0, self.held_blocks - target_blocks))
 
     def _acquire(self, count: int) -> None:
         """Acquires as many as are available."""
@@ -206,7 +201,7 @@ def _open_credits(name: str, generation: int, block_count: int, had_credits: boo
     if generation_semaphore.value != mark and not is_new:
         credits.remove()
         credits, _ = _open(_key(name, 0), block_count)
-    generation_semaphore.value = mark  # last: after a crash before this, the next worker recreates both
+    generation_semaphore.value = mark  # last: if this process dies before, the next worker recreates both
     credits.undo, credits.block = True, False
     return credits
 

@@ -3,8 +3,8 @@
 
 A process connects, sends Hello, receives Welcome with its file descriptors (SCM_RIGHTS), later
 sends Ready, and then only receives notices such as Death and Shutdown. The socket stays open as
-long as the process lives; its end, together with the pidfd, is the keeper's proof of death. Tools
-(`mqd status`) connect and send StatusQuery.
+long as the process lives: its closing, together with the pidfd, proves to the keeper that the
+process has died. Tools (`mqd status`) connect and send StatusQuery.
 """
 
 import msgspec

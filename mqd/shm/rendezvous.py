@@ -129,10 +129,11 @@ def _reason_for_distrust(directory: Path) -> str | None:
         return error.strerror or "missing"
     if not stat.S_ISDIR(status.st_mode):
         return "not a directory"
-    chosen_by_root = parent.st_uid == 0 and not parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if status.st_uid not in (0, os.getuid()) and not chosen_by_root:
+    parent_is_safe = parent.st_uid == 0 and not parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if status.st_uid not in (0, os.getuid()) and not parent_is_safe:
         return f"belongs to uid {status.st_uid}"
-    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_uid != 0 and not chosen_by_root):
+    group_may_write = status.st_mode & stat.S_IWGRP
+    if status.st_mode & stat.S_IWOTH or (group_may_write and status.st_uid != 0 and not parent_is_safe):
         return "others can write to it"
     return None
 

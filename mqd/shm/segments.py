@@ -8,10 +8,10 @@ removed.
    the remedy.
 3. The keeper holds an flock on its control segment as long as it lives. If that flock is free, the
    broker was killed and not restarted: the next keeper that the same user starts, for any data
-   directory, removes the broker's segments. While a process removes a dead broker's segments (its
-   successor does so, or a sweeping keeper), it holds the flock on the dead broker's control
-   segment. Otherwise, when several brokers start at the same time, one could remove segments that
-   another has just created.
+   directory, removes the broker's segments. The process that removes them (the broker's successor,
+   or a sweeping keeper) holds the flock on the dead broker's control segment meanwhile. Otherwise,
+   when several brokers start at the same time, one could remove segments that another has just
+   created.
 4. Names are used only for creation and removal. Other processes get descriptors from the keeper,
    which stay valid when systemd (RemoveIPC=) or an operator empties /dev/shm under a running
    broker.
@@ -72,7 +72,7 @@ def create(name: str, size_bytes: int, reserved_bytes: int | None = None) -> mma
     try:
         memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=MODE)
     except (posix_ipc.Error, OSError) as error:
-        raise _refusal("create", name, error) from error
+        raise _segment_error("create", name, error) from error
     try:
         os.posix_fallocate(memory.fd, 0, reserved_bytes)
         os.ftruncate(memory.fd, size_bytes)
@@ -88,7 +88,7 @@ def create(name: str, size_bytes: int, reserved_bytes: int | None = None) -> mma
         memory.close_fd()
 
 
-def _refusal(verb: str, name: str, error: Exception) -> SegmentError:
+def _segment_error(verb: str, name: str, error: Exception) -> SegmentError:
     if isinstance(error, OSError) and error.errno == errno.EROFS:
         return SegmentError(
             errno.EROFS,
@@ -164,7 +164,7 @@ def unlink(name: str) -> bool:
     except posix_ipc.ExistentialError:
         return False
     except (posix_ipc.Error, OSError) as error:
-        raise _refusal("remove", name, error) from error
+        raise _segment_error("remove", name, error) from error
     return True
 
 
