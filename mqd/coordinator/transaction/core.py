@@ -49,7 +49,7 @@ from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
 from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, VERSION_2, Identity, Partition, WriteMarkers
 from mqd.coordinator.transaction.records import State
-from mqd.coordinator.transaction.state import EPOCH_MAX, HELD_MAX, IDLE, PREPARING, Held, TransactionState
+from mqd.coordinator.transaction.state import EPOCH_MAX, HELD_MAX, IDLE, PREPARING, HeldRequest, TransactionState
 from mqd.protocol.errors import ErrorCode
 
 TIMER = "due"
@@ -385,7 +385,7 @@ class Transaction(TransactionState):
             self._give_up(event, actions)
             return
         wait_ms = self._settings.response_ms if type(event) is events.EndTransaction else self._settings.hold_ms
-        self._held.append(Held(now_ms + wait_ms, event))
+        self._held.append(HeldRequest(now_ms + wait_ms, event))
 
     def _give_up(self, event: events.Request, actions: list[Action]) -> None:
         """Answers a request that cannot wait until the markers are written: they take too long, or

@@ -1,5 +1,5 @@
-"""Creates the cores of the transaction coordinator (mqd/coordinator/actions.py: Cores). The prefix
-of the transactional id selects the kind of core.
+"""Creates the cores of the transaction coordinator (it implements Cores of
+mqd/coordinator/actions.py). The prefix of the transactional id selects the kind of core.
 """
 
 from mqd.coordinator.transaction import joint_records
@@ -9,15 +9,15 @@ from mqd.coordinator.transaction.records import decode_key
 from mqd.coordinator.transaction.state import Settings
 
 
-class Transactions:
+class TransactionCores:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def core_name_of(self, key: bytes) -> str | None:
-        joint = joint_records.transactional_id_of(key)
-        name = joint if joint is not None else decode_key(key)
-        if name is not None and name.startswith(PREFIX) != (joint is not None):
-            raise ValueError(f"a record of the wrong kind of transaction for {name}")
+        joint_id = joint_records.transactional_id_of(key)
+        name = joint_id if joint_id is not None else decode_key(key)
+        if name is not None and name.startswith(PREFIX) != (joint_id is not None):
+            raise ValueError(f"the type of the record's key does not match the transactional id {name}")
         return name
 
     def make(self, name: str) -> Transaction | JointTransaction:

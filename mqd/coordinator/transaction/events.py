@@ -1,8 +1,8 @@
 """The events of a transactional id's state machine, and its responses.
 
 `request` is the number by which the runtime matches the Reply. A partition is (topic name, index).
-`client_version` is the version of the transaction protocol: 2 with EndTxn 5, Produce 12 and
-TxnOffsetCommit 5 (KIP-890 part 2), 0 with older ones.
+`client_version` is the version of the transaction protocol that the client uses: 2 from EndTxn 5,
+Produce 12 and TxnOffsetCommit 5 on (KIP-890 part 2), 0 for earlier versions of these requests.
 """
 
 import msgspec
@@ -16,8 +16,8 @@ VERSION_2 = 2
 
 
 class InitProducerId(msgspec.Struct, frozen=True):
-    """KIP-98. With the expected producer id and epoch it comes from a recovering producer
-    (KIP-360). Response: Identity.
+    """KIP-98. A producer that recovers from an error states the producer id and epoch that it
+    expects to be current (KIP-360). Response: Identity.
     """
 
     request: int
@@ -28,8 +28,8 @@ class InitProducerId(msgspec.Struct, frozen=True):
 
 
 class AddPartitions(msgspec.Struct, frozen=True):
-    """AddPartitionsToTxn, AddOffsetsToTxn, and the first Produce or TxnOffsetCommit of client
-    version 2. Response: one error code for all partitions.
+    """AddPartitionsToTxn, AddOffsetsToTxn, and (client version 2) the first Produce or
+    TxnOffsetCommit to a partition. Response: one error code for all partitions.
     """
 
     request: int
@@ -51,7 +51,7 @@ class VerifyPartitions(msgspec.Struct, frozen=True):
 
 
 class EndTransaction(msgspec.Struct, frozen=True):
-    """EndTxn. Response: Identity, for the next transaction."""
+    """EndTxn. Response: the Identity for the next transaction."""
 
     request: int
     producer_id: int
@@ -62,8 +62,8 @@ class EndTransaction(msgspec.Struct, frozen=True):
 
 
 class AbortByAdministrator(msgspec.Struct, frozen=True):
-    """Aborts the ongoing transaction of that producer and fences it. Response: an error code, when
-    the markers are written.
+    """Aborts the ongoing transaction of that producer, and fences the producer. Response: an error
+    code, sent when the markers have been written.
     """
 
     request: int
@@ -79,9 +79,10 @@ class MarkersWritten(msgspec.Struct, frozen=True):
 
 
 class Enlist(msgspec.Struct, frozen=True):
-    """Joint transactions only (joint.py): requests the producer id of a child, one task of this
-    Spark batch and run; the first request begins the transaction. With a producer id and epoch: a
-    heartbeat of that child. Response: JointResponse, with NEED_PRODUCER_ID as for InitProducerId.
+    """Joint transactions only (joint.py): requests a producer id for a new child, which is one
+    attempt of a task of this Spark batch and run; the first such request begins the transaction.
+    With a producer id and epoch it is a heartbeat of that child. Response: JointResponse; its error
+    may be NEED_PRODUCER_ID.
     """
 
     request: int
@@ -95,7 +96,8 @@ class Enlist(msgspec.Struct, frozen=True):
 
 class EndJoint(msgspec.Struct, frozen=True):
     """Ends the joint transaction of this batch and run. A commit covers only the winners (producer
-    id, epoch). Without a run, an administrator aborts the current transaction. Response: JointResponse.
+    id, epoch). If `run_id` is empty, an administrator aborts the current transaction. Response:
+    JointResponse.
     """
 
     request: int
@@ -131,8 +133,8 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class JointResponse(msgspec.Struct, frozen=True):
-    """`committed_batch_id`: the last committed batch, -1 = none. An Enlist for a batch that is not
-    above it gets no producer id: there is nothing left to write.
+    """`committed_batch_id`: the last committed batch, -1 = none. An Enlist for that batch
+    or an earlier one gets no producer id: there is nothing left to write.
     """
 
     error: int
@@ -156,7 +158,7 @@ class WriteMarkers(Effect, frozen=True):
     a marker twice is harmless: a partition without an open transaction of the producer accepts it
     without effect. `is_bumped`: the epoch is one above that of the transaction's records, and the
     next transaction will use it. A partition that already knows this epoch has the marker, and
-    refuses it (KIP-890).
+    refuses to write it again (KIP-890).
     """
 
     partitions: tuple[Partition, ...]

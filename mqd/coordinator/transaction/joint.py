@@ -1,7 +1,7 @@
 """The core of one joint transactional id: many producers write one transaction, and one request
-names those that are committed. Pure; time and producer ids are passed in.
+names those whose records are committed. Pure; time and producer ids are passed in.
 
-This is for engines that write a batch with many tasks, repeat tasks and batches, and decide at the
+This is for engines that write a batch with many tasks, retry tasks and batches, and decide at the
 end which attempts are committed (Spark). A batch has a number. The driver that executes it has a
 run id, a new one at every start.
 
@@ -16,7 +16,8 @@ run id, a new one at every start.
 
 Every task attempt enlists a child: a producer id and epoch for this transaction only. Children
 write like transactional producers of this transactional id (KIP-890: the first batch to a partition
-adds it). The end names the winners. They get commit markers, all other children get abort markers.
+adds it). The commit names the winners. They get commit markers; all other children get abort
+markers.
 Every marker's epoch is one above the child's, which fences late writes of the child. The producer
 ids continue with that epoch in the next transaction. The decision and the number of the batch are
 one record: a repeated batch is recognized by its number, whichever run sends it, and none of it is
@@ -24,8 +25,8 @@ written twice.
 
 Invariants (check() asserts those of one state; tests/sim/coordinator/test_joint_sim.py those across
 transitions)
-    J1  committed_batch_id only rises, and only in the record that decides a commit; an Enlist of a
-        batch that is not above it gets no producer id
+    J1  committed_batch_id only rises, and only in the record that decides a commit; an Enlist for
+        that batch or an earlier one gets no producer id
     J2  there is one open transaction at a time, of one batch and one run; a commit names only
         children of that transaction
     J3  a child's epoch rises from transaction to transaction; each (producer id, epoch) is assigned
@@ -34,13 +35,13 @@ transitions)
         has partitions; Complete after MarkersWritten of all of them
     J5  a run that was superseded by another or has aborted gets no child and can no longer end a
         transaction (the last FENCED_RUNS_MAX such runs are remembered)
-    J6  every request is answered once: immediately, when the markers are written, or when its time
-        in the waiting list is over
+    J6  every request is answered once: immediately, when the markers are written, or when it has
+        waited for its maximum time
     J7  requests wait only in a Prepare state
     J8  replaying the persisted records in any order gives the same state
     J9  a transaction is Ongoing no longer than its timeout after its last activity: an Enlist or an
         added partition
-Bounds: CHILDREN_MAX children; HELD_MAX requests wait; further ones get CONCURRENT_TRANSACTIONS.
+Bounds: CHILDREN_MAX children; HELD_MAX waiting requests; further ones get CONCURRENT_TRANSACTIONS.
 """
 
 from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired
@@ -48,7 +49,14 @@ from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction import joint_records as records
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, JointResponse, WriteMarkers
 from mqd.coordinator.transaction.joint_records import Child
-from mqd.coordinator.transaction.joint_state import CHILDREN_MAX, EPOCH_RETIRED, HELD_MAX, PREPARING, Held, JointState
+from mqd.coordinator.transaction.joint_state import (
+    CHILDREN_MAX,
+    HELD_MAX,
+    PREPARING,
+    RETIREMENT_EPOCH,
+    HeldRequest,
+    JointState,
+)
 from mqd.coordinator.transaction.records import State
 from mqd.protocol.errors import ErrorCode
 
@@ -56,7 +64,7 @@ PREFIX = "mqd.joint."  # prefix of joint transactions' ids
 RUN_ID_CHARS_MAX = 100
 TIMER = "due"
 
-NONE = 0
+NONE = 0  # no error
 FENCED = int(ErrorCode.PRODUCER_FENCED)
 UNKNOWN_PRODUCER = int(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 INVALID_STATE = int(ErrorCode.INVALID_TXN_STATE)
@@ -118,7 +126,7 @@ class JointTransaction(JointState):
         if self.state in PREPARING:
             return self._hold(event, now_ms, actions)
         if self.state == State.ONGOING and not is_current:
-            return self._overtake(event, event.batch_id, event.run_id, now_ms, actions)
+            return self._supersede(event, event.batch_id, event.run_id, now_ms, actions)
         return self._add_child(event, now_ms, actions)
 
     def _heartbeat(self, event: events.Enlist, is_current: bool, now_ms: int) -> JointResponse:
@@ -134,11 +142,11 @@ class JointTransaction(JointState):
         self._last_activity_ms = now_ms
         return JointResponse(NONE, event.producer_id, event.producer_epoch, self.committed_batch_id)
 
-    def _overtake(
+    def _supersede(
         self, event: events.Request, batch_id: int, run_id: str, now_ms: int, actions: list[Action]
     ) -> JointResponse | None:
         """Handles a request of another batch or run while a transaction is open: aborts the open
-        transaction, unless its batch is the later one.
+        transaction, or refuses the request if its batch is older than the open one.
         """
         if batch_id < self.batch_id:
             return self._response(FENCED)
@@ -155,13 +163,13 @@ class JointTransaction(JointState):
         begins_transaction = self.state != State.ONGOING
         if self._idle_ids:
             producer_id = self._idle_ids.pop()
-            epoch = self._epoch(self.children[producer_id])
+            epoch = self._current_epoch(self.children[producer_id])
         else:
             producer_id, epoch = event.spare_producer_id, 0
         key_values: list[KeyValue] = []
         if begins_transaction:
             self._begin(event.batch_id, event.run_id, event.timeout_ms, now_ms)
-            key_values.append(self._record(now_ms))
+            key_values.append(self._transaction_record(now_ms))
         self.children[producer_id] = Child(self.serial, epoch, {})
         self._active_ids.append(producer_id)
         self._last_activity_ms = now_ms
@@ -216,7 +224,7 @@ class JointTransaction(JointState):
         if self.state in PREPARING:
             return self._hold(event, now_ms, actions)
         if self.state == State.ONGOING and not is_current:
-            return self._overtake(event, event.batch_id, event.run_id, now_ms, actions)
+            return self._supersede(event, event.batch_id, event.run_id, now_ms, actions)
         if not all(self._producer_error(producer_id, epoch) == NONE for producer_id, epoch in event.winners):
             return self._response(UNKNOWN_PRODUCER)  # J2
         if self.state != State.ONGOING:
@@ -227,23 +235,23 @@ class JointTransaction(JointState):
         )
 
     def _abort(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointResponse | None:
-        """A run that aborts is over, but its tasks may outlive it: a task that enlisted now would
-        begin a transaction that is never ended (J5). Aborting a transaction that does not exist
-        succeeds immediately.
+        """A run that aborts is over, but its tasks may outlive it: a task that enlisted later would
+        begin a transaction that is never ended, so the run is fenced (J5). Aborting a transaction
+        that does not exist succeeds immediately.
         """
         if event.batch_id <= self.committed_batch_id:
             return self._response(INVALID_STATE)
         is_current_run = event.run_id == self.run_id
         if is_current_run and event.batch_id < self.batch_id:
             return self._response()
-        is_new = self._fence(event.run_id)
+        is_newly_fenced = self._fence(event.run_id)
         if is_current_run and self.state == State.ONGOING:
             return self._abort_any(event, now_ms, actions)
-        if is_new:
+        if is_newly_fenced:
             if self.serial == 0:
                 self._begin(event.batch_id, event.run_id, self.timeout_ms, now_ms)
                 self.state = State.COMPLETE_ABORT
-            actions.append(Persist((self._record(now_ms),)))
+            actions.append(Persist((self._transaction_record(now_ms),)))
         return self._abort_any(event, now_ms, actions) if is_current_run else self._response()
 
     def _abort_any(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointResponse | None:
@@ -268,18 +276,18 @@ class JointTransaction(JointState):
         if state == State.PREPARE_COMMIT:
             self.committed_batch_id = self.batch_id
         if any(self.children[producer_id].partitions for producer_id in self._active_ids):
-            actions.append(Persist((self._record(now_ms),)))
+            actions.append(Persist((self._transaction_record(now_ms),)))
             self._write_markers(actions)
         else:
             actions.append(Persist(self._complete(now_ms)))
 
     def _write_markers(self, actions: list[Action]) -> None:
-        self._pending = set()
+        self._pending_attempts = set()
         for producer_id in self._active_ids:
             child = self.children[producer_id]
             if child.partitions:
                 self._attempt += 1
-                self._pending.add(self._attempt)
+                self._pending_attempts.add(self._attempt)
                 actions.append(
                     WriteMarkers(
                         tuple(child.partitions),
@@ -295,10 +303,10 @@ class JointTransaction(JointState):
         """The waiting EndJoint is answered before the Complete record is written: the outcome does
         not depend on that record.
         """
-        if self.state not in PREPARING or event.attempt not in self._pending:
+        if self.state not in PREPARING or event.attempt not in self._pending_attempts:
             return
-        self._pending.discard(event.attempt)
-        if self._pending:
+        self._pending_attempts.discard(event.attempt)
+        if self._pending_attempts:
             return
         key_values = self._complete(now_ms)
         held, self._held = [held_event.event for held_event in self._held], []
@@ -308,17 +316,18 @@ class JointTransaction(JointState):
                 actions.append(Reply(waiting.request, self._response()))
             else:
                 other_events.append(waiting)
-        # If this record is lost the markers are written once more. Later records are written after
-        # it.
+        # If this record is lost, the markers are written again. Persists keep their order, so it
+        # precedes the records of the events handled below.
         actions.append(Persist(key_values, is_lazy=True))
         for event_to_handle in other_events:
             getattr(self, _HANDLERS[type(event_to_handle)])(event_to_handle, now_ms, actions)
 
     def _complete(self, now_ms: int) -> tuple[KeyValue, ...]:
+        """Moves to a Complete state, and returns the records of that."""
         self.state = State.COMPLETE_COMMIT if self.state == State.PREPARE_COMMIT else State.COMPLETE_ABORT
-        key_values = [self._record(now_ms)]
+        key_values = [self._transaction_record(now_ms)]
         for producer_id in self._active_ids:
-            if self._epoch(self.children[producer_id]) >= EPOCH_RETIRED:
+            if self._current_epoch(self.children[producer_id]) >= RETIREMENT_EPOCH:
                 del self.children[producer_id]
                 key_values.append((records.CHILD.encode_key(self.transactional_id, producer_id), None))
             else:
@@ -336,7 +345,7 @@ class JointTransaction(JointState):
 
     # -- requests of ordinary transactions --------------------------------------------------------
 
-    def _on_ordinary(
+    def _refuse_ordinary(
         self, event: events.InitProducerId | events.EndTransaction, now_ms: int, actions: list[Action]
     ) -> None:
         """Refuses a request of an ordinary producer that uses a joint transactional id."""
@@ -373,7 +382,7 @@ class JointTransaction(JointState):
         if len(self._held) >= HELD_MAX:
             return self._response_without_markers(event)
         wait_ms = self._settings.response_ms if type(event) is events.EndJoint else self._settings.hold_ms
-        self._held.append(Held(now_ms + wait_ms, event))
+        self._held.append(HeldRequest(now_ms + wait_ms, event))
         return None
 
     def _response_without_markers(self, event: events.Request) -> JointResponse:
@@ -424,7 +433,7 @@ class JointTransaction(JointState):
         )
 
     def _arm(self, actions: list[Action]) -> None:
-        """A timer that fires too early is rearmed."""
+        """Arms the timer for the next due time. It may fire too early; it is then armed again."""
         due_ms = self._due_ms()
         if due_ms is not None and (self._armed_ms is None or due_ms < self._armed_ms):
             self._armed_ms = due_ms
@@ -436,8 +445,8 @@ _HANDLERS: dict[type, str] = {
     events.EndJoint: "_on_end_joint",
     events.AddPartitions: "_on_add_partitions",
     events.VerifyPartitions: "_on_verify_partitions",
-    events.InitProducerId: "_on_ordinary",
-    events.EndTransaction: "_on_ordinary",
+    events.InitProducerId: "_refuse_ordinary",
+    events.EndTransaction: "_refuse_ordinary",
     events.AbortByAdministrator: "_on_abort_by_administrator",
     events.MarkersWritten: "_on_markers_written",
     events.Describe: "_on_describe",

@@ -8,19 +8,19 @@ from mqd.coordinator.transaction import joint_records as records
 from mqd.coordinator.transaction.events import Description
 from mqd.coordinator.transaction.joint_records import Child
 from mqd.coordinator.transaction.records import STATE_NAMES, State
-from mqd.coordinator.transaction.state import PREPARING, Held, Settings
+from mqd.coordinator.transaction.state import PREPARING, HeldRequest, Settings
 
 CHILDREN_MAX = 10_000
-HELD_MAX = 64
+HELD_MAX = 64  # waiting requests
 FENCED_RUNS_MAX = 8  # a run is one execution of the client's job
-# a child that reaches this epoch is replaced by one with another producer id
-EPOCH_RETIRED = 32_000
+# a producer id that reaches this epoch is no longer used: a child with a new one replaces it
+RETIREMENT_EPOCH = 32_000
 
 IN_PROGRESS = PREPARING | {State.ONGOING}
 
 
 class JointState:
-    """`serial` 0: the transactional id is unknown."""
+    """`serial` numbers the transactions of this transactional id; 0: the id is unknown."""
 
     __slots__ = (
         "_active_ids",
@@ -30,7 +30,7 @@ class JointState:
         "_idle_ids",
         "_key",
         "_last_activity_ms",
-        "_pending",
+        "_pending_attempts",
         "_settings",
         "batch_id",
         "children",
@@ -51,7 +51,7 @@ class JointState:
         self._settings = settings
         self._key = records.TRANSACTION.encode_key(transactional_id)
         self._attempt = 0
-        self._held: list[Held] = []
+        self._held: list[HeldRequest] = []
         self._armed_ms: int | None = None
         self.children: dict[int, Child] = {}
         self._forget()
@@ -67,7 +67,7 @@ class JointState:
         self.fenced_run_ids: tuple[str, ...] = ()
         self._active_ids: list[int] = []  # children of the open transaction
         self._idle_ids: list[int] = []  # the other children
-        self._pending: set[int] = set()  # attempts whose markers are not written
+        self._pending_attempts: set[int] = set()  # attempts whose markers are not written
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Applies one record of the log; records may come in any order. Raises ValueError for
@@ -90,7 +90,7 @@ class JointState:
             self.children.pop(producer_id, None)
             return
         child = records.decode_child(value)
-        if producer_id < 0 or not 0 <= child.epoch <= EPOCH_RETIRED:
+        if producer_id < 0 or not 0 <= child.epoch <= RETIREMENT_EPOCH:
             raise ValueError(f"a child of a joint transaction with producer id {producer_id} and epoch {child.epoch}")
         self.children[producer_id] = child
 
@@ -117,7 +117,7 @@ class JointState:
     def _is_active(self, child: Child) -> bool:
         return child.serial == self.serial and self.state in IN_PROGRESS
 
-    def _epoch(self, child: Child) -> int:
+    def _current_epoch(self, child: Child) -> int:
         """The current epoch. For a child whose transaction is over, that of its next transaction."""
         return child.epoch if self._is_active(child) else child.epoch + 1
 
@@ -126,7 +126,7 @@ class JointState:
             self._fence(self.run_id)
 
     def _fence(self, run_id: str) -> bool:
-        """Returns whether the run was not fenced before."""
+        """Returns False if the run is fenced already."""
         if not run_id or run_id in self.fenced_run_ids:
             return False
         self.fenced_run_ids = (*self.fenced_run_ids, run_id)[-FENCED_RUNS_MAX:]
@@ -143,7 +143,7 @@ class JointState:
         if self.serial == 0:
             return None
         producer_id = self._active_ids[0] if self._active_ids else -1
-        epoch = self._epoch(self.children[producer_id]) if producer_id >= 0 else -1
+        epoch = self._current_epoch(self.children[producer_id]) if producer_id >= 0 else -1
         partitions = dict.fromkeys(
             partition for child_id in self._active_ids for partition in self.children[child_id].partitions
         )
@@ -169,7 +169,7 @@ class JointState:
 
     # -- records -----------------------------------------------------------------------------------
 
-    def _record(self, now_ms: int) -> KeyValue:
+    def _transaction_record(self, now_ms: int) -> KeyValue:
         self.last_update_ms = now_ms
         value = records.TRANSACTION.value.cls(
             serial=self.serial,
@@ -194,7 +194,11 @@ class JointState:
         """The state that a replay of the log must reproduce (J8)."""
         children = tuple(
             sorted(
-                (producer_id, self._epoch(child), tuple(sorted(child.partitions)) if self._is_active(child) else ())
+                (
+                    producer_id,
+                    self._current_epoch(child),
+                    tuple(sorted(child.partitions)) if self._is_active(child) else (),
+                )
                 for producer_id, child in self.children.items()
             )
         )
@@ -230,7 +234,7 @@ class JointState:
             "J5: a fenced run has an open transaction"
         )
         assert not self._held or self.state in PREPARING, f"J7: requests wait in {self.state!r}"
-        assert (self.state in PREPARING) or not self._pending, (
+        assert (self.state in PREPARING) or not self._pending_attempts, (
             "J4: markers are pending although no transaction is ending"
         )
         assert (

@@ -10,18 +10,18 @@ Invariants
         marker would begin a transaction that is never ended
     M3  a failed write is retried with growing delays (RETRY_S) while that core exists; after a
         restart the log shows which markers remain
-    M4  a marker with a bumped epoch that is refused because of that epoch has been written before
-        (by a coordinator that died, or its response was lost) and is done: any open transaction
-        in that partition is the producer's next one. The partition's owner refuses the repetition
-        only once the first marker is below the high watermark
+    M4  if a marker with a bumped epoch is refused because of that epoch, it has been written before
+        (by a coordinator that died, or the response was lost), and counts as written: any open
+        transaction in that partition is the producer's next one. The partition's owner refuses the
+        repetition only once the first marker is below the high watermark
     M5  a marker is sent only while its core still needs it. When a core is gone its successor
         writes the markers and may have finished: a late marker would then end the producer's next
         transaction, which has the same epoch if the client is older than KIP-890
 Bounds: the work in progress is bounded by the number of transactions that are ending, at most one
 for each transactional id.
 
-Concurrency: the event loop's thread only. Markers for users' partitions get no task of their own:
-there are thousands per second.
+Concurrency: the event loop's thread only. There are thousands of markers per second, so they get no
+asyncio tasks of their own.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ Append = Callable[[str, int, int, int, int, bool, bool], "asyncio.Future[object]
 
 
 class MarkerCoordinator(Protocol):
-    """The part of runtime.Coordinator for transactional ids that is needed here."""
+    """The part of the transactional ids' runtime.Coordinator that Markers uses."""
 
     def core(self, name: str) -> Core | None: ...
 
@@ -104,6 +104,8 @@ class OffsetCommits:
 
 
 class _Job:
+    """One WriteMarkers effect in progress."""
+
     __slots__ = ("coordinator_epoch", "core", "effect", "remaining_count", "name", "tries")
 
     def __init__(self, name: str, core: Core, effect: WriteMarkers, coordinator_epoch: int) -> None:
@@ -144,7 +146,7 @@ class Markers:
         try:
             return self._coordinator.core(name)
         except CoordinatorError:
-            return None  # unloaded by now; the next load starts the job again
+            return None  # unloaded in the meantime; the next load starts the job again
 
     def _begin(self, job: _Job, partition: Partition) -> None:
         if partition[0] == GROUPS:
@@ -197,7 +199,7 @@ class Markers:
         if not isinstance(failure, (AppendError, CoordinatorError)):
             self._log_failure(job, partition, failure)
             return False
-        code = _code(failure)
+        code = _error_code(failure)
         if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return not self._exists(*partition)
         if code == ErrorCode.INVALID_PRODUCER_EPOCH:
@@ -239,7 +241,7 @@ class Markers:
         if self._drop_if_gone(job):
             return
         if job.tries % TRIES_PER_WARNING == 0:
-            reason = error_name(_code(failure))
+            reason = error_name(_error_code(failure))
             log.warning(
                 "a transaction's marker cannot be written yet",
                 transactional_id=job.name,
@@ -251,7 +253,7 @@ class Markers:
         asyncio.get_running_loop().call_later(delay, self._begin, job, partition)
 
 
-def _code(failure: BaseException) -> int:
+def _error_code(failure: BaseException) -> int:
     if isinstance(failure, AppendError):
         return failure.error
     return failure.error_code if isinstance(failure, CoordinatorError) else int(ErrorCode.UNKNOWN_SERVER_ERROR)

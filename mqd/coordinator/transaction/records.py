@@ -35,7 +35,7 @@ class State(enum.IntEnum):
     DEAD = 6
 
 
-# Names as in DescribeTransactions and ListTransactions.
+# the names in responses to DescribeTransactions and ListTransactions
 STATE_NAMES = {
     State.EMPTY: "Empty",
     State.ONGOING: "Ongoing",
@@ -45,10 +45,10 @@ STATE_NAMES = {
     State.COMPLETE_ABORT: "CompleteAbort",
     State.DEAD: "Dead",
 }
-_WRITTEN = frozenset(State) - {State.DEAD}
+_LOGGED_STATES = frozenset(State) - {State.DEAD}
 
 
-class Value(msgspec.Struct):
+class TransactionValue(msgspec.Struct):
     producer_id: int
     producer_epoch: int
     timeout_ms: int
@@ -107,8 +107,8 @@ def encode_partitions(partitions: tuple[Partition, ...]) -> bytes:
     return bytes(encoded)
 
 
-def encode_value(value: Value, partitions: bytes | None = None) -> bytes:
-    """Version 1. `partitions`: the result of encode_partitions."""
+def encode_value(value: TransactionValue, partitions: bytes | None = None) -> bytes:
+    """Encodes version 1. `partitions`: the result of encode_partitions."""
     if partitions is None:
         partitions = NULL_PARTITIONS if value.state == State.EMPTY else encode_partitions(value.partitions)
     tags, count = b"", 0
@@ -122,16 +122,16 @@ def encode_value(value: Value, partitions: bytes | None = None) -> bytes:
     return head + partitions + _TIMES.pack(value.last_update_ms, value.start_ms) + bytes((count,)) + tags
 
 
-def decode_value(data: bytes) -> Value:
+def decode_value(data: bytes) -> TransactionValue:
     """Raises ValueError for bytes that it cannot read, including a newer version's."""
     try:
         return _Reader(data).value()
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise ValueError(f"a transaction's record that cannot be read: {error}") from None
+        raise ValueError(f"a transaction's record cannot be read: {error}") from None
 
 
 class _Reader:
-    """Compares every length with the remaining bytes before it is used."""
+    """Reads a value. Every length is checked against the remaining bytes before it is used."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._position = data, 0
@@ -162,22 +162,22 @@ class _Reader:
         return data
 
     def _count(self, flexible: bool) -> int:
-        """Length of an array: -1 for null; never more than the remaining bytes."""
+        """The element count of an array: -1 for null; never more than the remaining bytes."""
         count = self._varint() - 1 if flexible else self._take(_INT32)[0]
         if count > len(self._data) - self._position:
             raise ValueError(f"{count} elements where {len(self._data) - self._position} bytes remain")
         return count
 
-    def value(self) -> Value:
+    def value(self) -> TransactionValue:
         version, producer_id, epoch, timeout_ms, status = self._take(_HEAD)
         if version not in (0, 1):
             raise ValueError(f"version {version} of a transaction's record; 0 and 1 are known")
-        if status not in _WRITTEN or producer_id < 0:
+        if status not in _LOGGED_STATES or producer_id < 0:
             raise ValueError(f"a transaction's record with status {status} and producer id {producer_id}")
         flexible = version == 1
         partitions = self._partitions(flexible)
         last_update_ms, start_ms = self._take(_TIMES)
-        value = Value(producer_id, epoch, timeout_ms, State(status), partitions, last_update_ms, start_ms)
+        value = TransactionValue(producer_id, epoch, timeout_ms, State(status), partitions, last_update_ms, start_ms)
         if flexible:
             self._tags(value)
         return value
@@ -192,7 +192,7 @@ class _Reader:
                 self._tags(None)
         return tuple(partitions)
 
-    def _tags(self, value: Value | None) -> None:
+    def _tags(self, value: TransactionValue | None) -> None:
         for _ in range(self._varint()):
             tag, size = self._varint(), self._varint()
             body = self._bytes(size)

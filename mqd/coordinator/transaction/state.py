@@ -12,7 +12,7 @@ from mqd.coordinator.transaction.records import (
     NULL_PARTITIONS,
     STATE_NAMES,
     State,
-    Value,
+    TransactionValue,
     decode_value,
     encode_key,
     encode_partitions,
@@ -20,7 +20,7 @@ from mqd.coordinator.transaction.records import (
 )
 
 EPOCH_MAX = 32767
-HELD_MAX = 32
+HELD_MAX = 32  # waiting requests
 
 IDLE = frozenset((State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT))
 PREPARING = frozenset((State.PREPARE_COMMIT, State.PREPARE_ABORT))
@@ -30,10 +30,12 @@ class Settings(msgspec.Struct, frozen=True):
     max_timeout_ms: int = 900_000  # transaction.max.timeout.ms
     expiration_ms: int = 604_800_000  # transactional.id.expiration.ms
     response_ms: int = 200  # how long EndTxn waits for its markers
-    hold_ms: int = 1_000  # how long other requests wait for the last transaction to end
+    hold_ms: int = 1_000  # how long other requests wait for the previous transaction to end
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldRequest(msgspec.Struct, frozen=True):
+    """A request that waits until the markers are written, or until `until_ms`."""
+
     until_ms: int
     event: events.Request
 
@@ -44,7 +46,7 @@ class TransactionState:
     __slots__ = (
         "_armed_ms",
         "_attempt",
-        "_encoded",
+        "_encoded_partitions",
         "_held",
         "_key",
         "_settings",
@@ -67,7 +69,7 @@ class TransactionState:
         self._settings = settings
         self._key = encode_key(transactional_id)
         self._attempt = 0
-        self._held: list[Held] = []
+        self._held: list[HeldRequest] = []
         self._armed_ms: int | None = None
         self._forget()
 
@@ -144,11 +146,11 @@ class TransactionState:
 
     def _set_partitions(self, partitions: dict[Partition, None]) -> None:
         self.partitions = partitions
-        self._encoded = encode_partitions(tuple(partitions)) if partitions else NO_PARTITIONS
+        self._encoded_partitions = encode_partitions(tuple(partitions)) if partitions else NO_PARTITIONS
 
     def _persist(self, now_ms: int, actions: list[Action], is_lazy: bool = False) -> None:
         self.last_update_ms = now_ms
-        value = Value(
+        value = TransactionValue(
             self.producer_id,
             self.producer_epoch,
             self.timeout_ms,
@@ -160,7 +162,7 @@ class TransactionState:
             self.next_producer_id,
             self.client_version,
         )
-        encoded = NULL_PARTITIONS if self.state == State.EMPTY else self._encoded
+        encoded = NULL_PARTITIONS if self.state == State.EMPTY else self._encoded_partitions
         actions.append(Persist(((self._key, encode_value(value, encoded)),), is_lazy=is_lazy))
 
     def durable_state(self) -> tuple[object, ...]:

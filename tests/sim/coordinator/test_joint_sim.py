@@ -12,7 +12,7 @@ from mqd.coordinator.transaction import events, joint, joint_state
 from mqd.coordinator.transaction.events import JointResponse, WriteMarkers
 from mqd.coordinator.transaction.joint import JointTransaction
 from mqd.coordinator.transaction.records import State
-from mqd.coordinator.transaction.state import Held
+from mqd.coordinator.transaction.state import HeldRequest
 from tests.sim.coordinator.joint_world import JointWorld
 from tests.tiers import quick
 
@@ -50,8 +50,8 @@ def test_runs_are_deterministic() -> None:
 
 
 def test_children_whose_epochs_run_out_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joint, "EPOCH_RETIRED", 2)
-    monkeypatch.setattr(joint_state, "EPOCH_RETIRED", 2)
+    monkeypatch.setattr(joint, "RETIREMENT_EPOCH", 2)
+    monkeypatch.setattr(joint_state, "RETIREMENT_EPOCH", 2)
     world = history(1, peaceful=True)
     assert max(epoch for _, epoch in world.given) < 2 and world.confirmed_max > 10
 
@@ -98,7 +98,7 @@ class WritesAgain(JointTransaction):
 
 
 class EpochStays(JointTransaction):
-    def _epoch(self, child):
+    def _current_epoch(self, child):
         return child.epoch
 
 
@@ -111,8 +111,8 @@ class CompletesTooEarly(JointTransaction):
     """The first child's markers count for all."""
 
     def _on_markers_written(self, event, now_ms, actions):
-        if event.attempt in self._pending:
-            self._pending = {event.attempt}
+        if event.attempt in self._pending_attempts:
+            self._pending_attempts = {event.attempt}
         super()._on_markers_written(event, now_ms, actions)
 
 
@@ -122,7 +122,7 @@ class ForgetsLosers(JointTransaction):
         dropped = [
             action for action in actions if isinstance(action, WriteMarkers) and self.winners and not action.committed
         ]
-        self._pending -= {action.attempt for action in dropped}
+        self._pending_attempts -= {action.attempt for action in dropped}
         actions[:] = [action for action in actions if action not in dropped]
 
 
@@ -158,7 +158,7 @@ class ForgetsWaiting(JointTransaction):
 
 class AnswersTwice(JointTransaction):
     def _response_without_markers(self, event):
-        self._held.append(Held(1 << 40, event))
+        self._held.append(HeldRequest(1 << 40, event))
         return super()._response_without_markers(event)
 
 

@@ -13,7 +13,7 @@ from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.events import Identity, WriteMarkers
 from mqd.coordinator.transaction.records import State
-from mqd.coordinator.transaction.state import EPOCH_MAX, Held, Settings
+from mqd.coordinator.transaction.state import EPOCH_MAX, HeldRequest, Settings
 from tests.sim.coordinator.transaction_world import SETTINGS, World
 from tests.tiers import quick
 
@@ -191,7 +191,7 @@ class ForgetsWaiting(Transaction):
 class AnswersTwice(Transaction):
     def _give_up(self, event, actions):
         super()._give_up(event, actions)
-        self._held.append(Held(1 << 40, event))
+        self._held.append(HeldRequest(1 << 40, event))
 
 
 class OtherOutcome(Transaction):

@@ -55,7 +55,7 @@ from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.shard import Loaded
 from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, TRANSACTIONS
 from mqd.coordinator.transaction.core import Transaction
-from mqd.coordinator.transaction.cores import Transactions
+from mqd.coordinator.transaction.cores import TransactionCores
 from mqd.coordinator.transaction.events import WriteMarkers
 from mqd.coordinator.transaction.records import State
 from mqd.native import SlotState
@@ -287,7 +287,7 @@ class EndsAnyEpoch(Transaction):
         return super()._end_version_2(event, now_ms, actions)
 
 
-class EndsAnyEpochs(Transactions):
+class EndsAnyEpochs(TransactionCores):
     def make(self, name: str) -> Transaction:  # type: ignore[override]
         return EndsAnyEpoch(name, self._settings)
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mqd.coordinator.group.records import decode_offset_value
-from mqd.coordinator.transaction.records import State, Value, decode_key, decode_value
+from mqd.coordinator.transaction.records import State, TransactionValue, decode_key, decode_value
 from tests.sim.disks import Entry
 from tests.sim.kernel import SECOND, Violation
 from tests.sim.replica.native_producers import Carried, Parsed, parsed
@@ -58,7 +58,7 @@ class _Log:
         self.offset_outcomes: dict[int, bool] = {}  # by offset
         self.coordinator_epochs: dict[int, int] = {}
         self.offsets: dict[bytes, int] = {}  # committed offsets by key
-        self.states: dict[str, Value] = {}  # by transactional id
+        self.states: dict[str, TransactionValue] = {}  # by transactional id
 
 
 class TransactionHistory:
@@ -124,7 +124,7 @@ class TransactionHistory:
             ):
                 self._on_decision(partition, name, before, state)
 
-    def _on_decision(self, partition: Any, name: str, before: Value, state: Value) -> None:
+    def _on_decision(self, partition: Any, name: str, before: TransactionValue, state: TransactionValue) -> None:
         commit, moved = state.state == State.PREPARE_COMMIT, state.producer_epoch - before.producer_epoch
         if moved > 1 and not commit:
             self.counts["fenced"] += 1

@@ -31,7 +31,7 @@ from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction.core import CONCURRENT, Transaction
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, WriteMarkers
-from mqd.coordinator.transaction.records import State, Value, encode_key, encode_value
+from mqd.coordinator.transaction.records import State, TransactionValue, encode_key, encode_value
 from mqd.coordinator.transaction.state import EPOCH_MAX, Settings
 
 NAME = "orders"
@@ -231,7 +231,9 @@ class World:
         self.ordered: list[Callable[[], None]] = []  # must not overtake
         self.late: list[Callable[[], None]] = []  # arrives some transactions later
         if first_epoch >= 0:
-            value = Value(7, first_epoch, TIMEOUT_MS, State.COMPLETE_COMMIT, (), self.now, self.now, 7, -1, 2)
+            value = TransactionValue(
+                7, first_epoch, TIMEOUT_MS, State.COMPLETE_COMMIT, (), self.now, self.now, 7, -1, 2
+            )
             self.log.append((encode_key(NAME), encode_value(value)))
         self.start()
         self.clients = [Client(self, version) for version in versions]

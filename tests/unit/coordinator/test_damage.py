@@ -19,8 +19,8 @@ from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.coordinator.transaction import events
-from mqd.coordinator.transaction.cores import Transactions
-from mqd.coordinator.transaction.records import State, Value, encode_key, encode_partitions, encode_value
+from mqd.coordinator.transaction.cores import TransactionCores
+from mqd.coordinator.transaction.records import State, TransactionValue, encode_key, encode_partitions, encode_value
 from mqd.coordinator.transaction.state import Settings
 from mqd.protocol.messages import (
     ConsumerGroupHeartbeatRequest,
@@ -48,11 +48,11 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
 @pytest.mark.parametrize("seed", quick(range(3), [0]))
 def test_transactional_ids(seed: int) -> None:
     chance = random.Random(seed)
-    cores = Transactions(Settings())
+    cores = TransactionCores(Settings())
     for _ in range(ROUNDS):
         partitions = (("t", 0), ("u", 3))
         state, epoch = chance.choice([one for one in State if one != State.DEAD]), chance.choice((0, 3, 32766, 32767))
-        value = Value(
+        value = TransactionValue(
             5,
             epoch,
             60_000,

@@ -12,7 +12,7 @@ from mqd.coordinator.actions import Action, Persist, Reply, TimerFired
 from mqd.coordinator.transaction import events, joint, joint_state
 from mqd.coordinator.transaction import joint_records as records
 from mqd.coordinator.transaction.core import Transaction
-from mqd.coordinator.transaction.cores import Transactions
+from mqd.coordinator.transaction.cores import TransactionCores
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, JointResponse, WriteMarkers
 from mqd.coordinator.transaction.joint import (
     CONCURRENT,
@@ -273,8 +273,8 @@ def test_unused_transactions_are_removed() -> None:
 
 
 def test_children_whose_epochs_run_out_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joint, "EPOCH_RETIRED", 1)
-    monkeypatch.setattr(joint_state, "EPOCH_RETIRED", 1)
+    monkeypatch.setattr(joint, "RETIREMENT_EPOCH", 1)
+    monkeypatch.setattr(joint_state, "RETIREMENT_EPOCH", 1)
     it = Driver()
     first = it.child(0, A)
     it.end(0, first)
@@ -286,7 +286,7 @@ def test_children_whose_epochs_run_out_leave(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_name_selects_the_core() -> None:
-    cores = Transactions(SETTINGS)
+    cores = TransactionCores(SETTINGS)
     assert type(cores.make(NAME)) is JointTransaction and type(cores.make("orders")) is Transaction
     key, child = records.TRANSACTION.encode_key(NAME), records.CHILD.encode_key(NAME, 7)
     assert (
@@ -294,7 +294,7 @@ def test_the_name_selects_the_core() -> None:
         and cores.core_name_of(encode_key("orders")) == "orders"
     )
     for wrong in (records.TRANSACTION.encode_key("orders"), encode_key(NAME)):
-        with pytest.raises(ValueError, match="wrong kind"):
+        with pytest.raises(ValueError, match="does not match"):
             cores.core_name_of(wrong)
 
 
@@ -307,7 +307,7 @@ def test_damaged_records_only_raise_value_errors(kind: int, rest: bytes, value: 
     key = kind.to_bytes(2, "big") + rest
     core = JointTransaction(NAME, SETTINGS)
     try:
-        Transactions(SETTINGS).core_name_of(key)
+        TransactionCores(SETTINGS).core_name_of(key)
         core.replay(key, value)
     except ValueError:
         return

@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
 from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction.core import CONCURRENT, FENCED, INVALID_STATE, UNKNOWN_PRODUCER, Transaction
-from mqd.coordinator.transaction.cores import Transactions
+from mqd.coordinator.transaction.cores import TransactionCores
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, WriteMarkers
-from mqd.coordinator.transaction.records import State, Value, decode_key, decode_value, encode_key, encode_value
+from mqd.coordinator.transaction.records import (
+    State,
+    TransactionValue,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+)
 from mqd.coordinator.transaction.state import EPOCH_MAX, HELD_MAX, Settings
 
 SETTINGS = Settings(max_timeout_ms=60_000, expiration_ms=100_000, response_ms=200, hold_ms=1_000)
@@ -30,7 +37,10 @@ class Driver:
         self.log: list[tuple[bytes, bytes | None]] = []
         if epoch is not None:
             self.log.append(
-                (encode_key("id"), encode_value(Value(PID, epoch, 5_000, state, (), self.now, self.now, PID, -1, 2)))
+                (
+                    encode_key("id"),
+                    encode_value(TransactionValue(PID, epoch, 5_000, state, (), self.now, self.now, PID, -1, 2)),
+                )
             )
             self.core.replay(*self.log[0])
         self.actions: list[Action] = []
@@ -282,7 +292,7 @@ def test_an_administrator_aborts() -> None:
 def test_the_records_are_kafkas() -> None:
     """Bytes constructed by hand from the public schemas."""
     assert encode_key("ab") == bytes.fromhex("00000002") + b"ab" and decode_key(encode_key("ab")) == "ab"
-    value = Value(1, 2, 3, State.ONGOING, (("t", 0), ("t", 5)), 4, 5, 6, -1, 2)
+    value = TransactionValue(1, 2, 3, State.ONGOING, (("t", 0), ("t", 5)), 4, 5, 6, -1, 2)
     head = "0001000000000000000100020000000301"
     partitions = "02027403000000000000000500"
     times = "00000000000000040000000000000005"
@@ -290,8 +300,8 @@ def test_the_records_are_kafkas() -> None:
     assert encode_value(value).hex() == head + partitions + times + tags
     assert decode_value(encode_value(value)) == value
     old = "0000000000000000000100020000000304000000010001740000000100000005" + times
-    assert decode_value(bytes.fromhex(old)) == Value(1, 2, 3, State.COMPLETE_COMMIT, (("t", 5),), 4, 5)
-    empty = encode_value(Value(1, 2, 3, State.EMPTY, (), 4, -1))
+    assert decode_value(bytes.fromhex(old)) == TransactionValue(1, 2, 3, State.COMPLETE_COMMIT, (("t", 5),), 4, 5)
+    empty = encode_value(TransactionValue(1, 2, 3, State.EMPTY, (), 4, -1))
     assert empty[17] == 0, "null"
     assert decode_key(bytes.fromhex("0001ffff")) is None, "of a newer version"
 
@@ -313,7 +323,7 @@ def test_values_are_read_back(
     producer_id: int, epoch: int, state: State, partitions: list[tuple[str, int]], other: int, version: int
 ) -> None:
     found = decode_value(
-        encode_value(Value(producer_id, epoch, 1, state, tuple(partitions), 2, 3, other, other, version))
+        encode_value(TransactionValue(producer_id, epoch, 1, state, tuple(partitions), 2, 3, other, other, version))
     )
     assert sorted(found.partitions) == sorted(partitions)
     assert (
@@ -328,10 +338,10 @@ def test_values_are_read_back(
 
 @given(st.binary(max_size=120), st.integers(0, 200), st.integers(0, 255))
 def test_invalid_bytes_are_a_value_error(junk: bytes, at: int, byte: int) -> None:
-    good = encode_value(Value(1, 2, 3, State.ONGOING, (("topic", 1), ("other", 2)), 4, 5, 6, 7, 2))
+    good = encode_value(TransactionValue(1, 2, 3, State.ONGOING, (("topic", 1), ("other", 2)), 4, 5, 6, 7, 2))
     changed = good[: at % len(good)] + bytes((byte,)) + good[at % len(good) + 1 :]
     for data in (junk, changed, good[: at % len(good)], b"\x00\x01" + junk):
-        for decode in (decode_value, decode_key, Transactions(SETTINGS).core_name_of):
+        for decode in (decode_value, decode_key, TransactionCores(SETTINGS).core_name_of):
             try:
                 decode(data)
             except ValueError:
@@ -339,7 +349,7 @@ def test_invalid_bytes_are_a_value_error(junk: bytes, at: int, byte: int) -> Non
 
 
 def test_a_key_selects_its_core() -> None:
-    cores = Transactions(SETTINGS)
+    cores = TransactionCores(SETTINGS)
     name = cores.core_name_of(encode_key("some id"))
     assert name == "some id" and cores.make(name).is_empty
 
