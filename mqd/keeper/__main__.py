@@ -1,4 +1,4 @@
-"""`python -m mqd.keeper`: configured by the environment (see mqd.keeper.settings).
+"""`python -m mqd.keeper`: environment variables configure it (see mqd.keeper.settings).
 
 Exit status: 0 after a clean shutdown, 2 when the broker cannot start here (the reason is the last
 line of its log), 1 for everything else.

@@ -23,21 +23,23 @@ log = logging.get("keeper")
 
 
 class Process(msgspec.Struct):
-    """One role and index of the broker; each restart fills it with a new process."""
+    """The process with one role and index, such as worker 2. After a restart the same object
+    describes the successor.
+    """
 
     name: str
     role: str
     index: int
-    endpoint: int
+    endpoint: int  # its number among the endpoints of the shared memory
     state: str = "starting"  # starting | running | dead
     pid: int = 0
     pidfd: int = -1  # -1 = no live process
     connection: socket.socket | None = None
     detail: str = ""
     confinement: str = ""
-    started_ms: int = 0
+    started_ms: int = 0  # Unix time
     restart_count: int = -1  # the first start is not a restart
-    generation: int = 0
+    generation: int = 0  # of its endpoint; a death increases it
     notices: deque[Any] = msgspec.field(default_factory=deque)  # not yet accepted by the socket
     answered_s: float = 0.0  # time.monotonic() of its last response to a Probe
     is_probed: bool = False  # a Probe is in flight: no further one is sent
@@ -55,18 +57,17 @@ class BrokerState:
         # False: supervisord also runs other programs; the broker neither lists nor stops it
         self.supervisor_is_own = supervisor_is_own
         self.started_ms = now_ms()
-        workers = [Process(f"mqd-worker-{index}", "worker", index, index) for index in range(settings.worker_count)]
-        count = settings.worker_count
+        worker_count = settings.worker_count
         self.processes = [
-            *workers,
-            Process("mqd-acceptor", "acceptor", 0, count),
-            Process("mqd-controller", "controller", 0, count + 1),
+            *(Process(f"mqd-worker-{index}", "worker", index, index) for index in range(worker_count)),
+            Process("mqd-acceptor", "acceptor", 0, worker_count),
+            Process("mqd-controller", "controller", 0, worker_count + 1),
         ]
         self._by_role = {(process.role, process.index): process for process in self.processes}
-        self._waiting = ""  # what the broker waits for while it is not ready
+        self._waiting_for = ""  # shown while the broker is not ready
         self._shutdown_reason: str | None = None  # None: the broker is not shutting down
 
-    # -- presentation -----------------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
         return self._shutdown_reason is None and all(process.state == "running" for process in self.processes)
@@ -79,7 +80,7 @@ class BrokerState:
             )
         processes = sorted(self.processes, key=lambda process: (process.role, process.index))
         return statuses + [
-            # another process may have the pid of an ended one by now
+            # pid 0 for a process that has ended: another one may have its pid by now
             ProcessStatus(
                 process.name,
                 process.role,
@@ -94,7 +95,9 @@ class BrokerState:
         ]
 
     def _timer_statuses(self) -> list[ProcessStatus]:
-        """The timer, which supervisord starts when there are schedules: the keeper does not watch it."""
+        """The timer, which the acceptor starts through supervisord when there are schedules. The
+        keeper does not watch it.
+        """
         run_dir = self.settings.places.run_dir
         timer = schedule_files.timer_process(run_dir)
         if timer is None:
@@ -155,7 +158,7 @@ class BrokerState:
             "controller_listener": cluster.controller_advertised if cluster is not None else None,
             "started_ms": self.started_ms,
             "ready": self.is_ready(),
-            "waiting": "" if self.is_ready() else self._waiting,
+            "waiting": "" if self.is_ready() else self._waiting_for,
             "ending": self._shutdown_reason,
             "processes": self.process_statuses(),
         }

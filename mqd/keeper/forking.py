@@ -51,7 +51,9 @@ def preload() -> None:
 
 
 def main_of(argv: Sequence[str]) -> Callable[[], Any] | None:
-    """The program that `argv` would execute, if it is one of PROGRAMS, run by this Python."""
+    """The main function of the program that `argv` would execute, if it is one of PROGRAMS run by
+    this Python interpreter; otherwise None.
+    """
     if len(argv) < 4 or argv[:3] != [sys.executable, "-P", "-m"] or argv[3] not in PROGRAMS:
         return None
     return importlib.import_module(f"{argv[3]}.__main__").main
@@ -96,7 +98,7 @@ def become(argv: Sequence[str], environment: Mapping[str, str], main: Callable[[
 
 def _set_title(argv: Sequence[str]) -> None:
     """Sets /proc/PID/cmdline and comm. Clears /proc/PID/environ, which still shows the environment
-    that the parent was started with: it may have secrets that the parent has removed since.
+    that the parent was started with: it may contain secrets that the parent has removed since.
     """
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     if len(fields) < _ENVIRONMENT_FIELD + 2:
@@ -104,7 +106,7 @@ def _set_title(argv: Sequence[str]) -> None:
     begin, end = map(int, fields[_ARGUMENTS_FIELD : _ARGUMENTS_FIELD + 2])
     size = end - begin
     title = b"".join(word.encode() + b"\0" for word in argv)
-    if len(title) > size:  # shorter: without the path of the Python interpreter
+    if len(title) > size:  # no room: leave out the interpreter and its options
         title = b"".join(word.encode() + b"\0" for word in argv[3:])[: size - 1]
     ctypes.memmove(begin, title.ljust(size, b"\0"), size)
     begin, end = map(int, fields[_ENVIRONMENT_FIELD : _ENVIRONMENT_FIELD + 2])

@@ -61,7 +61,7 @@ def load_identity(places: Layout) -> Identity | None:
         raise IdentityError(f"cannot read {path}: {error}") from error
     if properties.get("version") != _VERSION:
         raise IdentityError(
-            f"{path} has version {properties.get('version')!r}, this mqd knows {_VERSION}: use the mqd that wrote it,"
+            f"{path} has version {properties.get('version')!r}; this mqd reads {_VERSION}: use the mqd that wrote it,"
             " or another --data-dir"
         )
     node_id, cluster_id, directory_id = (
@@ -79,7 +79,7 @@ def load_identity(places: Layout) -> Identity | None:
 
 
 def check_node_id(identity: Identity, places: Layout, node_id: int) -> None:
-    """Raises IdentityError when the directory is another node's."""
+    """Raises IdentityError if the directory belongs to another node."""
     if identity.node_id != node_id:
         raise IdentityError(
             f"{places.data_dir} belongs to node.id {identity.node_id}, but this broker is configured as node.id"

@@ -9,8 +9,8 @@ does nothing else, to minimize its own risk of dying.
 3. A process gets the same descriptors as its predecessor with the same role and index.
 4. The keeper never blocks on a peer. A process that leaves NOTICE_COUNT_MAX notices unread is
    killed; at most TOOL_COUNT_MAX tools are connected at a time.
-5. The keeper serves no client. When all processes that act as the broker have ended and the other
-   hosts were notified (proof.py), it rejects new connections until an acceptor is back.
+5. The keeper serves no client. When all other processes have ended and the other hosts have been
+   notified (proof.py), it refuses new connections until an acceptor is back.
 
 One thread, one epoll. Time comes from the monotonic clock; there is no periodic work.
 """
@@ -67,7 +67,7 @@ SHUTDOWN_GRACE_S = 25.0
 LEAVE_S = 10.0
 NOTICE_COUNT_MAX = 1024
 TOOL_COUNT_MAX = 128
-REFUSED_COUNT_MAX = 64  # connections refused per turn of the loop
+REFUSED_COUNT_MAX = 64  # connections refused per iteration of the loop
 ACCEPT_PAUSE_S = 0.1  # pause when accept() fails and would fail again
 NO_LINGER = struct.pack("ii", 1, 0)  # closes with a reset
 HELLO_BYTES_MAX = 4096
@@ -88,10 +88,10 @@ class Keeper(BrokerState):
         self._tools: dict[socket.socket, None] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
-        self._leave_reason = ""  # of the leave phase before the shutdown; "" = not leaving
+        self._leave_reason = ""  # why leaderships are being handed over before the shutdown; "" = they are not
         self._done = False
         self._tls_secret = secrets.token_bytes(32)
-        self._death_reported = self._is_refusing = False
+        self._has_reported_all_ended = self._is_refusing = False
         self._notify_voters: Callable[..., bool] | None = None
         if resources.cluster is not None:
             # imported now, because a notice is urgent; used only in a cluster
@@ -117,7 +117,7 @@ class Keeper(BrokerState):
         return self.exit_status
 
     def _deliver(self, key: selectors.SelectorKey, mask: int) -> None:
-        """Delivers the event unless an earlier event of this turn closed or replaced its source."""
+        """Delivers the event unless an earlier event of this iteration closed or replaced its source."""
         if self._selector.get_map().get(key.fd) is key:
             key.data(mask)
 
@@ -222,7 +222,7 @@ class Keeper(BrokerState):
                 self._on_hello(connection, message)
         elif isinstance(message, Waiting):
             if process is not None and process.state == "starting":
-                self._waiting = message.text
+                self._waiting_for = message.text
                 self._publish()
         elif isinstance(message, Left):
             if process is not None and process.role == "controller" and self._leave_reason:
@@ -323,7 +323,7 @@ class Keeper(BrokerState):
         if hello.abi_hash != native.abi_hash():
             return "it was built from other sources than the keeper; restart the whole broker: mqd down, mqd up"
         if process.pidfd >= 0 and _has_ended(process.pidfd):
-            self._on_death(process)  # its pidfd is readable, but its event comes later in this turn
+            self._on_death(process)  # its pidfd is readable, but its event comes later in this iteration
         if process.pidfd >= 0:
             return f"another {process.name} runs as pid {process.pid}"
         return None
@@ -437,7 +437,7 @@ class Keeper(BrokerState):
             self._on_death(process)
 
     def _on_death(self, process: Process) -> None:
-        """Publishes a proven death, notifies and wakes the other processes, before anything else."""
+        """Publishes a proven death, then notifies and wakes the other processes, before anything else."""
         control = self.resources.control
         death = Death(process.role, process.index, process.endpoint, process.generation, process.pid)
         control.set_endpoint_state(process.endpoint, ProcessState.DEAD, process.pid)
@@ -464,8 +464,8 @@ class Keeper(BrokerState):
         self._maybe_end()
 
     def _report_death(self, ended: Process) -> None:
-        """In a cluster, reports that this host's controller has ended, or all processes but the
-        acceptor: no other process can report it.
+        """In a cluster, notifies the voters that this host's controller has ended, or that all
+        processes but the acceptor have: no other process can report it.
         """
         if self._notify_voters is None or self.resources.cluster is None or self._leave_reason:
             return
@@ -479,15 +479,15 @@ class Keeper(BrokerState):
                 self._after,
                 all_ended,
             )
-            self._death_reported = informed and all_ended
-        if all_ended and self._death_reported and self._by_role["acceptor", 0].pidfd < 0:
+            self._has_reported_all_ended = informed and all_ended
+        if all_ended and self._has_reported_all_ended and self._by_role["acceptor", 0].pidfd < 0:
             self._set_refusing(True)
 
     def _set_refusing(self, refuse: bool, repeat: bool = False) -> None:
-        """Starts or stops refusing connections. They are refused from the end of all processes
-        until an acceptor is back: other hosts then lead this host's partitions, and a client whose
-        connection the kernel accepts but no process answers would wait, while a refused client
-        tries another host. `repeat`: do so even if nothing changes, because a listener was paused.
+        """Starts or stops refusing connections. They are refused after all other processes have
+        ended, until an acceptor is back: other hosts then lead this host's partitions, and a client
+        that is not refused would wait instead of trying them. `repeat`: even if nothing changes, so
+        that a paused listener is watched again.
         """
         if refuse == self._is_refusing and not repeat:
             return
@@ -534,14 +534,14 @@ class Keeper(BrokerState):
                     )
                     self._kill(process)
                     return
-                self._listen_to(process, selectors.EVENT_READ | selectors.EVENT_WRITE)
+                self._set_watched_events(process, selectors.EVENT_READ | selectors.EVENT_WRITE)
                 return
             except OSError:
                 return  # the process is ending; its pidfd will show it
             process.notices.popleft()
-        self._listen_to(process, selectors.EVENT_READ)
+        self._set_watched_events(process, selectors.EVENT_READ)
 
-    def _listen_to(self, process: Process, events: int) -> None:
+    def _set_watched_events(self, process: Process, events: int) -> None:
         connection = process.connection
         if connection is None or self._selector.get_key(connection).events == events:
             return

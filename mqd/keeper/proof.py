@@ -1,6 +1,6 @@
 """Notifies the voters on other hosts that processes of this host have ended
-(mqd/cluster/membership/death_notice.py): its controller, or all processes that act as a broker.
-Only the keeper can detect that, and only the keeper is left to report it.
+(mqd/cluster/membership/death_notice.py): the controller alone, or the controller and all workers.
+Only the keeper can prove that, and then no other process may be left to report it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def notify_voters(
     ):
         return False
     if all_ended:
-        # ends the lease first: a process that comes back must not act on it
+        # end the lease first: a restarted process must not rely on it
         control.set_broker(instructions.broker_epoch, control.broker_incarnation, 0)
     try:
         secret = cluster_config.load_key(config)

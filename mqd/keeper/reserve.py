@@ -1,7 +1,7 @@
 """A ballast file that is deleted when a broker starts, so that the broker can start on a full disk:
 its small files and the first log lines then have room. The ballast file is recreated, as large as
-free space allows, when the broker serves and after it has ended. (The metadata log has a reserve of
-its own: mqd/cluster/raft/store.py.)
+free space allows, once the broker is ready and again after it has ended. (The metadata log has a
+reserve of its own: mqd/cluster/raft/store.py.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from mqd.base.paths import Layout
 
 RESERVE_BYTES = 1 << 20
-BYTES_MIN = 64 << 10
+RESERVE_BYTES_MIN = 64 << 10
 
 
 def release(places: Layout) -> None:
@@ -26,7 +26,7 @@ def recreate(places: Layout) -> None:
     with contextlib.suppress(OSError):
         fd = os.open(places.reserve, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            while size >= BYTES_MIN:
+            while size >= RESERVE_BYTES_MIN:
                 try:
                     os.posix_fallocate(fd, 0, size)
                     return

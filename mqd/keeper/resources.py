@@ -1,8 +1,8 @@
 """The resources that the keeper creates once and passes to other processes: locks, sockets,
 eventfds, shared memory.
 
-They are created in an order that cannot harm a live broker: first the locks, then the sockets; then
-the remains of dead brokers are removed, and then the memory is created.
+They are created in an order that cannot harm a live broker: the locks first, then the sockets. Only
+then are the remains of dead brokers removed, and the shared memory created.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Resources(msgspec.Struct):
     lock_fds: list[int]
     listeners: list[socket.socket]
     addresses: list[tuple[str, int]]  # bound addresses of the listeners
-    cluster: sockets.ClusterSockets | None  # None: this host does not listen for others
+    cluster: sockets.ClusterSockets | None  # None: this host is not in a cluster
     keeper_socket: socket.socket
     local_listener: socket.socket | None  # None: no local clients (local.attachments.max=0)
     rendezvous: list[rendezvous.Published]  # links by which local clients find the client socket
@@ -63,14 +63,14 @@ def make(settings: Settings) -> Resources:
     listeners = sockets.listen_all(settings.config)
     cluster = sockets.listen_cluster(settings.config)
     generation = identity.next_generation(places)
-    base = segments.prefix(places.data_dir)
+    name_prefix = segments.prefix(places.data_dir)
     if swept := segments.sweep():
         log.info("freed shared memory left behind by killed brokers", count=len(swept))
     endpoint_count = worker_count + 2
     sizes = [arena_bytes(settings.config)] * worker_count + [(CONTROL_ARENA_BYTES, CONTROL_ARENA_BYTES)] * 2
-    arenas = {segments.arena_name(base, endpoint): size for endpoint, size in enumerate(sizes)}
-    with segments.taking_over(base):
-        control, control_lock_fd, segment_fds = _make_segments(base, settings, generation, arenas)
+    arenas = {segments.arena_name(name_prefix, endpoint): size for endpoint, size in enumerate(sizes)}
+    with segments.taking_over(name_prefix):
+        control, control_lock_fd, segment_fds = _make_segments(name_prefix, settings, generation, arenas)
     addresses = [_address(listener) for listener in listeners]
     local_listener, published_links = _listen_local(settings, addresses)
     return Resources(
@@ -87,36 +87,36 @@ def make(settings: Settings) -> Resources:
         handoffs=[sockets.handoff_pair() for _ in range(worker_count)],
         control=control,
         control_lock_fd=control_lock_fd,
-        control_name=segments.control_name(base),
+        control_name=segments.control_name(name_prefix),
         arena_bytes=[size_bytes for _, size_bytes in sizes],
         segment_fds=segment_fds,
     )
 
 
 def _make_segments(
-    base: str, settings: Settings, generation: int, arenas: dict[str, tuple[int, int]]
+    name_prefix: str, settings: Settings, generation: int, arenas: dict[str, tuple[int, int]]
 ) -> tuple[native.Control, int, list[int]]:
     """Creates all segments. Returns the control segment, the descriptor of its flock, and the
     descriptors for other processes. `arenas`: name -> (reserved bytes, total bytes). On an
     error no segment is left.
     """
-    segments.clean(base)
+    segments.clean(name_prefix)
     try:
-        memory = segments.create(segments.control_name(base), native.control_size_bytes())
-        control_lock_fd = segments.hold(segments.control_name(base))
+        memory = segments.create(segments.control_name(name_prefix), native.control_size_bytes())
+        control_lock_fd = segments.hold(segments.control_name(name_prefix))
         control = native.Control.format(memory, settings.worker_count, identity.boot_id(), generation, now_ms())
         control.log_level = logging.SYSLOG_OF_LEVEL[settings.config.get("log.level", "info")]
-        links = segments.create(segments.links_name(base), native.links_size_bytes(len(arenas)))
+        links = segments.create(segments.links_name(name_prefix), native.links_size_bytes(len(arenas)))
         native.links_format(links, len(arenas))
         for name, (reserved_bytes, size_bytes) in arenas.items():
             segments.create(name, size_bytes, reserved_bytes).close()
         fds = [
-            segments.descriptor(segments.control_name(base)),
-            segments.descriptor(segments.control_name(base), writable=False),
-            *(segments.descriptor(name) for name in (segments.links_name(base), *arenas)),
+            segments.descriptor(segments.control_name(name_prefix)),
+            segments.descriptor(segments.control_name(name_prefix), writable=False),
+            *(segments.descriptor(name) for name in (segments.links_name(name_prefix), *arenas)),
         ]
     except BaseException:
-        segments.clean(base)
+        segments.clean(name_prefix)
         raise
     return control, control_lock_fd, fds
 
@@ -143,7 +143,7 @@ def _listen_local(
 
 
 def remove(settings: Settings, resources: Resources) -> None:
-    """Removes the resources at the end: the names first, the locks last. Processes that are still
+    """Removes the resources at shutdown: the names first, the locks last. Processes that are still
     shutting down keep valid mappings.
     """
     for listener in resources.listeners:

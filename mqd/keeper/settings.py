@@ -1,5 +1,5 @@
-"""The keeper's settings: from `mqd up` (one file with everything resolved) or, under the user's own
-supervisord, from the environment.
+"""The keeper's settings: from a file that `mqd up` has written, with all properties resolved, or,
+under the user's own supervisord, from the environment.
 
     MQD_DATA_DIR       the data directory
     MQD_CONFIG         a properties file (optional)
@@ -18,10 +18,11 @@ import msgspec
 
 from mqd.base.paths import Layout, default_data_dir, layout
 
-# Variables with our prefix that are not properties: used by supervisord.conf, the native
-# file layer and the processes themselves.
+# Prefixes of MQD_ variables that are not properties: supervisord.conf, the native file layer and
+# the processes themselves use them.
 _NOT_PROPERTIES = ("MQD_WORKERS", "MQD_PYTHON", "MQD_RUN_", "MQD_FILE_")
-# acceptor and controller: for responses and control records, not record traffic
+# arena size of the acceptor and of the controller: for responses and control records, not for the
+# records of clients
 CONTROL_ARENA_BYTES = 8 << 20
 _CLIENT_VARIABLE = "MQD_SOCKET"  # for clients on this host (mqd/shm/rendezvous.py)
 
@@ -34,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def properties_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables that look like properties but are not."""
+    """The environment without the MQD_ variables that are not properties."""
     return {
         name: value
         for name, value in environment.items()
@@ -58,7 +59,7 @@ def resolve(config: dict[str, str], places: Layout, worker_count: int | None = N
         raise ConfigError(f"log.dirs names a directory twice: {configured_dirs}", "log.dirs", configured_dirs)
     if len(log_dirs) > 32:
         raise ConfigError(
-            f"log.dirs names {len(log_dirs)} directories; at most 32 are possible", "log.dirs", configured_dirs
+            f"log.dirs names {len(log_dirs)} directories; at most 32 are allowed", "log.dirs", configured_dirs
         )
     if any("," in directory for directory in log_dirs):
         raise ConfigError(

@@ -23,8 +23,9 @@ _CONNECTION_GONE = frozenset(
 
 
 def will_recur(error: OSError) -> bool:
-    """Whether accept() has failed without consuming a connection (no descriptors, no memory, a
-    security module). Then the socket stays readable, and accept() would fail again immediately.
+    """Whether accept() has failed without consuming a connection (out of descriptors or memory, or
+    a security module refused). Then the socket stays readable, and accept() would fail again
+    immediately.
     """
     return error.errno not in _CONNECTION_GONE
 
@@ -84,10 +85,10 @@ def listen(
 
 
 def _avoid_pacing(listener: socket.socket) -> None:
-    """If the host's default is BBR, it paces with a timer for every 64 KiB, which doubles the CPU
-    cost of a fetch over loopback without any benefit. Connections inherit the listener's algorithm;
-    a connection that began with BBR is paced forever, whatever is set later (sk_pacing_status), so
-    the algorithm is set here and not after accept.
+    """Selects a congestion control other than BBR, which may be the host's default. BBR paces with
+    a timer for every 64 KiB, which doubles the CPU cost of a fetch over loopback without any
+    benefit. Connections inherit the listener's algorithm; one that began with BBR is paced forever,
+    whatever is set later (sk_pacing_status), so the algorithm is set here and not after accept.
     """
     for algorithm in (b"cubic", b"reno"):
         try:
@@ -158,7 +159,7 @@ def listen_all(config: Mapping[str, str]) -> list[socket.socket]:
 
 
 class ClusterSockets(NamedTuple):
-    """The sockets on which other hosts reach this one, and the announced addresses."""
+    """The sockets on which other hosts reach this one, and the advertised addresses."""
 
     controller: socket.socket
     gossip: socket.socket  # UDP, on the controller's address
@@ -176,7 +177,7 @@ def _advertised_address(configured: HostListener, listener: socket.socket) -> tu
 
 
 def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:
-    """Listens for other hosts; returns None on a host that has no cluster. Raises ListenError,
+    """Listens for other hosts; returns None if this host is not in a cluster. Raises ListenError,
     ConfigError.
     """
     from mqd.base.cluster_config import cluster_listeners

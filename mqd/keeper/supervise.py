@@ -6,7 +6,7 @@ Additions to supervisord, which remains responsible for starting, restarting, st
    wakes its poll, and after any event it polls quickly a few times.
 2. The broker ends when the keeper does; `failure` then holds the reason, unless the keeper received
    a request to stop.
-3. It reports when the broker serves, and gives up on a process that keeps failing before that.
+3. It reports when the broker is ready, and gives up on a process that keeps failing before that.
 4. A full disk costs log lines, and nothing else: supervisord would report a failed write on its
    standard error and, if that fails too, close the pipe of the process whose line it was.
 5. A process that ends by SIGTERM (status 0) while the broker continues is started again: this is
@@ -44,8 +44,8 @@ TIMER = "mqd-timer"
 START_FAILURE_COUNT_MAX = 5
 _QUICK_POLL_S = 0.005
 _STARTUP_POLL_S = 0.01
-# turns of the loop from the end of a child to the start of its successor: read its output, reap it,
-# note its state, start
+# iterations of the loop from the end of a child to the start of its successor: read its output,
+# reap it, note its state, start the successor
 _QUICK_POLL_COUNT = 4
 
 
@@ -172,11 +172,11 @@ class BrokerSupervisor(Supervisor):
         self.interrupted = False
         self._layout = layout
         self._on_ready, self._on_waiting = on_ready, on_waiting
-        self._waiting = ""
+        self._waiting_for = ""
         self._is_ready = False
         self._quick_polls_left = 1  # the first children should not wait for the first timeout
         self._failures: dict[str, int] = {}
-        # what the logs hold up to these sizes belongs to an earlier run
+        # sizes at the start: everything before these positions was logged by an earlier run
         self._log_sizes = {path.stem: path.stat().st_size for path in layout.logs_dir.glob("*.log")}
         options.poller = _AdjustablePoller(options.poller, self._poll_timeout_s, self._poll_soon)
         receive = options.signal_receiver.receive
@@ -192,7 +192,7 @@ class BrokerSupervisor(Supervisor):
         options.fork = _fork
         options.execve = forking.execve
         self._manager = systemd.Manager.from_environment(os.environ, os.getpid())
-        self._watchdog = systemd.Feeder(self._manager, layout.keeper_socket, options.get_socket_map())
+        self._watchdog = systemd.WatchdogFeeder(self._manager, layout.keeper_socket, options.get_socket_map())
         self._has_notified_stopping = False
 
     def runforever(self) -> None:
@@ -238,8 +238,8 @@ class BrokerSupervisor(Supervisor):
 
     def _check_ready(self) -> None:
         status = self._status()
-        if status is not None and status.waiting and status.waiting != self._waiting:
-            self._waiting = status.waiting
+        if status is not None and status.waiting and status.waiting != self._waiting_for:
+            self._waiting_for = status.waiting
             self._on_waiting(status.waiting)
         if status is not None and status.ready:
             self._is_ready = True

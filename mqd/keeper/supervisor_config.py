@@ -1,8 +1,8 @@
 """`mqd up --print-supervisord`: the shipped supervisord.conf with its variables filled in.
 
     whole      for a supervisord that runs this broker and nothing else, and ends with it
-    include    the programs alone, for a supervisord that runs others too. The broker never stops
-               that supervisord, which restarts the keeper and with it the other processes
+    include    the programs alone, for a supervisord that runs other programs too. The broker never
+               stops that supervisord, which restarts the keeper and with it the other processes
                (KeeperClient.exit_status)
 
 Each program is a group of its own: supervisord stops groups one after the other, beginning with
@@ -19,8 +19,8 @@ from pathlib import Path
 
 _VARIABLE = re.compile(r"%\(ENV_(\w+)\)s")
 # For supervisord, an exit within startsecs is a failed start: a keeper that cannot bind its port or
-# lock its directories is restarted ten times, with growing delays. While it is away, the others
-# wait.
+# lock its directories is restarted ten times, with growing delays. Until it is up, the other
+# processes wait.
 START_S = 1
 _KEEPER_OPTIONS = {"autorestart": "unexpected", "exitcodes": "0", "startsecs": str(START_S), "startretries": "10"}
 _HEAD = "; Printed by `mqd up --print-supervisord {kind}`: print it again after a change of options or version.\n"
@@ -53,8 +53,8 @@ def render_configuration(
     shipped: Path, kind: str, variables: Mapping[str, str], properties: Mapping[str, str], user: str, prefix: str
 ) -> str:
     """`kind`: see the module docstring. `variables` are those that the shipped file names;
-    `properties` are for the keeper. `user` and `prefix` (the programs' names begin with it) matter
-    to `include` only. Raises Unprintable.
+    `properties` are for the keeper. `user` and `prefix` (of the programs' names) are used only if
+    `kind` is "include". Raises Unprintable.
     """
     shipped_sections = configparser.RawConfigParser(strict=True)
     shipped_sections.read_string(_VARIABLE.sub(lambda match: variables[match[1]], shipped.read_text(encoding="utf-8")))

@@ -4,7 +4,7 @@
     WATCHDOG=1    the keeper responds, and every process has responded to it within RESPONSE_S
     STOPPING=1    the broker is shutting down
 
-supervisord's loop feeds the watchdog, so a hang there is noticed as well. Only processes that serve
+supervisord's loop feeds the watchdog, so a hang there is noticed as well. Only running processes
 are probed: supervisord watches those that are starting or recovering.
 """
 
@@ -22,7 +22,7 @@ import msgspec
 from mqd.shm.keeper_messages import Probed, ProbeQuery
 
 RESPONSE_S = 5.0
-PROBE_S = 2.0
+PROBE_S = 2.0  # the longest time between two probes
 PACKET_BYTES_MAX = 64 << 10
 
 
@@ -54,10 +54,10 @@ class Manager:
             pass
 
 
-class Feeder:
-    """Feeds the watchdog from supervisord's loop, which calls tick() on every iteration. While a
-    Feeder waits for the keeper, it is registered with that loop as a dispatcher. `dispatchers`:
-    supervisord's, by descriptor.
+class WatchdogFeeder:
+    """Feeds the watchdog from supervisord's loop, which calls tick() on every iteration. While it
+    waits for the keeper, it is registered with that loop as a dispatcher. `dispatchers`:
+    supervisord's, by file descriptor.
     """
 
     def __init__(

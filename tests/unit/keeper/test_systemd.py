@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mqd.keeper.systemd import PROBE_S, RESPONSE_S, Feeder, Manager
+from mqd.keeper.systemd import PROBE_S, RESPONSE_S, Manager, WatchdogFeeder
 from mqd.shm.keeper_messages import Probed, ProbeQuery
 
 
@@ -24,8 +24,8 @@ class World:
         self.keeper.bind(str(directory / "keeper.sock"))
         self.keeper.listen(1)
         self.keeper.settimeout(5)
-        self.dispatchers: dict[int, Feeder] = {}
-        self.feeder = Feeder(
+        self.dispatchers: dict[int, WatchdogFeeder] = {}
+        self.feeder = WatchdogFeeder(
             Manager(str(directory / "notify"), 120.0), directory / "keeper.sock", self.dispatchers, lambda: self.now_s
         )
 
