@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-JOB = "mqd"  # of the scrape configuration
-CLUSTER = "cluster"  # the label of its targets that distinguishes clusters
+JOB_NAME = "mqd"  # in the scrape configuration
+CLUSTER_LABEL = "cluster"  # label of the scrape targets; its value names the cluster
 
 
 class Alert(NamedTuple):
@@ -26,7 +26,7 @@ class Alert(NamedTuple):
 ALERTS = (
     Alert(
         "MqdBrokerDown",
-        f'up{{job="{JOB}"}} == 0',
+        f'up{{job="{JOB_NAME}"}} == 0',
         "1m",
         True,
         "The broker at {{ $labels.instance }} does not respond to scrapes",
@@ -47,7 +47,7 @@ ALERTS = (
     ),
     Alert(
         "MqdPartitionsWithoutLeader",
-        f"max by ({CLUSTER}) (mqd_cluster_partitions_without_leader) > 0",
+        f"max by ({CLUSTER_LABEL}) (mqd_cluster_partitions_without_leader) > 0",
         "30s",
         True,
         "{{ $value }} partitions have no leader: they can be neither written nor read",
@@ -82,14 +82,14 @@ ALERTS = (
     ),
     Alert(
         "MqdNoActiveController",
-        f"sum by ({CLUSTER}) (mqd_cluster_active_controller) != 1",
+        f"sum by ({CLUSTER_LABEL}) (mqd_cluster_active_controller) != 1",
         "1m",
         True,
         "{{ $value }} active controllers: topics, leaders and members cannot change",
     ),
     Alert(
         "MqdBrokerFenced",
-        f'max by ({CLUSTER}) (mqd_cluster_brokers{{state="fenced"}}) > 0',
+        f'max by ({CLUSTER_LABEL}) (mqd_cluster_brokers{{state="fenced"}}) > 0',
         "5m",
         False,
         "{{ $value }} brokers of the cluster are fenced",
@@ -160,7 +160,7 @@ ALERTS = (
     ),
     Alert(
         "MqdConsumerBehind",
-        f"max by ({CLUSTER}, consumergroup, topic) (mqd_consumergroup_lag_seconds) > 600",
+        f"max by ({CLUSTER_LABEL}, consumergroup, topic) (mqd_consumergroup_lag_seconds) > 600",
         "5m",
         False,
         "Group {{ $labels.consumergroup }} is {{ $value | humanizeDuration }} behind in {{ $labels.topic }}",
@@ -169,7 +169,8 @@ ALERTS = (
         "MqdConsumerStuck",
         "max without (instance) (kafka_consumergroup_lag) > 0"
         " and max without (instance) (changes(kafka_consumergroup_current_offset[15m])) == 0"
-        f" and on ({CLUSTER}, consumergroup) max by ({CLUSTER}, consumergroup) (kafka_consumergroup_members) > 0",
+        f" and on ({CLUSTER_LABEL}, consumergroup)"
+        f" max by ({CLUSTER_LABEL}, consumergroup) (kafka_consumergroup_members) > 0",
         "15m",
         False,
         "Group {{ $labels.consumergroup }} has members and commits nothing for {{ $labels.topic }}-{{"
@@ -177,25 +178,25 @@ ALERTS = (
     ),
     Alert(
         "MqdDeadLettersWait",
-        f"max by ({CLUSTER}, group) (mqd_dead_letters_oldest_seconds) > 300",
+        f"max by ({CLUSTER_LABEL}, group) (mqd_dead_letters_oldest_seconds) > 300",
         "1m",
         False,
         "Dead letters of share group {{ $labels.group }} have not been written for {{ $value | humanizeDuration }}",
     ),
     Alert(
         "MqdDeadLettersWritten",
-        f"sum by ({CLUSTER}, group) (increase(mqd_dead_letters_total[15m])) > 0",
+        f"sum by ({CLUSTER_LABEL}, group) (increase(mqd_dead_letters_total[15m])) > 0",
         "0s",
         False,
-        "Share group {{ $labels.group }} has given up {{ $value | humanize }} records in 15 minutes",
+        "Share group {{ $labels.group }} gave up on {{ $value | humanize }} records in 15 minutes",
     ),
     Alert(
         "MqdPartitionStuck",
         # the group's other partitions move, so this is not a consumer that commits rarely
         "max without (instance) (min_over_time(kafka_consumergroup_lag[3m])) > 0"
         " and max without (instance) (changes(kafka_consumergroup_current_offset[3m])) == 0"
-        f" and on ({CLUSTER}, consumergroup, topic)"
-        f" sum by ({CLUSTER}, consumergroup, topic) (changes(kafka_consumergroup_current_offset[3m])) > 3",
+        f" and on ({CLUSTER_LABEL}, consumergroup, topic)"
+        f" sum by ({CLUSTER_LABEL}, consumergroup, topic) (changes(kafka_consumergroup_current_offset[3m])) > 3",
         "1m",
         False,
         "Group {{ $labels.consumergroup }} is stuck at a record of {{ $labels.topic }}-{{ $labels.partition }},"
@@ -203,7 +204,7 @@ ALERTS = (
     ),
     Alert(
         "MqdRebalanceStuck",
-        f"max by ({CLUSTER}, consumergroup) (mqd_consumergroup_rebalance_seconds) > 120",
+        f"max by ({CLUSTER_LABEL}, consumergroup) (mqd_consumergroup_rebalance_seconds) > 120",
         "1m",
         False,
         "Group {{ $labels.consumergroup }} has been rebalancing for {{ $value | humanizeDuration }}",

@@ -12,8 +12,8 @@ _SOURCE = {"type": "prometheus", "uid": "${source}"}
 
 
 class Panel(NamedTuple):
-    """`queries`: (PromQL, legend). `unit`: Grafana's name. `limits`: values from which the panel
-    is yellow and red; `is_number`: shows a number instead of a curve.
+    """`queries`: (PromQL, legend). `unit`: Grafana's name. `limits`: the values from which the
+    panel is yellow and red; `is_number`: shows a number instead of a curve.
     """
 
     title: str
@@ -90,7 +90,7 @@ CLUSTER = Dashboard(
             "Active controllers",
             "none",
             (("sum by (cluster) (mqd_cluster_active_controller)", "{{cluster}}"),),
-            "Always one.",
+            "Must be one.",
             None,
             True,
         ),
@@ -298,10 +298,10 @@ BROKER = Dashboard(
             ((f"max by (worker) (mqd_sync_oldest_seconds{{{_BROKER_MATCHER}}})", "worker {{worker}}"),),
         ),
         Panel(
-            "A turn of the worker's loop",
+            "An iteration of the worker's loop",
             "s",
             _latency("mqd_loop_seconds", _BROKER_MATCHER, "worker"),
-            "How long everything else on the worker waits.",
+            "How long everything else on the worker has to wait.",
         ),
         Panel("Requests handled by the acceptor", "s", _latency("mqd_handler_seconds", _BROKER_MATCHER, "api")),
         Panel(
@@ -400,7 +400,10 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
     if panel.limits is not None:
         yellow, red = panel.limits
         steps = [("green", None), ("yellow", yellow), ("red", red)]
-        defaults["thresholds"] = {"mode": "absolute", "steps": [{"color": c, "value": v} for c, v in steps]}
+        defaults["thresholds"] = {
+            "mode": "absolute",
+            "steps": [{"color": color, "value": value} for color, value in steps],
+        }
     return {
         "id": number + 1,
         "title": panel.title,

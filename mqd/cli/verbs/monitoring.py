@@ -16,13 +16,13 @@ def prometheus_config(
     """The configuration of a Prometheus that scrapes `targets`. `ca`: set if the brokers' pages use
     TLS. `cluster`: a name that distinguishes this cluster's metrics from those of others.
     """
-    labels = f", labels: {{{alerts.CLUSTER}: {json.dumps(cluster)}}}" if cluster else ""
+    labels = f", labels: {{{alerts.CLUSTER_LABEL}: {json.dumps(cluster)}}}" if cluster else ""
     lines = [
         "global:",
         "  scrape_interval: 15s",
         f"rule_files: [{json.dumps(RULES_FILE)}]",
         "scrape_configs:",
-        f"  - job_name: {alerts.JOB}",
+        f"  - job_name: {alerts.JOB_NAME}",
         f"    static_configs: [{{targets: {json.dumps(list(targets))}{labels}}}]",
     ]
     if ca is not None:
