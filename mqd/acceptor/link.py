@@ -541,7 +541,7 @@ class Link:
             error, payload = await future
         finally:
             self._describe_futures[owner].pop(token, None)
-        return error, native.producer_views(payload)
+        return error, native.parse_producer_views(payload)
 
     def _on_described(self, worker: int, descriptor: Descriptor) -> None:
         """The views are copied and released, even if the caller is no longer waiting for them."""

@@ -2,7 +2,7 @@
 the C headers.
 
 All names are exported here (`from mqd import native; native.Control`); the modules correspond to
-the folders of native/. Only core.py touches cffi.
+the folders of native/. Only core.py imports cffi's extension.
 
 1. A buffer given to a class (a mapping, a bytearray) is held as long as the object lives: the C
    side keeps bare pointers into it.
@@ -103,7 +103,7 @@ from mqd.native.partitions import LogOptions as LogOptions
 from mqd.native.partitions import Partition as Partition
 from mqd.native.partitions import ProducerView as ProducerView
 from mqd.native.partitions import Recovery as Recovery
-from mqd.native.partitions import producer_views as producer_views
+from mqd.native.partitions import parse_producer_views as parse_producer_views
 from mqd.native.reactor import SLOT_NONE as SLOT_NONE
 from mqd.native.reactor import Backend as Backend
 from mqd.native.reactor import Event as Event

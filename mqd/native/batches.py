@@ -38,7 +38,7 @@ class BatchHeader(msgspec.Struct, gc=False):
 
 
 class ScanResult(msgspec.Struct, gc=False):
-    """The result of a walk over one segment file. `reason`: why the data at `valid_bytes` is
+    """The result of segment_scan. `reason`: why the data at `valid_bytes` is
     invalid; None: the file is valid to its end.
     """
 
@@ -104,10 +104,11 @@ def segment_scan(
 class WalkStop(IntEnum):
     """enum mqd_walk_stop."""
 
+    # why RecordPositions.walk() stopped
     END = lib.MQD_WALK_END
     END_OFFSET = lib.MQD_WALK_END_OFFSET
     FULL = lib.MQD_WALK_FULL
-    OTHER = lib.MQD_WALK_OTHER
+    OTHER = lib.MQD_WALK_OTHER  # a valid batch that walk() cannot locate records in, such as a compressed one
     CORRUPT = lib.MQD_WALK_CORRUPT
 
 
@@ -125,9 +126,9 @@ class RecordPositions:
     def walk(
         self, data: bytes, position: int, next_offset: int, end_offset: int
     ) -> tuple[WalkStop, int, int, numpy.ndarray]:
-        """Walks from `position` on. Returns (why the walk stopped, its position, the offset after
-        the last processed batch, int32[n, 4] with the position and size of each key and of each
-        value; size -1 = null).
+        """Walks from `position` on. Returns (why the walk stopped, the position where it stopped,
+        the offset after the last processed batch, an array int32[n, 4] with the position and size
+        of each key and of each value; size -1 = null).
         """
         import numpy
 
@@ -139,8 +140,9 @@ class RecordPositions:
 
 
 def records_unkeyed(records: Any, record_count: int, unkeyed_count_max: int) -> tuple[int, list[int]]:
-    """The number of uncompressed records without a key, and the indexes of the first of them.
-    Raises ValueError when the bytes are not that many records.
+    """Finds the records without a key in uncompressed `records`. Returns how many there are, and
+    the indexes of at most the first `unkeyed_count_max`. Raises ValueError if the bytes are not
+    `record_count` records.
     """
     memory, unkeyed, reason = (
         bytes_of(records, writable=False),

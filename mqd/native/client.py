@@ -2,7 +2,8 @@
 thin method per function.
 
 1. A failing call raises NativeError; `errno` EPIPE = the worker at the other end has ended (attach
-   again, `Producer.move`). A full queue or memory returns False, 0 or fewer than requested.
+   again, `Producer.move`). If a queue or the memory is full, it returns False,
+   0 or fewer than requested.
 2. A call only reads the buffers passed to it, and keeps none of them.
 3. Producer.move closes the Client that the producer leaves; closing that Client again does
    nothing.
@@ -39,8 +40,8 @@ class Partitioner(IntEnum):
 
 
 def partition_for(partitioner: int, key: bytes | None, partition_count: int, random_state: Any = None) -> int:
-    """The partition of a key, as librdkafka's partitioner of that name gives it. random_state:
-    ffi.new("uint64_t *"), for random partitioners.
+    """The partition of a key, as librdkafka's partitioner of that name computes it.
+    `random_state`: ffi.new("uint64_t *"), for random partitioners.
     """
     if random_state is None:
         random_state = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
@@ -54,9 +55,9 @@ def partition_for(partitioner: int, key: bytes | None, partition_count: int, ran
 
 
 class Client:
-    """An attachment to a broker of this host. `data_bytes` is memory for requests and batches;
-    `request_bytes` the part of it for `submit` (all of it for a consumer); `server` the name that
-    the broker must serve (mqd/shm/rendezvous.py), "" = any broker.
+    """An attachment to a broker on this host. `data_bytes`: the size of the memory for requests and
+    batches. `request_bytes`: the part of it for `submit` (for a consumer: all of it). `server`: the
+    server name that the broker must have (mqd/shm/rendezvous.py), "" = any broker.
 
     Raises NativeError: ENOENT or ECONNREFUSED (no broker), EACCES, ETIMEDOUT, E_LAYOUT (another
     build), or the broker's refusal.
@@ -138,11 +139,13 @@ class Client:
         return ffi.buffer(self._bytes[0], size)[:] if size else None
 
     def wait(self, timeout_us: int = -1) -> int:
-        """Returns 1 when a reply has arrived (call poll), or 0 after the timeout. Any thread."""
+        """Returns 1 when a reply has arrived (call poll), or 0 after the timeout. May be called on any
+        thread.
+        """
         return check(lib.mqd_client_wait(self.pointer, timeout_us))
 
     def wake(self) -> None:
-        """Ends a wait. Any thread, not after close."""
+        """Ends a wait. May be called on any thread, but not after close."""
         if self._pointer != ffi.NULL:
             lib.mqd_client_wake(self._pointer)
 
@@ -154,9 +157,8 @@ class Client:
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
     """struct mqd_delivery: the outcome of a batch. `batch` and `topic` are the numbers that
-    Producer.put() and topic() returned. `error`: Kafka's code; 0: the batch was
-    written, and base_offset -1 means that its offset is not known. `timestamp_ms`: log append time
-    or -1.
+    Producer.put() and topic() returned. `error`: Kafka's code; 0: the batch was written (if
+    base_offset is -1, at an unknown offset). `timestamp_ms`: the log append time, or -1.
     """
 
     batch: int
@@ -229,7 +231,7 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
         held.append(memory)
         setattr(native, name, memory)
 
-    def native(self) -> tuple[Any, list[Any]]:
+    def to_c_struct(self) -> tuple[Any, list[Any]]:
         """Returns the C struct, and the objects that must live as long as it does."""
         native = ffi.new("struct mqd_record_columns *")
         held: list[Any] = []
@@ -261,12 +263,13 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Producer:
-    """Batches on an attachment. The lifecycle of a batch, retries and drops:
-    native/client/client.h."""
+    """A producer on an attachment. native/client/client.h describes the lifecycle of a batch, with
+    retries and drops.
+    """
 
-    __slots__ = ("_client", "_deliveries", "_number", "_pointer", "_put", "_unreturned")
+    __slots__ = ("_client", "_deliveries", "_number", "_pointer", "_put", "_unreturned_count")
 
-    DELIVERIES_MAX = 512  # outcomes of one call
+    DELIVERIES_MAX = 512  # outcomes that one call returns
 
     def __init__(self, client: Client, options: ProducerOptions) -> None:
         self._pointer = ffi.NULL
@@ -283,7 +286,7 @@ class Producer:
             raise failure()
         self._client = client
         self._deliveries = ffi.new("struct mqd_delivery[]", self.DELIVERIES_MAX)
-        self._unreturned = 0  # count of outcomes in _deliveries that are not returned yet
+        self._unreturned_count = 0  # outcomes in _deliveries that are not returned yet
         self._number = ffi.new("uint64_t *")
         self._put = lib.mqd_producer_put
 
@@ -337,7 +340,7 @@ class Producer:
         `count` uint64, which receives the batch number of each record. Raises NativeError
         (E_INVALID) when the first record can never be appended.
         """
-        native, held = columns.native()
+        native, held = columns.to_c_struct()
         out = ffi.NULL
         if batch_numbers is not None:
             out = ffi.from_buffer("uint64_t[]", batch_numbers, require_writable=True)
@@ -368,9 +371,8 @@ class Producer:
         return self._number[0]
 
     def send(self, now_us: int, everything: bool = False) -> None:
-        """Sends the batches whose linger time has passed, or all.
-
-        now_us: time.monotonic_ns() // 1000.
+        """Sends the batches whose linger time has passed, or all batches if `everything`. `now_us`:
+        time.monotonic_ns() // 1000.
         """
         if lib.mqd_producer_send(self.pointer, now_us, everything) < 0:
             raise failure()
@@ -380,17 +382,17 @@ class Producer:
         return lib.mqd_producer_next_send_us(self.pointer)
 
     def deliveries(self) -> list[Delivery]:
-        """Up to DELIVERIES_MAX outcomes, oldest first. When Ctrl-C interrupts a call, the next one
-        returns its outcomes.
+        """Up to DELIVERIES_MAX outcomes, oldest first. If Ctrl-C interrupts a call, the next one
+        returns the outcomes of that call.
         """
         out = self._deliveries
-        if not self._unreturned:
-            self._unreturned = lib.mqd_producer_deliveries(self.pointer, out, self.DELIVERIES_MAX)
+        if not self._unreturned_count:
+            self._unreturned_count = lib.mqd_producer_deliveries(self.pointer, out, self.DELIVERIES_MAX)
         deliveries = [
             Delivery(d.batch, d.topic, d.partition, d.base_offset, d.timestamp_ms, d.record_count, d.error)
-            for d in out[0 : self._unreturned]
+            for d in out[0 : self._unreturned_count]
         ]
-        self._unreturned = 0
+        self._unreturned_count = 0
         return deliveries
 
     def retry(self, batch: int) -> None:
@@ -425,10 +427,10 @@ class Producer:
 
 
 def records_encode(columns: Columns, out: Any, records_max: int = 0) -> tuple[int, int]:
-    """Encodes an uncompressed batch of the first records into `out` (writable buffer): (bytes,
-    records); (0, 0) when not even one fits.
+    """Encodes as many of the first records as fit into `out` (a writable buffer) as one
+    uncompressed batch. Returns (bytes, records); (0, 0) if not even one record fits.
     """
-    native, held = columns.native()
+    native, held = columns.to_c_struct()
     memory, encoded_count = bytes_of(out), ffi.new("uint32_t *")
     size = check(lib.mqd_records_encode(native, records_max, memory, len(memory), encoded_count))
     held.clear()
@@ -442,7 +444,7 @@ def partitions_for(
     partition of the record's key in `columns`, or with `unkeyed_partition` if it has no key. Only
     for partitioners that depend on the key alone: MURMUR2_RANDOM, FNV1A_RANDOM.
     """
-    native, held = columns.native()
+    native, held = columns.to_c_struct()
     if len(partitions) != columns.count:
         raise NativeError(E_INVALID, f"{len(partitions)} partitions for {columns.count} records")
     check(

@@ -1,10 +1,11 @@
 """Copies records into Arrow buffers (native/client/columns.h), for Spark's reads.
 
-    rows = ArrowRows(65536, 8 << 20, {"key", "value", "offset", "timestamp", "timestampType",
-    "headers"})
-    count = rows.append(view, start)      # view: a RecordBatchView of mqd.client. While some of its
-                                          records are left: finish(), and append again
+    rows = ArrowRows(65536, 8 << 20, {"key", "value", "offset"})
+    count = rows.append(view, start)      # view: a RecordBatchView of mqd.client
     row_count, arrays = rows.finish()     # {"key": pyarrow.Array...}; `rows` is empty again
+
+append() copies as many records as fit; if some of the view's are left, call finish() and append()
+again.
 
 Buffers are reused as soon as no array refers to them (BUFFER_SETS_MAX are kept): new memory for
 each batch would cost more than filling it. Concurrency: one thread at a time.
@@ -27,7 +28,7 @@ _ALIGNMENT = 64
 
 
 class _Buffers:
-    """One buffer set: an array of memory, and a struct mqd_arrow_rows that points into it."""
+    """One set of buffers: an array of memory, and a struct mqd_arrow_rows that points into it."""
 
     def __init__(self, row_count: int, sizes: dict[str, int], columns: Collection[str]) -> None:
         self.sizes, self.columns = dict(sizes), columns
@@ -42,11 +43,12 @@ class _Buffers:
             plan.append(("timestamp_types", 4 * row_count))
         for column, name in (("key", "keys"), ("value", "values")):
             if column in columns:
-                plan += self._blobs(name, row_count)
+                plan += self._plan_blobs(name, row_count)
         if "headers" in columns:
             self.rows.header_capacity = sizes["headers"]
             plan += [("header_ends", 4 * (row_count + 1)), ("header_validity", row_count // 8 + 1)]
-            plan += self._blobs("header_keys", sizes["headers"]) + self._blobs("header_values", sizes["headers"])
+            plan += self._plan_blobs("header_keys", sizes["headers"])
+            plan += self._plan_blobs("header_values", sizes["headers"])
         self.memory = np.empty(sum(-(-size // _ALIGNMENT) * _ALIGNMENT for _, size in plan) or 1, np.uint8)
         self._pointer = ffi.from_buffer("uint8_t[]", self.memory)
         position = 0
@@ -57,7 +59,7 @@ class _Buffers:
         self.idle_references = sys.getrefcount(self.memory)
         lib.mqd_arrow_begin(self.rows)
 
-    def _blobs(self, name: str, count: int) -> list[tuple[str, int]]:
+    def _plan_blobs(self, name: str, count: int) -> list[tuple[str, int]]:
         getattr(self.rows, name).data_capacity = self.sizes[name]
         return [
             (f"{name}.ends", 4 * (count + 1)),
@@ -68,14 +70,14 @@ class _Buffers:
     def _set_pointer(self, name: str, pointer: Any) -> None:
         owner, _, field = name.rpartition(".")
         target = getattr(self.rows, owner) if owner else self.rows
-        kinds = {
+        c_types = {
             "ends": "int32_t *",
             "header_ends": "int32_t *",
             "timestamp_types": "int32_t *",
             "offsets": "int64_t *",
             "timestamps_us": "int64_t *",
         }
-        setattr(target, field, ffi.cast(kinds.get(field, "uint8_t *"), pointer))
+        setattr(target, field, ffi.cast(c_types.get(field, "uint8_t *"), pointer))
 
     @property
     def is_free(self) -> bool:
@@ -83,9 +85,9 @@ class _Buffers:
 
 
 class ArrowRows:
-    """See the module docstring. `data_bytes` limits the keys of one batch, and likewise its values;
-    a single larger record gets the memory that it needs. Raises NativeError (E_CORRUPT) for damaged
-    headers.
+    """See the module docstring. `data_bytes` limits the total size of the keys, and that of the
+    values; a single larger record gets the memory that it needs. Raises NativeError (E_CORRUPT) for
+    damaged headers.
     """
 
     def __init__(self, row_count: int, data_bytes: int, columns: Collection[str]) -> None:
@@ -93,7 +95,7 @@ class ArrowRows:
         self._sizes = {
             "keys": data_bytes,
             "values": data_bytes,
-            "headers": 2 * row_count,  # a count; the others are bytes
+            "headers": 2 * row_count,  # their number; the other sizes are in bytes
             "header_keys": data_bytes // 2,
             "header_values": data_bytes // 2,
         }
@@ -106,7 +108,7 @@ class ArrowRows:
 
     @property
     def _buffers(self) -> _Buffers:
-        """Allocated only when the first row comes: a task without records needs none."""
+        """Allocated only for the first row: a task without records needs no buffers."""
         if self._current is None:
             self._current = self._take_buffers()
         return self._current
@@ -164,11 +166,11 @@ class ArrowRows:
             "header_positions",
             "header_bytes",
         )
-        for place, name in enumerate(names):
-            kind = (
+        for index, name in enumerate(names):
+            c_type = (
                 "int32_t *" if name.endswith("_bytes") else "uint64_t *" if name.endswith("positions") else "int64_t *"
             )
-            setattr(native, name, ffi.cast(kind, ffi.from_buffer(arrays[place])) if place < len(arrays) else ffi.NULL)
+            setattr(native, name, ffi.cast(c_type, ffi.from_buffer(arrays[index])) if index < len(arrays) else ffi.NULL)
         return native
 
     def _grow(self) -> None:
@@ -185,8 +187,8 @@ class ArrowRows:
         self._current = None
 
     def finish(self) -> tuple[int, dict[str, Any]]:
-        """(rows, pyarrow arrays by column: key, value, offset, timestamp, timestampType, headers if
-        requested). The object is empty afterwards.
+        """Returns (row count, pyarrow arrays by column: those requested of key, value, offset,
+        timestamp, timestampType, headers). The object is empty afterwards.
         """
         import pyarrow as pa
 

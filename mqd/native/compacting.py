@@ -68,7 +68,7 @@ class Compaction:
     native/log/compaction/api.h. One thread at a time.
 
     Raises NativeError: E_CORRUPT (this log cannot be compacted), E_FULL (the key table cannot hold
-    even one key), E_STALE (try again later), or the system's errno.
+    even one key), E_STALE (retry later), or the system's errno.
     """
 
     def __init__(self, directory: str | os.PathLike[str], bases: Sequence[int], options: CompactOptions):
@@ -95,7 +95,7 @@ class Compaction:
 
     @property
     def unconverted(self) -> tuple[int, bytes]:
-        """(codec, data)."""
+        """The (codec, data) that step() or resume() has left to the caller."""
         return self._work.codec, (
             ffi.buffer(self._work.bytes, self._work.size_bytes)[:] if self._work.size_bytes else b""
         )
@@ -129,8 +129,8 @@ class Compaction:
 def compact_swap_prepare(
     directory: str | os.PathLike[str], base_offset: int, old_bases: Sequence[int], has_transactions: bool
 ) -> None:
-    """Prepares a swap. After a crash, recovery finishes the swap if this has completed, and undoes
-    it otherwise.
+    """Prepares a swap. After a crash, recovery finishes the swap if this call had returned, and
+    undoes it otherwise.
     """
     check(
         lib.mqd_compact_swap_prepare(

@@ -163,7 +163,7 @@ class QuotaRule(NamedTuple):
 
 
 def abi_hash() -> int:
-    """Hash of every offset and size that processes share; two processes with different hashes must
+    """Hash of all offsets and sizes of the shared layout; two processes with different hashes must
     not share memory.
     """
     return lib.mqd_abi_hash()
@@ -220,9 +220,9 @@ class Control:
     def __init__(self, buffer: Any):
         self.buffer = buffer
         self._memory = bytes_of(buffer)
-        # idle buffers for slot_view, (struct mqd_partition_view *, its bytes): reusing them saves a
-        # quarter of its time
-        self._idle: list[tuple[Any, Any]] = []
+        # unused buffers for slot_view(), as (struct mqd_partition_view *, the bytes of that
+        # struct): to reuse them saves a quarter of its time
+        self._idle_buffers: list[tuple[Any, Any]] = []
 
     @classmethod
     def format(cls, buffer: Any, worker_count: int, boot_id: bytes, generation: int, now_ms: int) -> Control:
@@ -284,7 +284,7 @@ class Control:
 
     @property
     def lease_deadline_ns(self) -> int:
-        """CLOCK_BOOTTIME until which this host may act as a leader; 2^63 - 1 = forever."""
+        """The CLOCK_BOOTTIME until which this host may act as a leader; 2^63 - 1 = no limit."""
         return lib.mqd_control_lease_deadline_ns(self._memory)
 
     def set_api_versions(self, version: int, body: bytes) -> None:
@@ -370,16 +370,16 @@ class Control:
         return lib.mqd_quota_key(self._memory, name, len(name))
 
     def slot_view(self, slot: int) -> SlotView:
-        """Used in hot paths, so it makes as few calls as possible."""
+        """A copy of the slot. Used in hot paths, so it makes as few calls as possible."""
         try:
-            buffers = view, view_bytes = self._idle.pop()  # only this call uses it until it is put back
+            buffers = view, view_bytes = self._idle_buffers.pop()  # only this call uses it until it is put back
         except IndexError:  # the first time, or while other threads use all of them
             view = ffi.new("struct mqd_partition_view *")
             buffers = view, view_bytes = view, ffi.buffer(view)
         if _read_slot(self._memory, slot, view) < 0:
             raise failure()
         slot_view = SlotView(*_unpack_view(view_bytes))
-        self._idle.append(buffers)
+        self._idle_buffers.append(buffers)
         return slot_view
 
     def slot_traffic(self, slot: int) -> tuple[int, int, int]:
@@ -391,7 +391,9 @@ class Control:
         return traffic.records_in, traffic.bytes_in, traffic.bytes_out
 
     def slots_in_use(self) -> tuple[dict[int, SlotView], list[int]]:
-        """The contents of the used slots, and the torn slots, whose writer died while writing."""
+        """The contents of the used slots, and the numbers of the torn slots, whose writer died while
+        it wrote them.
+        """
         used: dict[int, SlotView] = {}
         torn: list[int] = []
         view = ffi.new("struct mqd_partition_view *")
@@ -404,7 +406,7 @@ class Control:
         return used, torn
 
     def _used_slots(self) -> list[int]:
-        """The slots that seem to be used: some may prove to be torn, or free by now."""
+        """The slots that seem to be in use: some may turn out to be torn, or already free."""
         slots = ffi.new("uint32_t[]", PARTITION_SLOT_COUNT)
         return ffi.unpack(slots, lib.mqd_slots_used(self._memory, slots))
 
@@ -418,7 +420,7 @@ class Control:
         return counts
 
     def local_usage(self, worker: int) -> tuple[int, int]:
-        """(attachments through shared memory, bytes of their memory) of one worker."""
+        """One worker's (number of attachments through shared memory, bytes of memory that they use)."""
         read = lib.mqd_counter_read
         return read(self._memory, worker, Counter.GAUGE_LOCAL_ATTACHMENTS), read(
             self._memory, worker, Counter.GAUGE_LOCAL_BYTES
@@ -448,8 +450,8 @@ class Quotas:
             raise failure()
 
     def refresh(self) -> int:
-        """Reads the quotas again. Returns the kinds for which any client has a quota, one bit for
-        each QuotaKind; 0 = there are no quotas.
+        """Reads the quotas again. Returns a mask of the kinds for which any client has a quota (bit
+        number: QuotaKind); 0 = there are no quotas.
         """
         return lib.mqd_quota_refresh(self._control.pointer, self._limits)
 

@@ -1,5 +1,5 @@
-"""The one module that touches cffi: the extension, its errors, and helpers for the other modules of
-this package.
+"""The one module that imports cffi's extension: `ffi` and `lib`, errors, and helpers for the other
+modules of this package.
 
 1. A failing call raises NativeError with the cause and the remedy; `check` and `failure` create it
    from the core's last error on this thread.
@@ -43,7 +43,7 @@ class NativeError(OSError):
 
 
 def failure(path: str | os.PathLike[str] | None = None) -> NativeError:
-    """The error of the call that has just failed on this thread, ready to be raised."""
+    """The exception for the call that has just failed on this thread, to be raised."""
     code, message = lib.mqd_error_code(), ffi.string(lib.mqd_error_message()).decode("utf-8", "replace")
     return NativeError(code, message, os.fspath(path)) if path is not None else NativeError(code, message)
 
@@ -62,7 +62,7 @@ def bytes_of(buffer: Any, writable: bool = True) -> Any:
 
 
 def copy_in(source: msgspec.Struct, target: Any) -> Any:
-    """Copies each field of `source` to the field of the same name."""
+    """Copies each field of `source` to the field of that name in `target`, and returns `target`."""
     for name in source.__struct_fields__:
         setattr(target, name, getattr(source, name))
     return target

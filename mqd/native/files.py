@@ -1,5 +1,5 @@
-"""Files that Python keeps beside the log. They are changed through native/base/file, where tests
-can observe every change and make it fail.
+"""Changes to the files that Python keeps beside the log. They go through native/base/file, where
+tests can observe every change and make it fail.
 
 Concurrency: functions are stateless; a descriptor belongs to its opener.
 """
@@ -13,8 +13,8 @@ from mqd.native.core import bytes_of, check, lib
 
 
 def file_replace(path: str | os.PathLike[str], data: Any) -> None:
-    """Afterwards, even after a power cut, `path` holds all of `data`, or (on an error) its previous
-    contents.
+    """Replaces the file atomically and durably: afterwards, even after a power failure, it has all
+    of `data`, or (on an error) its previous contents.
     """
     memory = bytes_of(data, writable=False)
     check(lib.mqd_file_replace(os.fsencode(path), memory, len(memory)), path)
@@ -34,8 +34,8 @@ def file_append(fd: int, data: Any, position: int) -> None:
 
 
 def file_flush(fd: int) -> None:
-    """fdatasync. A failure is final for the file: the disk's contents are unknown, and a repeated
-    call proves nothing.
+    """Calls fdatasync. A failure is final for the file: the disk's contents are unknown, and a
+    later call that succeeds proves nothing.
     """
     check(lib.mqd_file_flush(fd))
 

@@ -23,7 +23,7 @@ from mqd.native.core import E_FULL, E_INVALID, NativeError, bytes_of, check, fai
 ENDPOINT_COUNT_MAX = lib.MQD_ENDPOINT_COUNT_MAX
 LINK_DESCRIPTOR_COUNT = lib.MQD_LINK_DESCRIPTOR_COUNT
 
-
+# flags of descriptors, and limits: native/native.h
 RESPONSE_MORE = lib.MQD_RESPONSE_MORE
 RESPONSE_CACHEABLE = lib.MQD_RESPONSE_CACHEABLE
 RESPONSE_NONE = lib.MQD_RESPONSE_NONE
@@ -96,8 +96,8 @@ def links_format(buffer: Any, endpoint_count: int) -> None:
 
 
 class Descriptor(msgspec.Struct, gc=False):
-    """64 bytes on a link; struct mqd_descriptor defines the fields for each kind. `generation`
-    is stamped by the sender's endpoint.
+    """A message of 64 bytes on a link. struct mqd_descriptor defines what the fields mean for each
+    kind. The sender's endpoint sets `generation`.
     """
 
     kind: int = 0
@@ -164,9 +164,11 @@ class Endpoint:
         """Publishes the sent descriptors and wakes each sleeping peer once."""
         lib.mqd_endpoint_flush(self._endpoint)
 
-    def drain(self, max: int = 256) -> list[tuple[int, Descriptor]]:
-        """Up to `max` (at most 256) descriptors that have arrived, with their senders."""
-        count = check(lib.mqd_endpoint_drain(self._endpoint, self._received, self._senders, min(max, self._capacity)))
+    def drain(self, count_max: int = 256) -> list[tuple[int, Descriptor]]:
+        """Up to `count_max` (at most 256) descriptors that have arrived, with their senders."""
+        count = check(
+            lib.mqd_endpoint_drain(self._endpoint, self._received, self._senders, min(count_max, self._capacity))
+        )
         senders, size = self._senders, _DESCRIPTOR.size
         return [
             (senders[i], Descriptor(*fields))
@@ -174,6 +176,7 @@ class Endpoint:
         ]
 
     def free_count(self, to: int) -> int:
+        """How many descriptors the ring to that peer has room for."""
         return lib.mqd_endpoint_free_count(self._endpoint, to)
 
     def prepare_sleep(self) -> bool:
@@ -192,7 +195,9 @@ class Endpoint:
 
 
 class Arena:
-    """The process's own shared arena: runs of extents lent to peers by offset."""
+    """The process's own shared arena. It lends runs of extents to peers, which address them by
+    offset.
+    """
 
     def __init__(self, buffer: Any, extent_bytes: int):
         self._memory = bytes_of(buffer)
@@ -202,8 +207,8 @@ class Arena:
             raise failure()
 
     def allocate(self, size_bytes: int) -> int | None:
-        """Offset of a contiguous run with one reference, or None when no run of that size is free
-        now.
+        """The offset of a new contiguous run with one reference, or None if no run of that size is
+        free now.
         """
         offset = lib.mqd_arena_allocate(self._arena, size_bytes)
         if offset >= 0:
@@ -213,6 +218,7 @@ class Arena:
         raise failure()
 
     def hold(self, offset: int) -> None:
+        """Adds a reference to the run."""
         lib.mqd_arena_hold(self._arena, offset)
 
     def release(self, offset: int) -> bool:

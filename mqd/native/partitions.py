@@ -51,7 +51,7 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     dedup_header: bytes = b""
     share_priority: int = 0
 
-    def native(self) -> Any:
+    def to_c_struct(self) -> Any:
         return copy_in(self, ffi.new("struct mqd_log_options *"))
 
 
@@ -77,7 +77,7 @@ class Recovery(msgspec.Struct, kw_only=True):
 
 
 class ProducerView(msgspec.Struct, frozen=True):
-    """struct mqd_producer_view: a partition's state of one producer id; -1 = none."""
+    """struct mqd_producer_view: the state of one producer id in a partition; -1 = none."""
 
     producer_id: int
     last_timestamp_ms: int
@@ -92,8 +92,8 @@ _PRODUCER_VIEW = Layout("=qqqqiiiI")
 assert _PRODUCER_VIEW.size == ffi.sizeof("struct mqd_producer_view")
 
 
-def producer_views(payload: bytes) -> list[ProducerView]:
-    """Parses the payload of DESCRIBED."""
+def parse_producer_views(payload: bytes) -> list[ProducerView]:
+    """Parses the payload of a DESCRIBED descriptor."""
     return [ProducerView(*fields[:7]) for fields in _PRODUCER_VIEW.iter_unpack(payload)]
 
 
@@ -118,17 +118,17 @@ class Partition:
         committed_end: int | None = None,
         has_other_replicas: bool = False,
     ) -> Partition:
-        """Opens or creates and recovers; fills `recovery`. May read the whole log: do not call it
-        on the event loop. `committed_end`, for a partition with several replicas: everything below
-        this offset is known to be committed; the reactor does not serve the partition before its
-        first assignment. `has_other_replicas`: other hosts have replicas.
+        """Opens or creates the log and recovers it; fills in `recovery`. May read the whole log: do
+        not call it on the event loop. `committed_end`, for a partition with several replicas:
+        everything below this offset is known to be committed, and the reactor does not serve the
+        partition before its first assignment. `has_other_replicas`: other hosts have replicas.
         """
         recovery = recovery if recovery is not None else Recovery()
         c_recovery = copy_in(recovery, ffi.new("struct mqd_recovery *"))
         c_recovery.has_other_replicas = has_other_replicas
         if committed_end is not None:
             c_recovery.replicated, c_recovery.high_watermark = 1, committed_end
-        pointer = lib.mqd_partition_open(os.fsencode(path), options.native(), leader_epoch, now_ms, c_recovery)
+        pointer = lib.mqd_partition_open(os.fsencode(path), options.to_c_struct(), leader_epoch, now_ms, c_recovery)
         if pointer == ffi.NULL:
             raise failure(path)
         for name in recovery.__struct_fields__:
@@ -148,6 +148,7 @@ class Partition:
         check(lib.mqd_partition_close(pointer, clean))
 
     def give_away(self) -> Any:
+        """Returns the C pointer, which the caller then owns."""
         pointer, self.pointer = self._checked_pointer(), ffi.NULL
         return pointer
 

@@ -49,6 +49,7 @@ class EventKind(IntEnum):
 class Spent(IntEnum):
     """enum mqd_spent."""
 
+    # what a slow request has spent its time on
     QUEUE = lib.MQD_SPENT_QUEUE
     WAIT = lib.MQD_SPENT_WAIT
     DISK = lib.MQD_SPENT_DISK
@@ -62,6 +63,7 @@ class Spent(IntEnum):
 class Rights(IntEnum):
     """enum mqd_rights."""
 
+    # whether the workers check the permissions of clients
     OFF = lib.MQD_RIGHTS_OFF
     ON = lib.MQD_RIGHTS_ON
     LOG_ONLY = lib.MQD_RIGHTS_LOG_ONLY
@@ -123,7 +125,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     share_session_count_max: int = 2000
     slow_ms: int = 0
     denied_interval_ms: int = 10_000
-    profile_turns: bool = False  # measure what the turns spend their time on
+    profile_turns: bool = False  # measure what the loop's iterations spend their time on
 
 
 class FetcherOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,15 +164,15 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class SlowRequest(msgspec.Struct, frozen=True):
-    """MQD_EVENT_SLOW. `spent_us`: times by Spent; without THROTTLE they add up to `whole_us`."""
+    """MQD_EVENT_SLOW. `spent_us`: the times by Spent; without THROTTLE they add up to `total_us`."""
 
     api_key: int
     version: int
     client_id: str
     principal: str
-    whole_us: int
+    total_us: int
     spent_us: tuple[int, ...]
-    left_out: int  # how many slow requests before this one were not reported
+    unreported_count: int  # slow requests before this one that were not reported
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -184,6 +186,9 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 def _slow_request(event: Any) -> SlowRequest:
+    """Decodes a SLOW event, whose fields have other meanings: `error` is the client id's size in
+    `text`, `offset` the API key, `level` the version, `token` the total time.
+    """
     text = bytes(ffi.buffer(event.text))
     client_id, principal = text[: event.error], text[event.error :].rstrip(b"\0")
     return SlowRequest(
@@ -264,10 +269,10 @@ class Reactor:
             self._reactor = ffi.NULL
             self._held.clear()
 
-    def next_events(self, max: int = 1024) -> list[Event]:
+    def next_events(self, count_max: int = 1024) -> list[Event]:
         events: list[Event] = []
         event = self._event
-        while len(events) < max and lib.mqd_reactor_next_event(self._reactor, event) == 1:
+        while len(events) < count_max and lib.mqd_reactor_next_event(self._reactor, event) == 1:
             partition = Partition(event.partition) if event.partition != ffi.NULL else None
             text = ffi.string(event.text, len(event.text)).decode("utf-8", "replace")
             events.append(
@@ -413,7 +418,7 @@ class Reactor:
         local clients' batches to partitions led there; the reactor owns it from here on, even on an
         error. RELAY_ENDED comes with this token. `tls`: as in FetcherOptions.
         """
-        options = _relay(leader_node, leader_worker, lane, timeout_ms)
+        options = _relay_options(leader_node, leader_worker, lane, timeout_ms)
         options.tls = tls
         check(lib.mqd_reactor_relay_put(self._reactor, token, fd, options))
 
@@ -421,7 +426,11 @@ class Reactor:
         """Reports that there is no connection: waiting requests, and those that arrive within
         refuse_ms, are refused.
         """
-        check(lib.mqd_reactor_relay_refuse(self._reactor, token, _relay(leader_node, leader_worker, lane, refuse_ms)))
+        check(
+            lib.mqd_reactor_relay_refuse(
+                self._reactor, token, _relay_options(leader_node, leader_worker, lane, refuse_ms)
+            )
+        )
 
     def relay_remove(self, token: int, leader_node: int) -> None:
         check(lib.mqd_reactor_relay_remove(self._reactor, token, leader_node))
@@ -458,7 +467,7 @@ class Reactor:
         check(lib.mqd_reactor_partition_close(self._reactor, token, slot))
 
     def set_options(self, token: int, slot: int, options: LogOptions) -> None:
-        check(lib.mqd_reactor_set_options(self._reactor, token, slot, options.native()))
+        check(lib.mqd_reactor_set_options(self._reactor, token, slot, options.to_c_struct()))
 
     def advance_start(self, token: int, slot: int, offset: int) -> None:
         """Moves the log start to `offset` (-1 = the high watermark); the event's `offset` is the
@@ -503,7 +512,7 @@ class Reactor:
         check(lib.mqd_reactor_endpoint_died(self._reactor, token, endpoint))
 
 
-def _relay(leader_node: int, leader_worker: int, lane: int, timeout_ms: int) -> Any:
+def _relay_options(leader_node: int, leader_worker: int, lane: int, timeout_ms: int) -> Any:
     options = ffi.new("struct mqd_relay_options *")
     options.leader_node, options.leader_worker, options.lane, options.timeout_ms = (
         leader_node,

@@ -39,7 +39,7 @@ BATCH_HEADER_BYTES = 61
 
 _INT64_COLUMNS = ("offsets", "timestamps_ms", "key_positions", "value_positions", "header_positions")
 _INT32_COLUMNS = ("key_bytes", "value_bytes", "header_bytes")
-RECORD_BLOCK_BYTES = 8 * len(_INT64_COLUMNS) + 4 * len(_INT32_COLUMNS)
+_BLOCK_BYTES_PER_RECORD = 8 * len(_INT64_COLUMNS) + 4 * len(_INT32_COLUMNS)
 
 
 class Block:
@@ -62,21 +62,23 @@ class Block:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.memory = np.empty(capacity * RECORD_BLOCK_BYTES, np.uint8)
+        self.memory = np.empty(capacity * _BLOCK_BYTES_PER_RECORD, np.uint8)
         self.view = ffi.new("struct mqd_record_view *")
         self.view.capacity = capacity
         self._pointer = ffi.from_buffer("uint8_t[]", self.memory)  # its own reference to `memory`
-        at = 0
-        for names, kind, pointer, width in (
+        position = 0
+        for names, dtype, c_type, width in (
             (_INT64_COLUMNS, np.int64, "int64_t *", 8),
             (_INT32_COLUMNS, np.int32, "int32_t *", 4),
         ):
             for name in names:
-                setattr(self, name, self.memory[at : at + capacity * width].view(kind))
+                setattr(self, name, self.memory[position : position + capacity * width].view(dtype))
                 setattr(
-                    self.view, name, ffi.cast(pointer if "positions" not in name else "uint64_t *", self._pointer + at)
+                    self.view,
+                    name,
+                    ffi.cast(c_type if "positions" not in name else "uint64_t *", self._pointer + position),
                 )
-                at += capacity * width
+                position += capacity * width
 
     @property
     def count(self) -> int:
@@ -110,7 +112,7 @@ class SegmentReader:
     def attached(
         cls, client: object, topic_id: bytes, partition_index: int, offset: int, isolation_level: int = 0
     ) -> SegmentReader:
-        """`client`: the attachment, a NativeClient. `isolation_level` 1 = read_committed."""
+        """`client`: the attachment (mqd.native.client.Client). `isolation_level` 1 = read_committed."""
         return cls(
             lib.mqd_segment_reader_open(
                 _pointer(client), checked_topic_id(topic_id), partition_index, offset, isolation_level
@@ -163,7 +165,9 @@ class SegmentReader:
         return lib.mqd_segment_reader_position(self._checked_reader())
 
     def lag_end(self) -> int:
-        """High watermark, or last stable offset for read_committed; -1 = not known now."""
+        """The offset that lag is measured to: the high watermark or, for read_committed, the last
+        stable offset; -1 = not known now.
+        """
         return lib.mqd_segment_reader_lag_end(self._checked_reader())
 
     def log_start(self) -> int:
@@ -174,10 +178,10 @@ class SegmentReader:
         as (producer id, first offset).
         """
         producers = ffi.new("int64_t[]", [producer_id for producer_id, _ in transactions] or [0])
-        firsts = ffi.new("int64_t[]", [first_offset for _, first_offset in transactions] or [0])
+        first_offsets = ffi.new("int64_t[]", [first_offset for _, first_offset in transactions] or [0])
         check(
             lib.mqd_segment_reader_set_aborted(
-                self._checked_reader(), producers, firsts, len(transactions), until_offset
+                self._checked_reader(), producers, first_offsets, len(transactions), until_offset
             )
         )
 
@@ -210,7 +214,7 @@ class SegmentReader:
         view = block.view
         owned = ffi.gc(
             ffi.cast("const uint8_t *", view.base),
-            lambda _, name=mapping: lib.mqd_client_mapping_release(ffi.NULL, name),
+            lambda _, mapping=mapping: lib.mqd_client_mapping_release(ffi.NULL, mapping),
         )
         return memoryview(ffi.buffer(owned, view.base_bytes)).toreadonly()
 
@@ -243,8 +247,8 @@ def compressed_batch(block: Block, state: ReadState) -> tuple[CompressedBatch, m
 
 def fill_from_records(block: Block, start: int, header: bytes | memoryview, records: bytes, from_offset: int) -> int:
     """Parses the records of a decompressed batch into `block` from row `start` on, except those
-    below from_offset. Returns how many records. Positions count from records[0]. Raises NativeError
-    (E_CORRUPT).
+    below from_offset. Returns how many records it has stored. Positions count from records[0].
+    Raises NativeError (E_CORRUPT).
     """
     view = ffi.new("struct mqd_record_view *")
     for name in _INT64_COLUMNS + _INT32_COLUMNS:
@@ -260,8 +264,9 @@ def fill_from_records(block: Block, start: int, header: bytes | memoryview, reco
 
 
 def batches_extent(batches: bytes | bytearray | memoryview) -> tuple[int, int | None]:
-    """The complete batches at the start of a Fetch response's records: (their size in bytes, the
-    offset after them or None if there are no complete batches). Raises NativeError (E_CORRUPT).
+    """The extent of the complete batches at the start of a Fetch response's records: (their size in
+    bytes, the offset after them; None if there are no complete batches). Raises NativeError
+    (E_CORRUPT).
     """
     next_offset = ffi.new("int64_t *", -1)
     pointer = ffi.from_buffer("uint8_t[]", batches)
@@ -272,8 +277,8 @@ def batches_extent(batches: bytes | bytearray | memoryview) -> tuple[int, int | 
 def gather(
     base: memoryview, positions: np.ndarray, sizes: np.ndarray, with_offsets: bool = False
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """The concatenated blobs (uint8), and on request the start of each (int64, one more than there
-    are blobs). Nulls are treated as empty.
+    """Copies the blobs of a column into one array (uint8). `with_offsets`: also returns the start of
+    each blob and the end of the last (int64). Nulls are treated as empty.
     """
     positions, sizes = np.ascontiguousarray(positions, np.int64), np.ascontiguousarray(sizes, np.int32)
     count = len(sizes)
@@ -321,6 +326,8 @@ def _bytes(base: memoryview) -> object:
 
 
 def _check_bounds(base: memoryview, positions: np.ndarray, sizes: np.ndarray) -> None:
-    """Raises ValueError. The arrays belong to the caller, which may have written to them."""
+    """Raises ValueError if a blob is not within `base`: the arrays belong to the caller, which may
+    have written to them.
+    """
     if len(sizes) and (int(positions.min()) < 0 or int((positions + np.maximum(sizes, 0)).max()) > len(base)):
         raise ValueError("a position lies outside the buffer")

@@ -1,5 +1,5 @@
-"""TLS of listeners, and between hosts, with the system's OpenSSL: certificates in, a context for
-the reactor out.
+"""TLS contexts for the reactor's listeners and for connections between hosts, made from
+certificates with the system's OpenSSL.
 
 The native side loads `libssl.so.3` at the first call; without it every call here raises NativeError
 with the remedy. Contexts are immutable; a reloaded certificate is a new context.
@@ -31,7 +31,7 @@ class ClientAuth(IntEnum):
 
 
 class TlsFile(msgspec.Struct, frozen=True):
-    """The content of a file; the repr does not show it."""
+    """The content of a file. The repr does not show it, because it may be a private key."""
 
     content: bytes
     password: str | None = None
@@ -42,7 +42,7 @@ class TlsFile(msgspec.Struct, frozen=True):
 
 
 class TlsIdentity(msgspec.Struct, frozen=True):
-    """A certificate with its chain, and the key. PKCS12: both are in `chain`."""
+    """A certificate with its chain, and its private key. With PKCS12, `chain` contains both."""
 
     chain: TlsFile
     key: TlsFile | None = None
@@ -69,8 +69,9 @@ def tls_version() -> str:
 
 
 class TlsContext:
-    """The checked TLS context of a listener. Raises NativeError, which names the file and the
-    fault."""
+    """The TLS context of a listener, checked when it is created. Raises NativeError, which names the
+    file and what is wrong with it.
+    """
 
     def __init__(self, settings: TlsSettings):
         held: list[Any] = []
@@ -102,9 +103,8 @@ class TlsContext:
         return context
 
 
-def between_hosts(certificate: bytes, key: bytes, ca: bytes) -> TlsContext:
-    """A context for Reactor.set_listener_tls(LISTENER_HOSTS), from PEM. Raises NativeError with the
-    fault."""
+def context_between_hosts(certificate: bytes, key: bytes, ca: bytes) -> TlsContext:
+    """A context for Reactor.set_listener_tls(LISTENER_HOSTS), from PEM files. Raises NativeError."""
     return TlsContext(
         TlsSettings(
             identities=(TlsIdentity(TlsFile(certificate), TlsFile(key)),),

@@ -30,15 +30,15 @@ def fields(slow: native.SlowRequest) -> dict[str, Any]:
         "api": api.name if api is not None else str(slow.api_key),
         "version": slow.version,
         "client": slow.client_id,
-        "ms": round(slow.whole_us / 1000),
+        "ms": round(slow.total_us / 1000),
     }
     for part, name in FIELD_NAMES.items():
         if (milliseconds := round(slow.spent_us[part] / 1000)) > 0:
             values[f"{name}_ms"] = milliseconds
     if slow.principal:
         values["principal"] = slow.principal
-    if slow.left_out:
-        values["left_out"] = slow.left_out  # not "suppressed": mqd.base.logging sets that field
+    if slow.unreported_count:
+        values["left_out"] = slow.unreported_count  # not "suppressed": mqd.base.logging sets that field
     return values
 
 

@@ -18,7 +18,7 @@ from mqd.base.listeners import Listener
 from mqd.base.property_values import ConfigError
 from mqd.cluster.membership.credentials import Credentials
 from mqd.native import Event, NativeError, Reactor
-from mqd.native.tls import LISTENER_HOSTS, TlsContext, between_hosts, tls_version
+from mqd.native.tls import LISTENER_HOSTS, TlsContext, context_between_hosts, tls_version
 from mqd.security import tls_files
 from mqd.security.host_identity import CERTIFICATE, HostIdentity
 from mqd.security.principal import mapped, user
@@ -139,4 +139,4 @@ class TlsListeners:
 
 
 def _host_context(host: HostIdentity) -> TlsContext:
-    return between_hosts(host.files.certificate, host.files.key, host.files.ca)
+    return context_between_hosts(host.files.certificate, host.files.key, host.files.ca)

@@ -146,7 +146,7 @@ def test_outcomes_interrupted_by_ctrl_c_are_returned_by_the_next_call(monkeypatc
         raise KeyboardInterrupt
 
     producer = Producer.__new__(Producer)
-    producer._pointer, producer._unreturned, producer._deliveries = (
+    producer._pointer, producer._unreturned_count, producer._deliveries = (
         object(),
         0,
         ffi.new("struct mqd_delivery[]", Producer.DELIVERIES_MAX),

@@ -10,10 +10,10 @@ from mqd.worker import slow_requests
 from mqd.worker.slow_requests import FIELD_NAMES, fields
 
 
-def slow(api_key: int = 0, left_out: int = 0, **spent_ms: float) -> native.SlowRequest:
+def slow(api_key: int = 0, unreported_count: int = 0, **spent_ms: float) -> native.SlowRequest:
     spent = tuple(round(spent_ms.get(part.name.lower(), 0) * 1000) for part in native.Spent)
     whole = sum(spent) - spent[native.Spent.THROTTLE]
-    return native.SlowRequest(api_key, 9, "billing-1", "User:alice", whole, spent, left_out)
+    return native.SlowRequest(api_key, 9, "billing-1", "User:alice", whole, spent, unreported_count)
 
 
 def test_the_parts_that_took_time() -> None:
@@ -31,7 +31,7 @@ def test_the_parts_that_took_time() -> None:
 
 def test_every_part_has_a_word_and_an_api_need_not_be_known() -> None:
     assert set(FIELD_NAMES) == set(native.Spent)
-    found = fields(msgspec.structs.replace(slow(api_key=9999, left_out=7), principal=""))
+    found = fields(msgspec.structs.replace(slow(api_key=9999, unreported_count=7), principal=""))
     assert found["api"] == "9999" and found["left_out"] == 7 and not found.keys() & {"principal", "suppressed"}
 
 
