@@ -28,7 +28,7 @@ from mqd.base import logging
 from mqd.base.tasks import PromptFuture
 from mqd.native import PRODUCE_ACKS_ALL, PRODUCE_CONTROL, PRODUCE_MARKER_BUMPED, crc32c
 from mqd.protocol.errors import ErrorCode, error_name
-from mqd.protocol.records import CONTROL, HEADER, HEADER_BYTES, LENGTH_BYTES, TRANSACTIONAL
+from mqd.protocol.records import CONTROL, HEADER, HEADER_BYTES, LOG_OVERHEAD, TRANSACTIONAL
 from mqd.protocol.redirected import origin_of, redirected_producer_id
 
 BYTES_MAX = 64 << 20
@@ -310,7 +310,7 @@ def _with_header(
 ) -> bytes:
     header = HEADER.pack(
         0,
-        HEADER_BYTES - LENGTH_BYTES + len(body),
+        HEADER_BYTES - LOG_OVERHEAD + len(body),
         -1,
         2,
         0,

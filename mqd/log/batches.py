@@ -17,8 +17,8 @@ from mqd.protocol.records import (
     CONTROL,
     HEADER,
     HEADER_BYTES,
-    LENGTH_BYTES,
     LOG_APPEND_TIME,
+    LOG_OVERHEAD,
     TRANSACTIONAL,
 )
 
@@ -94,13 +94,13 @@ def parse_header(data: bytes, at: int, position: int) -> BatchInfo:
     ) = HEADER.unpack_from(data, at)
     if magic != 2 and length > 0:
         raise CorruptBatch(f"magic {magic} at position {position}: only record batches of magic 2 are stored")
-    if not HEADER_BYTES - LENGTH_BYTES <= length <= BATCH_BYTES_MAX or base_offset < 0 or last_delta < 0 or count < 0:
+    if not HEADER_BYTES - LOG_OVERHEAD <= length <= BATCH_BYTES_MAX or base_offset < 0 or last_delta < 0 or count < 0:
         raise CorruptBatch(
             f"no batch header at position {position}: length {length}, base offset {base_offset}, {count} records"
         )
     return BatchInfo(
         position,
-        LENGTH_BYTES + length,
+        LOG_OVERHEAD + length,
         base_offset,
         base_offset + last_delta,
         leader_epoch,

@@ -2,12 +2,12 @@
 
 schema/      every message, defined once
 messages/    their classes
-codec.py     (message, version) compiled on first use
-headers.py   headers, and SUPPORTED versions
+codec.py     decodes and encodes messages
+headers.py   request and response headers; KNOWN and SUPPORTED APIs with their versions
 api.py       whole frames, as broker and as client
 errors.py    ProtocolError; the table of Kafka's error codes
 records.py   record batches (magic 2)
-table.py     SUPPORTED as Markdown
+table.py     the protocol page of the documentation
 """
 
 from __future__ import annotations

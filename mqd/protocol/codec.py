@@ -8,14 +8,14 @@ Decoding treats its input as untrusted:
     array, times the smallest size of an element, before the list is created.
  3. Unknown tagged fields are skipped (KIP-482); known ones must fill exactly the size they claim;
     bytes left over after the message raise TrailingBytes (the acceptor then ignores them).
- 4. Every failure raises ProtocolError, which names message, field and position. The fast path pays
-    nothing for this: the failing line of the generated code identifies the field.
+ 4. Every failure raises ProtocolError, which names the message, field and position. This costs
+    nothing unless it fails: the failing line of the generated code identifies the field.
 
 Encoding omits fields that the version lacks, and tagged fields with their default value.
 
 The generated code is straight-line: loops for arrays, runs of fixed-size fields folded into one
-struct call together with the length that follows them. Concurrency: compiling twice in two threads
-is harmless: the later result is kept.
+struct call together with the length that follows them. Concurrency: if two threads compile the same
+code at once, the later result is kept.
 """
 
 from __future__ import annotations

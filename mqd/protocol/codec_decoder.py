@@ -79,6 +79,8 @@ TRAILING_BYTES_IGNORED = frozenset({"MetadataRequest"})
 
 
 class DecoderWriter:
+    """Writes the decoder of one (message, version)."""
+
     def __init__(self, message: Message, version: int, message_class: Callable[[int, str], type]) -> None:
         self.message, self.version = message, version
         self.flexible = message.is_flexible(version)
@@ -120,8 +122,8 @@ class DecoderWriter:
             problem = "not UTF-8"
         else:
             problem = f"cut off: the frame ends at byte {size}"
-        kind = TrailingBytes if isinstance(error, BytesLeftOver) else ProtocolError
-        return kind(problem, title, label or "", min(position, size))
+        error_class = TrailingBytes if isinstance(error, BytesLeftOver) else ProtocolError
+        return error_class(problem, title, label or "", min(position, size))
 
     # -- fixed-size runs ---------------------------------------------------------------------------
 
@@ -300,7 +302,7 @@ class DecoderWriter:
     # -- sizes -------------------------------------------------------------------------------------
 
     def size_min(self, field: Field) -> int:
-        """The smallest size of an array's element, by which the array's count is multiplied."""
+        """The smallest encoded size of an element: it bounds how many elements the array can have."""
         if field.type in FIXED:
             return FIXED[field.type][1]
         if field.struct is None:

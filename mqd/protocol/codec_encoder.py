@@ -23,7 +23,7 @@ class Unencodable(Exception):
 
 
 def uvarint(value: int) -> bytes:
-    """An unsigned varint."""
+    """Encodes an unsigned varint."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -44,6 +44,8 @@ def check_uuid(value: bytes) -> bytes:
 
 
 class EncoderWriter:
+    """Writes the encoder of one (message, version)."""
+
     def __init__(self, message: Message, version: int) -> None:
         self.message, self.version = message, version
         self.flexible = message.is_flexible(version)
@@ -193,7 +195,7 @@ class EncoderWriter:
             label = path + field.name
             value = self.code.fresh("x")
             add(f"{value} = {source}.{field.name}", label)
-            add(f"if {self.send_condition(field, value)}:", label)
+            add(f"if {self.presence_condition(field, value)}:", label)
             self.code.indent += 1
             add(f"{outer} = o; o = bytearray()", label)
             self.field(field, value, label)
@@ -209,7 +211,7 @@ class EncoderWriter:
         add(f"for {tag}, {part} in {parts}: o += uvarint({tag}); o += uvarint(len({part})); o += {part}", label)
         self.code.indent -= 1
 
-    def send_condition(self, field: Field, value: str) -> str:
+    def presence_condition(self, field: Field, value: str) -> str:
         """The expression that is true if a tagged field must be sent."""
         if field.struct is not None and not field.is_array and self.version not in field.nullable:
             root = message_class(

@@ -42,7 +42,7 @@ class CodeWriter:
         return name
 
     def struct_function(self, layout: str, function: str) -> str:
-        """The name of `pack` or `unpack_from` for a layout."""
+        """The name by which the lines call `pack` or `unpack_from` of struct.Struct(layout)."""
         name = f"{function}_{layout[1:].replace('?', 'o')}"
         if name not in self.names:
             self.names[name] = getattr(struct.Struct(layout), function)

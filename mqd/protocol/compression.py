@@ -1,4 +1,5 @@
-"""Kafka's compression codecs in the framings Kafka uses, with a bound on the decompressed size.
+"""Kafka's compression codecs, in the formats that Kafka uses, with a bound on the decompressed
+size.
 
     code 1 gzip     RFC 1952 members
     code 2 snappy   xerial's stream: 16-byte header (0x82 "SNAPPY" 0, version, lowest compatible
@@ -124,7 +125,7 @@ def _decompress_snappy_block(block: bytes, output_bytes_max: int, size_max: int)
         # two or three bytes of input encode a copy of at most 64 bytes: a valid block claims no
         # more than this, and a larger claim must not be allocated
         if size > 64 * len(block) + 64:
-            raise _damaged(SNAPPY, f"{len(block)} bytes claim to become {size}")
+            raise _damaged(SNAPPY, f"{len(block)} bytes claim to expand to {size}")
         return bytes(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError as error:
         raise _damaged(SNAPPY, str(error)) from None
@@ -132,7 +133,7 @@ def _decompress_snappy_block(block: bytes, output_bytes_max: int, size_max: int)
 
 def _too_large(compression: int, size_max: int) -> ProtocolError:
     return ProtocolError(
-        f"{CODECS[compression]} data becomes more than {size_max} bytes: read it with a higher limit if it is valid",
+        f"{CODECS[compression]} data expands to more than {size_max} bytes: read it with a higher limit if it is valid",
         "record batch",
         "records",
     )

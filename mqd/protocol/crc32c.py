@@ -1,10 +1,10 @@
-"""CRC-32C (Castagnoli) as Kafka uses it: by the native core if the extension is importable,
-otherwise by numpy in lanes.
+"""CRC-32C (Castagnoli) as Kafka uses it: computed by the native core if the extension can be
+imported, otherwise by numpy in lanes.
 
 The fallback cuts the bytes into equal lanes, walks all lanes together (one table lookup per step
-for all of them) and joins the results: a CRC is linear, so the checksum of lanes A and B is A's
-checksum advanced by B's length in zero bytes, xor B's. Source: RFC 3720 appendix B.4; zlib's
-crc32_combine for advancing.
+for all of them) and joins the results: a CRC is linear, so the checksum of lane A followed by lane
+B is A's checksum, advanced by as many zero bytes as B has, xor B's. Source: RFC 3720 appendix B.4;
+zlib's crc32_combine for advancing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 
 _POLYNOMIAL = 0x82F63B78
-_LANES_BYTES_MIN = 2048  # below this a plain loop is as fast
+_LANES_BYTES_MIN = 2048  # for less data a plain loop is as fast
 
 
 def _byte_table() -> list[int]:
@@ -29,7 +29,7 @@ _TABLE = _byte_table()
 
 
 def _step_bytes(register: int, data: bytes | memoryview) -> int:
-    """The shift register after more bytes; no inversion before or after."""
+    """The shift register after more bytes, without the inversions of CRC-32C."""
     table = _TABLE
     for byte in data:
         register = table[(register ^ byte) & 0xFF] ^ register >> 8
@@ -37,7 +37,7 @@ def _step_bytes(register: int, data: bytes | memoryview) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _zeros_tables(count: int) -> tuple[list[int], ...]:
+def _zero_bytes_tables(count: int) -> tuple[list[int], ...]:
     """Four tables that advance a register by `count` zero bytes: xor of one lookup per register
     byte.
     """
@@ -52,6 +52,7 @@ def _zeros_tables(count: int) -> tuple[list[int], ...]:
 
 
 def _multiply(columns: list[int], vector: int) -> int:
+    """Multiplies a matrix of bits by a vector of bits."""
     product, bit = 0, 0
     while vector:
         if vector & 1:
@@ -64,25 +65,25 @@ def _multiply(columns: list[int], vector: int) -> int:
 def _step_lanes(register: int, data: memoryview) -> int:
     import numpy
 
-    lanes = min(1024, max(8, int(len(data) ** 0.5) // 8 * 8))
-    lane_bytes = len(data) // lanes
+    lane_count = min(1024, max(8, int(len(data) ** 0.5) // 8 * 8))
+    lane_bytes = len(data) // lane_count
     table = numpy.array(_TABLE, dtype=numpy.uint32)
     columns = (
-        numpy.frombuffer(data[: lanes * lane_bytes], dtype=numpy.uint8)
-        .reshape(lanes, lane_bytes)
+        numpy.frombuffer(data[: lane_count * lane_bytes], dtype=numpy.uint8)
+        .reshape(lane_count, lane_bytes)
         .T.astype(numpy.uint32)
     )
-    registers = numpy.zeros(lanes, dtype=numpy.uint32)
+    registers = numpy.zeros(lane_count, dtype=numpy.uint32)
     registers[0] = register
     for column in columns:
         registers = table[(registers ^ column) & 0xFF] ^ registers >> 8
-    first, second, third, fourth = _zeros_tables(lane_bytes)
+    first, second, third, fourth = _zero_bytes_tables(lane_bytes)
     joined = 0
     for lane in registers.tolist():
         joined = (
             first[joined & 255] ^ second[joined >> 8 & 255] ^ third[joined >> 16 & 255] ^ fourth[joined >> 24] ^ lane
         )
-    return _step_bytes(joined, data[lanes * lane_bytes :])
+    return _step_bytes(joined, data[lane_count * lane_bytes :])
 
 
 def crc32c_fallback(data: bytes | bytearray | memoryview, crc: int = 0) -> int:

@@ -1,9 +1,9 @@
-"""Protocol failures, and the one table of Kafka's error codes.
+"""ProtocolError, and the table of Kafka's error codes.
 
 The table is taken from the public protocol guide (Kafka 4.2): code, name, whether the client may
-retry, and the meaning. Never return UNKNOWN_SERVER_ERROR where a retriable code exists: because
-of client bugs it leads to duplicates. ErrorCode and the codes of the C core are generated from the
-table: `python -m mqd.protocol.generate`.
+retry, and the meaning. Never return UNKNOWN_SERVER_ERROR where a retriable code exists: some
+clients have bugs that then duplicate records. ErrorCode and the codes of the C core are generated
+from the table: `python -m mqd.protocol.generate`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ProtocolError(Exception):
 
 
 class TrailingBytes(ProtocolError):
-    """A whole message with trailing bytes: `position` is where the message ends."""
+    """Bytes after a complete message: `position` is where the message ends."""
 
 
 _TABLE = """

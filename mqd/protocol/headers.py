@@ -44,8 +44,8 @@ def _spec(key: int) -> ApiSpec:
     return ApiSpec(key, api.name, versions.first, versions.last, api.flexible_from)
 
 
-# KNOWN: all APIs that the codec supports. SUPPORTED: those that a broker handles; it advertises
-# them, and decode_request accepts no others.
+# KNOWN: all APIs of the codec. SUPPORTED: those that a broker handles and advertises; unless it is
+# given another table, decode_request accepts no others.
 KNOWN: dict[int, ApiSpec] = {key: _spec(key) for key in APIS}
 SUPPORTED: dict[int, ApiSpec] = {key: spec for key, spec in KNOWN.items() if key in SUPPORTED_KEYS}
 
@@ -64,8 +64,8 @@ class UnsupportedVersion(ProtocolError):
     """A valid header of an unsupported API or version. `header` has the key, version, correlation
     id and, if it could be read, the client id.
 
-    Only for ApiVersions is there a response to an unsupported version: error 35 in a body of
-    version 0 (KIP-511).
+    Only ApiVersions has a response for an unsupported version: error 35 in a body of version 0
+    (KIP-511).
     """
 
     def __init__(self, problem: str, header: RequestHeader) -> None:

@@ -1,4 +1,4 @@
-"""Writes, walks, checks and reads record batches of magic 2.
+"""Encodes, walks, checks and decodes record batches of magic 2.
 
     0   base_offset int64           first record's offset; the broker sets it
     8   batch_length int32          bytes after this field
@@ -34,7 +34,7 @@ from mqd.protocol.errors import ProtocolError
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = 61
-LENGTH_BYTES = 12  # the size of base_offset and batch_length; batch_length does not include it
+LOG_OVERHEAD = 12  # base_offset and batch_length, which batch_length itself does not count
 CRC_START = 21
 NO_TIMESTAMP = -1
 RECORD_BYTES_MIN = 7
@@ -73,7 +73,7 @@ class BatchHeader(msgspec.Struct, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        return self.batch_length + LENGTH_BYTES
+        return self.batch_length + LOG_OVERHEAD
 
     @property
     def last_offset(self) -> int:
@@ -146,12 +146,12 @@ def encode_batch(
     log_append_time_ms: int | None = None,
     last_offset_delta: int | None = None,
 ) -> bytes:
-    """Encodes one batch. A record without an offset gets the one after its predecessor's; given
-    offsets must rise and may leave gaps (as in a compacted batch).
+    """Encodes one batch. A record without an offset gets the next one after its predecessor.
+    Explicit offsets must rise, and may leave gaps (as in a compacted batch).
 
-    `log_append_time_ms` sets the timestamp type and the time of every record. `last_offset_delta`
-    is needed only if the batch's offsets extend beyond its last record. Raises ValueError for
-    records or options that cannot form a batch.
+    `log_append_time_ms`: sets the timestamp type to log append time, and this as the time of every
+    record. `last_offset_delta` is needed only if the batch's offsets extend beyond its last record.
+    Raises ValueError for records or options that cannot form a batch.
     """
     payload, base_timestamp_ms, max_timestamp_ms, count, next_offset = bytearray(), None, NO_TIMESTAMP, 0, base_offset
     for record in records:
@@ -182,7 +182,7 @@ def encode_batch(
         base_sequence,
         count,
     )
-    head = HEADER.pack(base_offset, HEADER_BYTES - LENGTH_BYTES + len(body), partition_leader_epoch, 2, 0, *fields)
+    head = HEADER.pack(base_offset, HEADER_BYTES - LOG_OVERHEAD + len(body), partition_leader_epoch, 2, 0, *fields)
     crc = crc32c(body, crc32c(head[CRC_START:]))
     return head[: CRC_START - 4] + struct.pack(">I", crc) + head[CRC_START:] + body
 
@@ -207,7 +207,7 @@ def decode_batch_header(buffer: bytes | memoryview, position: int = 0) -> BatchH
             "magic",
             position + 16,
         )
-    if header.batch_length < HEADER_BYTES - LENGTH_BYTES:
+    if header.batch_length < HEADER_BYTES - LOG_OVERHEAD:
         raise ProtocolError(
             f"a batch of {header.batch_length} bytes is shorter than its header", title, "batch_length", position + 8
         )
@@ -223,8 +223,8 @@ def decode_batch_header(buffer: bytes | memoryview, position: int = 0) -> BatchH
 def iterate_batches(
     buffer: bytes | memoryview, *, allow_partial: bool = False
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Every batch in `buffer`, with its bytes. With `allow_partial` a truncated batch at the end is
-    ignored (Fetch responses may have one); otherwise ProtocolError is raised.
+    """Yields the header and the bytes of every batch in `buffer`. With `allow_partial` a truncated
+    batch at the end is ignored (Fetch responses may have one); otherwise ProtocolError is raised.
     """
     view, position = memoryview(buffer), 0
     while position < len(view):
@@ -326,8 +326,8 @@ def _read_record(data: bytes, position: int, header: BatchHeader) -> tuple[Recor
 def decode_batch(
     batch: bytes | memoryview, *, verify_crc: bool = True, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
 ) -> Iterator[Record]:
-    """The records of one whole batch. Nothing is trusted: raises ProtocolError for a wrong CRC,
-    wrong lengths, and compressed data that is damaged or expands too far.
+    """Yields the records of one whole batch. Raises ProtocolError for a wrong CRC, wrong lengths, and
+    compressed data that is damaged or expands too far.
     """
     header = decode_batch_header(batch)
     title = f"record batch at offset {header.base_offset}"
@@ -365,7 +365,7 @@ def decode_records(
     verify_crc: bool = True,
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Iterator[Record]:
-    """The records of every batch in `buffer` (None: no batches), without control records.
+    """Yields the records of every batch in `buffer` (None: no batches), except control records.
     `decompressed_bytes_max` limits each batch separately.
     """
     for header, batch in iterate_batches(b"" if buffer is None else buffer, allow_partial=allow_partial):

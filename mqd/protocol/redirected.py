@@ -1,5 +1,5 @@
 """Producer ids of records that were sent to a retired partition and are stored in the partition
-that takes its records: docs/decisions/cluster/2026-11-21-retired-partitions.md. The numbers must be
+that takes its records: docs/decisions/cluster/2026-11-21-retired-partitions.md. The encoding must be
 the same as in native/server/redirect.h.
 """
 

@@ -1,5 +1,5 @@
 """Access control lists: a rule (AclBinding) and a filter for rules (AclFilter), with Kafka's
-numbers and Kafka's matching (KIP-11, KIP-290).
+enum values and matching rules (KIP-11, KIP-290).
 
 A rule allows or denies one operation to one principal from one host on the resources that its
 pattern names. Hosts are compared as addresses: an IPv6 address may be written in any of its forms.
@@ -39,10 +39,10 @@ EVERY_USER = "User:*"
 CLUSTER_NAME = "kafka-cluster"  # the only resource of type CLUSTER
 
 EVERY_OPERATION = sum(1 << operation for operation in Operation if operation >= Operation.READ)
-"""A mask with the bit of every operation; the bit's number is the Operation."""
+"""A mask of all operations; an Operation is the number of its bit."""
 
 _DESCRIBE_BIT = 1 << Operation.DESCRIBE
-ALLOWS: dict[int, int] = {
+ALLOWED_BY: dict[int, int] = {
     Operation.ALL: EVERY_OPERATION,
     **{operation: 1 << operation for operation in Operation if operation >= Operation.READ},
     Operation.READ: 1 << Operation.READ | _DESCRIBE_BIT,
@@ -51,7 +51,7 @@ ALLOWS: dict[int, int] = {
     Operation.ALTER: 1 << Operation.ALTER | _DESCRIBE_BIT,
     Operation.ALTER_CONFIGS: 1 << Operation.ALTER_CONFIGS | 1 << Operation.DESCRIBE_CONFIGS,
 }
-"""Operation of an ALLOW rule -> mask of the operations that the rule allows."""
+"""Operation of an ALLOW rule -> mask of the operations that the rule allows (some imply others)."""
 
 
 # gc=False: there may be a hundred thousand of these, and they are never part of a reference cycle
@@ -73,7 +73,7 @@ class AclBinding(msgspec.Struct, frozen=True, gc=False, array_like=True, order=T
         )
 
     def covers(self, name: str) -> bool:
-        """Whether the pattern names this resource, which is of the rule's type."""
+        """Whether the pattern matches the resource `name` of the rule's resource type."""
         if self.pattern_type == PatternType.PREFIXED:
             return name.startswith(self.name)
         return self.name in (name, WILDCARD)

@@ -1,12 +1,12 @@
 """logs/audit.log: denied operations, and changes of rules and users. One JSON object per line.
 
-Each deciding process (the acceptor and the workers) logs a denial once per WINDOW_S for each
-principal, address, operation and resource; the next line for the same denial has the number of
-denials in between.
-Bounds: DENIALS_MAX different denials in WINDOW_S; only the number of further denials is logged.
+Each process that authorizes requests (the acceptor and the workers) logs a denial at most once per
+WINDOW_S for each principal, address, operation and resource; the next line for the same denial has
+the number of denials in between.
+Bounds: DENIALS_MAX different denials in WINDOW_S; of further ones, only the number is logged.
 
 The processes share the file and append each line with one write. The process that finds the file
-larger than SIZE_BYTES_MAX renames it to audit.log.1; KEPT_FILES of these older files are kept.
+larger than SIZE_BYTES_MAX renames it to audit.log.1; KEPT_FILE_COUNT of these older files are kept.
 
 Invariants
     F1  a file is renamed from audit.log only once: a process renames it only while it holds the
@@ -28,7 +28,7 @@ from mqd.security.acl import Operation, ResourceType, name_of
 
 WINDOW_S = 10.0
 DENIALS_MAX = 10_000
-SIZE_BYTES_MAX, KEPT_FILES = 64 << 20, 4
+SIZE_BYTES_MAX, KEPT_FILE_COUNT = 64 << 20, 4
 MODE = 0o600
 
 log = logging.get("audit")
@@ -74,14 +74,14 @@ class SharedFile:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self._is_current():
-                for number in range(KEPT_FILES, 0, -1):
+                for number in range(KEPT_FILE_COUNT, 0, -1):
                     older = self._numbered_path(number - 1) if number > 1 else self._path
                     if older.exists():
                         older.replace(self._numbered_path(number))
         except BlockingIOError:
-            pass  # another process holds the lock, and so renames the file
+            pass  # another process holds the lock, and renames the file
         finally:
-            self.close()  # gives up the lock, even if renaming fails
+            self.close()  # releases the lock, even if the renaming has failed
 
     def _numbered_path(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
@@ -109,8 +109,7 @@ class Audit:
         count: int = 1,
     ) -> None:
         """Writes a denial, or only counts it. `is_only_logged`: the operation is allowed
-        nevertheless (authorizer.log.only). `count`: the number of equal denials, this one included,
-        that were not logged.
+        nevertheless (authorizer.log.only). `count`: how many identical denials this call reports.
         """
         now = self._clock()
         key = (principal, host, operation, resource_type, name)
@@ -134,8 +133,8 @@ class Audit:
         )
 
     def _sweep(self, now: float) -> bool:
-        """Drops expired entries; returns whether there is room. Does so at most once per window: in
-        a flood of different names, each must cost only a lookup.
+        """Drops expired entries, at most once per window; returns whether there is room for another.
+        In a flood of different denials, each may cost only a lookup.
         """
         if now - self._swept_s < WINDOW_S:
             return False

@@ -5,7 +5,7 @@
    its pattern matches the resource: the literal name, a prefix of it, or the literal `*`.
 3. If a rule that applies denies the operation, or all operations, the operation is denied.
 4. Otherwise, if one allows the operation, all operations, or an operation that implies it
-   (acl.ALLOWS), it is allowed.
+   (acl.ALLOWED_BY), it is allowed.
 5. Otherwise it is denied, unless allow.everyone.if.no.acl.found is true and no rule of any
    principal names the resource.
 
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from mqd.base.config import broker_value
 from mqd.security.acl import (
-    ALLOWS,
+    ALLOWED_BY,
     EVERY_USER,
     WILDCARD,
     AclBinding,
@@ -152,7 +152,7 @@ class Authorizer:
                 continue
             if binding.permission == Permission.DENY and binding.operation in (operation, Operation.ALL):
                 return Verdict(False, "a rule denies it", binding)
-            if binding.permission == Permission.ALLOW and ALLOWS.get(binding.operation, 0) >> operation & 1:
+            if binding.permission == Permission.ALLOW and ALLOWED_BY.get(binding.operation, 0) >> operation & 1:
                 allowing_rule = allowing_rule or binding
         if allowing_rule is not None:
             return Verdict(True, "a rule allows it", allowing_rule)

@@ -38,7 +38,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
-from mqd.security.acl import ALLOWS, EVERY_OPERATION, WILDCARD, AclBinding, Operation, PatternType, Permission
+from mqd.security.acl import ALLOWED_BY, EVERY_OPERATION, WILDCARD, AclBinding, Operation, PatternType, Permission
 
 HEADER = struct.Struct("<IIIHH")
 ENTRY = struct.Struct("<IIHHI")
@@ -110,7 +110,7 @@ def compile_table(
 
 def _masks(binding: AclBinding) -> _Masks:
     if binding.permission == Permission.ALLOW:
-        return ALLOWS.get(binding.operation, 0), 0
+        return ALLOWED_BY.get(binding.operation, 0), 0
     return 0, EVERY_OPERATION if binding.operation == Operation.ALL else 1 << binding.operation
 
 

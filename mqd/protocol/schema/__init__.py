@@ -48,7 +48,7 @@ _COORDINATOR_KEYS = (
     | {76, 77, 78, 79, 90, 91, 92}  # share groups
     | {88, 89}  # streams groups
 )
-# The APIs that a broker of this version answers and advertises.
+# The APIs that a broker of this version handles and advertises.
 SUPPORTED_KEYS = (
     frozenset(
         api.key for family in (hot_path, cluster, topics, admin, acls, authentication, tokens) for api in family.APIS

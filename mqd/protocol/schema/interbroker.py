@@ -1,7 +1,7 @@
-"""Messages between hosts of a cluster, which clients may not send: defined for the codec, answered
-only on the inter-broker listener. Envelope (KIP-590) carries a client's request, forwarded by the
-host that the client is connected to. ShareStarts is mqd's own: for each partition the lowest start
-offset of its share groups, and the partitions of __share_group_state that the responding host
+"""Messages between hosts of a cluster, which are handled only on the inter-broker listener: clients
+may not send them. Envelope (KIP-590) carries a client's request, forwarded by the host that the
+client is connected to. ShareStarts is mqd's own: its response has the lowest start offset of the
+share groups of each partition, and the partitions of __share_group_state that the responding host
 coordinates.
 """
 

@@ -33,8 +33,8 @@ import re
 import msgspec
 
 NEWEST = 32767
-# Tags from here on belong to mqd's own fields. A response has most of these only if the request has
-# one.
+# Tags from here on belong to mqd's own fields. Most of those in responses are sent only if the
+# request has one too.
 OWN_TAG = 9100
 INTEGERS = {
     "int8": ("b", 1),

@@ -1,8 +1,8 @@
 """Creating, changing and deleting topics and records; configuration; log directories.
 
 KIP-4, 107, 133, 195, 226, 339, 464, 516, 525, 569, 599, 827 changed these messages.
-CreateTopicsResponse.configs defaults to [] and not to null: Java's admin client dereferences it
-without a check.
+CreateTopicsResponse.configs defaults to [] and not to null: Java's admin client does not
+check it for null.
 """
 
 from mqd.protocol.schema.language import apis

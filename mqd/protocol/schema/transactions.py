@@ -1,4 +1,5 @@
-"""Transactions: their partitions, offsets, ends and markers, and administrators' requests for them.
+"""Transactions: adding partitions and offsets, commit and abort, markers, and administrators'
+requests.
 
 KIP-98, 360, 447, 588, 664, 890 and 1228 changed these messages. AddPartitionsToTxn 4+,
 which brokers send to each other, may have several transactions.

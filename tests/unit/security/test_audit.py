@@ -9,7 +9,7 @@ import pytest
 
 from mqd.security import audit
 from mqd.security.acl import Operation, ResourceType
-from mqd.security.audit import KEPT_FILES, WINDOW_S, Audit, SharedFile
+from mqd.security.audit import KEPT_FILE_COUNT, WINDOW_S, Audit, SharedFile
 
 
 def test_a_flood_of_names_is_counted_not_logged(tmp_path, monkeypatch):
@@ -52,7 +52,7 @@ def test_denials_that_a_reactor_has_counted_are_counted(tmp_path):
 
 
 def lines_of(path: Path) -> list[bytes]:
-    files = [path, *(path.with_name(f"audit.log.{number}") for number in range(1, KEPT_FILES + 1))]
+    files = [path, *(path.with_name(f"audit.log.{number}") for number in range(1, KEPT_FILE_COUNT + 1))]
     return [line for file in files if file.exists() for line in file.read_bytes().splitlines()]
 
 
@@ -69,7 +69,7 @@ def test_processes_share_a_file_that_each_may_rename(tmp_path):
         writers[number % 3].append(b"%04d\n" % number)
     assert sorted(one.name for one in tmp_path.iterdir()) == [
         "audit.log",
-        *(f"audit.log.{number}" for number in range(1, KEPT_FILES + 1)),
+        *(f"audit.log.{number}" for number in range(1, KEPT_FILE_COUNT + 1)),
     ]
     assert sorted(lines_of(path))[-1] == b"0989"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -106,8 +106,8 @@ def test_a_file_that_another_process_has_just_renamed_is_not_renamed_again(tmp_p
 
 def test_a_file_that_cannot_be_renamed_is_not_left_locked(tmp_path):
     path = tmp_path / "audit.log"
-    (tmp_path / f"audit.log.{KEPT_FILES}").mkdir()
-    (tmp_path / f"audit.log.{KEPT_FILES - 1}").touch()
+    (tmp_path / f"audit.log.{KEPT_FILE_COUNT}").mkdir()
+    (tmp_path / f"audit.log.{KEPT_FILE_COUNT - 1}").touch()
     first = SharedFile(path, 10)
     with pytest.raises(IsADirectoryError):
         first.append(b"0123456789\n")
