@@ -47,7 +47,7 @@ from mqd.coordinator.share.dead_letter_writer import (
     Archive,
     DeadLetterWriter,
     Letter,
-    Loaded,
+    LoadedState,
     ObservedWrite,
     Outcome,
     Step,
@@ -55,7 +55,7 @@ from mqd.coordinator.share.dead_letter_writer import (
     Woken,
     parse_progress,
 )
-from mqd.coordinator.share.letter_records import Copied, Source
+from mqd.coordinator.share.letter_records import CopiedFields, LetterSource
 from mqd.coordinator.share.records import runs_of, share_partition_name
 from mqd.coordinator.share.runs import ARCHIVING
 from mqd.log.batches import CorruptBatch
@@ -362,7 +362,7 @@ class DeadLetters:
             if self._writers.get(writer.name) is not writer:
                 return
             if not result.error_code:
-                loaded = Loaded(result.state_epoch, tuple(runs_of(result.state_batches)))
+                loaded = LoadedState(result.state_epoch, tuple(runs_of(result.state_batches)))
                 self._handle(writer, Outcome(step.token, loaded=loaded))
             elif result.error_code in (
                 ErrorCode.FENCED_LEADER_EPOCH,
@@ -421,12 +421,12 @@ class DeadLetters:
         topic = request_class.Topic(name=source.topic, partitions=[part])
         await self._request(request_class(**identity, topics=[topic]), 3)
 
-    def _source(self, writer: _Writer) -> Source:
+    def _source(self, writer: _Writer) -> LetterSource:
         image = self._broker.metadata.by_id(writer.topic_id)
         if image is None or writer.partition >= len(image.partitions):
             raise StepFailed("the topic was deleted")
         settings = self._coordinators.cluster.share_settings(writer.group_id)
-        return Source(image.name, writer.partition, writer.group_id, settings.delivery_count_limit)
+        return LetterSource(image.name, writer.partition, writer.group_id, settings.delivery_count_limit)
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -458,7 +458,7 @@ class DeadLetters:
         batch_bytes_max = min(configuration.topic_number(effective, "max.message.bytes"), BATCH_BYTES_MAX)
         unwritten = list(step.letters)
         while unwritten:
-            count, copied = len(unwritten), dict[int, Copied]()
+            count, copied = len(unwritten), dict[int, CopiedFields]()
             if settings.copies_dead_records:
                 count, copied = await self._read_copies(writer, unwritten)
             records = letter_records.letter_records(
@@ -487,7 +487,7 @@ class DeadLetters:
             raise StepFailed(problem or f"topic {name} is internal")
         return image
 
-    async def _read_copies(self, writer: _Writer, letters: list[Letter]) -> tuple[int, dict[int, Copied]]:
+    async def _read_copies(self, writer: _Writer, letters: list[Letter]) -> tuple[int, dict[int, CopiedFields]]:
         """Returns how many of the letters, starting with the first, were looked up, and their records
         by offset. Records that the log no longer has are missing.
         """
@@ -502,7 +502,7 @@ class DeadLetters:
         except CorruptBatch as error:
             log.error("a dead record cannot be read; its letter has only headers", topic=image.name, reason=str(error))
             return 1, {}
-        return count, {record.offset: Copied(record.key, record.value, record.headers) for record in records}
+        return count, {record.offset: CopiedFields(record.key, record.value, record.headers) for record in records}
 
     async def _append(self, topic: str, index: int, batch: bytes) -> None:
         """Raises AppendError or PeerError. Even then the batch may have been written; the writer's next

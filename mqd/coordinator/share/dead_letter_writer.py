@@ -95,7 +95,7 @@ class Wake(msgspec.Struct, frozen=True, gc=False):
     at_ms: int
 
 
-class Loaded(msgspec.Struct, frozen=True, gc=False):
+class LoadedState(msgspec.Struct, frozen=True, gc=False):
     state_epoch: int
     runs: tuple[Run, ...]
 
@@ -111,7 +111,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     token: int
     succeeded: bool = True
     is_superseded: bool = False  # a result of LOADING: another host leads
-    loaded: Loaded | None = None
+    loaded: LoadedState | None = None
     progress: str | None = None
     progress_end: int | None = None
     is_unwanted: bool = False

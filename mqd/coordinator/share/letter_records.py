@@ -15,7 +15,7 @@ RECORD_OVERHEAD_BYTES = 64  # upper bound for a record's lengths and times
 BATCH_OVERHEAD_BYTES = 61
 
 
-class Source(NamedTuple):
+class LetterSource(NamedTuple):
     """The share-partition that the letters come from, and its delivery limit."""
 
     topic: str
@@ -24,7 +24,7 @@ class Source(NamedTuple):
     delivery_limit: int
 
 
-class Copied(NamedTuple):
+class CopiedFields(NamedTuple):
     """The parts of a record that its dead letter copies."""
 
     key: bytes | None = None
@@ -32,7 +32,7 @@ class Copied(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
-def headers_of(source: Source, letter: Letter) -> list[tuple[str, bytes | None]]:
+def headers_of(source: LetterSource, letter: Letter) -> list[tuple[str, bytes | None]]:
     is_exhausted = letter.deliveries >= source.delivery_limit
     values = {
         "topic": source.topic,
@@ -55,7 +55,7 @@ def size_max(record: Record) -> int:
 
 
 def letter_records(
-    source: Source, letters: Sequence[Letter], copied: dict[int, Copied], now_ms: int, batch_bytes_max: int
+    source: LetterSource, letters: Sequence[Letter], copied: dict[int, CopiedFields], now_ms: int, batch_bytes_max: int
 ) -> list[Record]:
     """`copied`: the copied records, by offset. A letter that would exceed the maximum size of a
     batch has only its error headers.
@@ -63,7 +63,7 @@ def letter_records(
     records = []
     for letter in letters:
         error_headers = headers_of(source, letter)
-        source_record = copied.get(letter.offset, Copied())
+        source_record = copied.get(letter.offset, CopiedFields())
         # a record that is itself a dead letter: the new error headers replace the old ones
         kept_headers = [header for header in source_record.headers if not header[0].startswith(PREFIX)]
         record = Record(

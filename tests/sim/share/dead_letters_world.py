@@ -28,7 +28,7 @@ from mqd.coordinator.share.dead_letter_writer import (
     WRITING_PROGRESS,
     Archive,
     DeadLetterWriter,
-    Loaded,
+    LoadedState,
     ObservedWrite,
     Outcome,
     Step,
@@ -340,7 +340,7 @@ class World:
             if leader_epoch < self.coordinator.leader_epoch:
                 return Outcome(token, is_superseded=True)
             response = self.ask(Read(1, leader_epoch))
-            return Outcome(token, loaded=Loaded(response.state_epoch, tuple(runs_of(response))))
+            return Outcome(token, loaded=LoadedState(response.state_epoch, tuple(runs_of(response))))
         if sent.epoch != transactions.epoch:
             return Outcome(token, succeeded=False)  # fenced
         if action.kind == WRITING:

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 from mqd.cli.redrive import moving, plan
 from mqd.cli.redrive.plan import EarlierRedrive, Filter, NewRecord, Origin, StoredRecord
 from mqd.coordinator.share.dead_letter_writer import Letter
-from mqd.coordinator.share.letter_records import Copied, Source, letter_records
+from mqd.coordinator.share.letter_records import CopiedFields, LetterSource, letter_records
 from tests.tiers import examples
 
 NOW_MS = 1_000_000
@@ -22,12 +22,12 @@ NOW_MS = 1_000_000
 class Written:
     """A letter in the broker's format."""
 
-    copied: Copied = Copied(b"key", b"value", (("own", b"1"), ("own", b"2")))
+    copied: CopiedFields = CopiedFields(b"key", b"value", (("own", b"1"), ("own", b"2")))
     deliveries: int = 1
     offset: int = 7
 
     def letter(self) -> StoredRecord:
-        source = Source("jobs", 2, "workers", delivery_limit=5)
+        source = LetterSource("jobs", 2, "workers", delivery_limit=5)
         (one,) = letter_records(
             source, [Letter(41, self.deliveries)], {41: self.copied}, NOW_MS, batch_bytes_max=1 << 20
         )
@@ -56,20 +56,20 @@ def test_a_copied_letter_is_restored_to_its_record() -> None:
 def test_each_redrive_is_counted_and_the_fourth_refused() -> None:
     headers: tuple[tuple[str, bytes | None], ...] = (("own", b"1"),)
     for count in (1, 2, 3):
-        new = record(Written(Copied(None, b"value", headers)).letter())
+        new = record(Written(CopiedFields(None, b"value", headers)).letter())
         assert isinstance(new, NewRecord) and new.headers == (("own", b"1"), ("mqd-redriven", b"%d" % count))
         headers = new.headers
-    assert record(Written(Copied(None, b"value", headers)).letter()) == plan.TOO_OFTEN
+    assert record(Written(CopiedFields(None, b"value", headers)).letter()) == plan.TOO_OFTEN
 
 
 @pytest.mark.parametrize("text", [b"many", b"", None, b"-5", b"9" * 5000])
 def test_a_count_not_written_by_a_redrive_is_ignored(text: bytes | None) -> None:
-    new = record(Written(Copied(None, b"value", (("mqd-redriven", text),))).letter())
+    new = record(Written(CopiedFields(None, b"value", (("mqd-redriven", text),))).letter())
     assert isinstance(new, NewRecord) and new.headers == (("mqd-redriven", b"1"),)
 
 
 def test_a_letter_without_copy_takes_the_source_record() -> None:
-    letter = Written(Copied()).letter()
+    letter = Written(CopiedFields()).letter()
     assert plan.needs_source(letter)
     source = StoredRecord(2, 41, NOW_MS - 1, b"k", None, (("own", b"3"), ("mqd-redriven", b"1")))
     assert record(letter, source) == NewRecord("jobs", 2, b"k", None, (("own", b"3"), ("mqd-redriven", b"2")))
@@ -79,7 +79,7 @@ def test_a_letter_without_copy_takes_the_source_record() -> None:
 
 
 def test_a_copied_tombstone_needs_no_source() -> None:
-    new = record(Written(Copied(None, None, (("own", b"1"),))).letter())
+    new = record(Written(CopiedFields(None, None, (("own", b"1"),))).letter())
     assert isinstance(new, NewRecord) and (new.key, new.value) == (None, None)
 
 

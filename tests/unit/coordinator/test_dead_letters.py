@@ -21,7 +21,7 @@ from mqd.coordinator.share.dead_letter_writer import (
     Archive,
     DeadLetterWriter,
     Letter,
-    Loaded,
+    LoadedState,
     ObservedWrite,
     Outcome,
     Progress,
@@ -35,8 +35,8 @@ from mqd.coordinator.share.letter_records import (
     BATCH_OVERHEAD_BYTES,
     EXHAUSTED,
     REJECTED,
-    Copied,
-    Source,
+    CopiedFields,
+    LetterSource,
     batches,
     letter_records,
     size_max,
@@ -44,7 +44,7 @@ from mqd.coordinator.share.letter_records import (
 from mqd.coordinator.share.runs import ARCHIVED, ARCHIVING, Run
 from mqd.protocol.records import decode_batch, decode_batch_header
 
-SOURCE = Source("orders", 3, "jobs", 5)
+SOURCE = LetterSource("orders", 3, "jobs", 5)
 
 
 class Writer:
@@ -58,7 +58,7 @@ class Writer:
         self.expect(FENCING)
         self.done()
         self.expect(LOADING)
-        self.done(loaded=Loaded(4, runs))
+        self.done(loaded=LoadedState(4, runs))
         self.expect(READING)
         self.done(progress=progress, progress_end=progress_end)
 
@@ -186,7 +186,7 @@ def test_a_transaction_is_bounded_by_the_size_of_its_progress_record() -> None:
 
 def test_headers_say_which_record_and_why() -> None:
     letters = [Letter(8, 1), Letter(9, 5)]
-    copied = {9: Copied(b"k", b"v", (("own", b"1"), ("__dlq.errors.offset", b"old")))}
+    copied = {9: CopiedFields(b"k", b"v", (("own", b"1"), ("__dlq.errors.offset", b"old")))}
     first, second = letter_records(SOURCE, letters, copied, 50, 1_000)
     assert first.headers == [
         ("__dlq.errors.topic", b"orders"),
@@ -203,7 +203,7 @@ def test_headers_say_which_record_and_why() -> None:
 
 
 def test_a_letter_that_is_too_large_has_only_headers() -> None:
-    copied = {8: Copied(b"k", bytes(1_000)), 9: Copied(b"k", bytes(10))}
+    copied = {8: CopiedFields(b"k", bytes(1_000)), 9: CopiedFields(b"k", bytes(10))}
     first, second = letter_records(SOURCE, [Letter(8, 1), Letter(9, 1)], copied, 50, 1_000)
     assert first.value is None and second.value == bytes(10)
     assert size_max(second) + BATCH_OVERHEAD_BYTES <= 1_000
