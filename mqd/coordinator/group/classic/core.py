@@ -189,8 +189,8 @@ class ClassicGroup(Rebalancing):
             self._drop_refused(member_id, now_ms, actions)
             return self._refuse_join(event, "", int(ErrorCode.GROUP_MAX_SIZE_REACHED), actions)
         protocols: dict[str, bytes] = {}
-        for one in message.protocols:
-            protocols.setdefault(one.name, one.metadata)
+        for protocol in message.protocols:
+            protocols.setdefault(protocol.name, protocol.metadata)
         if not member_id and not self._supports(message.protocol_type, protocols):
             return self._refuse_join(event, "", INCONSISTENT_GROUP_PROTOCOL, actions)
         if not member_id:
@@ -406,7 +406,7 @@ class ClassicGroup(Rebalancing):
             self._respond_sync(member, REBALANCE_IN_PROGRESS, actions)
         member.sync_request = event.request
         if member.member_id == self.leader:
-            self._assign({one.member_id: one.assignment for one in message.assignments}, now_ms, actions)
+            self._assign({item.member_id: item.assignment for item in message.assignments}, now_ms, actions)
 
     def _validate_sync(self, message: SyncGroupRequest) -> int:
         error = self.validate_member(message.member_id, message.group_instance_id)
@@ -470,7 +470,7 @@ class ClassicGroup(Rebalancing):
 
     def _on_leave(self, event: LeaveGroup, now_ms: int, actions: list[Action]) -> None:
         departed: list[str] = []
-        responses = [self._leave_one(one, departed, actions) for one in event.message.members]
+        responses = [self._leave_one(identity, departed, actions) for identity in event.message.members]
         if departed:
             self._rebalance_after_loss(
                 f"{', '.join(departed[:3])}{' and others' if len(departed) > 3 else ''} left", now_ms, actions

@@ -53,8 +53,10 @@ class Rebalancing(ClassicState):
         make_member, protocol = JoinGroupResponse.Member, self.protocol
         assert protocol is not None  # a group with a leader has a protocol
         return [
-            make_member(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.protocols[protocol])
-            for one in self.members.by_id.values()
+            make_member(
+                member_id=member.member_id, group_instance_id=member.instance_id, metadata=member.protocols[protocol]
+            )
+            for member in self.members.by_id.values()
         ]
 
     # -- rebalancing -------------------------------------------------------------------------------

@@ -93,9 +93,15 @@ class ClassicState:
         """
         delaying = [
             DelayingMember(
-                one.member_id, None, one.client_id, one.client_host, "first join", one.since_ms, one.since_ms
+                pending.member_id,
+                None,
+                pending.client_id,
+                pending.client_host,
+                "first join",
+                pending.since_ms,
+                pending.since_ms,
             )
-            for one in self.members.pending.values()
+            for pending in self.members.pending.values()
         ]
         late_members: list[tuple[Member, str]] = []
         if self.state is PREPARING:
@@ -181,16 +187,16 @@ class ClassicState:
         protocol = self.protocol
         members = tuple(
             records.MemberRecord(
-                one.member_id,
-                one.instance_id,
-                one.client_id,
-                one.client_host,
-                one.rebalance_timeout_ms,
-                one.session_timeout_ms,
-                one.protocols[protocol] if protocol is not None else b"",
-                one.assignment,
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                member.rebalance_timeout_ms,
+                member.session_timeout_ms,
+                member.protocols[protocol] if protocol is not None else b"",
+                member.assignment,
             )
-            for one in self.members.by_id.values()
+            for member in self.members.by_id.values()
         )
         value = records.GroupRecord(
             self.protocol_type or "", self.generation, protocol, self.leader, self.state_since_ms, members
@@ -209,7 +215,7 @@ class ClassicState:
         record = records.decode_value(value) if value is not None else None
         if record is not None and (
             len(record.members)
-            and (record.protocol is None or record.leader not in {one.member_id for one in record.members})
+            and (record.protocol is None or record.leader not in {saved.member_id for saved in record.members})
         ):
             raise ValueError(
                 f"GroupMetadata of {self.group_id}: {len(record.members)} members without a protocol or a leader among"
@@ -218,7 +224,7 @@ class ClassicState:
         if record is not None and not 0 <= record.generation <= GENERATION_MAX:
             raise ValueError(f"GroupMetadata of {self.group_id}: generation {record.generation}")
         instances = (
-            [one.group_instance_id for one in record.members if one.group_instance_id is not None]
+            [saved.group_instance_id for saved in record.members if saved.group_instance_id is not None]
             if record is not None
             else []
         )
@@ -237,16 +243,16 @@ class ClassicState:
             return
         assert record.protocol is not None  # refused above
         self.state, self.protocol, self.leader = STABLE, record.protocol, record.leader
-        for one in record.members:
+        for saved in record.members:
             member = Member(
-                one.member_id,
-                one.group_instance_id,
-                one.client_id,
-                one.client_host,
-                one.rebalance_timeout_ms,
-                one.session_timeout_ms,
-                {record.protocol: one.subscription},
-                one.assignment,
+                saved.member_id,
+                saved.group_instance_id,
+                saved.client_id,
+                saved.client_host,
+                saved.rebalance_timeout_ms,
+                saved.session_timeout_ms,
+                {record.protocol: saved.subscription},
+                saved.assignment,
             )
             self.members.add(member)
 

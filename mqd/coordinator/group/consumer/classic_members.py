@@ -97,7 +97,9 @@ class ClassicMembers:
             None,
             message.rebalance_timeout_ms if message.rebalance_timeout_ms >= 0 else message.session_timeout_ms,
             None,
-            ClassicMetadata(message.session_timeout_ms, tuple((one.name, one.metadata) for one in message.protocols)),
+            ClassicMetadata(
+                message.session_timeout_ms, tuple((protocol.name, protocol.metadata) for protocol in message.protocols)
+            ),
         )
         member, needs_new_epoch = group.enroll(known, message.member_id or event.new_member_id, description)
         group.refresh(needs_new_epoch)
@@ -142,7 +144,7 @@ class ClassicMembers:
         if message.protocol_type != PROTOCOL_TYPE or not message.protocols:
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
         if other_count and not any(
-            votes.get(one.name, 0) - (one.name in own_names) == other_count for one in message.protocols
+            votes.get(protocol.name, 0) - (protocol.name in own_names) == other_count for protocol in message.protocols
         ):
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
 
@@ -233,17 +235,17 @@ class ClassicMembers:
     def on_leave(self, event: LeaveGroup, now_ms: int, replies: list[Action]) -> None:
         leaving: dict[str, Member] = {}
         responses = []
-        for one in event.message.members:
+        for identity in event.message.members:
             error = 0
             try:
-                member = self._find_leaving(one)
+                member = self._find_leaving(identity)
                 error = int(ErrorCode.UNKNOWN_MEMBER_ID) if member.member_id in leaving else 0
                 leaving[member.member_id] = member
             except Refused as refused:
                 error = refused.error
             responses.append(
                 LeaveGroupResponse.MemberResponse(
-                    member_id=one.member_id, group_instance_id=one.group_instance_id, error_code=error
+                    member_id=identity.member_id, group_instance_id=identity.group_instance_id, error_code=error
                 )
             )
         if leaving:
@@ -291,7 +293,7 @@ class ClassicMembers:
 
 def _decode_subscription(message: JoinGroupRequest) -> Subscription:
     """Raises Refused."""
-    if sum(len(one.metadata) for one in message.protocols) > METADATA_BYTES_MAX:
+    if sum(len(protocol.metadata) for protocol in message.protocols) > METADATA_BYTES_MAX:
         raise Refused(ErrorCode.INVALID_REQUEST, "")
     try:
         return decode_subscription(message.protocols[0].metadata)

@@ -10,7 +10,7 @@ Invariants (check())
     T1  a task is active on one member at most, and held by one member of a process at most, until
         it is released (tasks.Holders)
     T2  `holders` is the inverse of what members hold; each held active task has the epoch in which
-        its member got it, which is not above the member's
+        its member got it, which is at most the member's own
     T3  member epoch <= target epoch <= group epoch
     T4  only members have a target; with a ready topology, a target of the group's epoch has each
         task once as active
