@@ -25,10 +25,10 @@ from mqd.coordinator.group.cores import GroupCores
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings, PartitionsGone
 from mqd.coordinator.group.settings import ClassicSettings
-from mqd.coordinator.internal_topic import Source
+from mqd.coordinator.internal_topic import ServedPartition
 from mqd.coordinator.log import AppendError, Log, Sender, Served
 from mqd.coordinator.runtime import Coordinator
-from mqd.coordinator.shard import Loaded
+from mqd.coordinator.shard import LoadedPartition
 from mqd.coordinator.share.core import Forget, SharePartition, SharePartitions
 from mqd.coordinator.share.core import Settings as ShareStateSettings
 from mqd.coordinator.topics import (
@@ -95,7 +95,7 @@ class InternalPartitions:
         image = self._broker.metadata.topics.get(self._topic.name)
         return len(image.partitions) if image is not None else 0
 
-    def source(self, partition: int) -> Source | None:
+    def served(self, partition: int) -> ServedPartition | None:
         image = self._broker.partition_of(self._topic.name, partition)
         if image is None:
             return None
@@ -110,9 +110,9 @@ class InternalPartitions:
             # the worker already has newer metadata: this process does not know yet which host led
             # the partition in between
             return None
-        return Source(view.leader_epoch, view.owner_generation, view.log_end_offset, view.high_watermark)
+        return ServedPartition(view.leader_epoch, view.owner_generation, view.log_end_offset, view.high_watermark)
 
-    async def load(self, partition: int, end_offset: int, cores: Cores) -> Loaded:
+    async def load(self, partition: int, end_offset: int, cores: Cores) -> LoadedPartition:
         image = self._broker.partition_of(self._topic.name, partition)
         if image is None:
             raise OSError(f"partition {partition} of {self._topic.name} is gone")

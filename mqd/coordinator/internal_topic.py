@@ -6,7 +6,7 @@ import functools
 from typing import NamedTuple, Protocol
 
 from mqd.coordinator.actions import Cores
-from mqd.coordinator.shard import Loaded
+from mqd.coordinator.shard import LoadedPartition
 from mqd.protocol.errors import error_name
 
 
@@ -20,7 +20,7 @@ class CoordinatorError(Exception):
         self.error_code = int(error_code)
 
 
-class Source(NamedTuple):
+class ServedPartition(NamedTuple):
     """A partition of the internal topic that can be loaded now, with its current offsets."""
 
     leader_epoch: int
@@ -28,7 +28,7 @@ class Source(NamedTuple):
     end_offset: int  # log end
     high_watermark: int
 
-    def is_same_term_as(self, other: "Source") -> bool:
+    def is_same_term_as(self, other: "ServedPartition") -> bool:
         """Whether the leader epoch and the owner's generation are the same."""
         return (self.leader_epoch, self.owner_generation) == (other.leader_epoch, other.owner_generation)
 
@@ -39,12 +39,13 @@ class Partitions(Protocol):
     def count(self) -> int:
         """Number of partitions; 0: the topic does not exist (yet)."""
 
-    def source(self, partition: int) -> Source | None:
+    def served(self, partition: int) -> ServedPartition | None:
         """The partition's state. None: it is not served at the moment."""
 
-    async def load(self, partition: int, end_offset: int, cores: Cores) -> Loaded:
-        """Reads the log up to `end_offset` in a thread, after earlier loads from its directory.
-        Raises OSError, or its subclass TimeoutError if the log directory does not respond.
+    async def load(self, partition: int, end_offset: int, cores: Cores) -> LoadedPartition:
+        """Reads the log up to `end_offset` in a thread, once earlier loads from the same directory
+        have finished. Raises OSError, or its subclass TimeoutError if the log directory does not
+        respond.
         """
 
     async def create(self) -> bool:

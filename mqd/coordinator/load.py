@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, cast
 from mqd.base import logging
 from mqd.base.blocking_pool import QueryProgress
 from mqd.coordinator.actions import Cores, TransactionalCore
-from mqd.coordinator.shard import Loaded
+from mqd.coordinator.shard import LoadedPartition
 from mqd.log import indexes, segments
 from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header
 from mqd.log.records import records
@@ -46,7 +46,7 @@ log = logging.get("coordinator.load")
 class _State:
     """The records that are in effect so far."""
 
-    def __init__(self, cores: Cores, loaded: Loaded, name: str) -> None:
+    def __init__(self, cores: Cores, loaded: LoadedPartition, name: str) -> None:
         self.cores, self.loaded, self.name = cores, loaded, name
         self.plain: dict[bytes, bytes] = {}
         # producer id -> (epoch, key -> (write number, value))
@@ -189,12 +189,12 @@ class _State:
 
 def load(
     directory: Path, end_offset: int, cores: Cores, name: str = "", progress: QueryProgress | None = None
-) -> Loaded:
+) -> LoadedPartition:
     """Builds the cores from the partition's records below `end_offset`. Reports progress to
     `progress`. Raises OSError when the files cannot be read.
     """
     progress = progress or QueryProgress()
-    loaded = Loaded(end_offset)
+    loaded = LoadedPartition(end_offset)
     if end_offset > 0:
         state = _State(cores, loaded, name or directory.name)
         walker = RecordPositions(RECORDS_AT_ONCE)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from mqd.base.tasks import InlineCoroutine
-from mqd.coordinator.internal_topic import CoordinatorError, Source
+from mqd.coordinator.internal_topic import CoordinatorError, ServedPartition
 from mqd.coordinator.shard import Shard
 from mqd.protocol.errors import ErrorCode
 
@@ -41,13 +41,13 @@ class PartitionState:
         "not_before_s",
         "requests",
         "shard",
-        "source",
+        "served",
     )
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.shard: Shard | None = None
-        self.source: Source | None = None
+        self.served: ServedPartition | None = None
         self.loading: asyncio.Task[None] | None = None
         # leader epoch of the last load; -1: none, or another host may have led the partition since
         self.epoch = -1

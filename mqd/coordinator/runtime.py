@@ -42,10 +42,10 @@ from mqd.base import logging
 from mqd.base.tasks import InlineCoroutine, PromptFuture, Turn
 from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
 from mqd.coordinator.budget import Budget
-from mqd.coordinator.internal_topic import CoordinatorError, Partitions, Source, partition_for
+from mqd.coordinator.internal_topic import CoordinatorError, Partitions, ServedPartition, partition_for
 from mqd.coordinator.log import AppendError, Log, outcome
 from mqd.coordinator.partition_state import CoreSelector, MissedEvent, PartitionState, expire, select_core
-from mqd.coordinator.shard import Shard, TooLarge, Unit
+from mqd.coordinator.shard import Shard, TooLarge, WriteUnit
 from mqd.protocol.errors import ErrorCode
 
 REQUESTS_MAX = 100_000
@@ -322,7 +322,7 @@ class Coordinator:
             return int(ErrorCode.NOT_COORDINATOR)
         return int(
             ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            if state.source is not None or state.not_before_s == 0.0
+            if state.served is not None or state.not_before_s == 0.0
             else ErrorCode.NOT_COORDINATOR
         )
 
@@ -384,7 +384,7 @@ class Coordinator:
         if shard is not None and unit is not None:
             self._write(state, shard, unit)
 
-    def _write(self, state: PartitionState, shard: Shard, unit: Unit) -> None:
+    def _write(self, state: PartitionState, shard: Shard, unit: WriteUnit) -> None:
         now_ms = self._now_ms()
         futures = [
             self._log.append_nowait(self.topic, state.index, batch.encode(now_ms), shard.leader_epoch)
@@ -396,7 +396,7 @@ class Coordinator:
         write.start()
 
     async def _finish_write(
-        self, state: PartitionState, shard: Shard, unit: Unit, futures: list[asyncio.Future[int]]
+        self, state: PartitionState, shard: Shard, unit: WriteUnit, futures: list[asyncio.Future[int]]
     ) -> None:
         results = [await outcome(future) for future in futures]
         if state.shard is not shard:
@@ -490,47 +490,47 @@ class Coordinator:
         assert self._loop is not None
         if state.loading is not None:
             return
-        source = self._partitions.source(partition)
+        served = self._partitions.served(partition)
         if state.shard is not None:
             # R1
-            if source is None or state.source is None or not source.is_same_term_as(state.source):
+            if served is None or state.served is None or not served.is_same_term_as(state.served):
                 self._unload(
                     state,
                     int(ErrorCode.NOT_COORDINATOR),
-                    "its leader epoch or owner changed" if source is not None else "it is not served",
+                    "its leader epoch or owner changed" if served is not None else "it is not served",
                 )
             return
-        if source is None:
-            state.source = None
+        if served is None:
+            state.served = None
             if self._partitions.is_led_elsewhere(partition):
                 state.forget_missed()
             return
         is_writing = state.last_write is not None and not state.last_write.done()
         if is_writing or self._loop.time() < state.not_before_s:  # R6
             return
-        state.source, state.epoch = source, source.leader_epoch
-        state.loading = self._loop.create_task(self._load(partition, state, source))
+        state.served, state.epoch = served, served.leader_epoch
+        state.loading = self._loop.create_task(self._load(partition, state, served))
         self._tasks.add(state.loading)
         state.loading.add_done_callback(self._tasks.discard)
 
-    async def _load(self, partition: int, state: PartitionState, source: Source) -> None:
+    async def _load(self, partition: int, state: PartitionState, served: ServedPartition) -> None:
         assert self._loop is not None
         try:
             began_s = self._loop.time()
-            loaded = await self._partitions.load(partition, source.end_offset, self._cores)
+            loaded = await self._partitions.load(partition, served.end_offset, self._cores)
             while True:
-                current = self._partitions.source(partition)
-                if current is None or not current.is_same_term_as(source) or current.end_offset != source.end_offset:
+                current = self._partitions.served(partition)
+                if current is None or not current.is_same_term_as(served) or current.end_offset != served.end_offset:
                     return  # another append happened or the owner changed: try again
-                if current.high_watermark >= source.end_offset:
+                if current.high_watermark >= served.end_offset:
                     break
                 await asyncio.sleep(POLL_S)  # R4
             shard = Shard(
                 self._cores,
                 loaded,
-                source.leader_epoch,
+                served.leader_epoch,
                 self._on_reply,
-                functools.partial(self._on_effect, source.leader_epoch),
+                functools.partial(self._on_effect, served.leader_epoch),
                 functools.partial(self._wake, state),
                 self._on_armed,
                 self._budget,
@@ -546,7 +546,7 @@ class Coordinator:
                     cores=len(shard),
                     records=loaded.record_count,
                     skipped=loaded.skipped_count,
-                    leader_epoch=source.leader_epoch,
+                    leader_epoch=served.leader_epoch,
                     milliseconds=round((self._loop.time() - began_s) * 1000),
                 )
         except Exception as error:

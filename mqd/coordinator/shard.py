@@ -81,7 +81,7 @@ class Batch:
         return 1 if self.marker is not None else len(self.records)
 
 
-class Unit:
+class WriteUnit:
     """`is_due`: to be written without the delay for lazy Persists: it has a marker or a Persist
     that is not lazy, or another unit waits behind it. `core_names`: the cores with records that are
     not lazy. `waiting`: replies and effects that wait until the unit is written.
@@ -99,7 +99,7 @@ class Unit:
     def offset_count(self) -> int:
         return sum(batch.offset_count for batch in self.batches)
 
-    def take(self, persist: Persist) -> bool:
+    def try_add(self, persist: Persist) -> bool:
         """Adds the Persist to this unit. False: it must go to the next unit (H3)."""
         size = sum(record_size_max(key, value) for key, value in persist.records)
         last = self.batches[-1] if self.batches else None
@@ -127,7 +127,7 @@ class Unit:
         return True
 
 
-class Loaded:
+class LoadedPartition:
     """The result of reading the log of a partition."""
 
     __slots__ = ("cores", "end_offset", "transaction_epochs", "record_count", "skipped_count", "transactions")
@@ -142,12 +142,12 @@ class Loaded:
         self.skipped_count = 0
 
 
-class _Entry:
+class _CoreEntry:
     __slots__ = ("core", "size_bytes", "timers", "unit")
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.unit: Unit | None = None  # the newest unwritten unit that holds records of this core
+        self.unit: WriteUnit | None = None  # the newest unwritten unit that holds records of this core
         self.timers: set[str] = set()
         self.size_bytes = 0  # as charged to the budget
 
@@ -161,7 +161,7 @@ class Shard:
     def __init__(
         self,
         cores: Cores,
-        loaded: Loaded,
+        loaded: LoadedPartition,
         leader_epoch: int,
         reply: Callable[[int, object], None],
         carry_out: Callable[[str, Effect], None],
@@ -174,7 +174,7 @@ class Shard:
         self.end_offset = loaded.end_offset
         self.timers = Timers()
         self._cores = cores
-        self._entries = {name: _Entry(core) for name, core in loaded.cores.items()}
+        self._entries = {name: _CoreEntry(core) for name, core in loaded.cores.items()}
         self._transactions = loaded.transactions
         self._transaction_epochs = loaded.transaction_epochs
         self._reply = reply
@@ -182,7 +182,7 @@ class Shard:
         self._wake = wake
         self._on_armed = on_armed
         self._budget = budget
-        self._units: list[Unit] = []  # the first one may be in flight
+        self._units: list[WriteUnit] = []  # the first one may be in flight
         self.is_writing = False
         self.written_count = 0  # units
 
@@ -206,7 +206,7 @@ class Shard:
         """Raises TooLarge: the core has changed and must be discarded."""
         entry = self._entries.get(name)
         if entry is None:
-            entry = self._entries[name] = _Entry(self._cores.make(name))
+            entry = self._entries[name] = _CoreEntry(self._cores.make(name))
         self._run(name, entry, entry.core.handle(event, now_ms))
 
     def handle_existing(self, name: str, event: object, now_ms: int) -> None:
@@ -257,7 +257,7 @@ class Shard:
             self._run(name, entry, entry.core.handle(event, now_ms))
         self._wake()
 
-    def _run(self, name: str, entry: _Entry, actions: list[Action]) -> None:
+    def _run(self, name: str, entry: _CoreEntry, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Timer):
                 self._arm(name, entry, action)
@@ -274,7 +274,7 @@ class Shard:
             self._drop(name, entry)
 
     @staticmethod
-    def _charge(budget: Budget, entry: _Entry, size_bytes: int) -> None:
+    def _charge(budget: Budget, entry: _CoreEntry, size_bytes: int) -> None:
         budget.used_bytes += size_bytes - entry.size_bytes
         entry.size_bytes = size_bytes
 
@@ -284,7 +284,7 @@ class Shard:
         else:
             self._carry_out(name, action)
 
-    def _arm(self, name: str, entry: _Entry, timer: Timer) -> None:
+    def _arm(self, name: str, entry: _CoreEntry, timer: Timer) -> None:
         self.timers.set((name, timer.name), timer.at_ms)
         if timer.at_ms is None:
             entry.timers.discard(timer.name)
@@ -292,7 +292,7 @@ class Shard:
             entry.timers.add(timer.name)
             self._on_armed(timer.at_ms)
 
-    def _drop(self, name: str, entry: _Entry) -> None:
+    def _drop(self, name: str, entry: _CoreEntry) -> None:
         for timer in entry.timers:
             self.timers.set((name, timer), None)
         if self._budget is not None:
@@ -301,19 +301,19 @@ class Shard:
 
     # -- units -------------------------------------------------------------------------------------
 
-    def _open_unit(self) -> Unit:
+    def _open_unit(self) -> WriteUnit:
         """The unit that takes new Persists."""
         if len(self._units) == (1 if self.is_writing else 0):
-            self._units.append(Unit())
+            self._units.append(WriteUnit())
         return self._units[-1]
 
-    def _persist(self, name: str, entry: _Entry, persist: Persist) -> None:
+    def _persist(self, name: str, entry: _CoreEntry, persist: Persist) -> None:
         unit = self._open_unit()
-        if not unit.take(persist):
+        if not unit.try_add(persist):
             unit.is_due = True
-            unit = Unit()
+            unit = WriteUnit()
             self._units.append(unit)
-            unit.take(persist)
+            unit.try_add(persist)
         if not persist.is_lazy:
             unit.is_due = True
             entry.unit = unit
@@ -325,7 +325,7 @@ class Shard:
             )
         self._wake()
 
-    def next_unit(self, is_lazy_due: bool = False) -> Unit | None:
+    def next_unit(self, is_lazy_due: bool = False) -> WriteUnit | None:
         """The next unit to write. None: nothing waits, or one is in flight (H1), or only lazy
         Persists wait and `is_lazy_due` is false. `is_lazy_due`: the delay for lazy Persists has
         passed. The caller must call finish_write() or drop the shard.
@@ -395,7 +395,7 @@ class Shard:
             assert self._budget is None or entry.size_bytes == cast(MeasuredCore, entry.core).size_bytes, "H6"
 
 
-def _notify(unit: Unit, error: int | None) -> None:
+def _notify(unit: WriteUnit, error: int | None) -> None:
     """Reports the result to callers that wait for a marker."""
     for batch in unit.batches:
         if batch.on_done is not None:

@@ -8,7 +8,7 @@ the transaction ends. Pure; time and producer ids are passed in.
     PrepareCommit                  markers written -> CompleteCommit
     PrepareAbort                   markers written -> CompleteAbort
     CompleteCommit, CompleteAbort  InitProducerId -> Empty; first partition -> Ongoing
-    Empty, CompleteCommit and CompleteAbort expire (tombstone): (none) again, Kafka's Dead.
+    Empty, CompleteCommit and CompleteAbort expire: a tombstone, and (none) again (Kafka: Dead).
 
 The Prepare record is the decision: once it is in the log the markers follow, whichever processes
 die. EndTxn is answered when the markers are written, so that committed records are readable when

@@ -30,7 +30,7 @@ from mqd.coordinator.group.offsets import (
     OffsetsSettings,
 )
 from mqd.coordinator.group.settings import ClassicSettings
-from mqd.coordinator.shard import Loaded, Shard, Unit
+from mqd.coordinator.shard import LoadedPartition, Shard, WriteUnit
 from tests.sim.clients import Client
 from tests.sim.kernel import MILLISECOND, Process, Violation
 
@@ -57,7 +57,7 @@ class Place:
     def __init__(self) -> None:
         self.shard: Shard | None = None
         self.source: Source | None = None
-        self.loaded: Loaded | None = None
+        self.loaded: LoadedPartition | None = None
         self.not_before = 0
         self.alarm_ms: int | None = None
         self.write = 0  # number of the current write, of this shard or of a discarded one
@@ -144,8 +144,8 @@ class Coordinator:
         if source.high_watermark >= source.end_offset or "R4c" in self.world.off:
             self._activate(partition, place)
 
-    def _load(self, partition: Partition, end: int) -> Loaded:
-        loaded = Loaded(end)
+    def _load(self, partition: Partition, end: int) -> LoadedPartition:
+        loaded = LoadedPartition(end)
         log = self.host.logs[partition]
         records: dict[bytes, bytes] = {}
         for key, value in (entry.value for entry in log.entries[:end]):
@@ -281,7 +281,7 @@ class Coordinator:
         if place.write == number and place.shard is not None:
             self._unload(place)
 
-    def _written(self, key: tuple[Partition, Place, Shard, Unit, int], error: int, offset: int) -> None:
+    def _written(self, key: tuple[Partition, Place, Shard, WriteUnit, int], error: int, offset: int) -> None:
         partition, place, shard, unit, number = key
         if place.write != number:
             return

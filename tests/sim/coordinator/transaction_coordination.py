@@ -52,7 +52,7 @@ from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.load import _State
 from mqd.coordinator.log import AppendError, Log
 from mqd.coordinator.runtime import Coordinator
-from mqd.coordinator.shard import Loaded
+from mqd.coordinator.shard import LoadedPartition
 from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, TRANSACTIONS
 from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.cores import TransactionCores
@@ -153,13 +153,13 @@ class SimBroker:
     def path_of(self, _topic: str, image: messages.PartitionImage) -> tuple[bytes, int] | None:
         return self.key_of(image.slot)
 
-    async def load(self, _log_dir: int, work: Any) -> Loaded:
+    async def load(self, _log_dir: int, work: Any) -> LoadedPartition:
         """`work`: load.load with its arguments; the path is from path_of()."""
         await asyncio.sleep(self._coordination.kernel.random.randrange(1, 20) / 1000)
         return self._load(*work.args)
 
-    def _load(self, key: tuple[bytes, int] | None, end_offset: int, cores: Any, name: str) -> Loaded:
-        loaded = Loaded(end_offset)
+    def _load(self, key: tuple[bytes, int] | None, end_offset: int, cores: Any, name: str) -> LoadedPartition:
+        loaded = LoadedPartition(end_offset)
         log = self._host.logs.get(key) if key is not None else None
         if log is None:
             raise OSError("its files are gone")

@@ -263,7 +263,7 @@ def test_coordinators_run_at_the_leaders_of_their_partitions() -> None:
     )
     partitions = InternalPartitions(broker, CONSUMER_OFFSETS)
     assert [partitions.is_led_elsewhere(index) for index in range(4)] == [False, True, False, False]
-    assert [partitions.source(index) is not None for index in range(3)] == [True, False, False]
+    assert [partitions.served(index) is not None for index in range(3)] == [True, False, False]
     appends = BrokerPartitions(broker)
     assert appends.served("__consumer_offsets", 0).slot == 0
     with pytest.raises(AppendError) as refused:

@@ -12,7 +12,7 @@ from mqd.coordinator.group.cores import GroupCores
 from mqd.coordinator.group.group import DeleteGroup, Group
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsSettings
 from mqd.coordinator.group.settings import ClassicSettings
-from mqd.coordinator.shard import Loaded, Shard
+from mqd.coordinator.shard import LoadedPartition, Shard
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     ConsumerGroupHeartbeatRequest,
@@ -30,7 +30,7 @@ REFUSED, REJOIN = int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), int(ErrorCode.REB
 class World:
     """One loaded partition, and requests as passed on by the runtime."""
 
-    def __init__(self, loaded: Loaded | None = None, budget: GroupBudget | None = None) -> None:
+    def __init__(self, loaded: LoadedPartition | None = None, budget: GroupBudget | None = None) -> None:
         self.budget = budget or GroupBudget(LIMIT)
         self.replies: dict[int, object] = {}
         self.number = 0
@@ -38,7 +38,7 @@ class World:
         self.cores = GroupCores(lambda name: Group(name, *settings))
         self.shard = Shard(
             self.cores,
-            loaded or Loaded(0),
+            loaded or LoadedPartition(0),
             0,
             self.replies.__setitem__,
             lambda *_: None,
@@ -147,7 +147,7 @@ def test_state_from_the_log_is_counted_and_never_refused() -> None:
     world.shard._persist = lambda name, entry, action: (records.extend(action.records), persist(name, entry, action))
     for number in range(50):
         assert world.commit(f"g{number}", 0, 1, metadata="m" * 2000).error == 0
-    loaded = Loaded(0)
+    loaded = LoadedPartition(0)
     world.cores.replay_all(loaded.cores, dict(records), lambda key, error: pytest.fail(str(error)))
     budget = GroupBudget(10_000)
     again = World(loaded, budget)

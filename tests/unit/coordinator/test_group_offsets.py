@@ -29,7 +29,7 @@ from mqd.coordinator.group.offsets import (
 from mqd.coordinator.group.records import decode_offset_key, decode_offset_value
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.coordinator.load import load
-from mqd.coordinator.shard import Unit
+from mqd.coordinator.shard import WriteUnit
 from mqd.log.schedule_headers import GROUP_PREFIX
 from mqd.protocol.errors import ErrorCode
 from tests.tiers import quick
@@ -170,7 +170,7 @@ def test_a_commit_larger_than_a_batch_is_refused_whole() -> None:
 
 
 def fits_in_a_batch(persist: Persist) -> bool:
-    return Unit().take(persist)  # raises TooLarge
+    return WriteUnit().try_add(persist)  # raises TooLarge
 
 
 def test_many_offsets_go_in_batches_that_can_be_written() -> None:

@@ -35,7 +35,7 @@ async def delete(broker: HandlerBroker, name: str = "t") -> None:
 async def not_served(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group's partition is not served here; its log stays on the disk."""
     store(broker, GROUPS, partition_for("g", 3))
-    monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)
+    monkeypatch.setattr(InternalPartitions, "served", lambda *_: None)
     broker.broker.coordinators.groups.check_partitions()
     assert shard_of(broker, "g") is None
 
@@ -282,9 +282,9 @@ def test_a_partition_is_not_loaded_for_an_epoch_unknown_to_the_metadata(tmp_path
         groups, index = broker.broker.coordinators.groups, partition_for("g", 3)
         image = broker.metadata.topics[GROUPS].partitions[index]
         broker.table.positions.setdefault(image.slot, {})["leader_epoch"] = image.leader_epoch + 2
-        assert groups._partitions.source(index) is None
+        assert groups._partitions.served(index) is None
         broker._deliver(ACCEPTOR, led_by(broker, NODE, 2))
-        assert groups._partitions.source(index).leader_epoch == image.leader_epoch + 2
+        assert groups._partitions.served(index).leader_epoch == image.leader_epoch + 2
 
     run(tmp_path, scenario)
 
@@ -337,7 +337,7 @@ def test_a_removal_that_could_not_be_written_is_repeated(
         assert await commit(broker, 5) == [0]
         store(broker, GROUPS, partition_for("g", 3))
         if away:
-            monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)
+            monkeypatch.setattr(InternalPartitions, "served", lambda *_: None)
             broker.broker.coordinators.groups.check_partitions()
             await delete(broker)
             # as if another host had coordinated until now

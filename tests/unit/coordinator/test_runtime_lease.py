@@ -247,7 +247,7 @@ def test_a_partition_is_loaded_when_what_a_predecessor_sent_is_written_or_refuse
         late = asyncio.create_task(commit(broker, 6))
         await until(lambda: broker.owners._held)
         store(broker, GROUPS, place.index)
-        monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)  # the lease lapses
+        monkeypatch.setattr(InternalPartitions, "served", lambda *_: None)  # the lease lapses
         groups.check_partitions()
         assert await late == [NOT_COORDINATOR]
         monkeypatch.undo()

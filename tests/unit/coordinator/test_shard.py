@@ -11,7 +11,7 @@ import pytest
 
 from mqd.coordinator.actions import Action, Effect, Persist, Reply, Timer, TransactionEnded
 from mqd.coordinator.log import BATCH_BYTES_MAX, marker_batch, records_batch
-from mqd.coordinator.shard import Loaded, Shard, TooLarge
+from mqd.coordinator.shard import LoadedPartition, Shard, TooLarge
 from mqd.coordinator.timers import Timers
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import decode_batch, decode_batch_header, has_valid_crc
@@ -60,14 +60,14 @@ class Puppets:
 
 
 class World:
-    def __init__(self, loaded: Loaded | None = None) -> None:
+    def __init__(self, loaded: LoadedPartition | None = None) -> None:
         self.sent: list[object] = []
         self.wakes = 0
         self.alarms: list[int] = []
         self.cores = Puppets()
         self.shard = Shard(
             self.cores,
-            loaded or Loaded(100),
+            loaded or LoadedPartition(100),
             7,
             lambda number, response: self.sent.append((number, response)),
             lambda name, effect: self.sent.append((name, effect.text)),
@@ -228,7 +228,7 @@ def test_lazy_records_do_not_delay_another_unit() -> None:
 
 
 def test_loaded_transactions_end_too() -> None:
-    loaded = Loaded(10)
+    loaded = LoadedPartition(10)
     loaded.cores["g"] = Puppet("g")
     loaded.transactions[5] = {"g": None}
     world = World(loaded)
@@ -295,7 +295,7 @@ def test_a_timer_fires_only_while_its_core_exists() -> None:
 
 
 def test_loading_arms_timers() -> None:
-    loaded = Loaded(0)
+    loaded = LoadedPartition(0)
     loaded.cores["g"] = Puppet("g")
     world = World(loaded)
     world.shard.on_loaded(1000)
