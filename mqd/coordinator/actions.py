@@ -36,9 +36,8 @@ PERSIST_BYTES_MAX = 1 << 20  # limit of each Persist that as_persists() returns
 
 
 def as_persists(records: list[KeyValue]) -> list["Action"]:
-    """Splits many records that need not be written together into Persists of at most PERSIST_BYTES_MAX
-    (more only if a single record is larger). After every one of them the log must hold a state that
-    can be loaded.
+    """Splits records that need not be written together into Persists of at most PERSIST_BYTES_MAX
+    (more only if a single record is larger). The log must be loadable after each of them.
     """
     persists: list[Action] = []
     first = size = 0
@@ -72,8 +71,8 @@ class Timer(msgspec.Struct, frozen=True):
 class Effect(msgspec.Struct, frozen=True):
     """Base of the effects that only one kind of core requests (such as a transaction's
     WriteMarkers). The runtime holds an effect back like a Reply, then passes it once to the
-    coordinator's function `carry_out(name, effect, leader_epoch)`. The result returns as an event
-    to the same core, unless the core has been reloaded in the meantime: its on_loaded() then
+    coordinator's function `carry_out(name, effect, leader_epoch)`. The result is passed to the same
+    core as an event, unless the core has been reloaded in the meantime: its on_loaded() then
     requests again every effect that the log shows as unfinished.
     """
 

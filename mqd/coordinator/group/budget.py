@@ -1,4 +1,4 @@
-"""group.coordinator.memory.bytes: the memory of all groups of this host together.
+"""Enforces group.coordinator.memory.bytes, the limit on the memory of all groups of this host.
 
 Members' metadata, assignments and names, and offsets with their metadata have sizes chosen by
 clients; 200 members with 1 MB of metadata each, or 50,000 group ids, can come from a single client.
@@ -10,7 +10,7 @@ Requests are refused in stages, so that existing groups continue when others hav
     above the limit                         no commit that adds offsets, no larger assignment
 
 Requests that add nothing are never refused: heartbeats, a member that joins again with the same
-metadata, a commit that replaces earlier ones. The error codes of refusals, and the reasons:
+metadata, a commit that replaces earlier ones. For the error codes of refusals and the reasons, see
 docs/decisions/coordinators/2026-11-26-memory-of-groups.md.
 """
 
@@ -33,7 +33,7 @@ from mqd.coordinator.group.streams.requests import topic_names
 from mqd.protocol.errors import ErrorCode
 
 NEW_GROUP_FRACTION, MEMBER_FRACTION = 0.75, 0.875
-# Below this fraction of the limit requests are not checked: no single request can use up the rest.
+# Up to this fraction of the limit, requests are not checked: no single request can use up the rest.
 UNCHECKED_FRACTION = 0.5
 
 log = logging.get("coordinator")
