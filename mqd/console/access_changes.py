@@ -154,7 +154,7 @@ def remove_rule(settings: Settings, form: Form) -> Change:
 
 
 def _entity(form: Form) -> tuple[Entity, list[str]]:
-    """The entity that the form names, and the options of `mqd quota` that select it."""
+    """Returns the entity that the form names, and the arguments of `mqd quota` that select it."""
     entity: Entity = {}
     arguments: list[str] = []
     options = {"user": ("user", "--user", "--default-user"), "client": ("client-id", "", "--default"),
@@ -172,7 +172,7 @@ def _entity(form: Form) -> tuple[Entity, list[str]]:
     return entity, arguments
 
 
-def _value(name: str, text: str) -> float:
+def _limit_value(name: str, text: str) -> float:
     try:
         if name in ("produce", "fetch"):
             return float(Rate().convert(text, None, None))
@@ -190,7 +190,9 @@ def set_quota(settings: Settings, form: Form) -> Change:
     limits = {name: text for name in access.QUOTA_KEYS if (text := form.get(name, "").strip())}
     if not limits:
         raise BadForm("nothing to set; give one of the limits")
-    values: dict[str, float | None] = {access.QUOTA_KEYS[name]: _value(name, text) for name, text in limits.items()}
+    values: dict[str, float | None] = {
+        access.QUOTA_KEYS[name]: _limit_value(name, text) for name, text in limits.items()
+    }
     access.set_quotas(settings, entity, values, dry_run=True)
     current_quotas = next((values for owner, values in access.quotas(settings, entity) if owner == entity), {})
     options = [word for name, text in limits.items() for word in (f"--{name}", text)]

@@ -30,7 +30,7 @@ from mqd.console.shared import Console
 from mqd.security.client import ClientSecurity
 
 FORM_BYTES_MAX = 4 << 20  # a record of 1 MiB, with each byte written as %XX
-LOGIN_BYTES_MAX = 16 << 10  # from any client, before it has authenticated
+LOGIN_BYTES_MAX = 16 << 10  # small, because clients that have not authenticated can send it
 FIELDS_MAX = 100
 LOGIN_FAILURE_DELAY_S = 1.0
 Page = Callable[[PageRequest], Response]
@@ -153,7 +153,7 @@ def _to_login(request: Request) -> Response:
 
 
 def _page_after_login(text: str) -> str:
-    """The page to open after a login: one of the console, never an external address."""
+    """The page to open after a login: always one of the console's, never an external address."""
     parts = urlsplit(text)
     is_ours = text.startswith("/") and not text.startswith(("//", "/\\")) and not parts.netloc and text.isprintable()
     return text if is_ours else "/"
@@ -210,13 +210,13 @@ async def _login(console: Console, request: Request) -> Response:
 
 
 async def _login_refusal(console: Console, security: ClientSecurity) -> str:
-    """Returns the reason for a refusal, or "" if the login succeeded. A failed login is answered
-    after a delay, so that passwords cannot be guessed quickly. Logins occupy at most a few threads.
+    """Returns why the login is refused, or "" if it succeeded. The response to a failed login is
+    delayed, so that passwords cannot be guessed quickly. Logins occupy at most a few threads.
     """
     user = security.settings["sasl.username"]
     if not user or "\0" in user + security.settings["sasl.password"]:
         return "enter a user name and password"
-    async with console.logins:
+    async with console.login_slots:
         try:
             await run_in_threadpool(_verify_login, console, security)
         except (CliError, ConfigError) as error:

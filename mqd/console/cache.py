@@ -1,4 +1,4 @@
-"""Loads data once for many tabs."""
+"""Caches what pages show, so that many browser tabs need only one load."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 ENTRIES_MAX = 256
-# a result that took a second to load is kept for twenty: however many tabs and however large
-# the cluster, loading costs the console and the brokers a twentieth of a core each
+# a result that took a second to load is kept for twenty seconds: however many tabs are open and
+# however large the cluster is, loading costs the console and the brokers a twentieth of a core each
 KEEP_FACTOR = 20.0
 
 
@@ -23,13 +23,16 @@ class Cache:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._entries: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
-        # lock, number of callers that hold it or wait for it
+        self._entries: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()  # (time of expiry, value)
+        # (lock, number of callers that hold it or wait for it)
         self._key_locks: dict[Hashable, tuple[threading.Lock, int]] = {}
         self._lock = threading.Lock()
         self._change_count = 0
 
     def get(self, key: Hashable, seconds: float, load: Callable[[], T]) -> T:
+        """Returns the cached value, or loads it. A value is kept for `seconds`, or longer if it was
+        slow to load (KEEP_FACTOR).
+        """
         with self._locked(key):
             began_s = self._clock()
             with self._lock:
@@ -50,16 +53,16 @@ class Cache:
     @contextlib.contextmanager
     def _locked(self, key: Hashable) -> Iterator[None]:
         with self._lock:
-            lock, users = self._key_locks.get(key, (threading.Lock(), 0))
-            self._key_locks[key] = (lock, users + 1)
+            lock, caller_count = self._key_locks.get(key, (threading.Lock(), 0))
+            self._key_locks[key] = (lock, caller_count + 1)
         try:
             with lock:
                 yield
         finally:
             with self._lock:
-                users = self._key_locks[key][1] - 1
-                if users:
-                    self._key_locks[key] = (lock, users)
+                caller_count = self._key_locks[key][1] - 1
+                if caller_count:
+                    self._key_locks[key] = (lock, caller_count)
                 else:
                     del self._key_locks[key]
 

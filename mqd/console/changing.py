@@ -1,5 +1,5 @@
-"""Changes made from pages: the cluster first checks a change, then the page shows its effect and
-the equivalent mqd command, and the change is carried out when the user has confirmed it.
+"""Changes made from pages. The cluster first validates a change; then the page shows its effect and
+the equivalent mqd command; the change is carried out once the user has confirmed it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PARTITIONS_MAX = 100_000
 REPLICAS_MAX = 10_000
 CONFIGS_MAX = 50
 HEADERS_MAX = 50
-# the shown command reads a longer value from a file: an argument can have at most 128 KiB
+# the command on the page reads longer values from a file: an argument can have at most 128 KiB
 LARGE_VALUE_CHARACTERS = 10_000
 # the broker's limit decides; librdkafka's default would refuse a value of 1 MB
 PRODUCER_SETTINGS = {"message.max.bytes": "4000000"}
@@ -49,10 +49,10 @@ class BadForm(Exception):
 
 
 class Change(msgspec.Struct):
-    """`carry_out` makes the change; it returns a password, which is shown only once, or None. `notice`
-    is shown afterwards, on `next_page` (path and query). `rows`: a table of the individual changes,
-    with the column titles `titles`. `text_to_type`: what the user must type to confirm, or "".
-    `refusal`: why the cluster would refuse the change now, or "".
+    """`carry_out` makes the change; it returns a password, which is shown only once, or None.
+    `notice` is shown afterwards, on `next_page` (path and query). `rows`: a table of the individual
+    changes, with the column titles `titles`. `text_to_type`: what the user must type to confirm, or
+    "". `refusal`: why the cluster would refuse the change now, or "".
     """
 
     title: str
@@ -120,7 +120,7 @@ def create_topic(settings: Settings, form: Form) -> Change:
 
     planned = send(validate_only=True)
 
-    def do() -> None:
+    def apply() -> None:
         send(validate_only=False)
 
     words = ["topic", "create", name]
@@ -140,7 +140,7 @@ def create_topic(settings: Settings, form: Form) -> Change:
         f"Create the topic {name}?",
         command_of(settings, *words),
         effects,
-        do,
+        apply,
         f"Created the topic {name}.",
         ("/topic", {"name": name}),
     )
@@ -197,7 +197,10 @@ def add_partitions(settings: Settings, form: Form) -> Change:
     return Change(
         f"Give the topic {name} {total} partitions?",
         command_of(settings, "topic", "add-partitions", name, "--to", str(total)),
-        ["Keys move: records of one key, written before and after, may be in different partitions."],
+        [
+            "Keys move: records with the same key may be in different partitions if some were written before the"
+            " change and others after it."
+        ],
         lambda: send(validate_only=False),
         f"{name} has {total} partitions.",
         ("/topic", {"name": name}),
@@ -208,7 +211,7 @@ def delete_topic(settings: Settings, form: Form) -> Change:
     name = required(form, "name", "a topic")
     topic = queries.topic(settings, name)
 
-    def do() -> None:
+    def apply() -> None:
         request = DeleteTopicsRequest(
             topics=[DeleteTopicsRequest.TopicState(name=name)], topic_names=[name], timeout_ms=TIMEOUT_MS
         )
@@ -220,10 +223,10 @@ def delete_topic(settings: Settings, form: Form) -> Change:
         f"Delete the topic {name}?",
         command_of(settings, "topic", "delete", name, "-y"),
         [
-            f"Its {len(topic.parts):,} partitions and {topic.records:,} records are deleted for all clients. They"
+            f"Its {len(topic.partitions):,} partitions and {topic.records:,} records are deleted for all clients. They"
             " cannot be restored."
         ],
-        do,
+        apply,
         f"Deleted the topic {name}.",
         ("/topics", {}),
         text_to_type=name,
@@ -248,11 +251,11 @@ def produce(settings: Settings, form: Form) -> Change:
     if len(lines) > HEADERS_MAX:
         raise BadForm(f"at most {HEADERS_MAX} headers")
     headers = [parse_header(line) for line in lines]
-    known = {part.index for part in queries.topic(settings, topic).parts}
+    known = {partition.index for partition in queries.topic(settings, topic).partitions}
     if partition and int(partition) not in known:
         raise BadForm(f"topic {topic} has no partition {partition}; it has 0 to {len(known) - 1}")
 
-    def do() -> None:
+    def apply() -> None:
         with Writer(settings.bootstrap, {"acks": "all", **PRODUCER_SETTINGS}) as writer:
             writer.send(
                 topic,
@@ -270,7 +273,7 @@ def produce(settings: Settings, form: Form) -> Change:
     if value:
         words += ["-D", r"\x00"] + (["-K", key] if key else [])
         words += [
-            word for name, most in PRODUCER_SETTINGS.items() if size > 900_000 for word in ("-X", f"{name}={most}")
+            word for name, limit in PRODUCER_SETTINGS.items() if size > 900_000 for word in ("-X", f"{name}={limit}")
         ]
         source = f"printf %s {shlex.quote(value)}" if len(value) <= LARGE_VALUE_CHARACTERS else "cat VALUE"
     else:  # a record with only a key: from empty input, the command would write no record
@@ -282,7 +285,7 @@ def produce(settings: Settings, form: Form) -> Change:
         [f"Its value is {'null' if is_null else f'{size:,} bytes'}, its key {key or 'null'},"
          f" with {len(headers)} header{'' if len(headers) == 1 else 's'}.",
          *(["The command reads the value from the file VALUE."] if len(value) > LARGE_VALUE_CHARACTERS else [])],
-        do,
+        apply,
         f"Wrote the record to {topic}.",
         ("/messages", {"topic": topic}),
     )  # fmt: skip
@@ -311,10 +314,10 @@ def seek(settings: Settings, form: Form) -> Change:
         is_share = group.type == "share"
         moves = plan(cluster, name, requested, start, 0, is_share)
 
-    def do() -> None:
+    def apply() -> None:
         with Cluster(settings.bootstrap) as cluster:
-            if (now := must_describe(cluster, name)).state not in WITHOUT_MEMBERS:
-                raise CliError(seek_refusal(now))
+            if (current_group := must_describe(cluster, name)).state not in WITHOUT_MEMBERS:
+                raise CliError(seek_refusal(current_group))
             planned = plan(cluster, name, requested, start, 0, is_share)
             failed = (alter if is_share else commit)(cluster, name, planned)
         if failed:
@@ -328,7 +331,7 @@ def seek(settings: Settings, form: Form) -> Change:
         f"Move the offsets of {name} to {destination}?",
         command_of(settings, "group", "seek", name, *targets, "--to", destination, "--execute"),
         effects,
-        do,
+        apply,
         f"Moved the offsets of {name}.",
         ("/group", {"name": name}),
         ("Partition", "Old offset", "New offset", "Moves by", ""),

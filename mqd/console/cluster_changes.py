@@ -14,7 +14,7 @@ from mqd.cli.moves import Partition, Plan
 from mqd.cli.verbs.group import duration_text, ranges_text
 from mqd.console.changing import BadForm, Change, Form, Row, command_of, required
 
-MOVES: tuple[str, dict[str, str]] = ("/moves", {})
+MOVES_PAGE: tuple[str, dict[str, str]] = ("/moves", {})
 
 
 # -- transactions ----------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ def whole_number(form: Form, name: str, description: str) -> int:
 
 
 def abort(settings: Settings, form: Form) -> Change:
-    """Aborts a transaction by its id or, if no coordinator knows it, by its partition and first offset."""
+    """Aborts a transaction by its id; or by partition and first offset if no coordinator knows it."""
     if form.get("id", "").strip():
         return _abort_by_id(settings, form["id"].strip())
     topic = required(form, "topic", "a transactional id, or a topic, partition and offset")
@@ -53,7 +53,7 @@ def abort(settings: Settings, form: Form) -> Change:
             " failure: once it is aborted, readers of committed records never see its records in this partition."
         )
 
-    def do() -> None:
+    def apply() -> None:
         with Cluster(settings.bootstrap) as cluster:
             current, _ = txns.find_open_transaction(cluster, topic, index, offset, None)
             txns.abort_in_partition(cluster, current)
@@ -62,7 +62,7 @@ def abort(settings: Settings, form: Form) -> Change:
         f"Abort the transaction that begins at {topic}-{index} offset {offset}?",
         command_of(settings, "txn", "abort", topic, str(index), str(offset), "--execute"),
         effects,
-        do,
+        apply,
         f"Aborted the transaction that began at {topic}-{index} offset {offset}.",
         ("/transactions", {"show": "hanging"}),
         is_dangerous=True,
@@ -74,7 +74,7 @@ def _abort_by_id(settings: Settings, name: str) -> Change:
         transaction = txns.describe(cluster, name)
         txns.check_open(transaction)
 
-    def do() -> None:
+    def apply() -> None:
         with Cluster(settings.bootstrap) as cluster:
             current = txns.describe(cluster, name)
             txns.check_open(current)
@@ -92,7 +92,7 @@ def _abort_by_id(settings: Settings, name: str) -> Change:
             f"Its producer (id {transaction.producer_id}, epoch {transaction.producer_epoch}) is fenced: it fails at"
             " its next request, and its application must start again.",
         ],
-        do,
+        apply,
         f"Aborted the transaction of {name}.",
         ("/transaction", {"id": name}),
         ("Topic", "Partitions"),
@@ -135,7 +135,7 @@ def balance(settings: Settings, form: Form) -> Change:
             f"A plan has {BALANCE_MOVES_MAX} moves at most; when it is done, the controller makes the next plan."
         )
 
-    def do() -> None:
+    def apply() -> None:
         with Broker(settings.bootstrap) as broker:
             moves.balance(broker, topics, dry_run=False)
 
@@ -143,9 +143,9 @@ def balance(settings: Settings, form: Form) -> Change:
         "Spread replicas and leaderships evenly over the brokers?",
         command_of(settings, "cluster", "balance", *topics, "--no-wait"),
         effects,
-        do,
+        apply,
         "The controller has begun the planned moves.",
-        MOVES,
+        MOVES_PAGE,
         _PLAN_TITLES,
         _plan_rows(before, plan),
     )
@@ -159,14 +159,14 @@ def drain(settings: Settings, form: Form) -> Change:
     with Broker(settings.bootstrap) as broker:
         if not broker.is_mqd():
             raise CliError(
-                "only an mqd cluster, not Apache Kafka, drains a broker; mqd topic reassign moves its replicas"
+                "only an mqd cluster can drain a broker; in Apache Kafka, move its replicas with mqd topic reassign"
             )
         before = moves.replicas_of_all(broker)
     held_partitions = {partition: replicas for partition, replicas in before.items() if node in replicas}
     others = [one.broker_id for one in state.brokers if not one.is_fenced and one.broker_id != node]
     unplaceable = [partition for partition, replicas in held_partitions.items() if len(replicas) > len(others)]
 
-    def do() -> None:
+    def apply() -> None:
         with Broker(settings.bootstrap) as broker:
             moves.drain(broker, node, cancel)
 
@@ -176,11 +176,11 @@ def drain(settings: Settings, form: Form) -> Change:
             " when the cluster is balanced."
         ]
     else:
-        led_count = sum(replicas[0] == node for replicas in held_partitions.values())
+        preferred_leader_count = sum(replicas[0] == node for replicas in held_partitions.values())
         effects = [
             f"{len(held_partitions)} replica{'s' * (len(held_partitions) != 1)} of broker {node} move to other brokers,"
-            f" {led_count} of them the preferred leader{'s' * (led_count != 1)}; the controller chooses where."
-            " Records are copied first, so readers have them all the time.",
+            f" {preferred_leader_count} of them the preferred leader{'s' * (preferred_leader_count != 1)}; the"
+            " controller chooses where. Records are copied first, so they stay readable throughout.",
             f"Broker {node} gets no replicas of new topics. Once it holds no replica, it can be stopped permanently.",
         ]
     if unplaceable and not cancel:
@@ -195,9 +195,9 @@ def drain(settings: Settings, form: Form) -> Change:
         f"{'Stop draining' if cancel else 'Drain'} broker {node}?",
         command_of(settings, "cluster", "drain", str(node), *(["--cancel"] if cancel else ["--no-wait"])),
         effects,
-        do,
+        apply,
         f"Broker {node} {'takes part again' if cancel else 'is being drained'}.",
-        MOVES,
+        MOVES_PAGE,
         () if cancel else ("Partition", "Replicas now"),
         []
         if cancel
@@ -216,7 +216,7 @@ def cancel_moves(settings: Settings, form: Form) -> Change:
     if not ongoing:
         raise CliError(f"topic {topic}: no replicas are moving")
 
-    def do() -> None:
+    def apply() -> None:
         with Broker(settings.bootstrap) as broker:
             if current := moves.ongoing_moves(broker, topic):
                 moves.begin(broker, dict.fromkeys(current))
@@ -229,11 +229,11 @@ def cancel_moves(settings: Settings, form: Form) -> Change:
         command_of(settings, "topic", "reassign", topic, "--cancel"),
         [
             "Its replicas stay where they were; the new copies are deleted. Replicas of a broker that is being"
-            " drained begin to move again: stop draining it first."
+            " drained begin to move again, unless you stop draining it first."
         ],
-        do,
+        apply,
         f"The replicas of {topic} stay where they were.",
-        MOVES,
+        MOVES_PAGE,
         ("Partition", "Replicas"),
         [(f"{name}-{index}", remaining_nodes(move)) for (name, index), move in sorted(ongoing.items())],
     )

@@ -1,4 +1,4 @@
-"""`mqd console`: the web page of a cluster, in a process of its own."""
+"""`mqd console`: serves the web pages of a cluster, in a process of its own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEEP_ALIVE_S = 75  # longer than the refresh interval of pages, so that they nee
 @click.option(
     "--tls-certificate",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="PEM file of the page's own certificate; mqd cert create NAME --host HOST makes one.",
+    help="PEM file of the page's own certificate; mqd cert create NAME --host HOST creates one.",
 )
 @click.option(
     "--tls-key",
@@ -96,8 +96,8 @@ def command(
             certificate=tls_certificate,
             key=tls_key or tls_certificate,
             metrics=metrics,
-            metrics_token=metrics_token_file,
-            metrics_ca=metrics_ca,
+            metrics_token_file=metrics_token_file,
+            metrics_ca_file=metrics_ca,
             audit=audit,
         )
     )

@@ -18,7 +18,7 @@ _COMPARISON = re.compile(r"\s*(==?|!=|<=|>=|<|>|~)\s*(\S.*)", re.DOTALL)
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
-ANY = object()  # each element of an array
+ANY = object()  # the step [*]: every element of an array
 HELP = '$.name, $.items[0].sku, $["a b"] or $.items[*].sku, then =, !=, <, <=, >, >= or ~ (contains) and a value'
 
 
@@ -29,9 +29,9 @@ class BadFilter(ValueError):
 class Condition(msgspec.Struct, frozen=True):
     """If `comparison` is "", the condition holds for every document in which the path exists."""
 
-    steps: tuple[Any, ...]
+    steps: tuple[Any, ...]  # the path: keys of objects, indexes of arrays, ANY
     comparison: str = ""
-    wanted: Any = None
+    operand: Any = None
 
     def holds(self, document: Any) -> bool:
         return any(self._is_met_by(value) for value in _values_at(document, self.steps, [VALUES_MAX]))
@@ -40,18 +40,18 @@ class Condition(msgspec.Struct, frozen=True):
         if not self.comparison:
             return True
         if self.comparison == "~":
-            return str(self.wanted) in (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-        if isinstance(value, bool) != isinstance(self.wanted, bool):  # True is 1 for Python
+            return str(self.operand) in (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        if isinstance(value, bool) != isinstance(self.operand, bool):  # in Python, True equals 1
             return self.comparison == "!="
         try:
-            return _OPERATORS[self.comparison](value, self.wanted)
+            return _OPERATORS[self.comparison](value, self.operand)
         except TypeError:
-            return False  # a string is neither greater nor less than a number
+            return False  # strings and numbers have no order
 
 
 def _values_at(document: Any, steps: tuple[Any, ...], remaining: list[int]) -> Iterator[Any]:
-    """Yields the values at a path. `remaining`: a list of one number, which all recursive calls
-    share: how many more values may be yielded.
+    """Yields the values at a path. `remaining`: how many more values may be yielded, in a list of one
+    number that all recursive calls share.
     """
     if not steps:
         remaining[0] -= 1
@@ -90,14 +90,16 @@ def parse_condition(text: str) -> Condition:
     if match is None:
         raise BadFilter(f"{rest[:40]!r} is not understood: a JSON condition is {HELP}")
     try:
-        wanted = json.loads(match[2])
+        operand = json.loads(match[2])
     except (ValueError, RecursionError):
-        wanted = match[2]
-    return Condition(tuple(steps), "=" if match[1] == "==" else match[1], match[2] if match[1] == "~" else wanted)
+        operand = match[2]
+    return Condition(tuple(steps), "=" if match[1] == "==" else match[1], match[2] if match[1] == "~" else operand)
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """A filter of records. Empty fields are ignored; all others must match. Text is compared as UTF-8 bytes."""
+    """A filter of records. Empty fields are ignored; all others must match. Text is compared as UTF-8
+    bytes.
+    """
 
     key: bytes = b""
     value: bytes = b""
@@ -110,7 +112,7 @@ class Filter(msgspec.Struct, frozen=True):
         return not self.key and not self.value and self.header is None and self.condition is None
 
     def matches(self, message: Any) -> bool:
-        """Whether the filter matches. Invalid UTF-8 and invalid JSON are not errors: they do not match."""
+        """Invalid UTF-8 and invalid JSON are not errors: they do not match."""
         if self.key and self.key not in (message.key() or b""):
             return False
         if self.value and self.value not in (message.value() or b""):

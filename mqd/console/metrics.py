@@ -1,5 +1,5 @@
-"""Metrics from the brokers' admin ports, if the console knows their addresses: rates over a quarter
-of an hour, kept in memory, and what `mqd doctor` finds in these metrics.
+"""The brokers' metrics, if the console knows the addresses of their metrics pages: rates over the
+last quarter of an hour, kept in memory, and what `mqd doctor` finds in these metrics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mqd.console.options import Options
 
 INTERVAL_S = 15.0
 HISTORY_S = 15 * 60
-POINTS = int(HISTORY_S / INTERVAL_S)
+POINTS_MAX = int(HISTORY_S / INTERVAL_S)
 PAGE_TIMEOUT_S = 10.0
 PAGE_BYTES_MAX = 64 << 20
 TOTALS = ("mqd_records_appended_total", "mqd_bytes_appended_total", "mqd_fetch_bytes_total")
@@ -32,7 +32,7 @@ CLOCK = "mqd_clock_timestamp_seconds"
 # a page can have lines for 10,000 partitions: labels are parsed only in lines that are kept
 _ALWAYS_KEPT = frozenset({"mqd_log_dir_total_bytes", "mqd_log_dir_free_bytes", "mqd_sync_failures_total",
                     "mqd_certificate_expiry_timestamp_seconds"})  # fmt: skip
-_KEPT_UNLESS = {  # metric -> the value with which its line is dropped
+_KEPT_UNLESS = {  # metric -> its normal value; lines with this value are dropped
     "mqd_corrupt_segments": 0.0,
     "mqd_compaction_uncleanable": 0.0,
     "mqd_partition_online": 1.0,
@@ -55,12 +55,12 @@ class Scrape(msgspec.Struct):
     totals: dict[str, float]
     produce_counts: dict[float, float]
     samples: list[Sample]
-    clock_s: float | None = None  # the broker's, since 1970
+    clock_s: float | None = None  # the broker's clock: seconds since 1970
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Rates per second between two scrapes of all brokers. `p99_s`: the 99th percentile of the times
-    of Produce requests; None if nothing was produced.
+    """Rates per second between two scrapes, for all brokers together. `p99_s`: the 99th percentile of
+    the duration of Produce requests; None if nothing was produced.
     """
 
     records: float
@@ -106,8 +106,9 @@ def parse(page: str, time_s: float) -> Scrape:
 
 
 def clock_ahead_s(clock_s: float | None, began_s: float, ended_s: float) -> float:
-    """How many seconds a broker's clock, read between two moments of this host's clock, is ahead of
-    that interval; negative if it is behind.
+    """How many seconds a broker's clock is ahead of this host's clock; negative if it is behind. The
+    broker's clock was read between `began_s` and `ended_s` of this host's clock, so a time between
+    the two counts as 0.
     """
     return 0.0 if clock_s is None else clock_s - min(max(clock_s, began_s), ended_s)
 
@@ -130,35 +131,37 @@ def _labels(text: str | None) -> dict[str, str]:
     }
 
 
-def quantile(share: float, before: dict[float, float], after: dict[float, float]) -> float | None:
-    """The smallest bound that at least this share of the requests between two scrapes did not exceed."""
+def quantile(fraction: float, before: dict[float, float], after: dict[float, float]) -> float | None:
+    """The smallest bound that at least this fraction of the requests between two scrapes did not
+    exceed.
+    """
     increases = sorted((bound, count - before.get(bound, 0.0)) for bound, count in after.items())
     if not increases or increases[-1][1] <= 0:
         return None
-    wanted = share * increases[-1][1]
-    finite = [bound for bound, count in increases if count >= wanted and bound != float("inf")]
+    count_wanted = fraction * increases[-1][1]
+    finite = [bound for bound, count in increases if count >= count_wanted and bound != float("inf")]
     return finite[0] if finite else max((bound for bound, _ in increases if bound != float("inf")), default=None)
 
 
 def rates_between(before: Scrape, after: Scrape) -> Point:
-    """The rates of one broker. A restarted broker counts from zero: its rates are lower bounds."""
+    """The rates of one broker. A restarted broker counts from zero, so its rates are lower bounds."""
     seconds = max(after.time_s - before.time_s, 0.001)
     records, bytes_in, bytes_out = (max(0.0, after.totals[name] - before.totals[name]) / seconds for name in TOTALS)
     return Point(records, bytes_in, bytes_out, quantile(0.99, before.produce_counts, after.produce_counts))
 
 
 class Sampler:
-    """A thread that scrapes while the console runs. Without addresses it does nothing."""
+    """Scrapes the metrics pages on a thread while the console runs. Does nothing without addresses."""
 
     def __init__(self, options: Options) -> None:
         self.urls = options.metrics
-        self._token, self._ca = options.metrics_token, options.metrics_ca
+        self._token_file, self._ca_file = options.metrics_token_file, options.metrics_ca_file
         self._lock = threading.Lock()
         self._last: dict[str, Scrape] = {}
         self._previous: dict[str, Scrape] = {}
-        self._ahead_s: dict[str, float] = {}
+        self._clock_ahead_s: dict[str, float] = {}
         self._failures: dict[str, str] = {}
-        self._points: deque[Point] = deque(maxlen=POINTS)
+        self._points: deque[Point] = deque(maxlen=POINTS_MAX)
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -185,11 +188,11 @@ class Sampler:
                     self._failures[url] = str(error)
                     self._last.pop(url, None)
                     self._previous.pop(url, None)
-                    self._ahead_s.pop(url, None)
+                    self._clock_ahead_s.pop(url, None)
                 continue
             with self._lock:
                 self._failures.pop(url, None)
-                self._ahead_s[url] = clock_ahead_s(scrape.clock_s, began_s, time.time())
+                self._clock_ahead_s[url] = clock_ahead_s(scrape.clock_s, began_s, time.time())
                 if url in self._last:
                     points.append(rates_between(self._last[url], scrape))
                     self._previous[url] = self._last[url]
@@ -207,14 +210,14 @@ class Sampler:
 
     def _read(self, url: str) -> str:
         request = urllib.request.Request(url)
-        if self._token is not None:
-            request.add_header("Authorization", f"Bearer {self._token.read_text().strip()}")
-        context = ssl.create_default_context(cafile=str(self._ca)) if self._ca is not None else None
+        if self._token_file is not None:
+            request.add_header("Authorization", f"Bearer {self._token_file.read_text().strip()}")
+        context = ssl.create_default_context(cafile=str(self._ca_file)) if self._ca_file is not None else None
         with urllib.request.urlopen(request, timeout=PAGE_TIMEOUT_S, context=context) as response:
             page = response.read(PAGE_BYTES_MAX + 1)
         if len(page) > PAGE_BYTES_MAX:
             raise ValueError(f"more than {PAGE_BYTES_MAX} bytes")
-        if response.length:  # read() with a limit does not check it
+        if response.length:  # read() with a limit does not report a page that is cut short
             raise http.client.IncompleteRead(page, response.length)
         return page.decode("utf-8", "replace")
 
@@ -228,12 +231,12 @@ class Sampler:
 
     def findings(self, now_s: float) -> list[Finding]:
         with self._lock:
-            last, previous, clocks = dict(self._last), dict(self._previous), dict(self._ahead_s)
+            last, previous, clock_ahead_by_url = dict(self._last), dict(self._previous), dict(self._clock_ahead_s)
         samples = [sample for scrape in last.values() for sample in scrape.samples]
         all_findings = diagnosis.metric_findings(samples, now_s, "DATA_DIR")
         for url, scrape in previous.items():
             all_findings += diagnosis.consumer_findings(scrape.samples, last[url].samples)
-        for url, ahead_s in clocks.items():
+        for url, ahead_s in clock_ahead_by_url.items():
             all_findings += diagnosis.clock_findings(urlsplit(url).netloc, ahead_s)
         return all_findings
 

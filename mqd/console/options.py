@@ -1,4 +1,4 @@
-"""The checked options of `mqd console`: who may reach the page, and with whose permissions it acts."""
+"""The checked options of `mqd console`: who can reach it, and with whose permissions it acts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Options(msgspec.Struct, frozen=True):
     certificate: Path | None = None
     key: Path | None = None
     metrics: tuple[str, ...] = ()
-    metrics_token: Path | None = None
-    metrics_ca: Path | None = None
+    metrics_token_file: Path | None = None
+    metrics_ca_file: Path | None = None
     audit: Path | None = None
 
     @property
@@ -53,9 +53,9 @@ def is_loopback(host: str) -> bool:
 
 
 def checked(options: Options) -> Options:
-    """The options, with the loopback names added to `hosts` if the console listens on loopback. Raises
-    CliError for options with which it would give its own permissions to anyone, or send passwords in
-    plaintext.
+    """Returns the options, with the loopback names added to `hosts` if the console listens on
+    loopback. Raises CliError for options with which the console would give its own permissions to
+    anyone, or passwords would be sent in plaintext.
     """
     security = options.security
     if not security.has_sasl and security.settings.get("ssl.certificate.location"):

@@ -42,25 +42,25 @@ class PageRequest:
             raise Refused(400, f"{name} is longer than {TEXT_MAX} characters")
         return value
 
-    def number(self, name: str, default: int, least: int, most: int) -> int:
-        """Replaces values that are not a number or out of range: users edit URLs."""
+    def number(self, name: str, default: int, minimum: int, maximum: int) -> int:
+        """Replaces values that are not a number or are out of range, because users edit URLs."""
         try:
-            return min(most, max(least, int(self.text(name) or default)))
+            return min(maximum, max(minimum, int(self.text(name) or default)))
         except ValueError:
             return default
 
     def required_text(self, name: str) -> str:
         value = self.text(name)
         if not value:
-            raise Refused(404, f"the URL names no {name}")
+            raise Refused(404, f"the URL has no {name}")
         return value
 
     def cached(self, key: str, seconds: float, load: Callable[[], T]) -> T:
-        """Loads through the cache, under a key of this user: other users may see less."""
+        """Loads through the cache. Each user has its own entries, because others may see less."""
         return self.console.cache.get((self.session.user, key), seconds, load)
 
     def attempt(self, load: Callable[[], T]) -> tuple[T | None, str]:
-        """The result, or the reason for its absence: a part of a page may fail."""
+        """Returns the result and "", or None and the reason: a part of a page may fail."""
         try:
             return load(), ""
         except CliError as error:
@@ -82,16 +82,16 @@ class PageRequest:
         return HTMLResponse(html, status)
 
     def redirect(self, path: str, notice: str, **query: object) -> Response:
-        """The response after a change: a redirect, so that reloading does not repeat the change. `notice`
-        is shown on the new page; its signature prevents links on other sites from showing their own
-        text.
+        """The response after a change: a redirect, so that reloading does not repeat the change.
+        `notice` is shown on the new page; its signature prevents links on other sites from showing
+        their own text.
         """
         notice = notice if len(notice) <= TEXT_MAX else f"{notice[: TEXT_MAX - 1]}…"
         signature = self.console.sessions.signature(self.cookie, notice)
         return RedirectResponse(rendering.url(path, **query, notice=notice, signature=signature), 303)
 
     def _notice(self) -> str:
-        """Must not raise: the page that explains a refused request calls it, too."""
+        """Must not raise, because the page that explains a refused request calls it, too."""
         query = self.http.query_params
         notice, sent_signature = query.get("notice", "")[:TEXT_MAX], query.get("signature", "")[:TEXT_MAX]
         signature = self.console.sessions.signature(self.cookie, notice)

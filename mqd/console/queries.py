@@ -46,7 +46,7 @@ METADATA, DESCRIBE_LOG_DIRS = 3, 35
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """Totals over a topic's partitions. `replicas`: the largest replica count among them."""
+    """Totals over a topic's partitions. `replicas`: the largest number of replicas of a partition."""
 
     name: str
     partitions: int
@@ -77,7 +77,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """A view of the whole cluster. `hidden`: parts that this user may not see, and why."""
+    """The state of the whole cluster. `hidden`: what this user may not see, and why."""
 
     cluster_id: str
     nodes: tuple[Node, ...]
@@ -139,11 +139,15 @@ def health(settings: Settings) -> Health:
         hidden.append(f"controllers: {error.message}")
     broken = [
         BrokenPartition(
-            one.name, part.partition_index, part.leader_id, tuple(part.replica_nodes), tuple(part.isr_nodes)
+            one.name,
+            partition.partition_index,
+            partition.leader_id,
+            tuple(partition.replica_nodes),
+            tuple(partition.isr_nodes),
         )
         for one in response.topics
-        for part in one.partitions
-        if part.leader_id < 0 or len(part.isr_nodes) < len(part.replica_nodes)
+        for partition in one.partitions
+        if partition.leader_id < 0 or len(partition.isr_nodes) < len(partition.replica_nodes)
     ]
     if state is None and broken:
         findings += _findings_from_metadata(partitions)
@@ -165,16 +169,18 @@ def health(settings: Settings) -> Health:
 
 
 def _findings_from_metadata(partitions: Partitions) -> list[Finding]:
-    """The problems that the metadata of the topics shows, for a user who may not describe the cluster."""
+    """The problems that the topics' metadata shows, for a user who may not describe the cluster."""
     findings = []
     for harm, partition_names, problem in (
-        (diagnosis.Harm.OUTAGE, partitions.leaderless_names, "without a leader, neither read nor written"),
+        (diagnosis.Harm.OUTAGE, partitions.leaderless_names, "without a leader, so they cannot be read or written"),
         (diagnosis.Harm.NO_RESERVE, partitions.not_in_sync, "with a replica that is not in sync"),
     ):
         if partition_names:
             findings.append(
                 Finding(
-                    harm, f"{problem}: {diagnosis.partitions_text(partition_names)}", "mqd doctor, by an administrator"
+                    harm,
+                    f"{problem}: {diagnosis.partitions_text(partition_names)}",
+                    "ask an administrator to run mqd doctor",
                 )
             )
     return findings
@@ -185,11 +191,11 @@ def _nodes(response: Any, state: ClusterState | None) -> tuple[Node, ...]:
     replica_counts: dict[int, int] = {}
     out_of_sync_counts: dict[int, int] = {}
     for topic in response.topics:
-        for part in topic.partitions:
-            led_counts[part.leader_id] = led_counts.get(part.leader_id, 0) + 1
-            for node in part.replica_nodes:
+        for partition in topic.partitions:
+            led_counts[partition.leader_id] = led_counts.get(partition.leader_id, 0) + 1
+            for node in partition.replica_nodes:
                 replica_counts[node] = replica_counts.get(node, 0) + 1
-                if node not in part.isr_nodes:
+                if node not in partition.isr_nodes:
                     out_of_sync_counts[node] = out_of_sync_counts.get(node, 0) + 1
     known = {one.node_id: (one.host, one.port, one.rack, False) for one in response.brokers}
     if state is not None:
@@ -233,7 +239,7 @@ def directories(settings: Settings) -> tuple[list[Directory], list[str]]:
         for node, response in _describe_log_dirs(cluster, None, missing):
             for one in response.results:
                 error = error_text(one.error_code) if one.error_code else ""
-                replica_sizes = [part.partition_size for topic in one.topics for part in topic.partitions]
+                replica_sizes = [partition.partition_size for topic in one.topics for partition in topic.partitions]
                 reported.append(
                     Directory(
                         node,
@@ -264,10 +270,12 @@ def sizes(cluster: Cluster, names: Iterable[str] | None) -> dict[tuple[str, int]
     for node, response in _describe_log_dirs(cluster, requested, []):
         for directory in response.results:
             for topic in directory.topics:
-                for part in topic.partitions:
-                    if part.is_future_key:  # an unfinished copy, made by a move to this directory
+                for partition in topic.partitions:
+                    if partition.is_future_key:  # an unfinished copy, made by a move to this directory
                         continue
-                    sizes_by_partition.setdefault((topic.name, part.partition_index), {})[node] = part.partition_size
+                    sizes_by_partition.setdefault((topic.name, partition.partition_index), {})[node] = (
+                        partition.partition_size
+                    )
     return sizes_by_partition
 
 
@@ -287,7 +295,7 @@ _SOURCES = {1: "this topic", 2: "the broker", 3: "all brokers", 4: "the broker's
 _TOPIC_SOURCE = 1
 
 
-class Part(msgspec.Struct, frozen=True):
+class PartitionDetails(msgspec.Struct, frozen=True):
     """One partition. Fields that no broker reports are None."""
 
     index: int
@@ -314,18 +322,18 @@ class Config(msgspec.Struct, frozen=True):
 
 class TopicDetails(msgspec.Struct, frozen=True):
     name: str
-    parts: tuple[Part, ...]
+    partitions: tuple[PartitionDetails, ...]
     configs: tuple[Config, ...]
     hidden: tuple[str, ...]
 
     @property
     def records(self) -> int:
         """How many offsets are in use; some have no record (compaction, transaction markers)."""
-        return sum((part.end or 0) - (part.start or 0) for part in self.parts)
+        return sum((partition.end or 0) - (partition.start or 0) for partition in self.partitions)
 
     @property
     def size(self) -> int | None:
-        known_sizes = [part.size for part in self.parts if part.size is not None]
+        known_sizes = [partition.size for partition in self.partitions if partition.size is not None]
         return sum(known_sizes) if known_sizes else None
 
     @property
@@ -361,8 +369,8 @@ def topic(settings: Settings, name: str) -> TopicDetails:
             hidden.append(f"configuration: {error.message}")
         in_sync = {one.partition_index: tuple(one.isr_nodes) for one in response.partitions}
         spares.count_as_in_sync(cluster.bootstrap_broker, [response])
-    parts = tuple(
-        Part(
+    details = tuple(
+        PartitionDetails(
             one.partition_index,
             one.leader_id,
             tuple(one.replica_nodes),
@@ -374,7 +382,7 @@ def topic(settings: Settings, name: str) -> TopicDetails:
         )
         for one in sorted(response.partitions, key=lambda one: one.partition_index)
     )
-    return TopicDetails(name, parts, configs, tuple(hidden))
+    return TopicDetails(name, details, configs, tuple(hidden))
 
 
 def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:
@@ -403,28 +411,28 @@ def _inherited_value(config: Any) -> str | None:
     return next((one.value for one in config.synonyms if one.source != _TOPIC_SOURCE and one.name in own_names), None)
 
 
-class TopicFigures(msgspec.Struct, frozen=True):
-    """Figures of a topic in the list; None if not known."""
+class TopicTotals(msgspec.Struct, frozen=True):
+    """Totals over a topic's partitions, for the list of topics; None if not known."""
 
     records: int | None
     size: int | None
 
 
-def topic_figures(settings: Settings, names: list[str]) -> dict[str, TopicFigures]:
-    """The figures of the topics on one page of the list."""
+def topic_totals(settings: Settings, names: list[str]) -> dict[str, TopicTotals]:
+    """The totals of the topics on one page of the list."""
     with Cluster(settings.bootstrap) as cluster:
         known = cluster.topics(names)
         partitions = [(name, index) for name, indexes in known.items() for index in indexes]
         starts, ends = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
         sizes_by_partition = sizes(cluster, names)
-    figures = {}
+    totals = {}
     for name, indexes in known.items():
         topic_partitions = [(name, index) for index in indexes]
         counts = [ends[one] - starts[one] for one in topic_partitions if one in ends and one in starts]
         topic_sizes = [_size_of(sizes_by_partition.get(one), indexes[one[1]]) for one in topic_partitions]
         known_sizes = [one for one in topic_sizes if one is not None]
-        figures[name] = TopicFigures(sum(counts) if counts else None, sum(known_sizes) if known_sizes else None)
-    return figures
+        totals[name] = TopicTotals(sum(counts) if counts else None, sum(known_sizes) if known_sizes else None)
+    return totals
 
 
 def all_sizes(settings: Settings) -> dict[str, int]:
@@ -438,7 +446,7 @@ def all_sizes(settings: Settings) -> dict[str, int]:
 
 # -- groups ----------------------------------------------------------------------------------------
 
-GROUPS_AT_ONCE = 200
+GROUPS_PER_REQUEST = 200
 
 
 class ConsumingGroup(msgspec.Struct, frozen=True):
@@ -451,18 +459,18 @@ class ConsumingGroup(msgspec.Struct, frozen=True):
 
 
 def consuming_groups(settings: Settings, known: list[Group], name: str, ends: dict[int, int]) -> list[ConsumingGroup]:
-    """Groups that have committed offsets of a topic, or have members assigned to it. One request
-    per GROUPS_AT_ONCE groups.
+    """Groups that have committed offsets of a topic, or have members assigned to it. Sends one request
+    for every GROUPS_PER_REQUEST groups.
     """
     wanted = OffsetFetchRequest.GroupTopic(name=name, partition_indexes=sorted(ends))
     lags: dict[str, int] = {}
     with Cluster(settings.bootstrap) as cluster:
         for broker in cluster.nodes():
             listed = [one.group_id for one in broker.request(LIST_GROUPS, ListGroupsRequest()).groups]
-            for start in range(0, len(listed), GROUPS_AT_ONCE):
+            for start in range(0, len(listed), GROUPS_PER_REQUEST):
                 requested = [
                     OffsetFetchRequest.Group(group_id=one, topics=[wanted])
-                    for one in listed[start : start + GROUPS_AT_ONCE]
+                    for one in listed[start : start + GROUPS_PER_REQUEST]
                 ]
                 response = broker.request(OFFSET_FETCH, OffsetFetchRequest(groups=requested), TOPIC_NAMES_VERSION_MAX)
                 for group in response.groups:
@@ -483,24 +491,25 @@ def consuming_groups(settings: Settings, known: list[Group], name: str, ends: di
 
 
 class GroupLag(msgspec.Struct, frozen=True):
-    """The lag of a group in the list. `lag`: how many records it has not committed yet; None if it has
-    no committed offset. `is_stream`: whether a Spark streaming query commits its progress for it.
+    """The lag of a group in the list. `lag`: how many records it has not committed yet; None if it
+    has no committed offset. `is_spark_query`: whether a Spark streaming query commits its progress
+    as this group.
     """
 
     lag: int | None
-    is_stream: bool
+    is_spark_query: bool
 
 
 def group_lags(settings: Settings, groups: list[Group]) -> dict[str, GroupLag]:
     """The lags of the groups on one page of the list."""
     lags: dict[str, GroupLag] = {}
     with Cluster(settings.bootstrap) as cluster:
-        positions_of = {one.group: positions(cluster, one.group, one.type == SHARE) for one in groups}
+        positions_by_group = {one.group: positions(cluster, one.group, one.type == SHARE) for one in groups}
         share_groups = {one.group for one in groups if one.type == SHARE}
-        partitions = {partition for committed in positions_of.values() for partition in committed}
+        partitions = {partition for committed in positions_by_group.values() for partition in committed}
         cluster.topics({topic for topic, _ in partitions})
         ends = cluster.offsets(partitions, LATEST)
-    for name, committed in positions_of.items():
+    for name, committed in positions_by_group.items():
         lag = None
         if committed and name in share_groups:
             lag = sum(one.lag or 0 for one in committed.values())
@@ -518,8 +527,8 @@ class GroupDetails(msgspec.Struct, frozen=True):
     ages: dict[tuple[str, int], float]
 
 
-AGES_MAX = 100  # partitions for which the oldest uncommitted record is read
-AGES_S = 2.0
+AGES_MAX = 100  # how many partitions' oldest uncommitted records are read
+AGES_TIMEOUT_S = 2.0
 
 
 def group(settings: Settings, name: str) -> GroupDetails:
@@ -532,17 +541,18 @@ def group(settings: Settings, name: str) -> GroupDetails:
         for row in rows
         if row.lag and row.committed_offset is not None
     }
-    aged_offsets = dict(itertools.islice(first_uncommitted.items(), AGES_MAX))
+    offsets_to_read = dict(itertools.islice(first_uncommitted.items(), AGES_MAX))
     try:
-        ages = oldest_ages(settings, aged_offsets) if aged_offsets else {}
+        ages = record_ages(settings, offsets_to_read) if offsets_to_read else {}
     except (CliError, KafkaException):
         ages = {}  # this user may not read these topics: only the lag in records is shown
     return GroupDetails(described, rows, ages)
 
 
-def oldest_ages(settings: Settings, offsets: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
-    """How many seconds ago the records at these offsets were written; partitions that do not respond
-    in AGES_S are left out. Reads the records, because Kafka has no request for a record's time.
+def record_ages(settings: Settings, offsets: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
+    """How many seconds ago the records at these offsets were written. Leaves out partitions that do
+    not respond within AGES_TIMEOUT_S. Reads the records, because Kafka has no request for the time
+    of a record.
     """
     consumer = Consumer(
         base_config(settings.bootstrap)
@@ -556,7 +566,7 @@ def oldest_ages(settings: Settings, offsets: dict[tuple[str, int], int]) -> dict
         }
     )
     ages: dict[tuple[str, int], float] = {}
-    deadline = time.monotonic() + AGES_S
+    deadline = time.monotonic() + AGES_TIMEOUT_S
     try:
         consumer.assign([TopicPartition(topic, index, offset) for (topic, index), offset in offsets.items()])
         while len(ages) < len(offsets) and (remaining_s := deadline - time.monotonic()) > 0:

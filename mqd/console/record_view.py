@@ -20,7 +20,7 @@ HEADERS_MAX = 50
 
 
 class View(msgspec.Struct, frozen=True):
-    """`kind`: null | empty | json | text | hex. `line`: the beginning of the bytes, on one line."""
+    """`kind`: null | empty | json | text | hex. `line`: the beginning of the data, on one line."""
 
     kind: str
     text: str
@@ -42,7 +42,7 @@ def view(data: bytes | None, max_bytes: int) -> View:
     if text is not None:
         shown = visible(text)
         return View("text", shown, " ".join(shown[: 2 * LINE_CHARACTERS].split())[:LINE_CHARACTERS], size, is_cut)
-    return View("hex", dump(data[:HEX_BYTES]), data[:48].hex(" "), size, size > HEX_BYTES)
+    return View("hex", hex_dump(data[:HEX_BYTES]), data[:48].hex(" "), size, size > HEX_BYTES)
 
 
 def _pretty(data: bytes) -> str | None:
@@ -62,8 +62,8 @@ def _text(data: bytes, is_cut: bool) -> str | None:
     return None if unusual_count * 4 > len(text) else text
 
 
-def dump(data: bytes) -> str:
-    """A hex dump: offset, bytes, and the bytes as text (a dot for those that are not printable ASCII)."""
+def hex_dump(data: bytes) -> str:
+    """A hex dump: offset, bytes, and the bytes as text, with dots for those that are not printable."""
     lines = []
     for at in range(0, len(data), 16):
         row = data[at : at + 16]
@@ -80,14 +80,14 @@ class Record(msgspec.Struct, frozen=True):
     key: View
     value: View
     headers: list[tuple[str, View]]
-    more_headers: int
+    more_headers: int  # number of headers that are left out of `headers`
 
     def commands(self, bootstrap: str) -> list[tuple[str, str]]:
         topic, server = shlex.quote(self.topic), shlex.quote(bootstrap)
-        place = f"-p {self.partition} -o {self.offset}"
+        position = f"-p {self.partition} -o {self.offset}"
         return [
-            ("mqd", f"mqd consume {topic} -b {server} {place} -n 1"),
-            ("kcat", f"kcat -b {server} -C -t {topic} {place} -c 1"),
+            ("mqd", f"mqd consume {topic} -b {server} {position} -n 1"),
+            ("kcat", f"kcat -b {server} -C -t {topic} {position} -c 1"),
         ]
 
 

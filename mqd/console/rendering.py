@@ -1,4 +1,4 @@
-"""Templates, and the formatting of numbers, times and hostile text."""
+"""Templates, and the formatting of numbers, times and untrusted text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mqd.cli.common import human_bytes
 from mqd.cli.verbs.status import duration
 
 FOLDER = Path(__file__).parent
-_HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
+_INVISIBLE_CATEGORIES = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 _PLAIN = re.compile(r"[\n\t\x20-\x7e]*")
 
 
@@ -27,22 +27,22 @@ def visible(text: str) -> str:
         return text
     return "".join(
         f"\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}U+{ord(one):04X}\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
-        if unicodedata.category(one) in _HIDDEN and one not in "\n\t"
+        if unicodedata.category(one) in _INVISIBLE_CATEGORIES and one not in "\n\t"
         else one
         for one in text
     )
 
 
 def url(path: str, /, **query: object) -> str:
-    """A path with a query; empty values are left out."""
-    words = urlencode(
+    """The path with a query; leaves out empty values."""
+    encoded_query = urlencode(
         [
             (name, str(value))
             for name, value in query.items()
             if value is not None and value is not False and value != ""
         ]
     )
-    return f"{path}?{words}" if words else path
+    return f"{path}?{encoded_query}" if encoded_query else path
 
 
 def number(value: float | None) -> str:
@@ -50,6 +50,7 @@ def number(value: float | None) -> str:
 
 
 def counted(noun: str, count: int | None) -> str:
+    """The noun, in the plural unless the count is 1."""
     return noun if count == 1 else f"{noun}s"
 
 

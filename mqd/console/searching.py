@@ -1,6 +1,6 @@
-"""Searches a topic's records from a starting point with a filter, and reports its progress. A
-search ends where the partitions ended when it began; a live search continues until it is stopped,
-for at most LIVE_S.
+"""Searches a topic's records with a filter, from a starting point, and reports the progress. A
+search ends at the offsets where the partitions ended when it began; a live search continues until
+it is stopped, for at most LIVE_S.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NEWEST_READ_MAX = 10_000  # limit on the records read to find the newest ones, o
 COUNT_MAX = 500
 LIVE_S = 900.0  # how long a live search may run
 SILENT_S = 15.0  # a search fails after this time without a message
-STEP_S = 0.3  # interval of steps without a record
+STEP_S = 0.3  # interval between steps while nothing is found
 BATCH_MESSAGES = 500
 
 
@@ -42,9 +42,9 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct):
-    """The records found since the previous step, and the progress: `scanned` of the `total` offsets to
-    search. `whole`: how many offsets the chosen partitions have. `ended`: why the search has ended
-    (count | time | end | stopped), or "".
+    """The records found since the previous step, and the progress: `scanned` of the `total` offsets
+    to search. `whole`: how many offsets the chosen partitions have in total. `ended`: why the
+    search has ended (count | time | end | stopped), or "" if it has not.
     """
 
     records: list[Any]
@@ -57,8 +57,8 @@ class Step(msgspec.Struct):
 
 
 def _offset_ranges(settings: Settings, query: Query) -> tuple[dict[int, tuple[int, int]], int]:
-    """Returns (partition -> first offset and end of the search, total number of offsets in these
-    partitions). Raises CliError.
+    """Returns (partition -> first offset and end offset of the search, how many offsets these
+    partitions have in total). Raises CliError.
     """
     with Cluster(settings.bootstrap) as cluster:
         known = cluster.topics([query.topic]).get(query.topic)
@@ -68,7 +68,7 @@ def _offset_ranges(settings: Settings, query: Query) -> tuple[dict[int, tuple[in
             raise CliError(f"topic {query.topic} has no partition {query.partition}; it has 0 to {len(known) - 1}")
         chosen = [(query.topic, index) for index in known if query.partition in (None, index)]
         firsts, ends = cluster.offsets(chosen, EARLIEST), cluster.offsets(chosen, LATEST)
-        at_time = cluster.offsets(chosen, query.at) if query.start == "time" else {}
+        offsets_at_time = cluster.offsets(chosen, query.at) if query.start == "time" else {}
     served = [partition for partition in chosen if partition in firsts and partition in ends]
     if not served:
         raise CliError(f"no partition of {query.topic} is served at the moment; the cluster's page shows why")
@@ -78,7 +78,7 @@ def _offset_ranges(settings: Settings, query: Query) -> tuple[dict[int, tuple[in
     ranges = {}
     for partition in served:
         first, end = firsts[partition], ends[partition]
-        offset_at_time = at_time.get(partition, -1)
+        offset_at_time = offsets_at_time.get(partition, -1)
         start = {
             "newest": end - tail,
             "beginning": first,
@@ -106,11 +106,11 @@ def _consumer(settings: Settings) -> Consumer:
 
 
 def search(
-    settings: Settings, query: Query, stop: Event, shape: Callable[[Any], Any], is_sorted: bool
+    settings: Settings, query: Query, stop: Event, convert: Callable[[Any], Any], is_sorted: bool
 ) -> Iterator[Step]:
-    """Yields a step from time to time, even while nothing is found. `shape` converts each message,
-    which can be large, to the form that is kept. If `is_sorted`, a search for the newest records
-    returns the newest of all partitions, sorted by time, in its last step; `shape` must then return
+    """Yields a step at intervals, even while nothing is found. `convert` turns each message, which
+    can be large, into what is kept of it. If `is_sorted`, a search for the newest records returns
+    the newest of all partitions, sorted by time, in its last step; `convert` must then return
     Records. Otherwise records are yielded as they are found. Raises CliError, KafkaException.
     """
     sorts_at_end = query.is_newest and is_sorted
@@ -124,7 +124,7 @@ def search(
     began = last_step = last_received = time.monotonic()
     consumer = _consumer(settings)
 
-    def end(index: int) -> None:
+    def finish(index: int) -> None:
         open_partitions.discard(index)
         consumer.pause([TopicPartition(query.topic, index)])
 
@@ -139,22 +139,22 @@ def search(
                     _raise_unless_transient(error)
                     if error.code() == KafkaError._PARTITION_EOF and not is_live:
                         positions[index] = ranges[index][1]
-                        end(index)
+                        finish(index)
                     continue
                 if index not in open_partitions or (ends_by_count and step.matches >= query.count):
                     continue
                 positions[index] = offset + 1
                 step.bytes += len(message.value() or b"") + len(message.key() or b"")
                 if not is_live and offset >= ranges[index][1]:
-                    end(index)
+                    finish(index)
                     continue
                 if query.filter.matches(message):
                     step.matches += 1
-                    step.records.append(shape(message))
+                    step.records.append(convert(message))
                     if sorts_at_end and len(step.records) > 2 * query.count:
                         step.records = _newest(step.records, query.count)
                 if not is_live and positions[index] >= ranges[index][1]:
-                    end(index)
+                    finish(index)
             now = time.monotonic()
             if ends_by_count and step.matches >= query.count:
                 step.ended = "count"

@@ -1,7 +1,7 @@
-"""Sessions of logged-in users: random cookies, kept only in this process, with the user's
-credentials. A restart of the console ends them all.
+"""Sessions of logged-in users: random cookies and the user's credentials, kept only in this process.
+A restart of the console ends all sessions.
 
-Without a login a browser still gets a cookie: the CSRF token is bound to it.
+Without a login a browser still gets a cookie, because the CSRF token is bound to it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Sessions:
             self._sessions.pop(cookie, None)
 
     def token(self, cookie: str) -> str:
-        """The token that a form must contain to change something."""
+        """The CSRF token, which a form must contain to change something."""
         return self.signature(cookie, "form")
 
     def signature(self, cookie: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""State shared by all requests."""
+"""The state that all requests share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mqd.console.options import Options
 from mqd.console.sessions import Session, Sessions
 from mqd.console.streaming import StreamLimit
 
-LOGINS_AT_ONCE = 4
+CONCURRENT_LOGINS_MAX = 4
 
 
 class Console:
@@ -29,7 +29,7 @@ class Console:
         self.audit = Audit(options.audit)
         self.metrics = Sampler(options)
         self.cookie_name = "__Host-mqd-console" if options.has_tls else "mqd-console"
-        self.logins = asyncio.Semaphore(LOGINS_AT_ONCE)
+        self.login_slots = asyncio.Semaphore(CONCURRENT_LOGINS_MAX)
 
     def session(self, cookie: str) -> Session | None:
         if not self.options.has_login:
@@ -37,7 +37,8 @@ class Console:
         return self.sessions.find(cookie)
 
     def set_cookie(self, response: Response, cookie: str) -> None:
-        # lax: a link on another site opens a page with the cookie; other sites' forms are sent without it
+        # lax: a link on another site opens a page with the cookie, but other sites' forms are sent
+        # without it
         response.set_cookie(
             self.cookie_name, cookie, path="/", secure=self.options.has_tls, httponly=True, samesite="lax"
         )

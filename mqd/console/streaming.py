@@ -1,5 +1,5 @@
-"""Streams a thread's results as a response. The thread stops when the reader disconnects, and waits
-for a slow reader.
+"""Streams a thread's results to a reader. The thread waits while the reader is slow, and stops when
+it disconnects.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class StreamLimit:
         self._running: dict[str, int] = {}
 
     def take(self, user: str) -> bool:
+        """Returns False if the limit is reached."""
         with self._lock:
             if sum(self._running.values()) >= STREAMS_MAX or self._running.get(user, 0) >= STREAMS_PER_USER_MAX:
                 return False
@@ -41,9 +42,10 @@ class StreamLimit:
 
 async def stream(work: Callable[[threading.Event], Iterator[T]], free: Callable[[], None]) -> AsyncIterator[T]:
     """Yields the items of `work`, which runs on a thread of its own and gets an event that is set
-    when the reader has disconnected. Raises the exceptions of `work`.
+    when the reader has disconnected. Raises the exceptions of `work`. Calls `free` at the end.
     """
     loop, stop = asyncio.get_running_loop(), threading.Event()
+    # (item, None); at the end (None, the exception of `work`, or StopAsyncIteration)
     queue: asyncio.Queue[Any] = asyncio.Queue(QUEUED_MAX)
 
     def put(item: Any) -> None:
@@ -70,7 +72,7 @@ async def stream(work: Callable[[threading.Event], Iterator[T]], free: Callable[
             if not stop.is_set():
                 put((None, end or StopAsyncIteration()))
         except RuntimeError:
-            return  # the loop has ended, and the process with it
+            return  # the event loop is closed, because the process is exiting
         finally:
             free()
 

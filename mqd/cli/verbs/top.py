@@ -204,9 +204,9 @@ def command(settings: Settings, data_dir: Path | None, interval_s: float, once: 
     """Show the current activity of a cluster: records written and committed per second by topic,
     lag by group, slow partitions, hosts. q quits.
 
-    On a broker's host, --data-dir names its data directory, which adds the CPU usage of its processes
-    and the lag in seconds. Without it and without --bootstrap, the default data directory is used,
-    if it exists. Works with any Kafka cluster of version 3.0 or later.
+    On a broker's host, --data-dir names its data directory, which adds the CPU usage of its
+    processes and the lag in seconds. Without it and without --bootstrap, the default data directory
+    is used, if it exists. Works with any Kafka cluster of version 3.0 or later.
     """
     if data_dir is None and covers_local_broker(settings):
         data_dir = default_data_dir()

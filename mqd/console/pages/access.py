@@ -26,10 +26,10 @@ def page(request: PageRequest) -> Response:
 
     def load() -> list[tuple[str, ...]]:
         if tab == "users":
-            return [_user(name, credentials) for name, credentials in sorted(access.users(settings).items())]
+            return [_user_row(name, credentials) for name, credentials in sorted(access.users(settings).items())]
         if tab == "rules":
             return [rule_columns(rule) for rule in access.rules(settings, AclFilter())]
-        return [_quota(entity, values) for entity, values in access.quotas(settings, {})]
+        return [_quota_row(entity, values) for entity, values in access.quotas(settings, {})]
 
     all_rows, reason = request.attempt(lambda: request.cached(f"access {tab}", LIST_CACHE_S, load))
     wanted = text.casefold()
@@ -52,14 +52,14 @@ def page(request: PageRequest) -> Response:
     )
 
 
-def _user(name: str, credentials: list[tuple[int, int]]) -> tuple[str, ...]:
+def _user_row(name: str, credentials: list[tuple[int, int]]) -> tuple[str, ...]:
     return name, ", ".join(
         f"{access.mechanism_name(number)} ({iterations:,} iterations)" for number, iterations in credentials
     )
 
 
-def _quota(entity: Entity, values: dict[str, Any]) -> tuple[str, ...]:
-    """A row: user, client id and address ("": the quota does not depend on it), then the limits."""
+def _quota_row(entity: Entity, values: dict[str, Any]) -> tuple[str, ...]:
+    """A row: user, client id and address ("" if the quota does not depend on it), then the limits."""
     names = (DEFAULT if entity[kind] is None else entity[kind] or "" for kind in access.ENTITY_NOUNS if kind in entity)
     by_kind = dict(zip((kind for kind in access.ENTITY_NOUNS if kind in entity), names, strict=True))
     limits = (access.quota_text(key, values[key]) if key in values else "–" for key in access.QUOTA_KEYS.values())

@@ -1,5 +1,5 @@
-"""Forms, previews and changes. A change is made only after the user has confirmed its preview, which
-shows the equivalent command. It is written to the audit log before it begins.
+"""Forms, previews and changes. A change is made only after the user has confirmed its preview,
+which shows the equivalent command. The change is written to the audit log before it begins.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ROWS_MAX = 200
 
 
 class ChangeKind:
-    """A kind of change. Its form is the template `form`, filled with those of `fields` that are in
-    the URL. The template ask.html shows these under `heading`, and asks for `inputs` (name ->
-    placeholder).
+    """A kind of change. `form`: the template of its form; `fields`: the names of the form's fields,
+    which the URL can fill in. The template ask.html shows the fields under `heading`, and asks for
+    `inputs` (name -> placeholder).
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class ChangeKind:
 
     def show(self, request: PageRequest) -> Response:
         _check_writable(request)
-        return self._form(request, {name: request.text(name) for name in self.fields}, "", 200)
+        return self._form_page(request, {name: request.text(name) for name in self.fields}, "", 200)
 
-    def _form(self, request: PageRequest, given: Form, reason: str, status: int) -> Response:
+    def _form_page(self, request: PageRequest, given: Form, reason: str, status: int) -> Response:
         configs: tuple[queries.Config, ...] = ()
         if self.prepare is changing.alter_topic and given.get("name"):
             configs = queries.topic(request.settings, given["name"]).configs
@@ -56,17 +56,19 @@ class ChangeKind:
         console, form = request.console, request.form
         if not console.sessions.is_valid_token(request.cookie, form.get("token", "")):
             raise Refused(
-                403, "the console has restarted since this form was loaded, or it is another session's; load it again"
+                403,
+                "the console has restarted since this form was loaded, or the form belongs to another session;"
+                " load it again",
             )
         try:
             change = self.prepare(request.settings, form)
         except (BadForm, CliError, click.UsageError) as error:
             reason = error.message if isinstance(error, click.ClickException) else str(error)
-            return self._form(request, form, reason, 400)
+            return self._form_page(request, form, reason, 400)
         if form.get("confirmed") != "1" or change.refusal:
-            return self._confirm(request, change, "", 200)
+            return self._confirmation_page(request, change, "", 200)
         if change.text_to_type and form.get("typed", "").strip() != change.text_to_type:
-            return self._confirm(request, change, f"type {change.text_to_type} to confirm", 400)
+            return self._confirmation_page(request, change, f"type {change.text_to_type} to confirm", 400)
         address = request.http.client.host if request.http.client else ""
 
         def log(outcome: str) -> None:
@@ -78,7 +80,7 @@ class ChangeKind:
         except (CliError, KafkaException) as error:
             reason = error.message if isinstance(error, CliError) else explain(error)[0]
             log(f"failed: {reason}")
-            return self._confirm(request, change, reason, 502)
+            return self._confirmation_page(request, change, reason, 502)
         except Exception as error:
             log(f"failed: {error}")
             raise
@@ -90,7 +92,7 @@ class ChangeKind:
         path, query = change.next_page
         return request.redirect(path, change.notice, **query)
 
-    def _confirm(self, request: PageRequest, change: Change, reason: str, status: int) -> Response:
+    def _confirmation_page(self, request: PageRequest, change: Change, reason: str, status: int) -> Response:
         kept = {name: value for name, value in request.form.items() if name not in ("token", "confirmed", "typed")}
         return request.page(
             "confirm.html",

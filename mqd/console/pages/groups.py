@@ -34,7 +34,7 @@ def page(request: PageRequest) -> Response:
     return request.page(
         "groups.html",
         groups=shown,
-        behind=lags or {},
+        lags=lags or {},
         count=len(matching),
         total=len(all_groups),
         page=number,
@@ -74,9 +74,9 @@ def group_page(request: PageRequest) -> Response:
         }
         for one in sorted(group.members, key=lambda one: labels[one.member_id])
     ]
-    holders: list[dict[str, Any]] = []
+    delaying_members: list[dict[str, Any]] = []
     if group.rebalance is not None:
-        holders = [
+        delaying_members = [
             {
                 "label": labels.get(one.member_id, one.instance_id or one.client_id),
                 "host": one.host,
@@ -101,9 +101,9 @@ def group_page(request: PageRequest) -> Response:
         largest=max((row.lag or 0 for row in details.rows), default=0) or 1,
         labels=labels,
         members=members,
-        holders=holders,
-        is_moving=group.state in REBALANCING_STATES,
+        delaying_members=delaying_members,
+        is_rebalancing=group.state in REBALANCING_STATES,
         is_share=group.type == SHARE,
-        is_stream=any(row.is_spark_progress for row in details.rows),
+        is_spark_query=any(row.is_spark_progress for row in details.rows),
         elapsed_s=None if group.rebalance is None else _seconds(group.rebalance.elapsed_ms),
     )

@@ -100,7 +100,7 @@ def page(request: PageRequest) -> Response:
     )
 
 
-# -- streams: sent on the event loop, searched on a thread -----------------------------------------
+# -- streams: a thread searches, the event loop sends ----------------------------------------------
 
 
 def _event(name: str, data: Any) -> bytes:
@@ -108,10 +108,10 @@ def _event(name: str, data: Any) -> bytes:
 
 
 def _steps(
-    request: PageRequest, query: Query, stop: Event, shape: Callable[[Any], Any], is_sorted: bool
+    request: PageRequest, query: Query, stop: Event, convert: Callable[[Any], Any], is_sorted: bool
 ) -> Iterator[Step]:
     with client_security.acting_as(request.session.security):
-        yield from searching.search(request.settings, query, stop, shape, is_sorted)
+        yield from searching.search(request.settings, query, stop, convert, is_sorted)
 
 
 def _reason(error: Exception) -> str:
@@ -126,15 +126,15 @@ def stream_page(request: PageRequest) -> Response:
         raise Refused(400, str(error)) from None
     if not stream_limit.take(user):
         return _stream(_refusal("too many searches are running; stop one, or close its tab"))
-    rows = request.console.templates.get_template("records.html")
+    template = request.console.templates.get_template("records.html")
 
     def render(step: Step) -> str:
-        return rows.render(records=step.records, bootstrap=request.console.options.bootstrap)
+        return template.render(records=step.records, bootstrap=request.console.options.bootstrap)
 
-    shape = partial(record_view.record, max_bytes=record_view.ROW_BYTES)
+    convert = partial(record_view.record, max_bytes=record_view.ROW_BYTES)
 
     def work(stop: Event) -> Iterator[tuple[str, Step]]:
-        for step in _steps(request, query, stop, shape, True):
+        for step in _steps(request, query, stop, convert, True):
             yield render(step) if step.records else "", step  # rendered on the thread too
 
     async def events() -> AsyncIterator[bytes]:

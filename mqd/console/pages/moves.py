@@ -1,4 +1,4 @@
-"""Replicas that move between brokers: the progress of each, and the time until all have moved."""
+"""Replicas that are moving between brokers: their progress, and the time until all have moved."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ROWS_MAX = 200
 
 
 class MovesInProgress(msgspec.Struct, frozen=True):
-    """`count`: how many partitions move; `topic_count`: how many topics they belong to; `shown`: the
-    progress of the first partitions.
+    """`count`: how many partitions are moving; `topic_count`: how many topics they belong to;
+    `shown`: the progress of the first partitions.
     """
 
     count: int
@@ -56,7 +56,9 @@ def moves_in_progress(settings: Settings) -> MovesInProgress:
 
 
 class Pace:
-    """Estimates the remaining time from how fast the remaining bytes decrease. Thread-safe; one for each user."""
+    """Estimates the remaining time from how fast the remaining bytes decrease. Thread-safe. Each user
+    has its own.
+    """
 
     def __init__(self) -> None:
         self._start: tuple[float, int] | None = None  # time in seconds, remaining bytes at this time
@@ -81,7 +83,7 @@ def page(request: PageRequest) -> Response:
     return request.page(
         "moves.html",
         progress=progress,
-        left_s=pace.remaining_s(progress.total_bytes - progress.copied_bytes, time.monotonic()),
+        remaining_s=pace.remaining_s(progress.total_bytes - progress.copied_bytes, time.monotonic()),
         is_mqd=health is not None and health.is_mqd,
         nodes=health.nodes if health is not None else (),
     )

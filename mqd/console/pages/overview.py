@@ -1,4 +1,4 @@
-"""The health of the cluster in one sentence, and how to fix problems; then the numbers."""
+"""The health of the cluster in one sentence, how to fix problems, and figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REBALANCING_STATES = ("PreparingRebalance", "CompletingRebalance", "Assigning", 
 
 
 def sentence(health: Health, findings: list[Finding]) -> tuple[str, str]:
-    """(good | note | warn | bad, the sentence)."""
+    """Returns (grade, sentence). The grade is good, note, warn or bad."""
     if findings:
         worst = findings[0]
         grade = {Harm.LOSS: "bad", Harm.OUTAGE: "bad", Harm.NO_RESERVE: "warn", Harm.NUISANCE: "note"}[worst.harm]
@@ -65,7 +65,7 @@ def page(request: PageRequest) -> Response:
         topic_count=sum(not topic.is_internal for topic in health.topics),
         in_service=sum(not node.is_fenced for node in health.nodes),
         group_count=None if groups is None else len(groups),
-        busy_groups=sum(bool(group.members) for group in groups or ()),
+        groups_with_members=sum(bool(group.members) for group in groups or ()),
         rebalancing_groups=sum(group.state in REBALANCING_STATES for group in groups or ()),
         has_metrics=bool(metrics.urls),
         charts=[(title, form, values[-1], sparkline(values), max(values)) for title, form, values in charts if values],

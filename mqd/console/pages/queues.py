@@ -26,7 +26,9 @@ def page(request: PageRequest) -> Response:
     return request.page(
         "queues.html",
         queues=share_queues,
-        redrives={one.letters_topic: f"mqd queue redrive {shlex.quote(one.letters_topic)}" for one in share_queues},
+        redrives={
+            one.dead_letter_topic: f"mqd queue redrive {shlex.quote(one.dead_letter_topic)}" for one in share_queues
+        },
         count=len(matching),
         page=number,
         per_page=PER_PAGE,

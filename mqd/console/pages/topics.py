@@ -1,4 +1,4 @@
-"""The list of topics, which is searched and paged here, not in the browser; and one topic."""
+"""The list of topics, which the console searches and pages, not the browser; and one topic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mqd.console.rendering import url
 PER_PAGE = 50
 TOPICS_CACHE_S = 3.0
 SIZES_CACHE_S = 10.0
-FIGURES_CACHE_S = 2.0
+TOTALS_CACHE_S = 2.0
 TOPIC_CACHE_S = 2.0
 CONFIGS_MAX = 500
 SORTS = ("name", "partitions", "size")
@@ -50,10 +50,10 @@ def page(request: PageRequest) -> Response:
     number = request.number("page", 1, 1, max(1, -(-len(matches) // PER_PAGE)))
     shown = matches[(number - 1) * PER_PAGE : number * PER_PAGE]
     names = [one.name for one in shown]
-    figures = request.cached(
-        f"numbers {' '.join(names)}",
-        FIGURES_CACHE_S,
-        lambda: queries.topic_figures(request.settings, names) if names else {},
+    totals = request.cached(
+        f"totals {' '.join(names)}",
+        TOTALS_CACHE_S,
+        lambda: queries.topic_totals(request.settings, names) if names else {},
     )
 
     def link(page: int = 1, **changed: Any) -> str:
@@ -63,7 +63,7 @@ def page(request: PageRequest) -> Response:
     return request.page(
         "topics.html",
         topics=shown,
-        numbers=figures,
+        totals=totals,
         count=len(matches),
         total=sum(internal or not one.is_internal for one in all_topics),
         page=number,
@@ -80,27 +80,27 @@ def page(request: PageRequest) -> Response:
 def topic_page(request: PageRequest) -> Response:
     name = request.required_text("name")
     topic = request.cached(f"topic {name}", TOPIC_CACHE_S, lambda: queries.topic(request.settings, name))
-    ends = {part.index: part.end for part in topic.parts if part.end is not None}
+    ends = {partition.index: partition.end for partition in topic.partitions if partition.end is not None}
 
     def consumers() -> list[queries.ConsumingGroup]:
         known: list[Group] = queries.groups(request.settings)
         return queries.consuming_groups(request.settings, known, name, ends)
 
-    readers, reason = request.attempt(lambda: request.cached(f"readers {name}", GROUPS_CACHE_S, consumers))
+    consuming_groups, reason = request.attempt(lambda: request.cached(f"consumers {name}", GROUPS_CACHE_S, consumers))
     hidden = [*topic.hidden, *([f"groups: {reason}"] if reason else ())]
-    number = request.number("page", 1, 1, max(1, -(-len(topic.parts) // PER_PAGE)))
+    number = request.number("page", 1, 1, max(1, -(-len(topic.partitions) // PER_PAGE)))
     return request.page(
         "topic.html",
         topic=topic,
-        parts=topic.parts[(number - 1) * PER_PAGE : number * PER_PAGE],
+        partitions=topic.partitions[(number - 1) * PER_PAGE : number * PER_PAGE],
         page=number,
         per_page=PER_PAGE,
         link=lambda page: url("/topic", name=name, page=page),
-        largest=max((part.size or 0 for part in topic.parts), default=0) or 1,
-        readers=readers,
-        own=[one for one in topic.configs if one.is_own],
-        others=[one for one in topic.configs if not one.is_own][:CONFIGS_MAX],
-        leaderless=sum(part.leader < 0 for part in topic.parts),
-        under_replicated=sum(part.is_under_replicated for part in topic.parts),
+        largest=max((partition.size or 0 for partition in topic.partitions), default=0) or 1,
+        consuming_groups=consuming_groups,
+        own_configs=[one for one in topic.configs if one.is_own],
+        other_configs=[one for one in topic.configs if not one.is_own][:CONFIGS_MAX],
+        leaderless=sum(partition.leader < 0 for partition in topic.partitions),
+        under_replicated=sum(partition.is_under_replicated for partition in topic.partitions),
         hidden=hidden,
     )

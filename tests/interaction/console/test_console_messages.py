@@ -136,7 +136,7 @@ def test_downloads_are_raw_bytes(records: None, browser: Browser) -> None:
         ("/messages/download", {"topic": "shop", "from": "live"}, 400, "has no end"),
         ("/message", {"topic": "shop", "offset": 5000}, 404, "has no record at offset 5000"),
         ("/message", {"topic": "shop", "partition": 9}, 502, "has no partition 9"),
-        ("/message", {}, 404, "names no topic"),
+        ("/message", {}, 404, "the URL has no topic"),
     ],
 )
 def test_invalid_queries_are_reported(
