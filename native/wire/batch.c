@@ -93,9 +93,9 @@ static int16_t check_counts(const struct mqd_batch *batch, const char **reason)
 }
 
 /* As in Kafka, a negative producer id means none, and the other fields of a producer are then not
- * checked: clients that are not idempotent send arbitrary numbers there. In a transaction a
- * negative epoch is refused here: in Kafka the transaction coordinator, which verifies it, refuses
- * it; for other producers the log checks the epoch. Control batches have no sequence. */
+ * checked: clients that are not idempotent send arbitrary numbers there. A transactional batch with
+ * a negative epoch is refused here (in Kafka, by the transaction coordinator, which verifies it);
+ * for other producers, the log checks the epoch. Control batches have no sequence. */
 static int16_t check_producer(const struct mqd_batch *batch, const char **reason)
 {
     if (batch->producer_id < 0 || batch->attributes & ATTRIBUTE_CONTROL)

@@ -1,4 +1,4 @@
-/* The batches of a view: see wire/filter.h. */
+/* Filters the batches that a consumer of a view gets. See wire/filter.h. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,10 +5,10 @@
  *   response   throttle_ms v2+ | topics[ name | partitions[ index | error | timestamp | offset |
  *              leader_epoch v4+ ] ]
  *   flexible from v6. Negative timestamps in requests are special: -1 latest, -2 earliest, -3
- *   maximal timestamp, -4.. tiered storage.
+ *   maximum timestamp, -4 and below: tiered storage.
  *
- *   W1  as in wire/produce.c: a body that _parse accepted is well-formed to its last byte, and
- *       timeout_ms is known.
+ *   W1  as in wire/produce.c: a body that mqd_list_offsets_parse accepted is well-formed to its
+ *       last byte, and timeout_ms is known.
  */
 #include "wire/buffer.h"
 #include "wire/cursor.h"

@@ -17,7 +17,8 @@ struct cursor {
     const uint8_t *end;
 };
 
-/* NULL: truncated. */
+/* Takes a key or value. Stores its position and size, and returns the position after it, or NULL if
+ * it is truncated. */
 static const uint8_t *take_blob(const uint8_t *at, const uint8_t *end, const uint8_t *data, uint32_t *position,
                                 int32_t *size_bytes)
 {

@@ -111,7 +111,7 @@ static int take_head(struct mqd_byte_cursor *cursor, const struct mqd_share_name
         mqd_take_i32(cursor, "partition", &partition_index))
         return -1;
     if (memcmp(topic.topic_id, name->topic_id, sizeof name->topic_id) != 0 || partition_index != name->partition_index)
-        return mqd_wire_wrong(cursor, "partition", "a response about another share-partition,", partition_index);
+        return mqd_wire_wrong(cursor, "partition", "that of another share-partition:", partition_index);
     return 0;
 }
 
@@ -138,7 +138,9 @@ int mqd_share_response_parse(const uint8_t *body, uint32_t size_bytes, int api_k
     for (int level = 0; level < 3; level++)
         if (mqd_skip_tags(&cursor, true))
             return -1;
-    return cursor.at == cursor.end ? 0 : mqd_wire_wrong(&cursor, "results", "bytes after the end,", 0);
+    return cursor.at == cursor.end
+               ? 0
+               : mqd_wire_wrong(&cursor, "results", "followed by unexpected bytes:", cursor.end - cursor.at);
 }
 
 int mqd_share_response_run(struct mqd_share_response *response, struct mqd_share_state_run *out)
