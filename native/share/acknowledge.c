@@ -15,7 +15,8 @@ static uint32_t count_equal_cells(const struct mqd_share_page *page, int64_t off
     return count;
 }
 
-/* Finishes or releases `record_count` offsets of one page with equal cells, as `type` requires. */
+/* Finishes or releases `record_count` offsets of one page whose cells are equal, as `type`
+ * requires. */
 static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t record_count,
                    uint8_t type, int64_t now_ms)
 {
@@ -148,7 +149,7 @@ int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct
     if (!is_well_formed(list, count))
         return MQD_SHARE_INVALID_REQUEST;
     for (uint32_t index = 0; index < count; index++) {
-        /* acknowledged by the previous range, the offset is no longer acquired */
+        /* the previous range has acknowledged this offset, so it is no longer acquired */
         bool is_repeated = index && list[index].first == list[index - 1].last && list[index].first >= share->start;
         int error = is_repeated ? MQD_SHARE_INVALID_RECORD_STATE : check_held(share, member, &list[index], now_ms);
         if (error)

@@ -113,7 +113,8 @@ static bool archive(struct mqd_share *share, int64_t first, int64_t last)
     return true;
 }
 
-/* Archives offsets that have no keys, and continues after them. Returns like archive. */
+/* Archives offsets without a record to deliver; with FIFO, their keys need not be read. Returns like
+ * archive. */
 static bool skip(struct mqd_share *share, int64_t first, int64_t last)
 {
     if (!archive(share, first, last))
@@ -293,7 +294,7 @@ static bool acquire_in_order(struct progress *progress, const struct mqd_share_b
             return false;
         position = last + 1;
     }
-    if (position <= batch->last && !batch->records)
+    if (position <= batch->last && !batch->records) /* the keys have not been read yet */
         return false;
     uint32_t index = record_at(batch, position);
     for (; index < batch->record_count && position <= batch->last; index++) {
@@ -328,7 +329,7 @@ uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acqui
         const struct mqd_share_batch *batch = &batches[index];
         if (progress.acquired >= acquisition->records_max || batch->last < batch->first)
             break;
-        if (batch->last < position) /* the batch is finished by now */
+        if (batch->last < position) /* finished in the meantime */
             continue;
         int64_t first = batch->first > position ? batch->first : position;
         if (position < first && !skip(share, position, first - 1))

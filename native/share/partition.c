@@ -1,5 +1,5 @@
-/* A share-partition at its owner: loading, writing, and responses that wait for a write. See
- * share/partition.h. */
+/* A share-partition at its owner: loads and writes its state, and holds back responses until the
+ * state is written. See share/partition.h. */
 #include "share/partition.h"
 
 #include <stdlib.h>
@@ -11,9 +11,9 @@
 #include "wire/kafka_errors.h"
 
 #define RUNS_PER_WRITE 1024
-#define BACKOFF_MS 100
-#define BACKOFF_MS_MAX 5000
-#define BODY_KEEP_BYTES 4096
+#define RETRY_BACKOFF_MS 100
+#define RETRY_BACKOFF_MS_MAX 5000
+#define BODY_KEPT_BYTES_MAX 4096
 
 /* Identifies where a record's ordering key comes from: this header, or the Kafka record key (1).
  * When the id changes, the keys known so far are discarded. */
@@ -61,7 +61,7 @@ void mqd_share_partition_init(struct mqd_share_partition *partition, struct mqd_
                                               .pool = pool,
                                               .phase = MQD_SHARE_LOADING,
                                               .leader_epoch = leader_epoch,
-                                              .backoff_ms = BACKOFF_MS,
+                                              .backoff_ms = RETRY_BACKOFF_MS,
                                               .dirty_since_ms = -1,
                                               .respond = respond,
                                               .context = context};
@@ -97,7 +97,7 @@ void mqd_share_partition_restart(struct mqd_share_partition *partition, int32_t 
     partition->phase = MQD_SHARE_LOADING;
     partition->error = 0;
     partition->leader_epoch = leader_epoch;
-    partition->backoff_ms = BACKOFF_MS;
+    partition->backoff_ms = RETRY_BACKOFF_MS;
     partition->due_ms = 0;
 }
 
@@ -226,7 +226,8 @@ static bool is_retriable(int16_t error)
            error == MQD_KAFKA_STORAGE_ERROR;
 }
 
-/* The error that clients get after a definite refusal. */
+/* The error that clients get if the coordinator has responded with an error that is not
+ * retriable. */
 static int16_t error_for_clients(int16_t error)
 {
     switch (error) {
@@ -278,7 +279,7 @@ static void on_written(struct mqd_share_partition *partition)
 {
     partition->write_pending = 0;
     partition->verify_pending = partition->report_pending;
-    if (partition->body.capacity_bytes > BODY_KEEP_BYTES)
+    if (partition->body.capacity_bytes > BODY_KEPT_BYTES_MAX)
         mqd_buffer_free(&partition->body);
     if (PLANTED_PARTITION_BUG(partition, RESPOND_WAITING))
         respond_all(partition, &partition->waiting, 0);
@@ -300,7 +301,8 @@ void mqd_share_partition_on_response(struct mqd_share_partition *partition, cons
     partition->in_flight = 0;
     if (is_valid && is_retriable(response.error)) {
         partition->due_ms = now_ms + partition->backoff_ms;
-        partition->backoff_ms = partition->backoff_ms * 2 < BACKOFF_MS_MAX ? partition->backoff_ms * 2 : BACKOFF_MS_MAX;
+        partition->backoff_ms =
+            partition->backoff_ms * 2 < RETRY_BACKOFF_MS_MAX ? partition->backoff_ms * 2 : RETRY_BACKOFF_MS_MAX;
         if (PLANTED_PARTITION_BUG(partition, LOST_WRITE))
             partition->write_pending = 0;
         return;
@@ -313,7 +315,7 @@ void mqd_share_partition_on_response(struct mqd_share_partition *partition, cons
             mqd_share_partition_restart(partition, partition->leader_epoch);
         return;
     }
-    partition->backoff_ms = BACKOFF_MS;
+    partition->backoff_ms = RETRY_BACKOFF_MS;
     partition->due_ms = 0;
     partition->settings = settings;
     if (api_key == MQD_SHARE_READ && partition->phase == MQD_SHARE_ACTIVE) {

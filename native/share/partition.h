@@ -51,7 +51,7 @@ int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct m
 struct mqd_share_waiter {
     struct mqd_node node;
     uint64_t token;
-    uint32_t from;
+    uint32_t worker; /* receives the response */
     int32_t lock_ms;
 };
 

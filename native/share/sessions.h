@@ -40,7 +40,7 @@ struct mqd_share_session {
     int32_t epoch;   /* of the next request */
     int32_t lock_ms; /* last reported by an owner */
     uint32_t entry_count, entry_capacity;
-    uint32_t turn; /* turn % entry_count: index of the partition that the next request reads first */
+    uint32_t request_number; /* the next request reads first from part request_number % part_count */
     struct mqd_share_entry *entries;
     uint32_t group_bytes, member_bytes;
     uint8_t text[]; /* group id, member id */

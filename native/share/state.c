@@ -243,8 +243,8 @@ static bool rows_grow(struct mqd_share *share)
     return true;
 }
 
-/* Takes an unused row. One row is reserved for each queue of backoffs that is empty (S9); with
- * `is_first` a reserved row may be taken. ROW_NONE: the pool is exhausted. */
+/* Takes an unused row. One row is reserved for each empty backoff queue (S9). is_first: the row is
+ * for an empty backoff queue, so it may be a reserved one. ROW_NONE: the pool is exhausted. */
 static uint32_t row_take(struct mqd_share *share, bool is_first)
 {
     uint32_t reserved = is_first ? 0 : MQD_SHARE_QUEUE_COUNT - 1 - share->backoff_queue_count;

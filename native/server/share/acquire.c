@@ -12,8 +12,8 @@
 #include "server/share/share.h"
 #include "wire/record_scan.h"
 
-#define RANGE_BYTES_MAX (4u << 20)  /* searched by one acquisition */
-#define HEADERS_SEPARATE_BYTES 4096 /* after a batch of at least this size, only the next header is read */
+#define RANGE_BYTES_MAX (4u << 20) /* searched by one acquisition */
+#define LARGE_BATCH_BYTES 4096     /* after a batch of at least this size, the next header is read alone */
 /* after this many ranges in which all records were skipped, other jobs are served */
 #define ROUNDS_MAX 8
 
@@ -155,8 +155,8 @@ static void add_batch(struct search *s, const struct mqd_batch *batch, uint32_t 
     s->batch_positions[s->batch_count] = position + (uint32_t)batch->size_bytes;
 }
 
-/* Reads the headers of the range's batches up to the last record that may be acquired and is
- * wanted, but at least one header. Returns false if the file cannot be read, or is damaged. */
+/* Reads the headers of the range's batches up to mqd_share_acquire_end, but at least one header.
+ * Returns false if the file cannot be read, or is damaged. */
 static bool read_headers(struct search *s)
 {
     uint8_t *chunk = s->r->shares->chunk;
@@ -170,7 +170,7 @@ static bool read_headers(struct search *s)
            (!s->batch_count || s->batches[s->batch_count - 1].last + 1 < acquire_end)) {
         if (at < chunk_at || at + MQD_BATCH_HEADER_BYTES > chunk_end) {
             uint64_t chunk_bytes =
-                last_bytes && last_bytes < HEADERS_SEPARATE_BYTES ? MQD_SHARE_CHUNK_BYTES : MQD_BATCH_HEADER_BYTES;
+                last_bytes && last_bytes < LARGE_BATCH_BYTES ? MQD_SHARE_CHUNK_BYTES : MQD_BATCH_HEADER_BYTES;
             ssize_t n = pread(fd, chunk, chunk_bytes < end - at ? chunk_bytes : end - at, (off_t)at);
             if (n < MQD_BATCH_HEADER_BYTES)
                 return false;
@@ -200,7 +200,7 @@ static uint32_t batch_of(const struct search *s, int64_t offset)
     return index;
 }
 
-static void send_runs(struct search *s, uint32_t from, const struct mqd_share_run *runs, uint32_t count,
+static void send_runs(struct search *s, uint32_t worker, const struct mqd_share_run *runs, uint32_t count,
                       struct mqd_descriptor *response)
 {
     uint32_t first = batch_of(s, runs[0].first), last = batch_of(s, runs[count - 1].last);
@@ -211,7 +211,7 @@ static void send_runs(struct search *s, uint32_t from, const struct mqd_share_ru
                                      .a = runs[i].first,
                                      .b = runs[i].last,
                                      .c = runs[i].count};
-        mqd_share_respond(s->r, from, &run);
+        mqd_share_respond(s->r, worker, &run);
     }
     /* the log may start within the batch: reading begins at an offset that the log has */
     response->a = runs[0].first > s->batches[first].first ? runs[0].first : s->batches[first].first;
@@ -219,8 +219,8 @@ static void send_runs(struct search *s, uint32_t from, const struct mqd_share_ru
     response->size_bytes = s->batch_positions[last + 1] - s->batch_positions[first];
 }
 
-/* Acquires from one range. Returns whether the next range may be searched. */
-static bool acquire_range(struct search *s, uint32_t from, struct mqd_descriptor *response)
+/* Acquires from one range, for a job of `worker`. Returns whether the next range may be searched. */
+static bool acquire_range(struct search *s, uint32_t worker, struct mqd_descriptor *response)
 {
     struct mqd_share *state = &s->owned->partition.state;
     const struct mqd_share_owner_request *request = s->request;
@@ -250,7 +250,7 @@ static bool acquire_range(struct search *s, uint32_t from, struct mqd_descriptor
         return false;
     }
     if (count)
-        send_runs(s, from, runs, count, response);
+        send_runs(s, worker, runs, count, response);
     return count == 0 && !state->pool_exhausted && mqd_share_next_offset(state) > s->from;
 }
 
@@ -261,7 +261,7 @@ static int16_t response_error_of(int16_t code)
 }
 
 void mqd_share_acquire_now(struct mqd_reactor *r, struct mqd_share_owned *owned,
-                           const struct mqd_share_owner_request *request, uint32_t from,
+                           const struct mqd_share_owner_request *request, uint32_t worker,
                            struct mqd_descriptor *response)
 {
     struct mqd_share *state = &owned->partition.state;
@@ -287,7 +287,7 @@ void mqd_share_acquire_now(struct mqd_reactor *r, struct mqd_share_owned *owned,
             response->size_bytes = s.range.size_bytes;
             continues = false;
         } else
-            continues = acquire_range(&s, from, response);
+            continues = acquire_range(&s, worker, response);
         end_search(&s);
     }
 }

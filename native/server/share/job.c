@@ -48,7 +48,7 @@ void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request)
 
 /* ---- requests to owners ---- */
 
-static void refuse_part(struct mqd_share_part *part, int16_t error)
+static void fail_part(struct mqd_share_part *part, int16_t error)
 {
     part->error = error;
     part->job->failed = 1;
@@ -61,17 +61,17 @@ static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
     uint64_t generation;
     part->ready = 0;
     if (part->topic->removed) {
-        refuse_part(part, MQD_KAFKA_UNKNOWN_TOPIC_ID);
+        fail_part(part, MQD_KAFKA_UNKNOWN_TOPIC_ID);
         return;
     }
     if (!mqd_subject_is_allowed(r, job->request->connection, part->topic, MQD_OPERATION_READ)) {
-        refuse_part(part, MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED); /* the right was revoked while the job waited */
+        fail_part(part, MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED); /* the right was revoked while the job waited */
         return;
     }
     await_slot(r, part);
     int16_t error = mqd_share_owner_of(r, part->slot, &owner, &generation);
     if (error) {
-        refuse_part(part, error);
+        fail_part(part, error);
         return;
     }
     struct mqd_share_owner_request request = {.member = job->member,
@@ -89,7 +89,7 @@ static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
     if (!mqd_share_call_owner(r, part, part->slot, owner, generation, &request, job->group, NULL)) {
         job->awaits_owner = 0;
         part->joins = request.joins;
-        refuse_part(part, MQD_KAFKA_REQUEST_TIMED_OUT);
+        fail_part(part, MQD_KAFKA_REQUEST_TIMED_OUT);
     }
 }
 
@@ -101,7 +101,7 @@ static void forget_runs(struct mqd_share_part *part)
     part->read_bytes = 0;
 }
 
-/* Returns records that cannot be read now: any member may acquire them again. */
+/* Gives back records that cannot be read now, so that any member may acquire them again. */
 static void return_acquired(struct mqd_reactor *r, struct mqd_share_part *part)
 {
     struct mqd_share_job *job = part->job;
@@ -196,7 +196,7 @@ static void take_records(struct mqd_reactor *r, struct mqd_share_part *part, con
                 "records from offset %lld, acquired for a share group, cannot be read; they are returned",
                 (long long)part->read_first);
         return_acquired(r, part);
-        refuse_part(part, code > 0 ? code : MQD_KAFKA_STORAGE_ERROR); /* or this job would acquire them again */
+        fail_part(part, code > 0 ? code : MQD_KAFKA_STORAGE_ERROR); /* otherwise this job would acquire them again */
         return;
     }
     for (uint32_t i = 0; i < part->run_count; i++) {
@@ -221,7 +221,7 @@ void mqd_share_on_acquired(struct mqd_reactor *r, struct mqd_share_part *part, u
     if (response->slot)
         job->lock_ms = (int32_t)response->slot;
     if (response->error)
-        refuse_part(part, (int16_t)response->error);
+        fail_part(part, (int16_t)response->error);
     else if (kind == MQD_SHARE_REQUEST_MEASURE)
         part->available = response->size_bytes;
     else if (part->run_count)

@@ -21,7 +21,7 @@
 #define INLINE_RECORDS_BYTES_MAX (32u << 10)
 #define ATTRIBUTES_AT 22 /* position of the attributes' low byte in a batch's header */
 #define TOO_LARGE (-1)
-#define KEEP_BYTES (64u << 10) /* memory kept between acquisitions */
+#define KEPT_BYTES_MAX (64u << 10) /* memory kept between acquisitions */
 
 /* stands in batch->records for records in shares->keys, whose memory moves while it grows */
 static const struct mqd_share_record in_shared_buffer[1];
@@ -83,7 +83,7 @@ static int16_t read_batch(struct mqd_share_keys *keys, uint32_t size_max)
 
 /* ---- larger batches, which many acquisitions may need ---- */
 
-static int run(void *argument)
+static int run_read(void *argument)
 {
     struct mqd_share_keys *keys = argument;
     keys->error = read_batch(keys, MQD_RECORDS_BYTES_MAX);
@@ -144,10 +144,10 @@ static int16_t read_larger(struct mqd_reactor *r, struct mqd_share_owned *owned,
     keys->count = keys->capacity = 0;
     owned->keys = keys;
     uint64_t token = mqd_token(MQD_TOKEN_SHARE, MQD_SHARE_TOKEN_KEYS | owned->index);
-    if (keys->codec && mqd_poll_run(r->poll, -1, run, keys, token) == 0)
+    if (keys->codec && mqd_poll_run(r->poll, -1, run_read, keys, token) == 0)
         owned->reading_keys = 1;
     else
-        run(keys); /* reads them here: the batch is not compressed, or the pool is full */
+        run_read(keys); /* reads them here: the batch is not compressed, or the pool is full */
     return 0;
 }
 
@@ -233,12 +233,12 @@ int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned
 void mqd_share_keys_done(struct mqd_shares *shares)
 {
     struct mqd_share_keys *keys = &shares->keys;
-    if (keys->capacity * sizeof *keys->records > KEEP_BYTES) {
+    if (keys->capacity * sizeof *keys->records > KEPT_BYTES_MAX) {
         free(keys->records);
         keys->records = NULL;
         keys->capacity = 0;
     }
-    if (keys->capacity_bytes > KEEP_BYTES) {
+    if (keys->capacity_bytes > KEPT_BYTES_MAX) {
         free(keys->bytes);
         keys->bytes = NULL;
         keys->capacity_bytes = 0;

@@ -1,5 +1,6 @@
-/* The share-partitions of the partitions that this worker owns: requests about them, READ and
- * WRITE to the acceptor, expiry, leadership. See server/share/share.h and share/partition.h. */
+/* The share-partitions of the partitions that this worker owns: handles requests about them, sends
+ * requests to read and write their state to the acceptor, and checks expiry and leadership. See
+ * server/share/share.h and share/partition.h. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,10 +8,10 @@
 
 #define OWNED_COUNT_MAX 65536 /* 16 bits of a token */
 #define SWEEP_MS 50
-#define RETRY_MS 10             /* pause when there is no room for a request to the acceptor */
-#define FAILED_MS 1000          /* an error is returned for this long before the state is read again */
-#define EXPIRE_COUNT_MAX 100000 /* offsets expired in one pass */
-#define RANGE_BYTES_MIN (8 + 8 + 4)
+#define RETRY_MS 10                 /* pause when there is no room for a request to the acceptor */
+#define FAILED_MS 1000              /* an error is returned for this long before the state is read again */
+#define EXPIRE_COUNT_MAX 100000     /* offsets expired in one pass */
+#define RANGE_BYTES_MIN (8 + 8 + 4) /* first, last, type count */
 
 /* ---- the table ---- */
 
@@ -50,7 +51,7 @@ static void on_persisted(void *context, struct mqd_share_waiter *waiter, int16_t
 {
     struct mqd_descriptor response = {
         .kind = MQD_LINK_SHARE_RESPONSE, .token = waiter->token, .error = error, .slot = (uint32_t)waiter->lock_ms};
-    mqd_share_respond(context, waiter->from, &response);
+    mqd_share_respond(context, waiter->worker, &response);
     free(waiter);
 }
 
@@ -145,7 +146,7 @@ static struct mqd_owned *led_partition(const struct mqd_reactor *r, uint32_t slo
     return matches ? owned : NULL;
 }
 
-/* Discards the state if the leader or the leader epoch has changed, which makes it obsolete. */
+/* Discards the state, which is then obsolete, if the leader or the leader epoch has changed. */
 static void check_leadership(struct mqd_reactor *r, struct mqd_share_owned *owned)
 {
     struct mqd_share_partition *partition = &owned->partition;
@@ -317,7 +318,7 @@ int64_t mqd_shares_next_ms(const struct mqd_reactor *r)
 
 /* ---- requests ---- */
 
-/* Takes the ranges from a payload. Returns NULL if it is malformed, or there is no memory. */
+/* Takes the ranges from a payload. Returns NULL if it is malformed, or if out of memory. */
 static struct mqd_share_acknowledgement *take_ranges(const struct mqd_share_owner_request *request, const uint8_t *at,
                                                      uint32_t left)
 {
@@ -343,7 +344,7 @@ static struct mqd_share_acknowledgement *take_ranges(const struct mqd_share_owne
     return list;
 }
 
-static int16_t acknowledge(struct mqd_reactor *r, struct mqd_share_owned *owned, uint32_t from, uint64_t token,
+static int16_t acknowledge(struct mqd_reactor *r, struct mqd_share_owned *owned, uint32_t worker, uint64_t token,
                            const struct mqd_share_owner_request *request, const uint8_t *ranges, uint32_t range_bytes)
 {
     struct mqd_share_partition *partition = &owned->partition;
@@ -364,8 +365,8 @@ static int16_t acknowledge(struct mqd_reactor *r, struct mqd_share_owned *owned,
         free(waiter);
         return (int16_t)error;
     }
-    *waiter =
-        (struct mqd_share_waiter){.token = token, .from = from, .lock_ms = (int32_t)partition->settings.state.lock_ms};
+    *waiter = (struct mqd_share_waiter){
+        .token = token, .worker = worker, .lock_ms = (int32_t)partition->settings.state.lock_ms};
     mqd_list_init(&waiter->node);
     mqd_share_partition_await(partition, waiter); /* S6 */
     mqd_owner_wake_slot(r, owned->slot);
@@ -385,7 +386,7 @@ static int64_t first_offset(const struct mqd_share_partition *partition, const s
     return positions->high_watermark;
 }
 
-static void acquire(struct mqd_reactor *r, struct mqd_share_owned *owned, uint32_t from,
+static void acquire(struct mqd_reactor *r, struct mqd_share_owned *owned, uint32_t worker,
                     const struct mqd_share_owner_request *request, struct mqd_descriptor *response)
 {
     struct mqd_share_partition *partition = &owned->partition;
@@ -401,10 +402,10 @@ static void acquire(struct mqd_reactor *r, struct mqd_share_owned *owned, uint32
         mqd_share_partition_set_start(partition, first_offset(partition, &positions));
     expire(r, owned);
     response->slot = (uint32_t)partition->settings.state.lock_ms;
-    mqd_share_acquire_now(r, owned, request, from, response);
+    mqd_share_acquire_now(r, owned, request, worker, response);
 }
 
-void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t from, uint64_t token, uint32_t slot,
+void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t worker, uint64_t token, uint32_t slot,
                                 const uint8_t *payload, uint32_t size_bytes)
 {
     struct mqd_shares *shares = r->shares;
@@ -414,7 +415,7 @@ void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t from, uint64_t t
         return;
     memcpy(&request, payload, sizeof request);
     const uint8_t *group = payload + sizeof request;
-    if (request.group_bytes > size_bytes - sizeof request || from >= MQD_ENDPOINT_COUNT_MAX)
+    if (request.group_bytes > size_bytes - sizeof request || worker >= MQD_ENDPOINT_COUNT_MAX)
         return;
     bool is_leaving = request.kind == MQD_SHARE_REQUEST_FORGET || request.kind == MQD_SHARE_REQUEST_RELEASE;
     struct mqd_share_owned *owned = find(shares, &request, slot, group);
@@ -426,20 +427,20 @@ void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t from, uint64_t t
         response.error = MQD_KAFKA_REQUEST_TIMED_OUT;
     if (!owned || response.error) {
         response.flags = MQD_SHARED_REFUSED;
-        mqd_share_respond(r, from, &response);
+        mqd_share_respond(r, worker, &response);
         return;
     }
     if (request.joins && !has_sessions(owned))
         mqd_share_partition_request_verify(&owned->partition);
-    owned->session_counts[from] += request.joins;
+    owned->session_counts[worker] += request.joins;
     touch(shares, owned);
     switch (request.kind) {
     case MQD_SHARE_REQUEST_ACQUIRE:
     case MQD_SHARE_REQUEST_MEASURE:
-        acquire(r, owned, from, &request, &response);
+        acquire(r, owned, worker, &request, &response);
         break;
     case MQD_SHARE_REQUEST_ACKNOWLEDGE:
-        response.error = acknowledge(r, owned, from, token, &request, group + request.group_bytes,
+        response.error = acknowledge(r, owned, worker, token, &request, group + request.group_bytes,
                                      size_bytes - (uint32_t)sizeof request - request.group_bytes);
         if (!response.error)
             return; /* the response is sent when the change is persisted */
@@ -450,9 +451,9 @@ void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t from, uint64_t t
             mqd_owner_wake_slot(r, slot);
         /* fall through */
     default:
-        owned->session_counts[from] -= owned->session_counts[from] > 0;
+        owned->session_counts[worker] -= owned->session_counts[worker] > 0;
     }
-    mqd_share_respond(r, from, &response);
+    mqd_share_respond(r, worker, &response);
 }
 
 void mqd_share_on_archive(struct mqd_reactor *r, uint32_t slot, const uint8_t *payload, uint32_t size_bytes)

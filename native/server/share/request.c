@@ -19,18 +19,19 @@
 struct named_partition {
     uint8_t topic_id[16];
     int32_t partition_index;
-    uint32_t order, range_count, range_offset, range_bytes;
-    int16_t error; /* error of its acknowledgements */
+    uint32_t order;                                  /* position in the request */
+    uint32_t range_count, range_offset, range_bytes; /* its acknowledged ranges, in arrival->ranges */
+    int16_t error;                                   /* error of its acknowledgements */
 };
 /* A request while it is being received. */
 struct arrival {
     struct mqd_request *request;
-    struct mqd_share_fetch_request wire;
+    struct mqd_share_fetch_request wire; /* the parsed request */
     struct mqd_share_session *session;
     struct named_partition *named;
     uint32_t named_count;
-    struct mqd_buffer ranges;
-    bool acknowledges;
+    struct mqd_buffer ranges; /* encoded by mqd_share_range_put */
+    bool acknowledges;        /* the request has acknowledgements, of any partition */
 };
 
 /* ---- creation and destruction ---- */
@@ -156,8 +157,8 @@ void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last,
 }
 
 /* Makes the checks that KafkaApis makes before it looks up the partition. `previous_last`: the last
- * offset of the previous acknowledgement. */
-static bool is_valid(const struct mqd_share_fetch_acknowledgement *range, int64_t previous_last, bool is_renewal)
+ * offset of the partition's previous range. */
+static bool is_valid_range(const struct mqd_share_fetch_acknowledgement *range, int64_t previous_last, bool is_renewal)
 {
     if (range->first > range->last || range->first < previous_last)
         return false;
@@ -197,7 +198,7 @@ static int parse_partition(struct arrival *a, const struct mqd_share_fetch_topic
     for (int32_t i = 0; i < partition.acknowledgement_count; i++) {
         if (mqd_share_fetch_next_acknowledgement(&a->wire, &range))
             return -1;
-        if (!is_valid(&range, previous_last, a->wire.is_renewal))
+        if (!is_valid_range(&range, previous_last, a->wire.is_renewal))
             named->error = MQD_KAFKA_INVALID_REQUEST;
         previous_last = range.last;
         mqd_share_range_put(&a->ranges, range.first, range.last, range.types, range.type_count);
@@ -451,12 +452,13 @@ static bool is_read_or_acknowledged(const struct arrival *a, const struct named_
             mqd_share_session_get(a->session, named->topic_id, named->partition_index));
 }
 
-/* If fewer than MQD_SHARE_RESERVE_DIVISOR records are requested, none can be reserved for lower
- * ranks; instead, one request in ten begins with the lowest rank. */
-static void assign_ranks(struct mqd_reactor *r, struct mqd_share_job *job, uint32_t turn)
+/* Sets each part's rank to the share priority of its partition. If fewer than
+ * MQD_SHARE_RESERVE_DIVISOR records are requested, none can be reserved for lower ranks; instead,
+ * one request in MQD_SHARE_RESERVE_DIVISOR begins with the lowest rank. */
+static void assign_ranks(struct mqd_reactor *r, struct mqd_share_job *job, uint32_t request_number)
 {
     bool lowest_first = job->records_max < MQD_SHARE_RESERVE_DIVISOR &&
-                        turn % MQD_SHARE_RESERVE_DIVISOR == MQD_SHARE_RESERVE_DIVISOR - 1;
+                        request_number % MQD_SHARE_RESERVE_DIVISOR == MQD_SHARE_RESERVE_DIVISOR - 1;
     job->rank = -1;
     for (uint32_t i = 0; i < job->part_count && job->fetches; i++) {
         struct mqd_share_part *part = &job->parts[i];
@@ -498,9 +500,9 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
                 part->error = 0;
         }
     }
-    assign_ranks(r, job, a->session ? a->session->turn : 0);
+    assign_ranks(r, job, a->session ? a->session->request_number : 0);
     if (a->session && job->part_count)
-        job->first_part = a->session->turn++ % job->part_count;
+        job->first_part = a->session->request_number++ % job->part_count;
 }
 
 static int accept_request(struct mqd_reactor *r, struct arrival *a)

@@ -34,7 +34,8 @@ static void put_part(struct mqd_reactor *r, const struct mqd_request *request, s
     mqd_share_fetch_response_partition_end(&r->scratch);
 }
 
-/* The number of reported parts from `from` on that have the same topic. */
+/* Returns how many of the parts from `from` on that have the same topic are reported. Stores the
+ * index after the last of these parts in *end. */
 static int32_t count_reported(const struct mqd_share_job *job, uint32_t from, uint32_t *end)
 {
     int32_t count = 0;

@@ -256,7 +256,7 @@ void mqd_share_respond(struct mqd_reactor *r, uint32_t to, const struct mqd_desc
 void mqd_share_send_unsent(struct mqd_reactor *r);
 
 /* ---- owner.c ---- */
-void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t from, uint64_t token, uint32_t slot,
+void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t worker, uint64_t token, uint32_t slot,
                                 const uint8_t *payload, uint32_t size_bytes);
 /* MQD_SHARE_REQUEST_ARCHIVE */
 void mqd_share_on_archive(struct mqd_reactor *r, uint32_t slot, const uint8_t *payload, uint32_t size_bytes);
@@ -277,7 +277,7 @@ void mqd_share_keys_forget(struct mqd_share_owned *owned); /* no thread may be r
 /* ---- acquire.c ---- */
 /* Fills in the response; its runs are sent first. */
 void mqd_share_acquire_now(struct mqd_reactor *r, struct mqd_share_owned *owned,
-                           const struct mqd_share_owner_request *request, uint32_t from,
+                           const struct mqd_share_owner_request *request, uint32_t worker,
                            struct mqd_descriptor *response);
 
 #endif
