@@ -13,14 +13,14 @@
 
 enum {
     BLOBS_AT = sizeof(struct mqd_control_header),
-    WORKERS_AT = BLOBS_AT + MQD_API_VERSIONS_BLOB_COUNT * sizeof(struct mqd_blob),
-    STATS_AT = WORKERS_AT + MQD_ENDPOINT_COUNT_MAX * sizeof(struct mqd_endpoint_slot),
+    ENDPOINTS_AT = BLOBS_AT + MQD_API_VERSIONS_BLOB_COUNT * sizeof(struct mqd_blob),
+    STATS_AT = ENDPOINTS_AT + MQD_ENDPOINT_COUNT_MAX * sizeof(struct mqd_endpoint_slot),
     PARTITIONS_AT = STATS_AT + MQD_WORKER_COUNT_MAX * sizeof(struct mqd_worker_stats),
     QUOTAS_AT = PARTITIONS_AT + MQD_PARTITION_SLOT_COUNT * sizeof(struct mqd_partition_slot),
     TALLIES_AT = QUOTAS_AT + sizeof(struct mqd_quota_table),
     TOTAL_BYTES = TALLIES_AT + sizeof(struct mqd_tally_table),
 };
-_Static_assert(BLOBS_AT % MQD_CACHE_LINE == 0 && WORKERS_AT % MQD_CACHE_LINE == 0 && STATS_AT % MQD_CACHE_LINE == 0 &&
+_Static_assert(BLOBS_AT % MQD_CACHE_LINE == 0 && ENDPOINTS_AT % MQD_CACHE_LINE == 0 && STATS_AT % MQD_CACHE_LINE == 0 &&
                    PARTITIONS_AT % MQD_CACHE_LINE == 0 && QUOTAS_AT % MQD_CACHE_LINE == 0 &&
                    TALLIES_AT % MQD_CACHE_LINE == 0,
                "every part begins a cache line");
@@ -49,14 +49,14 @@ size_t mqd_control_size_bytes(void)
 
 #define FIELD(type, name) offsetof(struct type, name), sizeof(((struct type *)0)->name)
 
-/* FNV-1a over offset and size of every shared field, and over the constants that determine their
- * meaning. */
+/* FNV-1a over the offset and size of every shared field, and over the constants that determine
+ * their meaning. */
 uint64_t mqd_abi_hash(void)
 {
     static const uint64_t numbers[] = {
         MQD_LAYOUT_VERSION,
         BLOBS_AT,
-        WORKERS_AT,
+        ENDPOINTS_AT,
         STATS_AT,
         PARTITIONS_AT,
         TOTAL_BYTES,
@@ -266,7 +266,7 @@ struct mqd_blob *mqd_control_api_versions(void *control, uint32_t version)
 
 struct mqd_endpoint_slot *mqd_control_endpoint(void *control, uint32_t endpoint)
 {
-    return part_at(control, WORKERS_AT, sizeof(struct mqd_endpoint_slot), endpoint, MQD_ENDPOINT_COUNT_MAX);
+    return part_at(control, ENDPOINTS_AT, sizeof(struct mqd_endpoint_slot), endpoint, MQD_ENDPOINT_COUNT_MAX);
 }
 
 struct mqd_worker_stats *mqd_control_stats(void *control, uint32_t worker)

@@ -18,8 +18,8 @@
  *       were sent quietly may wait in their ring while the consumer sleeps.
  *   K2  descriptors of one link are taken in the order in which they were sent; no link waits for
  *       more than one round of the others.
- *   K3  a corrupt link (R1 of shm/ring.h) is empty for drain and full for send; the other links
- *       continue.
+ *   K3  drain treats a corrupt link (R1 of shm/ring.h) as empty, and send treats it as full; the
+ *       other links continue.
  *   K4  if a producer dies between P1 and the end of P3, a consumer may stay asleep although its
  *       ring has descriptors. Its flag may already show it as awake, so that no other process wakes
  *       it either. (The ring may also be empty: the consumer took the descriptors and slept again
@@ -40,7 +40,7 @@
 
 struct mqd_endpoint {
     uint32_t self;
-    uint32_t count;
+    uint32_t endpoint_count;
     uint32_t first_peer; /* the peer whose link drain reads first */
     uint64_t generation;
     uint64_t wake_count;
@@ -84,9 +84,9 @@ int mqd_links_format(void *links, size_t size_bytes, uint32_t endpoint_count)
 
 static int open_rings(struct mqd_endpoint *endpoint, void *links)
 {
-    for (uint32_t peer = 0; peer < endpoint->count; peer++) {
-        struct mqd_ring *out = ring_at(links, endpoint->count, endpoint->self, peer);
-        struct mqd_ring *in = ring_at(links, endpoint->count, peer, endpoint->self);
+    for (uint32_t peer = 0; peer < endpoint->endpoint_count; peer++) {
+        struct mqd_ring *out = ring_at(links, endpoint->endpoint_count, endpoint->self, peer);
+        struct mqd_ring *in = ring_at(links, endpoint->endpoint_count, peer, endpoint->self);
         if (mqd_ring_writer_open(&endpoint->out[peer], out, MQD_LINK_DESCRIPTOR_COUNT) != 0 ||
             mqd_ring_reader_open(&endpoint->in[peer], in, MQD_LINK_DESCRIPTOR_COUNT) != 0)
             return mqd_error_wrap("link between endpoints %u and %u", endpoint->self, peer);
@@ -113,7 +113,7 @@ static void wake(struct mqd_endpoint *endpoint, uint32_t to)
 /* K4: writes all eventfds, regardless of flags and rings. */
 static void wake_all(struct mqd_endpoint *endpoint)
 {
-    for (uint32_t peer = 0; peer < endpoint->count; peer++)
+    for (uint32_t peer = 0; peer < endpoint->endpoint_count; peer++)
         if (peer != endpoint->self)
             notify(endpoint, peer);
 }
@@ -132,7 +132,7 @@ struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self
         return NULL;
     }
     endpoint->self = self;
-    endpoint->count = endpoint_count;
+    endpoint->endpoint_count = endpoint_count;
     for (uint32_t peer = 0; peer < endpoint_count; peer++) {
         endpoint->eventfd[peer] = eventfds ? eventfds[peer] : -1;
         endpoint->peer_sleeping[peer] = &mqd_control_endpoint(control, peer)->sleeping;
@@ -158,7 +158,7 @@ void mqd_endpoint_close(struct mqd_endpoint *endpoint)
 
 static int stage(struct mqd_endpoint *endpoint, uint32_t to, const struct mqd_descriptor *descriptor)
 {
-    if (to >= endpoint->count)
+    if (to >= endpoint->endpoint_count)
         return mqd_error_set(MQD_E_INVALID, "there is no endpoint %u", to);
     struct mqd_ring_writer *writer = &endpoint->out[to];
     struct mqd_descriptor *descriptor_out = mqd_ring_next(writer);
@@ -191,7 +191,7 @@ int mqd_endpoint_send_quietly(struct mqd_endpoint *endpoint, uint32_t to, const 
 
 uint32_t mqd_endpoint_free_count(struct mqd_endpoint *endpoint, uint32_t to)
 {
-    return to < endpoint->count ? mqd_ring_free_count(&endpoint->out[to]) : 0;
+    return to < endpoint->endpoint_count ? mqd_ring_free_count(&endpoint->out[to]) : 0;
 }
 
 void mqd_endpoint_flush(struct mqd_endpoint *endpoint)
@@ -215,14 +215,14 @@ int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out
     uint32_t total = 0;
     uint32_t idle = 0; /* consecutive links found empty */
     uint32_t peer = endpoint->first_peer;
-    while (total < max && idle < endpoint->count) {
+    while (total < max && idle < endpoint->endpoint_count) {
         uint32_t limit = max - total < ROUND_DESCRIPTOR_COUNT ? max - total : ROUND_DESCRIPTOR_COUNT;
         uint32_t count = mqd_ring_take(&endpoint->in[peer], out + total, limit);
         for (uint32_t i = 0; i < count; i++)
             from[total + i] = peer;
         total += count;
         idle = count ? 0 : idle + 1;
-        peer = peer + 1 == endpoint->count ? 0 : peer + 1;
+        peer = peer + 1 == endpoint->endpoint_count ? 0 : peer + 1;
     }
     endpoint->first_peer = peer;
     return (int)total;
@@ -230,7 +230,7 @@ int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out
 
 int mqd_endpoint_has_waiting(struct mqd_endpoint *endpoint)
 {
-    for (uint32_t peer = 0; peer < endpoint->count; peer++)
+    for (uint32_t peer = 0; peer < endpoint->endpoint_count; peer++)
         if (mqd_ring_waiting_count(&endpoint->in[peer]))
             return 1;
     return 0;

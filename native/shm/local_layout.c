@@ -8,7 +8,7 @@
 
 #define FIELD(type, name) offsetof(struct type, name), sizeof(((struct type *)0)->name)
 
-/* FNV-1a over offset and size of every shared field, over the constants that determine their
+/* FNV-1a over the offset and size of every shared field, over the constants that determine their
  * meaning, and over the control segment's own hash, because the client reads that segment too. */
 uint64_t mqd_local_abi_hash(void)
 {

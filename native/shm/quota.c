@@ -44,9 +44,10 @@ static uint64_t combine(uint64_t tag, uint64_t user_key, uint64_t client_key)
 
 uint64_t mqd_quota_rule_key(uint32_t level, uint64_t user_key, uint64_t client_key)
 {
-    const uint32_t of_user = 1u << MQD_QUOTA_USER_CLIENT | 1u << MQD_QUOTA_USER_ANY_CLIENT | 1u << MQD_QUOTA_USER;
-    const uint32_t of_client = 1u << MQD_QUOTA_USER_CLIENT | 1u << MQD_QUOTA_ANY_USER_CLIENT | 1u << MQD_QUOTA_CLIENT;
-    return combine(level, of_user >> level & 1 ? user_key : 0, of_client >> level & 1 ? client_key : 0);
+    const uint32_t user_levels = 1u << MQD_QUOTA_USER_CLIENT | 1u << MQD_QUOTA_USER_ANY_CLIENT | 1u << MQD_QUOTA_USER;
+    const uint32_t client_levels =
+        1u << MQD_QUOTA_USER_CLIENT | 1u << MQD_QUOTA_ANY_USER_CLIENT | 1u << MQD_QUOTA_CLIENT;
+    return combine(level, user_levels >> level & 1 ? user_key : 0, client_levels >> level & 1 ? client_key : 0);
 }
 
 /* The key of the bucket that a rule of this level charges; equal for clients that share the
@@ -218,7 +219,8 @@ static bool is_indebted(const struct mqd_quota_bucket *bucket, int64_t now_ns)
     return false;
 }
 
-/* Q1 */
+/* Returns the bucket of the set that another key may take over: an unused one; else the least
+ * recently used one without a debt; else the least recently used one (Q1). */
 static struct mqd_quota_bucket *choose_victim(struct mqd_quota_bucket *set, int64_t now_ns)
 {
     struct mqd_quota_bucket *best = NULL;

@@ -22,7 +22,7 @@ static struct mqd_tally *tally_of(struct mqd_tally *set, uint64_t key)
     return NULL;
 }
 
-/* T1. False: the tally is in use, or another process has claimed it. */
+/* Gives the tally to `key` (T1). False: the tally is in use, or another process has claimed it. */
 static bool claim(struct mqd_tally *tally, uint64_t key)
 {
     uint64_t old_key = mqd_load_relaxed(&tally->key);
@@ -52,7 +52,7 @@ int32_t mqd_tally_enter(void *control, uint64_t key, uint32_t worker, uint32_t *
     struct mqd_tally_table *table = mqd_control_tallies(control);
     uint32_t set_index = (uint32_t)(key % MQD_TALLY_SET_COUNT);
     struct mqd_tally *set = &table->tally[set_index * MQD_TALLY_WAY_COUNT];
-    key += key <= LOCKED ? 2 : 0;
+    key += key <= LOCKED ? 2 : 0; /* 0 and LOCKED are not keys */
     *sum = 0;
     mqd_fetch_or(&table->touched[set_index / 64], 1ull << set_index % 64);
     for (uint32_t tries = 0; tries < TRIES; tries++) {

@@ -3,9 +3,9 @@
  * connections between hosts: one context for both roles, TLS 1.3 only.
  *
  * A client names a host (SNI) and gets the first identity with a certificate for that host,
- * otherwise the listener's first identity. Sessions are resumed by tickets, which no process
- * stores. Clients with certificates cannot resume, because OpenSSL would not verify the certificate
- * again.
+ * otherwise the listener's first identity. Sessions are resumed with tickets; no process stores
+ * sessions. Clients with certificates cannot resume, because OpenSSL would not verify the
+ * certificate again.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,17 +20,16 @@
 
 #define openssl mqd_tls_library
 #define TLS_1_3 0x304
-#define READ_BUFFER_BYTES 32768 /* several records by one recv; freed while it is empty */
+#define READ_BUFFER_BYTES 32768 /* holds several records from one recv; freed while it is empty */
 
-/* An identity of the listener. */
-struct member {
+struct loaded_identity {
     SSL_CTX *context;
     X509 *leaf;
 };
 struct mqd_tls_context {
     uint32_t holder_count;
-    uint32_t member_count;
-    struct member member[];
+    uint32_t identity_count;
+    struct loaded_identity identities[];
 };
 
 /* ---- files ---- */
@@ -157,9 +156,9 @@ static int read_identity(const struct mqd_tls_identity *identity, struct content
 
 /* ---- one OpenSSL context ---- */
 
-static int use_identity(struct member *member, struct content *content)
+static int use_identity(struct loaded_identity *loaded, struct content *content)
 {
-    SSL_CTX *context = member->context;
+    SSL_CTX *context = loaded->context;
     if (openssl.SSL_CTX_use_certificate(context, content->certificate[0]) != 1)
         return fail("the certificate cannot be used");
     if (openssl.SSL_CTX_use_PrivateKey(context, content->key) != 1 || openssl.SSL_CTX_check_private_key(context) != 1)
@@ -167,7 +166,7 @@ static int use_identity(struct member *member, struct content *content)
     for (uint32_t i = 1; i < content->count; i++)
         if (openssl.SSL_CTX_ctrl(context, SSL_CTRL_CHAIN_CERT, 1, content->certificate[i]) != 1)
             return fail("the certificate chain cannot be used");
-    member->leaf = content->certificate[0];
+    loaded->leaf = content->certificate[0];
     content->certificate[0] = NULL; /* X509_free takes NULL */
     return 0;
 }
@@ -248,9 +247,9 @@ static int on_server_name(SSL *ssl, int *alert, void *argument)
 {
     const struct mqd_tls_context *context = argument;
     const char *name = openssl.SSL_get_servername(ssl, TLSEXT_NAMETYPE_host_name);
-    for (uint32_t i = 0; name && i < context->member_count; i++)
-        if (openssl.X509_check_host(context->member[i].leaf, name, strlen(name), 0, NULL) == 1) {
-            openssl.SSL_set_SSL_CTX(ssl, context->member[i].context);
+    for (uint32_t i = 0; name && i < context->identity_count; i++)
+        if (openssl.X509_check_host(context->identities[i].leaf, name, strlen(name), 0, NULL) == 1) {
+            openssl.SSL_set_SSL_CTX(ssl, context->identities[i].context);
             return SSL_TLSEXT_ERR_OK;
         }
     return SSL_TLSEXT_ERR_NOACK; /* the first identity, as in Kafka */
@@ -258,16 +257,16 @@ static int on_server_name(SSL *ssl, int *alert, void *argument)
 
 /* ---- a context with its identities ---- */
 
-static int add_member(struct mqd_tls_context *context, const struct mqd_tls_settings *settings, uint32_t index)
+static int add_identity(struct mqd_tls_context *context, const struct mqd_tls_settings *settings, uint32_t index)
 {
-    struct member *member = &context->member[index];
+    struct loaded_identity *loaded = &context->identities[index];
     struct content content = {0};
-    member->context = openssl.SSL_CTX_new(settings->between_hosts ? openssl.TLS_method() : openssl.TLS_server_method());
-    if (!member->context)
+    loaded->context = openssl.SSL_CTX_new(settings->between_hosts ? openssl.TLS_method() : openssl.TLS_server_method());
+    if (!loaded->context)
         return fail("no memory for a TLS context");
-    context->member_count++;
-    int result = configure(member->context, settings) == 0 && read_identity(&settings->identities[index], &content) == 0
-                     ? use_identity(member, &content)
+    context->identity_count++;
+    int result = configure(loaded->context, settings) == 0 && read_identity(&settings->identities[index], &content) == 0
+                     ? use_identity(loaded, &content)
                      : -1;
     content_free(&content);
     return result;
@@ -287,19 +286,20 @@ struct mqd_tls_context *mqd_tls_context_create(const struct mqd_tls_settings *se
         mqd_error_set(MQD_E_INVALID, "connections between hosts use TLS 1.3 and require certificates");
         return NULL;
     }
-    struct mqd_tls_context *context = calloc(1, sizeof *context + settings->identity_count * sizeof *context->member);
+    struct mqd_tls_context *context =
+        calloc(1, sizeof *context + settings->identity_count * sizeof *context->identities);
     if (!context) {
         mqd_error_system(ENOMEM, "no memory for a TLS context");
         return NULL;
     }
     context->holder_count = 1;
     for (uint32_t i = 0; i < settings->identity_count; i++)
-        if (add_member(context, settings, i) < 0) {
+        if (add_identity(context, settings, i) < 0) {
             mqd_tls_context_free(context);
             return NULL;
         }
-    if (context->member_count > 1) {
-        SSL_CTX *first = context->member[0].context;
+    if (context->identity_count > 1) {
+        SSL_CTX *first = context->identities[0].context;
         openssl.SSL_CTX_callback_ctrl(first, SSL_CTRL_SET_TLSEXT_SERVERNAME_CB, (void (*)(void))on_server_name);
         openssl.SSL_CTX_ctrl(first, SSL_CTRL_SET_TLSEXT_SERVERNAME_ARG, 0, context);
     }
@@ -310,9 +310,9 @@ void mqd_tls_context_free(struct mqd_tls_context *context)
 {
     if (!context || mqd_fetch_add(&context->holder_count, UINT32_MAX) > 1)
         return;
-    for (uint32_t i = 0; i < context->member_count; i++) {
-        openssl.SSL_CTX_free(context->member[i].context);
-        openssl.X509_free(context->member[i].leaf);
+    for (uint32_t i = 0; i < context->identity_count; i++) {
+        openssl.SSL_CTX_free(context->identities[i].context);
+        openssl.X509_free(context->identities[i].leaf);
     }
     free(context);
 }
@@ -320,5 +320,5 @@ void mqd_tls_context_free(struct mqd_tls_context *context)
 SSL_CTX *mqd_tls_context_hold(struct mqd_tls_context *context)
 {
     mqd_fetch_add(&context->holder_count, 1);
-    return context->member[0].context;
+    return context->identities[0].context;
 }

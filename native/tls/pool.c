@@ -75,7 +75,7 @@ static struct mqd_tls *take_submitted(struct mqd_tls_pool *pool)
     return tls;
 }
 
-static void compute_step(struct mqd_tls *tls)
+static void run_step(struct mqd_tls *tls)
 {
     struct mqd_tls_link *link = mqd_tls_link(tls);
     if (__atomic_load_n(&link->abandoned, __ATOMIC_RELAXED)) {
@@ -100,7 +100,7 @@ static void *thread_main(void *argument)
         if (mqd_load_acquire(&pool->stopping))
             return NULL;
         struct mqd_tls *tls = take_submitted(pool);
-        compute_step(tls);
+        run_step(tls);
         if (push(&pool->done, tls))
             eventfd_write(pool->event_fd, 1);
     }

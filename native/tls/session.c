@@ -28,10 +28,10 @@ struct mqd_tls {
     struct mqd_tls_context *context;
     int fd;
     bool established;
-    int32_t node;         /* the host that must be at the other end; -1: a client */
-    bool node_proved;     /* the certificate has the name of that host */
-    uint32_t key_records; /* records encrypted with the current key */
-    bool drained;         /* the last recv drained the socket */
+    int32_t node;              /* the host that must be at the other end; -1: a client */
+    bool node_proved;          /* the certificate has the name of that host */
+    uint32_t key_record_count; /* records encrypted with the current key */
+    bool drained;              /* the last recv drained the socket */
     bool end_of_stream;
     bool ended;                  /* the connection has ended, with ended_errno and ended_reason */
     int socket_errno;            /* of the recv that failed */
@@ -40,9 +40,9 @@ struct mqd_tls {
     uint32_t in_bytes, in_taken;
     bool may_be_record; /* the first bytes may be a TLS record */
     bool received_first;
-    uint8_t *out; /* encrypted bytes; during a call of mqd_tls_write the caller's memory */
+    uint8_t *out; /* encrypted bytes; during a call of mqd_tls_write, in the caller's memory */
     uint32_t out_bytes, out_sent, out_capacity;
-    bool out_lent;
+    bool out_is_borrowed;
     int ended_errno;
     char ended_reason[176];
 };
@@ -100,14 +100,14 @@ static bool out_reserve(struct mqd_tls *tls, uint32_t added_bytes)
         return false;
     while (capacity < needed)
         capacity *= 2;
-    uint8_t *grown = tls->out_lent ? malloc(capacity) : realloc(tls->out, capacity);
+    uint8_t *grown = tls->out_is_borrowed ? malloc(capacity) : realloc(tls->out, capacity);
     if (!grown)
         return false;
-    if (tls->out_lent)
+    if (tls->out_is_borrowed)
         memcpy(grown, tls->out, tls->out_bytes);
     tls->out = grown;
     tls->out_capacity = capacity;
-    tls->out_lent = false;
+    tls->out_is_borrowed = false;
     return true;
 }
 
@@ -334,7 +334,7 @@ uint32_t mqd_tls_peer_name(const struct mqd_tls *tls, char *name, uint32_t size_
     return length > 0 ? (uint32_t)length : 0;
 }
 
-/* ---- established ---- */
+/* ---- established connections ---- */
 
 /* Sets the error with which the connection has ended, and returns -1. */
 static ssize_t fail_ended(struct mqd_tls *tls)
@@ -412,11 +412,11 @@ uint32_t mqd_tls_unsent(const struct mqd_tls *tls)
 
 static void out_drop(struct mqd_tls *tls)
 {
-    if (!tls->out_lent)
+    if (!tls->out_is_borrowed)
         free(tls->out);
     tls->out = NULL;
     tls->out_bytes = tls->out_sent = tls->out_capacity = 0;
-    tls->out_lent = false;
+    tls->out_is_borrowed = false;
 }
 
 int mqd_tls_flush(struct mqd_tls *tls)
@@ -437,7 +437,7 @@ int mqd_tls_flush(struct mqd_tls *tls)
 static int out_keep_unsent(struct mqd_tls *tls)
 {
     uint32_t unsent = mqd_tls_unsent(tls);
-    if (!tls->out_lent)
+    if (!tls->out_is_borrowed)
         return 0;
     uint8_t *kept_bytes = unsent ? malloc(unsent) : NULL;
     if (kept_bytes)
@@ -454,22 +454,22 @@ static int out_keep_unsent(struct mqd_tls *tls)
     return 0;
 }
 
-static void out_lend(struct mqd_tls *tls, uint8_t *scratch, uint32_t size_bytes)
+static void out_borrow(struct mqd_tls *tls, uint8_t *scratch, uint32_t size_bytes)
 {
     tls->out = scratch;
     tls->out_capacity = size_bytes;
     tls->out_bytes = tls->out_sent = 0;
-    tls->out_lent = true;
+    tls->out_is_borrowed = true;
 }
 
 /* Renews the key when it has encrypted enough records: the next SSL_write begins with the message
  * that announces the new key. */
 static void renew_key(struct mqd_tls *tls, uint32_t record_count)
 {
-    tls->key_records += record_count;
-    if (tls->key_records <= mqd_tls_key_records_max)
+    tls->key_record_count += record_count;
+    if (tls->key_record_count <= mqd_tls_key_records_max)
         return;
-    tls->key_records = 0;
+    tls->key_record_count = 0;
     openssl.SSL_key_update(tls->ssl, SSL_KEY_UPDATE_NOT_REQUESTED); /* fails in TLS 1.2, which has no such message */
     openssl.ERR_clear_error();
 }
@@ -477,7 +477,7 @@ static void renew_key(struct mqd_tls *tls, uint32_t record_count)
 int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes, uint8_t *scratch)
 {
     MQD_ASSERT(!mqd_tls_unsent(tls), "bytes are still unsent when more must be encrypted");
-    out_lend(tls, scratch, MQD_TLS_SCRATCH_BYTES);
+    out_borrow(tls, scratch, MQD_TLS_SCRATCH_BYTES);
     renew_key(tls, (size_bytes + RECORD_BYTES_MAX - 1) / RECORD_BYTES_MAX);
     openssl.ERR_clear_error();
     /* `transport` takes all bytes, so the result is never WANT and the call is never repeated */
@@ -505,7 +505,7 @@ void mqd_tls_close(struct mqd_tls *tls)
     if (tls->ended || mqd_tls_unsent(tls))
         return;
     out_drop(tls);
-    out_lend(tls, scratch, sizeof scratch);
+    out_borrow(tls, scratch, sizeof scratch);
     openssl.SSL_shutdown(tls->ssl);
     openssl.ERR_clear_error();
     if (mqd_tls_flush(tls) != 1)
