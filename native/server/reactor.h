@@ -225,7 +225,7 @@ struct mqd_reactor {
     bool lease_lost;               /* this host may no longer lead; evaluated every turn */
     int64_t leading_tick_ms, slow_checked_ms;
     uint32_t replicated_count; /* owned partitions with a replication core */
-    uint64_t proposals_from;   /* base of the proposal numbers of the most recently created replica */
+    uint64_t proposal_base;    /* base of the proposal numbers of the most recently created replica */
     uint64_t group_commit_deadline_ns;
     struct mqd_append *free_appends;
     struct mqd_node forwarded_to[MQD_ENDPOINT_COUNT_MAX]; /* sent, unanswered */

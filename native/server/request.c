@@ -69,7 +69,7 @@ bool mqd_request_reply_append(struct mqd_reactor *r, struct mqd_request *request
 }
 
 /* Initializes the fields that a Produce does not use. */
-static void init_other_fields(struct mqd_request *request)
+static void init_non_produce_fields(struct mqd_request *request)
 {
     memset(&request->set, 0, sizeof *request - offsetof(struct mqd_request, set));
     request->control_offset = -1;
@@ -77,7 +77,7 @@ static void init_other_fields(struct mqd_request *request)
     mqd_list_init(&request->control_node);
 }
 
-static void free_other_fields(struct mqd_reactor *r, struct mqd_request *request)
+static void free_non_produce_fields(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->set)
         mqd_fetch_detach(r, request);
@@ -108,7 +108,7 @@ struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection
     }
     memset(request, 0, offsetof(struct mqd_request, inline_append));
     if (kind != MQD_REQUEST_PRODUCE)
-        init_other_fields(request);
+        init_non_produce_fields(request);
     mqd_request_prefetch(r->free_requests);
     request->connection = c;
     request->heap_bytes = sizeof *request;
@@ -150,7 +150,7 @@ void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
                request->pending);
     mqd_timer_disarm(r, request);
     if (request->kind != MQD_REQUEST_PRODUCE)
-        free_other_fields(r, request);
+        free_non_produce_fields(r, request);
     if (request->arena_pins == 0 && request->arena_offset >= 0) {
         mqd_frame_release(r, (uint64_t)request->arena_offset);
         request->arena_offset = -1;
@@ -297,7 +297,7 @@ static void timer_set(struct mqd_reactor *r, uint32_t index, struct mqd_request 
     request->timer_index = index;
 }
 
-static void timer_up(struct mqd_reactor *r, uint32_t index, struct mqd_request *request)
+static void timer_sift_up(struct mqd_reactor *r, uint32_t index, struct mqd_request *request)
 {
     while (index && r->timers[(index - 1) / 2]->deadline_ms > request->deadline_ms) {
         timer_set(r, index, r->timers[(index - 1) / 2]);
@@ -306,7 +306,7 @@ static void timer_up(struct mqd_reactor *r, uint32_t index, struct mqd_request *
     timer_set(r, index, request);
 }
 
-static void timer_down(struct mqd_reactor *r, uint32_t index, struct mqd_request *request)
+static void timer_sift_down(struct mqd_reactor *r, uint32_t index, struct mqd_request *request)
 {
     for (;;) {
         uint32_t child = index * 2 + 1;
@@ -336,7 +336,7 @@ void mqd_timer_arm(struct mqd_reactor *r, struct mqd_request *request, int64_t d
     }
     request->deadline_ms = deadline_ms;
     request->timer_armed = 1;
-    timer_up(r, r->timer_count++, request);
+    timer_sift_up(r, r->timer_count++, request);
 }
 
 void mqd_timer_disarm(struct mqd_reactor *r, struct mqd_request *request)
@@ -349,9 +349,9 @@ void mqd_timer_disarm(struct mqd_reactor *r, struct mqd_request *request)
         return;
     uint32_t index = request->timer_index;
     if (index && r->timers[(index - 1) / 2]->deadline_ms > last->deadline_ms)
-        timer_up(r, index, last);
+        timer_sift_up(r, index, last);
     else
-        timer_down(r, index, last);
+        timer_sift_down(r, index, last);
 }
 
 int64_t mqd_timers_next_ms(const struct mqd_reactor *r)

@@ -1,11 +1,11 @@
-/* Quotas in the reactor: charges clients, and does not read connections whose client is over its
- * quota (KIP-13, KIP-124, KIP-219).
+/* Quotas in the reactor: charges clients, and does not read from connections whose client is over
+ * its quota (KIP-13, KIP-124, KIP-219).
  *
- * A request is never refused and its response never delayed because of a quota: it is charged,
- * answered immediately with throttle_time_ms, and the connection is then not read (muted) until the
- * debt is paid. Until then the client's requests stay in its socket. Clients that know KIP-219 wait
- * by themselves; older clients are slowed down by their own full sockets. Memory is bounded as for
- * any other connection.
+ * The reactor never refuses a request or delays a response because of a quota: it charges the
+ * request, answers it immediately with throttle_time_ms, and then mutes (does not read) the
+ * connection until the debt is paid. Until then the client's requests stay in its socket. Clients
+ * that know KIP-219 wait by themselves; older clients are slowed down by their own full sockets.
+ * Memory is bounded as for any other connection.
  *
  * All connections of the clients that a rule counts together (shm/quota.h) share its buckets, on
  * all workers. A connection's debt is checked before it is read and before each frame, so a new

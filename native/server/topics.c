@@ -5,9 +5,9 @@
 
 #include "server/reactor.h"
 
-static uint32_t hash_bytes(const uint8_t *bytes, uint32_t size_bytes)
+static uint32_t bucket_of(const uint8_t *bytes, uint32_t size_bytes)
 {
-    uint64_t hash = 0xcbf29ce484222325ull; /* FNV-1a: names are short */
+    uint64_t hash = 0xcbf29ce484222325ull; /* FNV-1a, because names are short */
     for (uint32_t i = 0; i < size_bytes; i++)
         hash = (hash ^ bytes[i]) * 0x100000001b3ull;
     return (uint32_t)(hash ^ hash >> 32) % MQD_TOPIC_BUCKET_COUNT;
@@ -15,7 +15,7 @@ static uint32_t hash_bytes(const uint8_t *bytes, uint32_t size_bytes)
 
 static struct mqd_topic *find_name(struct mqd_topics *topics, const uint8_t *name, uint32_t name_bytes)
 {
-    struct mqd_topic *topic = topics->by_name[hash_bytes(name, name_bytes)];
+    struct mqd_topic *topic = topics->by_name[bucket_of(name, name_bytes)];
     while (topic && (topic->name_bytes != name_bytes || memcmp(topic->name, name, name_bytes) != 0))
         topic = topic->next_by_name;
     return topic;
@@ -23,7 +23,7 @@ static struct mqd_topic *find_name(struct mqd_topics *topics, const uint8_t *nam
 
 struct mqd_topic *mqd_topics_find_id(struct mqd_topics *topics, const uint8_t topic_id[16])
 {
-    struct mqd_topic *topic = topics->by_id[hash_bytes(topic_id, 16)];
+    struct mqd_topic *topic = topics->by_id[bucket_of(topic_id, 16)];
     while (topic && memcmp(topic->topic_id, topic_id, 16) != 0)
         topic = topic->next_by_id;
     return topic;
@@ -91,10 +91,10 @@ struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_
     topic->name_bytes = (uint32_t)name_bytes;
     memcpy(topic->name, name, name_bytes);
     memcpy(topic->topic_id, topic_id, 16);
-    uint32_t bucket = hash_bytes((const uint8_t *)name, topic->name_bytes);
+    uint32_t bucket = bucket_of((const uint8_t *)name, topic->name_bytes);
     topic->next_by_name = topics->by_name[bucket];
     topics->by_name[bucket] = topic;
-    bucket = hash_bytes(topic_id, 16);
+    bucket = bucket_of(topic_id, 16);
     topic->next_by_id = topics->by_id[bucket];
     topics->by_id[bucket] = topic;
     return topic;
@@ -102,11 +102,11 @@ struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_
 
 void mqd_topics_remove(struct mqd_topics *topics, struct mqd_topic *topic)
 {
-    struct mqd_topic **at = &topics->by_name[hash_bytes((const uint8_t *)topic->name, topic->name_bytes)];
+    struct mqd_topic **at = &topics->by_name[bucket_of((const uint8_t *)topic->name, topic->name_bytes)];
     while (*at != topic)
         at = &(*at)->next_by_name;
     *at = topic->next_by_name;
-    at = &topics->by_id[hash_bytes(topic->topic_id, 16)];
+    at = &topics->by_id[bucket_of(topic->topic_id, 16)];
     while (*at != topic)
         at = &(*at)->next_by_id;
     *at = topic->next_by_id;

@@ -1,5 +1,5 @@
-/* A Produce request with one batch, and its response, for the relay. See server/relay/relay.h; the
- * layout of both is in wire/produce.c. */
+/* Encodes the relay's Produce requests, which have one batch each, and parses the responses. See
+ * server/relay/relay.h; wire/produce.c describes both layouts. */
 #include "server/relay/relay.h"
 #include "wire/buffer.h"
 #include "wire/cursor.h"
@@ -20,7 +20,7 @@ void mqd_relay_encode(struct mqd_buffer *out, const struct mqd_relay_request *re
     mqd_put_i16(out, API_PRODUCE);
     mqd_put_i16(out, request->version);
     mqd_put_i32(out, request->correlation_id);
-    mqd_put_text(out, false, request->client_id); /* has this form in the flexible header, too */
+    mqd_put_text(out, false, request->client_id); /* never compact, even in a flexible header */
     mqd_put_no_tags(out, flexible);
     mqd_put_text(out, flexible, request->transactional_id);
     mqd_put_i16(out, request->acks);

@@ -1,6 +1,7 @@
 /* Connections to leaders: chooses the connection over which each partition is fetched, and
- * receives. See server/replication/fetcher.h. Requests: server/replication/fetcher_request.c;
- * handling of responses: server/replication/fetcher_response.c. */
+ * receives responses. See server/replication/fetcher.h. Requests:
+ * server/replication/fetcher_request.c; handling of responses:
+ * server/replication/fetcher_response.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
@@ -21,7 +22,7 @@ static struct mqd_fetchers *fetchers_of(struct mqd_reactor *r)
     r->fetchers = calloc(1, sizeof *r->fetchers);
     if (r->fetchers) {
         mqd_list_init(&r->fetchers->unserved);
-        r->fetchers->allowance_ms = r->now_ms;
+        r->fetchers->refilled_ms = r->now_ms;
     }
     return r->fetchers;
 }
@@ -79,8 +80,8 @@ void mqd_followed_queue_change(struct mqd_followed *followed)
     mqd_list_append(&followed->fetcher->changes, &followed->change);
 }
 
-/* Inserts from the end of the list, because one fetcher's partitions are put off for nearly equal
- * times. */
+/* Searches for the insertion point from the end of the list, because most of a fetcher's partitions
+ * are put off for about the same delay. */
 void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, int64_t delay_ms)
 {
     followed->put_off_until_ms = r->now_ms + delay_ms;
@@ -206,7 +207,7 @@ void mqd_fetcher_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned)
         return;
     }
     followed->put_off_until_ms = 0;
-    followed->refusals = 0;
+    followed->refusal_count = 0;
     move_to(fetchers, followed, fetcher_for(fetchers, owned));
     request_urgently(followed);
 }
@@ -358,8 +359,8 @@ static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fe
         }
 }
 
-/* Also clears the debt, so that no connection waits for it: it was incurred at the old rate, which
- * may have been a mistake. */
+/* Sets the rate limit of the throttled lanes. Also clears the debt, so that no connection waits for
+ * it: it was incurred at the old rate, which may have been set by mistake. */
 static void set_rate(struct mqd_fetchers *fetchers, int64_t bytes_per_second_max)
 {
     if (fetchers->bytes_per_second_max == bytes_per_second_max)
@@ -466,13 +467,14 @@ void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
 void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value)
 {
     struct mqd_fetcher *fetcher = fetcher_by_token(r, value);
-    MQD_ASSERT(fetcher, "T2: a session of a fetcher that has ended was not released");
+    MQD_ASSERT(fetcher, "T2: the TLS session of a fetcher that has ended was not released");
     if (mqd_outgoing_on_step(r, &fetcher->socket) < 0)
         mqd_fetcher_end_with_error(r, fetcher);
 }
 
 /* Makes room at the end of the buffer: bytes not parsed yet move to its beginning; if they are part
- * of a batch larger than the buffer, the buffer grows. No batch in the buffer may be staged. */
+ * of a batch larger than the buffer, the buffer grows. No batch may be staged now, because staged
+ * batches are still in the buffer. */
 static bool make_room(struct mqd_fetcher *fetcher)
 {
     uint32_t unparsed_bytes = fetcher->in_end - fetcher->in_begin;
@@ -500,7 +502,7 @@ static bool make_room(struct mqd_fetcher *fetcher)
     return true;
 }
 
-/* Returns false if the fetcher has ended, or is not read again in this turn. */
+/* Returns false if the fetcher has ended, or if no more is read from it in this turn. */
 static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t *budget)
 {
     if (!make_room(fetcher)) {
@@ -525,7 +527,7 @@ static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t
     *budget -= (uint32_t)got < *budget ? (uint32_t)got : *budget;
     if (!mqd_fetcher_take(r, fetcher))
         return false;
-    /* now, while the bytes are in the cache, and because staged batches are still in the buffer */
+    /* writes now, while the bytes are in the cache, and because the next call may move the buffer */
     mqd_owner_write_all(r);
     return *budget > 0;
 }

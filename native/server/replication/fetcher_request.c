@@ -8,8 +8,8 @@
 
 #define BURST_MS 100 /* the throttled lanes may receive this many milliseconds' worth of bytes in one burst */
 
-/* Sets *out to the state that the session should have for this partition. Returns false if the
- * partition must not be fetched now. */
+/* Sets *out to the state that the fetch session should have for this partition. Returns false if
+ * the partition must not be fetched now. */
 static bool next_fetch(struct mqd_reactor *r, const struct mqd_followed *followed, struct mqd_replica_fetch *out)
 {
     const struct mqd_owned *owned = followed->owned;
@@ -71,7 +71,7 @@ static uint32_t handle_change(struct mqd_reactor *r, struct mqd_fetcher *fetcher
     return count + 1;
 }
 
-/* Begins a new session, which contains nothing yet. */
+/* Begins a new, empty session. */
 static void begin_session(struct mqd_fetcher *fetcher)
 {
     fetcher->session_count = fetcher->forgotten_count = 0;
@@ -140,7 +140,7 @@ static void send_request(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     send_some(r, fetcher);
 }
 
-static struct mqd_fetch_request_head request_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+static struct mqd_fetch_request_head next_request_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     return (struct mqd_fetch_request_head){.correlation_id = (int32_t)++fetcher->correlation_id,
                                            .wait_ms = (int32_t)fetcher->options.wait_ms,
@@ -153,7 +153,7 @@ static struct mqd_fetch_request_head request_head(struct mqd_reactor *r, struct 
  * and has no session, makes it respond to the first one now. */
 static void hurry_leader(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
-    struct mqd_fetch_request_head head = request_head(r, fetcher);
+    struct mqd_fetch_request_head head = next_request_head(r, fetcher);
     head.wait_ms = 0;
     head.session_epoch = -1;
     mqd_fetch_request_encode(&fetcher->out, &head, NULL, 0, NULL, 0);
@@ -177,7 +177,7 @@ static void send_fetch(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         fetcher->starts_session |= starts_session;
         return; /* nothing to fetch */
     }
-    struct mqd_fetch_request_head head = request_head(r, fetcher);
+    struct mqd_fetch_request_head head = next_request_head(r, fetcher);
     head.session_id = fetcher->session_id;
     head.session_epoch = fetcher->session_epoch;
     mqd_fetch_request_encode(&fetcher->out, &head, fetchers->items, count, fetcher->forgotten,
@@ -188,14 +188,14 @@ static void send_fetch(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 
 static void refill(struct mqd_reactor *r, struct mqd_fetchers *fetchers)
 {
-    int64_t elapsed_ms = r->now_ms - fetchers->allowance_ms;
+    int64_t elapsed_ms = r->now_ms - fetchers->refilled_ms;
     if (fetchers->bytes_per_second_max <= 0 || elapsed_ms <= 0)
         return;
     int64_t thousandths = fetchers->bytes_per_second_max % 1000 * elapsed_ms + fetchers->allowance_thousandths;
     int64_t bytes_max = fetchers->bytes_per_second_max / (1000 / BURST_MS) + 1,
             added_bytes = elapsed_ms < 10000 ? fetchers->bytes_per_second_max / 1000 * elapsed_ms + thousandths / 1000
                                              : bytes_max;
-    fetchers->allowance_ms = r->now_ms;
+    fetchers->refilled_ms = r->now_ms;
     fetchers->allowance_thousandths = thousandths % 1000;
     fetchers->allowance_bytes =
         fetchers->allowance_bytes + added_bytes > bytes_max ? bytes_max : fetchers->allowance_bytes + added_bytes;

@@ -25,17 +25,17 @@ static void put_off(struct mqd_reactor *r, struct mqd_followed *followed)
     mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
 }
 
-/* If a leader does not know its leader epoch yet, the next fetch follows soon, because the leader's
- * acknowledgements wait for its followers; the pauses increase. */
+/* If the leader does not know its leader epoch yet, the next fetch follows soon, because producers
+ * wait until the followers have fetched; the pauses grow from fetch to fetch. */
 static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed, int16_t error)
 {
-    int64_t ms = (int64_t)FIRST_PAUSE_MS << followed->refusals;
+    int64_t ms = (int64_t)FIRST_PAUSE_MS << followed->refusal_count;
     if ((error != MQD_KAFKA_NOT_LEADER_OR_FOLLOWER && error != MQD_KAFKA_UNKNOWN_LEADER_EPOCH) ||
         ms >= followed->fetcher->options.backoff_ms) {
         put_off(r, followed);
         return;
     }
-    followed->refusals++;
+    followed->refusal_count++;
     mqd_followed_put_off(r, followed, ms);
 }
 

@@ -31,9 +31,9 @@ struct mqd_followed {
     uint8_t in_session; /* the leader has it in the session */
     uint8_t storing;    /* records of the last response are not written or not flushed yet */
     uint8_t is_put_off; /* in fetcher->put_off */
-    /* refusals by a leader that did not know this leader epoch yet; counted until the maximum pause
+    /* refusal_count by a leader that did not know this leader epoch yet; counted until the maximum pause
      * is reached */
-    uint8_t refusals;
+    uint8_t refusal_count;
 };
 
 struct mqd_fetcher {
@@ -78,7 +78,7 @@ struct mqd_fetchers {
     int64_t bytes_per_second_max;  /* of all throttled fetchers together; 0 = no bound */
     int64_t allowance_bytes;       /* bytes that the throttled fetchers may receive now; negative: debt */
     int64_t allowance_thousandths; /* the fractional part of allowance_bytes, in thousandths of a byte */
-    int64_t allowance_ms;          /* when the allowance was last refilled */
+    int64_t refilled_ms;           /* when the allowance was last refilled */
 };
 
 struct mqd_followed *mqd_followed_find(struct mqd_fetchers *fetchers, const struct mqd_fetch_key *key);

@@ -10,7 +10,7 @@
 #define API_FETCH 1
 #define TOPIC_BYTES_MIN 18     /* id, count, tags */
 #define PARTITION_BYTES_MIN 37 /* index, error, three offsets, aborted, replica, records, tags */
-#define ITEM_TAG_REPLICA_STATE 1
+#define TAG_REPLICA_STATE 1    /* in a request */
 
 /* ---- requests ---- */
 
@@ -21,10 +21,10 @@ static bool same_topic(const struct mqd_fetch_key *left, const struct mqd_fetch_
 
 static void put_items(struct mqd_buffer *out, const struct mqd_fetch_item *items, uint32_t count)
 {
-    uint32_t topics = 0;
+    uint32_t topic_count = 0;
     for (uint32_t i = 0; i < count; i++)
-        topics += i == 0 || !same_topic(&items[i].key, &items[i - 1].key);
-    mqd_put_count(out, true, (int32_t)topics);
+        topic_count += i == 0 || !same_topic(&items[i].key, &items[i - 1].key);
+    mqd_put_count(out, true, (int32_t)topic_count);
     for (uint32_t i = 0, end; i < count; i = end) {
         for (end = i + 1; end < count && same_topic(&items[i].key, &items[end].key);)
             end++;
@@ -45,10 +45,10 @@ static void put_items(struct mqd_buffer *out, const struct mqd_fetch_item *items
 
 static void put_forgotten(struct mqd_buffer *out, const struct mqd_fetch_key *keys, uint32_t count)
 {
-    uint32_t topics = 0;
+    uint32_t topic_count = 0;
     for (uint32_t i = 0; i < count; i++)
-        topics += i == 0 || !same_topic(&keys[i], &keys[i - 1]);
-    mqd_put_count(out, true, (int32_t)topics);
+        topic_count += i == 0 || !same_topic(&keys[i], &keys[i - 1]);
+    mqd_put_count(out, true, (int32_t)topic_count);
     for (uint32_t i = 0, end; i < count; i = end) {
         for (end = i + 1; end < count && same_topic(&keys[i], &keys[end]);)
             end++;
@@ -81,7 +81,7 @@ void mqd_fetch_request_encode(struct mqd_buffer *out, const struct mqd_fetch_req
     put_forgotten(out, forgotten, forgotten_count);
     mqd_put_varint(out, 1); /* rack_id "" */
     mqd_put_varint(out, 1); /* one tagged field: replica_state, 4 + 8 + 1 bytes */
-    mqd_put_varint(out, ITEM_TAG_REPLICA_STATE);
+    mqd_put_varint(out, TAG_REPLICA_STATE);
     mqd_put_varint(out, 13);
     mqd_put_i32(out, head->node_id);
     mqd_put_i64(out, head->broker_epoch);

@@ -16,14 +16,15 @@
 
 struct mqd_truncation_job {
     struct mqd_partition *partition;
-    int64_t offset, batch_offset, wall_ms;
+    int64_t offset, wall_ms;
+    int64_t batch_offset; /* for mqd_partition_restart_at; -1: the log is truncated, not restarted */
     bool restart;
     struct mqd_truncation outcome;
     int error;
     char text[160];
 };
 
-static int run(void *argument)
+static int run_truncation(void *argument)
 {
     struct mqd_truncation_job *job = argument;
     int result = job->restart ? mqd_partition_restart_at(job->partition, job->offset, job->batch_offset, job->wall_ms,
@@ -63,7 +64,7 @@ void mqd_truncation_begin_if_possible(struct mqd_reactor *r, struct mqd_owned *o
         return;
     owned->truncating = MQD_TRUNCATION_UNDER_WAY;
     owned->truncation_job->wall_ms = r->wall_ms;
-    if (r->poll && mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, run, owned->truncation_job,
+    if (r->poll && mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, run_truncation, owned->truncation_job,
                                 mqd_token(MQD_TOKEN_TRUNCATION, owned->slot)) == 0)
         return;
     if (r->poll && mqd_error_code() == MQD_E_FULL) { /* too many operations: mqd_truncations_retry tries again */
@@ -71,7 +72,7 @@ void mqd_truncation_begin_if_possible(struct mqd_reactor *r, struct mqd_owned *o
         r->truncations_waiting++;
         return;
     }
-    run(owned->truncation_job);
+    run_truncation(owned->truncation_job);
     mqd_truncation_on_done(r, owned->slot, 0);
 }
 

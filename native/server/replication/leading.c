@@ -2,8 +2,9 @@
  * sends proposals to the controller.
  *
  * Followers fetch only over connections between hosts (connection->peer_node), which the acceptor
- * passes on after mutual authentication. Their fetches go to the owner of the partition, which
- * alone has its replication core: other workers respond with NOT_LEADER_OR_FOLLOWER.
+ * passes on after mutual authentication. Their fetches go to the worker that owns the partition:
+ * only it has the partition's replication core, and other workers respond with
+ * NOT_LEADER_OR_FOLLOWER.
  *
  *   positions    a follower's position -> mqd_replica_fetch -> high watermark -> published,
  *                acknowledged (mqd_owner_publish)
@@ -121,7 +122,7 @@ void mqd_leading_on_publish(struct mqd_reactor *r, struct mqd_owned *owned, cons
     mqd_fetch_wake_followers(r, owned);
 }
 
-/* A new assignment applies, or the partition has only one replica now. */
+/* Called when a new assignment was applied, or when the partition has only one replica left. */
 void mqd_leading_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     owned->replicated = mqd_partition_replicated(owned->partition);

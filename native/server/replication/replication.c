@@ -58,8 +58,8 @@ static int create_replica(struct mqd_reactor *r, struct mqd_owned *owned)
      * at the clock, or after the latest replica's numbers if that was created in the same
      * millisecond. */
     uint64_t clock_base = (uint64_t)r->now_ms << 12;
-    r->proposals_from = clock_base > r->proposals_from ? clock_base : r->proposals_from + (1 << 12);
-    mqd_replica_continue_sequence(owned->replica, r->proposals_from);
+    r->proposal_base = clock_base > r->proposal_base ? clock_base : r->proposal_base + (1 << 12);
+    mqd_replica_continue_sequence(owned->replica, r->proposal_base);
     mqd_partition_positions(owned->partition, &positions);
     mqd_replica_restore(owned->replica, positions.high_watermark);
     mqd_partition_set_replicated(owned->partition, true);
@@ -79,7 +79,8 @@ static void end_replication(struct mqd_reactor *r, struct mqd_owned *owned, int3
         mqd_flush_request(r, owned);
 }
 
-/* The next leader may truncate appends of the old epoch: their senders must not rely on them. */
+/* Applies a new role or epoch. Producers that wait for appends of the old epoch get an error,
+ * because the next leader may truncate these appends. */
 static void take_role(struct mqd_reactor *r, struct mqd_owned *owned, int changed)
 {
     const struct mqd_replica *replica = owned->replica;
@@ -96,7 +97,7 @@ static void take_role(struct mqd_reactor *r, struct mqd_owned *owned, int change
     mqd_leading_on_assignment(r, owned);
 }
 
-static const struct mqd_replica_follower *member_in(const struct mqd_replica *replica, int32_t node_id)
+static const struct mqd_replica_follower *find_member(const struct mqd_replica *replica, int32_t node_id)
 {
     for (uint32_t i = 0; i < replica->replica_count; i++)
         if (replica->replicas[i].member.node_id == node_id)
@@ -112,7 +113,7 @@ static void log_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *o
     const struct mqd_replica *replica = owned->replica;
     for (uint32_t i = 0; i < replica->replica_count && replica->role == MQD_REPLICA_LEADER; i++) {
         const struct mqd_replica_follower *follower = &replica->replicas[i],
-                                          *old_member = member_in(old_replica, follower->member.node_id);
+                                          *old_member = find_member(old_replica, follower->member.node_id);
         if (!old_member || old_member->member.in_sync == follower->member.in_sync)
             continue;
         bool joins = follower->member.in_sync;

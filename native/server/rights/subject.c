@@ -113,7 +113,8 @@ static void drop_subject(struct mqd_reactor *r, struct mqd_subject *subject)
     subject_free(r, subject);
 }
 
-/* Called when the last connection of the subject has closed. */
+/* Keeps a subject without connections for later ones, unless its rights have not arrived yet. Drops
+ * the subjects that have been unused for longest if there are too many. */
 static void keep_unused(struct mqd_reactor *r, struct mqd_subject *subject)
 {
     struct mqd_subjects *subjects = r->subjects;

@@ -1,9 +1,9 @@
-/* The parts into which the time of a slow request is divided, with the time stamps (begun, flushed,
- * completed) that separate them. The parts add up to the total:
+/* The parts into which the time of a slow request is divided, and, in brackets, the time stamps that
+ * separate them. The parts add up to the total:
  *
- *   Produce          queue (a check, or a large batch)  begun  disk | owner  flushed  replicas  completed  turn
- *   Fetch            wait (for records) begun disk completed turn
- *   for the acceptor queue                              begun acceptor completed turn
+ *   Produce           queue (check, large batch) [begun] disk or owner [flushed] replicas [completed] turn
+ *   Fetch             wait (for records)         [begun] disk [completed] turn
+ *   for the acceptor  queue                      [begun] acceptor [completed] turn
  *
  * `turn` is the time spent waiting for earlier requests of the connection. With quotas, `throttle`
  * is reported too, in addition to the total: the time after the response for which the connection
@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-#define SLOW_PER_SECOND 20
+#define REPORTS_PER_SECOND_MAX 20
 
 static uint64_t elapsed_us(int64_t from_ns, int64_t to_ns)
 {
@@ -57,7 +57,7 @@ void mqd_slow_copy_client(struct mqd_connection *c, const struct mqd_request_hea
     c->slow_client_bytes = (uint8_t)bytes;
 }
 
-/* Counts a report towards SLOW_PER_SECOND. False: the limit is reached, and the report is
+/* Counts a report towards REPORTS_PER_SECOND_MAX. False: the limit is reached, and the report is
  * omitted. */
 static bool take_report_slot(struct mqd_reactor *r)
 {
@@ -66,7 +66,7 @@ static bool take_report_slot(struct mqd_reactor *r)
         r->slow_second = second;
         r->slow_count = 0;
     }
-    if (r->slow_count == SLOW_PER_SECOND) {
+    if (r->slow_count == REPORTS_PER_SECOND_MAX) {
         r->slow_omitted_count++;
         return false;
     }

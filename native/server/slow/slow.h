@@ -44,7 +44,7 @@ void mqd_slow_on_flush(struct mqd_reactor *r, const struct mqd_owned *owned);
 /* Copies the client id of the frame, which may be freed before the request is answered. */
 void mqd_slow_copy_client(struct mqd_connection *c, const struct mqd_request_header *header);
 
-/* Called at the response: emits MQD_EVENT_SLOW if the request was slow, at most SLOW_PER_SECOND
+/* Called at the response: emits MQD_EVENT_SLOW if the request was slow, at most REPORTS_PER_SECOND_MAX
  * events a second. The next event has the number of slow requests that were omitted. */
 void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_request *request);
 

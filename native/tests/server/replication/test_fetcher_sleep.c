@@ -29,7 +29,7 @@ static struct mqd_reactor *throttled(struct mqd_fetcher *fetcher, int64_t rate)
     mqd_list_init(&fetcher->changes);
     mqd_list_init(&fetcher->put_off);
     r->fetchers->bytes_per_second_max = rate;
-    r->fetchers->allowance_ms = r->now_ms = 1000000;
+    r->fetchers->refilled_ms = r->now_ms = 1000000;
     return r;
 }
 
