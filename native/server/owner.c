@@ -435,7 +435,7 @@ void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, con
         struct mqd_owned *owned = r->owned[slot];
         if (!owned || owned->log_dir != log_dir)
             continue;
-        mqd_fetcher_leave(r, owned);
+        mqd_fetcher_unfollow(r, owned);
         if (owned->truncating != MQD_TRUNCATION_UNDER_WAY) /* otherwise this is done when the truncation has ended */
             mqd_partition_fence(owned->partition);
         mqd_store_release(&mqd_control_partition(r->options.control, slot)->state, (uint8_t)MQD_SLOT_OFFLINE);

@@ -120,7 +120,7 @@ static int post_topic(struct mqd_reactor *r, uint64_t token, const uint8_t topic
 static int check_topic(const char *name, uint32_t slot_max)
 {
     if (strlen(name) > MQD_TOPIC_NAME_BYTES_MAX)
-        return mqd_error_set(MQD_E_INVALID, "topic name of %zu bytes: at most %d", strlen(name),
+        return mqd_error_set(MQD_E_INVALID, "a topic name of %zu bytes; at most %d are allowed", strlen(name),
                              MQD_TOPIC_NAME_BYTES_MAX);
     if (slot_max >= MQD_PARTITION_SLOT_COUNT)
         return mqd_error_set(MQD_E_INVALID, "partition slot %u is out of range; there are %d slots", slot_max,
@@ -196,7 +196,7 @@ int mqd_reactor_brokers_put(struct mqd_reactor *r, uint64_t token, int32_t node_
                             const struct mqd_broker_address *brokers, uint32_t broker_count)
 {
     if (broker_count > BROKER_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "%u brokers: at most %d", broker_count, BROKER_COUNT_MAX);
+        return mqd_error_set(MQD_E_INVALID, "%u brokers; at most %d are allowed", broker_count, BROKER_COUNT_MAX);
     struct mqd_command command = {
         .kind = MQD_COMMAND_BROKERS_PUT, .token = token, .number = broker_count, .offset = node_id};
     if (broker_count) {

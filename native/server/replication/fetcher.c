@@ -103,7 +103,7 @@ void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, 
 static void set_storing(struct mqd_followed *followed, bool storing)
 {
     if (followed->fetcher && followed->storing != storing)
-        followed->fetcher->storing_count += storing ? 1 : UINT32_MAX;
+        followed->fetcher->storing_count += storing ? 1u : -1u;
     followed->storing = storing;
 }
 
@@ -196,7 +196,7 @@ void mqd_fetcher_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_fetchers *fetchers = fetchers_of(r);
     if (owned->replica->leader < 0 || owned->closing || r->log_dirs[owned->log_dir].failed) {
-        mqd_fetcher_leave(r, owned);
+        mqd_fetcher_unfollow(r, owned);
         return;
     }
     struct mqd_followed *followed = owned->followed ? owned->followed
@@ -212,7 +212,7 @@ void mqd_fetcher_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned)
     request_urgently(followed);
 }
 
-void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_fetcher_unfollow(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_followed *followed = owned->followed;
     if (!followed)
@@ -525,7 +525,7 @@ static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t
     fetcher->in_end += (uint32_t)got;
     fetcher->deadline_ms = r->now_ms + fetcher->options.timeout_ms;
     *budget -= (uint32_t)got < *budget ? (uint32_t)got : *budget;
-    if (!mqd_fetcher_take(r, fetcher))
+    if (!mqd_fetcher_process_received(r, fetcher))
         return false;
     /* writes now, while the bytes are in the cache, and because the next call may move the buffer */
     mqd_owner_write_all(r);

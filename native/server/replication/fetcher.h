@@ -47,7 +47,7 @@ void mqd_fetcher_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned);
 /* Handles the commands put, remove and rate; emits MQD_EVENT_DONE. */
 void mqd_fetcher_command(struct mqd_reactor *r, const struct mqd_command *command);
 /* Stops fetching `owned`: it is closing, or this host leads it, or its log directory failed. */
-void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_fetcher_unfollow(struct mqd_reactor *r, struct mqd_owned *owned);
 /* The staged batches of `owned` were written (error 0) or could not be written (errno). */
 void mqd_fetcher_on_written(struct mqd_reactor *r, struct mqd_owned *owned, int error);
 void mqd_fetcher_on_flush(struct mqd_reactor *r, struct mqd_owned *owned);

@@ -106,7 +106,7 @@ static struct mqd_followed *requested_partition(struct mqd_reactor *r, const str
     return mqd_partition_staged_count(followed->owned->partition) == 0 ? followed : NULL;
 }
 
-static void take_high_watermark(struct mqd_reactor *r, struct mqd_followed *followed, int64_t high_watermark)
+static void adopt_high_watermark(struct mqd_reactor *r, struct mqd_followed *followed, int64_t high_watermark)
 {
     struct mqd_owned *owned = followed->owned;
     mqd_replication_apply_changes(
@@ -124,7 +124,7 @@ static void on_empty(struct mqd_reactor *r, struct mqd_followed *followed, const
         mqd_followed_queue_change(followed); /* the session has outdated values, so the next request must update them */
         return;
     case MQD_REPLICA_APPEND:
-        take_high_watermark(r, followed, partition->high_watermark);
+        adopt_high_watermark(r, followed, partition->high_watermark);
         adopt_log_start(r, followed, partition->log_start_offset);
         return;
     case MQD_REPLICA_TRUNCATE:
@@ -161,7 +161,8 @@ static void on_partition(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     fetcher->receiving = followed;
 }
 
-/* Skips the rest of this partition's records. */
+/* Called when the records being received cannot be appended. Skips the rest of them, and restarts
+ * the log or puts the partition off. */
 static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error,
                    const struct mqd_follow_result *follow)
 {
@@ -308,7 +309,7 @@ static bool begin_frame(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     return true;
 }
 
-bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+bool mqd_fetcher_process_received(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     for (;;) {
         uint32_t taken, available = fetcher->in_end - fetcher->in_begin;

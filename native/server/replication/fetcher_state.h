@@ -92,6 +92,6 @@ void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int err
 /* the same, with mqd_error_code and mqd_error_message as the reason */
 void mqd_fetcher_end_with_error(struct mqd_reactor *r, struct mqd_fetcher *fetcher);
 /* server/replication/fetcher_response.c: handles received bytes. false: the fetcher has ended. */
-bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher);
+bool mqd_fetcher_process_received(struct mqd_reactor *r, struct mqd_fetcher *fetcher);
 
 #endif

@@ -98,6 +98,7 @@ static void publish_role(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_list_append(&r->to_wake, &owned->publish_node);
 }
 
+/* Whether a record of this partition, which must have acks.replicas, waits for in-sync members. */
 static bool waits_for_member(const struct mqd_owned *owned)
 {
     const struct mqd_replica *replica = owned->replica;

@@ -93,7 +93,7 @@ static void take_role(struct mqd_reactor *r, struct mqd_owned *owned, int change
     if (replica->role == MQD_REPLICA_FOLLOWER)
         mqd_fetcher_on_assignment(r, owned);
     else
-        mqd_fetcher_leave(r, owned);
+        mqd_fetcher_unfollow(r, owned);
     mqd_leading_on_assignment(r, owned);
 }
 
@@ -183,7 +183,7 @@ void mqd_replication_on_truncation(struct mqd_reactor *r, struct mqd_owned *owne
 
 void mqd_replication_free(struct mqd_reactor *r, struct mqd_owned *owned)
 {
-    mqd_fetcher_leave(r, owned);
+    mqd_fetcher_unfollow(r, owned);
     mqd_fetch_wake_followers(r, owned);
     mqd_list_remove(&owned->waiting_records_node);
     r->replicated_count -= owned->replica != NULL;

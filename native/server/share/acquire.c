@@ -23,7 +23,7 @@ struct search {
     struct mqd_share_owned *owned;
     const struct mqd_share_owner_request *request;
     uint32_t slot;
-    int64_t from; /* the offset that mqd_share_next_offset returned */
+    int64_t from_offset; /* the one that mqd_share_next_offset returned */
     struct mqd_positions positions;
     struct mqd_range range;
     struct mqd_aborted_list aborted;
@@ -48,7 +48,7 @@ static void ensure_log_path(struct search *s)
         mqd_fetch_ensure_path(s->r, topic, s->owned->partition.name.partition_index, s->slot);
 }
 
-/* Sets s->range to whole batches from s->from on; its size_bytes is 0 if there is nothing to read.
+/* Sets s->range to whole batches from s->from_offset on; its size_bytes is 0 if there is nothing to read.
  * Returns a code like mqd_reader_find, or -1: the segments have changed. */
 static int16_t find_once(struct search *s, uint64_t generation, uint32_t size_max)
 {
@@ -57,11 +57,12 @@ static int16_t find_once(struct search *s, uint64_t generation, uint32_t size_ma
     struct mqd_cursor *cursor = &s->owned->cursor;
     bool read_committed = s->owned->partition.settings.read_committed;
     int64_t end = read_committed ? s->positions.last_stable_offset : s->positions.high_watermark;
-    if (s->from >= end)
+    if (s->from_offset >= end)
         return 0;
     int16_t code = mqd_reader_limit_positions(reader, s->slot, generation, end, &readable);
     if (!code)
-        code = mqd_reader_find(reader, s->slot, &readable, generation, s->from, size_max, true, cursor, &s->range);
+        code =
+            mqd_reader_find(reader, s->slot, &readable, generation, s->from_offset, size_max, true, cursor, &s->range);
     if (code || !read_committed || !s->range.size_bytes)
         return code;
     if (mqd_reader_is_swapping(reader, s->slot)) { /* returns nothing now; the end of the swap wakes the slot */
@@ -69,7 +70,7 @@ static int16_t find_once(struct search *s, uint64_t generation, uint32_t size_ma
         end_search(s);
         return 0;
     }
-    code = mqd_reader_find_aborted(reader, s->slot, &s->positions, generation, s->from, s->owned->cursor.offset,
+    code = mqd_reader_find_aborted(reader, s->slot, &s->positions, generation, s->from_offset, s->owned->cursor.offset,
                                    &s->aborted);
     if (!code &&
         mqd_load_acquire(&mqd_control_partition(s->r->options.control, s->slot)->segments_generation) == generation)
@@ -101,7 +102,7 @@ static bool ensure_in_memory(struct search *s)
         return true;
     /* if the kernel cannot report what is in memory, a range that was read ahead is assumed to be
      * in memory */
-    if (s->owned->completed_read_ahead_id == s->from + 1)
+    if (s->owned->completed_read_ahead_id == s->from_offset + 1)
         return true;
     if (s->owned->read_ahead_running)
         return false;
@@ -109,7 +110,7 @@ static bool ensure_in_memory(struct search *s)
                             mqd_token(MQD_TOKEN_SHARE, s->owned->index)) < 0)
         return true; /* too many file operations: this thread waits for the disk itself */
     s->owned->read_ahead_running = 1;
-    s->owned->running_read_ahead_id = s->from + 1;
+    s->owned->running_read_ahead_id = s->from_offset + 1;
     mqd_stat(r, MQD_COUNT_FETCH_COLD, 1);
     return false;
 }
@@ -233,25 +234,25 @@ static bool acquire_range(struct search *s, uint32_t worker, struct mqd_descript
         return false;
     errno = 0; /* stays 0 if the bytes can be read, but are not batches */
     if (!read_headers(s)) {
-        mqd_log(s->r, 4, 0, s->slot, "a share group cannot read its records at offset %lld: %s", (long long)s->from,
-                errno ? strerror(errno) : "a batch is damaged");
+        mqd_log(s->r, 4, 0, s->slot, "a share group cannot read its records at offset %lld: %s",
+                (long long)s->from_offset, errno ? strerror(errno) : "a batch is damaged");
         response->error = MQD_KAFKA_CORRUPT_MESSAGE;
         return false;
     }
     response->error = mqd_share_keys_read(s->r, s->owned, mqd_segment_ref_fd(s->range.segment), s->batches,
                                           s->batch_positions, s->batch_count);
     uint32_t count = response->error ? 0
-                                     : mqd_share_acquire(state, &acquisition, s->from, s->batches, s->batch_count, runs,
-                                                         MQD_SHARE_RUNS_PER_PART);
+                                     : mqd_share_acquire(state, &acquisition, s->from_offset, s->batches,
+                                                         s->batch_count, runs, MQD_SHARE_RUNS_PER_PART);
     mqd_share_keys_done(s->r->shares);
     if (response->error) {
         mqd_log(s->r, 4, 0, s->slot, "a share group with share.fifo cannot read keys from offset %lld on: error %d",
-                (long long)s->from, response->error);
+                (long long)s->from_offset, response->error);
         return false;
     }
     if (count)
         send_runs(s, worker, runs, count, response);
-    return count == 0 && !state->pool_exhausted && mqd_share_next_offset(state) > s->from;
+    return count == 0 && !state->pool_exhausted && mqd_share_next_offset(state) > s->from_offset;
 }
 
 static int16_t response_error_of(int16_t code)
@@ -272,8 +273,8 @@ void mqd_share_acquire_now(struct mqd_reactor *r, struct mqd_share_owned *owned,
     for (int round = 0; continues; round++) {
         mqd_slot_positions(mqd_control_partition(r->options.control, s.slot), &s.positions);
         mqd_share_set_log_start(state, s.positions.log_start_offset);
-        s.from = mqd_share_next_offset(state);
-        if (s.from < 0)
+        s.from_offset = mqd_share_next_offset(state);
+        if (s.from_offset < 0)
             return;
         if (round == ROUNDS_MAX) {
             mqd_owner_wake_slot(r, s.slot);
