@@ -127,7 +127,7 @@ void mqd_slot_recovery_end(void);
 int mqd_slot_view(void *control, uint32_t slot, struct mqd_partition_view *out);
 /* Lists, in order, the slots that are not free, and those whose controller died while assigning
  * them. `slots` has room for MQD_PARTITION_SLOT_COUNT. Returns the number of slots listed. */
-uint32_t mqd_slots_used(void *control, uint32_t *slots);
+uint32_t mqd_slots_list_used(void *control, uint32_t *slots);
 int mqd_slot_traffic(void *control, uint32_t slot, struct mqd_partition_traffic *out);
 
 enum mqd_counter {

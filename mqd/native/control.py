@@ -408,7 +408,7 @@ class Control:
     def _used_slots(self) -> list[int]:
         """The slots that seem to be in use: some may turn out to be torn, or already free."""
         slots = ffi.new("uint32_t[]", PARTITION_SLOT_COUNT)
-        return ffi.unpack(slots, lib.mqd_slots_used(self._memory, slots))
+        return ffi.unpack(slots, lib.mqd_slots_list_used(self._memory, slots))
 
     def partition_counts(self) -> list[int]:
         """How many partitions are assigned to each worker."""

@@ -274,7 +274,7 @@ int mqd_slot_view(void *control, uint32_t index, struct mqd_partition_view *out)
         "slot %u is being assigned, or the controller died while assigning it; its successor assigns it again", index);
 }
 
-uint32_t mqd_slots_used(void *control, uint32_t *slots)
+uint32_t mqd_slots_list_used(void *control, uint32_t *slots)
 {
     uint32_t count = 0;
     for (uint32_t index = 0; index < MQD_PARTITION_SLOT_COUNT; index++) {

@@ -73,11 +73,11 @@ static struct mqd_fetcher *fetcher_for(struct mqd_fetchers *fetchers, const stru
 
 void mqd_followed_queue_change(struct mqd_followed *followed)
 {
-    if (!followed->fetcher || (mqd_list_linked(&followed->change) && !followed->is_put_off))
+    if (!followed->fetcher || (mqd_list_linked(&followed->change_node) && !followed->is_put_off))
         return;
-    mqd_list_remove(&followed->change);
+    mqd_list_remove(&followed->change_node);
     followed->is_put_off = 0;
-    mqd_list_append(&followed->fetcher->changes, &followed->change);
+    mqd_list_append(&followed->fetcher->changes, &followed->change_node);
 }
 
 /* Searches for the insertion point from the end of the list, because most of a fetcher's partitions
@@ -91,13 +91,13 @@ void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, 
         mqd_followed_queue_change(followed);
         return;
     }
-    mqd_list_remove(&followed->change);
+    mqd_list_remove(&followed->change_node);
     followed->is_put_off = 1;
     struct mqd_node *previous = followed->fetcher->put_off.previous;
     while (previous != &followed->fetcher->put_off &&
-           MQD_CONTAINER(previous, struct mqd_followed, change)->put_off_until_ms > followed->put_off_until_ms)
+           MQD_CONTAINER(previous, struct mqd_followed, change_node)->put_off_until_ms > followed->put_off_until_ms)
         previous = previous->previous;
-    mqd_list_append(previous->next, &followed->change); /* inserts before previous->next */
+    mqd_list_append(previous->next, &followed->change_node); /* inserts before previous->next */
 }
 
 static void set_storing(struct mqd_followed *followed, bool storing)
@@ -142,7 +142,7 @@ void mqd_followed_leave_session(struct mqd_followed *followed)
 /* Moves the partition from its fetcher (or none) to `fetcher` (or none). */
 static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed, struct mqd_fetcher *fetcher)
 {
-    if (followed->fetcher == fetcher && mqd_list_linked(&followed->member))
+    if (followed->fetcher == fetcher && mqd_list_linked(&followed->member_node))
         return;
     if (followed->fetcher) {
         mqd_followed_leave_session(followed);
@@ -150,15 +150,15 @@ static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed
         if (followed->fetcher->receiving == followed)
             followed->fetcher->receiving = NULL;
     }
-    mqd_list_remove(&followed->member);
-    mqd_list_remove(&followed->change);
+    mqd_list_remove(&followed->member_node);
+    mqd_list_remove(&followed->change_node);
     followed->is_put_off = 0;
     followed->storing = 0;
     /* another leader's log may begin lower: after an unclean election it may have older records.
      * The first response of a new session has that leader's log start */
     followed->leader_log_start = followed->pending_log_start = 0;
     followed->fetcher = fetcher;
-    mqd_list_append(fetcher ? &fetcher->members : &fetchers->unserved, &followed->member);
+    mqd_list_append(fetcher ? &fetcher->members : &fetchers->unserved, &followed->member_node);
     if (fetcher)
         mqd_followed_update_storing(followed);
     mqd_followed_queue_change(followed);
@@ -174,8 +174,8 @@ static struct mqd_followed *followed_new(struct mqd_reactor *r, struct mqd_fetch
     followed->key.index = slot->partition_index;
     followed->owned = owned;
     followed->warned_ms = INT64_MIN / 2;
-    mqd_list_init(&followed->member);
-    mqd_list_init(&followed->change);
+    mqd_list_init(&followed->member_node);
+    mqd_list_init(&followed->change_node);
     struct mqd_followed **bucket = bucket_of(fetchers, &followed->key);
     followed->hash_next = *bucket;
     *bucket = followed;
@@ -203,7 +203,8 @@ void mqd_fetcher_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned)
                                     : fetchers      ? followed_new(r, fetchers, owned)
                                                     : NULL;
     if (!followed) {
-        mqd_log(r, 3, 0, owned->slot, "no memory to follow a partition; retried when its leader next changes");
+        mqd_log(r, 3, 0, owned->slot,
+                "out of memory for following a partition; will retry when its leader next changes");
         return;
     }
     followed->put_off_until_ms = 0;
@@ -222,7 +223,7 @@ void mqd_fetcher_unfollow(struct mqd_reactor *r, struct mqd_owned *owned)
         link = &(*link)->hash_next;
     *link = followed->hash_next;
     move_to(r->fetchers, followed, NULL);
-    mqd_list_remove(&followed->member);
+    mqd_list_remove(&followed->member_node);
     owned->followed = NULL;
     free(followed);
 }
@@ -287,7 +288,7 @@ void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int err
     }
     fetcher->starts_session = 1; /* a new session is cheaper than removing the partitions one by one */
     while (!mqd_list_empty(&fetcher->members)) {
-        struct mqd_followed *followed = MQD_CONTAINER(fetcher->members.next, struct mqd_followed, member);
+        struct mqd_followed *followed = MQD_CONTAINER(fetcher->members.next, struct mqd_followed, member_node);
         followed->in_session = 0;
         move_to(fetchers, followed, fetcher_for(fetchers, followed->owned));
     }
@@ -349,12 +350,12 @@ static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fe
             ? fetcher_find(fetchers, fetcher->options.leader_node, fetcher->options.leader_worker, MQD_LANE_IN_SYNC)
             : NULL;
     MQD_LIST_EACH(node, next, &fetchers->unserved) {
-        struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member);
+        struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member_node);
         move_to(fetchers, followed, fetcher_for(fetchers, followed->owned));
     }
     if (other)
         MQD_LIST_EACH(node, next, &other->members) {
-            struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member);
+            struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member_node);
             move_to(fetchers, followed, fetcher_for(fetchers, followed->owned));
         }
 }
@@ -388,7 +389,8 @@ static void fetcher_put(struct mqd_reactor *r, struct mqd_fetchers *fetchers, co
         problem = "more connections to other hosts than a worker can hold";
     if (!problem && (!r->poll || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
                      !(fetcher = fetcher_new(r, fetchers, command))))
-        problem = r->poll ? "no socket, or no memory, for a connection to another host" : "the reactor is not running";
+        problem = r->poll ? "the socket cannot be used, or out of memory for a connection to another host"
+                          : "the reactor is not running";
     if (!problem && mqd_poll_add(r->poll, fd, poll_token(fetcher)) < 0)
         problem = "the connection cannot be watched";
     if (!problem && options->tls &&

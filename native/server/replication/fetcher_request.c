@@ -77,7 +77,7 @@ static void begin_session(struct mqd_fetcher *fetcher)
     fetcher->session_count = fetcher->forgotten_count = 0;
     fetcher->session_epoch = 0;
     MQD_LIST_EACH(node, next, &fetcher->members) {
-        struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member);
+        struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member_node);
         followed->in_session = 0;
         if (!followed->is_put_off)
             mqd_followed_queue_change(followed);
@@ -171,7 +171,7 @@ static void send_fetch(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         begin_session(fetcher);
     fetcher->starts_session = 0; /* handle_change() may set it for the request after this one */
     while (reserve_one_more(fetchers, count) && (node = mqd_list_pop(&fetcher->changes)))
-        count = handle_change(r, fetcher, MQD_CONTAINER(node, struct mqd_followed, change), count);
+        count = handle_change(r, fetcher, MQD_CONTAINER(node, struct mqd_followed, change_node), count);
     unforget_returned(fetchers, fetcher);
     if (starts_session ? count == 0 : fetcher->session_count == 0 && fetcher->forgotten_count == 0) {
         fetcher->starts_session |= starts_session;
@@ -232,7 +232,7 @@ void mqd_fetchers_run(struct mqd_reactor *r)
         if (fetcher->socket.tls && !run_tls(r, fetcher))
             continue;
         MQD_LIST_EACH(node, next, &fetcher->put_off) {
-            struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, change);
+            struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, change_node);
             if (followed->put_off_until_ms > r->now_ms)
                 break;
             mqd_followed_queue_change(followed);
@@ -268,7 +268,7 @@ int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r)
             next_ms = fetcher->not_before_ms;
         if (!mqd_list_empty(&fetcher->put_off)) {
             int64_t put_off_until_ms =
-                MQD_CONTAINER(fetcher->put_off.next, struct mqd_followed, change)->put_off_until_ms;
+                MQD_CONTAINER(fetcher->put_off.next, struct mqd_followed, change_node)->put_off_until_ms;
             next_ms = put_off_until_ms < next_ms ? put_off_until_ms : next_ms;
         }
     }

@@ -14,8 +14,8 @@
 
 /* A partition whose replica here follows a leader. */
 struct mqd_followed {
-    struct mqd_node member; /* in fetcher->members or fetchers->unserved */
-    struct mqd_node change; /* in fetcher->changes (the next request handles it) or fetcher->put_off */
+    struct mqd_node member_node; /* in fetcher->members or fetchers->unserved */
+    struct mqd_node change_node; /* in fetcher->changes (the next request handles it) or fetcher->put_off */
     struct mqd_owned *owned;
     struct mqd_fetcher *fetcher; /* NULL: no connection to its leader */
     struct mqd_followed *hash_next;

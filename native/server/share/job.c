@@ -24,15 +24,15 @@ void mqd_share_schedule(struct mqd_reactor *r, struct mqd_share_job *job)
 
 static void await_slot(struct mqd_reactor *r, struct mqd_share_part *part) /* H2 */
 {
-    if (!mqd_list_linked(&part->waiter))
-        mqd_list_append(&r->shares->waiting[part->slot % MQD_SHARE_WAIT_BUCKET_COUNT], &part->waiter);
+    if (!mqd_list_linked(&part->waiter_node))
+        mqd_list_append(&r->shares->waiting[part->slot % MQD_SHARE_WAIT_BUCKET_COUNT], &part->waiter_node);
     mqd_fetch_or(&mqd_control_partition(r->options.control, part->slot)->waiters, 1ull << r->options.self);
 }
 
 void mqd_share_wake_slot(struct mqd_reactor *r, uint32_t slot)
 {
     MQD_LIST_EACH(node, next, &r->shares->waiting[slot % MQD_SHARE_WAIT_BUCKET_COUNT]) {
-        struct mqd_share_part *part = MQD_CONTAINER(node, struct mqd_share_part, waiter);
+        struct mqd_share_part *part = MQD_CONTAINER(node, struct mqd_share_part, waiter_node);
         if (part->slot != slot)
             continue;
         part->ready = 1;
@@ -270,7 +270,7 @@ static void end_job(struct mqd_reactor *r, struct mqd_share_job *job)
 {
     mqd_timer_disarm(r, job->request);
     for (uint32_t i = 0; i < job->part_count; i++)
-        mqd_list_remove(&job->parts[i].waiter);
+        mqd_list_remove(&job->parts[i].waiter_node);
     job->ended = 1;
     if (job->fetches)
         read_cold(r, job);
@@ -417,7 +417,7 @@ void mqd_share_job_free(struct mqd_reactor *r, struct mqd_request *request)
     request->share = NULL;
     for (uint32_t i = 0; i < job->part_count; i++) {
         struct mqd_share_part *part = &job->parts[i];
-        mqd_list_remove(&part->waiter);
+        mqd_list_remove(&part->waiter_node);
         if (part->joins)
             mqd_share_rejoin(r, part);
         if (part->acquire_call)

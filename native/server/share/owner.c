@@ -94,7 +94,7 @@ static struct mqd_share_owned *create(struct mqd_reactor *r, const struct mqd_sh
     mqd_share_partition_init(&owned->partition, &shares->pool, &name,
                              mqd_partition_leader_epoch(r->owned[slot]->partition), on_persisted, r);
     owned->partition.log_epochs = log_epochs;
-    mqd_list_init(&owned->touched);
+    mqd_list_init(&owned->touched_node);
     shares->owned[owned->index] = owned;
     shares->owned_count++;
     struct mqd_share_owned **bucket = &shares->buckets[owned->hash % MQD_SHARE_OWNED_BUCKET_COUNT];
@@ -111,7 +111,7 @@ static void release(struct mqd_shares *shares, struct mqd_share_owned *owned)
     *link = owned->next;
     shares->owned[owned->index] = NULL;
     shares->owned_count--;
-    mqd_list_remove(&owned->touched);
+    mqd_list_remove(&owned->touched_node);
     mqd_share_partition_free(&owned->partition);
     mqd_share_keys_forget(owned);
     free(owned);
@@ -127,8 +127,8 @@ static bool has_sessions(const struct mqd_share_owned *owned)
 
 static void touch(struct mqd_shares *shares, struct mqd_share_owned *owned)
 {
-    if (!mqd_list_linked(&owned->touched))
-        mqd_list_append(&shares->touched, &owned->touched);
+    if (!mqd_list_linked(&owned->touched_node))
+        mqd_list_append(&shares->touched, &owned->touched_node);
 }
 
 /* ---- leadership ---- */
@@ -296,7 +296,7 @@ void mqd_share_owners_run(struct mqd_reactor *r)
                 continue;
             if (is_sweep_due)
                 check_leadership(r, shares->owned[i]);
-            mqd_list_remove(&shares->owned[i]->touched);
+            mqd_list_remove(&shares->owned[i]->touched_node);
             run_owned(r, shares->owned[i]);
         }
         if (is_sweep_due)
@@ -304,7 +304,7 @@ void mqd_share_owners_run(struct mqd_reactor *r)
     }
     struct mqd_node *node;
     while ((node = mqd_list_pop(&shares->touched)))
-        run_owned(r, MQD_CONTAINER(node, struct mqd_share_owned, touched));
+        run_owned(r, MQD_CONTAINER(node, struct mqd_share_owned, touched_node));
 }
 
 int64_t mqd_shares_next_ms(const struct mqd_reactor *r)

@@ -377,7 +377,7 @@ static struct mqd_share_part *add_part(struct mqd_reactor *r, struct mqd_share_j
     part->job = job;
     part->partition_index = partition_index;
     memcpy(part->topic_id, topic_id, sizeof part->topic_id);
-    mqd_list_init(&part->waiter);
+    mqd_list_init(&part->waiter_node);
     part->error = resolve(r, part);
     /* another host leads the partition, or no host does: the client has to find the leader */
     job->failed |= job->fetches && part->error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;

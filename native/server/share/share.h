@@ -92,7 +92,7 @@ struct mqd_share_call {
 /* ---- jobs ---- */
 
 struct mqd_share_part {
-    struct mqd_node waiter; /* in shares->waiting */
+    struct mqd_node waiter_node; /* in shares->waiting */
     struct mqd_share_job *job;
     struct mqd_share_call *acquire_call, *acknowledge_call; /* in flight; NULL = none */
     struct mqd_topic *topic;                                /* referenced; NULL: unknown */
@@ -163,7 +163,7 @@ struct mqd_share_keys {
 struct mqd_share_owned {
     struct mqd_share_partition partition;
     struct mqd_share_owned *next; /* in its bucket */
-    struct mqd_node touched;      /* in shares->touched: handled in this turn */
+    struct mqd_node touched_node; /* in shares->touched: handled in this turn */
     struct mqd_cursor cursor;
     uint64_t hash;
     uint32_t index, slot;

@@ -176,13 +176,13 @@ TEST(used_slots_are_found)
     void *control = control_make();
     static uint32_t slots[MQD_PARTITION_SLOT_COUNT];
     const uint32_t last = MQD_PARTITION_SLOT_COUNT - 1;
-    CHECK_EQUAL(mqd_slots_used(control, slots), 0);
+    CHECK_EQUAL(mqd_slots_list_used(control, slots), 0);
     mqd_slot_assign(control, 2, topic_a, 1, 0, 0, 1);
     mqd_slot_assign(control, 3, topic_a, 2, 0, 0, 1);
     mqd_slot_assign(control, last, topic_b, 0, 0, 0, 1);
     mqd_slot_clear(control, 2);
     mqd_control_partition(control, 5)->identity_version |= 1; /* died while assigning a free one */
-    CHECK_EQUAL(mqd_slots_used(control, slots), 3);
+    CHECK_EQUAL(mqd_slots_list_used(control, slots), 3);
     CHECK(slots[0] == 3 && slots[1] == 5 && slots[2] == last);
     free(control);
 }
