@@ -2,7 +2,7 @@
  * log/partition.h, invariant P2.
  *
  * mqd_partition_write, in order:
- *   1  the new leader epoch, if any, into its checkpoint
+ *   1  the new leader epoch, if any, into the file leader-epoch-checkpoint
  *   2  per segment: roll, one pwritev, aborted transactions into the .txnindex, index entries in
  *      memory
  *   3  commit
@@ -24,8 +24,8 @@
 #define GATHER_BATCH_BYTES 4096
 
 /* The state before a write of several steps, so that they can be undone. */
-struct checkpoint {
-    bool taken;
+struct saved_state {
+    bool saved;
     struct mqd_active active;
     uint32_t segment_count, sync_queue_count;
     struct mqd_sync_item sync_queue_last; /* if the queue is full, a later mark replaces that of its last item */
@@ -367,16 +367,16 @@ static int account_run(struct mqd_partition *partition, uint32_t first, uint32_t
 
 /* ---- undo ---- */
 
-static void checkpoint_take(const struct mqd_partition *partition, struct checkpoint *out)
+static void save_state(const struct mqd_partition *partition, struct saved_state *out)
 {
-    *out = (struct checkpoint){.taken = true,
-                               .active = partition->active,
-                               .segment_count = partition->segment_count,
-                               .sync_queue_count = partition->sync_queue_count,
-                               .log_end_offset = partition->log_end_offset,
-                               .written_bytes = partition->written_bytes,
-                               .durable = partition->durable,
-                               .high_watermark = partition->high_watermark};
+    *out = (struct saved_state){.saved = true,
+                                .active = partition->active,
+                                .segment_count = partition->segment_count,
+                                .sync_queue_count = partition->sync_queue_count,
+                                .log_end_offset = partition->log_end_offset,
+                                .written_bytes = partition->written_bytes,
+                                .durable = partition->durable,
+                                .high_watermark = partition->high_watermark};
     if (partition->sync_queue_count)
         out->sync_queue_last = partition->sync_queue[partition->sync_queue_count - 1];
 }
@@ -397,7 +397,7 @@ static int delete_segment(const struct mqd_partition *partition, int64_t base_of
  * flush of its .log may be running, so the descriptor's number must not be reused for another
  * file; and after a full disk the next write must not need new descriptors, because there may be
  * none left. */
-static void queue_restore(struct mqd_partition *partition, const struct checkpoint *old, struct mqd_active *active)
+static void restore_queue(struct mqd_partition *partition, const struct saved_state *old, struct mqd_active *active)
 {
     while (partition->sync_queue_count > old->sync_queue_count) {
         const struct mqd_sync_item *item = &partition->sync_queue[--partition->sync_queue_count];
@@ -425,11 +425,11 @@ static int reopen_log(struct mqd_partition *partition)
     return active->fd < 0 ? -1 : 0;
 }
 
-/* Restores the checkpoint. Returns -1 with errno if the old segment could not be restored, or if a
+/* Restores the saved state. Returns -1 with errno if the old segment could not be restored, or if a
  * segment begun by this write could not be deleted (the next clean start would regard the old
  * segment as sealed and end the log at the beginning of the leftover one). The caller then fences
  * the partition. */
-static int checkpoint_restore(struct mqd_partition *partition, const struct checkpoint *old)
+static int restore_state(struct mqd_partition *partition, const struct saved_state *old)
 {
     struct mqd_active *active = &partition->active;
     struct mqd_active restored = old->active;
@@ -444,7 +444,7 @@ static int checkpoint_restore(struct mqd_partition *partition, const struct chec
             delete_error = error ? error : delete_error;
         }
         restored.fd = restored.index.fd = restored.index.time_fd = -1;
-        queue_restore(partition, old, &restored);
+        restore_queue(partition, old, &restored);
     } else {
         restored.index.fd = active->index.fd;
         restored.index.time_fd = active->index.time_fd;
@@ -470,9 +470,9 @@ void mqd_partition_drop_epochs(struct mqd_partition *partition)
 }
 
 /* Undoes the write. Returns -1 with `error` in errno, or with another one if the undo fails too. */
-static int fail_write(struct mqd_partition *partition, const struct checkpoint *old, int error)
+static int fail_write(struct mqd_partition *partition, const struct saved_state *old, int error)
 {
-    if (old->taken && checkpoint_restore(partition, old) < 0) {
+    if (old->saved && restore_state(partition, old) < 0) {
         error = errno ? errno : EIO;
         mqd_partition_fence(partition);
     }
@@ -527,14 +527,14 @@ static int write_epochs(struct mqd_partition *partition)
     return queue_epochs(partition, fd);
 }
 
-static int write_staged(struct mqd_partition *partition, int64_t now_ms, struct checkpoint *old, int *index_error)
+static int write_staged(struct mqd_partition *partition, int64_t now_ms, struct saved_state *old, int *index_error)
 {
     uint32_t first = 0;
     while (first < partition->staged_count) {
         bool roll;
         uint32_t count = plan_run(partition, first, now_ms, &roll);
-        if (!old->taken && (roll || count < partition->staged_count || partition->staged_abort_count))
-            checkpoint_take(partition, old);
+        if (!old->saved && (roll || count < partition->staged_count || partition->staged_abort_count))
+            save_state(partition, old);
         if ((roll && mqd_partition_roll_active(partition) < 0) || write_run(partition, first, count) < 0 ||
             (partition->staged_abort_count && write_aborted(partition, first, count) < 0))
             return -1;
@@ -547,10 +547,10 @@ static int write_staged(struct mqd_partition *partition, int64_t now_ms, struct 
 
 int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *rolled)
 {
-    struct checkpoint old; /* not initialized as a whole, because it is large: checkpoint_take sets the other fields */
+    struct saved_state old; /* not initialized as a whole, because it is large: save_state sets the other fields */
     int64_t base_offset = partition->active.base_offset;
     int index_error = 0;
-    old.taken = false;
+    old.saved = false;
     *rolled = false;
     if (partition->staged_count == 0)
         return 0;

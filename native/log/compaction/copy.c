@@ -47,6 +47,7 @@ static int write_rebuilt(struct mqd_compact *compact, const struct mqd_batch *ba
     return write_batch(compact, batch, header, sizeof header, records, (uint32_t)size_bytes);
 }
 
+/* Whether the batch is its producer's last, which K5 keeps. */
 static bool is_last_of_producer(const struct mqd_compact *compact, const struct mqd_batch *batch)
 {
     int64_t last;

@@ -126,6 +126,7 @@ int64_t mqd_key_map_get(const struct mqd_key_map *map, const uint8_t *key, uint3
 
 /* ---- ids ---- */
 
+/* The slot where the search for an id begins. */
 static uint32_t home(const struct mqd_id_map *map, int64_t id)
 {
     return (uint32_t)(((uint64_t)id * 0x9e3779b97f4a7c15ull) >> 32) & (map->capacity - 1);

@@ -139,6 +139,7 @@ static uint64_t entry_in_slot(const struct mqd_ids *ids, uint32_t i)
     return ids->head + ((ids->slots[i] - 1 - ids->head) & PLACE_MASK);
 }
 
+/* The slot where the search for a hash begins. */
 static uint32_t home(const struct mqd_ids *ids, uint64_t low)
 {
     return (uint32_t)low & (ids->slot_count - 1);
