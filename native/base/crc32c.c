@@ -34,7 +34,7 @@ static uint32_t crc_bitwise(uint32_t crc, const uint8_t *bytes, size_t size)
     return crc;
 }
 
-static void table_fill(void)
+static void fill_table(void)
 {
     for (uint32_t i = 0; i < 256; i++) {
         uint8_t byte = (uint8_t)i;
@@ -87,7 +87,7 @@ static uint32_t power_of_x(uint32_t exponent)
     return value;
 }
 
-static void shifts_fill(void)
+static void fill_shifts(void)
 {
     for (size_t i = 0; i < PART_KIND_COUNT; i++) {
         shift_one[i] = power_of_x(8 * part_bytes[i] - 33);
@@ -223,7 +223,7 @@ bool mqd_crc32c_available(enum mqd_crc32c_kind kind)
 #else
 static crc_function *const functions[MQD_CRC32C_KIND_COUNT] = {crc_bitwise, crc_table};
 
-static void shifts_fill(void)
+static void fill_shifts(void)
 {
 }
 
@@ -238,8 +238,8 @@ static crc_function *best = crc_bitwise;
 
 __attribute__((constructor)) static void choose_implementation(void)
 {
-    table_fill();
-    shifts_fill();
+    fill_table();
+    fill_shifts();
     for (int kind = 0; kind < MQD_CRC32C_KIND_COUNT; kind++)
         if (mqd_crc32c_available((enum mqd_crc32c_kind)kind))
             best = functions[kind];

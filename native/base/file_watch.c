@@ -101,8 +101,9 @@ static void path_of(int fd, char out[PATH_MAX])
         out[length - (ssize_t)(sizeof deleted - 1)] = 0;
 }
 
-/* Makes the path absolute. Only its directory part is resolved: the last component may not exist. */
-static void path_absolute(const char *path, char out[PATH_MAX])
+/* Stores the absolute path in `out`. Only its directory part is resolved: the last component may
+ * not exist. */
+static void make_absolute(const char *path, char out[PATH_MAX])
 {
     char copy[PATH_MAX], resolved[PATH_MAX];
     snprintf(copy, sizeof copy, "%s", path);
@@ -193,7 +194,7 @@ static int apply_faults(enum mqd_file_call call, const char *path, uint64_t size
 int mqd_watched_open(const char *path, int flags, mode_t mode)
 {
     char name[PATH_MAX];
-    path_absolute(path, name);
+    make_absolute(path, name);
     pthread_mutex_lock(&watch.mutex);
     int fd = -1;
     struct stat before;
@@ -281,7 +282,7 @@ int mqd_watched_sync(int fd, bool directory)
 int mqd_watched_syncfs(int fd, const char *root)
 {
     char name[PATH_MAX];
-    path_absolute(root, name);
+    make_absolute(root, name);
     return journaled_sync(MQD_CALL_SYNCFS, MQD_FILE_SYNCFS_BEGIN, MQD_FILE_SYNCFS_DONE, name, fd, syncfs);
 }
 
@@ -345,8 +346,8 @@ int mqd_watched_truncate(int fd, int64_t size_bytes)
 int mqd_watched_rename(const char *from, const char *to)
 {
     char old_name[PATH_MAX], new_name[PATH_MAX];
-    path_absolute(from, old_name);
-    path_absolute(to, new_name);
+    make_absolute(from, old_name);
+    make_absolute(to, new_name);
     pthread_mutex_lock(&watch.mutex);
     int result = apply_faults(MQD_CALL_RENAME, old_name, 0, NULL);
     if (result == 0)
@@ -362,7 +363,7 @@ int mqd_watched_rename(const char *from, const char *to)
 int mqd_watched_unlink(const char *path)
 {
     char name[PATH_MAX];
-    path_absolute(path, name);
+    make_absolute(path, name);
     pthread_mutex_lock(&watch.mutex);
     int result = apply_faults(MQD_CALL_UNLINK, name, 0, NULL);
     if (result == 0)
@@ -376,7 +377,7 @@ int mqd_watched_unlink(const char *path)
 int mqd_watched_mkdir(const char *path, mode_t mode)
 {
     char name[PATH_MAX];
-    path_absolute(path, name);
+    make_absolute(path, name);
     pthread_mutex_lock(&watch.mutex);
     int result = apply_faults(MQD_CALL_MKDIR, name, 0, NULL);
     if (result == 0)

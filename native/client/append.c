@@ -238,7 +238,7 @@ static int32_t choose_partition(struct mqd_producer *producer, struct mqd_produc
     return topic->sticky_partition;
 }
 
-enum put_result { PUT, PUT_FULL, PUT_INVALID };
+enum put_result { PUT_OK, PUT_FULL, PUT_INVALID };
 
 /* Returns false, with the error set, if a batch of this size never fits, however much memory
  * becomes free. */
@@ -288,7 +288,7 @@ static enum put_result find_or_begin_batch(struct mqd_producer *producer, struct
         if (batch) {
             if (has_room(producer, batch, record, body_size)) {
                 *out = batch;
-                return PUT;
+                return PUT_OK;
             }
             send_full_batch(producer, batch);
             continue;
@@ -302,7 +302,7 @@ static enum put_result find_or_begin_batch(struct mqd_producer *producer, struct
         if (batch) {
             batch_open(producer, batch, record->timestamp_ms);
             *out = batch;
-            return PUT;
+            return PUT_OK;
         }
         if (!make_room(producer))
             return PUT_FULL;
@@ -424,18 +424,18 @@ int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number,
     bool one_partition = !columns->partitions && columns->partition >= 0 && columns->partition < topic->partition_count;
     bool uniform = !columns->partitions && !columns->value_bytes && !columns->key_bytes && !columns->header_bytes &&
                    !columns->timestamps_ms && columns->fixed_value_bytes > 0;
-    enum put_result result = PUT;
+    enum put_result result = PUT_OK;
     uint32_t i = 0;
     while (i < columns->count) {
         struct mqd_producer_batch *batch = one_partition ? topic->partitions[columns->partition]->open : NULL;
         uint64_t body_size;
         uint32_t n = 1;
-        result = load_record(columns, i, &record) ? PUT_INVALID : PUT;
-        if (result == PUT && !(batch && has_room(producer, batch, &record, &body_size)))
+        result = load_record(columns, i, &record) ? PUT_INVALID : PUT_OK;
+        if (result == PUT_OK && !(batch && has_room(producer, batch, &record, &body_size)))
             result = find_or_begin_batch(producer, topic, &record,
                                          columns->partitions ? columns->partitions[i] : columns->partition, &batch,
                                          &body_size);
-        if (result != PUT)
+        if (result != PUT_OK)
             break;
         if (uniform)
             n = append_uniform(producer, batch, &record, columns->count - i);
@@ -473,7 +473,7 @@ int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic_number, in
     struct mqd_producer_batch *batch;
     uint64_t body_size;
     switch (find_or_begin_batch(producer, producer->topics[topic_number], &record, partition, &batch, &body_size)) {
-    case PUT:
+    case PUT_OK:
         append_record(producer, batch, &record, body_size);
         return (int64_t)batch->number;
     case PUT_FULL:

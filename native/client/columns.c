@@ -21,7 +21,7 @@ void mqd_arrow_begin(struct mqd_arrow_rows *rows)
     rows->row_count = rows->header_count = rows->header_null_count = rows->damaged_key_count = 0;
 }
 
-/* A2: `at_row` is the first entry not written yet. */
+/* Writes the validity of entry `at_row`, the first one not written yet (A2). */
 static void validity_put(uint8_t *validity, uint32_t *null_count, uint32_t at_row, bool null)
 {
     if (null && (*null_count)++ == 0)
@@ -36,7 +36,7 @@ static void validity_put(uint8_t *validity, uint32_t *null_count, uint32_t at_ro
         validity[at_row / 8] |= (uint8_t)(1u << at_row % 8);
 }
 
-static inline void put(struct mqd_arrow_blobs *column, uint32_t at_row, const uint8_t *bytes, int32_t size_bytes)
+static inline void put_blob(struct mqd_arrow_blobs *column, uint32_t at_row, const uint8_t *bytes, int32_t size_bytes)
 {
     if (size_bytes > 0) {
         memcpy(column->data + column->data_bytes, bytes, (size_t)size_bytes);
@@ -138,8 +138,8 @@ static void section_put(struct mqd_arrow_rows *rows, const struct section *secti
     for (int64_t i = 0; i < section->count; i++) {
         at = header_read(at, section->end, &header);
         rows->damaged_key_count += !is_utf8(header.key, header.key_bytes);
-        put(&rows->header_keys, rows->header_count, header.key, (int32_t)header.key_bytes);
-        put(&rows->header_values, rows->header_count, header.value, (int32_t)header.value_bytes);
+        put_blob(&rows->header_keys, rows->header_count, header.key, (int32_t)header.key_bytes);
+        put_blob(&rows->header_values, rows->header_count, header.value, (int32_t)header.value_bytes);
         rows->header_count++;
     }
     rows->header_ends[rows->row_count + 1] = (int32_t)rows->header_count;
@@ -207,9 +207,9 @@ static inline int row_append(struct mqd_arrow_rows *rows, const struct mqd_recor
         section_put(rows, &section);
     }
     if (rows->keys.data)
-        put(&rows->keys, row, view->base + view->key_positions[i], view->key_bytes[i]);
+        put_blob(&rows->keys, row, view->base + view->key_positions[i], view->key_bytes[i]);
     if (rows->values.data)
-        put(&rows->values, row, view->base + view->value_positions[i], view->value_bytes[i]);
+        put_blob(&rows->values, row, view->base + view->value_positions[i], view->value_bytes[i]);
     if (rows->offsets)
         rows->offsets[row] = view->offsets[i];
     if (rows->timestamps_us)

@@ -53,7 +53,7 @@ static uint32_t run_end(const struct mqd_client_memory *memory, uint32_t at, uin
     return end - at > limit ? at + limit : end;
 }
 
-static void mark(struct mqd_client_memory *memory, uint32_t first, uint32_t count, bool used)
+static void set_used(struct mqd_client_memory *memory, uint32_t first, uint32_t count, bool used)
 {
     for (uint32_t at = first, end = first + count; at < end;) {
         uint32_t bits = 64 - at % 64;
@@ -83,7 +83,7 @@ uint32_t mqd_client_memory_take(struct mqd_client_memory *memory, uint32_t prefe
     }
     if (best == UINT32_MAX)
         return UINT32_MAX;
-    mark(memory, best, best_count, true);
+    set_used(memory, best, best_count, true);
     memory->free_count -= best_count;
     *got = best_count;
     return best;
@@ -91,7 +91,7 @@ uint32_t mqd_client_memory_take(struct mqd_client_memory *memory, uint32_t prefe
 
 void mqd_client_memory_release(struct mqd_client_memory *memory, uint32_t first, uint32_t count)
 {
-    mark(memory, first, count, false);
+    set_used(memory, first, count, false);
     memory->free_count += count;
     if (first < memory->lowest)
         memory->lowest = first;

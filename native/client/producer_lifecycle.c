@@ -161,7 +161,7 @@ static uint8_t *put_compact(uint8_t *at, const char *text, size_t size)
     return (uint8_t *)memcpy(at, text, size) + size;
 }
 
-/* The request up to the partition's index; the correlation id is set for each batch. */
+/* Builds the request up to the partition's index; the correlation id is set for each batch. */
 static int make_prefix(const struct mqd_producer *producer, struct mqd_producer_topic *topic)
 {
     const struct mqd_producer_options *options = &producer->options;

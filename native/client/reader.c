@@ -351,7 +351,7 @@ static uint32_t batch_done(struct walk *walk)
     return walk->bytes_left == 0 ? MQD_READ_FULL : STOP_NONE;
 }
 
-static bool same_kind(const struct mqd_record_view *out, const struct mqd_batch *batch)
+static bool has_same_kind(const struct mqd_record_view *out, const struct mqd_batch *batch)
 {
     return out->leader_epoch == batch->partition_leader_epoch &&
            out->timestamp_type == (batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0);
@@ -394,7 +394,7 @@ static uint32_t batch_begin(struct walk *walk)
                                                .compressed_bytes = (uint32_t)batch->size_bytes};
         return MQD_READ_COMPRESSED;
     }
-    if (out->count > 0 && !same_kind(out, batch))
+    if (out->count > 0 && !has_same_kind(out, batch))
         return MQD_READ_SEGMENT;
     if (out->count == out->capacity)
         return MQD_READ_FULL;
@@ -411,7 +411,7 @@ static uint32_t batch_take(struct walk *walk)
 {
     struct mqd_segment_reader *reader = walk->reader;
     struct mqd_record_view *out = walk->out;
-    if (out->count > 0 && !same_kind(out, &reader->batch))
+    if (out->count > 0 && !has_same_kind(out, &reader->batch))
         return MQD_READ_SEGMENT;
     if (reader->walk.reason)
         return stop_corrupt(walk, reader->walk.reason);
@@ -445,7 +445,7 @@ static int query_or_stop(struct walk *walk, uint32_t *stop)
 }
 
 /* Called when all readable bytes of the mapping have been walked. */
-static int segment_end(struct walk *walk, bool rolled, uint32_t *stop)
+static int handle_segment_end(struct walk *walk, bool rolled, uint32_t *stop)
 {
     struct mqd_segment_reader *reader = walk->reader;
     *stop = MQD_READ_END;
@@ -486,7 +486,7 @@ static int step(struct walk *walk, uint32_t *stop)
         return query_or_stop(walk, stop);
     uint32_t limit = readable_bytes(reader, &walk->bounds, &rolled);
     if (reader->at >= limit)
-        return segment_end(walk, rolled, stop);
+        return handle_segment_end(walk, rolled, stop);
     *stop = batch_decode(walk, limit, &failed);
     if (*stop == STOP_NONE && !failed)
         *stop = batch_begin(walk);
