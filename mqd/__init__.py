@@ -21,8 +21,9 @@ imports. If the broker runs on this host, clients use shared memory, otherwise l
     Consumer       subscribe, assign, poll, commit, seek; consume_batch returns columns (a
                    RecordBatchView: numpy, Arrow, bytes; without a copy over shared memory)
     ShareConsumer  a share group's member: poll, acknowledge, commit_sync, renew
-    AsyncProducer  AsyncConsumer          the same for asyncio
-    AdminClient    confluent_kafka's
+    AsyncProducer  AsyncConsumer
+                   the same for asyncio
+    AdminClient    the same as confluent_kafka's
     Message  TopicPartition  BatchDelivery  KafkaError  KafkaException
 
 docs/client.md has the details. The broker itself is started by the command `mqd up`.
@@ -96,7 +97,7 @@ _confluent.install()
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """The client's names, imported on first use: processes of the broker do not pay for them."""
+        """Imports the client's names on first use, so that the broker's processes do not load them."""
         if name == "__all__":
             return sorted({*_CLIENT, *_confluent.names()})
         # one of mqd's own modules: `from mqd import native` calls this first, and then imports it

@@ -1,4 +1,4 @@
-"""Queries to systems that may hang, mainly file systems. They run in threads that are not joined at
+"""Runs queries to systems that may hang, mainly file systems, in threads that are not joined at
 exit (an executor's threads would be).
 """
 
@@ -53,11 +53,13 @@ class QueryProgress:
         self.last_step_s = time.monotonic()
 
     def stop_timing(self) -> None:
-        """From now on the query no longer waits for the target: it may take arbitrarily long."""
+        """Call this when the query no longer waits for its target: from then on it has no timeout."""
         self.last_step_s = math.inf
 
     async def wait_until_ended(self, progress_timeout_s: float) -> bool:
-        """Returns False if the query has not ended and has made no progress for `progress_timeout_s`."""
+        """Returns False if the query has not ended and has made no progress for
+        `progress_timeout_s`.
+        """
         while not self.response.done():
             remaining_s = self.last_step_s + progress_timeout_s - time.monotonic()
             if remaining_s <= 0:
@@ -67,17 +69,17 @@ class QueryProgress:
 
 
 class BlockingQueries:
-    """Each target gets one query at a time, so that a target that hangs occupies one thread, however
-    many callers query it. Concurrency: the event loop's thread.
+    """Runs at most one query per target at a time, so that a target that hangs occupies only one
+    thread, however many callers query it. Concurrency: the event loop's thread.
     """
 
     def __init__(self) -> None:
         self._running: dict[Hashable, QueryProgress] = {}
 
     async def run(self, target: Hashable, query: Callable[[Callable[[], None]], T], progress_timeout_s: float) -> T:
-        """`query` gets a function to call whenever it has made progress. Raises TimeoutError if
-        `target` has made no progress for `progress_timeout_s`, counting its previous query too, and RuntimeError
-        if no thread can be started.
+        """`query` gets a function to call whenever it has made progress. Raises TimeoutError if the
+        query, or the previous one that it waits for, makes no progress for `progress_timeout_s`;
+        RuntimeError if no thread can be started.
         """
         # a query that has ended may still be listed
         while (previous := self._running.get(target)) is not None and not previous.response.done():
@@ -85,7 +87,7 @@ class BlockingQueries:
                 raise TimeoutError(f"{target} does not respond")
         progress = QueryProgress()
         progress.response = in_thread(lambda: query(progress.step))
-        self._running[target] = progress  # only once it has a thread
+        self._running[target] = progress  # only after its thread was started
         progress.response.add_done_callback(lambda _: self._forget(target, progress))
         if not await progress.wait_until_ended(progress_timeout_s):
             raise TimeoutError(f"{target} does not respond")

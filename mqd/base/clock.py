@@ -9,7 +9,9 @@ def now_ms() -> int:
 
 
 def monotonic_ms() -> int:
-    """A clock for timeouts and intervals within one process. It stops while the machine is suspended."""
+    """A clock for timeouts and intervals within one process. It stops while the machine is
+    suspended.
+    """
     return time.monotonic_ns() // 1_000_000
 
 

@@ -16,7 +16,7 @@ from mqd.base.property_values import ConfigError
 KEY_BYTES_MIN = 16
 KEY_FILE_BYTES_MAX = 4096
 KEY_COUNT_MAX = 3  # each costs an HMAC for every unauthenticated datagram
-KEYS_HEAD = b"# keys of an mqd cluster"  # no single-line key begins like this
+KEYS_HEAD = b"# keys of an mqd cluster"  # no file with a single key begins like this
 INTER_BROKER_PORT_STEP, CONTROLLER_PORT_STEP = 1, 2  # relative to the clients' port
 # not a secret: it rejects stray connections, not attackers
 LOOPBACK_KEY = b"mqd hosts of one machine, without a cluster key"
@@ -25,14 +25,12 @@ _WILDCARDS = ("", "0.0.0.0", "::")
 
 
 class HostListener(NamedTuple):
-    """A listener for other hosts. `host`, `port`: bound address (port 0: a free one). `advertised_host`,
-    `advertised_port`: announced to other hosts (0: as bound).
-    """
+    """A listener for other hosts: the address to bind, and the address announced to other hosts."""
 
     host: str
-    port: int
+    port: int  # 0: any free port
     advertised_host: str
-    advertised_port: int
+    advertised_port: int  # 0: the bound port
 
 
 class ClusterListeners(NamedTuple):
@@ -71,15 +69,20 @@ def seeds(config: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def listens_for_hosts(config: Mapping[str, str]) -> bool:
-    """Whether other hosts can reach this one."""
+    """Whether this host listens for other hosts."""
     return any(config.get(name) for name in ("cluster.seeds", "controller.listener", "inter.broker.listener"))
 
 
 def _host_listener(
-    config: Mapping[str, str], name: str, advertised_name: str, client_listener: Listener, fallback_host: str, step: int
+    config: Mapping[str, str],
+    name: str,
+    advertised_name: str,
+    client_listener: Listener,
+    fallback_host: str,
+    port_step: int,
 ) -> HostListener:
     text = config.get(name)
-    host, port = client_listener.host, client_listener.port + step if client_listener.port else 0
+    host, port = client_listener.host, client_listener.port + port_step if client_listener.port else 0
     if text:
         try:
             host, port = parse_address(text)
@@ -87,7 +90,9 @@ def _host_listener(
             raise ConfigError(f"{name}: {error}", name, text) from error
     if port > 65535:
         raise ConfigError(
-            f"{name} is not set, and the clients' port {client_listener.port} leaves no room for it; set it", name, None
+            f"{name} is not set, and the clients' port {client_listener.port} is too high for a default; set it",
+            name,
+            None,
         )
     advertised = config.get(advertised_name)
     if advertised:
@@ -146,8 +151,8 @@ def check(config: Mapping[str, str]) -> None:
             others = "other machines" if is_open else "other users of this machine, who otherwise have no permissions"
             raise ConfigError(
                 f"{name}={format_address(listener.host, listener.port)} can be reached from {others}, so hosts must"
-                " authenticate:"
-                " make a key with `mqd cluster key FILE`, copy it to every host and set cluster.key.file",
+                " authenticate: make a key with `mqd cluster key FILE`, copy it to every host and set"
+                " cluster.key.file",
                 name,
                 config.get(name),
             )
@@ -155,14 +160,16 @@ def check(config: Mapping[str, str]) -> None:
     if 2 * heartbeat > session:
         raise ConfigError(
             f"broker.heartbeat.interval.ms={heartbeat} must be at most half of broker.session.timeout.ms={session}:"
-            " one lost heartbeat would end the broker's leaderships",
+            " one lost heartbeat would cost the broker its leaderships",
             "broker.heartbeat.interval.ms",
             str(heartbeat),
         )
 
 
 def split_keys(content: bytes) -> list[bytes]:
-    """The secrets of a key file: its whole content, or one per line below a line that begins with KEYS_HEAD."""
+    """The secrets in a key file: one per line if the first line begins with KEYS_HEAD, otherwise
+    the whole content.
+    """
     if not content.startswith(KEYS_HEAD):
         return [content.strip()]
     return [line.strip() for line in content.splitlines()[1:] if line.strip()]

@@ -1,5 +1,5 @@
-"""The file with the cluster's keys: created once, and rotated in three steps; after each, it is
-copied to every host of the cluster.
+"""The file with the cluster's keys. It is created once and copied to every host of the cluster.
+A rotation has three steps; after each step, the file is copied to every host again.
 
     SECRET                          one key: every release reads this format
     # keys of an mqd cluster, step 1      several: hosts authenticate with the first and accept all
@@ -9,7 +9,7 @@ copied to every host of the cluster.
     NEW
     OLD
 
-No step removes a key that a host one step behind still authenticates with, so the order in which
+A host that is one step behind is still accepted, and accepts the others, so the order in which
 hosts get the file does not matter.
 """
 

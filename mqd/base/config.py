@@ -276,7 +276,8 @@ def _check_replicas(config: Mapping[str, str], clustered: bool) -> None:
     )
     _require(
         configured <= 1 or clustered,
-        f"min.insync.replicas={configured} cannot be met: one host keeps one replica of a partition; set it to 1",
+        f"min.insync.replicas={configured} cannot be met: a single host keeps only one replica of a partition;"
+        " set it to 1",
         "min.insync.replicas",
         config,
     )
@@ -332,12 +333,12 @@ def _check_broker(config: Mapping[str, str]) -> None:
         config,
     )
     for name, (low, high) in _GROUP_BOUNDS.items():
-        at_most(low, f"group.{name}", "the default must be one that a group may have")
-        at_most(f"group.{name}", high, "the default must be one that a group may have")
+        at_most(low, f"group.{name}", "the default must be a value that groups may set")
+        at_most(f"group.{name}", high, "the default must be a value that groups may set")
     for kind in ("consumer", "share", "streams"):
         heartbeat, session = f"group.{kind}.heartbeat.interval.ms", f"group.{kind}.session.timeout.ms"
         at_most(heartbeat, session, "members would be removed between two heartbeats", margin=1)
-    at_most(f"group.{STANDBYS}", MAX_STANDBYS, "the default must be one that a group may have")
+    at_most(f"group.{STANDBYS}", MAX_STANDBYS, "the default must be a value that groups may set")
     for principal in config["super.users"].split(";"):
         _require(
             not principal.strip() or re.fullmatch(r"[^:;]+:.+", principal.strip()) is not None,

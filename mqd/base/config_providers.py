@@ -1,11 +1,11 @@
 """Values that are kept elsewhere: `${file:PATH:KEY}`, `${env:NAME}` and `${dir:PATH:FILE}` in a
-broker's configuration, as Kafka's FileConfigProvider, EnvVarConfigProvider and
-DirectoryConfigProvider read them (KIP-297, KIP-421, KIP-887).
+broker's configuration, which Kafka implements as FileConfigProvider, EnvVarConfigProvider and
+DirectoryConfigProvider (KIP-297, KIP-421, KIP-887).
 
-Where `config.providers` is not set, all three are available under these names; where it is set,
-only those that it lists, with their parameters `allowed.paths` and `allowlist.pattern`. A reference
-to any other name stays text, as in Kafka. Unlike in Kafka, a reference that cannot be resolved is
-an error: its own text must not become a password.
+If `config.providers` is not set, all three are available under these names; if it is set, only the
+providers that it lists, restricted by their parameters `allowed.paths` and `allowlist.pattern`. A
+reference to any other name stays text, as in Kafka. Unlike in Kafka, a reference that cannot be
+resolved is an error: the text of the reference must not become a password.
 
 Only references in the operator's settings are resolved (file, environment, command line), never
 those in values that clients set.
@@ -77,8 +77,8 @@ class Providers:
         return {class_key, parameter_key}
 
     def resolve(self, text: str) -> str:
-        """`text` with its references replaced, but not references in their values. Raises
-        ConfigError, which names the reference and never a value.
+        """Replaces the references in `text`; references in the resulting values are not replaced.
+        Raises ConfigError, which names the reference and never a value.
         """
 
         def replacement(match: re.Match[str]) -> str:
@@ -103,7 +103,7 @@ class Providers:
             return self._environment_variable(name, key)
         target = Path(path)
         if not self._may_read(name, target):
-            raise LookupError(f"{path} is below none of {PARAMETERS}{name}.param.allowed.paths")
+            raise LookupError(f"{path} is not below any of {PARAMETERS}{name}.param.allowed.paths")
         if kind == "dir":
             if "/" in key or not (target / key).is_file():
                 raise LookupError(f"{path} has no file {key}")
@@ -123,7 +123,7 @@ class Providers:
         return self._environment[key]
 
     def _may_read(self, name: str, target: Path) -> bool:
-        """Whether the path is in one of allowed.paths once its .. are resolved, as in Kafka."""
+        """Whether the normalized path (without ..) is in one of allowed.paths, as in Kafka."""
         allowed = self._restrictions.get(name)
         if allowed is None:
             return True

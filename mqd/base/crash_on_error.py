@@ -1,5 +1,5 @@
-"""Ends the process, so that it is restarted, when a callback that receives its messages fails. The
-message is lost then, and possibly no other event would wake the process again.
+"""Ends the process, so that it is restarted, when a callback that receives messages raises. The
+message is lost in that case, and without a restart possibly no event would wake the process again.
 """
 
 import functools

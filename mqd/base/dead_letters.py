@@ -5,7 +5,10 @@ COPY = "errors.deadletterqueue.copy.record.enable"  # of a group
 ENABLED = "errors.deadletterqueue.group.enable"  # of a topic
 TOPIC_PREFIX = "errors.deadletterqueue.topic.name.prefix"  # of brokers
 AUTO_CREATE = "errors.deadletterqueue.auto.create.topics.enable"  # of brokers
-CREATED_CONFIG = {ENABLED: "true", "message.timestamp.type": "CreateTime"}  # of a topic that is created
+CREATED_CONFIG = {
+    ENABLED: "true",
+    "message.timestamp.type": "CreateTime",
+}  # of a dead-letter topic that is created automatically
 
 
 def problem_of_name(name: str, prefix: str) -> str:

@@ -1,6 +1,6 @@
-"""The settings that dedup.window.ms requires of a topic. Leaders, followers and restarted
-brokers all read the ids from its log: its records must be readable as they are, and have the time of
-their append.
+"""The settings that dedup.window.ms requires of a topic. Leaders, followers and restarted brokers
+all read the ids from the topic's log, so its records must be uncompressed and have the time of
+their append as their timestamp.
 """
 
 from collections.abc import Mapping

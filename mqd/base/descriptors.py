@@ -1,4 +1,4 @@
-"""The process's limit of open files."""
+"""The process's limit on open files."""
 
 import resource
 

@@ -1,5 +1,5 @@
-"""The setting share.fifo of a share group: whether records with the same key are delivered one after
-the other, and what a record's key is.
+"""The setting share.fifo of a share group: whether records with the same key are delivered one
+after the other, and what a record's key is.
 """
 
 from __future__ import annotations

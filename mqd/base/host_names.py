@@ -1,4 +1,4 @@
-"""Host names passed to the resolver, and addresses."""
+"""Host names and IP addresses in text."""
 
 import contextlib
 import ipaddress
@@ -24,7 +24,7 @@ def packed_ip(text: str) -> bytes:
 
 
 def parse_ip_counts(text: str) -> dict[bytes, int]:
-    """ "10.0.0.1:5,::1:7" as packed address -> number. Raises ValueError, which says what is wrong."""
+    """ "10.0.0.1:5,::1:7" as packed address -> count. Raises ValueError, which says what is wrong."""
     counts = {}
     for member in filter(None, (member.strip() for member in text.split(","))):
         address, _, count = member.rpartition(":")

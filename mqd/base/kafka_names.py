@@ -1,8 +1,9 @@
 """Names of Kafka's broker properties that have no row of their own in mqd.base.properties.
 
-Every property name of Apache Kafka 4.2 either has a row there, or is listed here as accepted without
-effect or as refused (tests/compat/administration/test_kafka_names.py compares with Kafka's jars).
-Properties that would weaken security, durability or retention if they were ignored are refused.
+Every property name of Apache Kafka 4.2 either has a row there, or is listed here as accepted
+without effect or as refused (tests/compat/administration/test_kafka_names.py compares with Kafka's
+jars). Properties that would weaken security, durability or retention if they were ignored are
+refused.
 """
 
 # the reason for having no effect -> the names
@@ -71,7 +72,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         "ssl.protocol ssl.provider ssl.keymanager.algorithm ssl.trustmanager.algorithm ssl.secure.random.implementation"
         " ssl.endpoint.identification.algorithm ssl.allow.dn.changes ssl.allow.san.changes"
     ),
-    "Producers, and transactions past their timeout, are checked continuously.": (
+    "Expired producer ids and timed-out transactions are looked for continuously.": (
         "producer.id.expiration.check.interval.ms transaction.abort.timed.out.transaction.cleanup.interval.ms"
         " transaction.remove.expired.transaction.cleanup.interval.ms"
     ),
@@ -79,11 +80,11 @@ WITHOUT_EFFECT: dict[str, str] = {
         "add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms"
     ),
     "Two-phase commit of transactions (KIP-939) is not available.": "transaction.two.phase.commit.enable",
-    "The broker limits the partitions in one DescribeTopicPartitions response.": ("max.request.partition.size.limit"),
+    "The broker limits the partitions in one DescribeTopicPartitions response.": "max.request.partition.size.limit",
     "A host that loses a log directory continues with the others.": "log.dir.failure.timeout.ms",
     "Background work starts when it is due.": "log.initial.task.delay.ms",
     "Listeners do not have to wait for the authorizer or for authentication.": "early.start.listeners",
-    "Only finished versions of requests and features are available.": (
+    "mqd has no unstable versions of requests and features.": (
         "unstable.api.versions.enable unstable.feature.versions.enable"
     ),
     "See the metrics page (admin.port).": (
@@ -91,7 +92,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         " kafka.metrics.reporters kafka.metrics.polling.interval.secs controller.performance.sample.period.ms"
         " controller.performance.always.log.threshold.ms"
     ),
-    "Only quotas of clients have a window: quota.window.num, controller.quota.window.num.": (
+    "Only client quotas have a window: quota.window.num, controller.quota.window.num.": (
         "replication.quota.window.num replication.quota.window.size.seconds alter.log.dirs.replication.quota.window.num"
         " alter.log.dirs.replication.quota.window.size.seconds"
     ),
@@ -107,7 +108,7 @@ ALIASES = {"broker.id": "node.id", "log.dir": "log.dirs"}
 _USERS = "users and their passwords are kept in the cluster's metadata (kafka-configs --entity-type users)"
 _MECHANISMS = "GSSAPI is not available; SCRAM-SHA-512, SCRAM-SHA-256, PLAIN and OAUTHBEARER are"
 _TIERED = "tiered storage is not available"
-_REMOVED = "Kafka 4 has removed it; delete the line"
+_REMOVED = "Kafka 4 removed it; delete the line"
 _POLICY = "its restrictions would not be enforced: the broker loads no Java classes"
 
 # Prefix of the name -> error text. Ignoring these would break a guarantee.

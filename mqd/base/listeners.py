@@ -128,8 +128,9 @@ def _entry_text(listener: Listener) -> str:
 
 
 def _check_listener(config: Mapping[str, str], listener: Listener, protocol: str) -> Listener:
-    """Returns the listener with its protocol. Without a host it gets the loopback address, unless it
-    is protected or may be insecure. Raises ConfigError.
+    """Returns the listener with its protocol. A listener without a host gets the loopback address,
+    unless it is protected (TLS and authentication) or insecure listeners are allowed. Raises
+    ConfigError.
     """
     entry = _entry_text(listener)
     if protocol not in PROTOCOLS:
@@ -148,7 +149,7 @@ def _check_listener(config: Mapping[str, str], listener: Listener, protocol: str
     if not listener.host:
         return msgspec.structs.replace(listener, host="127.0.0.1")
     if not _LOOPBACK.fullmatch(listener.host):
-        danger = "where passwords and records from other hosts are not encrypted" if listener.has_sasl else ""
+        danger = "over which passwords and records from other hosts are not encrypted" if listener.has_sasl else ""
         danger = danger or "which other hosts can reach without authentication"
         remedy = "ssl.client.auth=required, or " if protocol == "SSL" else ""
         raise ConfigError(
@@ -168,7 +169,7 @@ def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
         if listener.host in ("", "0.0.0.0", "::") or not listener.port:
             raise ConfigError(
                 f"`advertised.listeners` contains {listener.name}://{listener.host}:{listener.port}, to which no"
-                " client can connect; name a host and a port",
+                " client can connect; give a host and a port",
                 "advertised.listeners",
                 config["advertised.listeners"],
             )
@@ -177,9 +178,9 @@ def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
 
 
 def endpoints(config: Mapping[str, str], bound: list[tuple[str, int]]) -> dict[str, tuple[str, int]]:
-    """Listener name -> this host's address for it, in the order of `listeners`. Other brokers give this
-    address to clients that are connected to their own listener of the same name. `bound`: where the
-    listeners listen, by listener id.
+    """Listener name -> this host's address for it, in the order of `listeners`. Other brokers give
+    this address to clients that are connected to their own listener of the same name. `bound`: the
+    bound addresses, by listener id.
     """
     advertised = advertised_listeners(config)
     addresses: dict[str, tuple[str, int]] = {}
@@ -235,7 +236,8 @@ def check_overrides(config: Mapping[str, str], listeners: list[Listener]) -> Non
 
 def check_address_limits(config: Mapping[str, str]) -> None:
     """Raises ConfigError if max.connections.per.ip and its overrides are malformed, or exclude
-    every client."""
+    every client.
+    """
     name = "max.connections.per.ip.overrides"
     try:
         counts = parse_ip_counts(config[name])

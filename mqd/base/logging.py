@@ -9,7 +9,7 @@ run time.
    next line that is written gives the number of suppressed lines (`suppressed`).
 2. Fields may hold data from a peer: control characters are escaped, so that it cannot forge a line.
 3. The level comes from the function given to `follow`, which in a broker reads a word of the control
-   segment. It is called for every line (some hundred nanoseconds), so a change takes effect
+   segment. It is called for every line (a few hundred nanoseconds), so a change takes effect
    immediately.
 
 Thread-safe, like the standard library's logging, on which it is built. Imports no module of mqd.
@@ -30,7 +30,7 @@ LEVEL_OF_SYSLOG = {number: name for name, number in SYSLOG_OF_LEVEL.items()}
 
 BURST = 20
 RATE_PER_S = 2.0
-# messages whose lines are counted; beyond that number the least recently used one is dropped
+# the number of messages that are tracked; beyond it the least recently used one is dropped
 MESSAGE_COUNT_MAX = 512
 
 
@@ -40,8 +40,8 @@ def level_name(syslog: int) -> str:
 
 
 class RateLimit:
-    """Token buckets by message. `admit` returns -1 if the line is to be suppressed, else the number of
-    lines suppressed since the last one that was written.
+    """Token buckets by message. `admit` returns -1 if the line is to be suppressed, else the number
+    of lines suppressed since the last one that was written.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, burst: int = BURST, rate_per_s: float = RATE_PER_S):
@@ -53,8 +53,8 @@ class RateLimit:
         bucket = self._buckets.pop(key, None) or [self._burst, now, 0]
         self._buckets[key] = bucket  # moved to the end: the order is by last use
         if len(self._buckets) > MESSAGE_COUNT_MAX:
-            # there is no lock, which a signal handler or a forked child could find taken, so another
-            # thread may remove the same bucket
+            # No lock, because a signal handler or a forked child could find it held. So another
+            # thread may have removed the same bucket.
             self._buckets.pop(list(self._buckets)[0], None)
         bucket[0] = min(self._burst, bucket[0] + (now - bucket[1]) * self._rate)
         bucket[1] = now
@@ -76,9 +76,9 @@ _state = _State()
 _root = logging.getLogger("mqd")
 
 
-def _apply_level(word: int) -> None:
-    _state.syslog_level = word
-    level = LEVELS[level_name(word)]
+def _apply_level(syslog_level: int) -> None:
+    _state.syslog_level = syslog_level
+    level = LEVELS[level_name(syslog_level)]
     _root.setLevel(level)
     # third-party libraries: their debug lines are not needed
     logging.getLogger().setLevel(max(level, logging.INFO))
@@ -98,8 +98,8 @@ class Logger:
 
     def is_enabled(self, level: int) -> bool:
         source = _state.level_source
-        if source is not None and (word := source()) != _state.syslog_level:
-            _apply_level(word)
+        if source is not None and (syslog_level := source()) != _state.syslog_level:
+            _apply_level(syslog_level)
         return self._logger.isEnabledFor(level)
 
     def log(self, level: int, message: str, fields: dict[str, Any], exc_info: Any = None) -> None:
@@ -197,8 +197,8 @@ def get(name: str, **fields: Any) -> Logger:
 
 def _stderr() -> Any:
     """A stderr that writes whole lines. Python's own, when unbuffered (PYTHONUNBUFFERED, as in many
-    images), drops the rest of a line if a pipe accepts only a part, which happens when the process
-    is stopped and continued while it waits.
+    images), drops the rest of a line if a pipe accepts only a part of it, which happens when the
+    process is stopped and continued while it waits.
     """
     if isinstance(getattr(sys.stderr, "buffer", None), io.RawIOBase):
         return open(sys.stderr.fileno(), "w", encoding=sys.stderr.encoding, errors="backslashreplace", closefd=False)
@@ -206,8 +206,8 @@ def _stderr() -> Any:
 
 
 def setup(role: str, index: int = 0, config: Mapping[str, str] | None = None, stream: Any = None) -> Logger:
-    """Call once per process, first of all, and again when the configuration is known. Lines go to
-    stderr, which supervisord writes to logs/.
+    """Call this once per process before anything else, and again when the configuration is known.
+    Lines go to stderr, which supervisord writes to logs/.
     """
     config = config or {}
     process = f"{role}-{index}" if role == "worker" else role

@@ -1,5 +1,5 @@
 """Where a share group begins in a partition that it has never read: `earliest`, `latest`, or
-`by_duration:` and a duration of ISO 8601 (P1DT2H3M4.5S), in the syntax of java.time.Duration
+`by_duration:` and an ISO 8601 duration (P1DT2H3M4.5S), in the syntax of java.time.Duration
 (KIP-1106).
 """
 

@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     keeper_socket: Path
     controller_socket: Path
     broker_json: Path
-    resolved_config: Path  # the result of `mqd up` from file, environment and command line
+    resolved_config: Path  # what `mqd up` made of file, environment and command line
     supervisor_lock: Path
     supervisor_pid: Path
     supervisor_socket: Path  # for supervisorctl
@@ -98,12 +98,12 @@ def _open_private_directory(directory: Path) -> int:
 def _not_private_error(directory: Path) -> PermissionError:
     return PermissionError(
         f"{directory} is not a directory that only this user can write: another user may have created it. Remove it, or"
-        " choose a shorter --data-dir, so that its sockets are in it"
+        " choose a shorter --data-dir, which then holds the sockets itself"
     )
 
 
 def trusts(run: Path, uid: int) -> bool:
-    """Whether files and processes of user `uid` are trusted in this socket directory. In a data
+    """Whether files and processes of user `uid` are trusted in this socket directory. Below a data
     directory every user is trusted, because its permissions decide who can write there.
     """
     return run.parent != SHARED or uid in (os.getuid(), 0)

@@ -1,10 +1,10 @@
-"""The tables of all configuration properties, for brokers, topics, groups and clients' metrics: one
+"""The tables of all configuration properties, for brokers, topics, groups and client metrics: one
 entry per property, in the notation of mqd.base.property_notation.
 
 Kafka's names and defaults are used verbatim wherever Kafka has the property (Apache Kafka
 documentation, sections 3.1 and 3.2); mqd's own carry "(mqd)" in their text. The rows are data:
-parsing, merging and cross-checks are in mqd.base.config, the page docs/configuration.md is
-generated from here. It is one long table in one file.
+parsing, merging and cross-checks are in mqd.base.config, and docs/configuration.md is generated
+from here. It is one long table, kept in one file.
 """
 
 from mqd.base import kafka_names
@@ -97,7 +97,7 @@ metrics.listener: string =
 metrics.partitions: bool = true
     (mqd) Whether the metrics page has series for each partition on this host. Groups' lag is shown in either case.
 metrics.token.file: string =
-    (mqd) File with the token that a scrape must carry (Authorization: Bearer), readable by the broker's user alone. A
+    (mqd) File with the token that scrapers must send (Authorization: Bearer), readable by the broker's user alone. A
     changed file is read again. Empty: any client that reaches the page can read it.
 """
 
@@ -113,8 +113,8 @@ sasl.scram.decoy.secret: string sensitive dynamic
     (mqd) The secret from which salts for unknown user names are computed. The cluster creates it
     when the first user gets a password, and keeps it.
 connection.failed.authentication.delay.ms: int >=0 <=5000 = 100
-    Delay of the response to a failed authentication. It doubles with each failure of the same address and user, up to 5
-    s.
+    Delay of the response to a failed authentication. It doubles with each failure of the same address and user, up to
+    5 s.
 delegation.token.secret.key: string sensitive
     The secret from which the passwords of delegation tokens (KIP-48) are computed: the same on all hosts. Not set:
     there are no delegation tokens. Changing it invalidates all tokens.
@@ -308,7 +308,7 @@ compression.type: enum(uncompressed|zstd|lz4|snappy|gzip|producer) dynamic = pro
     that arrive in another codec, which costs CPU time; with `uncompressed`, a batch that becomes larger than
     message.max.bytes gets MESSAGE_TOO_LARGE. Internal topics always use producer.
 compression.gzip.level: int >=-1 <=9 dynamic = -1
-    Level at which the broker itself compresses (compression.type): 1 to 9, -1 = 6.
+    Level at which the broker itself compresses (compression.type): 1 to 9; -1 means 6.
     refused 0: level 0 does not compress; that is compression.type=uncompressed
 compression.lz4.level: int >=1 <=17 dynamic = 9
     Level at which the broker itself compresses (compression.type): 1 to 17.
@@ -607,8 +607,8 @@ worker.cpus: list =
 worker.spin.us: int >=0 <=1000000 = 0
     (mqd) How long an idle worker polls before it sleeps: a longer time gives lower latency and uses more CPU.
 worker.loop.profile: bool = false
-    (mqd) Measure how the turns of a worker's loop spend their time: writing, allocating, flushing, locks, page
-    faults, waiting for a CPU (docs/operations.md). It takes a few microseconds per turn.
+    (mqd) Measure how the iterations of a worker's event loop spend their time: writing, allocating, flushing, locks,
+    page faults, waiting for a CPU (docs/operations.md). This costs a few microseconds per iteration.
 io.backend: enum(auto|io_uring|epoll) = auto
     (mqd) How workers do input and output. auto: io_uring where the kernel allows it.
 group.commit.window.us: int >=0 <=1000000 = 0
@@ -733,10 +733,10 @@ dedup.header: string dynamic = dedup-id
     (mqd) With dedup.window.ms: the header with a record's id, at most 63 bytes. A record without it is refused
     (INVALID_RECORD).
 dedup.ids.max: int >=1 <=100000000 dynamic = 3000000
-    (mqd) With dedup.window.ms: how many ids a partition keeps, in about 20 bytes each. While the window contains
+    (mqd) With dedup.window.ms: how many ids a partition keeps, at about 20 bytes each. While the window contains
     that many, further records are refused with a retriable error.
 acks.replicas: int >=0 <=16 dynamic = 0
-    (mqd) acks=all waits for this many replicas, the leader among them, and not for the others: the in-sync set is kept
+    (mqd) acks=all waits for this many replicas, including the leader, and not for the others: the in-sync set is kept
     at this many members. The others are spares, and a member for which a record has waited for 100 ms is exchanged for
     a spare that is ahead of it. At least 2, at most the number of replicas; with fewer in sync, acks=all is refused, so
     min.insync.replicas is not used; a value above acks.replicas is refused. Needs mqd.version 10 (docs/delivery.md). 0:

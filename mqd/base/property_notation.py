@@ -8,8 +8,8 @@ parser. One property is a line, followed by what it does, indented by four space
     retention.ms: as log.retention.ms [= default]    a broker's property, set for a topic or group
         What it does there; if omitted, the text of the broker's property.
 
-`choices` are separated by `|`. The flags are Property's fields of type bool. Without `=` the
-property is not set by default; with nothing after it, the default is empty. INT_MAX and LONG_MAX
+`choices` are separated by `|`. The flags are the bool fields of Property. Without `=` the
+property is not set by default; with nothing after `=`, the default is empty. INT_MAX and LONG_MAX
 are replaced by their values.
 """
 
@@ -98,8 +98,8 @@ def _property(block: str, broker: Mapping[str, Property]) -> Property:
 
 
 def table(text: str, broker: Mapping[str, Property] | None = None) -> dict[str, Property]:
-    """The properties by name, in the order of the text. `broker`: the table that `as` refers to. Raises
-    ValueError naming the line.
+    """The properties by name, in the order of the text. `broker`: the table that `as` refers to.
+    Raises ValueError naming the line.
     """
     rows = [_property(block, broker or {}) for block in re.split(r"\n(?=\S)", text.strip("\n"))]
     properties = {row.name: row for row in rows}

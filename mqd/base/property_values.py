@@ -1,4 +1,4 @@
-"""A single property's value: validation, and conversion from and to text."""
+"""The value of one property: validation, and conversion from and to text."""
 
 import re
 

@@ -1,8 +1,8 @@
-"""The reasons for restarts of the broker's processes, as a file in the run directory: supervisord in
-`mqd up`, the only process that sees exit statuses, writes it; the acceptor reads it for its
+"""The reasons for restarts of the broker's processes, as a file in the run directory: supervisord
+in `mqd up`, the only process that sees exit statuses, writes it; the acceptor reads it for its
 metrics.
 
-    run/restarts.json          process -> reason -> how often, since the broker was started
+    run/restarts.json          process -> reason -> count, since the broker was started
 
 The file is informational, and is replaced by a rename. Under another supervisord it does not exist.
 """

@@ -29,7 +29,8 @@ _AT_SYSTEM_CALL, _AT_ARCHITECTURE = 0, 4  # in struct seccomp_data
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _ONLY_VERSION, _RULE_PATH_BENEATH = 1, 1
-OPEN_TIMEOUT_S, THREAD_END_TIMEOUT_S = 2.0, 1.0  # waits: for directories to open; for an ended thread to disappear
+OPEN_TIMEOUT_S = 2.0  # for the directories to open
+THREAD_END_TIMEOUT_S = 1.0  # for a thread that has ended to disappear from /proc
 LANDLOCK_VERSION_MIN = 2  # 5.19: renaming between directories can be allowed
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIRECTORY = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIRECTORY, _REMOVE_FILE, _MAKE_DIRECTORY, _MAKE_FILE = 1 << 4, 1 << 5, 1 << 7, 1 << 8
@@ -40,7 +41,8 @@ _WRITE_FILES = _WRITE_FILE | _TRUNCATE
 _WRITE = _WRITE_FILES | _REMOVE_DIRECTORY | _REMOVE_FILE | _MAKE_DIRECTORY | _MAKE_FILE | _MAKE_SOCKET | _REFER
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
-# name -> number on (x86_64, aarch64); None: the architecture has no such call
+# the system calls to deny: name -> number on (x86_64, aarch64); None: the architecture has no such
+# call
 DENIED_CALLS: dict[str, tuple[int | None, int | None]] = {
     # other processes
     "ptrace": (101, 117),
@@ -111,7 +113,7 @@ DENIED_CALLS: dict[str, tuple[int | None, int | None]] = {
     "sethostname": (170, 161),
     "setdomainname": (171, 162),
 }
-# operations of a ring bypass the filter; a worker creates its ring before this call is denied
+# operations of an io_uring bypass the filter; a worker creates its ring before this call is denied
 RING_CALLS = {"io_uring_setup": (425, 425)}
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -220,8 +222,8 @@ def _restrict(version: int, opened: Iterable[tuple[int, int]]) -> None:
 
 
 def _open_paths(paths: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
-    """Descriptors of the existing paths, with their rights. A thread opens them: a disk may hang, and
-    this process must start even so.
+    """Descriptors of the existing paths, with their rights. A thread opens them, because a disk may
+    hang, and this process must start anyway.
     """
     opened: list[tuple[int, int]] = []
 

@@ -22,6 +22,7 @@ import msgspec
 SCHEDULES, STATUS, WAKE, LOCK = "schedules.json", "timer.json", "timer.wake", "timer.lock"
 LATE_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0)
 _FLOCK = struct.Struct("@hhqqi")
+# the broker's properties that the timer needs
 CONFIG_NAMES = ("log.format", "log.level", "process.sandbox", "core.files.allow")
 
 
@@ -36,7 +37,7 @@ class ScheduleTopic(msgspec.Struct, frozen=True):
 
 
 class Schedules(msgspec.Struct, frozen=True):
-    """`config`: the broker's properties that the timer needs; unset ones are omitted."""
+    """`config`: the properties named by CONFIG_NAMES; unset ones are omitted."""
 
     config: dict[str, str] = {}
     topics: list[ScheduleTopic] = []
@@ -46,13 +47,13 @@ class PartitionStatus(msgspec.Struct):
     topic: str
     partition: int
     pending: int = 0
-    # numbers of records, since the timer was started
+    # counts of records since the timer was started
     delivered: int = 0
-    unreadable: int = 0  # with unreadable headers: written before the topic was a schedule
+    unreadable: int = 0  # its headers are unreadable: written before the topic was a schedule
     gone: int = 0  # deleted before they were due
     behind_s: float = 0.0  # how long the first undelivered record has been due
-    # delivered records by how late they were: a bucket for each of LATE_BOUNDS_S, and one for
-    # later ones
+    # delivered records by how late they were: a bucket per bound of LATE_BOUNDS_S, and one for
+    # later records
     late_buckets: list[int] = msgspec.field(default_factory=lambda: [0] * (len(LATE_BOUNDS_S) + 1))
     late_total_s: float = msgspec.field(default=0.0, name="late_s")  # the sum of how late they were
 
@@ -88,7 +89,7 @@ def register_timer(run_dir: Path) -> int:
     """Registers this process as the timer. Returns a descriptor that becomes readable when
     schedules.json has changed. Raises OSError, including if another timer is running.
     """
-    lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # until the process ends
+    lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # held until the process ends
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.utime(lock)
@@ -101,7 +102,9 @@ def register_timer(run_dir: Path) -> int:
 
 
 def wake(run_dir: Path) -> None:
-    """Wakes the timer. Has no effect while no timer runs: a timer reads the schedules when it starts."""
+    """Wakes the timer. Has no effect while no timer runs: a timer reads the schedules when it
+    starts.
+    """
     with contextlib.suppress(OSError):
         fd = os.open(run_dir / WAKE, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -127,8 +130,8 @@ def timer_process(run_dir: Path) -> tuple[int, int] | None:
 
 
 def end_timer(run_dir: Path) -> None:
-    """Sends SIGTERM to the running timer, if any: a supervisord that also runs other programs does not
-    stop the timer when the broker stops.
+    """Sends SIGTERM to the running timer, if any: a supervisord that also runs other programs does
+    not stop the timer when the broker stops.
     """
     timer = timer_process(run_dir)
     if timer is not None and timer[0] > 0:

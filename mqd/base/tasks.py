@@ -16,8 +16,8 @@ log = logging.get("tasks")
 
 
 class Periodic:
-    """Waits for `interval_s()`, then awaits `work()`, again and again. An exception is logged with the
-    text `failure`, and does not end the repetition. Concurrency: the event loop's thread.
+    """Waits for `interval_s()`, then awaits `work()`, again and again. An exception is logged with
+    the text `failure`, and does not end the repetition. Concurrency: the event loop's thread.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Periodic:
 
 
 class Turn:
-    """The turn (iteration) of an event loop in which a process handles the messages that have arrived.
-    Callbacks that these messages trigger run at the end of the same turn; in a later turn of the loop
-    they would cost an `epoll_wait` each time. Concurrency: the event loop's thread.
+    """The turn (iteration) of an event loop in which a process handles the messages that have
+    arrived. Callbacks that these messages trigger run at the end of the same turn: deferring them
+    to a later turn would cost another `epoll_wait`. Concurrency: the event loop's thread.
     """
 
     def __init__(self) -> None:
@@ -70,8 +70,8 @@ class Turn:
 
 
 class PromptFuture(asyncio.Future[T]):
-    """A future that immediately resumes the InlineCoroutine that awaits it, in the turn of the event loop
-    in which it gets its result. For tasks and callbacks it is an ordinary future.
+    """A future that immediately resumes the InlineCoroutine that awaits it, in the turn of the
+    event loop in which it gets its result. For tasks and callbacks it is an ordinary future.
     """
 
     work: InlineCoroutine | None = None  # the InlineCoroutine that awaits this future
@@ -96,11 +96,11 @@ class PromptFuture(asyncio.Future[T]):
 
 
 class InlineCoroutine:
-    """A coroutine that runs without a task: it begins in start(), and continues in the turn in which the
-    future that it awaits is done. That works as long as it awaits only PromptFutures, each of them
-    awaited by only one InlineCoroutine at a time. When it awaits anything else, the rest of it becomes
-    a task. A task from the beginning would cost two more turns of the event loop, and one more for
-    each await.
+    """A coroutine that runs without a task: it begins in start(), and continues in the turn in
+    which the future that it awaits is done. That works as long as it awaits only PromptFutures,
+    each of them awaited by only one InlineCoroutine at a time. When it awaits anything else, the
+    rest of it becomes a task. Starting it as a task would cost two more turns of the event loop,
+    and one more for each await.
 
     Until it is a task it must not call anything that needs one, such as asyncio.timeout(); use
     timeout() below, which works with and without a task.
@@ -123,14 +123,14 @@ class InlineCoroutine:
         return self._is_ended
 
     def add_done_callback(self, callback: Callable[[InlineCoroutine], object]) -> None:
-        """Unlike a task's callback, this one is called immediately when the coroutine ends. The coroutine
-        must not have ended yet.
+        """Unlike a task's callback, this one is called immediately when the coroutine ends. The
+        coroutine must not have ended yet.
         """
         self._callbacks.append(callback)
 
     def cancel(self) -> None:
-        """Like Task.cancel(): CancelledError is raised where the coroutine waits, but only after this
-        call.
+        """Like Task.cancel(): CancelledError is raised where the coroutine waits, but only after
+        this call.
         """
         self._is_cancelled = True
         if self._task is not None:
@@ -184,8 +184,8 @@ class InlineCoroutine:
 
 @asynccontextmanager
 async def timeout(seconds: float) -> AsyncIterator[None]:
-    """asyncio.timeout() for coroutines that may run as an InlineCoroutine: asyncio.timeout() needs a task, so
-    the rest of the InlineCoroutine first becomes one. Raises TimeoutError.
+    """asyncio.timeout() for coroutines that may run as an InlineCoroutine: asyncio.timeout() needs
+    a task, so the rest of the InlineCoroutine first becomes one. Raises TimeoutError.
     """
     if asyncio.current_task() is None:
         await asyncio.sleep(0)

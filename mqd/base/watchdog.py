@@ -1,13 +1,13 @@
-"""Ends a process whose event loop hangs, after logging the stack of each thread: supervisord starts
-its successor within a second, without an operator.
+"""Ends a process whose event loop hangs, after logging the stack of each thread. supervisord then
+starts another process within a second, without an operator.
 
     watchdog.start(asyncio.get_running_loop(), "acceptor")
 
-A thread gives the loop a small task every TICK_S. Ticks are counted, not seconds: a process that
-was stopped (SIGSTOP, a paused virtual machine) got no ticks either, so it continues where it was. A
-hang with the GIL held is not detected. A process is not ended while its loop is blocked writing a log
-line: supervisord, which reads the lines, would not start a successor then, and a worker's reactor
-continues to serve.
+A thread schedules a callback in the loop and counts ticks of TICK_S until the callback has run. It
+counts ticks, not seconds: while a process is stopped (SIGSTOP, a paused virtual machine), its ticks
+stop too, so the pause does not count. A hang with the GIL held is not detected. A process is not
+ended while its loop is blocked writing a log line: supervisord, which reads the lines, could not
+start another process then, and a worker's reactor continues to serve.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ from mqd.base import logging
 from mqd.base.restarts import HUNG_STATUS
 
 TICK_S = 10.0
-# number of unanswered ticks that count as a hang; a loop that is merely busy is at most seconds late
+# number of unanswered ticks that count as a hang; a loop that is merely busy is at most seconds
+# late
 TICK_COUNT = 6
 LOG_TIMEOUT_S = 5.0  # the reader of the log may hang, too
 

@@ -1,5 +1,5 @@
-"""Reads and changes the users that have a password, the rules (ACLs) and the quotas of a cluster. Used
-by `mqd user`, `mqd acl`, `mqd quota` and the console.
+"""Reads and changes the users with passwords, the rules (ACLs) and the quotas of a cluster. Used by
+`mqd user`, `mqd acl`, `mqd quota` and the console.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PASSWORD_BYTES = 20  # 160 bits cannot be guessed, so few iterations are enough
 
 
 def users(settings: Settings) -> dict[str, list[tuple[int, int]]]:
-    """User -> (mechanism, iterations) of each password. Raises CliError."""
+    """User -> the (mechanism, iterations) of each of its passwords. Raises CliError."""
     with Broker(settings.bootstrap) as broker:
         response = broker.request(DESCRIBE_USERS, DescribeUserScramCredentialsRequest(users=None))
     check("users", response.error_code, response.error_message)
@@ -79,7 +79,9 @@ def set_password(settings: Settings, name: str, salted: SaltedPassword) -> None:
 
 
 def require_user(settings: Settings, name: str) -> list[tuple[int, int]]:
-    """The user's mechanisms. Raises CliError if there is no such user."""
+    """The (mechanism, iterations) of the user's passwords. Raises CliError if there is no such
+    user.
+    """
     mechanisms = users(settings).get(name)
     if mechanisms is None:
         raise CliError(f"there is no user {name}; mqd user list shows all users")
@@ -118,7 +120,9 @@ def parse_rules(permission: str, principal: str, operations: str, resource: str,
 def parse_filter(
     principal: str | None, operation: str | None, resource: str | None, host: str | None, permission: str | None
 ) -> AclFilter:
-    """A filter from the options of `mqd acl list`; None: any. Raises ValueError."""
+    """A filter from the options of `mqd acl list`; an option that is None matches anything. Raises
+    ValueError.
+    """
     kind, pattern, name = ResourceType.ANY, PatternType.ANY, None
     if resource is not None:
         kind, pattern, name = acl_text.parse_resource(resource)

@@ -24,7 +24,7 @@ OPERATIONS = {
     operation.name.lower().replace("_", "-"): operation for operation in Operation if operation >= Operation.ALL
 }
 _OPERATION_WORDS = {operation: word for word, operation in OPERATIONS.items()}
-# The operations that exist for a resource type; ALL means these.
+# The operations that exist for each resource type; ALL means all of these.
 _OPERATIONS_OF: dict[ResourceType, tuple[Operation, ...]] = {
     ResourceType.TOPIC: (
         Operation.READ,
@@ -79,7 +79,7 @@ def parse_resource(word: str) -> tuple[ResourceType, PatternType, str]:
     if not slash or not name:
         raise ValueError(f"{word!r} does not name a {kind}; write {kind}/NAME, {kind}/PREFIX* or {kind}/*")
     if kind == "user" and name != WILDCARD:
-        name = parse_principal(name)  # Kafka's name of this resource
+        name = parse_principal(name)  # Kafka names this resource by its principal
     if name != WILDCARD and name.endswith("*"):
         return RESOURCES[kind], PatternType.PREFIXED, name[:-1]
     return RESOURCES[kind], PatternType.LITERAL, name

@@ -36,7 +36,7 @@ def key_make(file: Path) -> None:
         cluster_key.make(file)
     except FileExistsError as error:
         raise CliError(
-            f"{file} exists already; a key that hosts use must not be replaced on one of them alone: choose another"
+            f"{file} exists already; a key that hosts use must not be replaced on only one of them: choose another"
             " name, or change it step by step with `mqd cluster key rotate`"
         ) from error
     except OSError as error:
@@ -97,9 +97,9 @@ def invite(node_id: int, data_dir: Path | None, listen: str | None, minutes: int
     """Admit a new host, with the id NODE_ID, to a cluster that `mqd up --secure` runs.
 
     Prints a token and waits until the new host has used it: `mqd up --join TOKEN` there fetches the
-    authority, certificates of its own, the cluster's key and the settings of the user admin. The
-    token works once; Ctrl-C revokes it. Run this on a host that has DATA_DIR/secure/ca.key, while its
-    broker runs.
+    CA certificate, certificates of its own, the cluster's key and the client settings of the user
+    admin. The token works once; Ctrl-C revokes it. Run this on a host that has
+    DATA_DIR/secure/ca.key, while its broker runs.
     """
     from mqd.base import cluster_config
     from mqd.base.paths import default_data_dir, layout

@@ -15,8 +15,8 @@ from mqd.protocol.messages import FindCoordinatorRequest, ListOffsetsRequest, Me
 GROUP, TRANSACTION = 0, 1
 EARLIEST, LATEST = -2, -1
 _METADATA, _LIST_OFFSETS, _FIND_COORDINATOR = 3, 2, 10
-# no leader, not the leader, loading, not available, not the coordinator, a transaction that is
-# ending
+# error codes: no leader, not the leader, coordinator loading, coordinator not available, not the
+# coordinator, a transaction is still ending
 _RETRIABLE = frozenset({5, 6, 14, 15, 16, 51})
 COORDINATOR_UNAVAILABLE = frozenset(
     {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
@@ -59,8 +59,8 @@ class Cluster:
         return response
 
     def node(self, node_id: int) -> Broker:
-        """Returns the connection to a broker. A single broker is contacted at the address where it was
-        found: its advertised address may not be reachable.
+        """Returns the connection to a broker. A single broker is contacted at the address where it
+        was found: its advertised address may not be reachable.
         """
         if len(self._nodes) <= 1:
             return self.bootstrap_broker
@@ -73,14 +73,16 @@ class Cluster:
         return self._brokers[node_id]
 
     def addresses(self) -> dict[int, str]:
-        """The brokers of the newest metadata."""
+        """Node id -> address of the brokers in the newest metadata."""
         return dict(self._nodes)
 
     def nodes(self) -> list[Broker]:
         return [self.node(node_id) for node_id in sorted(self._nodes)]
 
     def topics(self, names: Iterable[str] | None = None) -> dict[str, dict[int, int]]:
-        """Topic -> partition -> its leader's node id, for existing topics; None: all."""
+        """Topic -> partition -> its leader's node id, for the existing ones of `names` (None: all
+        topics).
+        """
         described = self.describe_topics(None if names is None else sorted(names))
         return {topic.name: {p.partition_index: p.leader_id for p in topic.partitions} for topic in described}
 
@@ -109,8 +111,8 @@ class Cluster:
             )
 
     def _coordinators(self, kind: int) -> dict[int, tuple[int, int]]:
-        """Partition of the coordinators' topic -> its leader and epoch; empty when no client has
-        needed a coordinator yet. Raises CliError when a partition has no active leader.
+        """Partition of the coordinators' topic -> (leader, leader epoch); empty if the topic does
+        not exist yet. Raises CliError if a partition has no active leader.
         """
         from mqd.coordinator.topics import GROUPS, TRANSACTIONS  # a costly import that other requests do not need
 
@@ -141,8 +143,8 @@ class Cluster:
         error_of: Callable[[Any], int],
         version_max: int = 1 << 15,
     ) -> Any:
-        """Returns the response of the coordinator of `name`; repeats the request while the coordinator is
-        loading or moving.
+        """Returns the response of the coordinator of `name`; repeats the request while the
+        coordinator is loading or moving.
         """
         deadline = time.monotonic() + _RETRY_TIME_S
         while True:
@@ -160,7 +162,9 @@ class Cluster:
             time.sleep(_PAUSE_S)  # polling: there is no notification when a coordinator has read its log
 
     def by_leader(self, partitions: Iterable[Partition]) -> dict[int, dict[str, list[int]]]:
-        """Node id -> topic -> partitions; without those that do not exist or have no leader."""
+        """Node id -> topic -> partitions that it leads. Partitions that do not exist or have no
+        leader are omitted.
+        """
         grouped: dict[int, dict[str, list[int]]] = {}
         for topic, index in sorted(partitions):
             leader = self._topics.get(topic, {}).get(index, -1)
@@ -169,8 +173,8 @@ class Cluster:
         return grouped
 
     def offsets(self, partitions: Iterable[Partition], timestamp_ms: int) -> dict[Partition, int]:
-        """Returns each partition's EARLIEST or LATEST offset, or its first offset at or after a time (-1:
-        none). Partitions that are not served are omitted. Call it after topics().
+        """Returns each partition's EARLIEST or LATEST offset, or its first offset at or after a
+        time (-1: none). Partitions that no broker serves are omitted. Call topics() first.
         """
         offsets: dict[Partition, int] = {}
         for node_id, topics in self.by_leader(partitions).items():
@@ -194,9 +198,11 @@ class Cluster:
 
 
 def report_left_out(noun: str, names: list[str]) -> None:
-    """Prints on stderr the items that a list lacks because coordinators could not be reached."""
+    """Prints to stderr which items are missing from a list because coordinators could not be
+    reached.
+    """
     if names:
         error_line(
             f"{len(names)} {noun}{'s are' if len(names) > 1 else ' is'} left out"
-            f" ({names[0]}{' first' if len(names) > 1 else ''}): coordinators are changing; try again"
+            f" ({names[0]}{', ...' if len(names) > 1 else ''}): coordinators are changing; try again"
         )

@@ -1,5 +1,5 @@
-"""How the commands authenticate and decrypt sealed values: the client's properties file of
---client-config or MQD_CLIENT_CONFIG, with Kafka's names (security.protocol, sasl.*, ssl.*) and
+"""How the commands authenticate and decrypt values: by the settings in the client's properties file
+(--client-config or MQD_CLIENT_CONFIG), with Kafka's names (security.protocol, sasl.*, ssl.*) and
 mqd's encryption.*.
 """
 
@@ -25,8 +25,8 @@ _credentials: ContextVar[ClientSecurity | None] = ContextVar("credentials", defa
 @contextlib.contextmanager
 def acting_as(credentials: ClientSecurity) -> Iterator[None]:
     """Within this context, this thread's clients use these credentials instead of those of the
-    file. They do not use the file's encryption keys either, which belong to the process, not to this
-    user.
+    file. They do not use the file's encryption keys either, which belong to the process, not to
+    this user.
     """
     token = _credentials.set(credentials)
     try:
@@ -36,8 +36,8 @@ def acting_as(credentials: ClientSecurity) -> Iterator[None]:
 
 
 def with_credentials(function: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
-    """`function`, to be called in other threads with this thread's credentials: acting_as() has no
-    effect there.
+    """Returns `function` for use in other threads, with this thread's credentials: acting_as() has
+    no effect in other threads.
     """
     credentials = _credentials.get()
 
@@ -63,7 +63,9 @@ def from_file() -> ClientSecurity:
 
 
 def current(properties: Mapping[str, str] | None = None) -> ClientSecurity:
-    """`properties`: the command's own (-X), which take precedence. Raises ConfigError."""
+    """The credentials in use. `properties`: the command's own (-X), which take precedence. Raises
+    ConfigError.
+    """
     chosen = _credentials.get()
     if chosen is None:
         chosen = from_file()
@@ -72,8 +74,8 @@ def current(properties: Mapping[str, str] | None = None) -> ClientSecurity:
 
 
 def take_encryption(properties: dict[str, str]) -> Encryption | None:
-    """Returns how values are encrypted, and removes the settings that say so from `properties`, which
-    are the command's own. Raises ConfigError.
+    """Returns the encryption settings of the client's file and of `properties` (the command's own,
+    -X), and removes them from `properties`. Raises ConfigError.
     """
     file = os.environ.get(VARIABLE, "")
     effective = {**(_read(file)[1] if file and _credentials.get() is None else {}), **properties}

@@ -80,9 +80,9 @@ def ago(timestamp_ms: int, now_ms: int) -> str:
 
 
 class Partitions:
-    """Partitions with missing leaders or replicas, of all topics, with names such as flights-0. Raises
-    CliError. `response`: the brokers' response about all topics, if already received. Spares count
-    as in sync (mqd/cli/inspection/spares.py).
+    """The partitions of all topics that lack a leader or in-sync replicas, with names such as
+    flights-0. `response`: a Metadata response about all topics, if already received. Spares count
+    as in sync (mqd/cli/inspection/spares.py). Raises CliError.
     """
 
     def __init__(self, settings: Settings, response: Any = None) -> None:
@@ -96,7 +96,7 @@ class Partitions:
                 spares.count_as_in_sync(broker, response.topics)
         named_partitions = [(topic.name, partition) for topic in response.topics for partition in topic.partitions]
         self.count = len(named_partitions)
-        self.leaderless = [
+        self.leaderless = [  # (topic, index, replicas)
             (name, partition.partition_index, partition.replica_nodes)
             for name, partition in named_partitions
             if partition.leader_id < 0

@@ -72,8 +72,8 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether the error is a Ctrl-C, also within a callback from librdkafka, whose Python binding turns
-    it into a SystemError.
+    """Whether the error is a Ctrl-C. Within a callback from librdkafka, its Python binding turns a
+    KeyboardInterrupt into a SystemError.
     """
     return isinstance(error, KeyboardInterrupt) or (
         isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt)
@@ -81,8 +81,8 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def stop_when_interrupted(stop: threading.Event) -> None:
-    """The first SIGINT or SIGTERM sets `stop`; a second signal ends the process, however long stopping
-    takes.
+    """The first SIGINT or SIGTERM sets `stop`; a second signal ends the process, however long
+    stopping takes.
     """
 
     def on_first_signal(_number: int, _frame: object) -> None:
@@ -101,8 +101,9 @@ def _use_client_config(_ctx: click.Context, _parameter: click.Parameter, file: s
 
 
 def _use_profile(_ctx: click.Context, _parameter: click.Parameter, name: str | None) -> None:
-    """Sets the profile of this process and those that it starts. Eager, so that --client-config takes
-    precedence if both are given. If it is given both before and after the verb, the latter counts.
+    """Sets the profile of this process and those that it starts. Eager, so that --client-config
+    takes precedence if both are given. If it is given both before and after the verb, the latter
+    counts.
     """
     if name is None:
         return
@@ -179,8 +180,8 @@ def pairs(values: Iterable[str], option: str) -> dict[str, str]:
 
 
 def completing(names: Callable[[str], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Shell completion with the result of `names`, which takes the broker's address; with no names if
-    the broker does not respond promptly.
+    """Shell completion from `names`, a function of the broker's address. If it fails, for example
+    because the broker does not respond promptly, nothing is completed.
     """
 
     def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -217,7 +218,8 @@ def emit_json(value: Any) -> None:
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     """Lines of aligned columns under titles; numbers, and "-" in place of a number, are
-    right-aligned."""
+    right-aligned.
+    """
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max([len(title), *(len(row[column]) for row in cells)]) for column, title in enumerate(titles)]
     numeric = []
@@ -236,7 +238,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
 
 
 def emit_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Prints a table, which is the same on a terminal and in a pipe."""
+    """Prints a table. The output does not depend on whether stdout is a terminal."""
     for line in table(titles, rows):
         click.echo(line)
 

@@ -1,5 +1,5 @@
-"""The brokers' descriptions of groups in one form: consumer groups of both protocols, share groups
-and streams groups. For `mqd group`.
+"""Describes groups of all types in one form: consumer groups of both protocols, share groups and
+streams groups. For `mqd group`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ from mqd.spark.offsets import GROUP_OFFSET_METADATA
 
 STREAMS_GROUP_DESCRIBE = 89
 LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69, 9
-MULTI_GROUP_VERSION_MIN = 8  # OffsetFetch of several groups
+MULTI_GROUP_VERSION_MIN = 8  # OffsetFetch for several groups
 TOPIC_NAMES_VERSION_MAX = 9  # OffsetFetch and OffsetCommit with topic names instead of ids
 GROUP_ID_NOT_FOUND = 69
 _CHUNK_SIZE = 500
@@ -37,7 +37,7 @@ class Member(msgspec.Struct):
     client_id: str
     host: str
     instance_id: str | None
-    assignment: dict[str, list[int]] | None  # None: in a format that only its clients know
+    assignment: dict[str, list[int]] | None  # None: its format is known only to the clients
     target: dict[str, list[int]] | None = None  # the target assignment; None: the member has reached it
     epoch: int | None = None
 
@@ -72,7 +72,7 @@ class Group(msgspec.Struct):
     rebalance: Rebalance | None = None
 
 
-# -- the responses in one form ---------------------------------------------------------------------
+# -- responses to groups ---------------------------------------------------------------------
 
 
 def _host(text: str) -> str:
@@ -230,9 +230,9 @@ def _from_streams(response: Any) -> Group:
 def describe(cluster: Cluster, name: str) -> Group | None:
     """Describes a group of any type. None: there is no such group."""
     if cluster.bootstrap_broker.supports(CONSUMER_GROUP_DESCRIBE):
-        described = ConsumerGroupDescribeRequest(group_ids=[name], include_rebalance=True)
+        consumer_request = ConsumerGroupDescribeRequest(group_ids=[name], include_rebalance=True)
         response = cluster.request_coordinator(
-            GROUP, name, CONSUMER_GROUP_DESCRIBE, described, lambda response: response.groups[0].error_code
+            GROUP, name, CONSUMER_GROUP_DESCRIBE, consumer_request, lambda response: response.groups[0].error_code
         ).groups[0]
         if not response.error_code:
             return _from_consumer(response)
@@ -280,24 +280,24 @@ def _chunks(names: list[str]) -> Iterator[list[str]]:
         yield names[start : start + _CHUNK_SIZE]
 
 
-def _describe_listed(broker: Broker, names: list[str], kind: str, unavailable: dict[str, int]) -> Iterator[Group]:
-    """Describes the existing groups of one kind. Groups whose coordinator has just changed are added
-    to `unavailable` instead, with the error.
+def _describe_chunks(broker: Broker, names: list[str], kind: str, unavailable: dict[str, int]) -> Iterator[Group]:
+    """Describes those of the named groups that exist; all are of one kind. Groups whose coordinator
+    has just changed are added to `unavailable` instead, with the error code.
     """
     for chunk in _chunks(names):
         if kind == "consumer":
-            described = ConsumerGroupDescribeRequest(group_ids=chunk, include_rebalance=True)
-            responses = _without_errors(broker.request(CONSUMER_GROUP_DESCRIBE, described).groups, unavailable)
+            consumer_request = ConsumerGroupDescribeRequest(group_ids=chunk, include_rebalance=True)
+            responses = _without_errors(broker.request(CONSUMER_GROUP_DESCRIBE, consumer_request).groups, unavailable)
             yield from (_from_consumer(group) for group in responses)
         elif kind == SHARE:
-            shared = ShareGroupDescribeRequest(group_ids=chunk)
+            share_request = ShareGroupDescribeRequest(group_ids=chunk)
             yield from (
                 _from_share(group)
-                for group in _without_errors(broker.request(share_groups.DESCRIBE, shared).groups, unavailable)
+                for group in _without_errors(broker.request(share_groups.DESCRIBE, share_request).groups, unavailable)
             )
         elif kind == STREAMS:
-            streams = StreamsGroupDescribeRequest(group_ids=chunk)
-            responses = _without_errors(broker.request(STREAMS_GROUP_DESCRIBE, streams).groups, unavailable)
+            streams_request = StreamsGroupDescribeRequest(group_ids=chunk)
+            responses = _without_errors(broker.request(STREAMS_GROUP_DESCRIBE, streams_request).groups, unavailable)
             yield from (_from_streams(group) for group in responses)
         else:
             request = DescribeGroupsRequest(groups=chunk, include_rebalance=True)
@@ -311,9 +311,9 @@ def _without_errors(groups: list[Any], unavailable: dict[str, int]) -> list[Any]
 
 
 def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) -> tuple[list[Group], dict[str, int]]:
-    """The groups in these states and of these types, sorted by name. States and types have the
-    broker's names, case-insensitive; empty: all. Also returns the groups that no coordinator
-    described, because their coordinators were changing: name -> error.
+    """The groups in these states and of these types (as the broker names them, case-insensitive;
+    empty: all), sorted by name; and name -> error code of the groups that no coordinator described,
+    because their coordinators were changing.
     """
     groups: list[Group] = []
     unavailable: dict[str, int] = {}
@@ -325,7 +325,7 @@ def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) 
             kind = (group.group_type or "classic").lower()
             listed.setdefault(kind if kind in ("consumer", SHARE, STREAMS) else "classic", []).append(group.group_id)
         for kind, names in listed.items():
-            groups += _describe_listed(broker, names, kind, unavailable)
+            groups += _describe_chunks(broker, names, kind, unavailable)
     described = {group.group for group in groups}
     return sorted(groups, key=lambda group: group.group), {
         name: error for name, error in sorted(unavailable.items()) if name not in described
@@ -333,7 +333,7 @@ def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) 
 
 
 def all_groups(cluster: Cluster) -> list[Group]:
-    """All groups, sorted by name. Raises CliError if a group is not described."""
+    """All groups, sorted by name. Raises CliError if a group could not be described."""
     groups, unavailable = known_groups(cluster, (), ())
     for name, error in unavailable.items():
         check(f"group {name}", error, None)
@@ -346,7 +346,9 @@ def names(bootstrap: str) -> list[str]:
 
 
 def listed_names(cluster: Cluster) -> list[str]:
-    """The names of groups of every type. Raises CliError when a coordinator is loading its groups."""
+    """The names of all groups, of every type. Raises CliError while a coordinator is loading its
+    groups.
+    """
     group_ids = set()
     for broker in cluster.nodes():
         response = broker.request(LIST_GROUPS, ListGroupsRequest())
@@ -356,7 +358,7 @@ def listed_names(cluster: Cluster) -> list[str]:
 
 
 class Commit(msgspec.Struct):
-    """`lag`: only of a share group; None: not known."""
+    """`lag`: set only for a share group; None: not known."""
 
     offset: int
     metadata: str
@@ -395,7 +397,7 @@ def commits(cluster: Cluster, name: str) -> dict[Partition, Commit]:
 
 
 def offsets_of_all_groups(cluster: Cluster) -> dict[str, tuple[str, dict[Partition, int]]]:
-    """Group -> its state and committed offsets, of all groups, by one request per coordinator.
+    """Group -> (state, committed offsets) of all groups, with batched requests to each coordinator.
     Groups whose coordinator is changing are omitted.
     """
     committed_by_group: dict[str, tuple[str, dict[Partition, int]]] = {}
@@ -405,7 +407,7 @@ def offsets_of_all_groups(cluster: Cluster) -> dict[str, tuple[str, dict[Partiti
         states = {
             group.group_id: group.group_state for group in response.groups if (group.group_type or "").lower() != SHARE
         }
-        shared = {group.group_id: group.group_state for group in response.groups if group.group_id not in states}
+        share_states = {group.group_id: group.group_state for group in response.groups if group.group_id not in states}
         request_class = OffsetFetchRequest
         for chunk in _chunks(list(states)):
             request = request_class(groups=[request_class.Group(group_id=name, topics=None) for name in chunk])
@@ -420,15 +422,16 @@ def offsets_of_all_groups(cluster: Cluster) -> dict[str, tuple[str, dict[Partiti
                         if not partition.error_code and partition.committed_offset >= 0
                     }
                     committed_by_group[group.group_id] = states[group.group_id], offsets
-        for chunk in _chunks(list(shared)):
+        for chunk in _chunks(list(share_states)):
             for name, offsets in share_groups.listed_offsets(broker, chunk).items():
-                committed_by_group[name] = shared[name], offsets
+                committed_by_group[name] = share_states[name], offsets
     return committed_by_group
 
 
 class Progress(msgspec.Struct):
-    """The offsets of a group in a partition; None: not known, or there is none. `is_spark_progress`: the
-    committed offset is the progress of a Spark streaming query (spark/offsets.py).
+    """The offsets of a group in a partition; None: not known, or there is none.
+    `is_spark_progress`: the committed offset is the progress of a Spark streaming query
+    (spark/offsets.py).
     """
 
     topic: str
@@ -443,8 +446,8 @@ class Progress(msgspec.Struct):
 
 
 def progress(cluster: Cluster, group: Group) -> list[Progress]:
-    """The progress in every partition in which the group has committed, or that is assigned to a
-    member. Partitions of a share group have no single member.
+    """The progress in every partition for which the group has committed an offset, or that is
+    assigned to a member. A partition of a share group has no single member.
     """
     is_share = group.type == SHARE
     commits_by_partition = positions(cluster, group.group, is_share)

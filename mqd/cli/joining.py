@@ -1,14 +1,15 @@
-"""`mqd cluster invite` and `mqd up --join`: a new host gets its certificates from a host that has the
-authority's key, which stays there; the new host's own keys never leave it.
+"""`mqd cluster invite` and `mqd up --join`: a new host gets its certificates from a host that has
+the key of the certificate authority (CA), which stays there; the new host's own keys never leave
+it.
 
-    invite: prints a token, listens          token: address, node id, authority, secret, expiry
-    join:   connects by TLS, which only a host with a certificate of that authority can accept
+    invite: prints a token, listens          token: address, node id, CA, secret, expiry
+    join:   connects by TLS, which only a host with a certificate of that CA can accept
             -> the secret, two certificate requests, names and addresses of the broker
             <- two certificates, the cluster's key, the admin's settings, the metrics pages' token;
                the token of the invitation is used up
 
 Invariants
-    J1  the secret is sent only to a host with a certificate of the token's authority
+    J1  the secret is sent only to a host with a certificate of the token's CA
     J2  a token works once, for one node id, until it expires or the inviting command ends
 Bounds: MESSAGE_BYTES_MAX, CONNECTION_TIMEOUT_S, CONNECTION_COUNT_MAX at a time.
 """
@@ -46,7 +47,7 @@ class Token(msgspec.Struct, array_like=True, frozen=True):
     seeds: str  # cluster.seeds
     secret: bytes
     expires_s: int
-    authority: bytes  # its certificate, DER
+    authority: bytes  # the CA's certificate, DER
 
     def __str__(self) -> str:
         return _PREFIX + base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
@@ -60,7 +61,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class _Granted(msgspec.Struct, frozen=True):
-    authority: bytes  # PEM, like the other two certificates
+    authority: bytes  # the CA's certificate; PEM, like the other two certificates
     host: bytes
     broker: bytes
     key: bytes  # the cluster's key file
@@ -160,7 +161,7 @@ class Invitation:
         return self._has_joined
 
     def _serve(self, connection: socket.socket, address: str) -> None:
-        response = _Response(None)  # nothing was granted
+        response = _Response(None)  # nothing is granted yet
         try:
             connection.settimeout(CONNECTION_TIMEOUT_S)
             with self._context.wrap_socket(connection, server_side=True) as secured:
@@ -242,13 +243,13 @@ def join(token: Token, data_dir: Path, names: Sequence[str]) -> None:
     except (OSError, msgspec.MsgspecError) as error:
         raise CliError(
             f"cannot join through {inviter_address}: {host_identity.reason_of(error)}; `mqd cluster invite` must"
-            " still run there"
+            " still be running there"
         ) from error
     if response.granted is None:
         raise CliError(f"cannot join through {inviter_address}: {response.refusal}")
     granted = response.granted
     if ssl.PEM_cert_to_DER_cert(granted.authority.decode()) != token.authority:
-        raise CliError(f"{inviter_address} has sent a different authority from the one in the token")
+        raise CliError(f"{inviter_address} sent a CA certificate other than the one in the token")
     secure.receive(
         data_dir,
         {
@@ -271,7 +272,7 @@ def _tls_context(token: Token) -> ssl.SSLContext:
 
 
 def _check_inviter(connection: ssl.SSLSocket) -> None:
-    """J1: it must be a host's certificate, since clients have certificates of this authority too.
+    """J1: it must be a host's certificate, since clients have certificates of this CA, too.
     Raises OSError.
     """
     if not any(name.startswith(pki.NODE_URI) for name in host_identity.uris(connection.getpeercert())):

@@ -1,5 +1,5 @@
-"""Sends one Kafka request to a broker and returns its response, for APIs that librdkafka's admin
-client lacks (quotas among others). Blocking; every wait is bounded.
+"""Sends single Kafka requests to a broker and returns the responses, for APIs that librdkafka's
+admin client lacks (quotas among others). Blocking; every wait is bounded.
 
 A connection that has ended, or whose response is late or invalid, is closed: the next request opens
 another.
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 
 class Broker:
-    """`with Broker(bootstrap) as broker: broker.request(48, DescribeClientQuotasRequest(...))`. Raises
-    CliError. `advertised_by`: the node whose address this is, according to another broker. `security`:
-    used instead of the credentials of --client-config.
+    """`with Broker(bootstrap) as broker: broker.request(48, DescribeClientQuotasRequest(...))`.
+    Raises CliError. `advertised_by`: the node whose address this is, according to another broker.
+    `security`: used instead of the credentials of --client-config.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Broker:
         return api_key in self._versions
 
     def is_mqd(self) -> bool:
-        """Whether the broker is mqd. Checked first, because other brokers ignore mqd's own fields of a
-        request and carry out the rest. Raises CliError.
+        """Whether the broker is mqd. Call this before a request with mqd's own fields: other
+        brokers would ignore them and carry out the rest. Raises CliError.
         """
         request = message_class(API_VERSIONS_KEY, "Request")(
             client_software_name="mqd-cli", client_software_version="1"

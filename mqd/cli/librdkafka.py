@@ -1,5 +1,5 @@
-"""librdkafka for the commands: clients with quiet logs, an unreachable broker reported immediately,
-errors as text.
+"""librdkafka for the commands: its clients do not log, an unreachable broker is reported
+immediately, and errors become text.
 
 Importing confluent_kafka costs 50 ms, so modules that every command loads import this one within
 functions.
@@ -22,7 +22,7 @@ from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError
 from mqd.security.client import TOKEN_AUTH, ClientSecurity
 
 REQUEST_TIMEOUT_S = 15.0
-RECENT_ERROR_S = 60.0
+RECENT_ERROR_S = 60.0  # see recent_error()
 CONNECT_TIMEOUT_S = 3.0
 
 _API_VERSIONS = 18
@@ -71,9 +71,8 @@ def unreachable(bootstrap: str, reason: str = "", advertised_by: int | None = No
     why = f" ({reason})" if reason else ""
     if advertised_by is not None:
         return CliError(
-            f"cannot reach broker {advertised_by} at {bootstrap}, the address that it advertises{why}; is it"
-            " running? If"
-            " so, set advertised.listeners on it to an address that clients can reach",
+            f"cannot reach broker {advertised_by} at {bootstrap}, the address that it advertises{why}; is it running?"
+            " If so, set advertised.listeners on it to an address that clients can reach",
             EXIT_UNREACHABLE,
         )
     return CliError(
@@ -114,8 +113,8 @@ def require_broker(
 
 
 def _foreign_response(connection: socket.socket, timeout_s: float) -> str | None:
-    """How a peer that is not a Kafka broker answers an ApiVersions request, version 0; None if it is
-    a Kafka broker. The time limit covers the whole exchange.
+    """How a peer that is not a Kafka broker answers an ApiVersions request, version 0; None if it
+    is a Kafka broker. The time limit covers the whole exchange.
     """
     client = b"mqd-cli"
     request = struct.pack(">hhih", _API_VERSIONS, 0, _CORRELATION_ID, len(client)) + client
@@ -147,8 +146,8 @@ def _foreign_response(connection: socket.socket, timeout_s: float) -> str | None
 
 
 def _require_login(bootstrap: str, timeout_s: float, security: ClientSecurity) -> None:
-    """Raises CliError if a broker refuses the TLS handshake or the login, which librdkafka would repeat
-    until its time limit.
+    """Raises CliError if a broker refuses the TLS handshake or the login, which librdkafka would
+    repeat until its time limit.
     """
     from mqd.cli.kafka_request import Broker
 
@@ -193,15 +192,15 @@ _REFUSALS = {
     KafkaError._SSL: ("no TLS connection", TLS_REMEDY),
 }
 _admin_ref: Callable[[], Any] = lambda: None
-_unresolved_host = ""  # the last address that librdkafka could not resolve in this process
+_unresolved_host = ""  # the last host name that librdkafka could not resolve in this process
 _unresolved_at = 0.0
 _last_refusal: CliError | None = None  # the last refusal of a TLS handshake or a login in this process
 _refused_at = 0.0
 
 
 def note_error(error: KafkaError) -> None:
-    """Remembers an address that does not resolve, or a refused login: librdkafka retries, and in the
-    end reports only a timeout.
+    """Remembers a host name that does not resolve, or a refused login: librdkafka retries, and in
+    the end reports only a timeout.
     """
     global _unresolved_host, _unresolved_at, _last_refusal, _refused_at
     if error.code() in _REFUSALS:
@@ -214,8 +213,8 @@ def note_error(error: KafkaError) -> None:
 
 
 def recent_error() -> CliError | None:
-    """The cause of a timeout, as far as librdkafka has reported it within the last minute: it retries
-    more often than that.
+    """The cause of a timeout, if librdkafka has reported one within the last minute: it retries,
+    and reports, more often than that.
     """
     admin = _admin_ref()
     if admin is not None:
@@ -225,9 +224,8 @@ def recent_error() -> CliError | None:
     if not _unresolved_host or time.monotonic() - _unresolved_at > RECENT_ERROR_S:
         return None
     return CliError(
-        f"a broker advertises {_unresolved_host}, a name that does not resolve on this host; set"
-        " advertised.listeners on that"
-        " broker to an address that clients can reach, or make the name known here",
+        f"a broker advertises {_unresolved_host}, a name that does not resolve on this host; set advertised.listeners"
+        " on that broker to an address that clients can reach, or make the name known here",
         EXIT_UNREACHABLE,
     )
 
@@ -296,7 +294,9 @@ def explain_kafka(error: BaseException) -> tuple[str, int]:
 def each_future(
     futures: dict[Any, Any], name_of: Any = str
 ) -> tuple[list[tuple[str, Any]], list[tuple[str, KafkaException]]]:
-    """Waits for all: (name, result) of the successful ones, (name, exception) of the others."""
+    """Waits for all futures. Returns (name, result) of the successful ones, (name, exception) of
+    the others.
+    """
     done, failed = [], []
     for key, future in futures.items():
         try:

@@ -1,5 +1,5 @@
-"""`mqd`: noun, then verb. This module contains only the names of the commands; their modules are
-imported when a command is called, so that `mqd --help` stays far below 150 ms.
+"""The command `mqd NOUN VERB`. This module contains only the names of the commands; their modules
+are imported when a command is called, so that `mqd --help` takes far less than 150 ms.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no broker reached, 130 interrupted.
 """
@@ -113,8 +113,8 @@ class LazyGroup(click.Group):
 
 
 def _has_no_reader() -> bool:
-    """Whether stdout's reader has closed it. A flush would not always detect that: the buffer may
-    already be empty.
+    """Whether the reader of stdout has closed it. A flush would not always detect that, because the
+    buffer may already be empty.
     """
     poller = select.poll()
     try:

@@ -71,7 +71,9 @@ class PlanSummary(NamedTuple):
     copies: int  # replicas that are copied
 
     def lines(self, move_verb: str, get_verb: str) -> list[str]:
-        """Lines of text. `move_verb` and `get_verb` follow the counts."""
+        """Lines of text, such as "3 partitions would move" (`move_verb`) and "1 partition would get
+        another preferred leader" (`get_verb`).
+        """
         return [
             f"{count} partition{'s' * (count != 1)} {text}"
             for count, text in (
@@ -106,8 +108,8 @@ def spread(
     replication_factor: int | None,
     racks: Mapping[int, str | None],
 ) -> Plan:
-    """Places each partition on `brokers` only, with its current number of replicas (or the given
-    number). Replicas are first spread over the brokers' racks, like those of new topics
+    """Places each partition on `brokers` only, with `replication_factor` replicas (None: as many as
+    it has now). Replicas are first spread over the brokers' racks, like those of new topics
     (mqd.cluster.metadata.rules.placement). Replicas that can stay do so; the others go to the
     brokers with the fewest replicas. Raises CliError.
     """
@@ -286,8 +288,8 @@ def partitions_on(broker: Broker, node: int) -> set[Partition]:
 def wait(
     broker: Broker, plan: Mapping[Partition, Sequence[int]], show_progress: bool, why_stopped: str = "it was cancelled"
 ) -> None:
-    """Waits until every partition has its planned replicas. An interrupt ends the waiting, not the
-    moves. Raises CliError when nothing has moved for STALL_TIMEOUT_S and nothing is moving.
+    """Waits until every partition has its planned replicas. An interrupt ends only the waiting, not
+    the moves. Raises CliError if there was no progress for STALL_TIMEOUT_S and no move is ongoing.
     """
     topics = sorted({topic for topic, _ in plan})
 
@@ -331,7 +333,9 @@ def wait_until_empty(broker: Broker, node: int, show_progress: bool) -> None:
 
 
 class _StallCheck:
-    """Raises CliError when there was no progress for STALL_TIMEOUT_S."""
+    """Raises CliError if there was no progress for STALL_TIMEOUT_S and no remaining move is
+    ongoing.
+    """
 
     def __init__(self, broker: Broker, explain: Callable[[set[Partition]], str]) -> None:
         self._broker, self._explain = broker, explain

@@ -23,8 +23,8 @@ DIRECTORIES_TIMEOUT_S = 8.0
 
 
 class OfflineReplica(NamedTuple):
-    """`directories`: the one that holds the replica; if the host reports none, the host's unusable
-    directories; () if the host cannot be reached.
+    """`directories`: the one that holds the replica; if the host reports none, the directories that
+    it cannot use (`unusable`); () if the host cannot be reached.
     """
 
     partition: str
@@ -42,14 +42,12 @@ class OfflineReplica(NamedTuple):
 
 
 def offline_replicas(
-    without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: Mapping[int, str]
+    leaderless: Iterable[tuple[str, int, Iterable[int]]], addresses: Mapping[int, str]
 ) -> list[OfflineReplica]:
-    """`without_leader`: (topic, index, replicas). `addresses`: of the active hosts. Returns at most
-    SHOWN_MAX; queries each host once, all hosts in parallel.
+    """`leaderless`: (topic, index, replicas) of the partitions without a leader. `addresses`: of
+    the active hosts. Returns at most SHOWN_MAX; queries each host once, all hosts in parallel.
     """
-    candidates = (
-        (name, index, node) for name, index, replicas in without_leader for node in replicas if node in addresses
-    )
+    candidates = ((name, index, node) for name, index, replicas in leaderless for node in replicas if node in addresses)
     replicas = list(islice(candidates, SHOWN_MAX))
     missing_by_node: dict[int, dict[str, list[int]]] = {}
     for name, index, node in replicas:

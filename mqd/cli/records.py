@@ -20,7 +20,7 @@ _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def unescape(text: str) -> bytes:
-    r"""\n, \r, \t, \xXX; any other escaped character stands for itself."""
+    r"""Replaces \n, \r, \t and \xXX; any other escaped character stands for itself."""
     result = bytearray()
     position = 0
     for match in re.finditer(r"\\(x[0-9a-fA-F]{1,2}|.)", text, re.DOTALL):
@@ -84,7 +84,9 @@ def compile_format(text: str, null: bytes = b"") -> Callable[[Any], bytes]:
         elif token in tokens:
             parts.append(tokens[token])
         else:
-            raise click.UsageError(f"the format has %{token}; known are {' '.join('%' + name for name in tokens)} %%")
+            raise click.UsageError(
+                f"the format has %{token}; the known tokens are {' '.join('%' + name for name in tokens)} %%"
+            )
     return lambda message: b"".join([part(message) for part in parts])
 
 
@@ -156,13 +158,13 @@ def split(stream: BinaryIO, delimiter: bytes) -> Iterator[bytes]:
         yield rest
 
 
-def split_key(record: bytes, delimiter: bytes | None, fixed: bytes | None) -> tuple[bytes | None, bytes]:
-    """(key, value) of an input record; `fixed` is the key of a record without a delimiter."""
+def split_key(record: bytes, delimiter: bytes | None, default_key: bytes | None) -> tuple[bytes | None, bytes]:
+    """(key, value) of an input record; `default_key` is the key of a record without a delimiter."""
     if delimiter:
         key, separator, value = record.partition(delimiter)
         if separator:
             return key, value
-    return fixed, record
+    return default_key, record
 
 
 def parse_header(text: str) -> tuple[str, bytes | None]:

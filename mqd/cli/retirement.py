@@ -6,10 +6,11 @@ and releasing the producers afterwards. For `mqd topic retire-partitions`.
 (docs/decisions/cluster/2026-11-21-retired-partitions.md.)
 
 While the partitions are sealed, the producers of their keys wait, so that a consumer never sees a
-later record of a key, in the partition that takes it, before an earlier one in the retired
-partition. The producers need to wait only until the groups have read to the end: this module
-detects when they have, and notifies the controller. It does not wait for groups without members,
-because they are not reading, nor longer than the controller waits (partition.retire.barrier.ms).
+later record of a key (in the partition that takes over the key) before an earlier one (in the
+retired partition). The producers need to wait only until the groups have read to the end: this
+module detects when they have, and notifies the controller. It does not wait for groups without
+members, because they are not reading, nor longer than the controller waits
+(partition.retire.barrier.ms).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ POLL_S = 0.25
 TIMEOUT_MS = 30_000
 FETCH_VERSION_MAX = 12  # the newest version that identifies topics by name
 FETCH_BYTES = 1 << 20
-UNREADABLE_MAX = 1_000  # a group that is further behind is assumed to have readable records left
+UNREADABLE_MAX = 1_000  # more unread offsets than this are assumed to include readable records
 READ_COMMITTED = 1
 ABORT = b"\0\0"  # the type in a marker's key, after the version (KIP-98)
 
@@ -50,7 +51,7 @@ ABORT = b"\0\0"  # the type in a marker's key, after the version (KIP-98)
 class State(msgspec.Struct):
     """`step`: NONE when no partition is being retired, or all are removed; `applied`: the queried
     host has applied the step to the partitions that it leads. `remaining`: the number of partitions
-    that stay. `retired`: partition -> the partition that takes its records.
+    that stay. `retired`: partition -> the partition that takes its new records.
     """
 
     topic: str

@@ -2,13 +2,13 @@
 and kept in DATA_DIR/secure.
 
     ca.pem, ca.key     the cluster's certificate authority, the same on all of its hosts
-    broker.pem         this broker's key and certificates, renewed at a start if they are about to expire
+    broker.pem         this broker's key and certificates, renewed at a start if they expire soon
     host.pem           the same for connections between the hosts of its cluster
     hosts.allowed      exists if a broker has run here without host.pem: other hosts may have none yet
     admin.properties   the client settings of the user `admin`, with its password
     admin.pending      exists until the cluster knows that user
     cluster.key        the key with which the cluster's hosts authenticate to each other
-    metrics.token      the token for scrapes of the metrics page
+    metrics.token      the token that scrapers of the metrics page must send
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ADMIN_TIMEOUT_S = 30.0
 MECHANISM = "SCRAM-SHA-512"
 LISTENER = "SASL_SSL"
 LISTENERS = f"{LISTENER}://0.0.0.0:9092"
-WARN_DAYS = 10  # with less time left, the operator must act: every start renews earlier than this
+WARN_DAYS = 10  # with less time left, the operator must act: each start would have renewed it earlier
 _ANYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -50,7 +50,7 @@ class Files(NamedTuple):
     key: Path  # the cluster's key, with which hosts authenticate to each other
     metrics_token: Path
     host: Path
-    plaintext_allowed: Path
+    plaintext_allowed: Path  # hosts.allowed
 
 
 def files(data_dir: Path) -> Files:

@@ -14,13 +14,13 @@ from mqd.protocol.messages import (
 )
 
 DESCRIBE, DESCRIBE_OFFSETS, ALTER_OFFSETS, DELETE_OFFSETS = 77, 90, 91, 92
-# the group is not a share group, or the cluster has no share groups
+# there is no group of the requested type with this name, or the cluster does not support the type
 NO_SUCH_GROUP = (int(ErrorCode.GROUP_ID_NOT_FOUND), int(ErrorCode.UNSUPPORTED_VERSION))
 
 
 class SharePosition(NamedTuple):
-    """The state of a share group in a partition: records below `offset` are finished. `lag` None:
-    not known. `records_by_delivery_count`: unfinished records by their persisted delivery count;
+    """The state of a share group in a partition: records below `offset` are finished. `lag`: None
+    if not known. `records_by_delivery_count`: unfinished records by their persisted delivery count;
     filled only by an mqd broker, and only on request.
     """
 

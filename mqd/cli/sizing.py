@@ -95,8 +95,8 @@ class Line(msgspec.Struct):
 
 
 class Plan(msgspec.Struct):
-    """`lines` in the order in which they follow from each other; `decided_by`: the resource that
-    requires the most hosts.
+    """`lines`: each is computed from the load and earlier lines. `hosts_by`: resource -> the hosts
+    that it requires. `decided_by`: the resource that requires the most.
     """
 
     lines: list[Line]
@@ -145,7 +145,9 @@ def speedup(figures: Figures, workers: int) -> float:
 
 
 def fewest_workers(figures: Figures, needed_speedup: float, cores: int) -> int | None:
-    """The fewest workers with a speedup of `needed_speedup`; None: the cores do not suffice."""
+    """The fewest workers with a speedup of at least `needed_speedup`; None: the cores do not
+    suffice.
+    """
     return next((count for count in range(1, cores + 1) if speedup(figures, count) >= needed_speedup - ROUNDING), None)
 
 
@@ -233,8 +235,8 @@ def _add_bytes(sheet: _Sheet, load: Load) -> None:
         "expiring_segments",
         load.partitions * min(load.segment_bytes, log * SEGMENT_S / load.partitions),
         "B",
-        "partitions × min(segment.bytes, log × 7 days ÷ partitions): whole segments expire, so one of each partition is"
-        " kept longer",
+        "partitions × min(segment.bytes, log × 7 days ÷ partitions): whole segments expire, so one segment of"
+        " each partition is kept longer",
     )
     disk = put(
         "disk_used",
@@ -383,7 +385,7 @@ def _notes(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> list[str]
         " with less linger.ms it is smaller and costs more (--batch-size)"
     )
     if load.partitions < partitions_min:
-        notes.append(f"{load.partitions} partitions leave workers without work: take {partitions_min:.0f} or more")
+        notes.append(f"{load.partitions} partitions leave workers without work: use {partitions_min:.0f} or more")
     if load.replication > 1:
         notes.append(
             "a follower is assumed to cost an append, and its leader a fetch; a measured cluster spent"

@@ -1,4 +1,4 @@
-"""Views: topics without a log, which have the records of another topic that a filter selects."""
+"""Views: topics without a log, which show those records of another topic that a filter selects."""
 
 from __future__ import annotations
 

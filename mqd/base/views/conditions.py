@@ -2,8 +2,8 @@
 
     tag IN ('a', 'b') AND NOT EXISTS test AND region LIKE 'eu-%' AND priority >= 5
 
-parse() reads it, compile_filter() translates it into the bytes that the broker evaluates, whose format is in
-native/wire/filter.h.
+parse() reads it; compile_filter() translates it into the bytecode that the broker evaluates
+(native/wire/filter.h).
 
     condition   = conjunction { OR conjunction }
     conjunction = negation { AND negation }
@@ -14,9 +14,8 @@ native/wire/filter.h.
     value       = 'text', a quote in it doubled; or a whole number of at most 18 digits
 
 Text is compared byte by byte, in UTF-8; a number is compared only with headers that are whole
-decimal numbers.
-A comparison with a header that the record does not have is false, even != and NOT IN; NOT (...) is
-true whenever its operand is false.
+decimal numbers. A comparison with a header that the record does not have is false, even != and NOT
+IN; NOT (...) is true whenever its operand is false.
 """
 
 from __future__ import annotations

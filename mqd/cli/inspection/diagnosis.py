@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 RESTARTS_MAX = 3
 CLOCK_SKEW_MS_MAX = 2_000
-FREE_MIN, FREE_LOW = 0.02, 0.10
+FREE_MIN, FREE_LOW = 0.02, 0.10  # fractions of the space
 CERTIFICATE_S_MIN = 14 * 86400
 LAG_S_MAX = 600.0
 REBALANCE_MS_MAX = 10_000
-FILES_MIN = 10_000
+OPEN_FILES_MIN = 10_000
 SWAPPINESS_MAX = 10
 DAY_S = 86400
 STALLED_S_MIN = 60.0
-COMMIT_INTERVAL_S = 6.0  # more than auto.commit.interval.ms, 5 s
-FLUSH_SAMPLE_GAP_S = 2.0
+COMMIT_INTERVAL_S = 6.0  # members commit at least this often: auto.commit.interval.ms is 5 s by default
+FLUSH_SAMPLE_GAP_S = 2.0  # between the two samples of flush_findings()
 FLUSH_S_MAX = 10.0
-_END, _HIGH = "mqd_partition_log_end_offset", "mqd_partition_high_watermark"
+_END, _HIGH_WATERMARK = "mqd_partition_log_end_offset", "mqd_partition_high_watermark"
 
 
 class Harm(IntEnum):
-    """The order is that of severity, the worst first."""
+    """The kinds of harm, the worst first. Their names are in the JSON of `mqd doctor`."""
 
     LOSS = 0
     OUTAGE = 1
@@ -134,7 +134,7 @@ def cluster_findings(
         findings.append(
             Finding(
                 Harm.NO_RESERVE,
-                f"voters {', '.join(map(str, state.voter_status.missing))} of the metadata are silent or behind;"
+                f"voters {', '.join(map(str, state.voter_status.missing))} of the metadata quorum are silent or behind;"
                 f" the quorum can lose {state.voter_status.losses_allowed or 'no'} more",
                 "start their hosts; mqd cluster status shows each voter",
             )
@@ -297,20 +297,20 @@ def waiting_for_flushes(samples: Iterable[Sample], unreplicated: frozenset[str])
     """The high watermark of each partition in `unreplicated` that has records above it."""
     offsets_by_partition: dict[str, dict[str, float]] = {}
     for sample in samples:
-        if sample.name in (_END, _HIGH):
+        if sample.name in (_END, _HIGH_WATERMARK):
             offsets_by_partition.setdefault(f"{sample.labels['topic']}-{sample.labels['partition']}", {})[
                 sample.name
             ] = sample.value
     return {
-        name: offsets[_HIGH]
+        name: offsets[_HIGH_WATERMARK]
         for name, offsets in offsets_by_partition.items()
-        if name in unreplicated and len(offsets) == 2 and offsets[_HIGH] < offsets[_END]
+        if name in unreplicated and len(offsets) == 2 and offsets[_HIGH_WATERMARK] < offsets[_END]
     }
 
 
 def flush_findings(before: Iterable[Sample], after: Iterable[Sample], unreplicated: frozenset[str]) -> list[Finding]:
-    """`before`, `after`: two samples of the metrics, FLUSH_SAMPLE_GAP_S apart. `unreplicated`: partitions with one
-    replica, whose records wait only for this host's disk.
+    """`before`, `after`: two scrapes of the metrics page, FLUSH_SAMPLE_GAP_S apart. `unreplicated`:
+    partitions with one replica, whose records wait only for this host's disk.
     """
     watermarks_before = waiting_for_flushes(before, unreplicated)
     stuck = [
@@ -329,8 +329,8 @@ def flush_findings(before: Iterable[Sample], after: Iterable[Sample], unreplicat
 
 
 def stalled_partitions(samples: Iterable[Sample]) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """(group, topic, partition) -> committed offset and lag in seconds, where a group that has
-    members is more than STALLED_S_MIN behind.
+    """(group, topic, partition) -> (committed offset, lag in seconds), for groups that have members
+    and are more than STALLED_S_MIN behind.
     """
     listed = list(samples)
     with_members = {
@@ -354,8 +354,8 @@ def _key(sample: Sample) -> tuple[str, str, str]:
 
 
 def consumer_findings(before: Iterable[Sample], after: Iterable[Sample]) -> list[Finding]:
-    """`before`, `after`: two samples of the metrics, COMMIT_INTERVAL_S apart, which is longer than the clients'
-    interval between commits.
+    """`before`, `after`: two scrapes of the metrics page, COMMIT_INTERVAL_S apart: a member that
+    makes progress commits in between.
     """
     stalled_before, stalled_now = stalled_partitions(before), stalled_partitions(after)
     findings = []
@@ -376,11 +376,11 @@ def consumer_findings(before: Iterable[Sample], after: Iterable[Sample]) -> list
 
 
 def host_findings(facts: Mapping[str, Any]) -> list[Finding]:
-    """`facts`: open_files (limit of the acceptor), transparent_hugepages, swappiness, shm_free (share);
-    unknown facts are missing.
+    """`facts`: open_files (the acceptor's limit), transparent_hugepages, swappiness, shm_free (a
+    fraction); unknown facts are missing.
     """
     findings = []
-    if facts.get("open_files", FILES_MIN) < FILES_MIN:
+    if facts.get("open_files", OPEN_FILES_MIN) < OPEN_FILES_MIN:
         findings.append(
             Finding(
                 Harm.NO_RESERVE,

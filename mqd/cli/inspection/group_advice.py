@@ -1,8 +1,8 @@
-"""Computes how many members or partitions a consumer group needs for the current rate of writes, from
-two samples of its committed offsets and the ends of its partitions.
+"""Computes how many members or partitions a consumer group needs for the current rate of writes,
+from two samples of its committed offsets and the ends of its partitions.
 
-The rate of a member that always had records to read is the capacity of a member. A member that keeps up
-shows only a lower bound, from which no capacity is computed.
+A member's capacity is the rate of the members that always had records to read. The rate of a
+member that keeps up is only a lower bound of its capacity, and is not used.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class GroupSample(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """Rates in records a second; None: not known. `to_hold`, `to_catch_up`: members needed to keep up,
-    or to catch up. `hot`: partitions that receive more records than one member can read.
+    """Rates in records a second; None: not known. `member_reads_s`: the capacity of a member.
+    `to_hold`, `to_catch_up`: members needed to keep up, or to catch up. `hot`: partitions that
+    receive more records than one member can read.
     """
 
     seconds: float
@@ -90,7 +91,7 @@ def advise(before: GroupSample, after: GroupSample, catch_up_s: float) -> Advice
 
 def _busy_rates(before: GroupSample, after: GroupSample, read: Mapping[Partition, float]) -> list[float]:
     """The rates of the members that always had records to read: their lag in both samples exceeds
-    what they read between two commits.
+    what they read between two commits. `read`: the rate at which each partition is read.
     """
     busy_rates = []
     for name, partitions in after.members.items():
@@ -103,8 +104,8 @@ def _busy_rates(before: GroupSample, after: GroupSample, read: Mapping[Partition
 
 
 def _partitions_needed(written: Mapping[Partition, float], members: int) -> dict[str, int]:
-    """How many partitions each topic needs so that each member gets one, in proportion to the topics'
-    write rates. Only topics with too few.
+    """How many partitions each topic needs so that each member gets one, in proportion to the
+    topics' write rates. Only topics with too few.
     """
     by_topic: dict[str, list[float]] = {}
     for (topic, _), rate in written.items():

@@ -25,7 +25,8 @@ class Replicas(NamedTuple):
 
 class GroupOffsets(NamedTuple):
     """A sample of a group. `behind_s`: by partition, how long the first uncommitted record has
-    waited."""
+    waited.
+    """
 
     state: str
     offsets: Mapping[Partition, int]
@@ -54,7 +55,7 @@ class Host(NamedTuple):
 
 class Process(NamedTuple):
     name: str
-    cpu: float  # share of a core
+    cpu: float  # in cores: 0.5 is half a core
 
 
 class Topic(NamedTuple):
@@ -94,7 +95,7 @@ class SlowPartition(NamedTuple):
 
 class View(NamedTuple):
     """The changes between two samples. Hosts are in the order of their ids, processes in the
-    sample's order; of topics and groups, the largest are first.
+    sample's order; topics and groups are sorted, the largest first.
     """
 
     seconds: float
@@ -110,8 +111,8 @@ class View(NamedTuple):
 
 
 def rates(before: Mapping[Partition, int], after: Mapping[Partition, int], seconds: float) -> dict[Partition, float]:
-    """Rates of the partitions that are in both samples, and whose offset did not decrease: a recreated
-    topic begins at 0, and a committed offset may have been reset.
+    """Rates of the partitions that are in both samples, and whose offset did not decrease: a
+    recreated topic begins at 0, and a committed offset may have been reset.
     """
     return {
         partition: (end - before[partition]) / seconds
@@ -196,8 +197,8 @@ def _hosts(sample: Sample, written: Mapping[Partition, float]) -> list[Host]:
 def _slow_partitions(
     sample: Sample, written: Mapping[Partition, float], read: Mapping[str, Mapping[Partition, float]]
 ) -> list[SlowPartition]:
-    """The partitions to list: those without a leader, then those with a replica out of sync, then those in
-    which a group falls behind.
+    """The partitions to list: those without a leader, then those with a replica out of sync, then
+    those in which a group falls behind.
     """
     ranked = []
     for partition, replicas in sample.partitions.items():

@@ -21,8 +21,8 @@ class Sample(NamedTuple):
 
 
 def text(url: str, data_dir: Path) -> str:
-    """Returns the page. Uses the token and the CA that `mqd up --secure` created in the data directory.
-    Raises OSError, ValueError.
+    """Returns the page. Uses the token and the CA that `mqd up --secure` created in the data
+    directory. Raises OSError, ValueError.
     """
     request = urllib.request.Request(url)
     token, ca = data_dir / "secure" / "metrics.token", data_dir / "secure" / "ca.pem"
@@ -32,7 +32,7 @@ def text(url: str, data_dir: Path) -> str:
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as response:
             return response.read().decode()
-    except http.client.HTTPException as error:  # such as a page that is cut short
+    except http.client.HTTPException as error:  # for example, the page is cut off
         raise OSError(f"the response is not valid: {error!r}") from error
 
 

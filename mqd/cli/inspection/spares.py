@@ -1,6 +1,6 @@
 """Counts the spares of topics with acks.replicas as in sync, for the commands that show replicas. A
-spare is not in the in-sync set because enough other replicas are, and lacks no records while its host
-is in service.
+spare is outside the in-sync set only because enough other replicas are in it; while its host is in
+service, it lacks no records.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ _DESCRIBE_CONFIGS = 32
 
 
 def count_as_in_sync(broker: Broker, topics: Any) -> None:
-    """Adds spares to the in-sync replicas of the partitions of `topics`, from a Metadata response. The
-    spares of a topic whose configuration this user may not describe are not known, and not added.
+    """Adds spares to the in-sync replicas of the partitions of `topics`, from a Metadata response.
+    The spares of a topic whose configuration this user may not describe are not known, and not
+    added.
     """
     incomplete_topics = [topic for topic in topics if any(map(_lacks_replicas, topic.partitions))]
     limits = _acks_replicas(broker, [topic.name for topic in incomplete_topics]) if incomplete_topics else {}

@@ -41,7 +41,7 @@ def disk_(directory: Path | None, size_mib: int, seconds: float, output_format: 
     while directory is None and not target.exists():
         target = target.parent
     if not target.is_dir():
-        raise CliError(f"{target} is not a directory: name one on the disk to measure")
+        raise CliError(f"{target} is not a directory: give one on the disk to measure")
     disk.check_space(target, size_mib * disk.MIB)
     file_system = storage.file_system_of(Path("/"), target.resolve())
     figures = disk.measure(target, size_mib * disk.MIB, seconds)

@@ -2,7 +2,7 @@
 
 C1  An entry is on disk before its setting is changed, so every change can be undone.
 C2  If a setting is changed again, the journal keeps its first value.
-C3  A setting that another program has changed since is not restored.
+C3  A setting that another program has changed in the meantime is not restored.
 C4  Only files below /sys and /proc are written, whatever the journal says.
 """
 
@@ -24,7 +24,7 @@ _ALLOWED_PREFIXES = ("/sys/", "/proc/sys/", "/proc/irq/")
 
 
 class Entry(NamedTuple):
-    """`path`: absolute, without the prefix `root`, which only tests use."""
+    """`path`: absolute, without the prefix `root` (which only tests set)."""
 
     path: str
     before: str
@@ -92,7 +92,7 @@ class Journal:
 def _resolve(root: Path, path: str) -> Path:
     """Returns the file below `root`. Raises CliError if it is not a kernel setting (C4)."""
     if not path.startswith(_ALLOWED_PREFIXES) or ".." in Path(path).parts:
-        raise CliError(f"the journal names {path}, which is not a setting of the kernel: it is left alone")
+        raise CliError(f"the journal names {path}, which is not a setting of the kernel: it was not changed")
     return root / path.lstrip("/")
 
 
@@ -117,7 +117,7 @@ def apply(root: Path, journal: Journal, settings: Iterable[Setting]) -> list[Out
             journal.record(path, before, value)  # C1
             error = _write(target, value)
             current = selected_value(read_text(target) or "")
-            if current != value:  # for C3: the kernel rounded the value, or applied part of it
+            if current != value:  # for C3: the kernel rounded the value, or applied only part of it
                 journal.record(path, before, current)
             outcomes.append(Outcome(path, not error, error or f"{before} -> {value}"))
     return outcomes

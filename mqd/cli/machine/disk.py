@@ -16,7 +16,7 @@ from mqd.cli.common import CliError, human_bytes
 
 MIB = 1 << 20
 RECORD_BYTES = 4096  # one small batch
-COMMIT_BYTES = 256 * 1024  # bytes that many producers sent during one flush
+COMMIT_BYTES = 256 * 1024  # what many producers together send during one flush
 FREE_SHARE_MIN = 0.05  # share of the file system that must stay free
 PATIENCE_S = 30.0  # by how much the measurement may exceed the given time before the disk is considered hung
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
@@ -34,8 +34,8 @@ class Flushes(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Rates in bytes per second. `is_cached`: the reads came from the page cache, because the file
-    system has no O_DIRECT.
+    """`single`: appends of RECORD_BYTES; `commit`: of COMMIT_BYTES. Rates in bytes per second.
+    `is_cached`: the reads came from the page cache, because the file system has no O_DIRECT.
     """
 
     single: Flushes
@@ -134,7 +134,7 @@ def check_space(directory: Path, size_bytes: int) -> None:
     if free - size_bytes < reserved:
         raise CliError(
             f"{directory} has {human_bytes(free)} free, and {human_bytes(size_bytes)} more would leave less than"
-            f" {FREE_SHARE_MIN:.0%} of it: use --size, or free space"
+            f" {FREE_SHARE_MIN:.0%} of it: use a smaller --size, or free space"
         )
 
 
@@ -154,7 +154,8 @@ def measure(directory: Path, size_bytes: int, seconds: float, patience_s: float 
         except OSError as error:
             outcome.append(error)
 
-    # a call that hangs in the kernel cannot be interrupted, but the process can exit without waiting for it
+    # a call that hangs in the kernel cannot be interrupted, but the process can exit without
+    # waiting for it
     thread = threading.Thread(target=run, name="bench-disk", daemon=True)
     thread.start()
     thread.join(seconds + patience_s)

@@ -243,7 +243,7 @@ def _stripes(file_system: FileSystem, devices: Sequence[Device]) -> Iterator[Set
 
 
 def has_swap(root: Path) -> bool:
-    return len((read_text(root / "proc/swaps") or "").splitlines()) > 1  # the first line is a heading
+    return len((read_text(root / "proc/swaps") or "").splitlines()) > 1  # the first line is the header
 
 
 def _memory(root: Path) -> Iterator[Setting]:
@@ -303,7 +303,7 @@ def _network(root: Path) -> Iterator[Setting]:
     for name, why in (
         (
             "core/somaxconn",
-            "limits the connections that wait to be accepted, such as when clients return after a restart",
+            "limits the connections that wait to be accepted, for example when clients reconnect after a restart",
         ),
         ("ipv4/tcp_max_syn_backlog", "limits the connections that are being opened at the same time"),
     ):
@@ -320,7 +320,7 @@ def _network(root: Path) -> Iterator[Setting]:
 
 
 def _interrupts(root: Path, interface: Path, cpus: Sequence[int]) -> Iterator[Setting]:
-    """The interrupts of a network card with several queues: good unless all go to one CPU."""
+    """The interrupts of a network card with several queues; they should not all go to one CPU."""
     irq_dir = interface / "device/msi_irqs"
     irqs = sorted(int(irq.name) for irq in irq_dir.iterdir() if irq.name.isdigit()) if irq_dir.is_dir() else []
     files = [root / f"proc/irq/{irq}/smp_affinity_list" for irq in irqs]
@@ -362,7 +362,7 @@ def _cpus(root: Path) -> Iterator[Setting]:
             ", ".join(sorted(set(governors.values()))),
             "performance",
             not slow,
-            "a CPU that saves power between requests handles the next one later",
+            "a CPU that saves power between requests takes longer to handle the next one",
             {path: "performance" for path in slow},
         )
     clock = folder / "clocksource/clocksource0"

@@ -18,7 +18,7 @@ class FileSystem(NamedTuple):
 
 
 class Device(NamedTuple):
-    """`directory`: the directory in /sys of the whole disk or array."""
+    """A disk or an array. `directory`: its directory in /sys."""
 
     name: str
     directory: Path

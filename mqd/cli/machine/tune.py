@@ -67,7 +67,9 @@ def _report(outcomes: Sequence[Outcome], as_json: bool) -> None:
             click.echo(f"{'' if outcome.done else 'FAILED '}{outcome.path}: {outcome.text}")
     failed = [outcome for outcome in outcomes if not outcome.done]
     if failed:
-        raise CliError(f"{len(failed)} of {len(outcomes)} settings failed, first {failed[0].path}: {failed[0].text}")
+        raise CliError(
+            f"{len(failed)} of {len(outcomes)} settings could not be changed; {failed[0].path}: {failed[0].text}"
+        )
 
 
 @click.command(short_help="Check whether this machine's settings suit a broker, and change them.")
@@ -83,12 +85,11 @@ def _report(outcomes: Sequence[Outcome], as_json: bool) -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The broker's properties file, for log.dirs.",
 )
-@click.option(
-    "--apply", "is_apply", is_flag=True, help="Change the settings that can be changed at run time; needs root."
-)
-@click.option("--undo", "is_undo", is_flag=True, help="Restore the settings that --apply has changed; needs root.")
+@click.option("--apply", "apply", is_flag=True, help="Change the settings that can be changed at run time; needs root.")
+@click.option("--undo", "undo", is_flag=True, help="Restore the settings that --apply has changed; needs root.")
 @click.option(
     "--journal",
+    "journal_path",
     type=click.Path(dir_okay=False, path_type=Path),
     default=JOURNAL,
     show_default=True,
@@ -99,9 +100,9 @@ def _report(outcomes: Sequence[Outcome], as_json: bool) -> None:
 def command(
     data_dir: Path | None,
     config_file: Path | None,
-    is_apply: bool,
-    is_undo: bool,
-    journal: Path,
+    apply: bool,
+    undo: bool,
+    journal_path: Path,
     root: Path,
     output_format: str,
 ) -> int:
@@ -113,21 +114,21 @@ def command(
 
     Exit status: 0 if every setting is as wanted, 1 otherwise.
     """
-    if is_apply and is_undo:
+    if apply and undo:
         raise click.UsageError("--apply and --undo are mutually exclusive")
     as_json = output_format == "json"
-    if is_undo:
-        undo_journal = Journal(journal)
-        if not undo_journal.entries:
-            raise CliError(f"{journal} has no entry: no change of mqd tune --apply is left to undo")
-        _report(changes.undo(root, undo_journal), as_json)
+    if undo:
+        journal = Journal(journal_path)
+        if not journal.entries:
+            raise CliError(f"{journal_path} has no entry: no change of mqd tune --apply is left to undo")
+        _report(changes.undo(root, journal), as_json)
         return 0
     if data_dir is not None and not (root / data_dir.absolute().relative_to("/")).is_dir():
-        raise CliError(f"{data_dir} is not a directory: name one on the disk to check")
+        raise CliError(f"{data_dir} is not a directory: give one on the disk to check")
     checked = settings.read_settings(root, _directories(data_dir, config_file))
-    if is_apply:
+    if apply:
         try:
-            outcomes = changes.apply(root, Journal(journal), checked)
+            outcomes = changes.apply(root, Journal(journal_path), checked)
         except PermissionError as error:
             raise CliError(f"{error.filename}: {error.strerror}; --apply needs root") from error
         if not outcomes and not as_json:

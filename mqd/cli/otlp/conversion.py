@@ -32,8 +32,8 @@ class Conversion:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[_SeriesKey, tuple[int, float]] = {}  # start time and last value
-        # those of the current scrape; a series that is missing from it is forgotten
+        self._counts: dict[_SeriesKey, tuple[int, float]] = {}  # series -> start time and last value
+        # the counters of the current scrape; it replaces _counts, so missing series are forgotten
         self._new_counts: dict[_SeriesKey, tuple[int, float]] = {}
         self._last_scrape_ns = 0
 

@@ -100,7 +100,7 @@ def show(name: str, output_format: str) -> None:
 @command.command()
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 def remove(name: str) -> None:
-    """Forget the profile NAME; the client's properties file stays."""
+    """Remove the profile NAME; the client's properties file stays."""
     store.get(name)
     with store.edit() as profiles:
         profiles.pop(name, None)

@@ -1,5 +1,5 @@
-"""Profiles, the clusters a user has named: ~/.config/mqd/profiles.json, which may be edited by
-hand.
+"""Profiles, the clusters that a user has named. They are in ~/.config/mqd/profiles.json, which may
+be edited by hand:
 
 {"production": {"bootstrap": "10.0.0.1:9092,10.0.0.2:9092",
                 "client_config": "/home/me/admin.properties"}}

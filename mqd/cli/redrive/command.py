@@ -19,7 +19,8 @@ def command() -> None:
 
 
 @command.command(
-    epilog="TIME: 2026-01-31T12:00, milliseconds since 1970, or -15m; the dead letter's, not the original record's."
+    epilog="TIME: 2026-01-31T12:00, milliseconds since 1970, or -15m. It is compared with the time of the dead letter,"
+    " not of the original record."
 )
 @options
 @click.argument("topic", metavar="DEAD_LETTER_TOPIC", shell_complete=complete_topic)
@@ -30,8 +31,8 @@ def command() -> None:
     type=click.Choice(list(REASONS)),
     help="Only rejected records, or those that exhausted their deliveries.",
 )
-@click.option("--since", metavar="TIME", help="Only letters of this time or later.")
-@click.option("--until", metavar="TIME", help="Only letters before this time.")
+@click.option("--since", metavar="TIME", help="Only letters written at this time or later.")
+@click.option("--until", metavar="TIME", help="Only letters written before this time.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Move at most N records.")
 @click.option("--rate", type=click.IntRange(1), metavar="N", help="Move at most N records a second.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be moved.")
@@ -53,8 +54,8 @@ def redrive(
     killed, run it again to resume; consumers with read_committed see each record moved once. Every
     share group of the source topic gets the record, not only the one that dead-lettered it.
 
-    What was moved is remembered for offsets.retention.minutes (7 days by default) after the last
-    redrive with these options; then the same letters are moved again.
+    The cluster remembers what was moved for offsets.retention.minutes (7 days by default) after the
+    last redrive with these options; after that, a redrive moves the same letters again.
     """
     from mqd.cli.redrive.moving import Redrive
 

@@ -29,7 +29,7 @@ from mqd.cli.redrive.plan import EarlierRedrive, Filter, NewRecord, Origin, Stor
 BATCH_RECORDS_MAX = 500  # records per transaction
 ATTEMPTS_MAX = 3  # per transaction; a transaction is not repeated if a record was refused
 TRANSACTION_TIMEOUT_MS = 30_000  # how long a killed redrive can delay readers with read_committed
-PROGRESS_TIMEOUT_S = 60.0
+PROGRESS_TIMEOUT_S = 60.0  # for records to arrive, and for retries of a producer's calls
 COORDINATOR_LOOKUP_TIMEOUT_S = 15.0
 # the consumer reads forward to a source record within this distance, and seeks to others
 READ_FORWARD_OFFSETS_MAX = 1000
@@ -345,12 +345,13 @@ class Writer:
 
 
 class SourceReader:
-    """Looks up the topics and records that letters name. Records are read whether committed or not,
-    because a share group may have received either.
+    """Looks up the topics and records that letters name. Uncommitted and aborted records are read
+    too, because a share group may have received them.
     """
 
     def __init__(self, bootstrap: str, group: str) -> None:
-        # the redrive's group: librdkafka looks up the group's coordinator, and another group would need its own ACL
+        # the redrive's group: librdkafka looks up the group's coordinator, and another group would
+        # need its own ACL
         self._consumer = _consumer(bootstrap, group, "read_uncommitted")
         self._admin: AdminClient = admin_client(bootstrap)
         self._topics: dict[str, Source | None] = {}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mqd.coordinator.share.letter_records import EXHAUSTED, PREFIX, REJECTED
 
-GROUP_PREFIX = "mqd-redrive:"  # followed by TOPIC?FILTER; neither a topic nor a quoted value has ? or &
+GROUP_PREFIX = "mqd-redrive:"  # followed by TOPIC?FILTER; neither a topic's name nor a quoted value has ? or &
 COUNT_HEADER = "mqd-redriven"  # header: how many times the record was redriven
 REDRIVE_COUNT_MAX = 3
 REASONS = {"rejected": REJECTED, "exhausted": EXHAUSTED}
@@ -145,14 +145,14 @@ def needs_source(letter: StoredRecord) -> bool:
 
 
 def record_of(
-    letter: StoredRecord, origin: Origin, source: StoredRecord | None, from_dead_letter_topic: bool
+    letter: StoredRecord, origin: Origin, source: StoredRecord | None, source_takes_letters: bool
 ) -> NewRecord | str:
     """The record to write, or the reason why none is written. `source`: the original record, if it
-    is needed and still exists. `from_dead_letter_topic`: the source topic takes dead letters. A
-    record that is moved there would become a dead letter without headers, or, if two topics take
+    is needed and still exists. `source_takes_letters`: the source topic takes dead letters itself.
+    A record that is moved there would become a dead letter without headers, or, if two topics take
     each other's letters, be redriven back and forth.
     """
-    if from_dead_letter_topic:
+    if source_takes_letters:
         return LOOP
     if needs_source(letter):
         if source is None:
@@ -169,7 +169,6 @@ def record_of(
 
 
 def _application_headers(headers: Headers) -> Headers:
-    """The application's headers."""
     return tuple(header for header in headers if header[0] != COUNT_HEADER and not header[0].startswith(PREFIX))
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 STATE = Path("/var/lib")
 HOMES = ("/home", "/root")  # what ProtectHome= hides
 NAME_PATTERN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}")
-# a process whose event loop hangs exits by itself after 60 s; systemd stops the whole broker only if that fails
+# longer than the 60 s after which a process whose event loop hangs exits by itself: systemd stops
+# the whole broker only if that fails
 WATCHDOG_S = 120
 
 _UNIT = """\
@@ -33,7 +34,7 @@ TimeoutStartSec=infinity
 TimeoutStopSec=60
 Restart=on-failure
 RestartSec=1
-# the broker notifies systemd while each of its processes responds within 5 s
+# the broker notifies systemd as long as each of its processes responds within 5 s
 WatchdogSec={watchdog_s}
 {directories}
 # where clients on this host find the broker; not in /tmp, because the service has a private /tmp

@@ -283,7 +283,9 @@ def test_topic_values_are_made_canonical_and_null_means_the_brokers():
         "retention.ms": "60",
     }
     refused(lambda: c.validate_topic({"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "4"}), "must not exceed")
-    refused(lambda: c.validate_topic({"min.insync.replicas": "2"}), "one host keeps one replica", "set it to 1")
+    refused(
+        lambda: c.validate_topic({"min.insync.replicas": "2"}), "a single host keeps only one replica", "set it to 1"
+    )
     assert c.validate_topic({"replica.lag.max.messages": "-1"}) == {"replica.lag.max.messages": "-1"}
     refused(lambda: c.validate_topic({"replica.lag.max.messages": "0"}), "some records behind", "or to -1")
 
@@ -316,7 +318,7 @@ def test_sensitive_values_are_not_shown():
         ({"log.scrub.interval.ms": "999"}, "at least 1000, or -1"),
         ({"receive.arena.bytes": "16777217"}, "multiple of 65536"),
         ({"retention.free.bytes": "1000"}, "must exceed log.dirs.free.bytes.min"),
-        ({"min.insync.replicas": "2"}, "one host keeps one replica"),
+        ({"min.insync.replicas": "2"}, "a single host keeps only one replica"),
         ({"worker.cpus": "0,a"}, "CPU numbers"),
         ({"worker.cpus": "3-1"}, "CPU numbers"),
         ({"worker.cpus": "0-2,1"}, "listed twice"),

@@ -223,7 +223,7 @@ def test_transactions_are_listed_without_one_whose_coordinator_is_just_changing(
     assert listed(monkeypatch, capsys, "txn") == (
         0,
         [],
-        "mqd: 2 transactional ids are left out (y first): coordinators are changing; try again\n",
+        "mqd: 2 transactional ids are left out (y, ...): coordinators are changing; try again\n",
     )
 
 

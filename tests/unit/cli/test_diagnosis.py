@@ -70,7 +70,7 @@ def test_an_unhealthy_cluster() -> None:
         (Harm.OUTAGE, "t-1 is not served by node 2, which is in service: log directory /disk"),
         (Harm.OUTAGE, "without a leader, neither read nor written: 1 partition (t-0)"),
         (Harm.NO_RESERVE, "broker 3 (h:9092) is fenced: its heartbeats do not reach the controllers"),
-        (Harm.NO_RESERVE, "voters 3 of the metadata are silent or behind; the quorum can lose no more"),
+        (Harm.NO_RESERVE, "voters 3 of the metadata quorum are silent or behind; the quorum can lose no more"),
         (
             Harm.NO_RESERVE,
             "broker 2 is not in sync in 1 partition (u-0), though it is in service: it is too slow, or is catching up",

@@ -91,7 +91,7 @@ def test_a_token_survives_a_lost_response(first, tmp_path, monkeypatch):
 
     monkeypatch.setattr(joining, "_send", fail_once)
     with invitation(first) as (token, _, results):
-        with pytest.raises(CliError, match="must still run there"):
+        with pytest.raises(CliError, match="must still be running there"):
             joining.join(token, data_dir, NAMES)
         joining.join(token, data_dir, NAMES)
     assert not failures and results == [True] and joining.has_joined(token, data_dir)
@@ -127,7 +127,7 @@ def test_a_token_works_once(first, tmp_path):
         assert "was used already" in made._respond(request).refusal
         made._listener.close()
         joining.join(token, tmp_path / "fourth", NAMES)
-    with pytest.raises(CliError, match="cannot join through 127.0.0.1:.*must still run there"):
+    with pytest.raises(CliError, match="cannot join through 127.0.0.1:.*must still be running there"):
         joining.join(token, tmp_path / "fifth", NAMES)
 
 

@@ -27,7 +27,7 @@ class FakeCluster:
     error = 0
 
     def __init__(self, bootstrap: str) -> None:
-        self.first = SimpleNamespace(supports=lambda api_key: True, request=self._listed)
+        self.bootstrap_broker = SimpleNamespace(supports=lambda api_key: True, request=self._listed)
 
     def __enter__(self) -> FakeCluster:
         return self
@@ -35,7 +35,7 @@ class FakeCluster:
     def __exit__(self, *_: object) -> None: ...
 
     def nodes(self) -> list[Any]:
-        return [self.first]
+        return [self.bootstrap_broker]
 
     def topics(self, names: Any) -> dict[str, dict[int, int]]:
         return {"t": {0: 1, 1: 1}}

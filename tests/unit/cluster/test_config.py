@@ -167,7 +167,7 @@ def test_an_address_that_this_host_does_not_have_is_reported_with_its_setting():
 
 
 def test_replication_factor_of_a_single_host():
-    with pytest.raises(ConfigError, match="one host keeps one"):
+    with pytest.raises(ConfigError, match="a single host keeps only one"):
         config(min_insync_replicas="2")
     assert config(min_insync_replicas="2", cluster_seeds="127.0.0.1:9094")["min.insync.replicas"] == "2"
     with pytest.raises(ConfigError, match="is not allowed"):

@@ -60,7 +60,7 @@ def test_the_disk_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     about = SimpleNamespace(f_bavail=300, f_blocks=1000, f_frsize=MIB)
     monkeypatch.setattr(os, "statvfs", lambda _path: about)
     disk.check_space(tmp_path, 250 * MIB)
-    with pytest.raises(CliError, match="use --size, or free space"):
+    with pytest.raises(CliError, match="use a smaller --size, or free space"):
         disk.check_space(tmp_path, 251 * MIB)
 
 
