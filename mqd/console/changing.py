@@ -150,7 +150,7 @@ def alter_topic(settings: Settings, form: Form) -> Change:
     name, key = required(form, "name", "a topic"), required(form, "key", "a property")
     is_reset, value = form.get("reset") == "1", form.get("config", "").strip()
     with Broker(settings.bootstrap) as broker:
-        known = {one.name: one for one in queries.topic_configs(broker, name)}
+        known = {config.name: config for config in queries.topic_configs(broker, name)}
     if key not in known:
         raise BadForm(f"topics have no property {key}")
     old = known[key]
@@ -323,9 +323,9 @@ def seek(settings: Settings, form: Form) -> Change:
         if failed:
             raise CliError(f"{len(failed)} of {len(planned)} offsets were not committed: {next(iter(failed.values()))}")
 
-    count = sum(one.new is not None and one.new != one.old for one in moves)
+    count = sum(move.new is not None and move.new != move.old for move in moves)
     effects = [f"{count} of {len(moves)} offset{'' if len(moves) == 1 else 's'} would move."]
-    if any(one.is_spark_progress for one in moves):
+    if any(move.is_spark_progress for move in moves):
         effects.append(SPARK_PROGRESS_NOTE.format(group=name))
     return Change(
         f"Move the offsets of {name} to {destination}?",
@@ -335,6 +335,6 @@ def seek(settings: Settings, form: Form) -> Change:
         f"Moved the offsets of {name}.",
         ("/group", {"name": name}),
         ("Partition", "Old offset", "New offset", "Moves by", ""),
-        [(f"{one.topic}-{one.partition}", one.old, one.new, _moved_by(one), one.note) for one in moves],
+        [(f"{move.topic}-{move.partition}", move.old, move.new, _moved_by(move), move.note) for move in moves],
         refusal="" if group.state in WITHOUT_MEMBERS else seek_refusal(group),
     )

@@ -154,7 +154,7 @@ def balance(settings: Settings, form: Form) -> Change:
 def drain(settings: Settings, form: Form) -> Change:
     node, cancel = whole_number(form, "node", "a broker's number"), form.get("cancel") == "1"
     state = ClusterState(settings)
-    if node not in {one.broker_id for one in state.brokers}:
+    if node not in {broker.broker_id for broker in state.brokers}:
         raise CliError(f"there is no broker {node}")
     with Broker(settings.bootstrap) as broker:
         if not broker.is_mqd():
@@ -163,7 +163,7 @@ def drain(settings: Settings, form: Form) -> Change:
             )
         before = moves.replicas_of_all(broker)
     held_partitions = {partition: replicas for partition, replicas in before.items() if node in replicas}
-    others = [one.broker_id for one in state.brokers if not one.is_fenced and one.broker_id != node]
+    others = [broker.broker_id for broker in state.brokers if not broker.is_fenced and broker.broker_id != node]
     unplaceable = [partition for partition, replicas in held_partitions.items() if len(replicas) > len(others)]
 
     def apply() -> None:

@@ -96,7 +96,7 @@ def parse(page: str, time_s: float) -> Scrape:
             samples.append(Sample(name, _labels(match[2]), value))
         elif name == _COMMITTED:
             committed.append((match[2], value))
-    lagging = {_partition_of(one.labels) for one in samples if one.name == _LAG}
+    lagging = {_partition_of(sample.labels) for sample in samples if sample.name == _LAG}
     if lagging:
         all_committed = ((_labels(text), value) for text, value in committed)
         samples += [
@@ -246,7 +246,7 @@ class Sampler:
             scrapes = list(self._last.values())
         fractions = []
         for scrape in scrapes:
-            values = {(one.name, one.labels.get("directory")): one.value for one in scrape.samples}
+            values = {(sample.name, sample.labels.get("directory")): sample.value for sample in scrape.samples}
             for (name, directory), total in values.items():
                 if name == "mqd_log_dir_total_bytes" and total:
                     fractions.append(values.get(("mqd_log_dir_free_bytes", directory), 0.0) / total)

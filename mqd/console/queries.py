@@ -46,13 +46,15 @@ METADATA, DESCRIBE_LOG_DIRS = 3, 35
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """Totals over a topic's partitions. `replicas`: the largest number of replicas of a partition."""
+    """Totals over a topic's partitions. `replica_count`: the largest number of replicas of a
+    partition.
+    """
 
     name: str
-    partitions: int
-    replicas: int
-    leaderless: int
-    not_in_sync: int
+    partition_count: int
+    replica_count: int
+    leaderless_count: int
+    not_in_sync_count: int
     is_internal: bool
 
 
@@ -84,11 +86,11 @@ class Health(msgspec.Struct, frozen=True):
     topics: tuple[Topic, ...]
     broken: tuple[BrokenPartition, ...]
     broken_count: int
-    leaderless: int
-    not_in_sync: int
-    partitions: int
+    leaderless_count: int
+    not_in_sync_count: int
+    partition_count: int
     voters: tuple[dict[str, Any], ...]
-    leader: int
+    controller_id: int
     findings: tuple[Finding, ...]
     hidden: tuple[str, ...]
     is_mqd: bool
@@ -100,16 +102,16 @@ BROKEN_MAX = 200
 def topics_of(response: Any) -> tuple[Topic, ...]:
     return tuple(
         Topic(
-            one.name,
-            len(one.partitions),
-            max((len(partition.replica_nodes) for partition in one.partitions), default=0),
-            sum(partition.leader_id < 0 for partition in one.partitions),
+            topic.name,
+            len(topic.partitions),
+            max((len(partition.replica_nodes) for partition in topic.partitions), default=0),
+            sum(partition.leader_id < 0 for partition in topic.partitions),
             sum(partition.leader_id >= 0 and len(partition.isr_nodes) < len(partition.replica_nodes)
-                for partition in one.partitions),
-            bool(one.is_internal) or one.name.startswith("__"),
+                for partition in topic.partitions),
+            bool(topic.is_internal) or topic.name.startswith("__"),
         )
-        for one in sorted(response.topics, key=lambda one: one.name)
-        if not one.error_code
+        for topic in sorted(response.topics, key=lambda topic: topic.name)
+        if not topic.error_code
     )  # fmt: skip
 
 
@@ -139,14 +141,14 @@ def health(settings: Settings) -> Health:
         hidden.append(f"controllers: {error.message}")
     broken = [
         BrokenPartition(
-            one.name,
+            topic.name,
             partition.partition_index,
             partition.leader_id,
             tuple(partition.replica_nodes),
             tuple(partition.isr_nodes),
         )
-        for one in response.topics
-        for partition in one.partitions
+        for topic in response.topics
+        for partition in topic.partitions
         if partition.leader_id < 0 or len(partition.isr_nodes) < len(partition.replica_nodes)
     ]
     if state is None and broken:
@@ -162,7 +164,7 @@ def health(settings: Settings) -> Health:
         partitions.count,
         tuple(state.replicas()) if state is not None else (),
         state.quorum.leader_id if state is not None else response.controller_id,
-        tuple(sorted(findings, key=lambda one: one.harm)),
+        tuple(sorted(findings, key=lambda finding: finding.harm)),
         tuple(hidden),
         is_mqd,
     )
@@ -197,9 +199,11 @@ def _nodes(response: Any, state: ClusterState | None) -> tuple[Node, ...]:
                 replica_counts[node] = replica_counts.get(node, 0) + 1
                 if node not in partition.isr_nodes:
                     out_of_sync_counts[node] = out_of_sync_counts.get(node, 0) + 1
-    known = {one.node_id: (one.host, one.port, one.rack, False) for one in response.brokers}
+    known = {broker.node_id: (broker.host, broker.port, broker.rack, False) for broker in response.brokers}
     if state is not None:
-        known |= {one.broker_id: (one.host, one.port, one.rack, one.is_fenced) for one in state.brokers}
+        known |= {
+            broker.broker_id: (broker.host, broker.port, broker.rack, broker.is_fenced) for broker in state.brokers
+        }
     return tuple(
         Node(
             node,
@@ -220,15 +224,15 @@ def groups(settings: Settings) -> list[Group]:
 
 
 class Directory(msgspec.Struct, frozen=True):
-    """`total` and `free` are -1 if the broker does not report them."""
+    """A log directory. `total_bytes` and `free_bytes` are -1 if the broker does not report them."""
 
     node: int
     path: str
     error: str
-    replicas: int
-    used: int
-    total: int
-    free: int
+    replica_count: int
+    used_bytes: int
+    total_bytes: int
+    free_bytes: int
 
 
 def directories(settings: Settings) -> tuple[list[Directory], list[str]]:
@@ -237,18 +241,20 @@ def directories(settings: Settings) -> tuple[list[Directory], list[str]]:
     missing: list[str] = []
     with Cluster(settings.bootstrap) as cluster:
         for node, response in _describe_log_dirs(cluster, None, missing):
-            for one in response.results:
-                error = error_text(one.error_code) if one.error_code else ""
-                replica_sizes = [partition.partition_size for topic in one.topics for partition in topic.partitions]
+            for directory in response.results:
+                error = error_text(directory.error_code) if directory.error_code else ""
+                replica_sizes = [
+                    partition.partition_size for topic in directory.topics for partition in topic.partitions
+                ]
                 reported.append(
                     Directory(
                         node,
-                        one.log_dir,
+                        directory.log_dir,
                         error,
                         len(replica_sizes),
                         sum(replica_sizes),
-                        one.total_bytes,
-                        one.usable_bytes,
+                        directory.total_bytes,
+                        directory.usable_bytes,
                     )
                 )
     return reported, missing
@@ -339,11 +345,11 @@ class TopicDetails(msgspec.Struct, frozen=True):
     @property
     def base(self) -> str:
         """The base topic of this view; "" if the topic is not a view."""
-        return next((one.value or "" for one in self.configs if one.name == VIEW_OF), "")
+        return next((config.value or "" for config in self.configs if config.name == VIEW_OF), "")
 
     @property
     def condition(self) -> str:
-        return next((one.value or "" for one in self.configs if one.name == VIEW_FILTER), "")
+        return next((config.value or "" for config in self.configs if config.name == VIEW_FILTER), "")
 
 
 def _size_of(sizes_by_node: dict[int, int] | None, leader: int) -> int | None:
@@ -358,7 +364,7 @@ def topic(settings: Settings, name: str) -> TopicDetails:
             METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=name)], allow_auto_topic_creation=False)
         ).topics[0]
         check(f"topic {name}", response.error_code, None)
-        partitions = [(name, one.partition_index) for one in response.partitions]
+        partitions = [(name, partition.partition_index) for partition in response.partitions]
         cluster.topics([name])
         starts, ends = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
         sizes_by_partition = sizes(cluster, [name])
@@ -367,20 +373,20 @@ def topic(settings: Settings, name: str) -> TopicDetails:
         except CliError as error:
             configs = ()
             hidden.append(f"configuration: {error.message}")
-        in_sync = {one.partition_index: tuple(one.isr_nodes) for one in response.partitions}
+        in_sync = {partition.partition_index: tuple(partition.isr_nodes) for partition in response.partitions}
         spares.count_as_in_sync(cluster.bootstrap_broker, [response])
     details = tuple(
         PartitionDetails(
-            one.partition_index,
-            one.leader_id,
-            tuple(one.replica_nodes),
-            in_sync[one.partition_index],
-            starts.get((name, one.partition_index)),
-            ends.get((name, one.partition_index)),
-            _size_of(sizes_by_partition.get((name, one.partition_index)), one.leader_id),
-            len(one.isr_nodes) < len(one.replica_nodes),
+            partition.partition_index,
+            partition.leader_id,
+            tuple(partition.replica_nodes),
+            in_sync[partition.partition_index],
+            starts.get((name, partition.partition_index)),
+            ends.get((name, partition.partition_index)),
+            _size_of(sizes_by_partition.get((name, partition.partition_index)), partition.leader_id),
+            len(partition.isr_nodes) < len(partition.replica_nodes),
         )
-        for one in sorted(response.partitions, key=lambda one: one.partition_index)
+        for partition in sorted(response.partitions, key=lambda partition: partition.partition_index)
     )
     return TopicDetails(name, details, configs, tuple(hidden))
 
@@ -393,22 +399,25 @@ def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:
     check(f"topic {name}", result.error_code, result.error_message)
     return tuple(
         Config(
-            one.name,
-            one.value,
-            _SOURCES.get(one.config_source, "?"),
-            one.config_source == _TOPIC_SOURCE,
-            one.is_sensitive,
-            _inherited_value(one),
-            one.documentation or "",
+            config.name,
+            config.value,
+            _SOURCES.get(config.config_source, "?"),
+            config.config_source == _TOPIC_SOURCE,
+            config.is_sensitive,
+            _inherited_value(config),
+            config.documentation or "",
         )
-        for one in sorted(result.configs, key=lambda one: one.name)
+        for config in sorted(result.configs, key=lambda config: config.name)
     )
 
 
 def _inherited_value(config: Any) -> str | None:
     """Ignores synonyms in other units, such as log.retention.hours for retention.ms."""
     own_names = (config.name, f"log.{config.name}")
-    return next((one.value for one in config.synonyms if one.source != _TOPIC_SOURCE and one.name in own_names), None)
+    return next(
+        (synonym.value for synonym in config.synonyms if synonym.source != _TOPIC_SOURCE and synonym.name in own_names),
+        None,
+    )
 
 
 class TopicTotals(msgspec.Struct, frozen=True):
@@ -428,9 +437,15 @@ def topic_totals(settings: Settings, names: list[str]) -> dict[str, TopicTotals]
     totals = {}
     for name, indexes in known.items():
         topic_partitions = [(name, index) for index in indexes]
-        counts = [ends[one] - starts[one] for one in topic_partitions if one in ends and one in starts]
-        topic_sizes = [_size_of(sizes_by_partition.get(one), indexes[one[1]]) for one in topic_partitions]
-        known_sizes = [one for one in topic_sizes if one is not None]
+        counts = [
+            ends[partition] - starts[partition]
+            for partition in topic_partitions
+            if partition in ends and partition in starts
+        ]
+        topic_sizes = [
+            _size_of(sizes_by_partition.get(partition), indexes[partition[1]]) for partition in topic_partitions
+        ]
+        known_sizes = [size for size in topic_sizes if size is not None]
         totals[name] = TopicTotals(sum(counts) if counts else None, sum(known_sizes) if known_sizes else None)
     return totals
 
@@ -454,7 +469,7 @@ class ConsumingGroup(msgspec.Struct, frozen=True):
 
     group: str
     state: str
-    members: int
+    member_count: int
     lag: int | None
 
 
@@ -466,19 +481,19 @@ def consuming_groups(settings: Settings, known: list[Group], name: str, ends: di
     lags: dict[str, int] = {}
     with Cluster(settings.bootstrap) as cluster:
         for broker in cluster.nodes():
-            listed = [one.group_id for one in broker.request(LIST_GROUPS, ListGroupsRequest()).groups]
+            listed = [group.group_id for group in broker.request(LIST_GROUPS, ListGroupsRequest()).groups]
             for start in range(0, len(listed), GROUPS_PER_REQUEST):
                 requested = [
-                    OffsetFetchRequest.Group(group_id=one, topics=[wanted])
-                    for one in listed[start : start + GROUPS_PER_REQUEST]
+                    OffsetFetchRequest.Group(group_id=group_id, topics=[wanted])
+                    for group_id in listed[start : start + GROUPS_PER_REQUEST]
                 ]
                 response = broker.request(OFFSET_FETCH, OffsetFetchRequest(groups=requested), TOPIC_NAMES_VERSION_MAX)
                 for group in response.groups:
                     committed = {
-                        one.partition_index: one.committed_offset
+                        partition.partition_index: partition.committed_offset
                         for topic in group.topics
-                        for one in topic.partitions
-                        if not one.error_code and one.committed_offset >= 0
+                        for partition in topic.partitions
+                        if not partition.error_code and partition.committed_offset >= 0
                     }
                     if committed and not group.error_code:
                         lags[group.group_id] = sum(max(0, ends[index] - at) for index, at in committed.items())
@@ -504,18 +519,22 @@ def group_lags(settings: Settings, groups: list[Group]) -> dict[str, GroupLag]:
     """The lags of the groups on one page of the list."""
     lags: dict[str, GroupLag] = {}
     with Cluster(settings.bootstrap) as cluster:
-        positions_by_group = {one.group: positions(cluster, one.group, one.type == SHARE) for one in groups}
-        share_groups = {one.group for one in groups if one.type == SHARE}
+        positions_by_group = {group.group: positions(cluster, group.group, group.type == SHARE) for group in groups}
+        share_groups = {group.group for group in groups if group.type == SHARE}
         partitions = {partition for committed in positions_by_group.values() for partition in committed}
         cluster.topics({topic for topic, _ in partitions})
         ends = cluster.offsets(partitions, LATEST)
     for name, committed in positions_by_group.items():
         lag = None
         if committed and name in share_groups:
-            lag = sum(one.lag or 0 for one in committed.values())
+            lag = sum(position.lag or 0 for position in committed.values())
         elif committed:
-            lag = sum(max(0, ends[at] - one.offset) for at, one in committed.items() if at in ends)
-        lags[name] = GroupLag(lag, any(one.metadata == GROUP_OFFSET_METADATA for one in committed.values()))
+            lag = sum(
+                max(0, ends[partition] - position.offset)
+                for partition, position in committed.items()
+                if partition in ends
+            )
+        lags[name] = GroupLag(lag, any(position.metadata == GROUP_OFFSET_METADATA for position in committed.values()))
     return lags
 
 

@@ -40,8 +40,8 @@ class Queue(msgspec.Struct, frozen=True):
 def queues(settings: Settings, known: list[Group]) -> list[Queue]:
     """The queues of the share groups on one page of the list. Raises CliError."""
     with Cluster(settings.bootstrap) as cluster:
-        positions = {one.group: share_groups.offsets(cluster, one.group, with_deliveries=True) for one in known}
-        topics = {one.group: _dead_letter_topic(cluster, one.group) for one in known}
+        positions = {group.group: share_groups.offsets(cluster, group.group, with_deliveries=True) for group in known}
+        topics = {group.group: _dead_letter_topic(cluster, group.group) for group in known}
         partitions = [
             (topic, index)
             for topic, indexes in cluster.topics({topic for topic in topics.values() if topic}).items()
@@ -53,28 +53,28 @@ def queues(settings: Settings, known: list[Group]) -> list[Queue]:
         dead_letter_counts[partition[0]] += ends[partition] - starts[partition]
     return [
         Queue(
-            one,
-            tuple(sorted({topic for topic, _ in positions[one.group]})),
-            sum(position.lag or 0 for position in positions[one.group].values()) if positions[one.group] else None,
-            _oldest(settings, positions[one.group]),
-            _sum_counts(position.records_by_delivery_count for position in positions[one.group].values()),
-            topics[one.group],
-            dead_letter_counts.get(topics[one.group]),
+            group,
+            tuple(sorted({topic for topic, _ in positions[group.group]})),
+            sum(position.lag or 0 for position in positions[group.group].values()) if positions[group.group] else None,
+            _oldest(settings, positions[group.group]),
+            _sum_counts(position.records_by_delivery_count for position in positions[group.group].values()),
+            topics[group.group],
+            dead_letter_counts.get(topics[group.group]),
         )
-        for one in known
+        for group in known
     ]
 
 
 def _sum_counts(counts: Iterable[dict[int, int]]) -> dict[int, int]:
     total: Counter[int] = Counter()
-    for one in counts:
-        total.update(one)
+    for counts_of_partition in counts:
+        total.update(counts_of_partition)
     return dict(sorted(total.items()))
 
 
 def _oldest(settings: Settings, positions: dict[tuple[str, int], share_groups.SharePosition]) -> float | None:
     """The age of the oldest waiting record in seconds; None if no record waits, or none can be read."""
-    offsets = {partition: one.offset for partition, one in positions.items() if one.lag}
+    offsets = {partition: position.offset for partition, position in positions.items() if position.lag}
     if not offsets:
         return None
     try:
@@ -89,4 +89,4 @@ def _dead_letter_topic(cluster: Cluster, name: str) -> str:
     (result,) = cluster.bootstrap_broker.request(DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
     if result.error_code:
         return ""
-    return next((one.value or "" for one in result.configs if one.name == DEAD_LETTER_TOPIC_PROPERTY), "")
+    return next((config.value or "" for config in result.configs if config.name == DEAD_LETTER_TOPIC_PROPERTY), "")

@@ -58,7 +58,7 @@ def _text(data: bytes, is_cut: bool) -> str | None:
         text = codecs.getincrementaldecoder("utf-8")().decode(data, final=not is_cut)
     except UnicodeDecodeError:
         return None
-    unusual_count = sum(one < " " and one not in "\n\r\t" for one in text)
+    unusual_count = sum(char < " " and char not in "\n\r\t" for char in text)
     return None if unusual_count * 4 > len(text) else text
 
 

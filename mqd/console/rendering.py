@@ -26,10 +26,10 @@ def visible(text: str) -> str:
     if _PLAIN.fullmatch(text):
         return text
     return "".join(
-        f"\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}U+{ord(one):04X}\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
-        if unicodedata.category(one) in _INVISIBLE_CATEGORIES and one not in "\n\t"
-        else one
-        for one in text
+        f"\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}U+{ord(char):04X}\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
+        if unicodedata.category(char) in _INVISIBLE_CATEGORIES and char not in "\n\t"
+        else char
+        for char in text
     )
 
 

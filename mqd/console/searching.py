@@ -179,7 +179,7 @@ def search(
 
 
 def _newest(records: list[Any], count: int) -> list[Any]:
-    return sorted(records, key=lambda one: (one.timestamp_ms, one.offset), reverse=True)[:count]
+    return sorted(records, key=lambda record: (record.timestamp_ms, record.offset), reverse=True)[:count]
 
 
 def _update_scanned(step: Step, positions: dict[int, int], ranges: dict[int, tuple[int, int]], is_live: bool) -> None:

@@ -174,13 +174,14 @@ def _as_json(view: live_view.View) -> dict[str, Any]:
         "partitions": view.partition_count,
         "records_in_s": view.records_in_s,
         "records_committed_s": view.records_read_s,
-        "hosts": [one._asdict() for one in view.hosts],
-        "processes": [one._asdict() for one in view.processes],
-        "topics": [one._asdict() for one in view.topics],
+        "hosts": [host._asdict() for host in view.hosts],
+        "processes": [process._asdict() for process in view.processes],
+        "topics": [topic._asdict() for topic in view.topics],
         "groups": [
-            one._asdict() | {"catches_up_s": one.catch_up_time_s(view.group_input_s[one.name])} for one in view.groups
+            group._asdict() | {"catches_up_s": group.catch_up_time_s(view.group_input_s[group.name])}
+            for group in view.groups
         ],
-        "slow": [one._asdict() for one in view.slow],
+        "slow": [partition._asdict() for partition in view.slow],
     }
 
 

@@ -39,7 +39,7 @@ def page(request: PageRequest) -> Response:
         "access.html",
         tab=tab,
         titles=TITLES,
-        links=[(title, url("/access", show=one), one == tab) for one, title in TITLES.items()],
+        links=[(title, url("/access", show=name), name == tab) for name, title in TITLES.items()],
         rows=matching_rows[(page_number - 1) * PER_PAGE : page_number * PER_PAGE],
         count=len(matching_rows),
         total=len(all_rows or ()),

@@ -23,11 +23,13 @@ def page(request: PageRequest) -> Response:
     text, state = request.text("q"), request.text("state")
     all_groups = request.cached("groups", GROUPS_CACHE_S, lambda: queries.groups(request.settings))
     matching = [
-        one for one in all_groups if text.casefold() in one.group.casefold() and (not state or one.state == state)
+        group
+        for group in all_groups
+        if text.casefold() in group.group.casefold() and (not state or group.state == state)
     ]
     number = request.number("page", 1, 1, max(1, -(-len(matching) // PER_PAGE)))
     shown = matching[(number - 1) * PER_PAGE : number * PER_PAGE]
-    key = "lags " + " ".join(one.group for one in shown)
+    key = "lags " + " ".join(group.group for group in shown)
     lags, reason = request.attempt(
         lambda: request.cached(key, LAGS_CACHE_S, lambda: queries.group_lags(request.settings, shown))
     )
@@ -41,7 +43,7 @@ def page(request: PageRequest) -> Response:
         per_page=PER_PAGE,
         q=text,
         state=state,
-        states=sorted({one.state for one in all_groups} | ({state} if state else set())),
+        states=sorted({group.state for group in all_groups} | ({state} if state else set())),
         rebalancing_states=REBALANCING_STATES,
         link=lambda page: url("/groups", q=text, state=state, page=page),
         hidden=[f"lag: {reason}"] if reason else [],
@@ -64,27 +66,27 @@ def group_page(request: PageRequest) -> Response:
             lags[row.member.member_id] = lags.get(row.member.member_id, 0) + (row.lag or 0)
     members: list[dict[str, Any]] = [
         {
-            "label": labels[one.member_id],
-            "id": one.member_id,
-            "host": one.host,
-            "assigned": assignment_text(one.assignment),
-            "target": None if one.target is None else assignment_text(one.target),
-            "partitions": partitions.get(one.member_id, 0),
-            "lag": lags.get(one.member_id, 0),
+            "label": labels[member.member_id],
+            "id": member.member_id,
+            "host": member.host,
+            "assigned": assignment_text(member.assignment),
+            "target": None if member.target is None else assignment_text(member.target),
+            "partitions": partitions.get(member.member_id, 0),
+            "lag": lags.get(member.member_id, 0),
         }
-        for one in sorted(group.members, key=lambda one: labels[one.member_id])
+        for member in sorted(group.members, key=lambda member: labels[member.member_id])
     ]
     delaying_members: list[dict[str, Any]] = []
     if group.rebalance is not None:
         delaying_members = [
             {
-                "label": labels.get(one.member_id, one.instance_id or one.client_id),
-                "host": one.host,
-                "waited_for": WAITED_FOR_TEXTS.get(one.waited_for, one.waited_for),
-                "waited_s": _seconds(one.waited_ms),
-                "silent_s": _seconds(one.silent_ms),
+                "label": labels.get(delaying.member_id, delaying.instance_id or delaying.client_id),
+                "host": delaying.host,
+                "waited_for": WAITED_FOR_TEXTS.get(delaying.waited_for, delaying.waited_for),
+                "waited_s": _seconds(delaying.waited_ms),
+                "silent_s": _seconds(delaying.silent_ms),
             }
-            for one in group.rebalance.held_up_by
+            for delaying in group.rebalance.held_up_by
         ]
     number = request.number("page", 1, 1, max(1, -(-len(details.rows) // ROWS_PER_PAGE)))
     return request.page(

@@ -187,7 +187,7 @@ def download(request: PageRequest) -> Response:
 
 
 def _file_name(text: str) -> str:
-    return "".join(one if one.isascii() and (one.isalnum() or one in "._-") else "_" for one in text)
+    return "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in text)
 
 
 # -- one record ------------------------------------------------------------------------------------

@@ -32,11 +32,11 @@ class MovesInProgress(msgspec.Struct, frozen=True):
 
     @property
     def copied_bytes(self) -> int:
-        return sum(one.copied_bytes or 0 for one in self.shown)
+        return sum(partition.copied_bytes or 0 for partition in self.shown)
 
     @property
     def total_bytes(self) -> int:
-        return sum(one.total_bytes or 0 for one in self.shown)
+        return sum(partition.total_bytes or 0 for partition in self.shown)
 
 
 def moves_in_progress(settings: Settings) -> MovesInProgress:
@@ -51,7 +51,11 @@ def moves_in_progress(settings: Settings) -> MovesInProgress:
                 for partition, move in sorted(ongoing.items())
                 if partition[0] == name
             }
-            shown += (one for one in verifying.planned_partitions(broker, name, plan) if one.move is not None)
+            shown += (
+                partition
+                for partition in verifying.planned_partitions(broker, name, plan)
+                if partition.move is not None
+            )
     return MovesInProgress(len(ongoing), len(topics), tuple(shown[:ROWS_MAX]))
 
 

@@ -25,11 +25,11 @@ def sentence(health: Health, findings: list[Finding]) -> tuple[str, str]:
         grade = {Harm.LOSS: "bad", Harm.OUTAGE: "bad", Harm.NO_RESERVE: "warn", Harm.NUISANCE: "note"}[worst.harm]
         return grade, f"{TITLES[worst.harm].capitalize()}: {worst.what}."
     brokers = sum(not node.is_fenced for node in health.nodes)
-    replicas = "all replicas in sync" if any(topic.replicas > 1 for topic in health.topics) else "all online"
+    replicas = "all replicas in sync" if any(topic.replica_count > 1 for topic in health.topics) else "all online"
     unseen = " (only what you are authorized to see was checked)" if health.hidden else ""
     return "good", (
-        f"Healthy{unseen}: {brokers} broker{'s' * (brokers != 1)} online, {health.partitions:,}"
-        f" partition{'s' * (health.partitions != 1)}, {replicas}."
+        f"Healthy{unseen}: {brokers} broker{'s' * (brokers != 1)} online, {health.partition_count:,}"
+        f" partition{'s' * (health.partition_count != 1)}, {replicas}."
     )
 
 
@@ -45,7 +45,7 @@ def page(request: PageRequest) -> Response:
     )
     metrics = request.console.metrics
     findings = [*health.findings, *diagnosis.group_findings(groups or ()), *metrics.findings(now_ms() / 1000)]
-    findings = sorted(dict.fromkeys(findings), key=lambda one: one.harm)
+    findings = sorted(dict.fromkeys(findings), key=lambda finding: finding.harm)
     grade, text = sentence(health, findings)
     points = metrics.points()
     charts = [
@@ -60,7 +60,7 @@ def page(request: PageRequest) -> Response:
         health=health,
         grade=grade,
         sentence=text,
-        findings=[(TITLES[one.harm], one) for one in findings],
+        findings=[(TITLES[finding.harm], finding) for finding in findings],
         hidden=hidden,
         topic_count=sum(not topic.is_internal for topic in health.topics),
         in_service=sum(not node.is_fenced for node in health.nodes),

@@ -18,16 +18,17 @@ PER_PAGE, QUEUES_CACHE_S = 10, 4.0
 def page(request: PageRequest) -> Response:
     text = request.text("q")
     all_groups = request.cached("groups", GROUPS_CACHE_S, lambda: queries.groups(request.settings))
-    matching = [one for one in all_groups if one.type == SHARE and text.casefold() in one.group.casefold()]
+    matching = [group for group in all_groups if group.type == SHARE and text.casefold() in group.group.casefold()]
     number = request.number("page", 1, 1, max(1, -(-len(matching) // PER_PAGE)))
     shown = matching[(number - 1) * PER_PAGE : number * PER_PAGE]
-    key = "queues " + " ".join(one.group for one in shown)
+    key = "queues " + " ".join(group.group for group in shown)
     share_queues = request.cached(key, QUEUES_CACHE_S, lambda: queues.queues(request.settings, shown)) if shown else []
     return request.page(
         "queues.html",
         queues=share_queues,
         redrives={
-            one.dead_letter_topic: f"mqd queue redrive {shlex.quote(one.dead_letter_topic)}" for one in share_queues
+            queue.dead_letter_topic: f"mqd queue redrive {shlex.quote(queue.dead_letter_topic)}"
+            for queue in share_queues
         },
         count=len(matching),
         page=number,

@@ -25,7 +25,7 @@ SORTS = ("name", "partitions", "size")
 
 def matching(topics: tuple[Topic, ...], text: str, internal: bool) -> list[Topic]:
     wanted = text.casefold()
-    return [one for one in topics if (internal or not one.is_internal) and wanted in one.name.casefold()]
+    return [topic for topic in topics if (internal or not topic.is_internal) and wanted in topic.name.casefold()]
 
 
 def page(request: PageRequest) -> Response:
@@ -42,14 +42,14 @@ def page(request: PageRequest) -> Response:
         )
         sizes = found_sizes or {}
     keys: dict[str, Callable[[Topic], Any]] = {
-        "name": lambda one: one.name,
-        "partitions": lambda one: one.partitions,
-        "size": lambda one: sizes.get(one.name, -1),
+        "name": lambda topic: topic.name,
+        "partitions": lambda topic: topic.partition_count,
+        "size": lambda topic: sizes.get(topic.name, -1),
     }
     matches.sort(key=keys[sort], reverse=down)
     number = request.number("page", 1, 1, max(1, -(-len(matches) // PER_PAGE)))
     shown = matches[(number - 1) * PER_PAGE : number * PER_PAGE]
-    names = [one.name for one in shown]
+    names = [topic.name for topic in shown]
     totals = request.cached(
         f"totals {' '.join(names)}",
         TOTALS_CACHE_S,
@@ -65,7 +65,7 @@ def page(request: PageRequest) -> Response:
         topics=shown,
         totals=totals,
         count=len(matches),
-        total=sum(internal or not one.is_internal for one in all_topics),
+        total=sum(internal or not topic.is_internal for topic in all_topics),
         page=number,
         per_page=PER_PAGE,
         q=text,
@@ -98,8 +98,8 @@ def topic_page(request: PageRequest) -> Response:
         link=lambda page: url("/topic", name=name, page=page),
         largest=max((partition.size or 0 for partition in topic.partitions), default=0) or 1,
         consuming_groups=consuming_groups,
-        own_configs=[one for one in topic.configs if one.is_own],
-        other_configs=[one for one in topic.configs if not one.is_own][:CONFIGS_MAX],
+        own_configs=[config for config in topic.configs if config.is_own],
+        other_configs=[config for config in topic.configs if not config.is_own][:CONFIGS_MAX],
         leaderless=sum(partition.leader < 0 for partition in topic.partitions),
         under_replicated=sum(partition.is_under_replicated for partition in topic.partitions),
         hidden=hidden,

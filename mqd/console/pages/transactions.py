@@ -38,9 +38,9 @@ def page(request: PageRequest) -> Response:
         "transactions", LIST_CACHE_S, lambda: _list(request.settings)
     )
     matches = [
-        one
-        for one in all_transactions
-        if text.casefold() in one.transactional_id.casefold() and (not state or one.state == state)
+        transaction
+        for transaction in all_transactions
+        if text.casefold() in transaction.transactional_id.casefold() and (not state or transaction.state == state)
     ]
     number = request.number("page", 1, 1, max(1, -(-len(matches) // PER_PAGE)))
     return request.page(

@@ -82,7 +82,7 @@ def _growth_bytes(group: Group | None, event: object) -> int:
     base_bytes = GROUP_BYTES if group is None else 0
     if type(event) is JoinGroup:
         message = event.message
-        new_bytes = protocols_size_bytes((one.name, one.metadata) for one in message.protocols)
+        new_bytes = protocols_size_bytes((protocol.name, protocol.metadata) for protocol in message.protocols)
         return base_bytes + _member_growth_bytes(group, message.member_id, message.group_instance_id, new_bytes)
     if type(event) is ConsumerHeartbeat:
         if event.message.member_epoch < 0:
@@ -96,10 +96,10 @@ def _growth_bytes(group: Group | None, event: object) -> int:
         return base_bytes + _streams_growth_bytes(group, event)
     if type(event) is SyncGroup and group is not None:
         old_bytes = sum(len(member.assignment) for member in group.classic.members.by_id.values())
-        return max(0, sum(len(one.assignment) for one in event.message.assignments) - old_bytes)
+        return max(0, sum(len(assignment.assignment) for assignment in event.message.assignments) - old_bytes)
     if type(event) is CommitOffsets:
         if group is None:
-            return base_bytes + sum(300 + len(one.topic) + len(one.metadata) for one in event.offsets)
+            return base_bytes + sum(300 + len(offset.topic) + len(offset.metadata) for offset in event.offsets)
         return group.offsets.growth_bytes(event)
     return 0
 
