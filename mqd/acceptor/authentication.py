@@ -98,7 +98,7 @@ class MetadataUsers:
         self.token, self.token_verifier = tokens.valid, tokens.verifier
 
     def verifier(self, user: str, mechanism: str) -> Verifier | None:
-        credential = self._metadata.scram_credentials.get((user, scram.NUMBERS[mechanism]))
+        credential = self._metadata.scram_credentials.get((user, scram.MECHANISM_NUMBERS[mechanism]))
         if credential is None:
             return None
         return Verifier(credential.salt, credential.iterations, credential.stored_key, credential.server_key)
@@ -117,8 +117,8 @@ class MetadataUsers:
             name: Counter() for name in (None, *scram.MECHANISMS)
         }
         credentials = self._metadata.scram_credentials
-        first = next(iter(scram.NUMBERS.values()))
-        for name, number in scram.NUMBERS.items():
+        first = next(iter(scram.MECHANISM_NUMBERS.values()))
+        for name, number in scram.MECHANISM_NUMBERS.items():
             for (user, mechanism), credential in credentials.items():
                 if mechanism == number:
                     parameters = scram.parameters_of(name, credential.salt, credential.iterations)

@@ -58,7 +58,7 @@ class Context:
         rules, address = self.broker.authorizer, self.address
         if rules is None or address.is_trusted:
             return True
-        if rules.decide(address.principal, address.peer_ip, operation, resource_type, name):
+        if rules.allows(address.principal, address.peer_ip, operation, resource_type, name):
             return True
         only_logged = self.broker.denials_only_logged
         if named_in_request:
@@ -80,7 +80,7 @@ class Context:
         return (
             rules is None
             or self.broker.denials_only_logged
-            or rules.decide_any(address.principal, address.peer_ip, operation, resource_type)
+            or rules.allows_any(address.principal, address.peer_ip, operation, resource_type)
         )
 
     def authorized_operations(self, resource_type: int, name: str, supported: int) -> int:
@@ -88,7 +88,7 @@ class Context:
         rules, address = self.broker.authorizer, self.address
         if rules is None or self.broker.denials_only_logged:
             return supported
-        return supported & rules.operations(address.principal, address.peer_ip, resource_type, name)
+        return supported & rules.allowed_operations(address.principal, address.peer_ip, resource_type, name)
 
 
 class CloseConnection(Exception):

@@ -43,7 +43,7 @@ def users(settings: Settings) -> dict[str, list[tuple[int, int]]]:
 
 
 def mechanism_name(number: int) -> str:
-    return next((name for name, code in scram.NUMBERS.items() if code == number), str(number))
+    return next((name for name, code in scram.MECHANISM_NUMBERS.items() if code == number), str(number))
 
 
 def generated_password() -> str:
@@ -68,7 +68,7 @@ def set_password(settings: Settings, name: str, salted: SaltedPassword) -> None:
     upsertions = [
         request_class.ScramCredentialUpsertion(
             name=name,
-            mechanism=scram.NUMBERS[mechanism],
+            mechanism=scram.MECHANISM_NUMBERS[mechanism],
             iterations=salted.iterations,
             salt=salt,
             salted_password=salted.keys[mechanism],

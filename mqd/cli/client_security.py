@@ -53,7 +53,7 @@ def with_credentials(function: Callable[[Argument], Result]) -> Callable[[Argume
 
 @functools.cache
 def _read(file: str) -> tuple[ClientSecurity, dict[str, str]]:
-    return client.read(Path(file))
+    return client.read_properties(Path(file))
 
 
 def from_file() -> ClientSecurity:

@@ -291,11 +291,16 @@ def make_admin(paths: Layout) -> None:
     secure_files = files(paths.data_dir)
     if not secure_files.pending.exists():
         return
-    password = client.read(secure_files.admin)[0].settings["sasl.password"]
+    password = client.read_properties(secure_files.admin)[0].settings["sasl.password"]
     verifiers = {name: scram.make_verifier(name, password) for name in scram.MECHANISMS}
     credentials = [
         ScramCredential(
-            ADMIN, scram.NUMBERS[name], verifier.salt, verifier.iterations, verifier.stored_key, verifier.server_key
+            ADMIN,
+            scram.MECHANISM_NUMBERS[name],
+            verifier.salt,
+            verifier.iterations,
+            verifier.stored_key,
+            verifier.server_key,
         )
         for name, verifier in verifiers.items()
     ]

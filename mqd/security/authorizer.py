@@ -116,18 +116,18 @@ class Authorizer:
 
     # -- decisions ---------------------------------------------------------------------------------
 
-    def decide(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> bool:
+    def allows(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> bool:
         return bool(self.table(principal, host, resource_type).mask(name) >> operation & 1)
 
-    def operations(self, principal: str, host: str, resource_type: int, name: str) -> int:
+    def allowed_operations(self, principal: str, host: str, resource_type: int, name: str) -> int:
         """The allowed operations, as a mask (KIP-430)."""
         return self.table(principal, host, resource_type).mask(name)
 
-    def decide_any(self, principal: str, host: str, operation: int, resource_type: int) -> bool:
+    def allows_any(self, principal: str, host: str, operation: int, resource_type: int) -> bool:
         """Whether the operation is allowed on at least one resource of the type (KIP-679). This
         check, as in Kafka, ignores that an operation may imply another.
         """
-        if self.decide(principal, host, operation, resource_type, _UNNAMED):
+        if self.allows(principal, host, operation, resource_type, _UNNAMED):
             return True
         denied: dict[int, set[str]] = {PatternType.LITERAL: set(), PatternType.PREFIXED: set()}
         allowed: list[AclBinding] = []
@@ -143,7 +143,7 @@ class Authorizer:
         return any(not _is_dominated(binding, denied) for binding in allowed)
 
     def explain(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> Verdict:
-        """The decision of decide(), with the rule that determines it."""
+        """The decision of allows(), with the rule that determines it."""
         if principal in self.super_users:
             return Verdict(True, f"{principal} is a super user")
         allowing_rule: AclBinding | None = None

@@ -180,7 +180,7 @@ def security_from_properties(properties: Mapping[str, str]) -> ClientSecurity:
     return ClientSecurity(settings)
 
 
-def read(file: Path) -> tuple[ClientSecurity, dict[str, str]]:
+def read_properties(file: Path) -> tuple[ClientSecurity, dict[str, str]]:
     """The security settings of a client's properties file (Java's syntax), and its other
     properties. Raises ConfigError.
     """
@@ -210,7 +210,7 @@ def _parse_jaas_config(text: str) -> dict[str, str]:
     return {f"sasl.{name}": options[name] for name in ("username", "password", "tokenauth") if name in options}
 
 
-def jaas(module: str, user: str, password: str, is_token: bool = False) -> str:
+def jaas_config(module: str, user: str, password: str, is_token: bool = False) -> str:
     """The value of sasl.jaas.config for Java clients."""
     quoted = ['"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in (user, password)]
     token = ' tokenauth="true"' if is_token else ""

@@ -62,7 +62,7 @@ def issue(authority: Pair, name: str, hosts: Sequence[str], now: datetime.dateti
     of a broker; empty for a client. They never become a node URI, so no host can prove its node id
     with the certificate. Raises ValueError if the authority's key does not match its certificate.
     """
-    return _issue(authority, name, _names(hosts), now)
+    return _issue(authority, name, _alternative_names(hosts), now)
 
 
 def make_request() -> tuple[bytes, bytes]:
@@ -78,7 +78,7 @@ def sign(authority: Pair, request: bytes, name: str, hosts: Sequence[str], now: 
     """Like issue(), but signs the key of a certificate signing request. Returns the certificates as
     PEM. Raises ValueError.
     """
-    return _sign(authority, _key_of_request(request), name, _names(hosts), now)
+    return _sign(authority, _key_of_request(request), name, _alternative_names(hosts), now)
 
 
 def sign_host(authority: Pair, request: bytes, node_id: int, now: datetime.datetime) -> bytes:
@@ -173,10 +173,10 @@ def covers(certificate: bytes, hosts: Iterable[str]) -> bool:
     except x509.ExtensionNotFound:
         return not list(hosts)
     covered_names = set(extension.value)
-    return all(name in covered_names for name in _names(hosts))
+    return all(name in covered_names for name in _alternative_names(hosts))
 
 
-def _names(hosts: Iterable[str]) -> list[x509.GeneralName]:
+def _alternative_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys(hosts):
         try:

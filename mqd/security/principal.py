@@ -109,6 +109,6 @@ def local_rules(config: Mapping[str, str]) -> tuple[MappingRule, ...]:
         raise ConfigError(f"{name}: {error}", name, text) from None
 
 
-def mapped(rules: tuple[MappingRule, ...], name: str) -> str | None:
+def map_name(rules: tuple[MappingRule, ...], name: str) -> str | None:
     """The name as rewritten by the first rule that matches; None if no rule matches."""
     return next((result for rule in rules if (result := rule.apply(name)) is not None), None)

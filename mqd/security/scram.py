@@ -23,7 +23,7 @@ import msgspec
 from mqd.security.exchange import PASSWORD_TOKEN_BYTES_MAX, AuthenticationFailed
 
 MECHANISMS = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-NUMBERS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}  # in Kafka's requests and in our metadata
+MECHANISM_NUMBERS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}  # in Kafka's requests and in our metadata
 ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384  # Kafka's
 SALT_BYTES = 24
 DECOY_SECRET = "sasl.scram.decoy.secret"  # the property with the cluster's secret for the salts of unknown users
@@ -95,18 +95,18 @@ class CredentialParameters(NamedTuple):
     """The parts of a credential that clients see before they authenticate."""
 
     mechanism: str
-    salt_bytes: int  # or SALT_OF_JAVA, for a salt as Java clients generate it
+    salt_bytes: int  # or JAVA_SALT, for a salt as Java clients generate it
     iterations: int
 
 
-SALT_OF_JAVA = 0
+JAVA_SALT = 0
 _JAVA_BITS = 130  # Java writes this many random bits in base 36, as text
 _JAVA_DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def parameters_of(mechanism: str, salt: bytes, iterations: int) -> CredentialParameters:
     is_java = 20 <= len(salt) <= 26 and not set(salt) - set(_JAVA_DIGITS)
-    return CredentialParameters(mechanism, SALT_OF_JAVA if is_java else len(salt), iterations)
+    return CredentialParameters(mechanism, JAVA_SALT if is_java else len(salt), iterations)
 
 
 def usual_parameters(mechanism: str) -> dict[CredentialParameters, int]:
@@ -165,7 +165,7 @@ def _draw_parameters(random_bytes: bytes, parameter_counts: Mapping[CredentialPa
 
 
 def _salt(random_bytes: bytes, size_bytes: int) -> bytes:
-    if size_bytes == SALT_OF_JAVA:
+    if size_bytes == JAVA_SALT:
         number = int.from_bytes(random_bytes, "big") >> (8 * len(random_bytes) - _JAVA_BITS)
         digits = bytearray()
         while number:

@@ -67,7 +67,7 @@ class DelegationToken:
         self.options: dict[str, str] = {
             **other_options,
             "kafka.sasl.mechanism": mechanism if mechanism in scram.MECHANISMS else "SCRAM-SHA-512",
-            "kafka.sasl.jaas.config": client.jaas(
+            "kafka.sasl.jaas.config": client.jaas_config(
                 "scram.ScramLoginModule", self.token_id, base64.b64encode(self._hmac).decode(), is_token=True
             ),
         }

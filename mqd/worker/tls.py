@@ -21,7 +21,7 @@ from mqd.native import Event, NativeError, Reactor
 from mqd.native.tls import LISTENER_HOSTS, TlsContext, context_between_hosts, tls_version
 from mqd.security import tls_files
 from mqd.security.host_identity import CERTIFICATE, HostIdentity
-from mqd.security.principal import mapped, user
+from mqd.security.principal import map_name, user
 from mqd.worker.commands import ReactorCommands
 
 POLL_S = 2.0
@@ -119,7 +119,7 @@ class TlsListeners:
         """The principal to which a certificate's subject maps; "": no rule matches, or no such user
         can exist.
         """
-        principal = mapped(self._rules[listener_id], name)
+        principal = map_name(self._rules[listener_id], name)
         try:
             return user(principal) if principal is not None else ""
         except ValueError as error:

@@ -71,10 +71,10 @@ def test_kafka_decides_the_same(oracle: list[str]) -> None:
             operation, kind = chance.choice(OPERATIONS), chance.choice(TYPES)
             name = chance.choice(ASKED)
             lines.append(_line("ask", *who, operation, kind, name))
-            expected.append((f"{seed}: {lines[-1]}", ours.decide(*who, operation, kind, name)))
+            expected.append((f"{seed}: {lines[-1]}", ours.allows(*who, operation, kind, name)))
             if chance.random() < 0.3:
                 lines.append(_line("any", *who, operation, kind))
-                expected.append((f"{seed}: {lines[-1]}", ours.decide_any(*who, operation, kind)))
+                expected.append((f"{seed}: {lines[-1]}", ours.allows_any(*who, operation, kind)))
     done = subprocess.run(oracle, input="".join(lines), capture_output=True, text=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     responses = [response == "1" for response in done.stdout.split()[-1]]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from mqd.base.config import broker_value
-from mqd.security.principal import BROKER, local_rules, mapped, super_users, user
+from mqd.security.principal import BROKER, local_rules, map_name, super_users, user
 
 CACHE_S = 60.0  # a lookup may need the network
 CACHE_COUNT_MAX = 1024
@@ -63,7 +63,7 @@ class LocalPrincipals:
 
     def _look_up(self, uid: int) -> str | None:
         try:
-            name = mapped(self._rules, self._login_name_of(uid))
+            name = map_name(self._rules, self._login_name_of(uid))
             principal = None if name is None else user(name)
             # a login name is not enough to be an administrator: that requires a password or certificate
             return None if principal in self._super_users else principal

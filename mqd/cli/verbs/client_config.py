@@ -49,7 +49,7 @@ def with_java_names(settings: Mapping[str, str]) -> dict[str, str]:
             java_settings[f"ssl.keystore.{part}"] = Path(settings[location]).read_text().strip().replace("\n", "\\n")
     if settings.get("sasl.username"):
         module = _LOGIN_MODULES.get(settings.get("sasl.mechanisms", ""), "scram.ScramLoginModule")
-        java_settings["sasl.jaas.config"] = client.jaas(
+        java_settings["sasl.jaas.config"] = client.jaas_config(
             module, settings["sasl.username"], settings.get("sasl.password", ""), settings.get(TOKEN_AUTH) == "true"
         )
     return java_settings

@@ -101,7 +101,12 @@ def _credentials(name: str, salted: "SaltedPassword") -> "list[ScramCredential]"
     }
     return [
         ScramCredential(
-            name, scram.NUMBERS[mechanism], verifier.salt, salted.iterations, verifier.stored_key, verifier.server_key
+            name,
+            scram.MECHANISM_NUMBERS[mechanism],
+            verifier.salt,
+            salted.iterations,
+            verifier.stored_key,
+            verifier.server_key,
         )
         for mechanism, verifier in verifiers.items()
     ]

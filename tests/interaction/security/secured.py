@@ -23,7 +23,7 @@ PASSWORDS = {"alice": "alice's s3cret", "bob": "bob's, s3cret="}
 def set_password(broker: Broker, user: str, password: str) -> None:
     """Through the controller's socket, as the broker's own user."""
     credentials = []
-    for mechanism, number in scram.NUMBERS.items():
+    for mechanism, number in scram.MECHANISM_NUMBERS.items():
         made = scram.make_verifier(mechanism, password)
         credentials.append(ScramCredential(user, number, made.salt, made.iterations, made.stored_key, made.server_key))
     response = local_controller.change(

@@ -175,7 +175,7 @@ def spark_options(secured: Secured, user: str = "alice") -> dict[str, str]:
         "kafka.bootstrap.servers": secured.bootstrap,
         "kafka.security.protocol": secured.protocol,
         "kafka.sasl.mechanism": "PLAIN",
-        "kafka.sasl.jaas.config": client.jaas("plain.PlainLoginModule", user, known["sasl.password"]),
+        "kafka.sasl.jaas.config": client.jaas_config("plain.PlainLoginModule", user, known["sasl.password"]),
         "subscribe": "by-token-spark",
     }
 

@@ -245,7 +245,7 @@ def test_shapes_of_credentials_are_counted_again_after_a_change():
     put("alice", 2, bytes(24), 4096)
     put("bob", 2, b"0123456789abcdefghijklmno", 8192)
     alice = scram.CredentialParameters("SCRAM-SHA-256", 24, 4096)
-    bob = scram.CredentialParameters("SCRAM-SHA-512", scram.SALT_OF_JAVA, 8192)
+    bob = scram.CredentialParameters("SCRAM-SHA-512", scram.JAVA_SALT, 8192)
     assert users.parameter_counts("SCRAM-SHA-256") == {alice: 1}
     assert users.parameter_counts("SCRAM-SHA-512") == {scram.CredentialParameters("SCRAM-SHA-512", 24, 4096): 1, bob: 1}
     assert users.parameter_counts(None) == {alice: 1, bob: 1}  # each user once, by the mechanism that PLAIN checks

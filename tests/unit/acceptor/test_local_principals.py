@@ -45,9 +45,9 @@ def test_mapping_rules_decide() -> None:
 def test_the_brokers_own_user_has_all_rights_and_its_name_is_reserved() -> None:
     assert principals(ON).find(3) == BROKER
     rules = from_config(ON)
-    assert rules is not None and rules.decide(BROKER, "127.0.0.1", Operation.WRITE, ResourceType.TOPIC, "any")
+    assert rules is not None and rules.allows(BROKER, "127.0.0.1", Operation.WRITE, ResourceType.TOPIC, "any")
     assert user("broker") != BROKER and not user("x").startswith(BROKER.partition(":")[0] + ":")
-    assert not rules.decide(user("broker"), "127.0.0.1", Operation.WRITE, ResourceType.TOPIC, "any")
+    assert not rules.allows(user("broker"), "127.0.0.1", Operation.WRITE, ResourceType.TOPIC, "any")
 
 
 def test_a_renamed_user_gets_its_new_name_after_a_while() -> None:

@@ -54,7 +54,7 @@ def test_a_host_gets_exactly_the_files_it_needs(first, tmp_path):
     assert not places.ca_key.exists() and not places.pending.exists()
     host, broker = places.host.read_bytes(), places.broker.read_bytes()
     assert pki.is_for_host(host, 4) and not pki.is_for_host(broker, 4) and pki.covers(broker, NAMES)
-    theirs, mine = (client.read(one.admin)[0].settings for one in (first, places))
+    theirs, mine = (client.read_properties(one.admin)[0].settings for one in (first, places))
     assert mine == {**theirs, "ssl.ca.location": str(places.ca)}
     assert places.metrics_token.read_bytes() == first.metrics_token.read_bytes(), "one token for all metrics pages"
     for file in (places.host, places.broker, places.key, places.admin, places.metrics_token):

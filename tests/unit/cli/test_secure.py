@@ -32,7 +32,7 @@ def test_certificates_and_keys_are_created_once(tmp_path):
     for file in made:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
     assert stat.S_IMODE(places.directory.stat().st_mode) == 0o700
-    admin = client.read(places.admin)[0]
+    admin = client.read_properties(places.admin)[0]
     assert admin.settings["sasl.username"] == "admin" and len(admin.settings["sasl.password"]) == 32
     assert admin.has_tls and admin.has_sasl
 

@@ -49,10 +49,10 @@ def test_unsupported_settings_are_refused(properties):
 def test_a_file(tmp_path):
     file = tmp_path / "client.properties"
     file.write_text("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=a\nlinger.ms=5\n")
-    security, rest = client.read(file)
+    security, rest = client.read_properties(file)
     assert security.settings["sasl.mechanisms"] == "PLAIN" and rest == {"linger.ms": "5"}
     with pytest.raises(ConfigError, match="cannot read"):
-        client.read(tmp_path / "none")
+        client.read_properties(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"ssl\.ca\.location=.*none: there is no such file"):
         client.security_from_properties({"security.protocol": "SSL", "ssl.ca.location": str(tmp_path / "none")}).secure(
             None, "a"

@@ -25,7 +25,7 @@ DN = "CN=Alice,OU=Ops,O=Org,C=DE"
     ],
 )
 def test_mapping_rules(rules: str, name: str, expected: str | None) -> None:
-    assert principal.mapped(principal.mapping_rules(rules), name) == expected
+    assert principal.map_name(principal.mapping_rules(rules), name) == expected
 
 
 @pytest.mark.parametrize("rules", ["x", "RULE:a", "RULE:(/x/", "RULE:a/$1/", "DEFAULT x", "RULE:a/b/X", ",DEFAULT"])

@@ -195,14 +195,14 @@ def test_without_openssl_the_error_names_a_remedy(tmp_path: Path, broker: Identi
 
 
 def test_principal_rules_of_a_listener(tmp_path: Path, broker: Identity) -> None:
-    from mqd.security.principal import mapped
+    from mqd.security.principal import map_name
 
     settings = {
         **config(ssl_keystore_location=broker.write(tmp_path / "a.pem")),
         "listener.name.ssl.ssl.principal.mapping.rules": r"RULE:^CN=([^,]+),.*$/$1/L",
     }
-    assert mapped(tls_files.principal_rules(settings, SECURE), "CN=Alice,O=mqd") == "alice"
-    assert mapped(tls_files.principal_rules(config(), SECURE), "CN=Alice,O=mqd") == "CN=Alice,O=mqd"
+    assert map_name(tls_files.principal_rules(settings, SECURE), "CN=Alice,O=mqd") == "alice"
+    assert map_name(tls_files.principal_rules(config(), SECURE), "CN=Alice,O=mqd") == "CN=Alice,O=mqd"
     settings["listener.name.ssl.ssl.principal.mapping.rules"] = "RULE:(/x/"
     with pytest.raises(ConfigError, match="listener SSL: ssl.principal.mapping.rules: .*not a regular expression"):
         tls_files.check(settings)

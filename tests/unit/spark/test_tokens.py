@@ -23,7 +23,7 @@ OPTIONS = {
     "kafka.security.protocol": "SASL_SSL",
     "kafka.ssl.truststore.location": "/ca.pem",
     "kafka.sasl.mechanism": "SCRAM-SHA-256",
-    "kafka.sasl.jaas.config": client.jaas("scram.ScramLoginModule", "alice", "s3cret"),
+    "kafka.sasl.jaas.config": client.jaas_config("scram.ScramLoginModule", "alice", "s3cret"),
     "Subscribe": "t",
 }
 
@@ -104,7 +104,7 @@ def test_the_options_have_the_token_in_place_of_the_password(monkeypatch: pytest
     assert cluster.requested[-1].hmac == b"hmac" and cluster.requested[-1].expiry_time_period_ms == -1
     assert token.options == {
         **OPTIONS,
-        "kafka.sasl.jaas.config": client.jaas("scram.ScramLoginModule", "id", "aG1hYw==", is_token=True),
+        "kafka.sasl.jaas.config": client.jaas_config("scram.ScramLoginModule", "id", "aG1hYw==", is_token=True),
     }
     plain = {**OPTIONS, "kafka.sasl.mechanism": "PLAIN"}
     with DelegationToken(plain) as token:

@@ -19,9 +19,9 @@ from mqd.protocol.messages import (
 )
 from mqd.protocol.repeated import repeated
 from mqd.security.acl import Operation, ResourceType
-from mqd.security.scram import NUMBERS, new_decoy_secret, verifier_of
+from mqd.security.scram import MECHANISM_NUMBERS, new_decoy_secret, verifier_of
 
-_MECHANISMS = {number: name for name, number in NUMBERS.items()}
+_MECHANISMS = {number: name for name, number in MECHANISM_NUMBERS.items()}
 TIMEOUT_MS = 30_000  # the request has no field for it
 Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 Deletion = AlterUserScramCredentialsRequest.ScramCredentialDeletion

@@ -26,7 +26,7 @@ from mqd.security.acl import AclBinding, Operation, PatternType, Permission, Res
 CHANGES_MAX = 100_000  # rules, or filters, in one request
 COMPARISONS_MAX = 1_000_000  # these take a second or two, which is within the controller's lease
 USER_BYTES_MAX = 255
-SCRAM_MECHANISMS = frozenset(scram.NUMBERS.values())
+SCRAM_MECHANISMS = frozenset(scram.MECHANISM_NUMBERS.values())
 _Decision = tuple[messages.Response, str | None, list[Record]]
 
 
