@@ -180,7 +180,7 @@ def clean(base: str) -> list[str]:
     return [name for name in names if unlink(name)]
 
 
-def hold(name: str) -> int:
+def lock_control_segment(name: str) -> int:
     """Takes the keeper's flock on its control segment; the returned descriptor must stay open as
     long as the keeper lives. A sweep may hold the lock briefly, until it sees how young the segment
     is. Raises SegmentError.

@@ -62,7 +62,7 @@ def supervisor_of(status: Status) -> int:
     return next((process.pid for process in status.processes if process.role == "supervisord"), 0)
 
 
-def held_pid(lock_path: Path) -> int | None:
+def lock_holder_pid(lock_path: Path) -> int | None:
     """The pid in a lock file that is held now; None if it is not held, 0 if the pid cannot be read
     or trusted.
     """

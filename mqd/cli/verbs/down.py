@@ -46,13 +46,13 @@ def _find_by_lock(paths: Layout) -> tuple[int, int] | None:
     """(pid, pidfd) of supervisord from its own lock, for when the keeper is not running. None if no
     process holds the lock.
     """
-    from mqd.shm.tools import held_pid
+    from mqd.shm.tools import lock_holder_pid
 
-    pid = held_pid(paths.supervisor_lock)
+    pid = lock_holder_pid(paths.supervisor_lock)
     if not pid:
         return None
     pidfd = os.pidfd_open(pid)
-    if held_pid(paths.supervisor_lock) != pid:
+    if lock_holder_pid(paths.supervisor_lock) != pid:
         os.close(pidfd)
         return None
     return pid, pidfd

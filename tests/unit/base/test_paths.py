@@ -93,9 +93,9 @@ def test_a_lock_of_another_user_names_no_process(data_dir: Path, monkeypatch: py
     fd = locks.lock_file(places.supervisor_lock)
     os.pwrite(fd, b"77\n", 0)
     try:
-        assert tools.held_pid(places.supervisor_lock) == 77
+        assert tools.lock_holder_pid(places.supervisor_lock) == 77
         monkeypatch.setattr(tools, "trusts", lambda run, uid: run.parent != paths.SHARED)
-        assert tools.held_pid(places.supervisor_lock) == 0
+        assert tools.lock_holder_pid(places.supervisor_lock) == 0
     finally:
         os.close(fd)
 

@@ -90,7 +90,7 @@ def test_only_segments_of_dead_brokers_are_swept(tmp_path, monkeypatch):
         bases[name] = segments.prefix(tmp_path / name)
         segments.create(segments.control_name(bases[name]), 4096)
         segments.create(segments.arena_name(bases[name], 1), 4096)
-    held = segments.hold(segments.control_name(bases["living"]))
+    held = segments.lock_control_segment(segments.control_name(bases["living"]))
     try:
         for name in ("living", "dead"):
             for segment in (segments.control_name(bases[name]), segments.arena_name(bases[name], 1)):
@@ -118,7 +118,7 @@ def succeed(base: str, made: list[int]) -> None:
     with segments.taking_over(base):
         segments.clean(base)
         segments.create(segments.control_name(base), 4096)
-        made.append(segments.hold(segments.control_name(base)))
+        made.append(segments.lock_control_segment(segments.control_name(base)))
 
 
 def sweep_as_another(base: str, patch: pytest.MonkeyPatch) -> list[str]:
@@ -170,15 +170,15 @@ def test_a_segment_recreated_since_it_was_seen_is_not_swept(base, monkeypatch):
 
 def test_a_sweep_may_lock_a_new_segment_briefly(base):
     segments.create(segments.control_name(base), 4096)
-    swept = segments.hold(segments.control_name(base))
+    swept = segments.lock_control_segment(segments.control_name(base))
     threading.Timer(0.05, os.close, [swept]).start()
-    os.close(segments.hold(segments.control_name(base)))
+    os.close(segments.lock_control_segment(segments.control_name(base)))
 
 
 def test_a_sweep_that_does_not_end_is_reported(base, monkeypatch):
     segments.create(segments.control_name(base), 4096)
     monkeypatch.setattr(segments, "TAKE_OVER_S", 0.05)
-    held = segments.hold(segments.control_name(base))
+    held = segments.lock_control_segment(segments.control_name(base))
     with pytest.raises(segments.SegmentError, match="removing the shared memory segments"), segments.taking_over(base):
         pass
     os.close(held)
