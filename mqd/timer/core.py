@@ -24,7 +24,7 @@ from typing import NamedTuple
 from mqd.timer.index import ENTRY_COUNT_MAX, Entry, Index
 from mqd.timer.storage import Storage
 
-START = Entry(-1, -1)
+START = Entry(-1, -1)  # before every entry: nothing was delivered
 LATE_COUNT_MAX = 4096
 
 
@@ -79,7 +79,7 @@ class Schedule:
         self.end_offset = index_end  # records below it have been read
         self._late: list[Entry] = []
         if committed.last != START:
-            index.drop_to(committed.last)
+            index.drop_delivered(committed.last)
 
     def read(self, records: Iterable[ScheduleRecord], now_ms: int, due_of: Callable[[int], int | None]) -> bool:
         """Takes the next records, in order. Returns False if it did not take all of them: pass the

@@ -162,10 +162,10 @@ class Index:
     def _file(self, key: tuple[int, int]) -> _File:
         file = self._files.get(key)
         if file is None:
-            file = self._files[key] = _File(self._fresh_name())
+            file = self._files[key] = _File(self._new_name())
         return file
 
-    def _fresh_name(self) -> str:
+    def _new_name(self) -> str:
         self._serial += 1
         return str(self._serial)
 
@@ -277,7 +277,7 @@ class Index:
         offsets += [entry.offset for entry in self._recent]
         return min(offsets, default=None)
 
-    def drop_to(self, last: Entry) -> None:
+    def drop_delivered(self, last: Entry) -> None:
         """Drops the entries up to `last`, which have been delivered."""
         while self.take(last.due_ms - 1, self._entry_count_max):
             pass
@@ -366,7 +366,7 @@ class Index:
         self._sort_memory()
         self._flush()
         rows = np.ascontiguousarray(self._front[self._front_taken :])
-        loaded = self._fresh_name()
+        loaded = self._new_name()
         self._storage.append(loaded, rows.tobytes())
         self._storage.sync(loaded)
         for file in self._files.values():

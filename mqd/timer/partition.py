@@ -244,7 +244,7 @@ class PartitionTimer:
         batch = self._reader.consume_batch(READ_COUNT_MAX, wait_s)
         if batch is None:
             return True
-        rows = list(self._rows(batch))
+        rows = list(self._schedule_records(batch))
         self._keep(rows, batch, schedule.progress)
         by_offset = {row.offset: row for row in rows}
 
@@ -252,7 +252,7 @@ class PartitionTimer:
             self._take_kept(offset)
             row = by_offset.get(offset)
             if row is None:
-                row = next(iter(self._look_up([offset], self._rows)), None)
+                row = next(iter(self._look_up([offset], self._schedule_records)), None)
             return row.due_ms if row is not None and row.due_ms >= 0 else None
 
         if schedule.read(rows, _now_ms(), due_of):
@@ -264,7 +264,7 @@ class PartitionTimer:
         if self._kept_bytes >= self._kept_bytes_max:
             return
         soon_ms = _now_ms() + KEPT_MS
-        for row, (offset, record) in zip(rows, _records(batch), strict=True):
+        for row, (offset, record) in zip(rows, _offsets_and_records(batch), strict=True):
             # after a takeover without an index, delivered records are read again
             if not 0 <= row.due_ms < soon_ms or progress.is_delivered(Entry(row.due_ms, offset)):
                 continue
@@ -278,7 +278,7 @@ class PartitionTimer:
             self._kept_bytes -= _size_bytes(record)
         return record
 
-    def _rows(self, batch: Any) -> Iterator[ScheduleRecord]:
+    def _schedule_records(self, batch: Any) -> Iterator[ScheduleRecord]:
         """The rows of the records. If the headers of a record cannot be read, it was written before
         the topic was a schedule (the broker refuses others): it is treated as a record without
         headers.
@@ -364,9 +364,8 @@ class PartitionTimer:
                 if record is not None:
                     records[offset] = record
             if len(records) < len(chunk):
-                records.update(
-                    self._look_up(sorted(one.offset for one in chunk if one.offset not in records), _records)
-                )
+                missing = sorted(entry.offset for entry in chunk if entry.offset not in records)
+                records.update(self._look_up(missing, _offsets_and_records))
             for entry in chunk:
                 if entry.offset in records:
                     yield records[entry.offset]
@@ -410,8 +409,8 @@ def _select(batch: Any, wanted: list[int]) -> Any:
 
 
 class _PickedRecords:
-    """Single records of a batch, with the part of a batch's interface that _rows() and _records()
-    use.
+    """Single records of a batch, with the part of a batch's interface that _schedule_records() and
+    _offsets_and_records() use.
     """
 
     def __init__(self, batch: Any, indices: list[int], wanted: list[int]) -> None:
@@ -438,7 +437,7 @@ def _without_schedule_headers(section: bytes) -> list[tuple[str, bytes | None]]:
     return [(name, value) for name, value in headers if name not in schedule_headers.HEADERS]
 
 
-def _records(batch: Any) -> Iterator[tuple[int, Record]]:
+def _offsets_and_records(batch: Any) -> Iterator[tuple[int, Record]]:
     """(offset, record) of each record in the batch."""
     offsets, sections = batch.offsets.tolist(), batch.header_sections
     headers = [None] * len(offsets) if sections is None else sections.to_list()

@@ -47,7 +47,7 @@ def _again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index keeps records that were delivered since it was saved."""
-    monkeypatch.setattr(Index, "drop_to", lambda self, last: None)
+    monkeypatch.setattr(Index, "drop_delivered", lambda self, last: None)
 
 
 def _late_is_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
