@@ -38,7 +38,7 @@ FOLDERS = ("base", "shm", "io", "tls", "codec", "wire", "replica", "share", "log
 # GCC for a generic x86-64 zeroes and copies structs of more than 128 bytes with `rep stos` and `rep
 # movs`, which take some 15 ns to start, four times per request. Other compilers have no such
 # option and need none.
-UNROLLED = [f"-mmem{name}-strategy=unrolled_loop:512:noalign,libcall:-1:noalign" for name in ("set", "cpy")]
+UNROLL_OPTIONS = [f"-mmem{name}-strategy=unrolled_loop:512:noalign,libcall:-1:noalign" for name in ("set", "cpy")]
 
 
 def supported_options(options: list[str]) -> list[str]:
@@ -75,7 +75,7 @@ ffibuilder.set_source(
         "-Wno-unused-parameter",
         "-pthread",
         "-DNDEBUG",
-        *supported_options(UNROLLED),
+        *supported_options(UNROLL_OPTIONS),
     ],
     extra_link_args=["-pthread", "-ldl"],
 )

@@ -150,7 +150,7 @@ class Driver:
         """Sends later requests that any broker can handle, such as Metadata, to another broker."""
         self.cluster.prefer_other_brokers()
 
-    def ids(self) -> dict[str, bytes]:
+    def topic_ids(self) -> dict[str, bytes]:
         return {name: topic.topic_id for name, topic in self.topics.items()}
 
     # -- offsets -----------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Driver:
             self.options.retry_interval_s,
         )
 
-    def retired_ends(self, keys: Iterable[Key]) -> dict[Key, int]:
+    def retired_end_offsets(self, keys: Iterable[Key]) -> dict[Key, int]:
         """The end offsets of retired partitions that are no longer in the metadata: their former
         leaders serve them for a while. Partitions that no broker serves are left out.
         """
@@ -267,7 +267,7 @@ class Driver:
             if latest[key] > earliest[key] and size > 0
         }
 
-    def tasks(self, ranges: list[Range]) -> list[Range]:
+    def split_into_tasks(self, ranges: list[Range]) -> list[Range]:
         """Splits ranges into one for each task, according to the options."""
         options = self.options
         weights = self._known_weights(ranges) if options.min_partitions and options.min_partitions > len(ranges) else {}
@@ -356,14 +356,14 @@ def plan_batch(options: SourceOptions) -> list[Any]:
         archived: list[Any] = []
         requested = {key: [(starts[key], ends[key])] for key in keys}
         if archive is not None:
-            archived, requested = history.plan(options, starts, ends, latest, driver.ids(), archive)
+            archived, requested = history.plan(options, starts, ends, latest, driver.topic_ids(), archive)
         ranges = []
         for key in keys:
             for requested_start, requested_end in requested[key]:
                 start, end = _clip_to_log(driver, key, requested_start, requested_end, earliest[key], latest[key])
                 if end > start:
                     ranges.append(Range(*key, start, end, driver.topics[key[0]].topic_id))
-        return archived + driver.tasks(ranges)
+        return archived + driver.split_into_tasks(ranges)
     finally:
         driver.close()
 

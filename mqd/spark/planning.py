@@ -44,14 +44,14 @@ def split(
     """Splits ranges into tasks; see the module's docstring. Empty ranges are dropped."""
     ranges = [one for one in ranges if one.size > 0]
     if max_records:
-        ranges = [piece for one in ranges for piece in _cut(one, math.ceil(one.size / max_records))]
+        ranges = [piece for one in ranges for piece in _split_evenly(one, math.ceil(one.size / max_records))]
     if not min_partitions or len(ranges) >= min_partitions or not ranges:
         return ranges
     weights = _weights(ranges, bytes_per_offset)
     return [
         piece
-        for one, count in zip(ranges, _counts(ranges, weights, min_partitions), strict=True)
-        for piece in _cut(one, count)
+        for one, count in zip(ranges, _piece_counts(ranges, weights, min_partitions), strict=True)
+        for piece in _split_evenly(one, count)
     ]
 
 
@@ -62,7 +62,7 @@ def _weights(ranges: list[Range], bytes_per_offset: Mapping[Key, float]) -> list
     return [one.size * weight for one, weight in zip(ranges, averages, strict=True)]
 
 
-def _counts(ranges: list[Range], weights: list[float], target: int) -> list[int]:
+def _piece_counts(ranges: list[Range], weights: list[float], target: int) -> list[int]:
     """The number of pieces of each range: at first in proportion to its weight, but at least one;
     then one more at a time for the range with the largest pieces. At most one piece per offset.
     """
@@ -76,7 +76,7 @@ def _counts(ranges: list[Range], weights: list[float], target: int) -> list[int]
     return counts
 
 
-def _cut(range_: Range, count: int) -> list[Range]:
+def _split_evenly(range_: Range, count: int) -> list[Range]:
     bounds = [range_.start + range_.size * i // count for i in range(count + 1)]
     return [
         msgspec.structs.replace(range_, start=start, end=end)

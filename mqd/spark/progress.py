@@ -82,7 +82,7 @@ class Progress:
                 or any(LATEST in partitions.values() for partitions in (starting.offsets or {}).values())
                 or self._starts_at_end_by_time()
             )
-            self._initial = Position(starts, self._driver.ids())
+            self._initial = Position(starts, self._driver.topic_ids())
         return self._initial.to_json()
 
     def _is_initial(self, position: Position) -> bool:
@@ -127,15 +127,15 @@ class Progress:
 
     def _log_ends(self, find: Callable[[], list[Key]]) -> Position:
         try:
-            return Position(self._driver.offsets_at(find(), LATEST), self._driver.ids())
+            return Position(self._driver.offsets_at(find(), LATEST), self._driver.topic_ids())
         except MqdMissingError:  # deleted in between: the caller decides whether that is a loss
-            return Position(self._driver.offsets_at(find(), LATEST), self._driver.ids())
+            return Position(self._driver.offsets_at(find(), LATEST), self._driver.topic_ids())
 
     def _find_partitions(self, target: Position) -> list[Key]:
         """The existing partitions; if some of `target` are missing, they are requested again (S6)."""
         keys = self._driver.partitions(skip_missing=bool(target.offsets))
         for _ in range(ATTEMPTS):
-            if not self._any_missing(target, keys, self._driver.ids()):
+            if not self._any_missing(target, keys, self._driver.topic_ids()):
                 break
             self._pause(PAUSE_S)
             self._driver.use_another_broker()
@@ -192,7 +192,7 @@ class Progress:
                 if key[0] == topic and key not in available.offsets and key not in recreated
             )
             if missing and topic in available.ids and available.ids[topic] == start.ids.get(topic):
-                ends = self._driver.retired_ends(missing)
+                ends = self._driver.retired_end_offsets(missing)
                 for key in [key for key in missing if ends.get(key) == start.offsets[key]]:
                     missing.remove(key)
                     log.warning(
@@ -256,7 +256,7 @@ class Progress:
                 )
             if until > starts[key]:
                 ranges.append(Range(*key, starts[key], until, stop.ids.get(key[0], b"")))
-        return self._driver.tasks(ranges)
+        return self._driver.split_into_tasks(ranges)
 
     def _vanished(self, new_keys: list[Key], stop: Position) -> set[Key]:
         """Those of `new_keys`, the partitions that are new in this batch, that were deleted or
@@ -266,7 +266,7 @@ class Progress:
         if not new_keys:
             return set()
         existing = set(self._find_partitions(Position({key: stop.offsets[key] for key in new_keys}, stop.ids)))
-        ids = self._driver.ids()
+        ids = self._driver.topic_ids()
         vanished = {key for key in new_keys if key not in existing or _was_recreated(key[0], stop.ids, ids)}
         for topic, partition in sorted(vanished - self._reported_lost):
             self._driver.report_loss(

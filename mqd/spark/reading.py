@@ -43,7 +43,7 @@ ROWS_MAX = 65536
 DATA_BYTES_MAX = 16 << 20  # size of the buffer for a batch's keys, and of that for its values
 # the same for a range of at most SMALL_ROWS: micro-batches do not need large buffers
 SMALL_ROWS, SMALL_DATA_BYTES = 4096, 1 << 20
-_FROM_RECORDS = ("key", "value", "offset", "timestamp", "timestampType", "headers")
+_RECORD_COLUMNS = ("key", "value", "offset", "timestamp", "timestampType", "headers")
 
 
 class BatchBuilder:
@@ -54,7 +54,7 @@ class BatchBuilder:
         self._rows = ArrowRows(
             rows_max,
             DATA_BYTES_MAX if rows_max > SMALL_ROWS else SMALL_DATA_BYTES,
-            [name for name in names if name in _FROM_RECORDS],
+            [name for name in names if name in _RECORD_COLUMNS],
         )
         self._constant = {
             "topic": lambda: _repeat(topic.encode(), rows_max),

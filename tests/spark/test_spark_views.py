@@ -47,7 +47,7 @@ def _id(options: SourceOptions) -> bytes:
     driver = Driver(options)
     driver.partitions()
     driver.close()
-    return next(iter(driver.ids().values()))
+    return next(iter(driver.topic_ids().values()))
 
 
 @pytest.fixture(scope="module")

@@ -79,14 +79,14 @@ def write_files(batches: Iterable[pa.RecordBatch], root: str, prefix: str) -> li
     """Writes records into files. Raises OrderError; ArchiveError for a record without a topic or
     timestamp.
     """
-    task = _Task(root, prefix)
+    task = _TaskWriter(root, prefix)
     for batch in batches:
-        for topic, date, records in _by_day(batch):
+        for topic, date, records in _split_by_day(batch):
             task.add(topic, date, records)
     return task.close()
 
 
-class _Task:
+class _TaskWriter:
     """Writes the files of one task: one for each topic and day, or more if there are too many to
     keep open at the same time.
     """
@@ -94,13 +94,13 @@ class _Task:
     def __init__(self, root: str, prefix: str) -> None:
         self._filesystem, self._root = filesystem(root)
         self._prefix = prefix
-        self._files: dict[tuple[str, str], _File] = {}  # the most recently written file is the last
+        self._files: dict[tuple[str, str], _FileWriter] = {}  # the most recently written file is the last
         self._done: list[ArchivedFile] = []
 
     def add(self, topic: str, date: str, records: pa.RecordBatch) -> None:
         file = self._files.get((topic, date))
         if file is None:
-            file = self._files[topic, date] = _File(self._filesystem, self._root, topic, date, self._prefix)
+            file = self._files[topic, date] = _FileWriter(self._filesystem, self._root, topic, date, self._prefix)
         file.add(records)
         if file.unwritten_bytes >= GROUP_BYTES:
             self._write(file)
@@ -116,7 +116,7 @@ class _Task:
             sync(self._filesystem, f"{self._root}/{folder}".rstrip("/"))
         return self._done
 
-    def _write(self, file: _File) -> None:
+    def _write(self, file: _FileWriter) -> None:
         self._files[file.topic, file.date] = self._files.pop((file.topic, file.date))
         file.write_group()
         open_files = [one for one in self._files.values() if one.is_open]
@@ -124,7 +124,7 @@ class _Task:
             self._done.append(self._files.pop((open_files[0].topic, open_files[0].date)).close())
 
 
-def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
+def _split_by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
     """Splits a batch by topic and date; usually all its records have the same."""
     columns = batch.select(["topic", "date"])
     if columns.column("date").null_count or columns.column("topic").null_count:
@@ -155,7 +155,7 @@ def _describe(batch: pa.RecordBatch) -> str:
     )
 
 
-class _File:
+class _FileWriter:
     """A file that is being written. It is created with its first row group."""
 
     def __init__(self, file_system: Any, root: str, topic: str, date: str, prefix: str) -> None:
@@ -279,12 +279,12 @@ def _merge(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Recor
         for task in tasks:
             yield from read(task, names, follow_compaction=True)
         return
-    _allow_files(len(tasks))
+    _raise_open_file_limit(len(tasks))
     rows_max = max(ROWS_MAX // len(tasks), 64)
-    unopened, open_files = collections.deque(sorted(tasks, key=lambda task: task.spans[0][1])), list[_OpenFile]()
+    unopened, open_files = collections.deque(sorted(tasks, key=lambda task: task.spans[0][1])), list[_FileReader]()
     while unopened or open_files:
         while unopened and (not open_files or unopened[0].spans[0][1] <= min(one.last_offset for one in open_files)):
-            file = _OpenFile(read(unopened.popleft(), names, rows_max, MERGED_BUFFER_BYTES, follow_compaction=True))
+            file = _FileReader(read(unopened.popleft(), names, rows_max, MERGED_BUFFER_BYTES, follow_compaction=True))
             if file.batch is not None:
                 open_files.append(file)
         if not open_files:
@@ -292,10 +292,10 @@ def _merge(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Recor
         until = min(one.last_offset for one in open_files)
         parts = [part for one in open_files if (part := one.take(until)) is not None]
         open_files = [one for one in open_files if one.batch is not None]
-        yield from _without_duplicates(pa.Table.from_batches(parts).sort_by("offset").combine_chunks()).to_batches()
+        yield from _drop_duplicates(pa.Table.from_batches(parts).sort_by("offset").combine_chunks()).to_batches()
 
 
-def _without_duplicates(table: pa.Table) -> pa.Table:
+def _drop_duplicates(table: pa.Table) -> pa.Table:
     """Drops the second copy of each record that two tasks have read. `table`: records of one
     partition, in the order of their offsets.
     """
@@ -308,7 +308,7 @@ def _without_duplicates(table: pa.Table) -> pa.Table:
     )
 
 
-def _allow_files(count: int) -> None:
+def _raise_open_file_limit(count: int) -> None:
     """Allows `count` files to be open at the same time, as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count + 256:
@@ -318,7 +318,7 @@ def _allow_files(count: int) -> None:
         )
 
 
-class _OpenFile:
+class _FileReader:
     """A file that is being read. `batch`: its next records; None at its end."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -396,7 +396,7 @@ def _read_file(
         parquet = pq.ParquetFile(file, buffer_size=buffer_bytes, page_checksum_verification=True)
         while remaining_spans:
             partition, start, end = remaining_spans[0]
-            for batch in _batches(parquet, columns, rows_max, remaining_spans[0]):
+            for batch in _read_batches(parquet, columns, rows_max, remaining_spans[0]):
                 offset = batch.column("offset")
                 matching = pc.and_(
                     pc.equal(batch.column("partition"), partition),
@@ -427,7 +427,7 @@ def _replacements(task: ArchivedTask, spans: Iterable[tuple[int, int, int]]) -> 
     ]
 
 
-def _batches(
+def _read_batches(
     parquet: pq.ParquetFile, columns: list[str], rows_max: int, span: tuple[int, int, int]
 ) -> Iterator[pa.RecordBatch]:
     """Reads the row groups that may have records of the span, one by one. A batch has at most

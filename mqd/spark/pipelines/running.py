@@ -118,7 +118,7 @@ def _read_checkpoint_file(spark: SparkSession, pipeline: Pipeline, name: str) ->
 # -- reading and writing ---------------------------------------------------------------------------
 
 
-def stream(spark: SparkSession, source: Source, pipeline: Pipeline, headers: bool = False) -> DataFrame:
+def read_stream(spark: SparkSession, source: Source, pipeline: Pipeline, headers: bool = False) -> DataFrame:
     """The records of a pipeline's source, as a stream. Its progress is committed as the offsets of
     the consumer group that has the pipeline's name.
     """
@@ -186,7 +186,7 @@ def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
             skipped,
         )
 
-    return stream(spark, pipeline.source, pipeline, headers=True).writeStream.foreachBatch(append)
+    return read_stream(spark, pipeline.source, pipeline, headers=True).writeStream.foreachBatch(append)
 
 
 def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[ArchivedFile]], skipped: set[str]) -> None:
@@ -219,7 +219,7 @@ def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[Archived
 
 
 def _aggregate(spark: SparkSession, pipeline: Aggregate) -> DataStreamWriter:
-    events = decode_values(stream(spark, pipeline.source, pipeline), pipeline.value)
+    events = decode_values(read_stream(spark, pipeline.source, pipeline), pipeline.value)
     windows = aggregate(
         events,
         time=pipeline.time,
@@ -233,7 +233,7 @@ def _aggregate(spark: SparkSession, pipeline: Aggregate) -> DataStreamWriter:
 
 
 def _dedup(spark: SparkSession, pipeline: Dedup) -> DataStreamWriter:
-    records = stream(spark, pipeline.source, pipeline, headers=True)
+    records = read_stream(spark, pipeline.source, pipeline, headers=True)
     first_records = dedup(
         decode_values(records, pipeline.value) if pipeline.value else as_rows(records),
         by=pipeline.by,
@@ -251,7 +251,7 @@ def _dedup(spark: SparkSession, pipeline: Dedup) -> DataStreamWriter:
 
 
 def _route(spark: SparkSession, pipeline: Route) -> DataStreamWriter:
-    records = stream(spark, pipeline.source, pipeline, headers=True)
+    records = read_stream(spark, pipeline.source, pipeline, headers=True)
     routed = route(
         records,
         value=pipeline.value,
@@ -266,11 +266,8 @@ def _stream_join(spark: SparkSession, pipeline: StreamJoin) -> DataStreamWriter:
     sides = []
     for name, side in (("left", pipeline.left), ("right", pipeline.right)):
         renamed = msgspec.structs.replace(pipeline, name=f"{pipeline.name}-{name}")  # each has its own consumer group
-        sides.append(
-            with_event_time(
-                decode_values(stream(spark, side.source, renamed), side.value), time=side.time, watermark=side.watermark
-            ).drop(RECORD)
-        )
+        rows = decode_values(read_stream(spark, side.source, renamed), side.value)
+        sides.append(with_event_time(rows, time=side.time, watermark=side.watermark).drop(RECORD))
     return _to_sink(
         stream_join(*sides, on=pipeline.on, how=pipeline.how, select=pipeline.select), pipeline, pipeline.sink
     )
@@ -289,7 +286,7 @@ def _table(spark: SparkSession, pipeline: Table) -> DataStreamWriter:
         writer = writer.option("kafka.bootstrap.servers", pipeline.bootstrap).option("topic", pipeline.changelog)
         writer.option("txnAppId", application()).option("txnVersion", str(number)).save()
 
-    return table(stream(spark, pipeline.source, pipeline)).writeStream.outputMode("update").foreachBatch(append)
+    return table(read_stream(spark, pipeline.source, pipeline)).writeStream.outputMode("update").foreachBatch(append)
 
 
 def _replay(spark: SparkSession, pipeline: Replay) -> None:

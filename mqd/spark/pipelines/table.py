@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-LATEST = ("value", "timestamp", "partition", "offset")
+_LATEST_COLUMNS = ("value", "timestamp", "partition", "offset")
 
 
 def table(records: DataFrame) -> DataFrame:
@@ -18,5 +18,5 @@ def table(records: DataFrame) -> DataFrame:
     """
     from pyspark.sql import functions as f
 
-    last = f.max_by(f.struct(*[f.col(name) for name in LATEST]), f.col("offset")).alias("last")
+    last = f.max_by(f.struct(*[f.col(name) for name in _LATEST_COLUMNS]), f.col("offset")).alias("last")
     return records.where(f.col("key").isNotNull()).groupBy("key").agg(last).select("key", "last.*")

@@ -211,7 +211,7 @@ def test_a_pipeline_succeeds_when_its_progress_is_not_read(
     def echo(_text: str) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    running = SimpleNamespace(Progress=object, ReplayStoppedError=LookupError, explained=str, run=run)
+    running = SimpleNamespace(Progress=object, ReplayStoppedError=LookupError, explain_error=str, run=run)
     session = SimpleNamespace(session=lambda *_: SimpleNamespace(stop=lambda: stopped.append(True)))
     monkeypatch.setitem(sys.modules, "mqd.spark.pipelines.running", running)
     monkeypatch.setitem(sys.modules, "mqd.spark.pipelines.session", session)

@@ -331,7 +331,7 @@ def test_reading_continues_after_a_file_was_deleted(tmp_path: Path, monkeypatch:
     )
     archive.commit(Commit("q", 0, files))
     monkeypatch.setattr(parquet, "READ_BYTES", 1)  # one record at a time
-    kept, gone = parquet._batches, list[Exception]()
+    kept, gone = parquet._read_batches, list[Exception]()
 
     def batches(*given: object) -> Iterator[pa.RecordBatch]:
         for one in kept(*given):  # type: ignore[arg-type]
@@ -339,7 +339,7 @@ def test_reading_continues_after_a_file_was_deleted(tmp_path: Path, monkeypatch:
                 raise gone.pop()
             yield one
 
-    monkeypatch.setattr(parquet, "_batches", batches)
+    monkeypatch.setattr(parquet, "_read_batches", batches)
     reading = read(tasks_of(tmp_path, files)[0], ("value",), follow_compaction=True)
     found = [next(reading).column("value")[0].as_py() for _ in range(13)]
     compact(archive, files)

@@ -312,9 +312,9 @@ def test_hidden_partitions_are_queried_from_all_brokers(world: World) -> None:
     driver = Driver(source_options({"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders"}, streaming=True))
     assert driver.partitions() == [("orders", 0)]
     world.leader = 2
-    assert driver.retired_ends([("orders", 1)]) == {("orders", 1): 50}
+    assert driver.retired_end_offsets([("orders", 1)]) == {("orders", 1): 50}
     world.leader = 3
-    assert driver.retired_ends([("orders", 1)]) == {}
+    assert driver.retired_end_offsets([("orders", 1)]) == {}
     driver.close()
 
 

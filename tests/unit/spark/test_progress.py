@@ -38,7 +38,7 @@ class World:
     def use_another_broker(self) -> None:
         self.turns += 1
 
-    def ids(self) -> dict[str, bytes]:
+    def topic_ids(self) -> dict[str, bytes]:
         return {name: topic.topic_id for name, topic in self.topics.items()}
 
     def offsets_at(self, keys: Any, at: int) -> dict[Key, int]:
@@ -47,13 +47,13 @@ class World:
             raise MqdMissingError(f"offsets of {gone}: UNKNOWN_TOPIC_OR_PARTITION")
         return {key: self.logs[key][0 if at == EARLIEST else 1] for key in keys}
 
-    def retired_ends(self, keys: Any) -> dict[Key, int]:
+    def retired_end_offsets(self, keys: Any) -> dict[Key, int]:
         return {key: self.hidden[key] for key in keys if key in self.hidden}
 
     def resolve(self, limit: Any, keys: Any, word: str) -> dict[Key, int]:
         return self.offsets_at(keys, limit.symbolic if limit.symbolic is not None else LATEST)
 
-    def tasks(self, ranges: list[Range]) -> list[Range]:
+    def split_into_tasks(self, ranges: list[Range]) -> list[Range]:
         return split(ranges, self.options.min_partitions, self.options.max_records_per_partition)
 
     def report_loss(self, text: str) -> None:

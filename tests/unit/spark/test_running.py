@@ -56,7 +56,7 @@ class Reader:
 )
 def test_pipelines_read_committed_records_by_default(given: dict[str, str], expected: str) -> None:
     reader, source = Reader(), Source(topics=["t"], options=given)
-    running.stream(reader, source, Table(name="n", source=source, changelog="c"))  # type: ignore[arg-type]
+    running.read_stream(reader, source, Table(name="n", source=source, changelog="c"))  # type: ignore[arg-type]
     assert reader.given[ISOLATION] == expected
 
 
