@@ -171,7 +171,7 @@ class History:
         self.event_count += 1
         core = self.core
         before = {member_id: (member, member.assigned) for member_id, member in core.members.items()}
-        targets, static = dict(core.target), dict(core.static)
+        targets, static = dict(core.target), dict(core.static_member_ids)
         epoch = core.assignment_epoch
         actions = core.handle(event, self.now_ms)
         core.check()
@@ -208,7 +208,7 @@ class History:
 
     def _check_static(self, static, before, targets, epoch: int) -> None:
         core = self.core
-        for instance_id, member_id in core.static.items():
+        for instance_id, member_id in core.static_member_ids.items():
             old = static.get(instance_id)
             if old is not None and old != member_id and old in before and core.epoch == epoch == core.assignment_epoch:
                 demand(

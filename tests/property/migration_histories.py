@@ -234,7 +234,11 @@ class MigrationHistory:
             client.start_over(self.now_ms)
         else:
             consumer = self.core.consumer
-            owner = consumer.members.get(consumer.static.get(client.instance_id, "")) if consumer is not None else None
+            owner = (
+                consumer.members.get(consumer.static_member_ids.get(client.instance_id, ""))
+                if consumer is not None
+                else None
+            )
             demand(
                 reply.response.error_code != UNRELEASED or (owner is not None and not owner.is_classic),
                 f"{client.member_id} waits for the session of a classic member",

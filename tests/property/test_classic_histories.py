@@ -59,7 +59,11 @@ class DoesNotFence(ClassicGroup):
     """A replaced static member's id stays valid beside its successor's."""
 
     def validate_member(self, member_id: str, instance_id: str | None) -> int:
-        return classic.NONE if instance_id in self.members.static else super().validate_member(member_id, instance_id)
+        return (
+            classic.NONE
+            if instance_id in self.members.static_member_ids
+            else super().validate_member(member_id, instance_id)
+        )
 
 
 class KeepsItsGeneration(ClassicGroup):

@@ -137,12 +137,14 @@ def _names_size_bytes(names: Iterable[str]) -> int:
 def _member_growth_bytes(group: Group | None, member_id: str, instance_id: str | None, new_bytes: int) -> int:
     """By how much the member's data grows. `new_bytes`: the size of its new data."""
     if group is not None:
-        classic = group.classic.members.by_id.get(group.classic.members.static.get(instance_id or "", member_id))
+        classic = group.classic.members.by_id.get(
+            group.classic.members.static_member_ids.get(instance_id or "", member_id)
+        )
         if classic is not None:
             return max(0, new_bytes - protocols_size_bytes(classic.protocols.items()))
         consumer = group.consumer
         if consumer is not None:
-            member = consumer.members.get(consumer.static.get(instance_id or "", member_id))
+            member = consumer.members.get(consumer.static_member_ids.get(instance_id or "", member_id))
             if member is not None:
                 description = member.description
                 protocols = description.classic.protocols if description.classic is not None else ()

@@ -395,7 +395,7 @@ def test_members_leave_one_by_one_and_together() -> None:
         E.UNKNOWN_MEMBER_ID,
         E.UNKNOWN_MEMBER_ID,
     ]
-    assert list(shell.classic.members.static) == ["i2", "i3"] and shell.classic.leader == ids[2]
+    assert list(shell.classic.members.static_member_ids) == ["i2", "i3"] and shell.classic.leader == ids[2]
 
 
 def test_the_last_one_to_leave_makes_an_empty_generation(shell: GroupShell) -> None:

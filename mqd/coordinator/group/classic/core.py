@@ -184,7 +184,7 @@ class ClassicGroup(Rebalancing):
         member_id = message.member_id
         instance_id = message.group_instance_id
         if not self._has_room_for(
-            member_id or (self.members.static.get(instance_id, "") if instance_id is not None else "")
+            member_id or (self.members.static_member_ids.get(instance_id, "") if instance_id is not None else "")
         ):
             self._drop_refused(member_id, now_ms, actions)
             return self._refuse_join(event, "", int(ErrorCode.GROUP_MAX_SIZE_REACHED), actions)
@@ -241,7 +241,7 @@ class ClassicGroup(Rebalancing):
     def _join_new(self, event: JoinGroup, protocols: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
         message = event.message
         if message.group_instance_id is not None:
-            known_id = self.members.static.get(message.group_instance_id)
+            known_id = self.members.static_member_ids.get(message.group_instance_id)
             if known_id is not None:
                 return self._replace_static(event, self.members.by_id[known_id], protocols, now_ms, actions)
         elif event.version >= VERSION_MEMBER_ID_REQUIRED:
@@ -489,7 +489,7 @@ class ClassicGroup(Rebalancing):
         member_id, instance_id = identity.member_id, identity.group_instance_id
         error = NONE
         if not member_id:
-            member_id = self.members.static.get(instance_id, "") if instance_id is not None else ""
+            member_id = self.members.static_member_ids.get(instance_id, "") if instance_id is not None else ""
             error = NONE if member_id else UNKNOWN_MEMBER_ID
         elif self.members.remove_pending(member_id):
             return LeaveGroupResponse.MemberResponse(member_id=identity.member_id, group_instance_id=instance_id)

@@ -213,7 +213,7 @@ class Members:
 
     def __init__(self) -> None:
         self.by_id: dict[str, Member] = {}
-        self.static: dict[str, str] = {}  # instance id -> member id
+        self.static_member_ids: dict[str, str] = {}  # instance id -> member id
         # a plain dict is slow when its first item is removed repeatedly
         self.pending: OrderedDict[str, Pending] = OrderedDict()
         self.votes: dict[str, int] = {}  # protocol -> number of members that support it
@@ -231,7 +231,7 @@ class Members:
     def add(self, member: Member) -> None:
         self.by_id[member.member_id] = member
         if member.instance_id is not None:
-            self.static[member.instance_id] = member.member_id
+            self.static_member_ids[member.instance_id] = member.member_id
         self._count_votes(member, 1)
         self.size_bytes += member.size_bytes
         if member.join_request is not None:
@@ -241,7 +241,7 @@ class Members:
         """The caller must have answered the member's waiting requests."""
         member = self.by_id.pop(member_id)
         if member.instance_id is not None:
-            del self.static[member.instance_id]
+            del self.static_member_ids[member.instance_id]
         self._count_votes(member, -1)
         self.size_bytes -= member.size_bytes
         if member.join_request is not None:
@@ -337,9 +337,9 @@ class Members:
         static = {
             member.instance_id: member.member_id for member in self.by_id.values() if member.instance_id is not None
         }
-        assert static == self.static and len(static) == sum(
+        assert static == self.static_member_ids and len(static) == sum(
             member.instance_id is not None for member in self.by_id.values()
-        ), f"M3: {static} != {self.static}"
+        ), f"M3: {static} != {self.static_member_ids}"
         assert not self.by_id.keys() & self.pending.keys() and len(self.pending) <= PENDING_MAX, "M4"
         size = sum(member.size_bytes for member in self.by_id.values())
         size += sum(pending.size_bytes for pending in self.pending.values())

@@ -155,7 +155,7 @@ class ClassicState:
     def validate_member(self, member_id: str, instance_id: str | None) -> int:
         """0, or the error for a request that names this member."""
         if instance_id is not None:
-            known_id = self.members.static.get(instance_id)
+            known_id = self.members.static_member_ids.get(instance_id)
             if known_id is None:
                 return UNKNOWN_MEMBER_ID
             if known_id != member_id:
@@ -289,7 +289,7 @@ class ClassicState:
         assert state is not COMPLETING or self.leader in self.pending_sync, (
             "G6: the leader has synced, yet the group is not Stable"
         )
-        dynamic_count = len(members) - len(members.static)
+        dynamic_count = len(members) - len(members.static_member_ids)
         assert state not in (COMPLETING, STABLE) or dynamic_count <= self.settings.max_size, (
             f"G7: {dynamic_count} members"
         )

@@ -121,7 +121,7 @@ class ClassicMembers:
         members = self.group.members
         if message.group_instance_id is None:
             return members.get(message.member_id)
-        return members.get(self.group.static.get(message.group_instance_id, message.member_id))
+        return members.get(self.group.static_member_ids.get(message.group_instance_id, message.member_id))
 
     def _check_claim(self, message: JoinGroupRequest) -> None:
         """Checks that the instance id, if the request has one, is that of the member id. Raises
@@ -129,7 +129,7 @@ class ClassicMembers:
         """
         if message.group_instance_id is None or not message.member_id:
             return
-        owner_id = self.group.static.get(message.group_instance_id)
+        owner_id = self.group.static_member_ids.get(message.group_instance_id)
         if owner_id is None:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
         if owner_id != message.member_id:
@@ -162,7 +162,7 @@ class ClassicMembers:
         """Raises Refused."""
         group = self.group
         if instance_id is not None:
-            owner_id = group.static.get(instance_id)
+            owner_id = group.static_member_ids.get(instance_id)
             if owner_id is None:
                 raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
             if owner_id != member_id:
@@ -260,7 +260,7 @@ class ClassicMembers:
         if identity.group_instance_id is None:
             member = group.members.get(identity.member_id)
         else:
-            owner_id = group.static.get(identity.group_instance_id)
+            owner_id = group.static_member_ids.get(identity.group_instance_id)
             if owner_id is not None and identity.member_id and owner_id != identity.member_id:
                 raise Refused(ErrorCode.FENCED_INSTANCE_ID, "")
             member = group.members.get(owner_id) if owner_id is not None else None

@@ -107,7 +107,7 @@ class ConsumerGroup(ModernGroup):
         super().__init__(group_id, cluster)
         self.members: dict[str, Member] = {}
         self.target: dict[str, Partitions] = {}
-        self.static: dict[str, str] = {}  # instance id -> member id
+        self.static_member_ids: dict[str, str] = {}  # instance id -> member id
         self.owners = Owners()
         self.assignor_votes: dict[str, int] = {}
         self.classic = ClassicMembers(self)
@@ -286,7 +286,7 @@ class ConsumerGroup(ModernGroup):
         description = member.description
         member.resolved = self.subscriptions.add(member.subscription_key)
         if description.instance_id is not None:
-            self.static[description.instance_id] = member.member_id
+            self.static_member_ids[description.instance_id] = member.member_id
         if description.server_assignor is not None:
             self.assignor_votes[description.server_assignor] = (
                 self.assignor_votes.get(description.server_assignor, 0) + 1
@@ -301,7 +301,7 @@ class ConsumerGroup(ModernGroup):
         self.subscriptions.remove(member.subscription_key)
         member.resolved = None
         if description.instance_id is not None:
-            del self.static[description.instance_id]
+            del self.static_member_ids[description.instance_id]
         if description.server_assignor is not None:
             self.assignor_votes[description.server_assignor] -= 1
             if not self.assignor_votes[description.server_assignor]:
@@ -349,7 +349,7 @@ class ConsumerGroup(ModernGroup):
                     ErrorCode.UNKNOWN_MEMBER_ID, f"Member {message.member_id} is not a member of group {self.group_id}."
                 )
         else:
-            owner_id = self.static.get(message.instance_id)
+            owner_id = self.static_member_ids.get(message.instance_id)
             if owner_id is None:
                 raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {message.instance_id} is unknown.")
             if owner_id != message.member_id:
@@ -516,7 +516,7 @@ class ConsumerGroup(ModernGroup):
             or (current.state == REVOKING) != bool(current.revoking)
         )
         instance_id = description.instance_id
-        if is_inconsistent or (instance_id is not None and instance_id in self.static):
+        if is_inconsistent or (instance_id is not None and instance_id in self.static_member_ids):
             return False
         member = Member(member_id, description, current)
         self._add(member)

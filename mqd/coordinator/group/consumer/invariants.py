@@ -25,7 +25,7 @@ def check(group: ConsumerGroup) -> None:
         for member_id, member in group.members.items()
         if member.description.instance_id is not None
     }
-    assert static == group.static and len(static) == sum(
+    assert static == group.static_member_ids and len(static) == sum(
         member.description.instance_id is not None for member in group.members.values()
     ), "U8"
     group.subscriptions.check([member.subscription_key for member in group.members.values()])

@@ -23,7 +23,7 @@ class Group(Protocol):
     def members(self) -> Mapping[str, Member]: ...
 
     @property
-    def static(self) -> Mapping[str, str]: ...
+    def static_member_ids(self) -> Mapping[str, str]: ...
 
     def check_capacity(self) -> None: ...
 
@@ -49,7 +49,7 @@ def find_sender(group: Group, event: ConsumerHeartbeat) -> Member | None:
 
 
 def _find_static(group: Group, message: ConsumerGroupHeartbeatRequest) -> Member | None:
-    owner_id = group.static.get(message.instance_id) if message.instance_id is not None else None
+    owner_id = group.static_member_ids.get(message.instance_id) if message.instance_id is not None else None
     if message.member_epoch == 0:
         if owner_id is None:
             known = group.members.get(message.member_id)
