@@ -33,9 +33,9 @@ from mqd.coordinator.share.core import Forget, SharePartition, SharePartitions
 from mqd.coordinator.share.core import Settings as ShareStateSettings
 from mqd.coordinator.topics import (
     CONSUMER_OFFSETS,
-    GROUPS,
+    OFFSETS_TOPIC,
     SHARE_GROUP_STATE,
-    SHARE_STATES,
+    SHARE_STATES_TOPIC,
     TRANSACTION_STATE,
     InternalTopic,
 )
@@ -159,7 +159,7 @@ class Coordinators:
         self.log = Log(BrokerPartitions(broker), sender, TOKEN_BASE | (generation & 0x7FFF) << 48)
         self.budget = GroupBudget(broker.broker_number("group.coordinator.memory.bytes"))
         self.groups = Coordinator(
-            GROUPS,
+            OFFSETS_TOPIC,
             GroupCores(self._make_group),
             InternalPartitions(broker, CONSUMER_OFFSETS),
             self.log,
@@ -170,7 +170,7 @@ class Coordinators:
             turn=broker.turn,
         )
         self.share = Coordinator(
-            SHARE_STATES,
+            SHARE_STATES_TOPIC,
             SharePartitions(share_state_settings(broker)),
             InternalPartitions(broker, SHARE_GROUP_STATE),
             self.log,

@@ -18,7 +18,7 @@ from mqd.base import logging
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.log import Log, Marker, Sender
 from mqd.coordinator.runtime import Coordinator
-from mqd.coordinator.topics import GROUPS, TRANSACTIONS
+from mqd.coordinator.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from mqd.coordinator.transaction import checks
 from mqd.coordinator.transaction.cores import TransactionCores
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, JointResponse
@@ -144,7 +144,7 @@ class TransactionService:
         """The highest leader epoch of the partitions of __transaction_state: an upper bound of
         coordinator epochs.
         """
-        topic = self._broker.metadata.topics.get(TRANSACTIONS)
+        topic = self._broker.metadata.topics.get(TRANSACTIONS_TOPIC)
         return max((partition.leader_epoch for partition in topic.partitions), default=-1) if topic is not None else -1
 
     # -- markers -----------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class TransactionService:
         """Appends a marker to a partition that this host leads in that leader epoch (-1 = any); fails
         otherwise."""
         assert self._log is not None
-        if topic == GROUPS:
+        if topic == OFFSETS_TOPIC:
             writing = self.groups.write_marker(
                 partition, producer_id, producer_epoch, coordinator_epoch, commit, is_bumped, leader_epoch
             )

@@ -114,9 +114,10 @@ class Cluster:
         """Partition of the coordinators' topic -> (leader, leader epoch); empty if the topic does
         not exist yet. Raises CliError if a partition has no active leader.
         """
-        from mqd.coordinator.topics import GROUPS, TRANSACTIONS  # a costly import that other requests do not need
+        # a costly import that other requests do not need
+        from mqd.coordinator.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
-        name, noun = (GROUPS, "groups") if kind == GROUP else (TRANSACTIONS, "transactions")
+        name, noun = (OFFSETS_TOPIC, "groups") if kind == GROUP else (TRANSACTIONS_TOPIC, "transactions")
         (topic,) = self._read_metadata([name]).topics
         if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return {}

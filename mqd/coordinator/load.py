@@ -43,7 +43,7 @@ _LOGGED_MAX = 10  # problems that are logged individually
 log = logging.get("coordinator.load")
 
 
-class _State:
+class _LoadState:
     """The records that are in effect so far."""
 
     def __init__(self, cores: Cores, loaded: LoadedPartition, name: str) -> None:
@@ -196,7 +196,7 @@ def load(
     progress = progress or QueryProgress()
     loaded = LoadedPartition(end_offset)
     if end_offset > 0:
-        state = _State(cores, loaded, name or directory.name)
+        state = _LoadState(cores, loaded, name or directory.name)
         walker = RecordPositions(RECORDS_AT_ONCE)
         bases = [base for base in segments.base_offsets(directory) if base < end_offset]
         for base, next_base in zip(bases, [*bases, end_offset][1:], strict=True):
@@ -215,7 +215,7 @@ def load(
 
 
 def _read_segment(
-    directory: Path, base: int, end_offset: int, state: _State, walker: RecordPositions, progress: QueryProgress
+    directory: Path, base: int, end_offset: int, state: _LoadState, walker: RecordPositions, progress: QueryProgress
 ) -> None:
     fd = os.open(segments.segment_path(directory, base), os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -238,7 +238,7 @@ def _read_block(
     position: int,
     next_offset: int,
     end_offset: int,
-    state: _State,
+    state: _LoadState,
     walker: RecordPositions,
 ) -> tuple[bool, int, int]:
     """Consumes the whole batches of one read. Returns (whether the segment is finished, position
@@ -262,7 +262,7 @@ def _read_block(
             return _read_single_batch(fd, position, data, next_offset, directory, base, end_offset, state)
 
 
-def _apply_batch(data: bytes, at: int, position: int, state: _State) -> tuple[int, int]:
+def _apply_batch(data: bytes, at: int, position: int, state: _LoadState) -> tuple[int, int]:
     batch = parse_header(data, at, position + at)
     try:
         state.on_other(batch, data[at : at + batch.size_bytes])
@@ -277,7 +277,14 @@ def _apply_batch(data: bytes, at: int, position: int, state: _State) -> tuple[in
 
 
 def _read_single_batch(
-    fd: int, position: int, data: bytes, next_offset: int, directory: Path, base: int, end_offset: int, state: _State
+    fd: int,
+    position: int,
+    data: bytes,
+    next_offset: int,
+    directory: Path,
+    base: int,
+    end_offset: int,
+    state: _LoadState,
 ) -> tuple[bool, int, int]:
     """Reads a whole batch. Called when a block holds no complete batch: the batch is larger than
     BLOCK_BYTES, or damaged, or the file ends too early.
@@ -308,7 +315,7 @@ def _read_batch(fd: int, batch: BatchInfo) -> bytes:
 
 
 def _skip_damage(
-    fd: int, directory: Path, base: int, position: int, next_offset: int, end_offset: int, state: _State
+    fd: int, directory: Path, base: int, position: int, next_offset: int, end_offset: int, state: _LoadState
 ) -> tuple[bool, int, int]:
     """Finds the next batch after a damaged one: at the end of the damaged batch, as its length
     states it, if an intact batch is there; otherwise through the offset index.
@@ -324,7 +331,7 @@ def _skip_damage(
     return True, position, next_offset
 
 
-def _log_damage(state: _State, base: int, position: int, first_offset: int, end_offset: int) -> None:
+def _log_damage(state: _LoadState, base: int, position: int, first_offset: int, end_offset: int) -> None:
     state.log_problem(
         "a coordinator's partition is damaged; the records in the damaged range are ignored",
         segment=base,

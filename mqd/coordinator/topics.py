@@ -15,9 +15,9 @@ from mqd.base.config import broker_number
 from mqd.base.properties import TOPIC
 from mqd.coordinator.log import BATCH_BYTES_MAX
 
-GROUPS = "__consumer_offsets"
-TRANSACTIONS = "__transaction_state"
-SHARE_STATES = "__share_group_state"
+OFFSETS_TOPIC = "__consumer_offsets"
+TRANSACTIONS_TOPIC = "__transaction_state"
+SHARE_STATES_TOPIC = "__share_group_state"
 
 
 class InternalTopic(NamedTuple):
@@ -53,12 +53,12 @@ class InternalTopic(NamedTuple):
         )
 
 
-CONSUMER_OFFSETS = InternalTopic(GROUPS, "offsets.topic.num.partitions", "offsets.topic.segment.bytes")
+CONSUMER_OFFSETS = InternalTopic(OFFSETS_TOPIC, "offsets.topic.num.partitions", "offsets.topic.segment.bytes")
 TRANSACTION_STATE = InternalTopic(
-    TRANSACTIONS, "transaction.state.log.num.partitions", "transaction.state.log.segment.bytes"
+    TRANSACTIONS_TOPIC, "transaction.state.log.num.partitions", "transaction.state.log.segment.bytes"
 )
 SHARE_GROUP_STATE = InternalTopic(
-    SHARE_STATES,
+    SHARE_STATES_TOPIC,
     "share.coordinator.state.topic.num.partitions",
     "share.coordinator.state.topic.segment.bytes",
     is_compacted=False,

@@ -33,7 +33,7 @@ from mqd.base import logging
 from mqd.coordinator.actions import Core, Effect
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.log import AppendError
-from mqd.coordinator.topics import GROUPS
+from mqd.coordinator.topics import OFFSETS_TOPIC
 from mqd.coordinator.transaction.events import MarkersWritten, Partition, WriteMarkers
 from mqd.protocol.errors import ErrorCode, error_name
 
@@ -149,7 +149,7 @@ class Markers:
             return None  # unloaded in the meantime; the next load starts the job again
 
     def _begin(self, job: _Job, partition: Partition) -> None:
-        if partition[0] == GROUPS:
+        if partition[0] == OFFSETS_TOPIC:
             self._offset_commits.when_done(job.effect.producer_id, lambda: self._write(job, partition))  # M2
         else:
             self._write(job, partition)

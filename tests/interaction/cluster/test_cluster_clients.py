@@ -17,7 +17,7 @@ from mqd.cluster.membership import handshake
 from mqd.cluster.membership.handshake import HandshakeRefused, Identity, Initiator
 from mqd.coordinator.internal_topic import partition_for
 from mqd.coordinator.share.records import share_partition_name
-from mqd.coordinator.topics import GROUPS, SHARE_STATES
+from mqd.coordinator.topics import OFFSETS_TOPIC, SHARE_STATES_TOPIC
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AlterPartitionReassignmentsRequest,
@@ -504,12 +504,12 @@ def test_a_share_group_follows_leaders_and_coordinators(cluster: Cluster) -> Non
         return partition_for(key, len(described(cluster.brokers[1], topic).partitions))
 
     def move_group() -> None:
-        lead_elsewhere(cluster, GROUPS, partition_of(GROUPS, shared.group))
+        lead_elsewhere(cluster, OFFSETS_TOPIC, partition_of(OFFSETS_TOPIC, shared.group))
 
     def move_state() -> None:
         topic_id = described(cluster.brokers[1], shared.topic).topic_id
         key = share_partition_name(shared.group, topic_id, 0)
-        lead_elsewhere(cluster, SHARE_STATES, partition_of(SHARE_STATES, key))
+        lead_elsewhere(cluster, SHARE_STATES_TOPIC, partition_of(SHARE_STATES_TOPIC, key))
 
     def move_records() -> None:
         lead_elsewhere(cluster, shared.topic, 0)

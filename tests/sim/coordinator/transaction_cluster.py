@@ -20,7 +20,7 @@ from unittest import mock
 from mqd.base.logging import Logger
 from mqd.cluster.host import messages
 from mqd.coordinator.group.records import encode_offset_key
-from mqd.coordinator.topics import GROUPS, TRANSACTIONS
+from mqd.coordinator.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from mqd.coordinator.transaction.records import State
 from tests.sim.cluster.cluster_plan import Plan
 from tests.sim.cluster.cluster_world import ClusterWorld, Partition
@@ -73,7 +73,7 @@ class TransactionCluster(ClusterWorld):
 
     def _create_topics(self, plan: Plan) -> None:
         super()._create_topics(plan)
-        for name in (GROUPS, TRANSACTIONS):
+        for name in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC):
             self.admin.requested.append(
                 messages.CreateTopic(
                     name,
@@ -89,16 +89,16 @@ class TransactionCluster(ClusterWorld):
         return [(topic.topic_id, partition.index) for partition in topic.partitions] if topic is not None else []
 
     def coordinated(self) -> list[Partition]:
-        return self.internal(GROUPS) + self.internal(TRANSACTIONS)
+        return self.internal(OFFSETS_TOPIC) + self.internal(TRANSACTIONS_TOPIC)
 
     def group_of(self, transactional_id: str) -> str:
         return f"group-{transactional_id}"
 
     def group_partition(self, transactional_id: str) -> Partition:
-        return partition_of(self.group_of(transactional_id), self.internal(GROUPS))
+        return partition_of(self.group_of(transactional_id), self.internal(OFFSETS_TOPIC))
 
     def coordinated_by(self, transactional_id: str) -> Partition:
-        return partition_of(transactional_id, self.internal(TRANSACTIONS))
+        return partition_of(transactional_id, self.internal(TRANSACTIONS_TOPIC))
 
     def begin(self) -> None:
         super().begin()
@@ -168,7 +168,7 @@ class TransactionCluster(ClusterWorld):
 
     def under_way(self) -> str:
         """An open transaction; "" = none."""
-        for partition in self.internal(TRANSACTIONS):
+        for partition in self.internal(TRANSACTIONS_TOPIC):
             coordination = None if self._excused(partition) else self.coordination(partition)
             if coordination is None:
                 continue
@@ -178,7 +178,7 @@ class TransactionCluster(ClusterWorld):
             for name, core in place.shard.items():
                 if core.state in (State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT):
                     return f"{name} is in {core.state!r} with {list(core.partitions)}"
-        for partition in [*self.data, *self.internal(GROUPS)]:
+        for partition in [*self.data, *self.internal(OFFSETS_TOPIC)]:
             view = self.view(partition)
             place = self.running(view.leader, partition) if view is not None and view.leader >= 0 else None
             if place is None or self._excused(partition):
@@ -193,7 +193,7 @@ class TransactionCluster(ClusterWorld):
         super().check_end()
         excused = [
             partition
-            for partition in self.internal(TRANSACTIONS) + self.data + self.internal(GROUPS)
+            for partition in self.internal(TRANSACTIONS_TOPIC) + self.data + self.internal(OFFSETS_TOPIC)
             if self._excused(partition)
         ]
         left = self.under_way()

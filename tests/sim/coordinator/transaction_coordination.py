@@ -49,11 +49,11 @@ from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.coordinator.internal_topic import CoordinatorError
-from mqd.coordinator.load import _State
+from mqd.coordinator.load import _LoadState
 from mqd.coordinator.log import AppendError, Log
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.shard import LoadedPartition
-from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, TRANSACTIONS
+from mqd.coordinator.topics import CONSUMER_OFFSETS, OFFSETS_TOPIC, TRANSACTION_STATE, TRANSACTIONS_TOPIC
 from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.cores import TransactionCores
 from mqd.coordinator.transaction.events import WriteMarkers
@@ -163,7 +163,7 @@ class SimBroker:
         log = self._host.logs.get(key) if key is not None else None
         if log is None:
             raise OSError("its files are gone")
-        state, offset = _State(cores, loaded, name), 0
+        state, offset = _LoadState(cores, loaded, name), 0
         while offset < min(end_offset, log.end):
             entry = log.entries[offset]
             state.on_other(parsed(entry.value.batch).info, entry.value.batch)  # type: ignore[attr-defined]
@@ -312,10 +312,9 @@ class Coordination:
         carry_out = self._one_marker if "one marker" in off else service.carry_out
         log = self.log = Log(BrokerPartitions(broker), self, TOKEN_BASE)  # type: ignore[arg-type]
         groups = GroupCores(lambda name: Group(name, ClassicSettings(), OffsetsSettings()))  # type: ignore[arg-type,return-value]
-        self.groups = SimCoordinator(GROUPS, groups, InternalPartitions(broker, CONSUMER_OFFSETS), log, self.now_ms)  # type: ignore[arg-type]
-        self.ids = SimCoordinator(
-            TRANSACTIONS, service.cores, InternalPartitions(broker, TRANSACTION_STATE), log, self.now_ms, carry_out
-        )  # type: ignore[arg-type]
+        offsets, transactions = (InternalPartitions(broker, topic) for topic in (CONSUMER_OFFSETS, TRANSACTION_STATE))
+        self.groups = SimCoordinator(OFFSETS_TOPIC, groups, offsets, log, self.now_ms)  # type: ignore[arg-type]
+        self.ids = SimCoordinator(TRANSACTIONS_TOPIC, service.cores, transactions, log, self.now_ms, carry_out)  # type: ignore[arg-type]
         self.groups.off = self.ids.off = off
         service.attach(self.ids, self.groups, log, self.now_ms)
         service.connect(SimPeers(self))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from mqd.cli import retirement as retiring
 from mqd.cli import transactions as txns
 from mqd.cli.broker_lookup import Cluster
 from mqd.cli.common import CliError
-from mqd.coordinator.topics import GROUPS, TRANSACTIONS
+from mqd.coordinator.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     CreatePartitionsRequest,
@@ -44,7 +44,7 @@ class World:
     """
 
     def __init__(self) -> None:
-        self.leaders: dict[str, list[int] | None] = {TRANSACTIONS: [1, 2], GROUPS: [1, 2]}
+        self.leaders: dict[str, list[int] | None] = {TRANSACTIONS_TOPIC: [1, 2], OFFSETS_TOPIC: [1, 2]}
         self.known: list[tuple[str, int, str]] = []  # id, error of its description, state; by broker 2
         self.when_listed: Callable[[], None] = lambda: None
         self.groups_error = 0
@@ -173,18 +173,18 @@ def hanging() -> list[int]:
 def test_transactions_unknown_to_their_coordinators_hang(
     world: World, leaders: list[int] | None, known: list[tuple[str, int, str]], expected: list[int]
 ) -> None:
-    world.leaders[TRANSACTIONS], world.known = leaders, known
+    world.leaders[TRANSACTIONS_TOPIC], world.known = leaders, known
     assert hanging() == expected
 
 
 def test_nothing_is_listed_as_hanging_while_a_coordinator_is_unavailable(world: World) -> None:
-    world.leaders[TRANSACTIONS] = [1, -1]
+    world.leaders[TRANSACTIONS_TOPIC] = [1, -1]
     with pytest.raises(CliError, match="for example __transaction_state-1.*coordinators are unavailable"):
         hanging()
 
 
 def test_nothing_is_listed_as_hanging_when_a_coordinator_moves_meanwhile(world: World) -> None:
-    world.when_listed = lambda: world.leaders.update({TRANSACTIONS: [1, 1]})
+    world.when_listed = lambda: world.leaders.update({TRANSACTIONS_TOPIC: [1, 1]})
     with pytest.raises(CliError, match="changing"):
         hanging()
 
@@ -265,7 +265,7 @@ def test_none_is_aborted_by_partition_while_a_coordinator_is_unavailable(
     from mqd.cli import main
 
     monkeypatch.setenv("MQD_BOOTSTRAP", "host1:9092")
-    world.leaders[TRANSACTIONS] = [1, -1]
+    world.leaders[TRANSACTIONS_TOPIC] = [1, -1]
     assert main._run(["txn", "abort", "t", "0", "41", "--execute"]) == 1
     assert "coordinators are unavailable" in capsys.readouterr().err
     assert not any(isinstance(request, WriteTxnMarkersRequest) for request in world.requested)
@@ -278,7 +278,7 @@ def test_producers_of_retired_partitions_are_kept_while_a_coordinator_is_unavail
     states = iter([([1, -1], 0), ([1, 2], int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)), ([1, 2], 0), ([1, 2], 0)])
 
     def onward(_seconds: float = 0) -> None:
-        world.leaders[GROUPS], world.groups_error = next(states)
+        world.leaders[OFFSETS_TOPIC], world.groups_error = next(states)
 
     monkeypatch.setattr(retiring, "time", SimpleNamespace(sleep=onward))
     onward()

@@ -14,7 +14,7 @@ import pytest
 from mqd.acceptor.broker_state import Address
 from mqd.acceptor.interbroker.transactions import MarkerToWrite
 from mqd.acceptor.transactions import TransactionService
-from mqd.coordinator.topics import GROUPS
+from mqd.coordinator.topics import OFFSETS_TOPIC
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FindCoordinatorRequest, WriteTxnMarkersRequest
 from tests.unit.acceptor.handler_broker import HandlerBroker
@@ -39,14 +39,14 @@ async def _marked(broker: HandlerBroker, topic: str, leader_epoch: int) -> tuple
 
 
 @pytest.mark.parametrize(
-    ("topic", "refused"), [("t", ErrorCode.NOT_LEADER_OR_FOLLOWER), (GROUPS, ErrorCode.NOT_COORDINATOR)]
+    ("topic", "refused"), [("t", ErrorCode.NOT_LEADER_OR_FOLLOWER), (OFFSETS_TOPIC, ErrorCode.NOT_COORDINATOR)]
 )
 def test_a_marker_is_only_written_in_its_leader_epoch(tmp_path: Path, topic: str, refused: ErrorCode) -> None:
     async def scenario() -> None:
         async with HandlerBroker(tmp_path, {"offsets.topic.num.partitions": "1"}) as broker:
             await create(broker, "t", 1)
             await broker.send_request(FindCoordinatorRequest(key="g", coordinator_keys=["g"]), 4)
-            while topic == GROUPS and broker.broker.coordinators.groups.partition_states[0].shard is None:
+            while topic == OFFSETS_TOPIC and broker.broker.coordinators.groups.partition_states[0].shard is None:
                 await asyncio.sleep(0.001)
             epoch = broker.metadata.topics[topic].partitions[0].leader_epoch
             assert await _marked(broker, topic, epoch + 1) == (refused, 0)

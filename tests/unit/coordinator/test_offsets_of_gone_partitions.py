@@ -16,7 +16,7 @@ from mqd.cluster.host import messages
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import PartitionsGone
 from mqd.coordinator.internal_topic import partition_for
-from mqd.coordinator.topics import GROUPS
+from mqd.coordinator.topics import OFFSETS_TOPIC
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import DeleteTopicsRequest
 from tests.unit.acceptor.handler_broker import ACCEPTOR, NODE, HandlerBroker
@@ -34,7 +34,7 @@ async def delete(broker: HandlerBroker, name: str = "t") -> None:
 
 async def not_served(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group's partition is not served here; its log stays on the disk."""
-    store(broker, GROUPS, partition_for("g", 3))
+    store(broker, OFFSETS_TOPIC, partition_for("g", 3))
     monkeypatch.setattr(InternalPartitions, "served", lambda *_: None)
     broker.broker.coordinators.groups.check_partitions()
     assert shard_of(broker, "g") is None
@@ -160,7 +160,9 @@ async def recreated(broker: HandlerBroker) -> None:
 
 async def reloaded(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Again, in the same leader epoch."""
-    shutil.rmtree(broker.broker.path_of(GROUPS, broker.metadata.topics[GROUPS].partitions[partition_for("g", 3)]))
+    shutil.rmtree(
+        broker.broker.path_of(OFFSETS_TOPIC, broker.metadata.topics[OFFSETS_TOPIC].partitions[partition_for("g", 3)])
+    )
     await not_served(broker, monkeypatch)
     await served_again(broker, monkeypatch)
 
@@ -208,7 +210,7 @@ def test_offsets_that_another_host_coordinated_meanwhile_are_kept(
 
 def led_by(broker: HandlerBroker, leader: int, epochs: int = 1) -> messages.PartitionsPut:
     """The controller's message about the group's partition, `epochs` leader epochs later."""
-    topic = broker.metadata.topics[GROUPS]
+    topic = broker.metadata.topics[OFFSETS_TOPIC]
     image = topic.partitions[partition_for("g", 3)]
     return messages.PartitionsPut(
         broker.metadata.version,
@@ -233,7 +235,7 @@ def test_a_topic_recreated_while_the_partition_of_its_group_has_no_leader(tmp_pa
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]
         epoch = shard_of(broker, "g").leader_epoch
-        store(broker, GROUPS, partition_for("g", 3))
+        store(broker, OFFSETS_TOPIC, partition_for("g", 3))
         broker._deliver(ACCEPTOR, led_by(broker, -1))
         assert shard_of(broker, "g") is None
         await recreated(broker)
@@ -255,7 +257,7 @@ def test_offsets_that_another_host_coordinated_are_kept_however_it_is_reported(t
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]
-        store(broker, GROUPS, partition_for("g", 3))
+        store(broker, OFFSETS_TOPIC, partition_for("g", 3))
         broker._deliver(ACCEPTOR, led_by(broker, -1))
         if reported == "before":
             broker._deliver(ACCEPTOR, led_by(broker, OTHER))
@@ -280,7 +282,7 @@ def test_a_partition_is_not_loaded_for_an_epoch_unknown_to_the_metadata(tmp_path
 
     async def scenario(broker: HandlerBroker) -> None:
         groups, index = broker.broker.coordinators.groups, partition_for("g", 3)
-        image = broker.metadata.topics[GROUPS].partitions[index]
+        image = broker.metadata.topics[OFFSETS_TOPIC].partitions[index]
         broker.table.positions.setdefault(image.slot, {})["leader_epoch"] = image.leader_epoch + 2
         assert groups._partitions.served(index) is None
         broker._deliver(ACCEPTOR, led_by(broker, NODE, 2))
@@ -315,7 +317,7 @@ def test_a_core_that_fails_at_a_removal_does_not_block_others(
 
         monkeypatch.setattr(Group, "handle", failing)
         shard = shard_of(broker, "g")
-        store(broker, GROUPS, partition_for("g", 3))
+        store(broker, OFFSETS_TOPIC, partition_for("g", 3))
         await recreated(broker)
         await until(lambda: shard_of(broker, "g") not in (None, shard))
         assert await fetch(broker, group=good) == (0, -1)
@@ -335,7 +337,7 @@ def test_a_removal_that_could_not_be_written_is_repeated(
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]
-        store(broker, GROUPS, partition_for("g", 3))
+        store(broker, OFFSETS_TOPIC, partition_for("g", 3))
         if away:
             monkeypatch.setattr(InternalPartitions, "served", lambda *_: None)
             broker.broker.coordinators.groups.check_partitions()

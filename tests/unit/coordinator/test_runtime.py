@@ -15,7 +15,7 @@ from mqd.coordinator import internal_topic
 from mqd.coordinator.group import records
 from mqd.coordinator.internal_topic import CoordinatorError, partition_for
 from mqd.coordinator.log import BYTES_MAX, AppendError
-from mqd.coordinator.topics import GROUPS, TRANSACTIONS
+from mqd.coordinator.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from mqd.native import SlotState
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
@@ -136,7 +136,7 @@ def test_long_names_are_not_cached() -> None:
 
 def test_the_first_lookup_creates_the_topic(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
-        topic = broker.metadata.topics[GROUPS]
+        topic = broker.metadata.topics[OFFSETS_TOPIC]
         assert topic.internal and len(topic.partitions) == 3
         assert topic.config["segment.bytes"] == "104857600" and topic.config["flush.on.ack"] == "true"
         assert topic.config["cleanup.policy"] == "compact" or topic.config["retention.ms"] == "-1"
@@ -146,7 +146,7 @@ def test_the_first_lookup_creates_the_topic(tmp_path: Path) -> None:
             assert [(one.error_code, one.node_id, one.host, one.port) for one in ones] == [
                 (0, 1, "10.1.2.3", 9092)
             ] * len(ones)
-        metadata = await broker.send_request(MetadataRequest(topics=[MetadataRequest.Topic(name=GROUPS)]), 9)
+        metadata = await broker.send_request(MetadataRequest(topics=[MetadataRequest.Topic(name=OFFSETS_TOPIC)]), 9)
         assert metadata.topics[0].is_internal
 
     run(tmp_path, scenario)
@@ -165,7 +165,7 @@ def test_all_look_ups_wait_for_the_first_load(tmp_path: Path, monkeypatch: pytes
 
             monkeypatch.setattr(groups, "check_loaded", check_slowly)
             first = asyncio.create_task(find(broker))
-            await until(lambda: GROUPS in broker.metadata.topics)
+            await until(lambda: OFFSETS_TOPIC in broker.metadata.topics)
             second = asyncio.create_task(find(broker))
             await asyncio.wait((first, second), timeout=0.1)
             assert not first.done() and not second.done()
@@ -178,27 +178,29 @@ def test_all_look_ups_wait_for_the_first_load(tmp_path: Path, monkeypatch: pytes
 
 def test_clients_cannot_create_delete_or_change_internal_topics(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
-        expected = [CreateTopicsRequest.Topic(name=TRANSACTIONS, num_partitions=1, replication_factor=1)]
-        if TRANSACTIONS not in broker.metadata.topics:
+        expected = [CreateTopicsRequest.Topic(name=TRANSACTIONS_TOPIC, num_partitions=1, replication_factor=1)]
+        if TRANSACTIONS_TOPIC not in broker.metadata.topics:
             assert (await broker.send_request(CreateTopicsRequest(topics=expected, timeout_ms=100), 5)).topics[
                 0
             ].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
-        deleted = await broker.send_request(DeleteTopicsRequest(topic_names=[GROUPS], timeout_ms=100), 5)
+        deleted = await broker.send_request(DeleteTopicsRequest(topic_names=[OFFSETS_TOPIC], timeout_ms=100), 5)
         assert deleted.responses[0].error_code == ErrorCode.POLICY_VIOLATION
         deleted = await broker.send_request(
             DeleteTopicsRequest(
-                topics=[DeleteTopicsRequest.TopicState(topic_id=broker.metadata.topics[GROUPS].topic_id)],
+                topics=[DeleteTopicsRequest.TopicState(topic_id=broker.metadata.topics[OFFSETS_TOPIC].topic_id)],
                 timeout_ms=100,
             ),
             6,
         )
         assert deleted.responses[0].error_code == ErrorCode.POLICY_VIOLATION
-        more = CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=GROUPS, count=9)], timeout_ms=100)
+        more = CreatePartitionsRequest(
+            topics=[CreatePartitionsRequest.Topic(name=OFFSETS_TOPIC, count=9)], timeout_ms=100
+        )
         assert (await broker.send_request(more, 1)).results[0].error_code == ErrorCode.POLICY_VIOLATION
         cut = DeleteRecordsRequest(
             topics=[
                 DeleteRecordsRequest.Topic(
-                    name=GROUPS, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=-1)]
+                    name=OFFSETS_TOPIC, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=-1)]
                 )
             ],
             timeout_ms=100,
@@ -325,13 +327,13 @@ def test_a_failed_write_discards_the_cores(tmp_path: Path, refusal: int, reporte
     async def scenario(broker: HandlerBroker) -> None:
         await commit(broker, 5)
         # no segment files: the next load finds nothing
-        broker.place(GROUPS, partition_for("g", 3)).mkdir(parents=True)
+        broker.place(OFFSETS_TOPIC, partition_for("g", 3)).mkdir(parents=True)
         broker.owners.refuse = int(refusal)
         assert await commit(broker, 6) == [reported]
         assert shard_of(broker, "g") is None
         assert (await fetch(broker))[0] in (LOADING, NOT_COORDINATOR)
         broker.owners.refuse = 0
-        broker.place(GROUPS, partition_for("g", 3))  # the test's log is empty again
+        broker.place(OFFSETS_TOPIC, partition_for("g", 3))  # the test's log is empty again
         await until(lambda: shard_of(broker, "g") is not None)
         assert await commit(broker, 7) == [0] and await fetch(broker) == (0, 7)
 
@@ -341,12 +343,12 @@ def test_a_failed_write_discards_the_cores(tmp_path: Path, refusal: int, reporte
 def test_records_of_a_predecessor_that_came_late_are_loaded(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         partition = partition_for("g", 3)
-        slot = broker.metadata.topics[GROUPS].partitions[partition].slot
+        slot = broker.metadata.topics[OFFSETS_TOPIC].partitions[partition].slot
         before = shard_of(broker, "g")
-        broker.place(GROUPS, partition).mkdir(parents=True)
+        broker.place(OFFSETS_TOPIC, partition).mkdir(parents=True)
         broker.table.positions[slot] = {"log_end_offset": 3, "high_watermark": 3}
         assert await commit(broker, 5) == [NOT_COORDINATOR]
-        broker.place(GROUPS, partition)
+        broker.place(OFFSETS_TOPIC, partition)
         await until(lambda: shard_of(broker, "g") not in (None, before))
         assert await commit(broker, 6) == [0]
 
@@ -356,10 +358,10 @@ def test_records_of_a_predecessor_that_came_late_are_loaded(tmp_path: Path) -> N
 def test_nothing_is_sent_before_loaded_records_are_below_the_high_watermark(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         partition = partition_for("g", 3)
-        topic = broker.metadata.topics[GROUPS]
+        topic = broker.metadata.topics[OFFSETS_TOPIC]
         image = msgspec.structs.replace(topic.partitions[partition], leader_epoch=9)
         slot = image.slot
-        broker.place(GROUPS, partition).mkdir(parents=True)
+        broker.place(OFFSETS_TOPIC, partition).mkdir(parents=True)
         broker.table.positions[slot] = {"log_end_offset": 3, "high_watermark": 1, "leader_epoch": 9}
         broker._deliver(ACCEPTOR, messages.PartitionsPut(broker.metadata.version, topic.topic_id, [image]))
         assert shard_of(broker, "g") is None
@@ -374,7 +376,7 @@ def test_nothing_is_sent_before_loaded_records_are_below_the_high_watermark(tmp_
 
 def test_a_partition_that_is_not_served(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
-        slot = broker.metadata.topics[GROUPS].partitions[partition_for("g", 3)].slot
+        slot = broker.metadata.topics[OFFSETS_TOPIC].partitions[partition_for("g", 3)].slot
         broker.owners.hold = True
         waiting = asyncio.create_task(commit(broker, 5))
         await until(lambda: broker.owners.batches)
@@ -382,7 +384,7 @@ def test_a_partition_that_is_not_served(tmp_path: Path) -> None:
         broker.broker.coordinators.groups.check_partitions()
         assert await waiting == [NOT_COORDINATOR] and (await fetch(broker))[0] in (LOADING, NOT_COORDINATOR)
         broker.owners.release()  # no request waits for the response
-        broker.place(GROUPS, partition_for("g", 3))
+        broker.place(OFFSETS_TOPIC, partition_for("g", 3))
         broker.control.set_slot_state(slot, SlotState.ONLINE)
         await until(lambda: shard_of(broker, "g") is not None)
 
@@ -391,7 +393,7 @@ def test_a_partition_that_is_not_served(tmp_path: Path) -> None:
 
 def test_an_owner_that_dies_leaves_the_outcome_open(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
-        image = broker.metadata.topics[GROUPS].partitions[partition_for("g", 3)]
+        image = broker.metadata.topics[OFFSETS_TOPIC].partitions[partition_for("g", 3)]
         broker.owners.hold = True
         log = broker.broker.coordinators.log
         appending = log.append_nowait("t", 0, b"x" * 100)

@@ -11,7 +11,7 @@ import pytest
 from mqd.acceptor.coordinators import InternalPartitions
 from mqd.coordinator.internal_topic import CoordinatorError, partition_for
 from mqd.coordinator.runtime import RETRY_S
-from mqd.coordinator.topics import GROUPS, TRANSACTIONS
+from mqd.coordinator.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FindCoordinatorRequest
 from mqd.protocol.records import decode_batch
@@ -91,7 +91,7 @@ def test_a_core_that_fails_at_the_end_of_a_transaction_is_reloaded(
             await asyncio.wait_for(coordinators.groups.write_marker(partition, 7, 0, 0, True), 20)
         assert failed and answered.value.error_code == NOT_AVAILABLE and len(broker.owners.batches) == written
         assert shard_of(broker, "g") is not shard
-        store(broker, GROUPS, partition)
+        store(broker, OFFSETS_TOPIC, partition)
         await until(lambda: shard_of(broker, "g") is not None)
         await coordinators.groups.write_marker(partition, 7, 0, 0, True)
         assert await fetch(broker) == (0, 50)
@@ -114,7 +114,7 @@ def test_the_end_of_a_transaction_is_written_soon_without_a_waiting_client(tmp_p
         )
         await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
         await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("t", 0),), 2))
-        slots = broker.metadata.topics[TRANSACTIONS].partitions
+        slots = broker.metadata.topics[TRANSACTIONS_TOPIC].partitions
         await transactions.request("id", lambda number: EndTransaction(number, 5, 0, True, 2))
 
         def states() -> list[State]:
@@ -140,7 +140,7 @@ def test_without_a_lease_no_committed_offsets_are_returned(tmp_path: Path, monke
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0] and await fetch(broker) == (0, 5)
-        store(broker, GROUPS, partition_for("g", 3))
+        store(broker, OFFSETS_TOPIC, partition_for("g", 3))
         monkeypatch.setattr(broker.broker, "may_lead", lambda: False)
         assert (await fetch(broker))[0] == NOT_COORDINATOR
         assert (await commit(broker, 6))[0] == NOT_COORDINATOR
@@ -159,7 +159,7 @@ def test_loads_that_fail_take_nothing_from_the_budget(tmp_path: Path, monkeypatc
         coordinators = broker.broker.coordinators
         assert await commit(broker, 5) == [0]
         used = coordinators.budget.used_bytes
-        store(broker, GROUPS, partition_for("g", 3))
+        store(broker, OFFSETS_TOPIC, partition_for("g", 3))
         after_load = coordinators.groups._after_load
 
         def failing(core: object) -> object:
@@ -221,7 +221,7 @@ def test_a_host_that_was_without_a_lease_loads_again(tmp_path: Path, monkeypatch
         await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("gone", 0),), 2))
         await transactions.request("id", lambda number: EndTransaction(number, 5, 0, True, 2))
         assert transactions.core("id").state == State.PREPARE_COMMIT
-        store(broker, TRANSACTIONS, transactions.partition_for("id"))
+        store(broker, TRANSACTIONS_TOPIC, transactions.partition_for("id"))
         monkeypatch.setattr(broker.broker, "may_lead", lambda: False)
         assert markers._core("id") is None
         assert transactions.partition_states[transactions.partition_for("id")].shard is None
@@ -246,7 +246,7 @@ def test_a_partition_is_loaded_when_what_a_predecessor_sent_is_written_or_refuse
         broker.owners.hold = True
         late = asyncio.create_task(commit(broker, 6))
         await until(lambda: broker.owners._held)
-        store(broker, GROUPS, place.index)
+        store(broker, OFFSETS_TOPIC, place.index)
         monkeypatch.setattr(InternalPartitions, "served", lambda *_: None)  # the lease lapses
         groups.check_partitions()
         assert await late == [NOT_COORDINATOR]

@@ -23,7 +23,7 @@ from mqd.coordinator.group.share.events import ShareHeartbeat
 from mqd.coordinator.internal_topic import partition_for
 from mqd.coordinator.share.core import Settings, SharePartition
 from mqd.coordinator.share.records import name_of_key, share_partition_name
-from mqd.coordinator.topics import SHARE_STATES
+from mqd.coordinator.topics import SHARE_STATES_TOPIC
 from mqd.log import records
 from mqd.log.batches import parse_header
 from mqd.protocol import codec
@@ -202,7 +202,7 @@ async def until(condition) -> None:
 def test_a_worker_reads_and_writes(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         assert (await send_request(broker, READ, leader_epoch=1)).error_code == 42
-        topic = broker.metadata.topics[SHARE_STATES]
+        topic = broker.metadata.topics[SHARE_STATES_TOPIC]
         assert topic.internal and len(topic.partitions) == 3
         assert (topic.config["cleanup.policy"], topic.config["retention.ms"]) == ("delete", "-1")
         assert (await send_request(broker, INITIALIZE, state_epoch=2, start_offset=-1)).error_code == 0
@@ -264,7 +264,7 @@ def test_another_host_coordinates(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await send_request(broker, INITIALIZE, state_epoch=0, start_offset=0)
         name = share_partition_name("g", broker.metadata.topics["t"].topic_id, 0)
-        partitions = broker.metadata.topics[SHARE_STATES].partitions
+        partitions = broker.metadata.topics[SHARE_STATES_TOPIC].partitions
         index = partition_for(name, 3)
         partitions[index] = msgspec.structs.replace(partitions[index], leader=9)
         peers = states_of(broker).peers = Peers()  # type: ignore[assignment]
@@ -330,7 +330,7 @@ def state_after(broker: HandlerBroker, partition: int, start_offset: int, name: 
     core = SharePartition(name, Settings())
     offset = 0
     for slot, batch in broker.owners.batches:
-        if slot != broker.metadata.topics[SHARE_STATES].partitions[partition].slot:
+        if slot != broker.metadata.topics[SHARE_STATES_TOPIC].partitions[partition].slot:
             continue
         for record in records.records(parse_header(batch, 0, 0), batch):
             if offset >= start_offset and name_of_key(record.key) == name:
@@ -373,7 +373,7 @@ def test_records_before_the_snapshots_are_deleted(tmp_path: Path, monkeypatch: p
         # records written meanwhile
         written = send_request(broker, WRITE, state_batches=[_StateBatch(20, 20, 4, 5)], **write)
         assert await pruned == end_offset == deleted[0].offset
-        assert (deleted[0].name, deleted[0].partition) == (SHARE_STATES, place.index)
+        assert (deleted[0].name, deleted[0].partition) == (SHARE_STATES_TOPIC, place.index)
         assert state_after(broker, place.index, end_offset, name)[2:] == before[2:]
         assert not (await written).error_code
         for each, core in place.shard.items():

@@ -12,13 +12,13 @@ import pytest
 
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.log import AppendError
-from mqd.coordinator.topics import GROUPS
+from mqd.coordinator.topics import OFFSETS_TOPIC
 from mqd.coordinator.transaction import checks, markers
 from mqd.coordinator.transaction.events import AddPartitions, MarkersWritten, VerifyPartitions, WriteMarkers
 from mqd.coordinator.transaction.markers import Markers, OffsetCommits
 from mqd.protocol.errors import ErrorCode
 
-T0, T1, G3 = ("t", 0), ("t", 1), (GROUPS, 3)
+T0, T1, G3 = ("t", 0), ("t", 1), (OFFSETS_TOPIC, 3)
 
 
 class World:

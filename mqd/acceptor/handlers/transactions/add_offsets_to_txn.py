@@ -4,7 +4,7 @@ offsets to the transaction, which will commit offsets of the group.
 
 from mqd.acceptor.broker import Context
 from mqd.coordinator.internal_topic import CoordinatorError
-from mqd.coordinator.topics import GROUPS
+from mqd.coordinator.topics import OFFSETS_TOPIC
 from mqd.coordinator.transaction.events import AddPartitions
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
@@ -20,7 +20,7 @@ async def handle(context: Context, header: RequestHeader, request: AddOffsetsToT
     try:
         if not await service.groups.ensure_topic():
             return AddOffsetsToTxnResponse(error_code=int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-        partition = (GROUPS, service.groups.partition_for(request.group_id))
+        partition = (OFFSETS_TOPIC, service.groups.partition_for(request.group_id))
         error = await service.request(
             request.transactional_id,
             lambda number: AddPartitions(number, request.producer_id, request.producer_epoch, (partition,)),

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from mqd.acceptor.broker import Broker, Context
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.coordinator.internal_topic import CoordinatorError
-from mqd.coordinator.topics import GROUPS
+from mqd.coordinator.topics import OFFSETS_TOPIC
 from mqd.coordinator.transaction import checks
 from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition
 from mqd.protocol.errors import ErrorCode
@@ -104,7 +104,7 @@ def _refusal(broker: Broker, topic: str, index: int, is_peer: bool) -> int:
     would be written among the coordinator's own records. The group coordinator of another host may
     add the partition of __consumer_offsets that has its group.
     """
-    if topic in INTERNAL_TOPICS and not (is_peer and topic == GROUPS):
+    if topic in INTERNAL_TOPICS and not (is_peer and topic == OFFSETS_TOPIC):
         return int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     if broker.metadata.log_of(topic) != topic:  # nothing can be written to a view
         return int(ErrorCode.POLICY_VIOLATION)

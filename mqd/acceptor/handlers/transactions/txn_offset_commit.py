@@ -8,7 +8,7 @@ from mqd.acceptor.broker import Context
 from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
 from mqd.coordinator.internal_topic import CoordinatorError
-from mqd.coordinator.topics import GROUPS
+from mqd.coordinator.topics import OFFSETS_TOPIC
 from mqd.coordinator.transaction import checks
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
@@ -75,7 +75,7 @@ async def _admission_error(service: TransactionService, version: int, request: T
     """Returns 0 if these offsets may become part of the ongoing transaction, otherwise an error code."""
     if not await service.groups.ensure_topic():
         return int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    partition = (GROUPS, service.groups.partition_for(request.group_id))
+    partition = (OFFSETS_TOPIC, service.groups.partition_for(request.group_id))
     identity = (request.transactional_id, request.producer_id, request.producer_epoch)
     if version >= ADDS_GROUP_SINCE_VERSION:
         return await checks.add(service.routed, *identity, (partition,))

@@ -21,7 +21,7 @@ from mqd.acceptor.transactions import TransactionService
 from mqd.base.tasks import timeout
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.log import AppendError
-from mqd.coordinator.topics import GROUPS
+from mqd.coordinator.topics import OFFSETS_TOPIC
 from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.events import VERSION_2, AbortByAdministrator, Partition
 from mqd.coordinator.transaction.joint import JointTransaction
@@ -100,7 +100,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 async def _write_here(service: TransactionService, marker: Marker, partition: Partition) -> int:
     # M2 of mqd/coordinator/transaction/markers.py: offsets that were verified earlier are written
     # or refused first.
-    if partition[0] == GROUPS:
+    if partition[0] == OFFSETS_TOPIC:
         verified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         service.offset_commits.when_done(marker.producer_id, partial(_resolve, verified))
         await verified
