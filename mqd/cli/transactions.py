@@ -307,10 +307,10 @@ def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
     """Acts like a new instance of the producer: aborts its transaction and fences the old instance.
     Returns when the transaction has ended.
     """
-    from mqd.coordinator.transaction.joint import PREFIX
+    from mqd.coordinator.transaction.joint import JOINT_PREFIX
 
     name = transaction.transactional_id
-    if name.startswith(PREFIX):
+    if name.startswith(JOINT_PREFIX):
         end = EndTxnRequest(
             transactional_id=name, producer_id=-1, producer_epoch=-1, joint=EndTxnRequest.Joint(batch_id=-1)
         )

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from mqd.coordinator.transaction.joint import PREFIX as JOINT_PREFIX
+from mqd.coordinator.transaction.joint import JOINT_PREFIX
 from mqd.spark.options import MqdOptionError
 from mqd.spark.sink_options import SinkOptions, sink_options
 

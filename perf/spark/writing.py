@@ -34,7 +34,7 @@ def _batches(rows: int, value_bytes: int) -> Iterator[Any]:
 def task(
     name: str, bootstrap: str, topic: str, rows: int, value_bytes: int, broker: Callable[[], float], **given: str
 ) -> Figure:
-    from mqd.coordinator.transaction.joint import PREFIX
+    from mqd.coordinator.transaction.joint import JOINT_PREFIX
     from mqd.spark import writing
     from mqd.spark.options import Options, kafka_settings
     from mqd.spark.sink_options import COLUMNS, SinkOptions
@@ -43,7 +43,7 @@ def task(
     options = SinkOptions(
         kafka_settings(Options({"kafka.bootstrap.servers": bootstrap, **given}), {}, "producer"), columns, topic
     )
-    place = (f"{PREFIX}perf.{uuid.uuid4().hex}", 0, "run")
+    place = (f"{JOINT_PREFIX}perf.{uuid.uuid4().hex}", 0, "run")
 
     def work() -> int:
         every = _batches(rows, value_bytes)

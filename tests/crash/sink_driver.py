@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from mqd.coordinator.transaction.joint import PREFIX
+from mqd.coordinator.transaction.joint import JOINT_PREFIX
 from mqd.spark import writing
 from mqd.spark.options import KafkaSettings
 from mqd.spark.sink_options import COLUMNS, SinkOptions
@@ -92,7 +92,7 @@ def main(bootstrap: str, topic: str, checkpoint: str, seed: str) -> None:
     batch = int(noted.read_text()) if noted.exists() else 0
     found = options(bootstrap, topic)
     while True:
-        carry_out(found, (f"{PREFIX}{noted.name}", batch, run), batch, rng)
+        carry_out(found, (f"{JOINT_PREFIX}{noted.name}", batch, run), batch, rng)
         batch += 1
         fresh = noted.with_suffix(".new")
         fresh.write_text(str(batch))

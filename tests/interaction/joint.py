@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqd.coordinator.transaction.joint import PREFIX
+from mqd.coordinator.transaction.joint import JOINT_PREFIX
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import EndTxnRequest, FindCoordinatorRequest, InitProducerIdRequest
 from tests.interaction.traffic import INIT_PRODUCER_ID, eventually
@@ -19,7 +19,7 @@ AGAIN = frozenset(
 
 
 def joint_id() -> str:
-    return PREFIX + fresh("query")
+    return JOINT_PREFIX + fresh("query")
 
 
 class Driver:

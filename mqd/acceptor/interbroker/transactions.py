@@ -28,7 +28,7 @@ from mqd.base import logging
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.log import AppendError
 from mqd.coordinator.runtime import Coordinator
-from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
+from mqd.coordinator.transaction.events import TRANSACTIONS_V2, AddPartitions, Partition, VerifyPartitions
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AddPartitionsToTxnRequest,
@@ -135,7 +135,7 @@ def _requested_marker(marker: MarkerToWrite) -> WriteTxnMarkersRequest.Marker:
         transaction_result=marker.commit,
         topics=[WriteTxnMarkersRequest.Topic(name=marker.partition[0], partition_indexes=[marker.partition[1]])],
         coordinator_epoch=marker.coordinator_epoch,
-        transaction_version=VERSION_2 if marker.is_bumped else 0,
+        transaction_version=TRANSACTIONS_V2 if marker.is_bumped else 0,
         leader_epoch=marker.leader_epoch,
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mqd.coordinator.internal_topic import CoordinatorError
-from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
+from mqd.coordinator.transaction.events import TRANSACTIONS_V2, AddPartitions, Partition, VerifyPartitions
 from mqd.protocol.errors import ErrorCode
 
 FIRST_PRODUCE_VERSION_THAT_ADDS = 12
@@ -46,7 +46,7 @@ async def add(
     try:
         response = await transactions.request(
             transactional_id,
-            lambda number: AddPartitions(number, producer_id, epoch, partitions, VERSION_2),
+            lambda number: AddPartitions(number, producer_id, epoch, partitions, TRANSACTIONS_V2),
             REQUEST_TIMEOUT_S,
         )
     except CoordinatorError as error:

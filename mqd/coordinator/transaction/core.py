@@ -47,7 +47,7 @@ Bounds: HELD_MAX requests wait; further ones get CONCURRENT_TRANSACTIONS.
 
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
 from mqd.coordinator.transaction import events
-from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, VERSION_2, Identity, Partition, WriteMarkers
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, TRANSACTIONS_V2, Identity, Partition, WriteMarkers
 from mqd.coordinator.transaction.records import State
 from mqd.coordinator.transaction.state import EPOCH_MAX, HELD_MAX, IDLE, PREPARING, HeldRequest, TransactionState
 from mqd.protocol.errors import ErrorCode
@@ -164,7 +164,7 @@ class Transaction(TransactionState):
 
     def _on_add_partitions(self, event: events.AddPartitions, now_ms: int, actions: list[Action]) -> None:
         error = self._producer_error(event.producer_id, event.producer_epoch)
-        if error == CONCURRENT and event.client_version >= VERSION_2:
+        if error == CONCURRENT and event.client_version >= TRANSACTIONS_V2:
             self._hold(event, now_ms, actions)  # it can only belong to the next transaction
             return
         if error == NONE:
@@ -217,7 +217,7 @@ class Transaction(TransactionState):
             if self.producer_id < 0
             else (
                 self._end_version_2(event, now_ms, actions)
-                if event.client_version >= VERSION_2
+                if event.client_version >= TRANSACTIONS_V2
                 else self._end_version_0(event, now_ms, actions)
             )
         )
@@ -271,7 +271,7 @@ class Transaction(TransactionState):
         return NONE
 
     def _prepare(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
-        if event.client_version >= VERSION_2:
+        if event.client_version >= TRANSACTIONS_V2:
             if self.producer_epoch >= EPOCH_MAX - 1:
                 if event.spare_producer_id < 0:
                     return NEED_PRODUCER_ID
@@ -307,7 +307,7 @@ class Transaction(TransactionState):
         """Aborts the ongoing transaction without its producer's request, and fences the producer."""
         self.producer_epoch = min(self.producer_epoch + 2, EPOCH_MAX)
         self.last_producer_epoch = last_epoch
-        self.client_version = VERSION_2
+        self.client_version = TRANSACTIONS_V2
         self._decide(State.PREPARE_ABORT, now_ms, actions)
 
     def _decide(self, state: State, now_ms: int, actions: list[Action]) -> None:
@@ -319,7 +319,7 @@ class Transaction(TransactionState):
     def _write_markers(self, actions: list[Action]) -> None:
         self._attempt += 1
         committed = self.state == State.PREPARE_COMMIT
-        is_bumped = self.client_version >= VERSION_2  # fencing also bumps the epoch
+        is_bumped = self.client_version >= TRANSACTIONS_V2  # fencing also bumps the epoch
         actions.append(
             WriteMarkers(
                 tuple(self.partitions), self.producer_id, self.producer_epoch, committed, self._attempt, is_bumped
@@ -352,7 +352,7 @@ class Transaction(TransactionState):
     def _respond_to_end(self, event: events.EndTransaction, actions: list[Action]) -> bool:
         """Responds if the request ended this transaction. False: it belongs to the next one."""
         requested = (event.producer_id, event.producer_epoch)
-        if event.client_version >= VERSION_2 and not self._is_ended(*requested):
+        if event.client_version >= TRANSACTIONS_V2 and not self._is_ended(*requested):
             return False
         actions.append(Reply(event.request, Identity(NONE, *self._identity())))
         return True
@@ -393,7 +393,7 @@ class Transaction(TransactionState):
         retried.
         """
         if type(event) is events.EndTransaction:
-            is_end = event.client_version < VERSION_2 or self._is_ended(event.producer_id, event.producer_epoch)
+            is_end = event.client_version < TRANSACTIONS_V2 or self._is_ended(event.producer_id, event.producer_epoch)
             actions.append(Reply(event.request, Identity(NONE, *self._identity()) if is_end else Identity(CONCURRENT)))
         elif type(event) is events.InitProducerId:
             actions.append(Reply(event.request, Identity(CONCURRENT)))

@@ -12,7 +12,7 @@ from mqd.coordinator.actions import Effect
 Partition = tuple[str, int]
 
 NEED_PRODUCER_ID = -2  # in place of an error code: send the event again with `spare_producer_id`
-VERSION_2 = 2
+TRANSACTIONS_V2 = 2  # the client version of KIP-890 part 2
 
 
 class InitProducerId(msgspec.Struct, frozen=True):

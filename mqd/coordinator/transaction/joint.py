@@ -60,7 +60,7 @@ from mqd.coordinator.transaction.joint_state import (
 from mqd.coordinator.transaction.records import State
 from mqd.protocol.errors import ErrorCode
 
-PREFIX = "mqd.joint."  # prefix of joint transactions' ids
+JOINT_PREFIX = "mqd.joint."  # of the transactional ids of joint transactions
 RUN_ID_CHARS_MAX = 100
 TIMER = "due"
 
@@ -76,7 +76,7 @@ TOO_MANY = int(ErrorCode.POLICY_VIOLATION)
 
 def is_valid(transactional_id: str, batch_id: int, run_id: str) -> bool:
     """Whether a request may carry these values."""
-    return transactional_id.startswith(PREFIX) and batch_id >= 0 and 0 < len(run_id) <= RUN_ID_CHARS_MAX
+    return transactional_id.startswith(JOINT_PREFIX) and batch_id >= 0 and 0 < len(run_id) <= RUN_ID_CHARS_MAX
 
 
 class JointTransaction(JointState):
@@ -309,9 +309,9 @@ class JointTransaction(JointState):
         if self._pending_attempts:
             return
         key_values = self._complete(now_ms)
-        held, self._held = [held_event.event for held_event in self._held], []
+        waiting_events, self._held = [held.event for held in self._held], []
         other_events = []
-        for waiting in held:
+        for waiting in waiting_events:
             if type(waiting) is events.EndJoint and self._is_over(waiting):
                 actions.append(Reply(waiting.request, self._response()))
             else:

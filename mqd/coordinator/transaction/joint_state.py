@@ -50,9 +50,9 @@ class JointState:
         self.transactional_id = transactional_id
         self._settings = settings
         self._key = records.TRANSACTION.encode_key(transactional_id)
-        self._attempt = 0
+        self._attempt = 0  # number of the last WriteMarkers
         self._held: list[HeldRequest] = []
-        self._armed_ms: int | None = None
+        self._armed_ms: int | None = None  # when the armed timer fires
         self.children: dict[int, Child] = {}
         self._forget()
 

@@ -42,8 +42,8 @@ TRIES_PER_WARNING = 10
 
 log = logging.get("transaction.markers")
 
-# (topic, partition, producer id, producer epoch, coordinator epoch, commit, is bumped) -> done when
-# the marker is below the high watermark; raises AppendError, CoordinatorError
+# (topic, partition, producer id, producer epoch, coordinator epoch, is commit, is bumped) -> a future
+# that is done when the marker is below the high watermark; it raises AppendError, CoordinatorError
 Append = Callable[[str, int, int, int, int, bool, bool], "asyncio.Future[object]"]
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from mqd.coordinator.actions import Action, Persist
 from mqd.coordinator.transaction import events
-from mqd.coordinator.transaction.events import VERSION_2, Description, Partition
+from mqd.coordinator.transaction.events import TRANSACTIONS_V2, Description, Partition
 from mqd.coordinator.transaction.records import (
     NO_PARTITIONS,
     NULL_PARTITIONS,
@@ -68,9 +68,9 @@ class TransactionState:
         self.transactional_id = transactional_id
         self._settings = settings
         self._key = encode_key(transactional_id)
-        self._attempt = 0
+        self._attempt = 0  # number of the last WriteMarkers
         self._held: list[HeldRequest] = []
-        self._armed_ms: int | None = None
+        self._armed_ms: int | None = None  # when the armed timer fires
         self._forget()
 
     def _forget(self) -> None:
@@ -115,7 +115,7 @@ class TransactionState:
         """The last producer epoch, which Kafka's schema cannot hold: if the transaction was ended
         with version 2, it follows from the other fields.
         """
-        if self.client_version < VERSION_2 or self.state in (State.EMPTY, State.ONGOING):
+        if self.client_version < TRANSACTIONS_V2 or self.state in (State.EMPTY, State.ONGOING):
             return -1
         if self.state in IDLE and self.previous_producer_id != self.producer_id:
             return EPOCH_MAX - 1

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from mqd.coordinator.transaction.joint import PREFIX
+from mqd.coordinator.transaction.joint import JOINT_PREFIX
 from mqd.spark.encoding import Encoder, MqdWriteError
 from mqd.spark.joint import Child, JointTransaction
 from mqd.spark.options import KafkaSettings
@@ -134,7 +134,7 @@ def test_a_child_of_an_ended_transaction_gets_an_error(shared_broker: Broker) ->
         topic = topic_of(kafka, PARTITIONS)
     found = options(shared_broker, topic)
     cluster = connections(found).cluster
-    name = PREFIX + fresh("query")
+    name = JOINT_PREFIX + fresh("query")
     first, second = (
         JointTransaction(cluster, name, 0, "run-1", 60_000),
         JointTransaction(cluster, name, 0, "run-2", 60_000),
@@ -168,7 +168,7 @@ def test_brokers_that_do_not_know_joint_transactions_are_named(
 ) -> None:
     """The response is that of a broker which ignored the field."""
     cluster = Cluster(KafkaSettings(shared_broker.bootstrap))
-    joint = JointTransaction(cluster, PREFIX + fresh("query"), 0, "run", 60_000)
+    joint = JointTransaction(cluster, JOINT_PREFIX + fresh("query"), 0, "run", 60_000)
     query = joint._request
     monkeypatch.setattr(joint, "_request", lambda request, doing: _without_field(query(request, doing)))
     with pytest.raises(MqdWriteError, match="delivery' to 'at-least-once"):
@@ -184,7 +184,7 @@ def test_a_dead_drivers_transaction_soon_stops_blocking_readers(shared_broker: B
     with connect(shared_broker) as kafka:
         topic = topic_of(kafka, PARTITIONS)
         found = options(shared_broker, topic)
-        joint = JointTransaction(connections(found).cluster, PREFIX + fresh("query"), 0, "run", 1000)
+        joint = JointTransaction(connections(found).cluster, JOINT_PREFIX + fresh("query"), 0, "run", 1000)
         producer = Producer(found, joint.enlist(), joint.transactional_id)
         send(found, producer, rows(0, 10))
         producer.flush()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from mqd.coordinator.transaction.joint import PREFIX
+from mqd.coordinator.transaction.joint import JOINT_PREFIX
 from mqd.spark.encoding import Encoder
 from mqd.spark.joint import Child, JointTransaction
 from mqd.spark.options import KafkaSettings
@@ -35,7 +35,7 @@ class Query:
         self.options = SinkOptions(
             KafkaSettings(cluster.bootstrap, client_id=fresh("spark"), transport="tcp"), columns, topic
         )
-        self.name = PREFIX + fresh("query")
+        self.name = JOINT_PREFIX + fresh("query")
 
     def joint(self, batch: int) -> JointTransaction:
         return JointTransaction(connections(self.options).cluster, self.name, batch, "run", 60_000)

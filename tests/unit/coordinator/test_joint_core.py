@@ -19,7 +19,7 @@ from mqd.coordinator.transaction.joint import (
     FENCED,
     INVALID_STATE,
     INVALID_TIMEOUT,
-    PREFIX,
+    JOINT_PREFIX,
     TOO_MANY,
     UNKNOWN_PRODUCER,
     JointTransaction,
@@ -29,7 +29,7 @@ from mqd.coordinator.transaction.records import State, encode_key
 from mqd.coordinator.transaction.state import Settings
 
 SETTINGS = Settings(max_timeout_ms=60_000, expiration_ms=100_000, response_ms=200, hold_ms=1_000)
-NAME = PREFIX + "query"
+NAME = JOINT_PREFIX + "query"
 A, B = ("a", 0), ("b", 7)
 
 

@@ -12,7 +12,7 @@ from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import OFFSETS_TOPIC
 from mqd.coordinator.transaction import checks
-from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition
+from mqd.coordinator.transaction.events import TRANSACTIONS_V2, AddPartitions, Partition
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
@@ -126,7 +126,7 @@ async def _add(
         return refusals
     service = broker.transactions
     assert service is not None  # refused otherwise
-    client_version = VERSION_2 if version >= TRANSACTIONS_V2_SINCE_VERSION else 0
+    client_version = TRANSACTIONS_V2 if version >= TRANSACTIONS_V2_SINCE_VERSION else 0
     try:
         error = await service.request(
             transactional_id, lambda number: AddPartitions(number, producer_id, epoch, requested, client_version)

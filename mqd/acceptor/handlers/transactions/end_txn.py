@@ -30,7 +30,7 @@ async def handle(context: Context, header: RequestHeader, request: EndTxnRequest
         return await _abort(service, request)
     if request.joint is not None:
         return await _end_joint(service, request, request.joint)
-    client_version = events.VERSION_2 if header.api_version >= TRANSACTIONS_V2_SINCE_VERSION else 0
+    client_version = events.TRANSACTIONS_V2 if header.api_version >= TRANSACTIONS_V2_SINCE_VERSION else 0
 
     def make_event(number: int, spare_producer_id: int) -> events.EndTransaction:
         return events.EndTransaction(
@@ -61,7 +61,9 @@ async def _end_joint(
     service: TransactionService, request: EndTxnRequest, joint_fields: EndTxnRequest.Joint
 ) -> EndTxnResponse:
     batch_id, run_id = joint_fields.batch_id, joint_fields.run_id
-    is_administrator = run_id == "" and not request.committed and request.transactional_id.startswith(joint.PREFIX)
+    is_administrator = (
+        run_id == "" and not request.committed and request.transactional_id.startswith(joint.JOINT_PREFIX)
+    )
     if not is_administrator and not joint.is_valid(request.transactional_id, batch_id, run_id):
         return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
     winners = tuple((winner.producer_id, winner.producer_epoch) for winner in joint_fields.winners)

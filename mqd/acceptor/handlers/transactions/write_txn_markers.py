@@ -23,7 +23,7 @@ from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.log import AppendError
 from mqd.coordinator.topics import OFFSETS_TOPIC
 from mqd.coordinator.transaction.core import Transaction
-from mqd.coordinator.transaction.events import VERSION_2, AbortByAdministrator, Partition
+from mqd.coordinator.transaction.events import TRANSACTIONS_V2, AbortByAdministrator, Partition
 from mqd.coordinator.transaction.joint import JointTransaction
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
@@ -209,7 +209,7 @@ def _original_producer_id(marker: Marker) -> int:
 
 
 def _is_bumped(marker: Marker) -> bool:
-    return marker.transaction_version >= VERSION_2
+    return marker.transaction_version >= TRANSACTIONS_V2
 
 
 async def _write(broker: Broker, service: TransactionService, marker: Marker, partition: Partition) -> int:
