@@ -27,8 +27,14 @@ from typing import Any, NoReturn
 PROGRAMS = ("mqd.keeper", "mqd.controller", "mqd.worker", "mqd.acceptor", "mqd.timer")
 # modules that the programs import only after they have started
 _LATER_IMPORTS = (
-    *("mqd.keeper.loop", "mqd.keeper.resources", "mqd.keeper.broker_state", "mqd.keeper.identity"),
-    *("mqd.keeper.sockets", "mqd.worker.worker", "mqd.controller.membership", "encodings.idna"),
+    "mqd.keeper.loop",
+    "mqd.keeper.resources",
+    "mqd.keeper.broker_state",
+    "mqd.keeper.identity",
+    "mqd.keeper.sockets",
+    "mqd.worker.worker",
+    "mqd.controller.membership",
+    "encodings.idna",
 )
 # variables for tests, which the native library reads when it is loaded
 _LOAD_TIME_VARIABLES = frozenset({"MQD_FILE_JOURNAL", "MQD_FILE_FAULTS"})

@@ -39,7 +39,7 @@ class Dashboard(NamedTuple):
     panels: tuple[Panel, ...]
 
 
-def _latency(metric: str, selector: str = "", by: str = "instance") -> tuple[tuple[str, str], ...]:
+def _latency_queries(metric: str, selector: str = "", by: str = "instance") -> tuple[tuple[str, str], ...]:
     return tuple(
         (
             f"histogram_quantile({quantile}, sum by ({by}, le)"
@@ -117,7 +117,7 @@ CLUSTER = Dashboard(
             "Bps",
             (("sum by (instance) (rate(mqd_fetch_bytes_total[$__rate_interval]))", "{{instance}}"),),
         ),
-        Panel("Produce latency", "s", _latency("mqd_produce_seconds"), "From the request to the response."),
+        Panel("Produce latency", "s", _latency_queries("mqd_produce_seconds"), "From the request to the response."),
         Panel(
             "Bytes replicated",
             "Bps",
@@ -189,7 +189,7 @@ TOPIC = Dashboard(
                 (f"sum by (topic) (rate(mqd_topic_bytes_in_total{{{_TOPIC_MATCHER}}}[$__rate_interval]))", "in"),
                 (f"sum by (topic) (rate(mqd_topic_bytes_out_total{{{_TOPIC_MATCHER}}}[$__rate_interval]))", "out"),
             ),
-            "Excludes what clients on a broker's host read from its files.",
+            "Excludes what clients on a broker's host read directly from its files.",
         ),
         Panel(
             "Size", "bytes", ((f"max by (partition) (mqd_partition_size_bytes{{{_TOPIC_MATCHER}}})", "{{partition}}"),)
@@ -284,14 +284,14 @@ BROKER = Dashboard(
             ((f"mqd_certificate_expiry_timestamp_seconds{{{_BROKER_MATCHER}}} - time()", "{{listener}}"),),
             is_number=True,
         ),
-        Panel("Produce latency", "s", _latency("mqd_produce_seconds", _BROKER_MATCHER, "worker")),
+        Panel("Produce latency", "s", _latency_queries("mqd_produce_seconds", _BROKER_MATCHER, "worker")),
         Panel(
             "Fetch latency",
             "s",
-            _latency("mqd_fetch_seconds", _BROKER_MATCHER, "worker"),
+            _latency_queries("mqd_fetch_seconds", _BROKER_MATCHER, "worker"),
             "Includes waiting for records.",
         ),
-        Panel("Flush latency", "s", _latency("mqd_sync_seconds", _BROKER_MATCHER, "worker")),
+        Panel("Flush latency", "s", _latency_queries("mqd_sync_seconds", _BROKER_MATCHER, "worker")),
         Panel(
             "Oldest flush under way",
             "s",
@@ -300,10 +300,10 @@ BROKER = Dashboard(
         Panel(
             "An iteration of the worker's loop",
             "s",
-            _latency("mqd_loop_seconds", _BROKER_MATCHER, "worker"),
+            _latency_queries("mqd_loop_seconds", _BROKER_MATCHER, "worker"),
             "How long everything else on the worker has to wait.",
         ),
-        Panel("Requests handled by the acceptor", "s", _latency("mqd_handler_seconds", _BROKER_MATCHER, "api")),
+        Panel("Requests handled by the acceptor", "s", _latency_queries("mqd_handler_seconds", _BROKER_MATCHER, "api")),
         Panel(
             "Requests",
             "reqps",

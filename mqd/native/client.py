@@ -79,10 +79,10 @@ class Client:
         server: str = "",
     ) -> None:
         self._pointer = ffi.NULL
-        path, name = ffi.new("char[]", os.fsencode(socket_path)), ffi.new("char[]", client_id.encode()[:63])
-        c_server = ffi.new("char[]", server.encode())
+        c_path = ffi.new("char[]", os.fsencode(socket_path))
+        c_client_id, c_server = ffi.new("char[]", client_id.encode()[:63]), ffi.new("char[]", server.encode())
         options = ffi.new("struct mqd_client_options *")
-        options.socket_path, options.client_id, options.server = path, name, c_server
+        options.socket_path, options.client_id, options.server = c_path, c_client_id, c_server
         options.data_bytes, options.reply_bytes, options.submission_count, options.request_bytes = (
             data_bytes,
             reply_bytes,

@@ -56,7 +56,7 @@ class _Buffers:
             self.views[name] = self.memory[position : position + size]
             self._set_pointer(name, self._pointer + position)
             position += -(-size // _ALIGNMENT) * _ALIGNMENT
-        self.idle_references = sys.getrefcount(self.memory)
+        self.idle_references = sys.getrefcount(self.memory)  # while no array refers to it
         lib.mqd_arrow_begin(self.rows)
 
     def _plan_blobs(self, name: str, count: int) -> list[tuple[str, int]]:

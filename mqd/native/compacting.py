@@ -28,7 +28,7 @@ class CompactOptions(msgspec.Struct, kw_only=True):
     """struct mqd_compact_options."""
 
     first_dirty_offset: int
-    clean_count: int
+    clean_count: int  # segments that may be compacted
     now_ms: int
     delete_retention_ms: int
     snapshot_offset: int = -1
@@ -43,18 +43,18 @@ class CompactFigures(msgspec.Struct):
 
     read_bytes: int = 0
     written_bytes: int = 0
-    records_read: int = 0
+    records_read: int = 0  # while copying
     records_kept: int = 0
-    records_without_key: int = 0
+    records_without_key: int = 0  # dropped
     batches_read: int = 0
     batches_unchanged: int = 0
     batches_rebuilt: int = 0
     batches_emptied: int = 0
     batches_dropped: int = 0
     mapped_keys: int = 0
-    mapped_end: int = 0
-    clean_count: int = 0
-    map_full: int = 0
+    mapped_end: int = 0  # the log is clean below this offset once all groups are installed
+    clean_count: int = 0  # segments to be copied: fewer than requested if the key table was full
+    map_full: int = 0  # 1: the key table was full
 
 
 class CompactGroup(msgspec.Struct):

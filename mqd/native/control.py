@@ -203,7 +203,7 @@ class SlotView(msgspec.Struct, frozen=True):
     leader_epoch: int
     owner: int
     state: int  # SlotState
-    log_dir: int
+    log_dir: int  # its number
     role: int  # SlotRole: of this host's replica
     # 1: a new leader, whose high watermark has not reached the log end that it began with (KIP-207)
     latest_pending: int

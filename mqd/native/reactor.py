@@ -136,8 +136,8 @@ class FetcherOptions(msgspec.Struct, frozen=True, kw_only=True):
     lane: int  # enum mqd_fetcher_lane
     node_id: int  # this host
     wait_ms: int
-    response_bytes_max: int
-    response_bytes_limit: int
+    response_bytes_max: int  # requested; one batch may make a response larger
+    response_bytes_limit: int  # the connection is closed after a larger response
     partition_bytes_max: int
     timeout_ms: int
     backoff_ms: int
@@ -436,9 +436,9 @@ class Reactor:
         check(lib.mqd_reactor_relay_remove(self._reactor, token, leader_node))
 
     def subject_put(self, token: int, subject: int, topics: bytes, transactional_ids: bytes, groups: bytes) -> None:
-        """Answers the SUBJECT_REQUESTED with that token, or replaces the earlier response; for the
-        tables see mqd/security/rights_table.py. The event's error is E_STALE when the subject
-        is gone.
+        """Sets the rights of a subject (a principal and its address), in response to
+        SUBJECT_REQUESTED or because they have changed. For the tables see
+        mqd/security/rights_table.py. The event's error is E_STALE if the subject is gone.
         """
         tables = ffi.new("struct mqd_rights_tables *")
         buffers = [ffi.from_buffer("uint8_t[]", table) for table in (topics, transactional_ids, groups)]

@@ -50,7 +50,7 @@ def skip_tagged_fields(data: bytes, position: int, count: int, end: int) -> int:
 
 
 class BytesLeftOver(Malformed):
-    """There are bytes after the message."""
+    """There are bytes after the message; outside it becomes TrailingBytes."""
 
 
 def refuse_trailing_bytes(size: int) -> None:

@@ -20,7 +20,7 @@ class CodeWriter:
         self.lines: list[str] = []
         self.labels: list[Label] = [None]  # by line number, from 1
         self.indent = 1
-        self.names: dict[str, object] = {}
+        self.names: dict[str, object] = {}  # the globals of the generated code
         self._counter = 0
 
     def add(self, line: str, label: Label) -> None:

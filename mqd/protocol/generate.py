@@ -30,7 +30,7 @@ PYTHON_TYPES = {
 }
 
 
-def python_codes() -> str:
+def python_error_codes() -> str:
     lines = [
         f'"""Kafka\'s error codes by name. {GENERATED_NOTICE.format(source="errors")}"""',
         "",
@@ -43,12 +43,12 @@ def python_codes() -> str:
     return "\n".join(lines) + "\n"
 
 
-def native_name(name: str) -> str:
+def native_error_name(name: str) -> str:
     return f"MQD_KAFKA_{name.removeprefix('KAFKA_').removesuffix('_EXCEPTION')}"
 
 
-def native_codes() -> str:
-    entries = ",\n".join(f"    {native_name(error.name)} = {error.code}" for error in ERRORS.values())
+def native_error_codes() -> str:
+    entries = ",\n".join(f"    {native_error_name(error.name)} = {error.code}" for error in ERRORS.values())
     return (
         f"/* Kafka's error codes.\n * {GENERATED_NOTICE.format(source='errors')}\n */\n"
         f"#ifndef MQD_KAFKA_ERRORS_H\n#define MQD_KAFKA_ERRORS_H\n\n"
@@ -141,8 +141,8 @@ def _versions(versions: Versions) -> str:
 
 
 FILES: dict[str, Callable[[], str]] = {
-    "mqd/protocol/error_codes.py": python_codes,
-    "native/wire/kafka_errors.h": native_codes,
+    "mqd/protocol/error_codes.py": python_error_codes,
+    "native/wire/kafka_errors.h": native_error_codes,
     **{
         f"mqd/protocol/messages/{family}.py": partial(message_classes, family)
         for family in dict.fromkeys(FAMILY_NAMES.values())

@@ -111,7 +111,7 @@ def _append_varint(out: bytearray, value: int) -> None:
 
 def _append_blob(out: bytearray, blob: bytes | None) -> None:
     if blob is None:
-        out.append(1)
+        out.append(1)  # the size -1 in zigzag
     else:
         _append_varint(out, len(blob))
         out += blob

@@ -88,7 +88,7 @@ NOTES = """
   response does not have the field.
 * **ShareStarts** (20000, mqd's own) is used only between hosts. It returns, for each partition of
   the topics, the lowest start offset among its share groups; and the partitions of
-  `__share_group_state` that the host coordinates (`queue.delete.on.ack`).
+  `__share_group_state` that the host coordinates. `queue.delete.on.ack` needs both.
 * **ShareGroupHeartbeat**, **ShareGroupDescribe**, **ShareFetch**, **ShareAcknowledge**,
   **DescribeShareGroupOffsets**, **AlterShareGroupOffsets** and **DeleteShareGroupOffsets**
   (KIP-932) need level 1 of `share.version` and level 4 of `mqd.version`, which a new cluster has.

@@ -78,9 +78,9 @@ class Field(msgspec.Struct, eq=False):
     type: str  # the element's type when is_array
     is_array: bool
     versions: Versions
-    nullable: Versions = NEVER
+    nullable: Versions = NEVER  # versions in which the field may be null
     tag: int = -1
-    tagged: Versions = NEVER
+    tagged: Versions = NEVER  # versions in which the field is tagged
     default: object = None
     struct: Struct | None = None  # set when type is a struct's name
 
