@@ -69,7 +69,7 @@ void mqd_segment_reader_close(struct mqd_segment_reader *reader)
         return;
     release_mapping(reader);
     release_view(reader);
-    mqd_aborted_free(&reader->aborted);
+    mqd_aborted_filter_free(&reader->aborted);
     if (reader->source.close)
         reader->source.close(reader->source.context);
     free(reader);
@@ -77,7 +77,7 @@ void mqd_segment_reader_close(struct mqd_segment_reader *reader)
 
 static void forget_aborted(struct mqd_segment_reader *reader)
 {
-    mqd_aborted_free(&reader->aborted);
+    mqd_aborted_filter_free(&reader->aborted);
     reader->aborted.until_offset = 0;
 }
 
@@ -181,7 +181,7 @@ int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int6
         forget_aborted(reader);
         return 0;
     }
-    return mqd_aborted_set(&reader->aborted, producer_ids, first_offsets, count, until_offset);
+    return mqd_aborted_filter_set(&reader->aborted, producer_ids, first_offsets, count, until_offset);
 }
 
 /* Sets `bounds` and returns STOP_NONE, or returns why nothing can be read. */
@@ -380,7 +380,7 @@ static uint32_t batch_begin(struct walk *walk)
     if (reader->isolation_level) {
         if (reader->source.control && reader->aborted_generation != reader->file_generation)
             forget_aborted(reader);
-        enum mqd_aborted_verdict verdict = mqd_aborted_classify(&reader->aborted, batch, bytes);
+        enum mqd_aborted_verdict verdict = mqd_aborted_filter_classify(&reader->aborted, batch, bytes);
         if (verdict == MQD_BATCH_NEEDS_LIST)
             return MQD_READ_ABORTED;
         if (verdict == MQD_BATCH_SKIP)

@@ -20,8 +20,8 @@ static int by_first_offset(const void *left, const void *right)
     return a->first_offset < b->first_offset ? -1 : a->first_offset > b->first_offset;
 }
 
-int mqd_aborted_set(struct mqd_aborted_filter *filter, const int64_t *producer_ids, const int64_t *first_offsets,
-                    uint32_t count, int64_t until_offset)
+int mqd_aborted_filter_set(struct mqd_aborted_filter *filter, const int64_t *producer_ids, const int64_t *first_offsets,
+                           uint32_t count, int64_t until_offset)
 {
     struct mqd_aborted_entry *entries = malloc(count ? count * sizeof *entries : 1);
     int64_t *open = malloc(count ? count * sizeof *open : 1);
@@ -33,13 +33,13 @@ int mqd_aborted_set(struct mqd_aborted_filter *filter, const int64_t *producer_i
     for (uint32_t i = 0; i < count; i++)
         entries[i] = (struct mqd_aborted_entry){producer_ids[i], first_offsets[i]};
     qsort(entries, count, sizeof *entries, by_first_offset);
-    mqd_aborted_free(filter);
+    mqd_aborted_filter_free(filter);
     *filter =
         (struct mqd_aborted_filter){.entries = entries, .count = count, .open = open, .until_offset = until_offset};
     return 0;
 }
 
-void mqd_aborted_free(struct mqd_aborted_filter *filter)
+void mqd_aborted_filter_free(struct mqd_aborted_filter *filter)
 {
     free(filter->entries);
     free(filter->open);
@@ -54,8 +54,8 @@ static uint32_t find_open(const struct mqd_aborted_filter *filter, int64_t produ
     return i;
 }
 
-enum mqd_aborted_verdict mqd_aborted_classify(struct mqd_aborted_filter *filter, const struct mqd_batch *batch,
-                                              const uint8_t *bytes)
+enum mqd_aborted_verdict mqd_aborted_filter_classify(struct mqd_aborted_filter *filter, const struct mqd_batch *batch,
+                                                     const uint8_t *bytes)
 {
     if (!(batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL))
         return MQD_BATCH_READ;

@@ -94,13 +94,13 @@ struct mqd_aborted_filter {
     uint32_t open_count;
     int64_t until_offset; /* nothing is known from this offset on */
 };
-int mqd_aborted_set(struct mqd_aborted_filter *filter, const int64_t *producer_ids, const int64_t *first_offsets,
-                    uint32_t count, int64_t until_offset);
-void mqd_aborted_free(struct mqd_aborted_filter *filter);
+int mqd_aborted_filter_set(struct mqd_aborted_filter *filter, const int64_t *producer_ids, const int64_t *first_offsets,
+                           uint32_t count, int64_t until_offset);
+void mqd_aborted_filter_free(struct mqd_aborted_filter *filter);
 enum mqd_aborted_verdict { MQD_BATCH_READ, MQD_BATCH_SKIP, MQD_BATCH_NEEDS_LIST };
 /* `bytes`: the whole batch. Batches must come in order. */
-enum mqd_aborted_verdict mqd_aborted_classify(struct mqd_aborted_filter *filter, const struct mqd_batch *batch,
-                                              const uint8_t *bytes);
+enum mqd_aborted_verdict mqd_aborted_filter_classify(struct mqd_aborted_filter *filter, const struct mqd_batch *batch,
+                                                     const uint8_t *bytes);
 
 /* ---- the reader (client/reader.c) ---- */
 
