@@ -294,7 +294,8 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
                 partition->options.log_append_time || staged->batch.attributes != batch->attributes ||
                     (flags & MQD_STAGE_REDIRECTED));
     if (partition->dedup && marker)
-        mqd_ids_end(&partition->dedup->ids, batch->producer_id, marker->commit, partition->staged_end_offset);
+        mqd_ids_end_transaction(&partition->dedup->ids, batch->producer_id, marker->commit,
+                                partition->staged_end_offset);
     /* a batch that lost all of its records gets the offset of an earlier record with the same id */
     if (!rewritten || batch->record_count)
         result->base_offset = partition->staged_end_offset;
@@ -388,7 +389,7 @@ void mqd_partition_settle_transactions(struct mqd_partition *partition)
 {
     mqd_transactions_forget_decided(&partition->producers.transactions, partition->high_watermark.offset);
     if (partition->dedup)
-        mqd_ids_decide(&partition->dedup->ids, partition->high_watermark.offset);
+        mqd_ids_decide_transactions(&partition->dedup->ids, partition->high_watermark.offset);
 }
 
 /* A transaction that began below the log start still limits the last stable offset. */

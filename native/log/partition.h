@@ -152,9 +152,9 @@ struct mqd_sync_fd {
 int mqd_partition_sync_begin(struct mqd_partition *partition, struct mqd_sync_fd out[4]);
 void mqd_partition_sync_done(struct mqd_partition *partition, int error);
 bool mqd_partition_syncing(const struct mqd_partition *partition);
-/* sealed_waiting: sealed segments wait for a flush that has not begun. sync_queue_nearly_full: so
- * many files wait that the next roll may have to flush synchronously. */
-bool mqd_partition_sealed_waiting(const struct mqd_partition *partition);
+/* has_sealed_waiting: sealed segments wait for a flush that has not begun. sync_queue_nearly_full:
+ * so many files wait that the next roll may have to flush synchronously. */
+bool mqd_partition_has_sealed_waiting(const struct mqd_partition *partition);
 bool mqd_partition_sync_queue_nearly_full(const struct mqd_partition *partition);
 
 /* Whether preallocation is due. Fills in a job for a helper thread: fallocate(fd,

@@ -90,7 +90,7 @@ static int stage(struct mqd_partition *partition, const struct mqd_batch *batch,
         return refuse(out, MQD_FOLLOW_FAILED, "no memory for another producer");
     }
     if (partition->dedup && marker)
-        mqd_ids_end(&partition->dedup->ids, batch->producer_id, marker->commit, batch->base_offset);
+        mqd_ids_end_transaction(&partition->dedup->ids, batch->producer_id, marker->commit, batch->base_offset);
     else if (partition->dedup)
         mqd_dedup_learn(partition->dedup, batch, bytes);
     staged->rewritten = NULL;

@@ -89,7 +89,7 @@ bool mqd_partition_syncing(const struct mqd_partition *partition)
     return partition->syncing;
 }
 
-bool mqd_partition_sealed_waiting(const struct mqd_partition *partition)
+bool mqd_partition_has_sealed_waiting(const struct mqd_partition *partition)
 {
     for (uint32_t i = partition->sync_item_count; i < partition->sync_queue_count; i++)
         if (partition->sync_queue[i].has_mark)

@@ -67,7 +67,7 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
             mqd_flush_request(r, owned);
         /* a flush covers only a few files: keep flushing until every sealed file is flushed,
          * because compaction waits for that */
-        if (mqd_partition_sealed_waiting(owned->partition))
+        if (mqd_partition_has_sealed_waiting(owned->partition))
             enqueue(r, owned);
         mqd_fetcher_on_flush(r, owned);
     }

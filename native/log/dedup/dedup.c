@@ -72,13 +72,13 @@ static bool id_of(const struct mqd_dedup *dedup, const struct mqd_record *record
 static void advance(struct mqd_dedup *dedup, int64_t now_ms)
 {
     if (now_ms < dedup->last_ms - dedup->window_ms) {
-        mqd_ids_shift(&dedup->ids, dedup->last_ms - now_ms);
+        mqd_ids_shift_times(&dedup->ids, dedup->last_ms - now_ms);
         dedup->last_ms = now_ms;
     } else if (now_ms > dedup->last_ms) {
         dedup->last_ms = now_ms;
     }
     mqd_ids_expire(&dedup->ids, dedup->last_ms - dedup->window_ms);
-    mqd_ids_mark(&dedup->ids, dedup->last_ms, dedup->window_ms);
+    mqd_ids_set_time(&dedup->ids, dedup->last_ms, dedup->window_ms);
 }
 
 static int16_t refuse(struct mqd_dedup *dedup, int64_t base_offset, struct mqd_dedup_taken *taken, int16_t error,
@@ -205,7 +205,7 @@ void mqd_dedup_learn(struct mqd_dedup *dedup, const struct mqd_batch *batch, con
         if (!id_of(dedup, &record, &hash) || (PLANTED_DEDUP_BUG(LEARN_FIRST) && is_known(dedup, &hash)))
             continue;
         while (mqd_ids_count(&dedup->ids) >= dedup->ids.count_max) /* several, if the limit was lowered */
-            mqd_ids_drop(&dedup->ids);
+            mqd_ids_drop_oldest(&dedup->ids);
         mqd_ids_put(&dedup->ids, &hash, batch->base_offset + record.offset_delta, producer_of(batch));
     }
 }

@@ -258,7 +258,7 @@ static void remove_transaction(struct mqd_ids *ids, uint32_t i)
     ids->transactions[i] = ids->transactions[--ids->transaction_count];
 }
 
-void mqd_ids_end(struct mqd_ids *ids, int64_t producer_id, bool commit, int64_t offset)
+void mqd_ids_end_transaction(struct mqd_ids *ids, int64_t producer_id, bool commit, int64_t offset)
 {
     struct mqd_ids_transaction *transaction = find_open_transaction(ids, producer_id);
     if (!transaction)
@@ -267,7 +267,7 @@ void mqd_ids_end(struct mqd_ids *ids, int64_t producer_id, bool commit, int64_t 
     transaction->commit = commit;
 }
 
-void mqd_ids_decide(struct mqd_ids *ids, int64_t high_watermark)
+void mqd_ids_decide_transactions(struct mqd_ids *ids, int64_t high_watermark)
 {
     for (uint32_t i = ids->transaction_count; i-- > 0;) {
         const struct mqd_ids_transaction *transaction = &ids->transactions[i];
@@ -326,7 +326,7 @@ static struct mqd_ids_mark *mark_at(const struct mqd_ids *ids, uint32_t i)
     return &ids->marks[(ids->mark_head + i) % ids->mark_capacity];
 }
 
-void mqd_ids_mark(struct mqd_ids *ids, int64_t now_ms, int64_t window_ms)
+void mqd_ids_set_time(struct mqd_ids *ids, int64_t now_ms, int64_t window_ms)
 {
     struct mqd_ids_mark *last = ids->mark_count ? mark_at(ids, ids->mark_count - 1) : NULL;
     if (last && now_ms - last->first_ms <= window_ms / MARKS_PER_WINDOW) {
@@ -352,7 +352,7 @@ void mqd_ids_mark(struct mqd_ids *ids, int64_t now_ms, int64_t window_ms)
     *mark_at(ids, ids->mark_count - 1) = (struct mqd_ids_mark){now_ms, now_ms, ids->tail};
 }
 
-void mqd_ids_shift(struct mqd_ids *ids, int64_t back_ms)
+void mqd_ids_shift_times(struct mqd_ids *ids, int64_t back_ms)
 {
     for (uint32_t i = 0; i < ids->mark_count; i++) {
         mark_at(ids, i)->first_ms -= back_ms;
@@ -360,7 +360,7 @@ void mqd_ids_shift(struct mqd_ids *ids, int64_t back_ms)
     }
 }
 
-void mqd_ids_drop(struct mqd_ids *ids)
+void mqd_ids_drop_oldest(struct mqd_ids *ids)
 {
     forget(ids, ids->head);
     ids->head++;
@@ -372,7 +372,7 @@ void mqd_ids_expire(struct mqd_ids *ids, int64_t before_ms)
     while (ids->mark_count && mark_at(ids, 0)->last_ms <= before_ms + (PLANTED_DEDUP_BUG(EARLY) ? 100 : 0)) {
         uint64_t until = ids->mark_count > 1 ? mark_at(ids, 1)->from : ids->tail;
         while (ids->head < until)
-            mqd_ids_drop(ids);
+            mqd_ids_drop_oldest(ids);
         ids->mark_head = (ids->mark_head + 1) % ids->mark_capacity;
         ids->mark_count--;
     }

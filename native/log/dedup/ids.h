@@ -72,18 +72,18 @@ int mqd_ids_put(struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t off
 /* Ids added from now on have this time. Times are stored with a resolution of a thousandth of the
  * window: an id never expires too early, and at most that much too late (later still if memory for
  * the marks runs out). */
-void mqd_ids_mark(struct mqd_ids *ids, int64_t now_ms, int64_t window_ms);
+void mqd_ids_set_time(struct mqd_ids *ids, int64_t now_ms, int64_t window_ms);
 /* Forgets ids added at or before this time. */
 void mqd_ids_expire(struct mqd_ids *ids, int64_t before_ms);
 /* The clock was set back by this much: moves the times of all ids back with it. */
-void mqd_ids_shift(struct mqd_ids *ids, int64_t back_ms);
+void mqd_ids_shift_times(struct mqd_ids *ids, int64_t back_ms);
 /* Forgets the oldest entry; the queue must not be empty. */
-void mqd_ids_drop(struct mqd_ids *ids);
+void mqd_ids_drop_oldest(struct mqd_ids *ids);
 
 /* A marker at this offset ends the producer's transaction. */
-void mqd_ids_end(struct mqd_ids *ids, int64_t producer_id, bool commit, int64_t offset);
+void mqd_ids_end_transaction(struct mqd_ids *ids, int64_t producer_id, bool commit, int64_t offset);
 /* Markers below the high watermark stay in the log: their transactions are decided. */
-void mqd_ids_decide(struct mqd_ids *ids, int64_t high_watermark);
+void mqd_ids_decide_transactions(struct mqd_ids *ids, int64_t high_watermark);
 /* Batches at and above `offset` were not written: see I3. */
 void mqd_ids_cut(struct mqd_ids *ids, int64_t offset);
 

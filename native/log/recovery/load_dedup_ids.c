@@ -46,9 +46,9 @@ static int load_batch(struct loader *loader, const struct mqd_batch *batch, int 
     if (!(batch->attributes & MQD_ATTRIBUTE_CONTROL))
         mqd_dedup_learn(dedup, batch, loader->bytes);
     else if (batch->size_bytes <= MQD_MARKER_BYTES_MAX && mqd_marker_parse(loader->bytes, batch, &marker) == 0) {
-        mqd_ids_end(&dedup->ids, batch->producer_id, marker.commit, batch->base_offset);
+        mqd_ids_end_transaction(&dedup->ids, batch->producer_id, marker.commit, batch->base_offset);
         /* keeps the list of undecided ids short, so that lookups in it stay fast */
-        mqd_ids_decide(&dedup->ids, loader->decided_below);
+        mqd_ids_decide_transactions(&dedup->ids, loader->decided_below);
     }
     return 0;
 }

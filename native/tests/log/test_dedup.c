@@ -535,7 +535,7 @@ TEST(three_million_ids_take_less_than_64_mb)
     int64_t offset, begin_ns = test_now_ns();
     uint32_t count = test_long() ? 3000000 : 300000;
     CHECK_EQUAL(mqd_ids_open(&ids, 3000000), 0);
-    mqd_ids_mark(&ids, NOW, 300000);
+    mqd_ids_set_time(&ids, NOW, 300000);
     for (uint32_t i = 0; i < count; i++) {
         mqd_ids_hash(&ids, (const uint8_t *)&i, sizeof i, &hash);
         CHECK_EQUAL(mqd_ids_find(&ids, &hash, -1, &offset), MQD_ID_FREE);
