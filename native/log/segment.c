@@ -135,13 +135,13 @@ int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *posit
         return -1;
     if (mqd_batch_decode(bytes, MQD_BATCH_HEADER_BYTES, batch) < 0 || batch->size_bytes < MQD_BATCH_HEADER_BYTES ||
         batch->last_offset_delta < 0)
-        return walk_stop(walk, "not a record batch header of magic 2");
+        return walk_stop(walk, "not a record batch header with magic 2");
     if (batch->size_bytes > left)
         return walk_stop(walk, "the file ends inside a batch");
     if (batch->base_offset < walk->next_offset)
-        return walk_stop(walk, "a batch's base offset is lower than the end of the batch before");
+        return walk_stop(walk, "a batch's base offset is lower than the end of the previous batch");
     if (batch->base_offset > walk->next_offset && !walk->gaps_allowed)
-        return walk_stop(walk, "a batch's base offset is higher than the end of the batch before");
+        return walk_stop(walk, "a batch's base offset is higher than the end of the previous batch");
     if (batch->base_offset - walk->base_offset > INT32_MAX - (int64_t)batch->last_offset_delta)
         return walk_stop(walk, "a batch's offset is out of the segment's range");
     if (batch->base_offset >= walk->crc_from_offset) {
@@ -168,7 +168,7 @@ static int walk_try(struct mqd_walk *walk, int64_t at)
     return found;
 }
 
-/* Tries each position at which a batch of magic 2 could begin; the CRC decides. */
+/* Tries each position at which a batch with magic 2 could begin; the CRC decides. */
 int mqd_walk_resync(struct mqd_walk *walk)
 {
     int64_t crc_from_offset = walk->crc_from_offset, start = walk->position;

@@ -57,7 +57,7 @@ uint32_t mqd_txn_index_checksum(uint32_t previous, int64_t segment_base, const u
 
 /* ---- the active segment's files ---- */
 
-/* Opens one of the two files. -1 with errno. */
+/* Opens one of the two files. Returns -1 with errno set on failure. */
 static int open_file(const char *directory, int64_t segment_base, enum mqd_file_kind kind)
 {
     char path[PATH_MAX];
@@ -74,7 +74,8 @@ static int set_size(int fd, int64_t size_bytes)
     return fstat(fd, &status) < 0 || (status.st_size != size_bytes && mqd_file_truncate(fd, size_bytes) < 0) ? -1 : 0;
 }
 
-/* Opens one of the two files and sets it to exactly this size. -1 with errno. */
+/* Opens one of the two files and sets it to exactly this size. Returns -1 with errno set on
+ * failure. */
 static int open_sized(const char *directory, int64_t segment_base, enum mqd_file_kind kind, int64_t size_bytes)
 {
     int fd = open_file(directory, segment_base, kind);
@@ -242,8 +243,8 @@ static int open_for_reading(const char *directory, int64_t segment_base, enum mq
     return fd;
 }
 
-/* -1 with errno. Opens the checksums first: while the files grow, there are then at least as many
- * entries as checksums. */
+/* Opens the checksums first, so that if the files grow meanwhile, there are at least as many
+ * entries as checksums. Returns -1 with errno set on failure. */
 static int files_open(struct files *files, const char *directory, int64_t segment_base)
 {
     *files = (struct files){.fd = -1, .sum_fd = -1, .segment_base = segment_base};
@@ -259,8 +260,8 @@ static int files_open(struct files *files, const char *directory, int64_t segmen
     return -1;
 }
 
-/* Reads items from index `first` on. Returns their number, or -1 with errno. A partial last item is
- * ignored. */
+/* Reads items from index `first` on. Returns their number, or -1 with errno set. Ignores a partial
+ * last item. */
 static int read_items(int fd, uint32_t item_bytes, uint32_t first, uint32_t count, uint8_t *bytes)
 {
     size_t have = 0, want = (size_t)count * item_bytes;
@@ -278,22 +279,22 @@ static int read_items(int fd, uint32_t item_bytes, uint32_t first, uint32_t coun
 }
 
 /* Reads entries from index `first` on into `bytes` and verifies them. Returns their number, 0 at
- * the end; -1 with errno (EBADMSG: an entry fails verification). */
+ * the end, or -1 with errno set (EBADMSG: an entry fails verification). */
 static int read_chunk(const struct files *files, uint32_t first, uint32_t count, uint8_t *bytes)
 {
     uint8_t sums[(CHUNK_ENTRY_COUNT + 1) * MQD_TXN_SUM_BYTES] = {0};
-    uint32_t extra = first > 0; /* the checksum before that of entry `first`, if any, is read too */
+    uint32_t previous_count = first > 0; /* the checksum before that of entry `first`, if any, is read too */
     if (first >= files->checksum_count)
         return 0;
     if (count > files->checksum_count - first)
         count = files->checksum_count - first;
     int got = files->fd < 0 ? 0 : read_items(files->fd, MQD_TXN_INDEX_ENTRY_BYTES, first, count, bytes);
     int got_sums = got < 0 ? -1
-                           : read_items(files->sum_fd, MQD_TXN_SUM_BYTES, first - extra, count + extra,
-                                        extra ? sums : sums + MQD_TXN_SUM_BYTES);
+                           : read_items(files->sum_fd, MQD_TXN_SUM_BYTES, first - previous_count,
+                                        count + previous_count, previous_count ? sums : sums + MQD_TXN_SUM_BYTES);
     if (got_sums < 0)
         return -1;
-    bool valid = got == (int)count && got_sums == (int)(count + extra);
+    bool valid = got == (int)count && got_sums == (int)(count + previous_count);
     for (uint32_t i = 0; valid && i < count; i++)
         valid = mqd_txn_index_checksum(mqd_get_be32(sums + i * MQD_TXN_SUM_BYTES), files->segment_base,
                                        bytes + i * MQD_TXN_INDEX_ENTRY_BYTES) ==
@@ -304,9 +305,9 @@ static int read_chunk(const struct files *files, uint32_t first, uint32_t count,
     return -1;
 }
 
-/* Entries without a checksum are the beginning of an append that has not been published yet, or
- * damage. Returns 1 if they are allowed, 0 if not, -1 with errno on failure. */
-static int extra_allowed(const struct files *files, int64_t sound_below)
+/* Entries without a checksum are either the beginning of an append that has not been published yet,
+ * or damage. Returns 1 if they are allowed, 0 if not, -1 with errno set on failure. */
+static int entries_without_checksum_allowed(const struct files *files, int64_t sound_below)
 {
     uint8_t bytes[MQD_TXN_INDEX_ENTRY_BYTES];
     if (files->entry_count <= files->checksum_count)
@@ -322,7 +323,7 @@ int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t so
     if (files_open(&files, directory, segment_base) < 0)
         return mqd_error_system(errno, "%s: cannot open the .txnindex of segment %lld", directory,
                                 (long long)segment_base);
-    int result = extra_allowed(&files, sound_below);
+    int result = entries_without_checksum_allowed(&files, sound_below);
     for (uint32_t at = 0; result == 1 && at < files.checksum_count; at += CHUNK_ENTRY_COUNT)
         if (read_chunk(&files, at, CHUNK_ENTRY_COUNT, bytes) < 0)
             result = errno == EBADMSG ? 0 : -1;
@@ -440,7 +441,7 @@ int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrit
 
 /* ---- lookup ---- */
 
-/* Index of the first entry whose marker is at or after `offset`; -1 with errno. */
+/* Returns the index of the first entry whose marker is at or after `offset`, or -1 with errno set. */
 static int64_t first_at_or_after(const struct files *files, int64_t offset)
 {
     uint32_t low = 0, high = files->checksum_count;
@@ -481,7 +482,7 @@ int mqd_txn_index_collect(const char *directory, int64_t segment_base, int64_t f
     struct files files;
     if (files_open(&files, directory, segment_base) < 0)
         return -1;
-    int result = extra_allowed(&files, stable_offset);
+    int result = entries_without_checksum_allowed(&files, stable_offset);
     if (result == 1)
         result = collect(&files, from_offset, to_offset, out);
     else if (result == 0) {

@@ -1,5 +1,5 @@
-/* The leader's side of the replication core: the state of its followers, the high watermark,
- * proposals of the in-sync set. See replica/rules.h. */
+/* The leader's side of the replication core: the state of its followers, the high watermark, and
+ * proposals of in-sync sets. See replica/rules.h. */
 #include <string.h>
 
 #include "base/assert.h"
@@ -180,7 +180,7 @@ static uint8_t role_in(const struct mqd_replica *replica, const struct mqd_repli
     return assignment->leader == assignment->node_id ? MQD_REPLICA_LEADER : MQD_REPLICA_FOLLOWER;
 }
 
-/* `known` is the follower's state in this leader epoch; NULL = none. */
+/* `known`: the follower's state in this leader epoch, or NULL. */
 static struct mqd_replica_follower follower_from(const struct mqd_replica_member *member,
                                                  const struct mqd_replica_follower *known, int64_t now_ms)
 {
@@ -198,8 +198,8 @@ static struct mqd_replica_follower follower_from(const struct mqd_replica_member
     return follower;
 }
 
-static void take_members(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, bool keep_state,
-                         int64_t now_ms)
+static void set_members(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, bool keep_state,
+                        int64_t now_ms)
 {
     struct mqd_replica_follower replicas[MQD_REPLICA_COUNT_MAX];
     replica->in_sync_count = 0;
@@ -229,7 +229,7 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
         return MQD_REPLICA_STALE_IGNORED;
     bool new_epoch = assignment->leader_epoch > replica->leader_epoch;
     uint8_t role = role_in(replica, assignment);
-    bool starts_fresh = new_epoch || role != replica->role; /* knowledge about followers is dropped: R-1 */
+    bool starts_fresh = new_epoch || role != replica->role; /* the state of the followers is dropped: R-1 */
     int changed = (new_epoch ? MQD_REPLICA_CHANGED_EPOCH : 0) | (role != replica->role ? MQD_REPLICA_CHANGED_ROLE : 0);
     bool was_below = replica->in_sync_count < replica->min_insync && !starts_fresh;
     if (starts_fresh || assignment->partition_epoch > replica->partition_epoch) {
@@ -253,7 +253,7 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
                            : assignment->acks_replicas > replica->min_insync ? assignment->acks_replicas
                                                                              : replica->min_insync;
     replica->role = role;
-    take_members(replica, assignment, !starts_fresh || PLANTED_BUG(replica, KEEP_STATE), now_ms);
+    set_members(replica, assignment, !starts_fresh || PLANTED_BUG(replica, KEEP_STATE), now_ms);
     for (uint32_t i = 0; i < replica->replica_count && role == MQD_REPLICA_LEADER; i++)
         note_behind(replica, &replica->replicas[i], now_ms); /* lag_records_max may have changed */
     if (replica->high_watermark > replica->log_end)
@@ -273,7 +273,7 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
     return changed | raise_high_watermark(replica);
 }
 
-/* ---- requests of clients ---- */
+/* ---- client requests ---- */
 
 int mqd_replica_check_append(const struct mqd_replica *replica, int acks_all, int64_t lease_deadline_ns, int64_t now_ns)
 {
@@ -402,7 +402,7 @@ static bool lags(const struct mqd_replica *replica, const struct mqd_replica_fol
     return !caught_up_within(replica, follower, now_ms, replica->lag_ms_max);
 }
 
-/* R-4. While the set is below min_insync the high watermark does not move, so a follower can have
+/* R-4. While the set is below min_insync, the high watermark does not move, so a follower can have
  * reached it and still lag far behind the log's end. If it joined, it would be removed immediately.
  * Requiring half of the allowed lag time keeps the set from flapping. */
 static bool may_join(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
@@ -477,14 +477,14 @@ static struct mqd_replica_follower *worst_member(struct mqd_replica *replica, in
     return worst;
 }
 
-/* Exchanges slow members that a record waits for, each for a spare that is ahead of it. If none was
- * exchanged, a member may be exchanged for the preferred replica, which can become the leader only
- * as a member of the set. */
-static bool exchange(struct mqd_replica *replica, int64_t now_ms)
+/* Swaps each slow member that a record waits for with a spare that is ahead of it. If there was none,
+ * a member may be swapped with the preferred replica, which can become the leader only as a member
+ * of the set. */
+static bool swap_members(struct mqd_replica *replica, int64_t now_ms)
 {
-    bool record_waits = replica->high_watermark < replica->log_end, exchanged = false;
-    int64_t since_exchange_ms = replica->swapped_ms == NEVER ? INT64_MAX : now_ms - replica->swapped_ms;
-    if (since_exchange_ms < MQD_REPLICA_SWAP_MS && !PLANTED_BUG(replica, SWAP_OFTEN))
+    bool record_waits = replica->high_watermark < replica->log_end, swapped = false;
+    int64_t since_swap_ms = replica->swapped_ms == NEVER ? INT64_MAX : now_ms - replica->swapped_ms;
+    if (since_swap_ms < MQD_REPLICA_SWAP_MS && !PLANTED_BUG(replica, SWAP_OFTEN))
         return false;
     struct mqd_replica_follower *member, *spare;
     while (record_waits && (member = worst_member(replica, now_ms)) != NULL && is_slow(replica, member, now_ms) &&
@@ -492,21 +492,22 @@ static bool exchange(struct mqd_replica *replica, int64_t now_ms)
            (spare->position > member->position || PLANTED_BUG(replica, SWAP_UNCHECKED))) {
         member->proposed = 0;
         spare->proposed = !PLANTED_BUG(replica, SWAP_IN_TWO);
-        exchanged = true;
+        swapped = true;
         if (PLANTED_BUG(replica, SWAP_UNCHECKED))
             break;
     }
     spare = replica->replicas;
-    if (!exchanged && since_exchange_ms >= MQD_REPLICA_PREFER_MS &&
+    if (!swapped && since_swap_ms >= MQD_REPLICA_PREFER_MS &&
         is_spare(replica, spare, now_ms, MQD_REPLICA_SLOW_MS / 2) && (member = worst_member(replica, now_ms)) != NULL) {
         member->proposed = 0;
         spare->proposed = 1;
-        exchanged = true;
+        swapped = true;
     }
-    return exchanged;
+    return swapped;
 }
 
-/* Adds or removes members up to in_sync_max. Returns whether a member was exchanged instead. */
+/* Adds or removes members so that there are in_sync_max of them. If there already are, may swap
+ * members instead; returns whether it did. */
 static bool limit_set(struct mqd_replica *replica, int64_t now_ms)
 {
     struct mqd_replica_follower *follower;
@@ -527,14 +528,14 @@ static bool limit_set(struct mqd_replica *replica, int64_t now_ms)
         follower->proposed = false;
         differs = true;
     }
-    return !differs && exchange(replica, now_ms);
+    return !differs && swap_members(replica, now_ms);
 }
 
-/* Marks the replicas that should be in sync. Returns false if they are the committed set, or a set
- * that would be refused. */
+/* Marks the replicas that should be in sync as proposed. Returns false if they are the committed
+ * set, or a set that would be refused. */
 static bool choose_members(struct mqd_replica *replica, int64_t now_ms)
 {
-    bool differs = false, refused = false, exchanged;
+    bool differs = false, refused = false, swapped;
     for (uint32_t i = 0; i < replica->replica_count; i++) {
         struct mqd_replica_follower *follower = &replica->replicas[i];
         bool self = follower->member.node_id == replica->node_id, in_sync = follower->member.in_sync;
@@ -543,14 +544,14 @@ static bool choose_members(struct mqd_replica *replica, int64_t now_ms)
                                           : follower->fetched_broker_epoch >= 0 ? follower->fetched_broker_epoch
                                                                                 : follower->member.broker_epoch;
     }
-    exchanged = replica->in_sync_max && limit_set(replica, now_ms);
+    swapped = replica->in_sync_max && limit_set(replica, now_ms);
     for (uint32_t i = 0; i < replica->replica_count; i++) {
         const struct mqd_replica_follower *follower = &replica->replicas[i];
         differs |= follower->proposed != follower->member.in_sync;
         refused |=
             follower->proposed && !follower->member.eligible && !(replica->in_sync_max && follower->member.in_sync);
     }
-    if (exchanged && !refused)
+    if (swapped && !refused)
         replica->swapped_ms = now_ms;
     return differs && !refused;
 }
@@ -587,12 +588,12 @@ int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t rep
 }
 
 int mqd_replica_on_response(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
-                            int64_t now_ms, int64_t again_ms)
+                            int64_t now_ms, int64_t next_proposal_ms)
 {
     (void)now_ms;
     if (!replica->proposing || sequence != replica->proposal_sequence || leader_epoch != replica->leader_epoch)
         return 0;
-    replica->next_proposal_ms = again_ms;
+    replica->next_proposal_ms = next_proposal_ms;
     if (error != OPERATION_NOT_ATTEMPTED && error != INELIGIBLE_REPLICA)
         return 0;
     replica->proposing = 0;

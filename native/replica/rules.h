@@ -30,7 +30,7 @@
  *   R-5  a node whose metadata does not yet include its own registration leads no partition and
  *        answers no fetch (R10).
  *   R-6  if acks_replicas is set, a leader proposes at most that many members (besides those that a
- *        reassignment moves, or that are shutting down), exchanges a slow member for a spare in one
+ *        reassignment moves, or that are shutting down), swaps a slow member with a spare in one
  *        proposal, and does so at most once in MQD_REPLICA_SWAP_MS.
  * Concurrency: one thread at a time; the partition's owner.
  */
@@ -45,12 +45,12 @@
 /* per partition, including during a reassignment: current and target replicas together */
 #define MQD_REPLICA_COUNT_MAX 16
 #define MQD_REPLICA_NO_RECORD_BOUND -1
-/* acks_replicas: a member is slow when a record has waited for it for this long. It is exchanged
- * for a spare (an eligible replica outside the set) that has caught up within half that time. */
+/* acks_replicas: a member is slow when a record has waited for it for this long. It is swapped with
+ * a spare (an eligible replica outside the set) that has caught up within half that time. */
 #define MQD_REPLICA_SLOW_MS 100
 #define MQD_REPLICA_HOLD_MS 2000 /* records wait this long for a spare when too few replicas are in sync */
-#define MQD_REPLICA_SWAP_MS 1000 /* between two exchanges */
-/* after this long without an exchange, the preferred replica may replace another member */
+#define MQD_REPLICA_SWAP_MS 1000 /* between two swaps */
+/* after this long without a swap, the preferred replica may replace another member */
 #define MQD_REPLICA_PREFER_MS 300000
 
 /* a leader epoch that has records in the log; in lists, both fields are strictly increasing */
@@ -132,7 +132,7 @@ struct mqd_replica {
     int64_t epoch_start;        /* log end when this leader epoch began */
     int64_t next_proposal_ms;   /* no proposal before this time */
     int64_t hold_until_ms;      /* while holding */
-    int64_t swapped_ms;         /* when a member was last exchanged for a spare in this leader epoch */
+    int64_t swapped_ms;         /* when a member was last swapped with a spare in this leader epoch */
     uint64_t proposal_sequence; /* of the outstanding or last proposal */
     uint32_t replica_count;     /* entries of `replicas`, which include this node */
     struct mqd_replica_follower replicas[16];
@@ -233,11 +233,11 @@ int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t rep
                         struct mqd_replica_proposal *out);
 /* Handles the controller's response to a proposal. error: a Kafka error code. 0: the new partition
  * epoch will follow; 55 OPERATION_NOT_ATTEMPTED, 107 INELIGIBLE_REPLICA: definitively refused, the
- * proposal no longer counts and the next one waits until again_ms; any other: unknown outcome, the
- * proposal still counts and is repeated from again_ms on. A response to another proposal is
- * ignored. Returns bits of enum mqd_replica_change. */
+ * proposal no longer counts and the next one waits until next_proposal_ms; any other: unknown
+ * outcome, the proposal still counts and is repeated from next_proposal_ms on. A response to another
+ * proposal is ignored. Returns bits of enum mqd_replica_change. */
 int mqd_replica_on_response(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
-                            int64_t now_ms, int64_t again_ms);
+                            int64_t now_ms, int64_t next_proposal_ms);
 
 /* ---- the follower ---- */
 

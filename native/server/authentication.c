@@ -11,9 +11,9 @@
 
 #define SASL_HANDSHAKE 17
 #define SASL_AUTHENTICATE 36
-/* Maximum number of requests before a connection is authenticated. An exchange takes five:
+/* Maximum number of requests before a connection is authenticated. An authentication takes five:
  * ApiVersions twice, SaslHandshake, SaslAuthenticate twice. */
-#define REQUEST_COUNT_MAX 10
+#define UNAUTHENTICATED_REQUEST_COUNT_MAX 10
 
 static bool is_sasl_exchange(int16_t api_key)
 {
@@ -38,7 +38,7 @@ static bool refuse(struct mqd_reactor *r, struct mqd_connection *c, const char *
 static bool admit_unauthenticated(struct mqd_reactor *r, struct mqd_connection *c, int16_t api_key)
 {
     char reason[160];
-    if (++c->authentication_count > REQUEST_COUNT_MAX)
+    if (++c->unauthenticated_request_count > UNAUTHENTICATED_REQUEST_COUNT_MAX)
         return refuse(r, c, "it has sent more requests than an authentication needs");
     if (is_sasl_exchange(api_key) || api_key == MQD_API_API_VERSIONS)
         return true;
@@ -90,8 +90,8 @@ bool mqd_authentication_set_principal(struct mqd_connection *c, enum mqd_princip
     return true;
 }
 
-/* Removes the principal block from the response. Returns NULL, or the reason why the connection
- * must be closed. */
+/* Removes the principal from the response and assigns it to the connection. Returns NULL, or the
+ * reason why the connection must be closed. */
 static const char *take_principal(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_connection *c = request->connection;
@@ -172,9 +172,9 @@ void mqd_authentication_close(struct mqd_connection *c)
     c->principal_bytes = 0;
 }
 
-/* The client's IPv6 address, for which the descriptor has no room; "" if the address is IPv4 or
- * there is none. */
-static uint32_t ipv6_of(const struct mqd_connection *c, char host[INET6_ADDRSTRLEN])
+/* Writes the client's IPv6 address, for which the descriptor has no room, to `host`; "" if the
+ * address is IPv4 or there is none. Returns its length. */
+static uint32_t write_ipv6(const struct mqd_connection *c, char host[INET6_ADDRSTRLEN])
 {
     static const uint8_t no_address[16];
     host[0] = 0;
@@ -186,7 +186,7 @@ static uint32_t ipv6_of(const struct mqd_connection *c, char host[INET6_ADDRSTRL
 uint32_t mqd_principal_block_bytes(const struct mqd_connection *c)
 {
     char host[INET6_ADDRSTRLEN];
-    uint32_t bytes = c->principal_bytes + ipv6_of(c, host);
+    uint32_t bytes = c->principal_bytes + write_ipv6(c, host);
     return bytes ? (uint32_t)sizeof(struct mqd_request_principal) + bytes : 0;
 }
 
@@ -194,7 +194,7 @@ void mqd_principal_block_put(const struct mqd_connection *c, uint8_t *at)
 {
     char host[INET6_ADDRSTRLEN];
     struct mqd_request_principal block = {
-        .size_bytes = c->principal_bytes, .kind = c->principal_kind, .host_bytes = (uint8_t)ipv6_of(c, host)};
+        .size_bytes = c->principal_bytes, .kind = c->principal_kind, .host_bytes = (uint8_t)write_ipv6(c, host)};
     memcpy(at, &block, sizeof block);
     if (c->principal)
         memcpy(at + sizeof block, c->principal, c->principal_bytes);

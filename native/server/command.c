@@ -1,5 +1,6 @@
-/* Commands of the worker's main thread to the reactor, and events back. This is the only state of
- * the reactor that two threads touch; one mutex guards it and is held for a few stores.
+/* Commands from the worker's main thread to the reactor, and events in the other direction. This is
+ * the only state of the reactor that two threads touch; one mutex guards it and is held for a few
+ * stores.
  *
  * Each command is answered by exactly one MQD_EVENT_DONE with its token, even after the reactor has
  * been stopped: the caller's thread then executes the command.
@@ -98,7 +99,7 @@ void mqd_command_done(struct mqd_reactor *r, uint64_t token, int error, uint32_t
     mqd_reactor_emit(r, &event);
 }
 
-/* ---- execution ---- */
+/* ---- executing commands ---- */
 
 static void set_log_dir(struct mqd_reactor *r, const struct mqd_command *command)
 {
@@ -185,15 +186,15 @@ static void reload_segments(struct mqd_reactor *r, uint32_t slot_index)
     mqd_fetch_add(&r->header->segments_generation, 1);
     for (uint32_t worker = 0; worker < mqd_control_worker_count(r->options.control); worker++) {
         /* wakes the other workers, which close descriptors of deleted segments */
-        struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = slot_index};
+        struct mqd_descriptor notification = {.kind = MQD_LINK_HW_CHANGED, .slot = slot_index};
         if (worker != r->options.self)
-            mqd_forward_send(r, worker, &note);
+            mqd_forward_send(r, worker, &notification);
     }
     mqd_owner_wake_slot(r, slot_index); /* wakes fetches that wait for the end of a swap */
 }
 
-/* After compaction: the new files are installed (offset == last_offset: the files of the replaced
- * segments are already deleted). */
+/* Called after compaction has installed the new files. offset == last_offset: the files of the
+ * replaced segments are already deleted. */
 static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     int removed = mqd_partition_replace_segments(owned->partition, command->offset, command->last_offset);
@@ -203,8 +204,8 @@ static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, co
                      removed < 0 ? mqd_error_message() : "");
 }
 
-/* For compaction: forbids or allows truncations. No truncation is running, because commands wait
- * until it has ended. */
+/* For compaction: forbids or allows truncations. No truncation is running now, because commands
+ * wait for the end of a truncation. */
 static void segments_hold(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     if (command->offset >= 0)
@@ -220,8 +221,8 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     mqd_partition_positions(owned->partition, &positions);
     int64_t offset =
         command->offset < 0 || command->offset > positions.high_watermark ? positions.high_watermark : command->offset;
-    /* a second call with the same offset: the files are now deleted, and readers must close the
-     * descriptors that they kept or opened in the meantime */
+    /* a second call with the same offset says that the files are now deleted: readers must close
+     * the descriptors that they kept or opened in the meantime */
     bool is_repeated = offset == positions.log_start_offset;
     int dropped = mqd_partition_advance_start(owned->partition, offset);
     mqd_owner_publish(r, owned);
@@ -540,8 +541,8 @@ int mqd_reactor_endpoint_died(struct mqd_reactor *r, uint64_t token, uint32_t en
     return mqd_command_post(r, &command);
 }
 
-/* These two only store the limits, without an event. Connections above a lowered limit stay open;
- * new ones are refused. */
+/* mqd_reactor_set_local_max and mqd_reactor_set_connection_max only store the limits; they post no
+ * command. Connections above a lowered limit stay open; new ones are refused. */
 int mqd_reactor_set_local_max(struct mqd_reactor *r, uint32_t count, uint64_t size_bytes)
 {
     mqd_store_relaxed(&r->local_count_max, count < MQD_LOCAL_COUNT_MAX ? count : MQD_LOCAL_COUNT_MAX);

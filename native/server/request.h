@@ -39,7 +39,7 @@ struct mqd_append {
     /* counted in request->undecided: the connection's later requests wait for it
      * (server/check/check.c) */
     uint8_t ordered;
-    uint8_t awaits_verification; /* counted in request->awaiting_count */
+    uint8_t awaits_verification; /* counted in request->awaiting_verification_count */
     uint32_t check_index;        /* its index in the check's payload */
     uint32_t size_bytes;
     int32_t partition_index;
@@ -165,12 +165,12 @@ struct mqd_request {
     /* appends that hold back later requests of the connection and are neither staged nor refused
      * yet; see server/check/check.c */
     uint32_t undecided;
-    uint32_t awaiting_count;       /* the undecided appends that the next check will query */
-    uint32_t relaying;             /* its appends that wait for leaders on other hosts */
-    uint8_t blocks;                /* counted in connection->blocked */
-    uint8_t has_order;             /* `order` is filled */
-    uint8_t transactional_id_kept; /* copied to the heap, because the frame is gone */
-    uint8_t refused;               /* at least one append has a refusal */
+    uint32_t awaiting_verification_count; /* the undecided appends that the next check will query */
+    uint32_t relaying;                    /* its appends that wait for leaders on other hosts */
+    uint8_t blocks;                       /* counted in connection->blocked */
+    uint8_t has_order;                    /* `order` is filled */
+    uint8_t transactional_id_kept;        /* copied to the heap, because the frame is gone */
+    uint8_t refused;                      /* at least one append has a refusal */
     uint32_t topic_count, append_count;
     struct mqd_produce_topic_entry *topics;
     struct mqd_append *appends;
@@ -269,7 +269,7 @@ struct mqd_connection {
     /* authentication (server/authentication.h) */
     uint8_t authentication; /* enum mqd_authentication */
     uint8_t raw_tokens;     /* frames are raw tokens, after SaslHandshake 0 */
-    uint8_t authentication_count;
+    uint8_t unauthenticated_request_count;
     uint8_t principal_kind; /* enum mqd_principal_kind */
     uint16_t principal_bytes;
     uint32_t frame_bytes_min, frame_bytes_max;

@@ -1,4 +1,4 @@
-/* Ensures that all data that a recovery has found is on disk: see log/recovery/recovery.h, C2. */
+/* Ensures that all data found by a recovery is on disk: see log/recovery/recovery.h, C2. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

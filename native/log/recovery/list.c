@@ -43,7 +43,8 @@ static int unlink_in(const char *directory, const char *name)
     return mqd_file_unlink(path);
 }
 
-static int note_name(struct mqd_listing *listing, const char *directory, const char *name)
+/* Adds a segment or a snapshot to the listing. Deletes temporary files that a crash left behind. */
+static int list_name(struct mqd_listing *listing, const char *directory, const char *name)
 {
     int64_t offset;
     if (ends_with(name, ".tmp") || ends_with(name, ".cleaned") || ends_with(name, ".deleted"))
@@ -81,7 +82,7 @@ static int for_each_name(struct mqd_listing *listing, const char *directory, boo
     while (result == 0 && (entry = readdir(stream))) {
         if (entry->d_name[0] != '.')
             result = delete_orphans ? delete_orphan(listing, directory, entry->d_name)
-                                    : note_name(listing, directory, entry->d_name);
+                                    : list_name(listing, directory, entry->d_name);
         errno = 0;
     }
     if (result == 0 && errno)
@@ -113,7 +114,7 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
 {
     char path[PATH_MAX];
     struct stat status;
-    /* Deletes the .log last: while it exists the next recovery deletes the rest again. */
+    /* Deletes the .log last: as long as it exists, the next recovery repeats the deletion. */
     for (int kind = MQD_FILE_TXN_SUM; kind >= MQD_FILE_LOG; kind--) {
         if (mqd_segment_path(path, sizeof path, directory, base_offset, (enum mqd_file_kind)kind) < 0)
             return -1;

@@ -2,8 +2,9 @@
  * Rules: log/recovery/recovery.h.
  *
  * Segments are handled in order. For those below the trusted boundary, only the index is completed;
- * the segment with the boundary, and in checked mode all later ones, are walked. The first segment
- * that does not end soundly becomes the active one, truncated; later ones are deleted.
+ * the segment that contains the boundary is walked, and in checked mode so are all later ones. The
+ * first segment whose end is damaged is truncated there and becomes the active one; later ones are
+ * deleted.
  */
 #include "log/recovery/recovery.h"
 
@@ -102,13 +103,24 @@ static struct bounds bounds_of(const struct recovery *recovery)
 {
     int64_t recovery_point = recovery->in_out->recovery_point_offset;
     if (recovery->mode == MODE_CLEAN)
-        return (struct bounds){INT64_MAX, 0, INT64_MAX, INT64_MAX, true};
+        return (struct bounds){.crc_from_offset = INT64_MAX,
+                               .trusted_below = 0,
+                               .index_end = INT64_MAX,
+                               .cut_offset = INT64_MAX,
+                               .indexes_intact = true};
     if (recovery->mode == MODE_TRUSTED)
-        return (struct bounds){INT64_MAX, 0, recovery->in_out->trusted_end_offset, recovery->in_out->trusted_end_offset,
-                               true};
+        return (struct bounds){.crc_from_offset = INT64_MAX,
+                               .trusted_below = 0,
+                               .index_end = recovery->in_out->trusted_end_offset,
+                               .cut_offset = recovery->in_out->trusted_end_offset,
+                               .indexes_intact = true};
     if (recovery_point < 0)
         recovery_point = 0;
-    return (struct bounds){recovery_point, recovery_point, recovery_point, recovery->cut_offset, false};
+    return (struct bounds){.crc_from_offset = recovery_point,
+                           .trusted_below = recovery_point,
+                           .index_end = recovery_point,
+                           .cut_offset = recovery->cut_offset,
+                           .indexes_intact = false};
 }
 
 /* Whether segment i is sealed and wholly below the trusted boundary. */
@@ -132,7 +144,7 @@ static bool log_continues(const struct recovery *recovery, const struct tail *ta
     return tail->next_offset == next_base || (recovery->partition->has_gaps && tail->next_offset < next_base);
 }
 
-/* C5. */
+/* C5 */
 static int note_shortened(const struct recovery *recovery, const struct tail *tail, uint32_t i)
 {
     bool has_later_segments = i + 1 < recovery->listing.log_count;
@@ -142,7 +154,7 @@ static int note_shortened(const struct recovery *recovery, const struct tail *ta
     return mqd_recovery_note_shortened(recovery->partition->path);
 }
 
-/* C6: data that a flush had covered is missing. */
+/* C6: whether data that had been flushed is missing. */
 static bool ends_too_early(const struct recovery *recovery, int64_t end_offset)
 {
     return !recovery->cutting && !recovery->was_cut && end_offset < recovery->in_out->recovery_point_offset;
@@ -247,8 +259,8 @@ static int recover_log(struct recovery *recovery, int64_t now_ms)
 
 /* ---- opening ---- */
 
-/* Called when log start and log end are known and the log is replayed: makes the leader-epoch
- * checkpoint agree with the log. */
+/* Called when the log start and log end are known and the log has been replayed: makes the
+ * leader-epoch checkpoint agree with the log. */
 static int update_epochs(struct recovery *recovery, bool changed)
 {
     struct mqd_partition *partition = recovery->partition;
@@ -311,7 +323,7 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
         return -1;
     if (in_out->replicated && !recovery->cutting && restore_high_watermark(partition, in_out->high_watermark) < 0)
         return -1;
-    if (!recovery->cutting) /* otherwise take_over in truncation.c restores the high watermark and then settles */
+    if (!recovery->cutting) /* otherwise take_over in truncation.c restores the high watermark and then settles them */
         mqd_partition_settle_transactions(partition);
     in_out->log_start_offset = partition->log_start_offset;
     in_out->log_end_offset = partition->log_end_offset;
@@ -321,8 +333,8 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     return 0;
 }
 
-/* Completes an interrupted truncation; applies the limit that a completed one sets on the recovery
- * point (log/recovery/truncation.h). */
+/* Completes an interrupted truncation, and limits the recovery point to the lowest offset of
+ * earlier ones (log/recovery/truncation.h). */
 static int resume_truncation(struct recovery *recovery)
 {
     struct mqd_truncation_marks marks;

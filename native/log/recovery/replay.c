@@ -1,10 +1,10 @@
 /* Restores producers, transactions, aborted transactions and leader epochs after a restart; see
  * log/recovery/recovery.h.
  *
- * The walk also encounters abort markers between sound_below and the snapshot (when power failed
- * soon after the snapshot was written). The snapshot no longer says where their transactions began,
- * so their entries must be in the files. If an entry is missing, everything is replayed from an
- * earlier snapshot, or from the log's beginning.
+ * The walk also encounters abort markers between sound_below and the snapshot (if power failed soon
+ * after the snapshot was written). The snapshot no longer says where their transactions began, so
+ * their entries must already be in the .txnindex files. If an entry is missing, everything is
+ * replayed from an earlier snapshot, or from the log's beginning.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -33,9 +33,9 @@ static uint8_t *read_whole(int fd, size_t size_bytes)
     return NULL;
 }
 
-/* Returns 1 if it was loaded; 0 if it cannot be read or is corrupt, which is not an error: an older
- * snapshot or the log holds the same information, unless retention has deleted it; -1 if there is
- * no memory or no descriptor (mqd_error set): the snapshot may be sound. */
+/* Returns 1 if the snapshot was loaded; 0 if it cannot be read or is corrupt, which is not an
+ * error: an older snapshot or the log holds the same information, unless retention has deleted it;
+ * -1 (mqd_error set) if out of memory or file descriptors: the snapshot may be sound. */
 static int load_snapshot(struct mqd_partition *partition, int64_t offset)
 {
     char path[PATH_MAX];
@@ -70,7 +70,7 @@ static int delete_snapshot(const struct mqd_partition *partition, int64_t offset
     char path[PATH_MAX];
     if (mqd_segment_path(path, sizeof path, partition->path, offset, MQD_FILE_SNAPSHOT) < 0)
         return -1;
-    return mqd_file_unlink(path) == 0 || mqd_error_code() == ENOENT ? 0 : -1; /* deleted by an earlier call */
+    return mqd_file_unlink(path) == 0 || mqd_error_code() == ENOENT ? 0 : -1; /* ENOENT: an earlier call deleted it */
 }
 
 /* Loads the newest usable snapshot at or below `limit` into the partition. Deletes snapshots beyond
@@ -106,21 +106,20 @@ static int load_newest_snapshot(struct mqd_partition *partition, const struct mq
 struct replay {
     struct mqd_partition *partition;
     int64_t producers_from; /* the snapshot covers batches below this offset */
-    int64_t aborted_from;   /* the files have the entries of markers below this offset */
+    int64_t aborted_from;   /* the .txnindex files have the entries of markers below this offset */
     int64_t decided_below;  /* transactions that ended below this no longer matter */
     int64_t now_ms;
-    /* Both are of the current segment. known: the entries in its .txnindex; rebuilt: the entries
-     * that the walk made for markers at or after aborted_from */
-    struct mqd_aborted_list known, rebuilt;
-    bool lost; /* a marker below producers_from has no entry */
+    struct mqd_aborted_list known;   /* the entries in the current segment's .txnindex */
+    struct mqd_aborted_list rebuilt; /* its entries that the walk made for markers at or after aborted_from */
+    bool entry_lost;                 /* a marker below producers_from has no entry */
     bool changed;
     bool rebuilding; /* only the .txnindex files that fail verification are rebuilt */
-    /* entries of markers at or after it need no verification: they are rebuilt from the log
-     * anyway */
+    /* entries of markers at or after this offset need no verification: they are rebuilt from the
+     * log anyway */
     int64_t aborted_limit;
 };
 
-/* The entry for this marker that is already in the file, or NULL. */
+/* Returns the entry for this marker that is already in the file, or NULL. */
 static const struct mqd_aborted *known_entry(const struct replay *replay, int64_t producer_id, int64_t last_offset)
 {
     uint32_t low = 0, high = replay->known.count;
@@ -146,8 +145,8 @@ static int add_rebuilt(struct replay *replay, struct mqd_aborted entry)
     return mqd_aborted_add(&replay->rebuilt, &entry);
 }
 
-/* Handles an abort marker that ended a transaction. first_offset: where the transaction began; -1:
- * below the snapshot, so only the file has that offset. */
+/* Handles an abort marker that ended a transaction. first_offset: where the transaction began, or -1
+ * if that was before the snapshot, so that only the file has the offset. */
 static int replay_abort(struct replay *replay, const struct mqd_batch *batch, int64_t first_offset)
 {
     const struct mqd_aborted *known = known_entry(replay, batch->producer_id, batch->base_offset);
@@ -155,7 +154,7 @@ static int replay_abort(struct replay *replay, const struct mqd_batch *batch, in
     if (known && (first_offset < 0 || known->first_offset <= first_offset))
         return add_rebuilt(replay, *known);
     if (first_offset < 0) {
-        replay->lost = true;
+        replay->entry_lost = true;
         return 0;
     }
     int64_t ongoing = mqd_transactions_first_ongoing(&replay->partition->producers.transactions);
@@ -214,8 +213,9 @@ static int replay_batch(struct replay *replay, const struct mqd_batch *batch, in
     return batch->base_offset < replay->producers_from ? 0 : add_producer(replay, batch, NULL, &unused);
 }
 
-/* Damage below the recovery point is skipped, as in the walk that found the end. The length or
- * offsets of the previous batch may be wrong, so the search begins inside it. */
+/* Damage below the recovery point is skipped, as in the walk that found the log's end. The length
+ * or offsets of the previous batch may be wrong, so the search for the next valid batch begins
+ * inside it. */
 static int replay_walk(struct replay *replay, struct mqd_walk *walk)
 {
     struct mqd_batch batch;
@@ -292,8 +292,8 @@ static bool same_entries(const struct mqd_aborted *left, const struct mqd_aborte
     return true;
 }
 
-/* Makes the segment's file match the walk: first the entries that were trusted, then the rebuilt
- * ones. *file_bytes is set to its size. */
+/* Makes the segment's .txnindex match the walk: first the entries that were trusted, then the
+ * rebuilt ones. Stores the size of the file in *file_bytes. */
 static int write_aborted(struct replay *replay, int64_t base_offset, uint32_t *file_bytes)
 {
     char path[PATH_MAX];
@@ -334,7 +334,7 @@ static int replay_segment(struct replay *replay, uint32_t i, int64_t from_offset
     if (mqd_txn_index_load(partition->path, base_offset, end_offset, &replay->known) < 0 ||
         (walked && walk_segment(replay, i, from_offset) < 0))
         return -1;
-    if (replay->lost)
+    if (replay->entry_lost)
         return 0;
     if (write_aborted(replay, base_offset, &file_bytes) < 0)
         return mqd_error_code() == EROFS ? 0 : -1;
@@ -350,21 +350,21 @@ static int replay_all(struct replay *replay, const struct mqd_listing *listing, 
     mqd_producers_free(&partition->producers);
     if (load_newest_snapshot(partition, listing, limit) < 0)
         return -1;
-    replay->lost = false;
+    replay->entry_lost = false;
     replay->producers_from = partition->snapshot_offset;
     replay->aborted_from = sound_below < partition->snapshot_offset ? sound_below : partition->snapshot_offset;
     int64_t from_offset = partition->epochs.count == 0 ? -1 : replay->aborted_from;
-    for (uint32_t i = 0; i < partition->segment_count && !replay->lost; i++)
+    for (uint32_t i = 0; i < partition->segment_count && !replay->entry_lost; i++)
         if (replay_segment(replay, i, from_offset) < 0)
             return -1;
-    return replay->lost;
+    return replay->entry_lost;
 }
 
 /* ---- .txnindex files that fail verification ---- */
 
-/* Starts from the newest snapshot at or below `offset`, otherwise from the log's beginning. Returns
- * -1 if there is no descriptor or memory to read a snapshot; the files must not be rebuilt without
- * it. */
+/* Starts from the newest snapshot at or below `offset`, or else from the log's beginning. Returns
+ * -1 if out of file descriptors or memory for a snapshot, without which the .txnindex files must not
+ * be rebuilt. */
 static int start_rebuild(struct replay *replay, const struct mqd_listing *listing, int64_t offset)
 {
     struct mqd_partition *partition = replay->partition;

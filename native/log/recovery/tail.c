@@ -65,7 +65,7 @@ static int add_batch(struct recovery *recovery, struct tail *tail, const struct 
     return 0;
 }
 
-/* the last batch that the walk read; it is not added yet */
+/* the last batch that the walk has read; it has not been added yet */
 struct held_batch {
     struct mqd_batch batch;
     int64_t position;
@@ -193,7 +193,12 @@ int mqd_tail_check_sealed(struct recovery *recovery, int64_t base_offset, int64_
     int64_t corrupt_position = recovery->in_out->corrupt_position, corrupt_segment = recovery->in_out->corrupt_segment;
     int result = mqd_tail_open(recovery, &tail, base_offset);
     if (result == 0)
-        result = mqd_tail_walk(recovery, &tail, (struct bounds){INT64_MAX, INT64_MAX, next_base, INT64_MAX, true});
+        result = mqd_tail_walk(recovery, &tail,
+                               (struct bounds){.crc_from_offset = INT64_MAX,
+                                               .trusted_below = INT64_MAX,
+                                               .index_end = next_base,
+                                               .cut_offset = INT64_MAX,
+                                               .indexes_intact = true});
     if (result == 0 && tail.sound && tail.next_offset < next_base && !recovery->partition->has_gaps)
         mqd_recovery_note_missing(recovery->in_out, tail.next_offset, next_base);
     if (result == 0 && recovery->mode != MODE_CLEAN)

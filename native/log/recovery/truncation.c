@@ -54,7 +54,7 @@ static int read_mark(const char *directory, const char *name, int64_t *cut_offse
                              "copied from the leader again",
                              path);
     *cut_offset = cut;
-    *start_offset = after == end ? -1 : start; /* an older mark has none */
+    *start_offset = after == end ? -1 : start; /* marks of older versions have no start offset */
     return 1;
 }
 
@@ -62,13 +62,13 @@ static int load_truncated(const char *directory, struct mqd_truncation_marks *ou
 {
     DIR *stream = opendir(directory);
     struct dirent *entry;
-    int64_t cut, none;
+    int64_t cut, ignored;
     int result = 0;
     if (!stream)
         return mqd_error_system(errno, "cannot list %s", directory);
     while (result >= 0 && (entry = readdir(stream)))
         if (strncmp(entry->d_name, MQD_TRUNCATED_PREFIX, sizeof MQD_TRUNCATED_PREFIX - 1) == 0 &&
-            (result = read_mark(directory, entry->d_name, &cut, &none)) == 1 && cut < out->trusted_below)
+            (result = read_mark(directory, entry->d_name, &cut, &ignored)) == 1 && cut < out->trusted_below)
             out->trusted_below = cut;
     closedir(stream);
     return result < 0 ? -1 : 0;
@@ -112,7 +112,8 @@ int mqd_truncation_end(const char *directory, int64_t now_ms)
 
 /* ---- the truncation ---- */
 
-/* Builds the listing from the known segments: files of a running compaction are left alone. */
+/* Builds the listing from the known segments, so that the files of a running compaction are left
+ * alone. */
 static int listing_of(const struct mqd_partition *partition, struct mqd_listing *out)
 {
     *out = (struct mqd_listing){.log_count = partition->segment_count};
@@ -170,7 +171,7 @@ static void take_over(struct mqd_partition *partition, struct mqd_partition *fre
     mqd_partition_check(partition);
 }
 
-/* The mark could not be written and does not exist: nothing was changed, and the log is whole. */
+/* Whether nothing was changed: the mark could not be written and does not exist. */
 static bool is_untouched(const struct mqd_partition *partition)
 {
     char path[PATH_MAX];

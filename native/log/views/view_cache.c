@@ -17,11 +17,11 @@ uint32_t mqd_view_planted;
 #endif
 
 #define BUCKET_COUNT 16384u
-#define SELECTED_PART 8 /* the selection from a piece is cached if it is at most 1 / SELECTED_PART of the piece */
-#define SIZE_AT 8       /* of a batch, in its header */
-#define LENGTH_BYTES (SIZE_AT + 4)
+#define SELECTION_DIVISOR 8 /* a selection is cached if it is at most 1 / SELECTION_DIVISOR of its piece */
+#define BATCH_LENGTH_AT 8   /* position of the length field in a batch */
+#define BATCH_LENGTH_END (BATCH_LENGTH_AT + 4)
 #define NOT_CACHED 2
-#define STOPPED 3 /* like 0 from `take_piece`, but the position is after the last batch taken */
+#define STOPPED 3 /* no room for more, as if `take_piece` returned 0, but *position is after the last batch taken */
 
 struct piece {
     struct piece *next;
@@ -60,7 +60,7 @@ struct mqd_view_cache *mqd_view_cache_create(uint64_t bytes_max, uint32_t piece_
         return NULL;
     cache->bytes_max = bytes_max;
     cache->piece_bytes = piece_bytes;
-    cache->selected_bytes_max = piece_bytes / SELECTED_PART;
+    cache->selected_bytes_max = piece_bytes / SELECTION_DIVISOR;
     pthread_mutex_init(&cache->mutex, NULL);
     return cache;
 }
@@ -196,8 +196,8 @@ static int take_cached(struct mqd_view_cache *cache, struct mqd_view_read *read,
     return result;
 }
 
-/* Returns a new piece that consists of `before` and `piece`, which begins where `before` ends;
- * NULL: no memory. Frees neither. */
+/* Returns a new piece that consists of `before` and `piece`, which begins where `before` ends. NULL:
+ * too large to be cached, or out of memory. Frees neither. */
 static struct piece *join_pieces(const struct mqd_view_cache *cache, const struct piece *before,
                                  const struct piece *piece)
 {
@@ -298,8 +298,8 @@ static bool fill(const struct mqd_view_read *read, struct buffer **buffer, uint3
     return true;
 }
 
-/* Reads the batches that begin in the piece of `position` and end at or below the limit. *last: the
- * position of the last one in the buffer. */
+/* Reads the batches from `position` on that begin in the same piece and end at or below the limit.
+ * *last: the position of the last one in the buffer. */
 static int16_t read_piece(const struct mqd_view_cache *cache, const struct mqd_view_read *read, uint32_t position,
                           struct buffer **buffer, uint32_t *last, uint32_t *size_bytes)
 {
@@ -313,9 +313,9 @@ static int16_t read_piece(const struct mqd_view_cache *cache, const struct mqd_v
     while (at < begins_below) {
         if (limit - at < MQD_BATCH_HEADER_BYTES)
             break;
-        if (!fill(read, buffer, at + LENGTH_BYTES))
+        if (!fill(read, buffer, at + BATCH_LENGTH_END))
             return MQD_KAFKA_STORAGE_ERROR;
-        uint64_t batch_bytes = (uint64_t)mqd_get_be32((*buffer)->bytes + at + SIZE_AT) + LENGTH_BYTES;
+        uint64_t batch_bytes = (uint64_t)mqd_get_be32((*buffer)->bytes + at + BATCH_LENGTH_AT) + BATCH_LENGTH_END;
         if (batch_bytes < MQD_BATCH_HEADER_BYTES || batch_bytes > limit - at)
             break;
         if (!fill(read, buffer, at + (uint32_t)batch_bytes))
@@ -327,10 +327,10 @@ static int16_t read_piece(const struct mqd_view_cache *cache, const struct mqd_v
     return at ? 0 : MQD_KAFKA_CORRUPT_MESSAGE;
 }
 
-/* Returns a piece for the batches in the buffer; their selection is in selection.bytes from
- * selection_begin on. NULL: no memory. */
-static struct piece *piece_of(const struct mqd_view_cache *cache, const struct mqd_view_read *read,
-                              const struct buffer *buffer, uint32_t last, uint32_t end, uint64_t selection_begin)
+/* Creates a piece for the batches in the buffer; their selection is in selection.bytes from
+ * selection_begin on. Returns NULL if out of memory. */
+static struct piece *piece_new(const struct mqd_view_cache *cache, const struct mqd_view_read *read,
+                               const struct buffer *buffer, uint32_t last, uint32_t end, uint64_t selection_begin)
 {
     const struct mqd_filtered *selection = &read->selection;
     uint32_t selected_bytes = (uint32_t)(selection->size_bytes - selection_begin);
@@ -375,7 +375,7 @@ static int trim_selection(struct mqd_view_read *read, uint64_t selection_begin)
     return 1;
 }
 
-/* Reads the piece from *position on, selects from it, and keeps the selection if it is small.
+/* Reads the piece from *position on, selects from it, and caches the selection if it is small.
  * Returns what `take_piece` returns, or STOPPED. */
 static int take_uncached(struct mqd_view_cache *cache, struct mqd_view_read *read, uint32_t *position,
                          struct buffer **buffer)
@@ -399,7 +399,7 @@ static int take_uncached(struct mqd_view_cache *cache, struct mqd_view_read *rea
     bool all_consumed = consumed_bytes == size_bytes;
     if (all_consumed && selected_bytes <= cache->selected_bytes_max &&
         (PLANTED_VIEW_BUG(WITHIN) || read->from_offset <= first_offset(*buffer))) {
-        struct piece *piece = piece_of(cache, read, *buffer, last, *position, selection_begin);
+        struct piece *piece = piece_new(cache, read, *buffer, last, *position, selection_begin);
         if (piece)
             cache_piece(cache, read, piece);
     }

@@ -7,15 +7,15 @@
  *                      it; each append is then sent again with the guard that its owner returned.
  *   records            server/check/check_records.c
  *
- * A request is `undecided` while one of its appends that need order (transactional, or parked for a
- * check of its records) is neither staged by its owner nor refused. Meanwhile its connection is not
- * read (others are), so that a later batch of the same producer cannot overtake it.
+ * An append is `ordered` if no later batch of its producer may overtake it: it is transactional, or
+ * parked for a check of its records. It is undecided until its owner has staged or refused it. While
+ * a request has undecided appends, its connection is not read (others are).
  *
- * Paths of an append that needs order:
- *   staged        routed -> undecided -> staged, or refused -> decided
+ * Paths of an ordered append:
+ *   staged        routed -> undecided -> staged or refused -> decided
  *   verification  undecided -> awaits_verification, until no other append is undecided -> parked on
  *                 a check -> sent again with its guard -> decided
- *   records       undecided -> parked on a check of records -> sent on -> one of the above
+ *   records       undecided -> parked on a check of records -> delivered -> one of the above
  *
  * Parked batches must not hold the receive window, which all connections share. Batches of up to
  * MQD_CHECK_COPY_BYTES_MAX are copied into the control arena next to the payload (where an owner in
@@ -23,9 +23,9 @@
  * there.
  *
  * Invariants
- *   C1  connection->blocked counts its requests that are undecided after their routing; the
+ *   C1  connection->blocked counts its requests that still have undecided appends after routing; the
  *       connection is not read while it is not 0.
- *   C2  an append is in at most one of: a check's `parked`, the owner's lists, forwarded_to.
+ *   C2  an append is in at most one of these lists: a check's `parked`, the owner's, forwarded_to.
  *   C3  an append that has waited for MQD_CHECK_MS_MAX, or for the client's timeout, is refused
  *       with a retriable error; no part of it is written later.
  * Bounds: those of server/check/check_table.c. Beyond them, and if the ring stays full until the
@@ -91,7 +91,9 @@ static void refuse_all(struct mqd_reactor *r, struct mqd_node *parked, int16_t e
     }
 }
 
-/* ---- the topic of an append: looked up again, because it may be gone ---- */
+/* ---- the topic of an append ---- */
+
+/* Looks the topic up again; returns NULL if the topic or the partition is gone. */
 
 struct mqd_topic *mqd_check_topic(struct mqd_reactor *r, struct mqd_request *request, struct mqd_topic_walk *walk,
                                   const struct mqd_append *append)
@@ -144,7 +146,8 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
 
 static void maybe_submit(struct mqd_reactor *r, struct mqd_request *request)
 {
-    if (request->awaiting_count && request->awaiting_count == request->undecided && request->connection)
+    if (request->awaiting_verification_count && request->awaiting_verification_count == request->undecided &&
+        request->connection)
         submit_transaction(r, request);
 }
 
@@ -178,7 +181,7 @@ void mqd_check_remove_append(struct mqd_reactor *r, struct mqd_append *append)
     struct mqd_check *check = append->check;
     append->check = NULL;
     if (append->awaits_verification)
-        append->request->awaiting_count--;
+        append->request->awaiting_verification_count--;
     append->awaits_verification = 0;
     if (check && mqd_list_empty(&check->parked) && !check->sent)
         mqd_check_end(r, check); /* the check was never sent */
@@ -215,7 +218,7 @@ int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request
 {
     copy_order_fields(r, request);
     if (request->order.transactional_id.size_bytes < 0) {
-        *message = "a transactional batch in a request without transactional id";
+        *message = "a transactional batch in a request without a transactional id";
         return MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
     }
     if (batch->producer_id < 0) /* without a producer there is no transaction */
@@ -246,16 +249,16 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
     append->guard = guard;
     append->stage_flags |= request->version >= TRANSACTIONS_V2_SINCE_VERSION ? MQD_STAGE_FROM_ZERO : 0;
     append->awaits_verification = 1;
-    request->awaiting_count++;
+    request->awaiting_verification_count++;
     maybe_submit(r, request);
 }
 
-/* Collects the appends that await verification, in order. Returns the sum of their bytes. */
-static uint64_t collect(struct mqd_request *request, struct mqd_node *parked, uint32_t *count)
+/* Moves the appends that await verification to `parked`, in order. Returns the sum of their bytes. */
+static uint64_t take_awaiting(struct mqd_request *request, struct mqd_node *parked, uint32_t *count)
 {
     uint64_t bytes = 0;
-    *count = request->awaiting_count;
-    request->awaiting_count = 0;
+    *count = request->awaiting_verification_count;
+    request->awaiting_verification_count = 0;
     for (uint32_t i = 0, remaining = *count; remaining; i++) {
         struct mqd_append *append = &request->appends[i];
         if (!append->awaits_verification)
@@ -273,7 +276,7 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
     struct mqd_node parked;
     uint32_t count;
     mqd_list_init(&parked);
-    uint64_t batch_bytes = collect(request, &parked, &count);
+    uint64_t batch_bytes = take_awaiting(request, &parked, &count);
     bool copy = batch_bytes <= MQD_CHECK_COPY_BYTES_MAX;
     uint32_t id_bytes = (uint32_t)request->order.transactional_id.size_bytes;
     uint64_t payload_bytes =
@@ -305,8 +308,8 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         struct mqd_topic *topic = mqd_check_topic(r, request, &walk, append);
         struct mqd_check_partition partition = {.partition_index = append->partition_index, .slot = append->slot};
-        /* without a topic, the coordinator refuses the unknown id, or the append is refused when it
-         * is sent on */
+        /* if the topic is gone, the coordinator refuses the all-zero id, or mqd_check_resume refuses
+         * the append */
         if (topic)
             memcpy(partition.topic_id, topic->topic_id, sizeof partition.topic_id);
         memcpy(at, &partition, sizeof partition);

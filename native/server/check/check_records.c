@@ -2,12 +2,12 @@
  * offset, and a compacted topic needs a key in every record.
  *
  *   uncompressed   walked here, while the bytes are in the cache
- *   compressed     decompressed here if it is small before and after; otherwise on a thread of the
- *                  worker's pool, while the append is parked. If the codec's library is missing,
- *                  the acceptor decompresses the batch
+ *   compressed     decompressed here if it is small both compressed and decompressed; otherwise on a
+ *                  thread of the worker's pool, while the append is parked. If the codec's library
+ *                  is missing, the acceptor decompresses the batch
  *   scheduled      the acceptor reads the headers that specify when each record is due
  *   recompressed   compression.type names a codec other than the batch's: the acceptor returns the
- *                  batch in that codec, and this version is sent on
+ *                  batch in that codec, and this version is delivered to the owner
  *
  * The topic's record.validation selects the batches that are checked; in a compacted topic all are.
  *
@@ -28,7 +28,7 @@
 bool mqd_check_by_acceptor;
 
 struct check_result {
-    int32_t count; /* as mqd_records_unkeyed */
+    int32_t count; /* what mqd_records_unkeyed returned */
     int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
     int32_t error; /* enum mqd_codec_error, or 0 */
     const char *reason;
@@ -94,7 +94,7 @@ static void refuse_malformed(struct mqd_reactor *r, struct mqd_append *append, i
 static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, const struct check_result *result)
 {
     if (result->error == MQD_CODEC_NO_MEMORY) {
-        append->message = "no memory to check the batch's records; the client may retry";
+        append->message = "out of memory to check the batch's records; the client may retry";
         mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
         return;
     }

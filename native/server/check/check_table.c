@@ -6,8 +6,8 @@
  *       end of its job; its appends may end earlier (timeout, client disconnected).
  *   T2  checks are idempotent: after the acceptor's death they are sent again under another token,
  *       except those that no append waits for.
- *   T3  a token is the index and the entry's sequence number: a late response finds another
- *       sequence number.
+ *   T3  a token consists of the check's index and sequence number: a late response finds another
+ *       sequence number and is ignored.
  * Bounds: MQD_CHECK_COUNT_MAX checks; half of the control arena; a quarter of the receive arena for
  * batches that stay there (a single one may be larger; large requests have a bound of their own,
  * server/large.c). Memory for a batch that the acceptor has compressed is allocated when the batch
