@@ -93,7 +93,7 @@ def parse_header(data: bytes, at: int, position: int) -> BatchInfo:
         count,
     ) = HEADER.unpack_from(data, at)
     if magic != 2 and length > 0:
-        raise CorruptBatch(f"magic {magic} at position {position}: only record batches of magic 2 are stored")
+        raise CorruptBatch(f"magic {magic} at position {position}: only record batches with magic 2 are stored")
     if not HEADER_BYTES - LOG_OVERHEAD <= length <= BATCH_BYTES_MAX or base_offset < 0 or last_delta < 0 or count < 0:
         raise CorruptBatch(
             f"no batch header at position {position}: length {length}, base offset {base_offset}, {count} records"

@@ -1,4 +1,4 @@
-"""Encodes, walks, checks and decodes record batches of magic 2.
+"""Encodes, walks, checks and decodes record batches with magic 2.
 
     0   base_offset int64           first record's offset; the broker sets it
     8   batch_length int32          bytes after this field

@@ -488,7 +488,7 @@ int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic_number, in
 static int check_batch(const uint8_t *bytes, uint32_t size_bytes, struct mqd_batch *header)
 {
     if (size_bytes < MQD_BATCH_HEADER_BYTES || mqd_batch_decode(bytes, size_bytes, header))
-        return mqd_error_set(MQD_E_INVALID, "the %u bytes are not a record batch of magic 2", size_bytes);
+        return mqd_error_set(MQD_E_INVALID, "the %u bytes are not a record batch with magic 2", size_bytes);
     if ((uint32_t)header->size_bytes != size_bytes || header->record_count < 1 ||
         header->last_offset_delta != header->record_count - 1)
         return mqd_error_set(MQD_E_INVALID,

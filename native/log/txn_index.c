@@ -441,7 +441,8 @@ int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrit
 
 /* ---- lookup ---- */
 
-/* Returns the index of the first entry whose marker is at or after `offset`, or -1 with errno set. */
+/* Returns the index of the first entry whose marker is at or after `offset`, or -1 with errno
+ * set. */
 static int64_t first_at_or_after(const struct files *files, int64_t offset)
 {
     uint32_t low = 0, high = files->checksum_count;

@@ -477,9 +477,9 @@ static struct mqd_replica_follower *worst_member(struct mqd_replica *replica, in
     return worst;
 }
 
-/* Swaps each slow member that a record waits for with a spare that is ahead of it. If there was none,
- * a member may be swapped with the preferred replica, which can become the leader only as a member
- * of the set. */
+/* Swaps slow members that a record waits for with spares that are ahead of them. If it swaps none,
+ * it may swap a member with the preferred replica, which can become the leader only as a member of
+ * the set. */
 static bool swap_members(struct mqd_replica *replica, int64_t now_ms)
 {
     bool record_waits = replica->high_watermark < replica->log_end, swapped = false;
@@ -506,8 +506,7 @@ static bool swap_members(struct mqd_replica *replica, int64_t now_ms)
     return swapped;
 }
 
-/* Adds or removes members so that there are in_sync_max of them. If there already are, may swap
- * members instead; returns whether it did. */
+/* Adds or removes members up to in_sync_max, or else may swap members. Returns whether it did. */
 static bool limit_set(struct mqd_replica *replica, int64_t now_ms)
 {
     struct mqd_replica_follower *follower;

@@ -234,8 +234,8 @@ int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t rep
 /* Handles the controller's response to a proposal. error: a Kafka error code. 0: the new partition
  * epoch will follow; 55 OPERATION_NOT_ATTEMPTED, 107 INELIGIBLE_REPLICA: definitively refused, the
  * proposal no longer counts and the next one waits until next_proposal_ms; any other: unknown
- * outcome, the proposal still counts and is repeated from next_proposal_ms on. A response to another
- * proposal is ignored. Returns bits of enum mqd_replica_change. */
+ * outcome, the proposal still counts and is repeated from next_proposal_ms on. A response to
+ * another proposal is ignored. Returns bits of enum mqd_replica_change. */
 int mqd_replica_on_response(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
                             int64_t now_ms, int64_t next_proposal_ms);
 

@@ -75,7 +75,7 @@ void mqd_authentication_on_request(struct mqd_request *request)
     if (c->authentication == MQD_AUTHENTICATION_NOT_REQUIRED || !is_sasl_exchange(request->api_key))
         return;
     request->blocks = 1; /* U2 */
-    c->blocked++;
+    c->block_count++;
 }
 
 bool mqd_authentication_set_principal(struct mqd_connection *c, enum mqd_principal_kind kind, const void *principal,
@@ -151,7 +151,7 @@ bool mqd_authentication_on_response(struct mqd_reactor *r, struct mqd_request *r
         c->raw_tokens = 1;
         c->frame_bytes_min = 0; /* a raw token, which has no header, may be empty */
     }
-    c->blocked -= request->blocks;
+    c->block_count -= request->blocks;
     request->blocks = 0;
     if (flags & MQD_RESPONSE_AUTHENTICATED)
         mqd_subject_attach(r, c); /* c may be closed */

@@ -7,7 +7,7 @@
  * arena uses other memory: server/large.c.
  *
  * Bounds: inflight_count_max requests; MQD_HELD_BYTES_MAX for them and their completed replies
- * (frames beyond it stay as bytes); MQD_OUT_BYTES_MAX unsent bytes; heap_bytes_max for everything
+ * (frames beyond it stay unparsed); MQD_OUT_BYTES_MAX unsent bytes; heap_bytes_max for everything
  * on the heap. A connection that has reached a bound is not read.
  */
 #include <errno.h>
@@ -36,7 +36,7 @@
 #define PROBE_COUNT 6
 #define HANGUP_PROBED 2         /* value of connection->hangup after probe_client */
 #define GONE_MS 2000            /* longer than a short stall of the threads that send responses */
-#define WINDOW_SHARE 16         /* 1 / WINDOW_SHARE of the arena is not available to large frames */
+#define WINDOW_DIVISOR 16       /* 1 / WINDOW_DIVISOR of the arena is reserved for receive windows */
 #define TLS_RECORD_BEGIN 0x1603 /* first bytes of a TLS handshake; in a Kafka frame the upper half of the length */
 
 /* ---- closing ---- */
@@ -97,7 +97,7 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
 
 bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
-    if (c->fd < 0 || c->closing || c->blocked || c->muted || c->inflight >= r->options.inflight_count_max ||
+    if (c->fd < 0 || c->closing || c->block_count || c->muted || c->inflight >= r->options.inflight_count_max ||
         !mqd_output_has_room(r, c) || (c->control_count && mqd_control_under_pressure(r)))
         return false;
     /* the connection becomes readable again when its responses are sent */
@@ -153,28 +153,27 @@ static bool partials_have_room(const struct mqd_reactor *r, uint32_t capacity)
 
 /* Returns how long the connection has waited for the rest of an incomplete request; 0 if it is not
  * being read, or if its socket has more bytes, which may be the rest. */
-static int64_t waiting_ms(const struct mqd_reactor *r, const struct mqd_connection *c)
+static int64_t waited_ms(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     return c && c->fd >= 0 && c->partial_capacity && !c->readable && !mqd_list_linked(&c->stall_node)
                ? r->now_ms - c->last_active_ms
                : 0;
 }
 
-/* Called when another incomplete request arrives and those that exist use their whole share of the
- * heap. Closes the connections that have been waiting longest, approximately in that order, but
- * none that has sent bytes within EVICT_MS. */
+/* Called when the incomplete requests use their whole share of the heap and another one arrives.
+ * Closes the connections that have waited longest, but none that has sent bytes within EVICT_MS. */
 static void evict_partial_frames(struct mqd_reactor *r, uint32_t capacity)
 {
     int64_t age_ms = 0;
     for (uint32_t i = 0; i < r->connection_end; i++) {
-        int64_t connection_ms = waiting_ms(r, r->connections[i]);
+        int64_t connection_ms = waited_ms(r, r->connections[i]);
         age_ms = connection_ms > age_ms ? connection_ms : age_ms;
     }
     for (; age_ms >= EVICT_MS; age_ms /= 2)
         for (uint32_t i = 0; i < r->connection_end; i++) {
             if (partials_have_room(r, capacity))
                 return;
-            if (waiting_ms(r, r->connections[i]) >= age_ms)
+            if (waited_ms(r, r->connections[i]) >= age_ms)
                 mqd_connection_fail(r, r->connections[i],
                                     "other requests need the memory of its incomplete request "
                                     "(queued.max.request.bytes)");
@@ -204,13 +203,13 @@ static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const 
 }
 
 /* Allocates extents for a large frame. Some extents are reserved for receive windows, so that large
- * frames that never end cannot stop small ones. -1: none available now. */
+ * frames that never end cannot stop small ones. Returns -1 if too few are free now. */
 static int64_t run_allocate(struct mqd_reactor *r, const struct mqd_connection *c, uint32_t total)
 {
     if (r->run_waiter && r->run_waiter != c)
-        return -1; /* allocating a short run now would delay the long one that waits */
+        return -1; /* a short run now would delay the long run that another connection waits for */
     uint32_t extents = mqd_arena_extents_total(r->arena), needed = (total + MQD_EXTENT_BYTES - 1) / MQD_EXTENT_BYTES;
-    if (mqd_arena_extents_used(r->arena) + needed > extents - extents / WINDOW_SHARE)
+    if (mqd_arena_extents_used(r->arena) + needed > extents - extents / WINDOW_DIVISOR)
         return -1;
     return mqd_arena_allocate(r->arena, total);
 }
@@ -254,9 +253,9 @@ static void evict_runs(struct mqd_reactor *r)
     }
 }
 
-/* Makes room for stalled connections: old runs leave the arena, and the empty window moves to the
- * low end. Anywhere else it could split the free extents, and the largest frame needs nearly all of
- * them as one run. */
+/* Makes room for stalled connections: moves old runs out of the arena, and releases the window, so
+ * that the next one is at the arena's low end. Anywhere else a window could split the free extents,
+ * and the largest frame needs nearly all of them as one run. */
 static void compact_arena(struct mqd_reactor *r)
 {
     if (r->now_ms - r->compacted_ms < COMPACT_MS)
@@ -282,11 +281,11 @@ void mqd_connections_resume_stalled(struct mqd_reactor *r)
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, stall_node);
         mqd_connection_resume(r, c);
         if (r->run_waiter == c && !mqd_list_linked(&c->ready_node))
-            r->run_waiter = NULL; /* the connection must send its replies first */
+            r->run_waiter = NULL; /* the connection is not read until its replies are sent */
     }
 }
 
-static bool window_ready(struct mqd_reactor *r, uint32_t need)
+static bool ensure_window(struct mqd_reactor *r, uint32_t need)
 {
     if (r->window_offset >= 0 && MQD_EXTENT_BYTES - r->window_used >= need)
         return true;
@@ -299,7 +298,7 @@ static bool window_ready(struct mqd_reactor *r, uint32_t need)
 
 bool mqd_connection_ensure_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t need)
 {
-    if (window_ready(r, need))
+    if (ensure_window(r, need))
         return true;
     stall(r, c);
     return false;
@@ -358,7 +357,8 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
     uint8_t *frame = r->options.arenas[r->options.self] + c->run_offset;
     uint32_t got, room = c->run_bytes - c->run_filled;
     room = room < RUN_STEP_BYTES ? room : RUN_STEP_BYTES;
-    if (c->tls && mqd_frame_is_large(r, (uint64_t)c->run_offset) && /* TLS stores: B3 of server/large.c */
+    if (c->tls &&
+        mqd_frame_is_large(r, (uint64_t)c->run_offset) && /* TLS stores the bytes itself: B3 of server/large.c */
         !mqd_large_touch(r, c, c->run_filled, room))
         return;
     if (receive(r, c, frame + c->run_filled, room, &got) != 1)
@@ -374,8 +374,8 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
     mqd_frame_release(r, (uint64_t)offset);
 }
 
-/* Room for the received part of a small frame, rounded up to a power of two: a length word alone
- * must not cause the allocation of a whole frame. */
+/* Returns the capacity for the received part of a small frame: the next power of two, because a
+ * length word alone must not cause the allocation of a whole frame. */
 static uint32_t capacity_for(uint32_t size_bytes, uint32_t total)
 {
     uint32_t capacity = PARTIAL_BYTES_MIN;
@@ -468,9 +468,10 @@ static bool resume_large(struct mqd_reactor *r, struct mqd_connection *c, uint32
     return true;
 }
 
-static void read_kept(struct mqd_reactor *r, struct mqd_connection *c)
+/* Handles complete frames that were kept in `partial`. */
+static void handle_kept(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    if (!window_ready(r, c->partial_bytes)) {
+    if (!ensure_window(r, c->partial_bytes)) {
         stall(r, c);
         return;
     }
@@ -502,7 +503,7 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
     if (c->partial_bytes >= 4) {
         total = 4 + read_length(c->partial);
         if (c->partial_bytes >= total) {
-            read_kept(r, c);
+            handle_kept(r, c);
             return;
         }
         if (total > LARGE_FRAME_BYTES && !resume_large(r, c, total))
@@ -513,7 +514,7 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
         return;
     }
     uint32_t need = c->partial_bytes + READ_BYTES_MIN > total ? c->partial_bytes + READ_BYTES_MIN : total;
-    if (!window_ready(r, need)) {
+    if (!ensure_window(r, need)) {
         stall(r, c);
         return;
     }
@@ -548,9 +549,9 @@ static bool is_gone(const struct mqd_reactor *r, const struct mqd_connection *c)
            !has_unfinished_produce(c);
 }
 
-/* Called when the client has shut down its sending side and its responses take a long time. A
- * client that still waits answers the kernel's keepalive probes; one that has closed does not, and
- * within a minute the connection is `broken`. */
+/* Called when the client has shut down its sending side and its responses take a long time. If the
+ * client still waits, its host answers the kernel's keepalive probes; if it has closed the socket,
+ * the connection becomes `broken` within a minute. */
 static void probe_client(struct mqd_connection *c)
 {
     int on = 1, seconds = PROBE_S, count = PROBE_COUNT;
@@ -561,7 +562,7 @@ static void probe_client(struct mqd_connection *c)
     c->hangup = HANGUP_PROBED;
 }
 
-/* Called once a second. */
+/* Called once a second for each open connection. */
 static void check_connection(struct mqd_reactor *r, struct mqd_connection *c)
 {
     const char *overdue = mqd_large_overdue_reason(r, c);
@@ -574,8 +575,7 @@ static void check_connection(struct mqd_reactor *r, struct mqd_connection *c)
     if (is_gone(r, c))
         mqd_connection_close(r, c, "the client has disconnected");
     else
-        /* the connection may have stalled on a full heap; nothing signals when there is room
-         * again */
+        /* it may have stalled on a full heap, and nothing signals when there is room again */
         mqd_connection_resume(r, c);
 }
 

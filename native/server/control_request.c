@@ -1,4 +1,4 @@
-/* Requests that Python answers. They are sent to the acceptor over the link and kept until the
+/* Requests that the acceptor (Python) answers. They are sent to it over the link and kept until the
  * response arrives; responses that can be reused are cached.
  *
  * A frame waits in the control arena (the last quarter of this worker's mapping), separate from the
@@ -12,7 +12,7 @@
  * (not counting those that it reported with MQD_LINK_PARKED). So a request waits for a bounded
  * number of requests of each other connection, however many a client pipelines. While the request
  * whose turn it is waits for room in the arena, small requests of other connections may pass it;
- * they use at most a part of the arena (PASS_SHARE). A request that would not fit even into an
+ * they use at most a part of the arena (PASS_DIVISOR). A request that would not fit even into an
  * empty arena would wait forever, so it is refused.
  *
  * When the acceptor dies, queries (requests that change nothing, or that change nothing more when
@@ -22,8 +22,8 @@
  * A request whose client has disconnected is dropped as soon as the acceptor no longer reads its
  * frame (MQD_LINK_CANCEL).
  *
- * A token is the index in `control` and the entry's sequence number: a late response to a request
- * that has ended finds another sequence number and is dropped.
+ * A token consists of an entry's index in `control_entries` and its sequence number: a late
+ * response to a request that has ended finds another sequence number and is dropped.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +40,7 @@
 #define SENT_COUNT_MAX 16
 #define TURN_BYTES 65536
 #define PASS_BYTES_MAX 4096 /* largest request that may pass another one waiting for room */
-#define PASS_SHARE 8        /* requests that passed may use 1 / PASS_SHARE of the control arena */
+#define PASS_DIVISOR 8      /* requests that passed may use 1 / PASS_DIVISOR of the control arena */
 #define JOIN_GROUP 11
 #define SYNC_GROUP 14
 #define SASL_HANDSHAKE 17
@@ -105,14 +105,14 @@ static bool has_frame(const struct mqd_request *request)
 static struct mqd_request *request_of(struct mqd_reactor *r, uint64_t token)
 {
     uint32_t index = (uint32_t)token & 0xffff;
-    if (index >= MQD_CONTROL_REQUEST_COUNT_MAX || r->control[index].sequence != (uint32_t)(token >> 16))
+    if (index >= MQD_CONTROL_REQUEST_COUNT_MAX || r->control_entries[index].sequence != (uint32_t)(token >> 16))
         return NULL;
-    return r->control[index].request;
+    return r->control_entries[index].request;
 }
 
 static uint64_t token_of(const struct mqd_reactor *r, const struct mqd_request *request)
 {
-    return (uint64_t)r->control[request->control_index].sequence << 16 | request->control_index;
+    return (uint64_t)r->control_entries[request->control_index].sequence << 16 | request->control_index;
 }
 
 static bool entry_take(struct mqd_reactor *r, struct mqd_request *request)
@@ -120,8 +120,8 @@ static bool entry_take(struct mqd_reactor *r, struct mqd_request *request)
     if (r->control_free == UINT32_MAX)
         return false;
     uint32_t index = r->control_free;
-    r->control_free = r->control[index].next_free;
-    r->control[index].request = request;
+    r->control_free = r->control_entries[index].next_free;
+    r->control_entries[index].request = request;
     request->control_index = index;
     r->control_used++;
     request->connection->control_count++;
@@ -168,7 +168,7 @@ void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request)
     release_frame(r, request);
     if (request->control_index == UINT32_MAX)
         return;
-    struct mqd_control_entry *entry = &r->control[request->control_index];
+    struct mqd_control_entry *entry = &r->control_entries[request->control_index];
     free(entry->key);
     entry->key = NULL;
     entry->request = NULL;
@@ -244,8 +244,8 @@ static void send_one(struct mqd_reactor *r, uint32_t acceptor, uint64_t generati
 static bool may_pass(const struct mqd_reactor *r, const struct mqd_request *request)
 {
     return request->control_offset >= 0 ||
-           (request->frame_bytes <= PASS_BYTES_MAX &&
-            r->control_passed_extents + extents_of(request) <= mqd_arena_extents_total(r->control_arena) / PASS_SHARE);
+           (request->frame_bytes <= PASS_BYTES_MAX && r->control_passed_extents + extents_of(request) <=
+                                                          mqd_arena_extents_total(r->control_arena) / PASS_DIVISOR);
 }
 
 void mqd_control_send_queued(struct mqd_reactor *r)
@@ -296,7 +296,7 @@ void mqd_control_on_request(struct mqd_reactor *r, struct mqd_connection *c, con
     }
     if (total_bytes >
         (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_ARENA_DIVISOR) {
-        mqd_connection_fail(r, c, "a request of this kind may have at most an eighth of receive.arena.bytes");
+        mqd_connection_fail(r, c, "a request of this kind may be at most an eighth of receive.arena.bytes");
         return;
     }
     if (!mqd_heap_take(r, total_bytes)) {
@@ -319,7 +319,7 @@ void mqd_control_on_request(struct mqd_reactor *r, struct mqd_connection *c, con
     mqd_authentication_on_request(request);
     mqd_stat(r, MQD_COUNT_REQUESTS_FORWARDED_CONTROL, 1);
     if (header->api_key == MQD_API_METADATA && mqd_request_hold(r, request, size_bytes)) {
-        struct mqd_control_entry *entry = &r->control[request->control_index];
+        struct mqd_control_entry *entry = &r->control_entries[request->control_index];
         entry->key_hash = mqd_reply_key(c, header, frame, size_bytes, &entry->key, &entry->key_bytes);
     }
     mqd_list_append(&c->control_waiting, &request->control_node);
@@ -331,7 +331,7 @@ void mqd_control_on_request(struct mqd_reactor *r, struct mqd_connection *c, con
 
 static void finish(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_descriptor *descriptor)
 {
-    struct mqd_control_entry *entry = &r->control[request->control_index];
+    struct mqd_control_entry *entry = &r->control_entries[request->control_index];
     if ((descriptor->flags & MQD_RESPONSE_CACHEABLE) && entry->key && request->reply.size_bytes >= 4) {
         mqd_reply_cache_put(r, entry->key, entry->key_bytes, entry->key_hash, (uint64_t)descriptor->a,
                             request->reply.bytes, request->reply.size_bytes);
@@ -438,9 +438,9 @@ void mqd_control_on_acceptor_died(struct mqd_reactor *r)
 {
     uint64_t generation = mqd_load_acquire(
         &mqd_control_endpoint(r->options.control, mqd_control_worker_count(r->options.control))->generation);
-    struct mqd_node resent, refused;
+    struct mqd_node resent, dropped;
     mqd_list_init(&resent);
-    mqd_list_init(&refused);
+    mqd_list_init(&dropped);
     MQD_LIST_EACH(node, next, &r->control_sent) {
         struct mqd_request *request = MQD_CONTAINER(node, struct mqd_request, control_node);
         if (request->control_generation == generation)
@@ -448,23 +448,24 @@ void mqd_control_on_acceptor_died(struct mqd_reactor *r)
         request->sent = 0;
         uncount_sent(r, request);
         /* a late response from the dead acceptor finds another sequence number */
-        r->control[request->control_index].sequence++;
+        r->control_entries[request->control_index].sequence++;
         request->reply.size_bytes = 0;
         mqd_list_remove(node);
         bool is_sent_again = request->connection && is_replayable(request->api_key) && has_frame(request);
-        mqd_list_append(is_sent_again ? &resent : &refused, node);
+        mqd_list_append(is_sent_again ? &resent : &dropped, node);
     }
-    while (!mqd_list_empty(&refused)) { /* closing a connection frees its other requests too, here and in `resent` */
-        struct mqd_request *request = MQD_CONTAINER(refused.next, struct mqd_request, control_node);
+    while (!mqd_list_empty(&dropped)) { /* closing a connection frees its other requests too, also those in `resent` */
+        struct mqd_request *request = MQD_CONTAINER(dropped.next, struct mqd_request, control_node);
         if (!request->connection) {
             mqd_request_free(r, request);
         } else {
             mqd_log(r, 4, request->connection->id, UINT32_MAX,
-                    "closing the connection: the acceptor restarted while request %d was under way", request->api_key);
+                    "closing the connection: the acceptor restarted while a request (API key %d) was in flight",
+                    request->api_key);
             mqd_connection_close(r, request->connection, "acceptor restarted");
         }
     }
-    /* from the newest to the oldest, each is put before the connection's waiting requests */
+    /* puts each, from the newest to the oldest, before the connection's waiting requests */
     while (!mqd_list_empty(&resent)) {
         struct mqd_request *request = MQD_CONTAINER(resent.previous, struct mqd_request, control_node);
         struct mqd_node *waiting = &request->connection->control_waiting;
@@ -515,8 +516,8 @@ static void cached_drop(struct mqd_reactor *r, struct mqd_cached_reply *cached)
 void mqd_reply_cache_clear(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < MQD_REPLY_CACHE_COUNT; i++)
-        if (r->cached[i].bytes)
-            cached_drop(r, &r->cached[i]);
+        if (r->cached_replies[i].bytes)
+            cached_drop(r, &r->cached_replies[i]);
 }
 
 /* The cache is not used while this host has lost its lease: the acceptor must answer, and report to
@@ -535,7 +536,7 @@ bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const
     uint64_t version = mqd_load_acquire(&r->header->metadata_version);
     struct mqd_cached_reply *match = NULL;
     for (uint32_t i = 0; key && i < MQD_REPLY_CACHE_COUNT && !match; i++) {
-        struct mqd_cached_reply *cached = &r->cached[i];
+        struct mqd_cached_reply *cached = &r->cached_replies[i];
         if (cached->bytes && cached->hash == hash && cached->version == version && cached->key_bytes == key_bytes &&
             memcmp(cached->key, key, key_bytes) == 0)
             match = cached;
@@ -563,9 +564,9 @@ bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const
 void mqd_reply_cache_put(struct mqd_reactor *r, uint8_t *key, uint32_t key_bytes, uint64_t hash, uint64_t version,
                          const uint8_t *bytes, uint32_t size_bytes)
 {
-    struct mqd_cached_reply *victim = &r->cached[0];
+    struct mqd_cached_reply *victim = &r->cached_replies[0];
     for (uint32_t i = 0; i < MQD_REPLY_CACHE_COUNT; i++) {
-        struct mqd_cached_reply *cached = &r->cached[i];
+        struct mqd_cached_reply *cached = &r->cached_replies[i];
         if (cached->bytes && cached->version != version)
             cached_drop(r, cached);
         if (!cached->bytes || (victim->bytes && cached->last_used < victim->last_used))

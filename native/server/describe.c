@@ -1,9 +1,10 @@
 /* Describes the producers of a partition to the acceptor (DescribeProducers, KIP-664): receives
  * DESCRIBE, sends DESCRIBED.
  *
- * The descriptions (struct mqd_producer_view) are in this worker's control arena until the acceptor
- * sends RELEASE with their offset, or dies. At most MQD_DESCRIPTION_COUNT_MAX exist at a time, and
- * only as many as fit in the arena; beyond that, the response is a retriable error.
+ * A description (one struct mqd_producer_view per producer) stays in this worker's control arena
+ * until the acceptor sends RELEASE with its offset, or dies. At most MQD_DESCRIPTION_COUNT_MAX
+ * exist at a time, and only as many as fit in the arena; beyond that, the response is a retriable
+ * error.
  */
 #include <string.h>
 

@@ -1,4 +1,5 @@
-/* Routes a complete frame: hot requests are answered by the worker, others go to the acceptor. */
+/* Routes a complete frame: frequent requests are handled by the worker, others go to the
+ * acceptor. */
 #include <string.h>
 
 #include "server/authentication.h"
@@ -54,7 +55,7 @@ static bool skips_empty_batches(struct mqd_text name)
     return false;
 }
 
-/* Returns whether the request is valid. Notes whether the client skips batches without records. */
+/* Returns whether the request is valid. Sets c->skips_empty_batches. */
 static bool check_api_versions(struct mqd_connection *c, const uint8_t *body, uint32_t body_bytes)
 {
     struct mqd_byte_cursor cursor = mqd_cursor_over(body, body_bytes);

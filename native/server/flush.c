@@ -1,5 +1,5 @@
-/* Group-commit flushes, preallocation and snapshots: slow file work that the reactor starts and is
- * notified about, but never waits for.
+/* Group-commit flushes, preallocation and snapshots: slow file work that the reactor starts but
+ * never waits for; an event reports its end.
  *
  * Appends that arrive while a partition is being flushed join its next flush. A few dirty
  * partitions are flushed in parallel; with more than MQD_SYNCFS_PARTITION_COUNT in one directory a
@@ -47,7 +47,7 @@ void mqd_flush_request(struct mqd_reactor *r, struct mqd_owned *owned)
     if (!options->flush_on_ack &&
         mqd_partition_dirty_bytes(owned->partition) < background_flush_bytes(&r->log_dirs[owned->log_dir], options) &&
         !mqd_partition_sync_queue_nearly_full(owned->partition))
-        return; /* mqd_flush_background will flush it */
+        return; /* mqd_flush_background flushes it later */
     enqueue(r, owned);
 }
 
@@ -75,8 +75,8 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
     mqd_owned_maybe_close(r, owned);
 }
 
-/* Called when no flush was started, because the log is clean or the flush failed to start. Requests
- * that wait for a flush must not wait until they time out. */
+/* Called when no flush was started, because the log is clean or the flush failed to start. Fences
+ * the directory after a failure, so that requests do not wait for a flush until they time out. */
 static void finish_without_flush(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (mqd_partition_fenced(owned->partition))
@@ -188,8 +188,8 @@ static int64_t background_flush_ms(const struct mqd_log_options *options)
     return MQD_BACKGROUND_FLUSH_MS;
 }
 
-/* Called once a second: also flushes data that no acknowledgement waits for, so that dirty bytes
- * stay bounded. */
+/* Called once a second: flushes data that no acknowledgement waits for, so that dirty bytes stay
+ * bounded. */
 void mqd_flush_background(struct mqd_reactor *r)
 {
     uint32_t busy_count[MQD_LOG_DIR_COUNT_MAX] = {0};
@@ -320,7 +320,7 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
     if (mqd_list_linked(&owned->sync_node))
         r->log_dirs[owned->log_dir].to_sync_count--;
     mqd_list_remove(&owned->sync_node);
-    /* its last flush moved the high watermark, and its waiters have not been woken yet */
+    /* the last flush moved the high watermark, but the waiters have not been woken yet */
     if (mqd_list_linked(&owned->publish_node)) {
         mqd_list_remove(&owned->publish_node);
         mqd_owner_wake_slot(r, owned->slot);

@@ -1,5 +1,5 @@
-/* Messages between workers: batches to their owner, outcomes back, notifications of moved high
- * watermarks.
+/* Messages between workers: batches to their owners, outcomes back to the senders, and
+ * notifications of advanced high watermarks.
  *
  * A batch is passed by descriptor; its bytes stay in the arena of the worker that received them
  * until the owner has written them (RELEASE or PRODUCED).
@@ -85,16 +85,16 @@ bool mqd_forward_pending(const struct mqd_reactor *r)
 
 /* ---- sender's side ---- */
 
-/* A token is an entry of `forwards` (24 bits), its sequence number (24) and our generation (16): a
- * late response to a request that has timed out, or a response to our predecessor, finds no
- * match. */
+/* A token consists of an entry's index in `forwards` (24 bits), its sequence number (24) and our
+ * generation (16), so a late response to a request that has timed out, or a response to our
+ * predecessor, matches no entry. */
 static uint32_t forward_take(struct mqd_reactor *r)
 {
     if (r->forward_free == UINT32_MAX) {
         uint32_t capacity = r->forward_capacity ? r->forward_capacity * 2 : 1024;
         struct mqd_forward_entry *grown = capacity > 0xffffff ? NULL : realloc(r->forwards, sizeof *grown * capacity);
         if (!grown)
-            return UINT32_MAX; /* this takes millions of tiny batches in one arena */
+            return UINT32_MAX; /* only with millions of tiny batches in one arena, or out of memory */
         for (uint32_t i = r->forward_capacity; i < capacity; i++)
             grown[i] = (struct mqd_forward_entry){NULL, 0, i + 1 < capacity ? i + 1 : UINT32_MAX};
         r->forwards = grown;
@@ -334,8 +334,8 @@ void mqd_forward_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
         append->message = "the process that owns the partition ended; whether the batch was written is unknown";
         mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
     }
-    /* all waiters set their bits again: the dead process may have cleared them, and the slot may
-     * have another owner by now */
+    /* wakes all waiters, so that they set their bits again: the dead process may have cleared them,
+     * and the slot may have another owner by now */
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
         mqd_fetch_wake_slot(r, slot);
         mqd_lookups_wake(r, slot);

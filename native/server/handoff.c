@@ -18,7 +18,7 @@
 
 #define HANDOFF_MAGIC 0x31434e4fu
 #define MQD_HANDOFF_PEER 2u /* flag: a connection of another host, from the listener between hosts */
-#define MQD_HANDOFF_TLS 4u  /* flag of such a connection: TLS from its next byte on */
+#define MQD_HANDOFF_TLS 4u  /* flag, with MQD_HANDOFF_PEER: TLS begins with the next byte */
 struct handoff {
     uint32_t magic;
     uint16_t listener_id, flags;
@@ -134,7 +134,7 @@ static void describe_peer(const struct mqd_connection *c, char *text, size_t siz
         snprintf(text, size_bytes, " (client [%s]:%u)", host, c->peer_port);
 }
 
-static void keep_addresses(struct mqd_connection *c, const struct handoff *handoff)
+static void copy_addresses(struct mqd_connection *c, const struct handoff *handoff)
 {
     c->local_port = handoff->local_port;
     c->peer_port = handoff->peer_port;
@@ -145,8 +145,9 @@ static void keep_addresses(struct mqd_connection *c, const struct handoff *hando
         memcpy(&c->peer_ipv4, handoff->peer_ip + sizeof ipv4_mapped, 4);
 }
 
-/* Counts the connection by its key. Returns false if there are more than `count_max` now. */
-static bool count_by_key(struct mqd_reactor *r, int32_t *tally, const void *key, uint32_t key_bytes, uint32_t count_max)
+/* Counts the connection in the key's tally. Returns false if the tally exceeds `count_max` now. */
+static bool count_in_tally(struct mqd_reactor *r, int32_t *tally, const void *key, uint32_t key_bytes,
+                           uint32_t count_max)
 {
     uint32_t sum;
     *tally =
@@ -157,11 +158,11 @@ static bool count_by_key(struct mqd_reactor *r, int32_t *tally, const void *key,
 /* Counts the connection. Returns the name of the limit that it exceeds, or NULL. */
 static const char *count_connection(struct mqd_reactor *r, struct mqd_connection *c, const struct handoff *handoff)
 {
-    if (!count_by_key(r, &c->address_tally, handoff->peer_ip, sizeof handoff->peer_ip, handoff->address_count_max))
+    if (!count_in_tally(r, &c->address_tally, handoff->peer_ip, sizeof handoff->peer_ip, handoff->address_count_max))
         return "max.connections.per.ip";
     /* connections are also counted when there is no limit, because a limit may be set later */
-    if (!count_by_key(r, &c->listener_tally, &handoff->listener_id, sizeof handoff->listener_id,
-                      handoff->listener_count_max))
+    if (!count_in_tally(r, &c->listener_tally, &handoff->listener_id, sizeof handoff->listener_id,
+                        handoff->listener_count_max))
         return "max.connections of its listener";
     return NULL;
 }
@@ -187,7 +188,7 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         close(fd);
         return;
     }
-    keep_addresses(c, handoff);
+    copy_addresses(c, handoff);
     const char *exceeded = is_client ? count_connection(r, c, handoff) : NULL;
     if (exceeded) {
         mqd_stat(r, MQD_COUNT_CONNECTIONS_REFUSED, 1);
@@ -209,8 +210,8 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         mqd_subject_attach(r, c);
 }
 
-/* Does nothing before the process is ready, because it would answer that no topic exists; until
- * then connections wait in the hand-off socket. */
+/* Does nothing until the process is ready, because before that it would answer that no topic
+ * exists; meanwhile connections wait in the hand-off socket. */
 void mqd_handoff_accept(struct mqd_reactor *r)
 {
     if (!r->serving && mqd_load_acquire(&r->slot->state) != MQD_PROCESS_RUNNING)

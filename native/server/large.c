@@ -3,8 +3,8 @@
  * bytes also have offsets that are valid in every process, and they take no room from the requests
  * of other connections.
  *
- *   first bytes are on the heap -> waits for its turn; the connection is not read -> gets a run of
- *   extents and is received -> is handled
+ *   first bytes on the heap -> waits for its reservation, and the connection is not read ->
+ *   received into its run of extents -> handled
  *
  * Invariants
  *   B1  a frame is received only after its whole declared size has been reserved, so two partly
@@ -126,6 +126,6 @@ const char *mqd_large_overdue_reason(const struct mqd_reactor *r, const struct m
         return contested ? "others wait for the memory of its large request, and it sends nothing"
                          : "the rest of its large request did not arrive within large.request.timeout.ms";
     if (contested && r->now_ms - c->run_began_ms >= limit_ms)
-        return "others wait for the memory of its large request, which took longer than large.request.timeout.ms";
+        return "others wait for the memory of its large request, which has taken longer than large.request.timeout.ms";
     return NULL;
 }

@@ -10,7 +10,7 @@
  * A lookup waits for one partition at a time, in r->lookups by slot. All end offsets that it
  * waits for were taken at its arrival, so flushes of different partitions can complete in parallel.
  * The lookup sets flush_awaited in the slot, then checks the positions again; the owner publishes
- * them, then checks the flag. At least one side sees the other.
+ * them, then checks the flag. At least one side sees the other's store.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -35,8 +35,8 @@ static struct mqd_node *bucket_of(struct mqd_reactor *r, uint32_t slot)
     return &r->lookups[slot % MQD_LOOKUP_BUCKET_COUNT];
 }
 
-/* Parks the lookup on the next partition that is not flushed yet, or answers it when there is
- * none. On return the connection may have been closed. */
+/* Parks the lookup on the next partition that is not flushed yet, or answers it if there is none.
+ * May close the connection. */
 static void advance(struct mqd_reactor *r, struct mqd_lookup *lookup)
 {
     for (; lookup->awaited_index < lookup->count; lookup->awaited_index++) {

@@ -16,7 +16,7 @@
 #include "server/reactor.h"
 #include "server/tls/secure.h"
 
-#define OUT_KEEP_BYTES 8192 /* an idle connection keeps no larger buffer */
+#define OUT_KEEP_BYTES_MAX 8192 /* an idle connection keeps no larger buffer */
 #define SENDFILE_STEP_BYTES (1u << 20)
 
 uint64_t mqd_output_pending_bytes(const struct mqd_connection *c)
@@ -76,8 +76,8 @@ static bool chunk_push(struct mqd_connection *c, const struct mqd_chunk *chunk)
     return true;
 }
 
-/* Moves the whole response to the output or closes the connection: neither a part of a response nor
- * anything after it may be sent. */
+/* Moves the whole response to the output. On failure, closes the connection after its earlier
+ * output: neither a part of the response nor anything after it may be sent. */
 void mqd_output_take_scratch(struct mqd_reactor *r, struct mqd_connection *c)
 {
     uint64_t base = c->out_base + c->out.size_bytes;
@@ -118,7 +118,7 @@ static void out_reset(struct mqd_reactor *r, struct mqd_connection *c)
 {
     c->out_base = c->out_sent;
     c->out.size_bytes = 0;
-    if (c->out.capacity_bytes > OUT_KEEP_BYTES || mqd_heap_under_pressure(r))
+    if (c->out.capacity_bytes > OUT_KEEP_BYTES_MAX || mqd_heap_under_pressure(r))
         out_free(r, c);
 }
 
@@ -149,14 +149,14 @@ static int send_memory(struct mqd_reactor *r, struct mqd_connection *c, uint64_t
     ssize_t n;
     if (c->local)
         return on_sent(r, c, mqd_local_send(r, c, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent), end);
-    do /* EINTR: this thread receives signals only from a tracer */
+    do /* EINTR is rare: this thread blocks all signals, so only a tracer can cause it */
         n = send(c->fd, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent,
                  MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
     while (n < 0 && errno == EINTR);
     return n < 0 && errno == EAGAIN ? 0 : on_sent(r, c, n, end);
 }
 
-/* Like sendfile, but returns 0 if there is no room now or, with *file_end set, at the end of the
+/* Like sendfile, but returns 0 if there is no room now or, setting *file_end, at the end of the
  * file. */
 static ssize_t send_file(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range, bool *file_end)
 {
@@ -230,7 +230,7 @@ void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c)
             return;
         }
         if (result == 0)
-            c->writable = 0; /* the next edge signals room */
+            c->writable = 0; /* an event reports when there is room again */
         else
             c->last_active_ms = r->now_ms;
     }

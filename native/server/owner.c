@@ -1,13 +1,13 @@
 /* The owner of a partition: its single writer. Stages appends in arrival order, writes them once a
- * turn, publishes, acknowledges.
+ * turn, publishes the new positions, and acknowledges the appends.
  *
  *   staged   in the order of their offsets; included in the next mqd_partition_write
  *   waiting  written and visible in the log, not yet below the high watermark; ordered by
  *            end_offset
  *
- * Order within a turn: each partition is written, then published; after all of them come one fence
- * and the check for waiters. So a reader that parks sees the new high watermark, or the check sees
- * the reader.
+ * Order within a turn: each partition is written, then published; after all partitions come one
+ * fence and the check for waiters. So either a reader that parks sees the new high watermark, or
+ * the check sees the reader.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@
 #include "server/slow/turn.h"
 #include "wire/record_scan.h"
 
-/* batches that were sent before their producer learned of a refusal arrive within this time */
+/* batches that their producer sent before it learned of a refusal arrive within this time */
 #define OVERTAKING_MS 5000
 
 static struct mqd_owned *owned_of(struct mqd_reactor *r, uint32_t slot)
@@ -66,10 +66,10 @@ static void await_write(struct mqd_reactor *r, struct mqd_owned *owned, struct m
         mqd_list_append(&r->to_write, &owned->write_node);
 }
 
-/* Handles a marker that this log already has. For the coordinator the refusal means that the
- * transaction has ended here. So the refusal, like an acknowledgement, is sent only when all
- * records now in the log are below the high watermark, because the next leader may not have records
- * above it. */
+/* Handles a marker that this log already has. To the coordinator, the refusal means that the
+ * transaction has ended here. The next leader may not have the records above the high watermark, so
+ * the refusal, like an acknowledgement, is sent only when all records now in the log are below
+ * it. */
 static void refuse_when_replicated(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
 {
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
@@ -78,12 +78,12 @@ static void refuse_when_replicated(struct mqd_reactor *r, struct mqd_owned *owne
     await_write(r, owned, append);
 }
 
-/* A client sends several batches without waiting for responses. If the first one arrives while the
- * partition has no owner, it is refused; a later batch may arrive when there is an owner again. A
- * log that does not know the producer takes any sequence; the first batch, sent again, would then
- * be out of order forever. So for a while after a refusal, an unknown producer's later batches are
- * refused too. Kafka closes the connection when a broker restarts, so its clients send all batches
- * again. */
+/* A client may send several batches without waiting for responses. If the first one arrives while
+ * the partition has no owner, it is refused; a later batch may arrive when there is an owner again.
+ * A log that does not know the producer accepts any sequence; the first batch, sent again, would
+ * then always be out of order. So for a while after a refusal, an unknown producer's later batches
+ * are refused too. (A Kafka broker closes its connections when it restarts, so that clients send
+ * all batches again.) */
 static bool may_overtake(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_append *append,
                          const struct mqd_batch *batch)
 {
@@ -177,16 +177,16 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
 }
 
 /* If a sender dies while its bytes are being written, its successor may overwrite them. No part of
- * this write is published yet, so the owner's process aborts, and the process that replaces it
- * truncates the log at the published end. */
-static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
+ * this write is published yet, so the owner's process aborts, and its successor truncates the log
+ * to the published end. */
+static void abort_if_sender_died(struct mqd_reactor *r, const struct mqd_owned *owned)
 {
     for (struct mqd_node *node = owned->staged.next; node != &owned->staged; node = node->next) {
         const struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         if (!append->request && mqd_load_acquire(&mqd_control_endpoint(r->options.control, append->peer)->generation) !=
                                     append->peer_generation) {
             fprintf(stderr,
-                    "mqd-worker-%u: endpoint %u died while its batch was written; restarting to truncate the "
+                    "mqd-worker-%u: endpoint %u died while its batch was being written; restarting to truncate the "
                     "unpublished end\n",
                     r->options.self, append->peer);
             abort();
@@ -194,13 +194,14 @@ static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
     }
 }
 
-/* A shortage of file descriptors or memory is not a disk failure, and may end at any time. */
+/* Whether the error is a shortage of file descriptors or memory: not a disk failure, and it may end
+ * at any time. */
 static bool is_shortage(const struct mqd_owned *owned, int error)
 {
     return (error == EMFILE || error == ENFILE || error == ENOMEM) && !mqd_partition_fenced(owned->partition);
 }
 
-void mqd_owner_note_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text)
+void mqd_owner_report_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text)
 {
     struct mqd_event event = {
         .kind = MQD_EVENT_LOG_DIR_FULL, .slot = owned->slot, .error = error, .log_dir = owned->log_dir};
@@ -213,7 +214,8 @@ void mqd_owner_note_dir_full(struct mqd_reactor *r, const struct mqd_owned *owne
 
 static void on_write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
-    /* if fenced, the partial write could not be removed; more free space would not repair that */
+    /* if the partition is fenced, a partial write could not be removed, which more free space would
+     * not repair */
     bool full = (error == ENOSPC || error == EDQUOT) && !mqd_partition_fenced(owned->partition);
     if (owned->followed)
         mqd_fetcher_on_written(r, owned, error);
@@ -224,7 +226,7 @@ static void on_write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int 
         mqd_append_done(r, append, MQD_KAFKA_STORAGE_ERROR);
     }
     if (full) {
-        mqd_owner_note_dir_full(r, owned, error, mqd_error_message());
+        mqd_owner_report_dir_full(r, owned, error, mqd_error_message());
     } else if (is_shortage(owned, error)) {
         mqd_log(r, 3, 0, owned->slot, "a batch could not be written; its producer must retry: %s%s",
                 mqd_error_message(), error == ENOMEM ? "" : "; raise the limit of open files (ulimit -n)");
@@ -292,7 +294,7 @@ static void write_partition(struct mqd_reactor *r, struct mqd_owned *owned)
         on_write_failed(r, owned, EIO);
         return;
     }
-    check_senders(r, owned);
+    abort_if_sender_died(r, owned);
     bool created = mqd_partition_take_txn_index_created(owned->partition);
     /* must precede the publication of the positions, because readers that read up to them open the
      * new files */
@@ -373,7 +375,7 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         if (append->end_offset > positions.high_watermark)
             break;
-        __builtin_prefetch(next, 1); /* the next append has waited so long that it is no longer in the cache */
+        __builtin_prefetch(next, 1); /* has waited so long that it is no longer in the cache */
         __builtin_prefetch(&MQD_CONTAINER(next, struct mqd_append, node)->end_offset, 1);
         mqd_append_done(r, append, r->lease_lost ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : append->error);
     }

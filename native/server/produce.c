@@ -1,5 +1,5 @@
-/* Produce, on the worker that received it: parse, check each batch while it is in the cache, pass
- * it to its partition's owner, answer.
+/* Handles Produce on the worker that received it: parses the request, checks each batch while it is
+ * in the cache, passes it to its partition's owner, and responds.
  *
  * Stateless checks (framing, CRC) happen here, where the bytes are in the cache. Checks that need
  * the partition's state happen only in its owner, in arrival order (server/owner.c); the owner may
@@ -42,8 +42,8 @@ static bool allocate_appends(struct mqd_reactor *r, struct mqd_request *request,
 /* As in Kafka, the first batch of each partition is checked before any partition is handled, to
  * find out whether it is transactional. If an invalid batch is found before a transactional one,
  * the whole request is refused. */
-static int16_t whole_request_error(const struct mqd_produce_request *produce,
-                                   const struct mqd_produce_partition *partition, bool *transactional)
+static int16_t request_error_of(const struct mqd_produce_request *produce,
+                                const struct mqd_produce_partition *partition, bool *transactional)
 {
     const uint8_t *batch = partition->records;
     if (*transactional || partition->size_bytes < MQD_BATCH_MAGIC_END)
@@ -60,12 +60,13 @@ static int16_t whole_request_error(const struct mqd_produce_request *produce,
 }
 
 /* Called before anything is appended: parses the frame and checks that all of it is well-formed.
- * *refusal: the error for all batches. *transactional: whether one of them is transactional. */
+ * *request_error: the error for all batches, or 0. *transactional: whether one of them is
+ * transactional. */
 static int parse_whole_request(const uint8_t *body, uint32_t size_bytes, int16_t version,
-                               struct mqd_produce_request *produce, int16_t *refusal, bool *transactional)
+                               struct mqd_produce_request *produce, int16_t *request_error, bool *transactional)
 {
     *transactional = false;
-    *refusal = 0;
+    *request_error = 0;
     if (mqd_produce_parse(body, size_bytes, version, produce) < 0)
         return -1;
     if (produce->topic_count > MQD_PARTITION_SLOT_COUNT || produce->partition_count > MQD_PARTITION_SLOT_COUNT)
@@ -79,20 +80,21 @@ static int parse_whole_request(const uint8_t *body, uint32_t size_bytes, int16_t
         for (int32_t p = 0; p < topic.partition_count; p++) {
             struct mqd_produce_partition partition;
             mqd_produce_next_partition(&parser, &partition);
-            if (!*refusal)
-                *refusal = whole_request_error(produce, &partition, transactional);
+            if (!*request_error)
+                *request_error = request_error_of(produce, &partition, transactional);
         }
     }
     return 0;
 }
 
+/* Whether `records` begins with a complete batch. */
 static bool is_complete(const uint8_t *records, int32_t size_bytes)
 {
     return size_bytes >= MQD_BATCH_MAGIC_END && (int32_t)mqd_get_be32(records + 8) <= size_bytes - MQD_BATCH_LENGTH_END;
 }
 
-/* The checks that Kafka makes before it checks acks and the log: there is one whole batch, in a
- * format that the request's version allows. */
+/* Makes the checks that Kafka makes before it checks acks and the log: there is exactly one
+ * complete batch, in a format that the request's version allows. */
 static int16_t check_form(const struct mqd_produce_partition *partition, int16_t version, const char **message)
 {
     const uint8_t *records = partition->records;
@@ -211,8 +213,8 @@ void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const 
     uint8_t state = mqd_load_acquire(&slot->state);
     bool serving = owner < r->options.endpoint_count && state == MQD_SLOT_ONLINE &&
                    owner_generation == mqd_load_acquire(&mqd_control_endpoint(r->options.control, owner)->generation);
-    /* the same error as from the owner itself: a fenced directory is no reason for the client to
-     * look for another leader */
+    /* the same errors as the owner itself would return: a fenced directory is no reason for the
+     * client to look for another leader */
     if (!serving) {
         mqd_append_done(r, append,
                         state == MQD_SLOT_OFFLINE ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
@@ -237,8 +239,8 @@ static void copy_topic(struct mqd_produce_topic_entry *entry, const struct mqd_p
 }
 
 /* Returns 0, or the error if the principal may not write with the request's transactional id. */
-static int16_t transaction_refusal(struct mqd_reactor *r, const struct mqd_connection *c,
-                                   const struct mqd_produce_request *produce)
+static int16_t transactional_id_error(struct mqd_reactor *r, const struct mqd_connection *c,
+                                      const struct mqd_produce_request *produce)
 {
     const struct mqd_text *id = &produce->transactional_id;
     return mqd_subject_is_allowed_by_name(r, c, MQD_RESOURCE_TRANSACTIONAL_ID, id->bytes, id->size_bytes,
@@ -249,8 +251,8 @@ static int16_t transaction_refusal(struct mqd_reactor *r, const struct mqd_conne
 
 /* Returns 0, or the error if the principal may not write to the topic. An unknown name is refused
  * like a known one; an unknown id gets UNKNOWN_TOPIC_ID. */
-static int16_t topic_refusal(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
-                             const struct mqd_topic_key *key)
+static int16_t topic_error_of(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
+                              const struct mqd_topic_key *key)
 {
     bool is_allowed = topic ? mqd_subject_is_allowed(r, c, topic, MQD_OPERATION_WRITE)
                             : key->by_id || mqd_subject_is_allowed_by_name(r, c, MQD_RESOURCE_TOPIC, key->name.bytes,
@@ -259,17 +261,17 @@ static int16_t topic_refusal(struct mqd_reactor *r, const struct mqd_connection 
 }
 
 /* Returns NULL if the error code needs no explanation. */
-static const char *refusal_message(int16_t refusal, const struct mqd_produce_request *produce)
+static const char *message_of(int16_t error, const struct mqd_produce_request *produce)
 {
-    if (refusal == MQD_KAFKA_CORRUPT_MESSAGE)
+    if (error == MQD_KAFKA_CORRUPT_MESSAGE)
         return "a partition of the request has an invalid record batch";
-    if (refusal == MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED && produce->transactional_id.size_bytes < 0)
+    if (error == MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED && produce->transactional_id.size_bytes < 0)
         return "a transactional batch in a request without a transactional id";
     return NULL;
 }
 
 static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, struct mqd_produce_request *produce,
-                           int16_t request_refusal)
+                           int16_t request_error)
 {
     bool acks_valid = produce->required_acks >= -1 && produce->required_acks <= 1;
     for (int32_t t = 0; t < produce->topic_count; t++) {
@@ -277,8 +279,8 @@ static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, s
         mqd_produce_next_topic(produce, &topic_header);
         copy_topic(&request->topics[request->topic_count++], &topic_header);
         struct mqd_topic *topic = mqd_topics_find(&r->topics, &topic_header.key);
-        int16_t refusal =
-            request_refusal ? request_refusal : topic_refusal(r, request->connection, topic, &topic_header.key);
+        int16_t error =
+            request_error ? request_error : topic_error_of(r, request->connection, topic, &topic_header.key);
         for (int32_t p = 0; p < topic_header.partition_count; p++) {
             struct mqd_produce_partition partition;
             mqd_produce_next_partition(produce, &partition);
@@ -290,9 +292,9 @@ static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, s
             append->partition_index = partition.partition_index;
             append->acks_all = produce->required_acks == -1;
             append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
-            if (refusal) {
-                append->message = refusal_message(refusal, produce);
-                mqd_append_done(r, append, refusal);
+            if (error) {
+                append->message = message_of(error, produce);
+                mqd_append_done(r, append, error);
             } else {
                 route(r, request, append, topic, &partition, topic_header.key.by_id, acks_valid);
             }
@@ -316,10 +318,10 @@ void mqd_produce_on_request(struct mqd_reactor *r, struct mqd_connection *c, con
                             uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
 {
     struct mqd_produce_request produce;
-    int16_t refusal;
+    int16_t request_error;
     bool transactional;
     if (parse_whole_request(frame + header->header_bytes, size_bytes - header->header_bytes, header->api_version,
-                            &produce, &refusal, &transactional) < 0) {
+                            &produce, &request_error, &transactional) < 0) {
         mqd_connection_fail(r, c, mqd_error_message());
         return;
     }
@@ -328,20 +330,20 @@ void mqd_produce_on_request(struct mqd_reactor *r, struct mqd_connection *c, con
         mqd_connection_fail(r, c, "no memory for another Produce (queued.max.request.bytes)");
         return;
     }
-    if (transactional && !refusal)
-        refusal = transaction_refusal(r, c, &produce);
+    if (transactional && !request_error)
+        request_error = transactional_id_error(r, c, &produce);
     request->no_reply = produce.required_acks == 0;
-    request->undecided = 1; /* includes 1 until all appends are routed, like `pending` below */
+    request->undecided = 1; /* one extra until all appends are routed, as in `pending` below */
     mqd_throttle_charge(r, c, MQD_QUOTA_PRODUCE, size_bytes);
     mqd_frame_hold(r, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;
-    /* + 1, so that the request cannot complete before all appends are routed */
+    /* one extra, so that the request cannot complete before all appends are routed */
     request->pending = produce.partition_count + 1;
     /* an append that is refused immediately must not release the bytes of later appends */
     request->arena_pins = 1;
     r->producing = &produce;
     r->producing_client = (struct mqd_text){header->client_id, header->client_id ? header->client_id_bytes : -1};
-    produce_topics(r, request, &produce, refusal);
+    produce_topics(r, request, &produce, request_error);
     r->producing = NULL;
     if (--request->arena_pins == 0) {
         mqd_frame_release(r, (uint64_t)request->arena_offset);
@@ -372,7 +374,7 @@ void mqd_append_unpin(struct mqd_reactor *r, struct mqd_append *append)
     }
 }
 
-/* For mqd_owner_stage: see may_overtake there. */
+/* Notes the time of the refusal for may_overtake in server/owner.c. */
 static void note_refused(struct mqd_reactor *r, uint32_t slot, int16_t error)
 {
     if (slot < MQD_PARTITION_SLOT_COUNT && (error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER ||
@@ -407,7 +409,7 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
         return;
     }
     mqd_forward_untrack(r, append);
-    if (append->relayed)
+    if (append->relay_entry)
         mqd_relay_untrack(r, append);
     if (append->ordered)
         mqd_check_remove_append(r, append);
@@ -424,21 +426,22 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
         mqd_request_free(r, request);
 }
 
-/* Called when a check has taken too long, or the client's time limit has passed. Batches that are
- * written may still become durable: REQUEST_TIMED_OUT says that their outcome is unknown. */
+/* Called when a check has taken too long, or the client's time limit has passed. Batches that have
+ * been written may still become durable: REQUEST_TIMED_OUT says that their outcome is unknown. */
 void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
 {
-    int64_t next_check_ms = INT64_MAX, response_by_ms = request->has_order ? request->order.response_by_ms : r->now_ms;
+    int64_t next_check_ms = INT64_MAX,
+            response_by_ms = request->has_produce_fields ? request->produce_fields.response_by_ms : r->now_ms;
     for (uint32_t i = 0; i < request->append_count && request->complete == 0; i++) {
         struct mqd_append *append = &request->appends[i];
         if (append->done || mqd_check_expire(r, append))
             continue;
         if (r->now_ms < response_by_ms) {
             next_check_ms = response_by_ms < next_check_ms ? response_by_ms : next_check_ms;
-        } else if (append->pinned) { /* not written yet, and its bytes may still be read: checks again soon */
+        } else if (append->pinned) { /* its bytes may still be read, because it is not written yet: checks again soon */
             next_check_ms = r->now_ms + 10;
         } else {
-            append->message = append->relayed
+            append->message = append->relay_entry
                                   ? "the partition's leader, another host, has not answered within timeout.ms"
                                   : "the disks or the in-sync replicas did not acknowledge the batch within timeout.ms";
             mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
@@ -456,7 +459,7 @@ bool mqd_produce_failed(const struct mqd_request *request)
     return false;
 }
 
-/* The leader to report for a partition that is led elsewhere. */
+/* Returns the leader to report for a partition that is led elsewhere; NULL if it is not known. */
 static const struct mqd_current_leader *current_leader(struct mqd_reactor *r,
                                                        const struct mqd_produce_topic_entry *topic,
                                                        const struct mqd_append *append, struct mqd_current_leader *out,

@@ -2,9 +2,10 @@
  * invariants.
  *
  * Start: descriptors that are already in the inbound links were sent to a predecessor; they have
- * its tokens and generations, so they are dropped when they are read. Stop: reading ends; staged
- * appends are written, dirty partitions are flushed, requests are answered where possible, then the
- * connections close. The caller still has to close the partitions with mqd_reactor_partition_close.
+ * its tokens and generations, so they are dropped when they are read. Stop: connections are no
+ * longer read; staged appends are written, dirty partitions are flushed, requests are answered
+ * where possible, then the connections are closed. The caller still has to close the partitions
+ * with mqd_reactor_partition_close.
  */
 #include "server/check/checks.h"
 #include "server/reactor.h"
@@ -28,8 +29,8 @@
 #include <unistd.h>
 
 #define EVENTS_PER_WAIT 256
-/* with more staged bytes than this, batches are written before they leave the L2 cache, not at the
- * end of the turn */
+/* once more bytes than this have been read, staged batches are written immediately, while they are
+ * in the L2 cache, and not at the end of the turn */
 #define WRITE_EARLY_BYTES (96u << 10)
 /* polling interval while the process is not ready yet, and after a connection could not be
  * accepted */
@@ -166,7 +167,7 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
 static void read_ready(struct mqd_reactor *r)
 {
     struct mqd_node *node;
-    uint32_t written_bytes = 0; /* the part of turn_bytes that has been written early */
+    uint32_t written_bytes = 0; /* turn_bytes at the last early write */
     for (int i = 0; i < MQD_READS_PER_TURN && r->turn_bytes < MQD_BYTES_PER_TURN && (node = mqd_list_pop(&r->ready));
          i++) {
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, ready_node);
@@ -187,14 +188,14 @@ static void respond_and_send(struct mqd_reactor *r)
     while ((node = mqd_list_pop(&r->to_send))) {
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, output_node);
         mqd_output_send(r, c);
-        /* responses may have been waiting for the output that is sent now */
-        if (c->fd >= 0 && c->head && (c->head->complete || c->relaying) && mqd_output_has_room(r, c) &&
+        /* responses may have been waiting for room in the output */
+        if (c->fd >= 0 && c->head && (c->head->complete || c->relaying_count) && mqd_output_has_room(r, c) &&
             !mqd_list_linked(&c->response_node))
             mqd_list_append(&r->to_respond, &c->response_node);
     }
 }
 
-/* The next turn begins with an empty window, in the same extent when nothing else holds it. */
+/* Makes the next turn begin with an empty window, in the same extent if nothing else holds it. */
 static void window_renew(struct mqd_reactor *r)
 {
     if (r->window_offset >= 0 && r->window_used) {
@@ -220,7 +221,7 @@ static void sweep_segments(struct mqd_reactor *r)
 }
 
 /* Whether housekeeping would have nothing to do in the next second, if no event arrives. */
-static bool nothing_due(const struct mqd_reactor *r)
+static bool no_housekeeping_due(const struct mqd_reactor *r)
 {
     if (r->connection_count || r->local_count || r->local_memory_count || r->replicated_count || r->fetchers ||
         r->relays)
@@ -237,7 +238,7 @@ static int64_t housekeeping_due_ms(const struct mqd_reactor *r)
     return r->housekeeping_ms + (r->idle ? IDLE_HOUSEKEEPING_MS : HOUSEKEEPING_MS);
 }
 
-/* A turn that was not caused by housekeeping ends the idle state, and the main thread is
+/* A turn with any other cause than housekeeping ends the idle state, and the main thread is
  * notified. */
 static void note_turn(struct mqd_reactor *r, int event_count)
 {
@@ -273,7 +274,7 @@ static void housekeeping(struct mqd_reactor *r, int event_count)
         if (r->owned[slot] && r->owned[slot]->truncating != MQD_TRUNCATION_UNDER_WAY)
             producers += mqd_partition_do_periodic_work(r->owned[slot]->partition, r->wall_ms);
     mqd_set_gauge(r, MQD_GAUGE_PRODUCERS, producers);
-    mqd_store_release(&r->idle, (uint32_t)(!r->active && nothing_due(r)));
+    mqd_store_release(&r->idle, (uint32_t)(!r->active && no_housekeeping_due(r)));
     r->active = false;
 }
 

@@ -251,7 +251,7 @@ struct mqd_reactor {
     uint64_t swept_segments_generation;
     uint64_t random_state;
 
-    struct mqd_control_entry control[MQD_CONTROL_REQUEST_COUNT_MAX];
+    struct mqd_control_entry control_entries[MQD_CONTROL_REQUEST_COUNT_MAX];
     uint32_t control_free, control_used;
     struct mqd_node control_turns; /* connections with requests for the acceptor that may be sent, in turn */
     /* extents of the control arena with frames that overtook a frame for which there was no room */
@@ -263,7 +263,7 @@ struct mqd_reactor {
     uint64_t check_control_bytes, check_frame_bytes; /* held by all checks together */
     uint8_t codecs_missing;                          /* bit of each codec whose missing library was logged */
     struct mqd_description descriptions[MQD_DESCRIPTION_COUNT_MAX];
-    struct mqd_cached_reply cached[MQD_REPLY_CACHE_COUNT];
+    struct mqd_cached_reply cached_replies[MQD_REPLY_CACHE_COUNT];
     uint64_t cached_bytes, cache_clock;
 
     struct mqd_buffer scratch;
@@ -527,7 +527,7 @@ void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t 
 /* wakes every waiter; waiters see what was stored before the call */
 void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot);
 /* the log directory of `owned` is treated as full until Python reports that it has room */
-void mqd_owner_note_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text);
+void mqd_owner_report_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text);
 void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *operation);
 
 /* server/flush.c */

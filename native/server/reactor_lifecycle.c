@@ -36,8 +36,8 @@ static void init_lists(struct mqd_reactor *r)
         r->log_dirs[i].fd = -1;
     }
     for (uint32_t i = 0; i < MQD_CONTROL_REQUEST_COUNT_MAX; i++) {
-        r->control[i].sequence = (uint32_t)(r->generation << 20);
-        r->control[i].next_free = i + 1 < MQD_CONTROL_REQUEST_COUNT_MAX ? i + 1 : UINT32_MAX;
+        r->control_entries[i].sequence = (uint32_t)(r->generation << 20);
+        r->control_entries[i].next_free = i + 1 < MQD_CONTROL_REQUEST_COUNT_MAX ? i + 1 : UINT32_MAX;
     }
     r->forward_free = r->check_free = UINT32_MAX;
     for (uint32_t i = 0; i < MQD_MUTE_TICK_COUNT; i++)
@@ -54,7 +54,7 @@ static bool init_memory(struct mqd_reactor *r)
     r->control_arena = mqd_arena_open(o->arenas[o->self] + r->control_arena_base, bytes - r->control_arena_base,
                                       MQD_CONTROL_EXTENT_BYTES);
     r->large_base = bytes;
-    /* + 4, because it bounds a frame with its length word */
+    /* + 4, because the limit includes the frame's length word */
     r->run_bytes_max = bytes / 2 + 4 < UINT32_MAX ? (uint32_t)(bytes / 2 + 4) : UINT32_MAX;
     if (o->large_bytes && !(r->large = mqd_arena_open(o->arenas[o->self] + bytes, o->large_bytes, MQD_EXTENT_BYTES)))
         return false;
@@ -135,8 +135,8 @@ int mqd_reactor_backend(struct mqd_reactor *r)
     return r->backend;
 }
 
-/* Frees the requests that are left after all clients have disconnected: their appends still wait,
- * here or at another worker, or the acceptor has not answered them. */
+/* Frees the requests that are left after all clients have disconnected: those whose appends still
+ * wait, here or at another worker, and those that the acceptor has not answered. */
 static void destroy_requests(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)
@@ -147,8 +147,8 @@ static void destroy_requests(struct mqd_reactor *r)
             mqd_append_done(r, MQD_CONTAINER(r->forwarded_to[i].next, struct mqd_append, node),
                             MQD_KAFKA_REQUEST_TIMED_OUT);
     for (uint32_t i = 0; i < MQD_CONTROL_REQUEST_COUNT_MAX; i++)
-        if (r->control[i].request)
-            mqd_request_free(r, r->control[i].request);
+        if (r->control_entries[i].request)
+            mqd_request_free(r, r->control_entries[i].request);
 }
 
 void mqd_reactor_destroy(struct mqd_reactor *r)

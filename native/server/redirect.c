@@ -65,10 +65,10 @@ static bool refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t err
     return true;
 }
 
-/* D4. If p has no records of the transaction, p needs no marker, which would only keep it from
- * becoming empty. But an earlier marker in p may have ended the transaction, and that marker is
- * safe only once it is below the high watermark. So this marker is acknowledged like a batch at the
- * log's end. */
+/* D4. If the retired partition has no records of the transaction, it needs no marker, which would
+ * only keep it from becoming empty. But an earlier marker in it may have ended the transaction, and
+ * that marker is safe only once it is below the high watermark. So this marker is acknowledged like
+ * a batch at the log's end. */
 static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                         const struct mqd_batch *batch)
 {
@@ -118,8 +118,9 @@ int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct
     return !verdict && mqd_partition_refused_before(partition, batch) ? OUT_OF_ORDER_SEQUENCE_NUMBER : verdict; /* D2 */
 }
 
-/* A client library that never accepts a smaller number of partitions (librdkafka) writes to the
- * partition as long as the client runs; the partition is not deleted until the client has ended. */
+/* Reports that clients still write to the retired partition, so that it is not deleted yet. A
+ * client library that never accepts a smaller number of partitions (librdkafka) does so for as long
+ * as the client runs. */
 static void report_used(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_event event = {.kind = MQD_EVENT_RETIRED_USED, .slot = owned->slot};
@@ -164,7 +165,7 @@ bool mqd_redirect_take(struct mqd_reactor *r, struct mqd_owned *owned, struct mq
                        const struct mqd_batch *batch)
 {
     if (r->log_dirs[owned->log_dir].failed)
-        return false;                               /* as for any other partition of a failed directory */
+        return false;                               /* handled as for any other partition of a failed directory */
     if (append->stage_flags & MQD_STAGE_REDIRECTED) /* D3 */
         return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
                       "the partition that takes the records is being retired itself");
@@ -216,5 +217,5 @@ int16_t mqd_redirect_outcome(struct mqd_append *append, int16_t error)
     if (error != MQD_KAFKA_NOT_LEADER_OR_FOLLOWER)
         return error;
     append->message = "the partition is retired: the partition that takes its records is led elsewhere";
-    return MQD_KAFKA_NOT_ENOUGH_REPLICAS; /* not the original error: the client's partition is led here */
+    return MQD_KAFKA_NOT_ENOUGH_REPLICAS; /* not the original error, because the client's partition is led here */
 }

@@ -139,7 +139,7 @@ void mqd_request_complete(struct mqd_reactor *r, struct mqd_request *request)
     mqd_slow_complete(r, request);
     mqd_timer_disarm(r, request);
     struct mqd_connection *c = request->connection;
-    if (c && (c->head == request || c->relaying) && !mqd_list_linked(&c->response_node))
+    if (c && (c->head == request || c->relaying_count) && !mqd_list_linked(&c->response_node))
         mqd_list_append(&r->to_respond, &c->response_node);
 }
 
@@ -158,7 +158,7 @@ void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
     for (uint32_t i = 0; request->refused && i < request->append_count; i++)
         free(request->appends[i].refusal);
     if (request->transactional_id_kept)
-        free((void *)(uintptr_t)request->order.transactional_id.bytes);
+        free((void *)(uintptr_t)request->produce_fields.transactional_id.bytes);
     if (request->appends != &request->inline_append)
         free(request->appends);
     if (request->topics != &request->inline_topic)
@@ -244,7 +244,7 @@ static void encode_and_charge(struct mqd_reactor *r, struct mqd_connection *c, s
 static void respond_past_relays(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_request *previous = c->head;
-    while (previous && !previous->complete && previous->relaying && c->relaying && !c->closing) {
+    while (previous && !previous->complete && previous->relaying_count && c->relaying_count && !c->closing) {
         struct mqd_request *request = previous->next;
         if (!request || request->kind == MQD_REQUEST_FETCH || !request->complete || !mqd_output_has_room(r, c)) {
             previous = request && request->kind != MQD_REQUEST_FETCH && !request->complete ? request : NULL;
@@ -284,7 +284,7 @@ void mqd_connection_respond(struct mqd_reactor *r, struct mqd_connection *c)
         c->inflight--;
         mqd_request_free(r, request);
     }
-    if (c->relaying)
+    if (c->relaying_count)
         respond_past_relays(r, c);
     mqd_connection_resume(r, c);
 }

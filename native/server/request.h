@@ -43,11 +43,11 @@ struct mqd_append {
     uint32_t check_index;        /* its index in the check's payload */
     uint32_t size_bytes;
     int32_t partition_index;
-    uint64_t offset;             /* of the batch in our own mapping; not set for a peer's batch */
-    int64_t guard;               /* of the transaction's verification; 0 = not verified */
-    struct mqd_check *check;     /* the check whose response it waits for */
-    struct mqd_refusal *refusal; /* record errors for the client */
-    struct mqd_relayed *relayed; /* while it is on its way to a leader on another host (server/relay/relay.h) */
+    uint64_t offset;                     /* of the batch in our own mapping; not set for a peer's batch */
+    int64_t guard;                       /* of the transaction's verification; 0 = not verified */
+    struct mqd_check *check;             /* the check whose response it waits for */
+    struct mqd_refusal *refusal;         /* record errors for the client */
+    struct mqd_relay_entry *relay_entry; /* while it is on its way to a leader on another host (server/relay/relay.h) */
     int64_t base_offset;
     int64_t end_offset; /* acknowledged when the high watermark reaches this */
     int64_t log_append_time_ms;
@@ -132,7 +132,7 @@ struct mqd_produce_topic_entry {
 
 /* fields for a Produce that waits for a check and must not be overtaken by later requests of its
  * connection; most requests do not need them */
-struct mqd_request_order {
+struct mqd_produce_fields {
     int32_t timeout_ms;
     int16_t required_acks, producer_epoch;
     int64_t response_by_ms;           /* deadline for the response; INT64_MAX: no time limit */
@@ -166,9 +166,9 @@ struct mqd_request {
      * yet; see server/check/check.c */
     uint32_t undecided;
     uint32_t awaiting_verification_count; /* the undecided appends that the next check will query */
-    uint32_t relaying;                    /* its appends that wait for leaders on other hosts */
-    uint8_t blocks;                       /* counted in connection->blocked */
-    uint8_t has_order;                    /* `order` is filled */
+    uint32_t relaying_count;              /* its appends that wait for leaders on other hosts */
+    uint8_t blocks;                       /* counted in connection->block_count */
+    uint8_t has_produce_fields;           /* `produce_fields` is filled in */
     uint8_t transactional_id_kept;        /* copied to the heap, because the frame is gone */
     uint8_t refused;                      /* at least one append has a refusal */
     uint32_t topic_count, append_count;
@@ -176,8 +176,8 @@ struct mqd_request {
     struct mqd_append *appends;
     struct mqd_append inline_append;
     struct mqd_produce_topic_entry inline_topic;
-    struct mqd_request_order order; /* when has_order */
-    struct mqd_request_times times; /* while slow requests are logged */
+    struct mqd_produce_fields produce_fields; /* if has_produce_fields */
+    struct mqd_request_times times;           /* while slow requests are logged */
     /* Fetch; from here on no field is set for a Produce */
     struct mqd_fetch_set *set;
     int32_t wait_ms, bytes_min, bytes_max;
@@ -277,7 +277,7 @@ struct mqd_connection {
     /* rights (server/rights/subject.h) */
     struct mqd_subject *subject; /* NULL = the connection needs no rights, or has not authenticated yet */
     struct mqd_node subject_node;
-    uint8_t awaits_subject;                     /* counted in `blocked` */
+    uint8_t awaits_subject;                     /* counted in `block_count` */
     int64_t authenticate_by_ms, session_end_ms; /* INT64_MAX = no limit */
     /* receiving: an incomplete frame is kept on the heap (small) or in a run of arena extents
      * (large) */
@@ -292,8 +292,9 @@ struct mqd_connection {
     uint32_t inflight;
     /* of a local client: number of batches that wait for a leader on another host; other responses
      * overtake theirs (mqd_connection_respond) */
-    uint32_t relaying;
-    uint32_t blocked;    /* requests that later ones may not overtake; the connection is not read while there are any */
+    uint32_t relaying_count;
+    uint32_t
+        block_count;     /* requests that later ones may not overtake; the connection is not read while there are any */
     uint64_t held_bytes; /* sum of its requests' heap_bytes */
     /* requests for the acceptor (server/control_request.c) */
     struct mqd_node control_waiting; /* not sent yet, in order */

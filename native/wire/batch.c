@@ -119,7 +119,7 @@ int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd
     int8_t magic = (int8_t)bytes[MAGIC_AT];
     if (magic == 0 || magic == 1)
         return refuse(INVALID_RECORD,
-                      "message format 0 or 1; only record batches of magic 2 are accepted (clients since Kafka 0.11)",
+                      "message format 0 or 1; only record batches with magic 2 are accepted (clients since Kafka 0.11)",
                       reason);
     if (magic != 2)
         return refuse(CORRUPT_MESSAGE, "magic is not 2", reason);

@@ -1,7 +1,7 @@
 """Encoding of the metadata log's files: the quorum's batches as record batches, snapshots, the
 vote, and the mark of what is flushed and committed.
 
-    NNNNNNNNNNNNNNNNNNNN.log          record batches of magic 2, one for each batch of the quorum.
+    NNNNNNNNNNNNNNNNNNNN.log          record batches with magic 2, one for each batch of the quorum.
                                       partition_leader_epoch is its epoch, and so is base_sequence,
                                       because the checksum covers only the latter. Records of the
                                       state machine have no key; a control batch has the control

@@ -134,7 +134,7 @@ int mqd_compact_input_next(struct mqd_compact_input *input, struct mqd_batch *ba
     if (!bytes)
         return -1;
     if (mqd_batch_decode(bytes, MQD_BATCH_HEADER_BYTES, batch) < 0)
-        return mqd_compact_report_corrupt(input, NULL, "not a record batch header of magic 2");
+        return mqd_compact_report_corrupt(input, NULL, "not a record batch header with magic 2");
     if (batch->size_bytes > left)
         return mqd_compact_report_corrupt(input, NULL, "the file ends inside a batch");
     int64_t end_offset = mqd_batch_end_offset(batch);

@@ -145,8 +145,8 @@ static int add_rebuilt(struct replay *replay, struct mqd_aborted entry)
     return mqd_aborted_add(&replay->rebuilt, &entry);
 }
 
-/* Handles an abort marker that ended a transaction. first_offset: where the transaction began, or -1
- * if that was before the snapshot, so that only the file has the offset. */
+/* Handles an abort marker that ended a transaction. first_offset: where the transaction began, or
+ * -1 if that was before the snapshot, so that only the file has the offset. */
 static int replay_abort(struct replay *replay, const struct mqd_batch *batch, int64_t first_offset)
 {
     const struct mqd_aborted *known = known_entry(replay, batch->producer_id, batch->base_offset);
@@ -363,8 +363,8 @@ static int replay_all(struct replay *replay, const struct mqd_listing *listing, 
 /* ---- .txnindex files that fail verification ---- */
 
 /* Starts from the newest snapshot at or below `offset`, or else from the log's beginning. Returns
- * -1 if out of file descriptors or memory for a snapshot, without which the .txnindex files must not
- * be rebuilt. */
+ * -1 if out of file descriptors or memory for a snapshot, without which the .txnindex files must
+ * not be rebuilt. */
 static int start_rebuild(struct replay *replay, const struct mqd_listing *listing, int64_t offset)
 {
     struct mqd_partition *partition = replay->partition;

@@ -196,8 +196,8 @@ static int take_cached(struct mqd_view_cache *cache, struct mqd_view_read *read,
     return result;
 }
 
-/* Returns a new piece that consists of `before` and `piece`, which begins where `before` ends. NULL:
- * too large to be cached, or out of memory. Frees neither. */
+/* Returns a new piece that consists of `before` and `piece`, which begins where `before` ends.
+ * NULL: too large to be cached, or out of memory. Frees neither. */
 static struct piece *join_pieces(const struct mqd_view_cache *cache, const struct piece *before,
                                  const struct piece *piece)
 {

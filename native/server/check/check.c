@@ -8,8 +8,8 @@
  *   records            server/check/check_records.c
  *
  * An append is `ordered` if no later batch of its producer may overtake it: it is transactional, or
- * parked for a check of its records. It is undecided until its owner has staged or refused it. While
- * a request has undecided appends, its connection is not read (others are).
+ * parked for a check of its records. It is undecided until its owner has staged or refused it.
+ * While a request has undecided appends, its connection is not read (others are).
  *
  * Paths of an ordered append:
  *   staged        routed -> undecided -> staged or refused -> decided
@@ -23,8 +23,8 @@
  * there.
  *
  * Invariants
- *   C1  connection->blocked counts its requests that still have undecided appends after routing; the
- *       connection is not read while it is not 0.
+ *   C1  connection->block_count counts its requests that still have undecided appends after
+ *       routing; the connection is not read while it is not 0.
  *   C2  an append is in at most one of these lists: a check's `parked`, the owner's, forwarded_to.
  *   C3  an append that has waited for MQD_CHECK_MS_MAX, or for the client's timeout, is refused
  *       with a retriable error; no part of it is written later.
@@ -67,14 +67,14 @@ void mqd_check_move(struct mqd_reactor *r, struct mqd_append *append, uint64_t a
 
 bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request)
 {
-    int32_t bytes = request->order.transactional_id.size_bytes;
+    int32_t bytes = request->produce_fields.transactional_id.size_bytes;
     if (bytes <= 0 || request->transactional_id_kept)
         return true;
     uint8_t *copy = mqd_request_hold(r, request, (uint64_t)bytes) ? malloc((size_t)bytes) : NULL;
     if (!copy)
         return false;
-    memcpy(copy, request->order.transactional_id.bytes, (size_t)bytes);
-    request->order.transactional_id.bytes = copy;
+    memcpy(copy, request->produce_fields.transactional_id.bytes, (size_t)bytes);
+    request->produce_fields.transactional_id.bytes = copy;
     request->transactional_id_kept = 1;
     return true;
 }
@@ -117,26 +117,26 @@ static int16_t topic_gone_error(const struct mqd_request *request)
     return request->version >= 13 ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
 }
 
-/* ---- order ---- */
+/* ---- ordered appends ---- */
 
-static void copy_order_fields(struct mqd_reactor *r, struct mqd_request *request)
+static void copy_produce_fields(struct mqd_reactor *r, struct mqd_request *request)
 {
     const struct mqd_produce_request *produce = r->producing;
-    if (request->has_order)
+    if (request->has_produce_fields)
         return;
-    request->has_order = 1;
-    request->order = (struct mqd_request_order){.timeout_ms = produce->timeout_ms,
-                                                .required_acks = produce->required_acks,
-                                                .response_by_ms = INT64_MAX,
-                                                .producer_id = -1,
-                                                .transactional_id = produce->transactional_id};
+    request->has_produce_fields = 1;
+    request->produce_fields = (struct mqd_produce_fields){.timeout_ms = produce->timeout_ms,
+                                                          .required_acks = produce->required_acks,
+                                                          .response_by_ms = INT64_MAX,
+                                                          .producer_id = -1,
+                                                          .transactional_id = produce->transactional_id};
     if (produce->required_acks == -1)
-        request->order.response_by_ms = r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
+        request->produce_fields.response_by_ms = r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
 }
 
 void mqd_check_begin_order(struct mqd_reactor *r, struct mqd_append *append)
 {
-    copy_order_fields(r, append->request);
+    copy_produce_fields(r, append->request);
     if (!append->ordered)
         append->request->undecided++;
     append->ordered = 1;
@@ -154,7 +154,7 @@ static void maybe_submit(struct mqd_reactor *r, struct mqd_request *request)
 void mqd_check_on_routed(struct mqd_reactor *r, struct mqd_request *request)
 {
     request->blocks = 1;
-    request->connection->blocked++;
+    request->connection->block_count++;
     maybe_submit(r, request);
 }
 
@@ -170,7 +170,7 @@ void mqd_check_end_order(struct mqd_reactor *r, struct mqd_append *append)
     }
     struct mqd_connection *c = request->connection;
     if (c && request->blocks) {
-        c->blocked--;
+        c->block_count--;
         mqd_connection_resume(r, c);
     }
     request->blocks = 0;
@@ -216,18 +216,18 @@ bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append)
 int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch,
                               const char **message)
 {
-    copy_order_fields(r, request);
-    if (request->order.transactional_id.size_bytes < 0) {
+    copy_produce_fields(r, request);
+    if (request->produce_fields.transactional_id.size_bytes < 0) {
         *message = "a transactional batch in a request without a transactional id";
         return MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
     }
     if (batch->producer_id < 0) /* without a producer there is no transaction */
         return 0;
-    if (request->order.producer_id < 0) {
-        request->order.producer_id = batch->producer_id;
-        request->order.producer_epoch = batch->producer_epoch;
-    } else if (request->order.producer_id != batch->producer_id ||
-               request->order.producer_epoch != batch->producer_epoch) {
+    if (request->produce_fields.producer_id < 0) {
+        request->produce_fields.producer_id = batch->producer_id;
+        request->produce_fields.producer_epoch = batch->producer_epoch;
+    } else if (request->produce_fields.producer_id != batch->producer_id ||
+               request->produce_fields.producer_epoch != batch->producer_epoch) {
         *message = "transactional batches of more than one producer id or epoch in one request";
         return MQD_KAFKA_INVALID_PRODUCER_ID_MAPPING;
     }
@@ -253,7 +253,8 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
     maybe_submit(r, request);
 }
 
-/* Moves the appends that await verification to `parked`, in order. Returns the sum of their bytes. */
+/* Moves the appends that await verification to `parked`, in order. Returns the sum of their
+ * bytes. */
 static uint64_t take_awaiting(struct mqd_request *request, struct mqd_node *parked, uint32_t *count)
 {
     uint64_t bytes = 0;
@@ -278,7 +279,7 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
     mqd_list_init(&parked);
     uint64_t batch_bytes = take_awaiting(request, &parked, &count);
     bool copy = batch_bytes <= MQD_CHECK_COPY_BYTES_MAX;
-    uint32_t id_bytes = (uint32_t)request->order.transactional_id.size_bytes;
+    uint32_t id_bytes = (uint32_t)request->produce_fields.transactional_id.size_bytes;
     uint64_t payload_bytes =
         sizeof(struct mqd_check_transaction) + (uint64_t)count * sizeof(struct mqd_check_partition) + id_bytes;
     bool large = request->arena_offset >= 0 && mqd_frame_is_large(r, (uint64_t)request->arena_offset);
@@ -291,16 +292,17 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
     check->kind = MQD_CHECK_TRANSACTION;
     check->size_bytes = (uint32_t)payload_bytes;
     uint8_t *at = r->options.arenas[r->options.self] + check->offset;
-    struct mqd_check_transaction head = {.producer_id = request->order.producer_id,
-                                         .producer_epoch = request->order.producer_epoch,
+    struct mqd_check_transaction head = {.producer_id = request->produce_fields.producer_id,
+                                         .producer_epoch = request->produce_fields.producer_epoch,
                                          .version = request->version,
-                                         .acks = request->order.required_acks,
+                                         .acks = request->produce_fields.required_acks,
                                          .id_bytes = (uint16_t)id_bytes,
                                          .partition_count = count,
-                                         .timeout_ms = request->order.timeout_ms};
+                                         .timeout_ms = request->produce_fields.timeout_ms};
     memcpy(at, &head, sizeof head);
     at += sizeof head;
-    memcpy(at + (uint64_t)count * sizeof(struct mqd_check_partition), request->order.transactional_id.bytes, id_bytes);
+    memcpy(at + (uint64_t)count * sizeof(struct mqd_check_partition), request->produce_fields.transactional_id.bytes,
+           id_bytes);
     uint64_t batch_at = check->offset + payload_bytes;
     struct mqd_topic_walk walk = {0};
     struct mqd_node *node;
@@ -308,8 +310,8 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         struct mqd_topic *topic = mqd_check_topic(r, request, &walk, append);
         struct mqd_check_partition partition = {.partition_index = append->partition_index, .slot = append->slot};
-        /* if the topic is gone, the coordinator refuses the all-zero id, or mqd_check_resume refuses
-         * the append */
+        /* if the topic is gone, the coordinator refuses the all-zero id, or mqd_check_resume
+         * refuses the append */
         if (topic)
             memcpy(partition.topic_id, topic->topic_id, sizeof partition.topic_id);
         memcpy(at, &partition, sizeof partition);

@@ -2,9 +2,9 @@
  * offset, and a compacted topic needs a key in every record.
  *
  *   uncompressed   walked here, while the bytes are in the cache
- *   compressed     decompressed here if it is small both compressed and decompressed; otherwise on a
- *                  thread of the worker's pool, while the append is parked. If the codec's library
- *                  is missing, the acceptor decompresses the batch
+ *   compressed     decompressed here if it is small both compressed and decompressed; otherwise on
+ *                  a thread of the worker's pool, while the append is parked. If the codec's
+ *                  library is missing, the acceptor decompresses the batch
  *   scheduled      the acceptor reads the headers that specify when each record is due
  *   recompressed   compression.type names a codec other than the batch's: the acceptor returns the
  *                  batch in that codec, and this version is delivered to the owner

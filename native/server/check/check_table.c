@@ -158,9 +158,10 @@ void mqd_check_send_queued(struct mqd_reactor *r)
 
 void mqd_check_arm(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request)
 {
-    int64_t timeout_ms = request->order.timeout_ms, limit_ms = timeout_ms < 1                  ? 1
-                                                               : timeout_ms > MQD_CHECK_MS_MAX ? MQD_CHECK_MS_MAX
-                                                                                               : timeout_ms;
+    int64_t timeout_ms = request->produce_fields.timeout_ms, limit_ms = timeout_ms < 1 ? 1
+                                                                        : timeout_ms > MQD_CHECK_MS_MAX
+                                                                            ? MQD_CHECK_MS_MAX
+                                                                            : timeout_ms;
     if (!request->timer_armed || r->now_ms + limit_ms < request->deadline_ms)
         mqd_timer_arm(r, request, r->now_ms + limit_ms);
     check->version = request->version;

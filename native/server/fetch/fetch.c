@@ -3,7 +3,7 @@
  *
  * Any worker serves any partition: positions come from the partition table, bytes from the files. A
  * parked fetch sets this worker's bit in each slot it waits on, then reads the high watermark
- * again; the owner publishes the mark, then checks the bits. At least one side sees the other.
+ * again; the owner publishes it, then checks the bits. At least one of them sees the other's store.
  *
  *   request -> (its turn on the connection) evaluate -> parked | ranges found
  *   (server/fetch/range.c) -> (cold ranges: read ahead) -> encode (server/fetch/response.c)
@@ -22,8 +22,8 @@
 #define DEBUGGING_REPLICA_ID (-2)
 
 #define CLUSTER_AUTHORIZATION_FAILED 31
-/* of the 256 file operations that may run in parallel; beyond this only the first read of each
- * request is started */
+/* so many of the 256 parallel file operations may be cold reads; beyond that, only the first cold
+ * read of each request is started */
 #define COLD_READ_COUNT_MAX 128
 /* a parked follower receives a new high watermark after this delay, unless records carry it earlier
  * (for KIP-392 reads) */
@@ -254,8 +254,8 @@ static void make_ready(struct mqd_fetch_entry *entry)
 
 /* ---- evaluation ---- */
 
-/* The number of bytes that an entry contributes to min_bytes. Segments that this worker has not
- * listed yet, or that were rolled since, are listed first: an estimate would end the wait too
+/* Returns the number of bytes that an entry contributes to bytes_min. Segments that this worker has
+ * not listed yet, or that were rolled since, are listed first: an estimate would end the wait too
  * early. */
 static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                                uint32_t slot, const struct mqd_positions *published)
@@ -271,7 +271,7 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
     if (end_offset < positions.high_watermark) {
         mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
         if (mqd_reader_limit_positions(r->reader, slot, generation, end_offset, &positions))
-            return entry->bytes_max; /* the search for the range finds the reason */
+            return entry->bytes_max; /* mqd_fetch_find_range will report the error */
     }
     uint64_t bytes = mqd_reader_available_bytes(r->reader, slot, &positions, offset, &entry->cursor);
     if (bytes == UINT64_MAX) {
@@ -299,7 +299,7 @@ static bool has_changed(const struct mqd_fetch_entry *entry, int16_t error, int6
 
 /* Makes one entry wait on its slot; returns what it contributes to bytes_min. If the high watermark
  * has moved, the owner may have checked before the bit was set, so the entry is evaluated again. An
- * error is reported immediately; other changes, with the next records or when the wait ends. */
+ * error is reported immediately, other changes with the next records or when the wait ends. */
 static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                             int64_t bytes_min)
 {
@@ -343,8 +343,8 @@ static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *
     return 0;
 }
 
-/* Evaluates the ready entries; those that are read to the end wait on their slots. Returns how many
- * bytes can be sent. */
+/* Evaluates the ready entries; those that have been read to the end wait on their slots. Returns
+ * how many bytes can be sent. */
 static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
@@ -461,8 +461,8 @@ static void drop_records(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
     mqd_fetch_entry_release(r, entry);
 }
 
-/* sendfile of pages that are not in memory would stall every connection of this worker: they are
- * read ahead first. Views are read and filtered by the pool. */
+/* Pages that are not in memory are read ahead first: sendfile would wait for them and stall every
+ * connection of this worker. Views are read and filtered by the pool. */
 static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
@@ -516,7 +516,7 @@ void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool
         return;
     }
     int64_t bytes_min = request->bytes_min > 0 && set->replica_id < 0 ? request->bytes_min : 1;
-    /* without partitions there is nothing to wait for: a client that closes its session waits for the response */
+    /* without partitions there is nothing to wait for, and a client may be closing its session */
     bool may_wait = !expired && set->entry_count && request->wait_ms > 0 && request->bytes_min > 0;
     if (may_wait && survey(r, request) < bytes_min) {
         park(r, request);
@@ -585,8 +585,8 @@ void mqd_fetch_run_woken(struct mqd_reactor *r)
     }
 }
 
-/* Called when the request ends, because it is answered or its client has disconnected: a session's
- * set stays, a set for one request only is freed. */
+/* Called when the request ends, because it has been answered or its client has disconnected. The
+ * set of a session stays; a set for a single request is freed. */
 void mqd_fetch_detach(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;

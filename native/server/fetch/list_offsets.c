@@ -8,14 +8,15 @@
 #include "server/rights/subject.h"
 
 #define CONSUMER_REPLICA_ID (-1)
-/* any other negative epoch gets FENCED_LEADER_EPOCH, as in Kafka; a consumer's Fetch ignores it */
+/* as in Kafka, other negative epochs get FENCED_LEADER_EPOCH here; a consumer's Fetch ignores
+ * them */
 #define NO_LEADER_EPOCH (-1)
 #define TIMESTAMP_LATEST (-1)
 #define TIMESTAMP_EARLIEST (-2)
-/* earlier versions have no error code for an offset that is not available */
+/* earlier versions do not have the error code OFFSET_NOT_AVAILABLE */
 #define OFFSET_NOT_AVAILABLE_VERSION_MIN 5
 
-/* Whether the client is local and another host leads the partition: the acceptor queries that
+/* Whether the client is local and another host leads the partition; the acceptor then queries that
  * host. */
 static bool led_by_another_host(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
                                 int32_t partition_index)
@@ -40,9 +41,9 @@ static bool must_wait(struct mqd_reactor *r, const struct mqd_topic *topic,
     return mqd_lookup_must_wait(r, flush->slot, flush->end_offset);
 }
 
-/* Whether the reactor can answer the whole request, without the acceptor. *awaited_count_max: if
- * any latest offset must wait for a flush, the number of partitions whose latest offset is
- * requested; otherwise 0. */
+/* Whether the reactor can answer the whole request without the acceptor. Sets *awaited_count_max to
+ * the number of partitions whose latest offset is requested if any of them must wait for a flush,
+ * otherwise to 0. */
 static bool reactor_can_serve(struct mqd_reactor *r, const struct mqd_connection *c, const uint8_t *body,
                               uint32_t size_bytes, int16_t version, uint32_t *awaited_count_max)
 {
@@ -72,8 +73,8 @@ static bool reactor_can_serve(struct mqd_reactor *r, const struct mqd_connection
     return mqd_list_offsets_end(&parser) == 0;
 }
 
-/* 0, or the error if this replica may not return its latest offset: it is not the leader, or its
- * high watermark has not reached the start of its epoch yet (KIP-207). */
+/* Returns 0, or an error if this replica may not return its latest offset: it may no longer be the
+ * leader, or its high watermark has not reached the start of its epoch yet (KIP-207). */
 static int16_t latest_error(const struct mqd_reactor *r, const struct mqd_partition_slot *slot, int16_t version)
 {
     if (r->lease_lost)

@@ -1,10 +1,10 @@
-/* Consumers that state their rack read from a replica in that rack (KIP-392): the leader names the
- * replica, and they switch to it.
+/* Consumers that state their rack read from a replica in that rack (KIP-392): the leader's response
+ * names the replica, and they switch to it.
  *
  * The owner of a partition publishes in its slot which followers are in sync; any worker that
- * serves a Fetch reads this, and the racks of the brokers that clients may be sent to. The worst
- * effect of a torn or slightly outdated set is that a consumer goes to a replica that sends it back
- * or makes it wait.
+ * serves a Fetch reads this, and the racks of the brokers that clients may be sent to. If a worker
+ * reads a torn or slightly outdated set, the worst effect is that a consumer goes to a replica that
+ * sends it back or makes it wait.
  */
 #include <string.h>
 

@@ -6,9 +6,9 @@
 #include "server/reactor.h"
 
 /* if a range overlaps more aborted transactions than this, a shorter range is returned: one batch,
- * or for a view VIEW_BYTES_SHORT bytes of its base topic */
+ * or for a view SHORT_VIEW_BYTES of its base topic */
 #define ABORTED_COUNT_MAX 4096
-#define VIEW_BYTES_SHORT (1u << 20)
+#define SHORT_VIEW_BYTES (1u << 20)
 
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot)
 {
@@ -33,7 +33,9 @@ static struct mqd_cached_cursor *cached_cursor_of(struct mqd_reactor *r, const s
     return &r->cursors[hash >> 54 & (MQD_CURSOR_CACHE_COUNT - 1)];
 }
 
-static void cursor_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
+/* Continues at the cached cursor for the entry's position, if the entry has no cursor of its
+ * own. */
+static void recall_cursor(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
     const struct mqd_cached_cursor *cached = cached_cursor_of(r, entry, mqd_fetch_position(entry));
     if (!entry->cursor.valid && cached->cursor.valid && cached->cursor.offset == mqd_fetch_position(entry) &&
@@ -62,7 +64,9 @@ void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entr
         mqd_filtered_free(&entry->filtered);
 }
 
-static bool hold_aborted(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_fetch_entry *entry)
+/* Charges the memory of the aborted transactions to the request. Returns false if there is no
+ * room. */
+static bool charge_aborted(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_fetch_entry *entry)
 {
     return entry->aborted.count == 0 || mqd_request_hold(r, request, mqd_fetch_aborted_bytes(entry));
 }
@@ -92,13 +96,13 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
     if (code == 0 && entry->aborted.count > ABORTED_COUNT_MAX && size_max > 1) {
         mqd_fetch_entry_release(r, entry);
         entry->cursor = cursor;
-        uint32_t shorter = entry->topic->view && size_max > VIEW_BYTES_SHORT ? VIEW_BYTES_SHORT : 1;
-        return find_once(r, request, entry, slot, positions, generation, shorter, true);
+        uint32_t shorter_max = entry->topic->view && size_max > SHORT_VIEW_BYTES ? SHORT_VIEW_BYTES : 1;
+        return find_once(r, request, entry, slot, positions, generation, shorter_max, true);
     }
     if (code == 0 &&
         mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) != generation)
         code = -1; /* data and transactions may come from different files: compaction or deletion ran in between */
-    if (code == 0 && hold_aborted(r, request, entry))
+    if (code == 0 && charge_aborted(r, request, entry))
         return 0;
     if (code == 0) /* no memory for the transactions: returns nothing now, and the client retries */
         entry->cursor.valid = false;
@@ -110,7 +114,7 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
                           uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first)
 {
     mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
-    cursor_recall(r, entry);
+    recall_cursor(r, entry);
     uint32_t size_max = entry->bytes_max < *budget ? (uint32_t)(entry->bytes_max < 0 ? 0 : entry->bytes_max)
                                                    : (uint32_t)(*budget < 0 ? 0 : *budget);
     bool is_view = entry->topic->view != NULL;
@@ -119,9 +123,9 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     int16_t error = -1;
     for (int tries = 0; tries < 4 && error == -1; tries++) {
         uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
-        /* read after the generation, which the owner increments after it has published a new log
-         * start: in the other order an old log start could be combined with the new list of files,
-         * and a deleted segment would look like a missing one */
+        /* The positions are read after the generation, which the owner increments after it has
+         * published a new log start. In the other order, an old log start could be combined with
+         * the new list of files, and a deleted segment would look like a missing one. */
         mqd_leading_positions(r, entry->set, slot, positions);
         error = find_once(r, request, entry, slot, positions, generation, size_max, *first || is_view);
     }
@@ -147,9 +151,9 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     }
 }
 
-/* A local client reads the files itself, so its response contains only the aborted transactions. If
- * there are too many, the response contains those of a shorter range, and the end of that range as
- * the last stable offset. */
+/* A local client reads the files itself, so the response contains only the aborted transactions. If
+ * there are too many, it contains those of a shorter range, and the end of that range as the last
+ * stable offset. */
 void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                             uint32_t slot, struct mqd_positions *positions)
 {
@@ -177,7 +181,7 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
             mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) != generation)
             error = -1;
     }
-    if (error == 0 && !hold_aborted(r, request, entry)) {
+    if (error == 0 && !charge_aborted(r, request, entry)) {
         mqd_fetch_entry_release(r, entry);
         end_offset = entry->fetch_offset; /* no memory for the transactions: returns nothing now */
     }

@@ -42,9 +42,9 @@ static bool encode_partition(struct mqd_reactor *r, const struct mqd_connection 
     struct mqd_current_leader leader;
     bool leader_moved = entry->outcome.error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER ||
                         entry->outcome.error == MQD_KAFKA_FENCED_LEADER_EPOCH;
-    bool names_leader = leader_moved && version >= 12 &&
+    bool leader_known = leader_moved && version >= 12 &&
                         mqd_topics_current_leader(&r->topics, entry->topic, entry->partition_index, &leader, nodes);
-    entry->outcome.current_leader = names_leader ? &leader : NULL;
+    entry->outcome.current_leader = leader_known ? &leader : NULL;
     entry->outcome.aborted = entry->aborted.entries;
     entry->outcome.aborted_count = entry->aborted.count;
     mqd_fetch_response_partition(&r->scratch, version, &entry->outcome);
@@ -71,7 +71,8 @@ static bool same_topic(const struct mqd_fetch_entry *a, const struct mqd_fetch_e
            memcmp(a->key.name.bytes, b->key.name.bytes, (size_t)a->key.name.size_bytes) == 0;
 }
 
-static uint32_t run_length(const struct mqd_fetch_set *set, uint32_t from)
+/* Returns how many entries from index `from` on belong to the same topic. */
+static uint32_t count_of_topic(const struct mqd_fetch_set *set, uint32_t from)
 {
     uint32_t end = from + 1;
     while (end < set->included_count && same_topic(set->included[from], set->included[end]))
@@ -105,12 +106,12 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
         int32_t topic_count = 0;
         if (r->quota_kinds)
             charge_quota(r, request->connection, set);
-        for (uint32_t i = 0; i < set->included_count; i += run_length(set, i))
+        for (uint32_t i = 0; i < set->included_count; i += count_of_topic(set, i))
             topic_count++;
         mqd_fetch_response_begin(out, version, mqd_throttle_time_ms(r, request->connection), 0, set->session_id,
                                  topic_count);
         for (uint32_t i = 0; i < set->included_count;) {
-            uint32_t count = run_length(set, i);
+            uint32_t count = count_of_topic(set, i);
             mqd_fetch_response_topic(out, version, &set->included[i]->key, (int32_t)count);
             for (uint32_t end = i + count; i < end; i++)
                 ok &= encode_partition(r, request->connection, set->included[i], version, &file_bytes, &nodes);

@@ -1,8 +1,8 @@
 /* The partitions of a fetch: a set for one request, or one that persists as an incremental session
  * (KIP-227).
  *
- * A set has all its partitions in `entries`, in the order in which the client named them, and those
- * that must be evaluated also in the list `ready`. An entry that has been read to the high
+ * A set has all its partitions in `entries`, in the order in which the client named them; those
+ * that must be evaluated are also in the list `ready`. An entry that has been read to the high
  * watermark leaves `ready` and waits on its slot, so in a session of thousands of idle partitions
  * only the changed ones cost time.
  *
@@ -10,8 +10,8 @@
  * the topic may appear later, or be deleted and created again under its name. A client that names
  * an unknown partition in every request adds only one entry.
  *
- * Bounds: MQD_PARTITION_SLOT_COUNT partitions in a set, because there cannot be more;
- * session_count_max sessions and half of heap_bytes_max for them. When these are exhausted, a
+ * Bounds: MQD_PARTITION_SLOT_COUNT partitions in a set, because a broker cannot have more;
+ * session_count_max sessions, which may use half of heap_bytes_max. When these are exhausted, a
  * session that has been idle for MQD_SESSION_IDLE_MS is removed; if there is none, the client gets
  * session id 0 (full fetches).
  */
@@ -124,7 +124,7 @@ static struct mqd_fetch_entry *lookup(struct mqd_fetch_set *set, const struct mq
     return entry;
 }
 
-/* Called if the entry has no topic or a deleted one: finds the topic of its name or id, and resets
+/* Called if the entry has no topic or a deleted one: looks the topic up by name or id, and resets
  * what the entry remembers about the old topic. Returns false if there is no such topic. */
 bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
@@ -328,8 +328,9 @@ int16_t mqd_session_begin_request(struct mqd_reactor *r, const struct mqd_connec
     *create = fetch->session_epoch == 0;
     struct mqd_fetch_set *session = fetch->session_id ? session_by_id(r, fetch->session_id) : NULL;
     if (session && (session->replica_id != fetch->replica_id || !mqd_session_is_usable_by(session, c)))
-        session = NULL;              /* the session belongs to another client */
-    if (fetch->session_epoch <= 0) { /* 0 opens a new session, -1 ends the session: in both cases the old one ends */
+        session = NULL; /* the session belongs to another client */
+    /* 0 opens a new session, -1 does not: in both cases the old session ends */
+    if (fetch->session_epoch <= 0) {
         if (session)
             mqd_session_remove(r, session);
         return 0;

@@ -13,9 +13,9 @@
  * such a batch, so that its position advances too; other clients would stop at it.
  *
  * Invariants
- *   F1  between the client's offset and offset + skipped nothing is selected and there is no
+ *   F1  from the client's offset up to offset + skipped, nothing is selected and there is no
  *       control batch. This holds only in the leader epoch in which these offsets were read: after
- *       an unclean election other records may have them.
+ *       an unclean election, other records may have the same offsets.
  *   F2  a job owns all that it uses (range, filter), because its set and entry may be freed before
  *       it ends. */
 #include <stdlib.h>
@@ -27,7 +27,7 @@
 #include "wire/buffer.h"
 #include "wire/filter.h"
 
-#define CACHE_BYTES_MAX (64ull << 20) /* of a worker */
+#define CACHE_BYTES_MAX (64ull << 20) /* per worker */
 #define PIECE_BYTES (1u << 20)
 #define FILTERED_BYTES_MAX (4u << 20) /* bytes of the base that are filtered for one response */
 #define OUTPUT_BYTES_MAX (1 << 20)    /* bytes selected from a partition for one response */
@@ -44,7 +44,7 @@ struct mqd_view_job {
 
 /* ---- skipped offsets ---- */
 
-static struct mqd_view_skip *place_of(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
+static struct mqd_view_skip *skip_slot_of(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
 {
     uint64_t hash = entry->topic->serial * 0x9e3779b97f4a7c15ull +
                     (uint32_t)entry->partition_index * 0xc2b2ae3d27d4eb4full +
@@ -54,7 +54,7 @@ static struct mqd_view_skip *place_of(struct mqd_reactor *r, const struct mqd_fe
 
 void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32_t leader_epoch)
 {
-    const struct mqd_view_skip *remembered = place_of(r, entry);
+    const struct mqd_view_skip *remembered = skip_slot_of(r, entry);
     if (entry->skipped && entry->skipped_epoch != leader_epoch)
         entry->skipped = entry->has_skipped_batch = 0;
     if (!entry->skipped && remembered->topic_serial == entry->topic->serial &&
@@ -67,12 +67,12 @@ void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32
     entry->skipped_epoch = leader_epoch;
 }
 
-static void skip(struct mqd_reactor *r, struct mqd_fetch_entry *entry, const struct mqd_filtered *selection)
+static void store_skipped(struct mqd_reactor *r, struct mqd_fetch_entry *entry, const struct mqd_filtered *selection)
 {
     entry->skipped = selection->next_offset - entry->fetch_offset;
     entry->has_skipped_batch = selection->has_empty;
     memcpy(entry->skipped_batch, selection->empty, sizeof entry->skipped_batch);
-    struct mqd_view_skip *remembered = place_of(r, entry);
+    struct mqd_view_skip *remembered = skip_slot_of(r, entry);
     *remembered = (struct mqd_view_skip){.topic_serial = entry->topic->serial,
                                          .partition_index = entry->partition_index,
                                          .offset = entry->fetch_offset,
@@ -173,7 +173,7 @@ static void take_selection(struct mqd_reactor *r, struct mqd_request *request, s
         mqd_range_move_cursor(&job->range, job->read.end_position, selection->next_offset, &entry->cursor);
     mqd_fetch_keep_cursor(r, entry);
     if (!selection->size_bytes) {
-        skip(r, entry, selection);
+        store_skipped(r, entry, selection);
         mqd_view_add_empty(request, entry);
         return;
     }

@@ -19,8 +19,8 @@
 
 #define PAGE_BYTES 4096u
 #define SUBMISSION_COUNT_MIN 16u
-/* the kernel doubles this. It is room for a few responses with a descriptor each, so that a client
- * that does not receive cannot have hundreds of descriptors in flight */
+/* The kernel doubles this. There is room for only a few responses, each with a descriptor, so that
+ * a client that does not receive cannot have hundreds of descriptors in flight. */
 #define SOCKET_SEND_BYTES 4096
 #define OVERDUE_PERIODS 2
 #define UNMAP_BYTES_MAX (1u << 20) /* larger mappings are unmapped by the thread pool */
@@ -34,7 +34,7 @@
 /* The resources of an attachment that is being created. */
 struct new_attachment {
     struct mqd_local *local;
-    int memory_fd, read_end; /* for the client only */
+    int memory_fd, pipe_read_fd; /* for the client only */
     const void *principal;
     uint16_t principal_bytes; /* 0 = none */
 };
@@ -73,8 +73,8 @@ static void refuse(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
 
 /* ---- memory ---- */
 
-/* Grants the sizes that the client requested, within the limits and the rest of the budget. Returns
- * false if too little is left. */
+/* Grants the sizes that the client requested, within the limits and what is left of the budget.
+ * Returns false if too little is left. */
 static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, const struct mqd_local_handoff *handoff)
 {
     local->submission_count =
@@ -160,15 +160,15 @@ static bool descriptors_open(struct mqd_reactor *r, struct new_attachment *new_a
     local->to_worker_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (local->to_worker_fd < 0 || pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
         return false;
-    new_attachment->read_end = ends[0];
+    new_attachment->pipe_read_fd = ends[0];
     local->to_client_fd = ends[1];
-    /* shrinks the pipe, best effort: the default size uses more of the user's pipe quota */
+    /* Tries to shrink the pipe: the default size uses more of the user's pipe quota. */
     fcntl(local->to_client_fd, F_SETPIPE_SZ, one_page);
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &socket_bytes, sizeof socket_bytes);
     if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &local->pidfd, &size_bytes) < 0) {
         local->pidfd = -1;
-        /* not supported by kernels before 6.5; otherwise the process has ended, or no descriptor is
-         * available */
+        /* Kernels before 6.5 do not support this option. Any other error means that the process has
+         * ended, or that no descriptor is available. */
         if (errno != ENOPROTOOPT)
             return false;
     }
@@ -180,7 +180,7 @@ static bool welcome_send(const struct mqd_reactor *r, const struct new_attachmen
     const struct mqd_local *local = new_attachment->local;
     struct mqd_local_welcome welcome = {
         .magic = MQD_LOCAL_MAGIC, .total_bytes = local->total_bytes, .worker = r->options.self};
-    int fds[MQD_LOCAL_FD_COUNT] = {new_attachment->memory_fd, local->to_worker_fd, new_attachment->read_end,
+    int fds[MQD_LOCAL_FD_COUNT] = {new_attachment->memory_fd, local->to_worker_fd, new_attachment->pipe_read_fd,
                                    r->options.control_fd};
     union {
         struct cmsghdr header;
@@ -332,7 +332,7 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
     }
     struct new_attachment new_attachment = {.local = calloc(1, sizeof *new_attachment.local),
                                             .memory_fd = -1,
-                                            .read_end = -1,
+                                            .pipe_read_fd = -1,
                                             .principal = principal,
                                             .principal_bytes = principal_bytes};
     if (!new_attachment.local) {
@@ -345,8 +345,8 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
     attach(r, fd, &handoff, &new_attachment);
     if (new_attachment.memory_fd >= 0)
         close(new_attachment.memory_fd);
-    if (new_attachment.read_end >= 0)
-        close(new_attachment.read_end);
+    if (new_attachment.pipe_read_fd >= 0)
+        close(new_attachment.pipe_read_fd);
 }
 
 /* ---- ending ---- */
@@ -372,8 +372,8 @@ void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c)
     c->local = NULL;
 }
 
-/* Requests submitted before the end are still taken, like bytes that TCP has received; at most as
- * many bytes as the data area has, because no more can have been submitted. */
+/* Requests submitted before the end are still taken, like bytes that TCP has received, but not more
+ * bytes than the data area holds, because no more can have been submitted. */
 void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_local *local = c->local;
@@ -382,7 +382,7 @@ void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c)
     c->hangup = c->readable = c->writable = 1;
     mqd_throttle_unmute(r, c);
     if ((c->chunk_count || mqd_output_pending_bytes(c)) && !mqd_list_linked(&c->output_node))
-        mqd_list_append(&r->to_send, &c->output_node); /* the chunk is discarded and the output after it continues */
+        mqd_list_append(&r->to_send, &c->output_node); /* the output is discarded (mqd_local_send) */
     mqd_connection_resume(r, c);
 }
 

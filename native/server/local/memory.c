@@ -1,5 +1,5 @@
 /* Counts the memory of attachments until it is freed. A client, or a process that received the
- * memfd from it, can keep the memfd open or mapped, and so keep its pages, as long as it likes
+ * memfd from it, can keep the memfd open or mapped, and thus its pages allocated, for any time
  * after the attachment has ended. Until the memory is released it counts toward local_bytes;
  * otherwise a client that attaches repeatedly could use any amount. The kernel reports through
  * inotify when the last reference to a memfd is released; local_free releases the worker's own

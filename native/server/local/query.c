@@ -1,9 +1,10 @@
 /* Handles the queries that local clients send on their sockets: which segment contains this offset?
  * The response carries a descriptor of the segment's file, which the client maps and reads itself.
  *
- * The client's descriptor has an open file description of its own, opened read-only, so changes by
- * the client (flags, locks, position) do not affect us. It stays valid when the file is unlinked,
- * so a client may continue to read data that retention or compaction has replaced.
+ * The client's descriptor has an open file description of its own, opened read-only, so the client
+ * cannot affect this process's descriptor by changing flags, locks or the position. The client's
+ * descriptor stays valid when the file is unlinked, so a client may continue to read data that
+ * retention or compaction has replaced.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +17,7 @@
 #include "server/rights/subject.h"
 
 #define QUERIES_PER_TURN 16
-#define TRIES 4
+#define TRY_COUNT_MAX 4
 #define SEGMENT_BYTES_MAX (1u << 31) /* positions in a segment are below this; nothing beyond is mapped */
 
 /* ---- one query ---- */
@@ -80,9 +81,9 @@ static int respond_segment(struct mqd_reactor *r, const struct mqd_connection *c
     int fd = -1;
     if (code == 0) {
         mqd_fetch_ensure_path(r, topic, query->partition_index, response->slot);
-        code = -1; /* try (again) */
+        code = -1; /* not located yet: try, or try again */
     }
-    for (int tries = 0; tries < TRIES && code == -1; tries++) {
+    for (int tries = 0; tries < TRY_COUNT_MAX && code == -1; tries++) {
         struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, response->slot);
         struct mqd_positions positions;
         struct mqd_segment_location location;
@@ -119,7 +120,7 @@ static int respond_segment(struct mqd_reactor *r, const struct mqd_connection *c
     if (code == MQD_KAFKA_STORAGE_ERROR)
         mqd_log(r, 4, 0, response->slot, "a local client's query for offset %lld failed: %s", (long long)query->offset,
                 mqd_error_message());
-    /* the segments keep changing: the client retries */
+    /* -1: the segments keep changing; the client retries */
     response->error = code == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : code;
     return fd;
 }
@@ -215,7 +216,7 @@ void mqd_locals_respond(struct mqd_reactor *r)
         for (int i = 0; i < QUERIES_PER_TURN && more; i++)
             more = respond_one(r, local, &closed);
         if (!closed && more)
-            /* the other queries are handled in the next turn, because other clients wait, too */
+            /* further queries are handled in the next turn, because other clients wait too */
             mqd_local_query_schedule(r, local);
         else if (!closed && local->response_waits && local->response_refused)
             mqd_list_append(&r->query_later, &local->query_node);

@@ -1,4 +1,4 @@
-/* Takes requests from, and puts responses into, the memory of an attachment. See
+/* Takes requests from the memory of an attachment, and puts responses into it. See
  * server/local/local.h, and shm/local_layout.h for which values may be trusted.
  *
  * A request is copied once, from the client's memory into the receive window (or a run of extents
@@ -14,7 +14,7 @@
 #include "server/reactor.h"
 
 #define FRAME_BYTES_MIN 8          /* api key, version, correlation id */
-#define TAKE_BYTES_MAX (64u << 10) /* taken from one attachment before the next one is served */
+#define TAKE_BYTES_MAX (64u << 10) /* bytes taken from one attachment before the next one is served */
 #define TAKE_COUNT_MAX 64
 #define FRAME_ALIGN 64u
 #define FILE_STEP_BYTES (256u << 10)
@@ -104,7 +104,7 @@ static int64_t find_room(struct mqd_reactor *r, struct mqd_connection *c, uint32
         c->run_offset = -1;
         return offset;
     }
-    if (c->run_offset >= 0) { /* the client has shrunk a request that waited for this reservation */
+    if (c->run_offset >= 0) { /* the client has replaced the large request that waited for this reservation */
         mqd_frame_release(r, (uint64_t)c->run_offset);
         c->run_offset = -1;
     }
@@ -217,7 +217,8 @@ static void set_needs_room(struct mqd_local *local, bool needed)
     mqd_store_release(&local->header->worker_needs_room, (uint32_t)needed);
 }
 
-/* Like reply_room, but before it returns 0 it asks the client to notify the worker of new room. */
+/* Like reply_room, but before it returns 0, it asks the client to wake the worker when there is
+ * room. */
 static int64_t room_or_wait(struct mqd_reactor *r, struct mqd_local *local)
 {
     int64_t room = reply_room(r, local);

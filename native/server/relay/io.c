@@ -70,10 +70,10 @@ static void copy_refusal(struct mqd_reactor *r, struct mqd_append *append, const
 static bool on_response(struct mqd_reactor *r, struct mqd_relay *relay, const uint8_t *frame, uint32_t size_bytes)
 {
     struct mqd_relay_response response;
-    struct mqd_relayed *entry =
-        mqd_list_empty(&relay->entries) ? NULL : MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node);
+    struct mqd_relay_entry *entry =
+        mqd_list_empty(&relay->entries) ? NULL : MQD_CONTAINER(relay->entries.next, struct mqd_relay_entry, node);
     if (!entry || entry == relay->unsent || (int32_t)mqd_get_be32(frame) != entry->correlation_id) {
-        mqd_relay_end(r, relay, EPROTO, "a response to a request other than the oldest one, or to no request");
+        mqd_relay_end(r, relay, EPROTO, "a response that does not answer the oldest request");
         return false;
     }
     if (mqd_relay_parse(frame, size_bytes, entry->version, &response) < 0) {
@@ -81,7 +81,7 @@ static bool on_response(struct mqd_reactor *r, struct mqd_relay *relay, const ui
         return false;
     }
     if (response.partition_index != entry->partition_index) {
-        mqd_relay_end(r, relay, EPROTO, "a response about another partition");
+        mqd_relay_end(r, relay, EPROTO, "a response for another partition");
         return false;
     }
     struct mqd_append *append = mqd_relay_entry_take(r, relay);
@@ -92,7 +92,7 @@ static bool on_response(struct mqd_reactor *r, struct mqd_relay *relay, const ui
     append->log_start_offset = response.log_start_offset;
     if (response.error && !append->request->no_reply)
         copy_refusal(r, append, &response);
-    mqd_relay_done(r, append, response.error, NULL);
+    mqd_relay_complete_append(r, append, response.error, NULL);
     return true;
 }
 
@@ -168,14 +168,14 @@ void mqd_relays_read(struct mqd_reactor *r)
 
 /* ---- time ---- */
 
-/* The time at which a relay without progress is ended; INT64_MAX if nothing is waiting. */
+/* Returns the time at which a relay that makes no progress is ended; INT64_MAX if nothing waits. */
 static int64_t due_ms(const struct mqd_relay *relay)
 {
     if (mqd_list_empty(&relay->entries))
         return relay->connect_requested ? relay->connect_by_ms : INT64_MAX;
     if (relay->socket.fd < 0)
         return relay->connect_by_ms;
-    return MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node)->expected_ms + relay->timeout_ms;
+    return MQD_CONTAINER(relay->entries.next, struct mqd_relay_entry, node)->expected_ms + relay->timeout_ms;
 }
 
 /* Runs the TLS connection for this turn. Returns false if its handshake has not finished, or the

@@ -12,7 +12,7 @@
 #include "server/rights/subject.h"
 
 #define CONNECT_MS_MAX 5000          /* normally Python reports a failure earlier */
-#define AUTHENTICATION_RETRY_MS 1000 /* after a failed authentication of either host */
+#define AUTHENTICATION_RETRY_MS 1000 /* pause after a failed authentication of either host */
 
 static const char *const not_written_message =
     "the partition's leader, another host, could not be reached; nothing was written";
@@ -86,11 +86,11 @@ static uint64_t poll_token(const struct mqd_relay *relay)
 
 /* ---- entries ---- */
 
-static struct mqd_relayed *entry_new(struct mqd_relays *relays)
+static struct mqd_relay_entry *entry_new(struct mqd_relays *relays)
 {
-    struct mqd_relayed *entry = relays->free_entries;
+    struct mqd_relay_entry *entry = relays->free_entries;
     if (entry)
-        relays->free_entries = (struct mqd_relayed *)entry->node.next;
+        relays->free_entries = (struct mqd_relay_entry *)entry->node.next;
     else if (!(entry = malloc(sizeof *entry)))
         return NULL;
     memset(entry, 0, sizeof *entry);
@@ -98,42 +98,42 @@ static struct mqd_relayed *entry_new(struct mqd_relays *relays)
     return entry;
 }
 
-static void unblock(struct mqd_reactor *r, struct mqd_relayed *entry)
+static void unblock(struct mqd_reactor *r, struct mqd_relay_entry *entry)
 {
     struct mqd_connection *c = entry->blocks && entry->append ? entry->append->request->connection : NULL;
     entry->blocks = 0;
     if (!c)
         return;
-    c->blocked--;
+    c->block_count--;
     mqd_connection_resume(r, c);
 }
 
 /* Called when all bytes of the entry are in the socket: it no longer uses memory or blocks its
  * connection. */
-void mqd_relay_on_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry)
+void mqd_relay_on_entry_sent(struct mqd_reactor *r, struct mqd_relay_entry *entry)
 {
     struct mqd_relay *relay = entry->relay;
     mqd_heap_release(r, entry->frame_bytes);
     unblock(r, entry);
     relay->unsent =
-        entry->node.next == &relay->entries ? NULL : MQD_CONTAINER(entry->node.next, struct mqd_relayed, node);
+        entry->node.next == &relay->entries ? NULL : MQD_CONTAINER(entry->node.next, struct mqd_relay_entry, node);
 }
 
 void mqd_relay_untrack(struct mqd_reactor *r, struct mqd_append *append)
 {
-    struct mqd_relayed *entry = append->relayed;
-    append->relayed = NULL;
+    struct mqd_relay_entry *entry = append->relay_entry;
+    append->relay_entry = NULL;
     unblock(r, entry);
     entry->append = NULL;
-    append->request->relaying--;
+    append->request->relaying_count--;
     if (append->request->connection)
-        append->request->connection->relaying--;
+        append->request->connection->relaying_count--;
 }
 
 /* Removes the oldest entry; if its append still waits, the caller must complete it. */
 struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay *relay)
 {
-    struct mqd_relayed *entry = MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node);
+    struct mqd_relay_entry *entry = MQD_CONTAINER(relay->entries.next, struct mqd_relay_entry, node);
     struct mqd_append *append = entry->append;
     if (append)
         mqd_relay_untrack(r, append);
@@ -146,7 +146,7 @@ struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay 
 }
 
 /* L6: with acks=0 there is no response. */
-void mqd_relay_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error, const char *message)
+void mqd_relay_complete_append(struct mqd_reactor *r, struct mqd_append *append, int16_t error, const char *message)
 {
     if (!append)
         return;
@@ -157,25 +157,27 @@ void mqd_relay_done(struct mqd_reactor *r, struct mqd_append *append, int16_t er
     mqd_append_done(r, append, error);
 }
 
-/* Fails all requests; those that end after stream position `sent` were not written. */
+/* Fails all requests. Those that end after stream position `sent` were not sent completely, so
+ * their batches were not written. */
 static void fail_all(struct mqd_reactor *r, struct mqd_relay *relay, uint64_t sent)
 {
     uint32_t count = 0;
     while (!mqd_list_empty(&relay->entries)) {
-        bool unsent = MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node)->end > sent;
+        bool unsent = MQD_CONTAINER(relay->entries.next, struct mqd_relay_entry, node)->end > sent;
         struct mqd_append *append = mqd_relay_entry_take(r, relay);
         count += append != NULL;
-        mqd_relay_done(r, append, unsent ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : MQD_KAFKA_REQUEST_TIMED_OUT,
-                       unsent ? not_written_message
-                              : "the connection to the partition's leader, another host, ended; whether the batch was "
-                                "written is unknown");
+        mqd_relay_complete_append(
+            r, append, unsent ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : MQD_KAFKA_REQUEST_TIMED_OUT,
+            unsent ? not_written_message
+                   : "the connection to the partition's leader, another host, ended; whether the batch was "
+                     "written is unknown");
     }
     mqd_stat(r, MQD_COUNT_RELAY_FAILURES, count);
 }
 
 void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, const char *text)
 {
-    /* without a connection nothing was sent, and every entry's end is above 0 */
+    /* without a connection, nothing was sent: 0 is below the end of every entry */
     uint64_t sent = relay->socket.fd >= 0 ? relay->out_sent : 0;
     if (relay->socket.fd >= 0) {
         if (r->poll)
@@ -196,8 +198,8 @@ void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, co
     mqd_reactor_emit(r, &event);
 }
 
-/* A connection to a host that cannot prove its identity, or does not accept this host's, is not
- * tried again immediately. */
+/* If the other host could not prove its identity, or did not accept this host's, a new connection
+ * is not tried immediately. */
 void mqd_relay_end_with_error(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     char reason[MQD_ERROR_MESSAGE_BYTES];
@@ -252,11 +254,12 @@ static bool encode(struct mqd_relay *relay, struct mqd_append *append, const str
 static void refuse(struct mqd_reactor *r, struct mqd_append *append, const char *message)
 {
     mqd_stat(r, MQD_COUNT_RELAY_FAILURES, 1);
-    mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, message); /* retriable; nothing was written */
+    mqd_relay_complete_append(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER,
+                              message); /* retriable; nothing was written */
 }
 
 static void queue_append(struct mqd_reactor *r, struct mqd_relay *relay, struct mqd_append *append,
-                         const struct mqd_topic *topic, struct mqd_relayed *entry, uint32_t frame_bytes)
+                         const struct mqd_topic *topic, struct mqd_relay_entry *entry, uint32_t frame_bytes)
 {
     struct mqd_connection *c = append->request->connection;
     const struct mqd_produce_request *produce = r->producing;
@@ -270,15 +273,15 @@ static void queue_append(struct mqd_reactor *r, struct mqd_relay *relay, struct 
     memcpy(entry->topic_id, topic->topic_id, sizeof entry->topic_id);
     entry->expected_ms =
         r->now_ms + (produce->required_acks == -1 && produce->timeout_ms > 0 ? produce->timeout_ms : 0);
-    append->relayed = entry;
-    append->request->relaying++;
-    c->relaying++;
+    append->relay_entry = entry;
+    append->request->relaying_count++;
+    c->relaying_count++;
     mqd_list_append(&relay->entries, &entry->node);
     if (!relay->unsent)
         relay->unsent = entry;
     if (relay->out_base + relay->out.size_bytes - relay->out_sent > MQD_RELAY_UNSENT_BYTES) {
         entry->blocks = 1;
-        c->blocked++;
+        c->block_count++;
     }
     mqd_stat(r, MQD_COUNT_RELAYED_BATCHES, 1);
     mqd_stat(r, MQD_COUNT_RELAYED_BYTES, frame_bytes);
@@ -293,20 +296,21 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
     if (!mqd_topics_led_elsewhere(&r->topics, metadata) || metadata->leader < 0)
         return false;
     if (__builtin_expect(mqd_subject_is_stale(r), 0)) { /* the leader checks no rights (S5) */
-        mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER,
-                       "this broker has not reached the controller for the length of its lease, so it does not know "
-                       "whether its client may still write");
+        mqd_relay_complete_append(
+            r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER,
+            "this broker has not reached the controller for the length of its lease, so it does not know "
+            "whether its client may still write");
         return true;
     }
     if (partition->size_bytes > 0 && (uint64_t)partition->size_bytes > r->options.heap_bytes_max) {
-        mqd_relay_done(r, append, MQD_KAFKA_MESSAGE_TOO_LARGE,
-                       "a batch of a local client for a leader on another host is larger than "
-                       "queued.max.request.bytes: raise it, or let the client use TCP");
+        mqd_relay_complete_append(r, append, MQD_KAFKA_MESSAGE_TOO_LARGE,
+                                  "a batch of a local client for a leader on another host is larger than "
+                                  "queued.max.request.bytes: raise it, or let the client use TCP");
         return true;
     }
     uint32_t lane = produce->transactional_id.size_bytes >= 0 ? MQD_RELAY_LANE_TRANSACTIONS : MQD_RELAY_LANE_PLAIN;
     struct mqd_relay *relay = find_or_create(r, metadata->leader, metadata->leader_worker, lane);
-    struct mqd_relayed *entry = relay && r->now_ms >= relay->refuse_until_ms ? entry_new(r->relays) : NULL;
+    struct mqd_relay_entry *entry = relay && r->now_ms >= relay->refuse_until_ms ? entry_new(r->relays) : NULL;
     uint32_t old_size_bytes = relay ? relay->out.size_bytes : 0;
     if (!entry) {
         refuse(r, append,
@@ -328,12 +332,12 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
     return true;
 }
 
-/* The former leader may be unreachable: its response may never arrive. */
+/* L3: the former leader may be unreachable, so its response may never arrive. */
 void mqd_relay_on_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic)
 {
     for (uint32_t i = 0; r->relays && i < r->relays->count; i++)
         MQD_LIST_EACH(node, next, &r->relays->relay[i]->entries) {
-            struct mqd_relayed *entry = MQD_CONTAINER(node, struct mqd_relayed, node);
+            struct mqd_relay_entry *entry = MQD_CONTAINER(node, struct mqd_relay_entry, node);
             struct mqd_append *append = entry->append;
             if (!append || memcmp(entry->topic_id, topic->topic_id, sizeof entry->topic_id) != 0)
                 continue;
@@ -341,7 +345,8 @@ void mqd_relay_on_topic_changed(struct mqd_reactor *r, const struct mqd_topic *t
             if (exists && topic->partitions[entry->partition_index].leader == entry->relay->leader_node)
                 continue;
             mqd_relay_untrack(r, append);
-            mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, "another host leads the partition now");
+            mqd_relay_complete_append(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER,
+                                      "another host leads the partition now");
         }
 }
 
@@ -384,7 +389,7 @@ static void put_connection(struct mqd_reactor *r, const struct mqd_command *comm
     if (relay && relay->socket.fd >= 0)
         mqd_relay_end(r, relay, -1, "");
     const char *problem = !valid   ? "a relay's leader, lane or timeout is invalid"
-                          : !relay ? "more connections to leaders on other hosts than a worker can hold"
+                          : !relay ? "too many connections to leaders on other hosts for one worker"
                                    : take_socket(r, relay, command);
     if (problem)
         close((int)command->number);
@@ -458,8 +463,8 @@ void mqd_relays_destroy(struct mqd_reactor *r)
         return;
     mqd_relays_close(r);
     while (r->relays->free_entries) {
-        struct mqd_relayed *entry = r->relays->free_entries;
-        r->relays->free_entries = (struct mqd_relayed *)entry->node.next;
+        struct mqd_relay_entry *entry = r->relays->free_entries;
+        r->relays->free_entries = (struct mqd_relay_entry *)entry->node.next;
         free(entry);
     }
     for (uint32_t i = 0; i < r->relays->count; i++)

@@ -386,7 +386,7 @@ static void fetcher_put(struct mqd_reactor *r, struct mqd_fetchers *fetchers, co
     if (old)
         mqd_fetcher_end(r, old, -1, "");
     if (!problem && fetchers->count == MQD_FETCHER_COUNT_MAX)
-        problem = "more connections to other hosts than a worker can hold";
+        problem = "too many connections to other hosts for one worker";
     if (!problem && (!r->poll || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
                      !(fetcher = fetcher_new(r, fetchers, command))))
         problem = r->poll ? "the socket cannot be used, or out of memory for a connection to another host"

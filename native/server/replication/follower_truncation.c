@@ -103,7 +103,7 @@ static void on_failure(struct mqd_reactor *r, const struct mqd_owned *owned, con
     /* true: the truncation had not begun, and the leader will give the same response again */
     bool intact = !mqd_partition_fenced(owned->partition);
     if (intact && (job->error == ENOSPC || job->error == EDQUOT)) {
-        mqd_owner_note_dir_full(r, owned, job->error, job->text);
+        mqd_owner_report_dir_full(r, owned, job->error, job->text);
         return;
     }
     mqd_log(r, 3, 0, owned->slot, "the log cannot be truncated%s: %s", intact ? " yet" : "", job->text);

@@ -165,7 +165,7 @@ bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c)
     mqd_list_append(&subject->connections, &c->subject_node);
     if (!subject->topics) {
         c->awaits_subject = 1;
-        c->blocked++;
+        c->block_count++;
     }
     if (!subject->requested)
         request_rights(r, subject);
@@ -188,7 +188,7 @@ static void apply_tables(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (c->awaits_subject) {
         c->awaits_subject = 0;
-        c->blocked--;
+        c->block_count--;
         mqd_connection_resume(r, c);
         if (c->local)
             mqd_local_query_schedule(r, c->local);

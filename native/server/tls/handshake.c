@@ -131,7 +131,7 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
     MQD_ASSERT(!c->unsent_encrypted_bytes && !mqd_tls_link(c->tls)->lent,
                "T2: connection %llu is lent with %u bytes unsent", (unsigned long long)c->id,
                c->unsent_encrypted_bytes);
-    c->blocked++; /* c is not read until the pool returns the session */
+    c->block_count++; /* c is not read until the pool returns the session */
     mqd_tls_pool_submit(r->secure->pool, c->tls);
 }
 
@@ -153,7 +153,7 @@ static bool request_principal(struct mqd_reactor *r, struct mqd_connection *c)
         return false;
     }
     c->awaits_principal = 1;
-    c->blocked++;
+    c->block_count++;
     return true;
 }
 
@@ -163,7 +163,7 @@ void mqd_secure_on_principal_command(struct mqd_reactor *r, const struct mqd_com
     size_t size_bytes = strlen(command->text);
     if (c && c->tls && c->awaits_principal) {
         c->awaits_principal = 0;
-        c->blocked--;
+        c->block_count--;
         if (!size_bytes || size_bytes > MQD_PRINCIPAL_BYTES_MAX) {
             mqd_connection_fail(r, c, "the client's certificate maps to no principal (ssl.principal.mapping.rules)");
         } else if (!mqd_authentication_set_principal(c, MQD_PRINCIPAL_TLS, command->text, (uint16_t)size_bytes)) {
@@ -185,7 +185,7 @@ static void on_step(struct mqd_reactor *r, struct mqd_tls *tls)
     }
     const struct mqd_tls_link *link = mqd_tls_link(c->tls);
     int flushed = mqd_tls_flush(c->tls);
-    c->blocked--;
+    c->block_count--;
     if (link->result < 0) {
         char reason[224];
         snprintf(reason, sizeof reason, "the TLS handshake failed: %s", link->reason);

@@ -9,9 +9,10 @@
  *
  * Invariants
  *   T1  the reactor's thread computes no public-key operation: handshakes run on the pool.
- *   T2  the reactor does not use a session while it is lent: the connection is not read (`blocked`)
- *       and has nothing to send, because a session is lent only when all its output has been sent.
- *       If the connection closes meanwhile, the session is freed when the pool returns it.
+ *   T2  the reactor does not use a session while it is lent: the connection is not read
+ *       (`block_count`) and has nothing to send, because a session is lent only when all its output
+ *       has been sent. If the connection closes meanwhile, the session is freed when the pool
+ *       returns it.
  *   T3  no byte of a frame is read before the handshake has ended and the principal is known.
  *   T4  plain text is encrypted only when everything encrypted before it has been sent; what the
  *       socket did not take (`unsent_encrypted_bytes`) counts as the connection's output and in

@@ -277,8 +277,8 @@ static void check_state(void)
         bool blocked = model.large && last->client == client && !last->decided && last->end > wire.sent;
         NEED(model.due_at[client] == model.due_count[client]);
         NEED((client && model.gone) ||
-             (clients[client].relaying == relaying[client] && clients[client].inflight == relaying[client] &&
-              clients[client].blocked == blocked));
+             (clients[client].relaying_count == relaying[client] && clients[client].inflight == relaying[client] &&
+              clients[client].block_count == blocked));
     }
 }
 
