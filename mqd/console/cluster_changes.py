@@ -159,7 +159,7 @@ def drain(settings: Settings, form: Form) -> Change:
     with Broker(settings.bootstrap) as broker:
         if not broker.is_mqd():
             raise CliError(
-                "only an mqd cluster can drain a broker; in Apache Kafka, move its replicas with mqd topic reassign"
+                "Apache Kafka cannot drain a broker, only mqd can; move its replicas with mqd topic reassign"
             )
         before = moves.replicas_of_all(broker)
     held_partitions = {partition: replicas for partition, replicas in before.items() if node in replicas}
@@ -172,8 +172,8 @@ def drain(settings: Settings, form: Form) -> Change:
 
     if cancel:
         effects = [
-            f"Broker {node} takes part again: it gets replicas of new topics. Replicas that have left it return only"
-            " when the cluster is balanced."
+            f"Broker {node} can have replicas again, such as those of new topics. Replicas that have left it return"
+            " only when the cluster is balanced."
         ]
     else:
         preferred_leader_count = sum(replicas[0] == node for replicas in held_partitions.values())
@@ -196,7 +196,7 @@ def drain(settings: Settings, form: Form) -> Change:
         command_of(settings, "cluster", "drain", str(node), *(["--cancel"] if cancel else ["--no-wait"])),
         effects,
         apply,
-        f"Broker {node} {'takes part again' if cancel else 'is being drained'}.",
+        f"Broker {node} {'can have replicas again' if cancel else 'is being drained'}.",
         MOVES_PAGE,
         () if cancel else ("Partition", "Replicas now"),
         []

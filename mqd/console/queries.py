@@ -46,9 +46,7 @@ METADATA, DESCRIBE_LOG_DIRS = 3, 35
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """Totals over a topic's partitions. `replica_count`: the largest number of replicas of a
-    partition.
-    """
+    """Totals over a topic's partitions. `replica_count`: the largest of all partitions."""
 
     name: str
     partition_count: int
@@ -437,14 +435,8 @@ def topic_totals(settings: Settings, names: list[str]) -> dict[str, TopicTotals]
     totals = {}
     for name, indexes in known.items():
         topic_partitions = [(name, index) for index in indexes]
-        counts = [
-            ends[partition] - starts[partition]
-            for partition in topic_partitions
-            if partition in ends and partition in starts
-        ]
-        topic_sizes = [
-            _size_of(sizes_by_partition.get(partition), indexes[partition[1]]) for partition in topic_partitions
-        ]
+        counts = [ends[key] - starts[key] for key in topic_partitions if key in ends and key in starts]
+        topic_sizes = [_size_of(sizes_by_partition.get(key), indexes[key[1]]) for key in topic_partitions]
         known_sizes = [size for size in topic_sizes if size is not None]
         totals[name] = TopicTotals(sum(counts) if counts else None, sum(known_sizes) if known_sizes else None)
     return totals
@@ -473,19 +465,21 @@ class ConsumingGroup(msgspec.Struct, frozen=True):
     lag: int | None
 
 
-def consuming_groups(settings: Settings, known: list[Group], name: str, ends: dict[int, int]) -> list[ConsumingGroup]:
+def consuming_groups(
+    settings: Settings, groups: list[Group], topic_name: str, ends: dict[int, int]
+) -> list[ConsumingGroup]:
     """Groups that have committed offsets of a topic, or have members assigned to it. Sends one request
     for every GROUPS_PER_REQUEST groups.
     """
-    wanted = OffsetFetchRequest.GroupTopic(name=name, partition_indexes=sorted(ends))
+    requested_topic = OffsetFetchRequest.GroupTopic(name=topic_name, partition_indexes=sorted(ends))
     lags: dict[str, int] = {}
     with Cluster(settings.bootstrap) as cluster:
         for broker in cluster.nodes():
-            listed = [group.group_id for group in broker.request(LIST_GROUPS, ListGroupsRequest()).groups]
-            for start in range(0, len(listed), GROUPS_PER_REQUEST):
+            group_ids = [group.group_id for group in broker.request(LIST_GROUPS, ListGroupsRequest()).groups]
+            for start in range(0, len(group_ids), GROUPS_PER_REQUEST):
                 requested = [
-                    OffsetFetchRequest.Group(group_id=group_id, topics=[wanted])
-                    for group_id in listed[start : start + GROUPS_PER_REQUEST]
+                    OffsetFetchRequest.Group(group_id=group_id, topics=[requested_topic])
+                    for group_id in group_ids[start : start + GROUPS_PER_REQUEST]
                 ]
                 response = broker.request(OFFSET_FETCH, OffsetFetchRequest(groups=requested), TOPIC_NAMES_VERSION_MAX)
                 for group in response.groups:
@@ -496,12 +490,14 @@ def consuming_groups(settings: Settings, known: list[Group], name: str, ends: di
                         if not partition.error_code and partition.committed_offset >= 0
                     }
                     if committed and not group.error_code:
-                        lags[group.group_id] = sum(max(0, ends[index] - at) for index, at in committed.items())
-    assigned = {group.group: sum(name in (member.assignment or {}) for member in group.members) for group in known}
+                        lags[group.group_id] = sum(max(0, ends[index] - offset) for index, offset in committed.items())
+    assigned_counts = {
+        group.group: sum(topic_name in (member.assignment or {}) for member in group.members) for group in groups
+    }
     return [
-        ConsumingGroup(group.group, group.state, assigned[group.group], lags.get(group.group))
-        for group in known
-        if group.group in lags or assigned[group.group]
+        ConsumingGroup(group.group, group.state, assigned_counts[group.group], lags.get(group.group))
+        for group in groups
+        if group.group in lags or assigned_counts[group.group]
     ]
 
 

@@ -37,14 +37,14 @@ class Queue(msgspec.Struct, frozen=True):
     dead_letter_count: int | None
 
 
-def queues(settings: Settings, known: list[Group]) -> list[Queue]:
+def queues(settings: Settings, groups: list[Group]) -> list[Queue]:
     """The queues of the share groups on one page of the list. Raises CliError."""
     with Cluster(settings.bootstrap) as cluster:
-        positions = {group.group: share_groups.offsets(cluster, group.group, with_deliveries=True) for group in known}
-        topics = {group.group: _dead_letter_topic(cluster, group.group) for group in known}
+        positions = {group.group: share_groups.offsets(cluster, group.group, with_deliveries=True) for group in groups}
+        dead_letter_topics = {group.group: _dead_letter_topic(cluster, group.group) for group in groups}
         partitions = [
             (topic, index)
-            for topic, indexes in cluster.topics({topic for topic in topics.values() if topic}).items()
+            for topic, indexes in cluster.topics({topic for topic in dead_letter_topics.values() if topic}).items()
             for index in indexes
         ]
         ends, starts = cluster.offsets(partitions, LATEST), cluster.offsets(partitions, EARLIEST)
@@ -58,17 +58,17 @@ def queues(settings: Settings, known: list[Group]) -> list[Queue]:
             sum(position.lag or 0 for position in positions[group.group].values()) if positions[group.group] else None,
             _oldest(settings, positions[group.group]),
             _sum_counts(position.records_by_delivery_count for position in positions[group.group].values()),
-            topics[group.group],
-            dead_letter_counts.get(topics[group.group]),
+            dead_letter_topics[group.group],
+            dead_letter_counts.get(dead_letter_topics[group.group]),
         )
-        for group in known
+        for group in groups
     ]
 
 
-def _sum_counts(counts: Iterable[dict[int, int]]) -> dict[int, int]:
+def _sum_counts(counts_by_partition: Iterable[dict[int, int]]) -> dict[int, int]:
     total: Counter[int] = Counter()
-    for counts_of_partition in counts:
-        total.update(counts_of_partition)
+    for counts in counts_by_partition:
+        total.update(counts)
     return dict(sorted(total.items()))
 
 

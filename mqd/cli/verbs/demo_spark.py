@@ -230,7 +230,7 @@ def compare_output(
     for flight in flights:
         expected[flight["origin"], flight["time_hour"][:13]] += 1
     in_parquet = {(window.origin, window.start.isoformat()[:13]): window.flights for window in windows}
-    in_topic = {(one["origin"], one["start"][:13]): one["flights"] for one in published}
+    in_topic = {(record["origin"], record["start"][:13]): record["flights"] for record in published}
     wrong_count = sum(expected[key] != in_parquet.get(key) for key in expected) + len(
         in_parquet.keys() - expected.keys()
     )

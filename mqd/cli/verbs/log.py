@@ -151,9 +151,10 @@ def verify(settings: Settings, paths: tuple[Path, ...], deep: bool) -> int:
 
 
 def _show(path: Path, segments: list[Any], damaged: bool) -> None:
-    records, size = sum(segment.record_count for segment in segments), sum(segment.valid_bytes for segment in segments)
+    record_count = sum(segment.record_count for segment in segments)
+    size_bytes = sum(segment.valid_bytes for segment in segments)
     state = "DAMAGED" if damaged else "sound"
-    click.echo(f"{path}: {state}, {len(segments)} segments, {records} records, {human_bytes(size)}")
+    click.echo(f"{path}: {state}, {len(segments)} segments, {record_count} records, {human_bytes(size_bytes)}")
     for segment in segments:
         name = Path(segment.path).name
         if segment.problem is not None:

@@ -191,12 +191,14 @@ def _print_supervisord(
         raise CliError(f"{config_file} is not a file that the broker could read again at every start")
     _check_paths(settings.places)
     paths.create(settings.places)
-    chosen = {name: value for name, (value, _) in from_environment(properties_environment(os.environ)).items()}
-    chosen |= overrides
+    explicit_properties = {
+        name: value for name, (value, _) in from_environment(properties_environment(os.environ)).items()
+    }
+    explicit_properties |= overrides
     if port is not None:
-        chosen["listeners"] = settings.config["listeners"]
-    chosen.pop("worker.count", None)  # given by MQD_WORKERS
-    properties = {f"MQD_{name.upper().replace('.', '_')}": value for name, value in sorted(chosen.items())}
+        explicit_properties["listeners"] = settings.config["listeners"]
+    explicit_properties.pop("worker.count", None)  # given by MQD_WORKERS
+    properties = {f"MQD_{name.upper().replace('.', '_')}": value for name, value in sorted(explicit_properties.items())}
     node_id = settings.config["node.id"]
     try:
         text = render_configuration(

@@ -83,8 +83,8 @@ def topic_page(request: PageRequest) -> Response:
     ends = {partition.index: partition.end for partition in topic.partitions if partition.end is not None}
 
     def consumers() -> list[queries.ConsumingGroup]:
-        known: list[Group] = queries.groups(request.settings)
-        return queries.consuming_groups(request.settings, known, name, ends)
+        groups: list[Group] = queries.groups(request.settings)
+        return queries.consuming_groups(request.settings, groups, name, ends)
 
     consuming_groups, reason = request.attempt(lambda: request.cached(f"consumers {name}", GROUPS_CACHE_S, consumers))
     hidden = [*topic.hidden, *([f"groups: {reason}"] if reason else ())]

@@ -79,9 +79,9 @@ def test_a_broker_is_drained_and_the_cluster_balanced(tmp_path: Path) -> None:
 
                 window.get(console.url + "/cluster/drain?node=3&cancel=1")
                 press(window, "Go on")
-                wait(window, "takes part again")
+                wait(window, "can have replicas again")
                 press(window, "Confirm")
-                wait(window, "Broker 3 takes part again")
+                wait(window, "Broker 3 can have replicas again.")
                 press(window, "Balance the cluster")
                 press(window, "Go on")
                 wait(window, "mqd cluster balance --no-wait")
