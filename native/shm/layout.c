@@ -23,7 +23,7 @@ enum {
 _Static_assert(BLOBS_AT % MQD_CACHE_LINE == 0 && ENDPOINTS_AT % MQD_CACHE_LINE == 0 && STATS_AT % MQD_CACHE_LINE == 0 &&
                    PARTITIONS_AT % MQD_CACHE_LINE == 0 && QUOTAS_AT % MQD_CACHE_LINE == 0 &&
                    TALLIES_AT % MQD_CACHE_LINE == 0,
-               "every part begins a cache line");
+               "every part begins at a cache line");
 _Static_assert(offsetof(struct mqd_control_header, metadata_version) == 2 * MQD_CACHE_LINE &&
                    offsetof(struct mqd_control_header, segments_generation) == 3 * MQD_CACHE_LINE,
                "words of different writers are on different lines");
@@ -212,7 +212,7 @@ int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, 
 }
 
 #define RESTART_REMEDY                                                                                                 \
-    "; the processes of this broker are of different builds: stop it (mqd down) and start it again, so that all run "  \
+    "; the processes of this broker run different builds: stop it (mqd down) and start it again, so that all run "     \
     "the installed build"
 
 int mqd_control_attach(void *control, size_t size_bytes)

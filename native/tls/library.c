@@ -36,7 +36,7 @@ static bool find_functions(void *handle)
 /* The library stays loaded until the process ends. */
 static void load_library(void)
 {
-    const char *name = getenv("MQD_TEST_LIBSSL"); /* tests: a name that does not exist */
+    const char *name = getenv("MQD_TEST_LIBSSL"); /* tests set it to a missing library */
     void *handle = dlopen(name ? name : "libssl.so.3", RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         snprintf(problem, sizeof problem, "%s: TLS needs OpenSSL 3.0 or later (Debian, Ubuntu: apt install libssl3)",

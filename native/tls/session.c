@@ -36,7 +36,7 @@ struct mqd_tls {
     bool ended;                  /* the connection has ended, with ended_errno and ended_reason */
     int socket_errno;            /* of the recv that failed */
     uint32_t receive_bytes_left; /* of MQD_TLS_READ_BYTES_MAX, for the current read */
-    uint8_t *in;                 /* received during the handshake; the first in_taken bytes have been taken */
+    uint8_t *in;                 /* received during the handshake; OpenSSL has taken the first in_taken bytes */
     uint32_t in_bytes, in_taken;
     bool may_be_record; /* the first bytes may be a TLS record */
     bool received_first;

@@ -78,8 +78,7 @@ static int16_t refuse(int16_t error, const char *text, const char **reason)
 static int16_t check_counts(const struct mqd_batch *batch, const char **reason)
 {
     if ((batch->attributes & COMPRESSION_MASK) > COMPRESSION_LAST)
-        return refuse(UNSUPPORTED_COMPRESSION_TYPE, "compression type is not one of none, gzip, snappy, lz4, zstd",
-                      reason);
+        return refuse(UNSUPPORTED_COMPRESSION_TYPE, "compression type is not none, gzip, snappy, lz4 or zstd", reason);
     if (batch->record_count <= 0)
         return refuse(INVALID_RECORD, "record count is not positive", reason);
     if (batch->last_offset_delta < 0)

@@ -42,7 +42,7 @@ static bool append(struct mqd_filtered *out, const uint8_t *bytes, uint64_t size
 }
 
 /* Appends space for the header, then the selected records. Returns their count; or -1 if the
- * records cannot be parsed, or if there is no memory (*no_memory). */
+ * records cannot be parsed, or if out of memory (*no_memory). */
 static int64_t select_records(struct work *work, struct mqd_batch *batch, const uint8_t *bytes, uint64_t size_bytes,
                               bool *no_memory)
 {

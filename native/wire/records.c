@@ -61,7 +61,7 @@ static const char *skip_record(struct walk *walk, int32_t index, bool *has_key)
     if (!move(&record, mqd_varlong_skip(record.at, record.end)))
         return "a record's timestamp is cut off";
     if (!move(&record, mqd_varint(record.at, record.end, &number)) || number != index)
-        return "a record's offset delta is not its place in the batch";
+        return "a record's offset delta is not its position in the batch";
     if (!skip_blob(&record, true, &size_bytes))
         return "a record's key is cut off or has an impossible length";
     *has_key = size_bytes >= 0;

@@ -95,8 +95,8 @@ static struct mqd_replica_step next_step_of(const struct mqd_followed *followed,
     return step;
 }
 
-/* The partition of the response, if the response may change it (G2). A partition that already has
- * staged records (it is twice in the response) is not changed again. */
+/* Returns the partition that is being parsed, or NULL if the response must not change it (G2). That
+ * includes a partition that has staged records already, because the response has it twice. */
 static struct mqd_followed *requested_partition(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
 {
     struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->parser.partition.key);
@@ -129,7 +129,7 @@ static void on_empty(struct mqd_reactor *r, struct mqd_followed *followed, const
         return;
     case MQD_REPLICA_TRUNCATE:
     case MQD_REPLICA_RESTART:
-        mqd_log(r, 6, 0, owned->slot, "leader %d of epoch %d: the log must %s offset %lld (from %lld)",
+        mqd_log(r, 6, 0, owned->slot, "leader %d of epoch %d: the log must %s offset %lld (its end was %lld)",
                 owned->replica->leader, owned->replica->leader_epoch,
                 step.action == MQD_REPLICA_RESTART ? "restart at" : "be truncated to", (long long)step.offset,
                 (long long)owned->replica->log_end);
@@ -234,7 +234,8 @@ static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     fetcher->receiving = NULL;
     if (partition->records_bytes && partition->error == 0) {
         if (partition->diverging_epoch >= 0) {
-            mqd_fetcher_end(r, fetcher, EPROTO, "a response has records of a log that it says has diverged");
+            mqd_fetcher_end(r, fetcher, EPROTO,
+                            "a response has records of a partition, but says that its log has diverged");
             return false;
         }
         if (followed)
@@ -252,13 +253,13 @@ static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     const struct mqd_response_parser *parser = &fetcher->parser;
     if ((uint32_t)parser->correlation_id != fetcher->correlation_id - (uint32_t)(fetcher->outstanding - 1)) {
-        mqd_fetcher_end(r, fetcher, EPROTO, "a response to another request");
+        mqd_fetcher_end(r, fetcher, EPROTO, "the correlation id of a response is not that of the request");
         return false;
     }
     if (fetcher->awaits_urgent) { /* this is the response to the urgent request, which was empty */
         bool is_empty = parser->error == 0 && parser->topics_left == 0;
         if (!is_empty)
-            mqd_fetcher_end(r, fetcher, EPROTO, "a response with partitions, or an error, to an empty request");
+            mqd_fetcher_end(r, fetcher, EPROTO, "the response to an empty request has partitions or an error");
         return is_empty;
     }
     if (parser->error == MQD_KAFKA_FETCH_SESSION_ID_NOT_FOUND ||

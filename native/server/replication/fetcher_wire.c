@@ -191,7 +191,7 @@ static int take_partition_end(struct mqd_response_parser *parser, struct mqd_byt
                          mqd_skip_tags(&value, true) || mqd_tag_finished(&value, "current_leader")))
             return -1;
     }
-    return parser->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0; /* the topic's */
+    return parser->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0; /* the topic's tags */
 }
 
 static int take_tail(struct mqd_response_parser *parser, struct mqd_byte_cursor *cursor)
@@ -213,8 +213,8 @@ static uint8_t next_phase(const struct mqd_response_parser *parser)
     return parser->partitions_left ? PHASE_PARTITION : parser->topics_left ? PHASE_TOPIC : PHASE_TAIL;
 }
 
-/* Takes one step other than records. Returns 0, or -1 if the step is incomplete or invalid; then
- * the parser is unchanged. */
+/* Parses one step other than records. Returns 0, or -1 if the step is incomplete or invalid; in
+ * that case, the parser is unchanged. */
 static int take_step(struct mqd_response_parser *parser, struct mqd_byte_cursor *cursor)
 {
     struct mqd_response_parser saved = *parser;

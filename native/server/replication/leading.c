@@ -10,8 +10,8 @@
  *                acknowledged (mqd_owner_publish)
  *   waiting      parked followers wait on the partition itself (owned->followers_waiting): they
  *                wait for the log's end, not the high watermark
- *   in-sync set  a proposal is installed in the core, then sent as an event, and again after
- *                MQD_IN_SYNC_REPEAT_MS without a response
+ *   in-sync set  a proposal is installed in the core, then sent as an event, and sent again if there
+ *                is no response after MQD_IN_SYNC_REPEAT_MS
  */
 #include <stdlib.h>
 #include <string.h>
@@ -98,7 +98,7 @@ static void publish_role(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_list_append(&r->to_wake, &owned->publish_node);
 }
 
-/* Whether a record of this partition, which must have acks.replicas, waits for in-sync members. */
+/* Whether a record of the partition waits for in-sync members; only with acks.replicas. */
 static bool waits_for_member(const struct mqd_owned *owned)
 {
     const struct mqd_replica *replica = owned->replica;

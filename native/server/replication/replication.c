@@ -8,7 +8,8 @@
  * assignment -> core -> role:
  *   leader     epoch of new records; high watermark from the positions of followers
  *              (mqd_replica_fetch)
- *   follower   waiting producers are refused; server/replication/fetcher.h fetches
+ *   follower   waiting producers get an error; the log is fetched from the leader
+ *              (server/replication/fetcher.h)
  *
  * Every publish of positions calls mqd_replication_update first, so that the core knows the log's
  * end and the log knows the core's high watermark.

@@ -233,7 +233,7 @@ static void replace_tables(struct mqd_reactor *r, struct mqd_subject *subject, u
 void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *command)
 {
     uint64_t id = command->subject_id;
-    const uint32_t *sizes = command->list; /* then the tables */
+    const uint32_t *sizes = command->list; /* the tables follow the three sizes */
     uint32_t tables_bytes = sizes[0] + sizes[1] + sizes[2];
     struct mqd_subject *subject = *bucket_of(r, id);
     while (subject && subject->id != id)

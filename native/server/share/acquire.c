@@ -1,5 +1,5 @@
 /* Acquires records at the owner: finds the batches from the first offset that may be acquired, as
- * Fetch finds them, and passes them to the share partition's state (struct mqd_share). See
+ * Fetch finds them, and passes them to the share-partition's state (struct mqd_share). See
  * server/share/share.h.
  *
  * Only headers of batches are read here, from pages that are in memory; cold pages are read ahead,

@@ -145,7 +145,7 @@ static int16_t find_bytes(struct mqd_reactor *r, struct mqd_share_part *part, co
         if (!adjoins)
             return -1;
     }
-    /* the range ends above read_end where compaction left a gap */
+    /* compaction may have left a gap at read_end; the range then ends at a higher offset */
     return range->size_bytes == part->read_bytes && cursor.offset >= part->read_end ? 0 : -1;
 }
 

@@ -23,7 +23,8 @@
 #define TOO_LARGE (-1)
 #define KEPT_BYTES_MAX (64u << 10) /* memory kept between acquisitions */
 
-/* stands in batch->records for records in shares->keys, whose memory moves while it grows */
+/* a placeholder in batch->records: the records are in shares->keys, whose memory moves when it
+ * grows */
 static const struct mqd_share_record in_shared_buffer[1];
 
 static uint32_t hash_of(const uint8_t *key, int32_t key_bytes)

@@ -1,5 +1,5 @@
-/* The share-partitions of the partitions that this worker owns: handles requests about them, sends
- * requests to read and write their state to the acceptor, and checks expiry and leadership. See
+/* The share-partitions of the partitions that this worker owns: handles requests about them, reads
+ * and writes their state through the acceptor, and checks expiry and leadership. See
  * server/share/share.h and share/partition.h. */
 #include <stdlib.h>
 #include <string.h>

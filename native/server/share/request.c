@@ -170,7 +170,7 @@ static bool is_valid_range(const struct mqd_share_fetch_acknowledgement *range, 
     return range->type_count > 0;
 }
 
-/* Adds the next partition of the request. Returns 0, or -1 if there is no memory; the request has
+/* Adds the next partition of the request. Returns 0, or -1 if out of memory; the request has
  * already been parsed once, so parsing cannot fail. */
 static int parse_partition(struct arrival *a, const struct mqd_share_fetch_topic *topic, uint32_t *capacity)
 {
@@ -519,7 +519,7 @@ static int accept_request(struct mqd_reactor *r, struct arrival *a)
         struct mqd_share_entry *entry =
             mqd_share_session_put(sessions, a->session, a->named[i].topic_id, a->named[i].partition_index);
         if (!entry)
-            return mqd_error_set(MQD_E_INVALID, "a share session has more than %d partitions, or there is no memory",
+            return mqd_error_set(MQD_E_INVALID, "a share session has more than %d partitions, or memory ran out",
                                  SESSION_PARTITIONS_MAX);
         if (a->session->entry_count > old_count)
             entry->unreported = a->wire.session_epoch != 0;

@@ -61,7 +61,8 @@ void mqd_turn_open(struct mqd_reactor *r)
     r->turn.schedstat_fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
     if (r->turn.schedstat_fd < 0)
         mqd_log(r, 4, 0, UINT32_MAX,
-                "worker.loop.profile: /proc/thread-self/schedstat cannot be read; waits for a CPU count as \"other\"");
+                "worker.loop.profile: /proc/thread-self/schedstat cannot be read; time spent waiting for a CPU is "
+                "counted as \"other\"");
     r->turn.disk_faults = disk_faults();
     r->turn.waited_ns = waited_ns(r);
 }
