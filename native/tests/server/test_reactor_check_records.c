@@ -89,8 +89,8 @@ BOTH(records_that_cannot_be_parsed)
         {0, {0x09}, 1, "length is impossible"},                         /* -5 */
         {0, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}, 10, "length is impossible"},
         {2, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}, 10, "timestamp is cut off"},
-        {3, {0x00}, 1, "offset delta is not its place"},
-        {3, {0x04}, 1, "offset delta is not its place"},
+        {3, {0x00}, 1, "offset delta is not its position"},
+        {3, {0x04}, 1, "offset delta is not its position"},
         {4, {0x03}, 1, "key is cut off"},
         {4, {0xfe, 0xff, 0xff, 0xff, 0x0f}, 5, "key is cut off"},
     };
