@@ -17,6 +17,7 @@ TOO_LONG = frozenset(
         "bf388c4bc7d81a9069021eba1011452328ccedbb",
         "65776fe70224ad7d08dbc649a75ff81b1e9979e6",
         "5b2948623b92d925a904633a96546364d4cdf416",
+        "753cb87059bc3c9e69dd375c544c2dd6402b6d10",
     }
 )
 LENGTH_MAX = 72
