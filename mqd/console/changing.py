@@ -299,10 +299,8 @@ def _moved_by(move: Move) -> str:
 
 
 def seek(settings: Settings, form: Form) -> Change:
-    name, destination = (
-        required(form, "name", "a group"),
-        required(form, "to", "the position at which the group continues"),
-    )
+    name = required(form, "name", "a group")
+    destination = required(form, "to", "the position at which the group continues")
     targets = form.get("topics", "").split()
     try:
         start = parse_destination(destination, datetime.now().astimezone())

@@ -330,13 +330,11 @@ def _renderer(options: Options, leader: Callable[[int], int]) -> Callable[[Any],
     null = b"NULL" if options.null else b""
     if options.fields is not None:
         return compile_format(options.fields, null)
-    head = (
-        []
-        if options.key_delimiter is None
-        else [compile_format("%o"), compile_format("%k", null)][0 if options.show_offset else 1 :]
-    )
-    between, end, payload = options.key_delimiter or b"", options.delimiter, compile_format("%s", null)
-    return lambda message: b"".join([part(message) + between for part in head]) + payload(message) + end
+    prefix_parts = []
+    if options.key_delimiter is not None:
+        prefix_parts = [*([compile_format("%o")] if options.show_offset else []), compile_format("%k", null)]
+    separator, end, payload = options.key_delimiter or b"", options.delimiter, compile_format("%s", null)
+    return lambda message: b"".join([part(message) + separator for part in prefix_parts]) + payload(message) + end
 
 
 def _consume(options: Options) -> None:

@@ -140,10 +140,8 @@ def compare(sent: Digest, received: Digest) -> list[Check]:
     def count_differing(left: dict[Any, Any], right: dict[Any, Any]) -> int:
         return sum(left.get(key) != right.get(key) for key in left.keys() | right.keys())
 
-    content_differences, order_differences = (
-        count_differing(sent.content, received.content),
-        count_differing(sent.order, received.order),
-    )
+    content_differences = count_differing(sent.content, received.content)
+    order_differences = count_differing(sent.order, received.order)
     key_count = len(sent.order)
     return [
         Check(

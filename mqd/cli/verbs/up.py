@@ -332,11 +332,8 @@ def command(
             )
             if secured:
                 print(secure.hint(places.data_dir), flush=True)
-                if (
-                    hosts_hint := secure.hosts_hint(places.data_dir)
-                    if cluster_config.listens_for_hosts(settings.config)
-                    else ""
-                ):
+                listens_for_hosts = cluster_config.listens_for_hosts(settings.config)
+                if listens_for_hosts and (hosts_hint := secure.hosts_hint(places.data_dir)):
                     print(hosts_hint, flush=True)
         except OSError:
             pass  # stdout is closed; the broker keeps running

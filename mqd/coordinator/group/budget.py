@@ -35,6 +35,8 @@ from mqd.protocol.errors import ErrorCode
 NEW_GROUP_FRACTION, MEMBER_FRACTION = 0.75, 0.875
 # Up to this fraction of the limit, requests are not checked: no single request can use up the rest.
 UNCHECKED_FRACTION = 0.5
+_NEW_OFFSET_BYTES = 300  # of one offset of a new group, without its topic's name and its metadata
+_STR_BYTES = 50  # of a str, without its characters
 
 log = logging.get("coordinator")
 
@@ -99,7 +101,9 @@ def _growth_bytes(group: Group | None, event: object) -> int:
         return max(0, sum(len(assignment.assignment) for assignment in event.message.assignments) - old_bytes)
     if type(event) is CommitOffsets:
         if group is None:
-            return base_bytes + sum(300 + len(offset.topic) + len(offset.metadata) for offset in event.offsets)
+            return base_bytes + sum(
+                _NEW_OFFSET_BYTES + len(offset.topic) + len(offset.metadata) for offset in event.offsets
+            )
         return group.offsets.growth_bytes(event)
     return 0
 
@@ -131,7 +135,7 @@ def _streams_growth_bytes(group: Group | None, event: StreamsHeartbeat) -> int:
 
 
 def _names_size_bytes(names: Iterable[str]) -> int:
-    return sum(50 + len(name) for name in names)
+    return sum(_STR_BYTES + len(name) for name in names)
 
 
 def _member_growth_bytes(group: Group | None, member_id: str, instance_id: str | None, new_bytes: int) -> int:
