@@ -37,9 +37,9 @@ class Reader:
         self.topic = topic
         self.timeout_s = timeout_s
         self._bootstrap = bootstrap
-        self._down_since: float | None = None
+        self._down_since: float | None = None  # all brokers are unreachable since this time
         self._outage_reported = False
-        self._silent_since = time.monotonic()
+        self._silent_since = time.monotonic()  # no message since this time
         properties = dict(properties or {})
         encryption = take_encryption(properties)
         config = base_config(bootstrap, properties=properties) | {
@@ -53,7 +53,7 @@ class Reader:
             "check.crcs": True,
         }
         self.consumer = _consumer(config | properties, encryption)
-        self._has_own_group = "group.id" in properties
+        self._has_configured_group = "group.id" in properties
         self.metadata: Any = None
         self._open_partitions: set[int] = set()
         self._until_ms: int | None = None
@@ -231,7 +231,7 @@ class Reader:
             return False
         if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
             return False  # the client retries by itself
-        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED and not self._has_own_group:
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED and not self._has_configured_group:
             return False  # librdkafka looks up every consumer's group; this consumer does not use it
         raise KafkaException(error)
 

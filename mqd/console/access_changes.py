@@ -28,7 +28,7 @@ def set_password(settings: Settings, form: Form) -> Change:
         user_principal = principal.user(name)
     except ValueError as error:
         raise BadForm(str(error)) from None
-    is_known = name in access.users(settings)
+    exists = name in access.users(settings)
 
     def apply() -> str:
         password = access.generated_password()
@@ -36,7 +36,7 @@ def set_password(settings: Settings, form: Form) -> Change:
         return password
 
     effects = ["A password is generated and shown once."]
-    if is_known:
+    if exists:
         effects.append(
             f"{name} exists: its old password will stop working. Open connections stay until they must authenticate"
             " again."
@@ -46,11 +46,11 @@ def set_password(settings: Settings, form: Form) -> Change:
             f"{user_principal} may only do what rules allow: nothing, unless there are rules for it or for all users."
         )
     return Change(
-        f"{'Give a new password to' if is_known else 'Create'} the user {name}?",
-        command_of(settings, "user", "create", name, *(["--replace"] if is_known else [])),
+        f"{'Give a new password to' if exists else 'Create'} the user {name}?",
+        command_of(settings, "user", "create", name, *(["--replace"] if exists else [])),
         effects,
         apply,
-        f"{'Set the password of' if is_known else 'Created'} the user {name}.",
+        f"{'Set the password of' if exists else 'Created'} the user {name}.",
         USERS_PAGE,
     )
 

@@ -135,6 +135,7 @@ def quantile(fraction: float, before: dict[float, float], after: dict[float, flo
     """The smallest bound that at least this fraction of the requests between two scrapes did not
     exceed.
     """
+    # (bound, number of requests that did not exceed it)
     increases = sorted((bound, count - before.get(bound, 0.0)) for bound, count in after.items())
     if not increases or increases[-1][1] <= 0:
         return None
@@ -178,6 +179,7 @@ class Sampler:
                 return
 
     def sample(self) -> None:
+        """Scrapes every page once, and adds a point if at least one page has been scraped twice."""
         points = []
         for url in self.urls:
             began_s = time.time()

@@ -89,7 +89,7 @@ def host(node_id: int, out: Path, data_dir: Path | None) -> int:
 
     paths = _secured_files(data_dir)
     try:
-        pair = pki.issue_host(_ca(paths), node_id, datetime.datetime.now(datetime.UTC))
+        pair = pki.issue_host(_load_ca(paths), node_id, datetime.datetime.now(datetime.UTC))
     except ValueError as error:
         raise CliError(f"the CA in {paths.directory} cannot be used: {error}") from None
     save(out, (pair.key + pair.certificate).decode())
@@ -131,7 +131,7 @@ def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) 
 
     paths = _secured_files(data_dir)
     try:
-        pair = pki.issue(_ca(paths), name, list(hosts), datetime.datetime.now(datetime.UTC))
+        pair = pki.issue(_load_ca(paths), name, list(hosts), datetime.datetime.now(datetime.UTC))
     except ValueError as error:
         raise CliError(f"the CA in {paths.directory} cannot be used: {error}") from None
     save(out, (pair.key + pair.certificate).decode())
@@ -140,7 +140,7 @@ def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) 
     return 0
 
 
-def _ca(paths: "Files") -> "Pair":
+def _load_ca(paths: "Files") -> "Pair":
     """The CA's certificate and key. Raises CliError."""
     from mqd.security import pki
 

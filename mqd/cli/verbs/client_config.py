@@ -25,7 +25,7 @@ _JAVA_NAMES = {"sasl.mechanisms": "sasl.mechanism", "ssl.ca.location": "ssl.trus
 _LOGIN_MODULES = {"PLAIN": "plain.PlainLoginModule"}
 
 
-def _escape(text: str) -> str:
+def _escape_for_java(text: str) -> str:
     """The text as a value in Java's properties syntax, which Java reads as ISO-8859-1."""
     return "".join(char if char.isascii() else _as_utf16(char) for char in text.replace("\\", "\\\\"))
 
@@ -61,7 +61,7 @@ def format_settings(file_format: str, bootstrap: str, settings: Mapping[str, str
         named_settings = {"bootstrap.servers": bootstrap, **with_java_names(settings)}
         prefix = "kafka." if file_format == "spark" else ""
         return "".join(
-            f"{prefix}{name}={value if name.startswith('ssl.keystore.') else _escape(value)}\n"
+            f"{prefix}{name}={value if name.startswith('ssl.keystore.') else _escape_for_java(value)}\n"
             for name, value in named_settings.items()
         )
     # without TOKEN_AUTH: librdkafka has no such setting, and brokers recognize a token without it

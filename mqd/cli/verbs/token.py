@@ -22,7 +22,7 @@ def command() -> None:
     pass
 
 
-def _principal(text: str) -> tuple[str, str]:
+def _parse_principal(text: str) -> tuple[str, str]:
     """Parses TYPE:NAME to (type, name); `alice` stands for User:alice."""
     kind, colon, name = text.partition(":")
     return (kind, name) if colon else ("User", text)
@@ -72,18 +72,18 @@ def create(
     request = CreateDelegationTokenRequest(
         renewers=[
             CreateDelegationTokenRequest.CreatableRenewers(principal_type=kind, principal_name=name)
-            for kind, name in map(_principal, renewers)
+            for kind, name in map(_parse_principal, renewers)
         ],
         max_lifetime_ms=-1 if max_lifetime is None else max_lifetime,
     )
     if owner is not None:
-        request.owner_principal_type, request.owner_principal_name = _principal(owner)
+        request.owner_principal_type, request.owner_principal_name = _parse_principal(owner)
     with Broker(settings.bootstrap) as broker:
         response = broker.request(_CREATE, request)
     check("token", response.error_code, None)
     password = base64.b64encode(response.hmac).decode()
     if out is not None:
-        _save(settings, file_format, out, response, password)
+        _save_client_settings(settings, file_format, out, response, password)
     fields = {
         "id": response.token_id,
         "owner": f"{response.principal_type}:{response.principal_name}",
@@ -98,7 +98,7 @@ def create(
     click.echo(f"password {password}" if out is None else f"{out} has the settings of a client that uses the token")
 
 
-def _save(
+def _save_client_settings(
     settings: Settings, file_format: str, out: Path, response: "CreateDelegationTokenResponse", password: str
 ) -> None:
     from mqd.cli import client_security
@@ -119,7 +119,7 @@ def _describe_tokens(settings: Settings, owners: tuple[str, ...] = ()) -> list[A
 
     requested = [
         DescribeDelegationTokenRequest.DescribeDelegationTokenOwner(principal_type=kind, principal_name=name)
-        for kind, name in map(_principal, owners)
+        for kind, name in map(_parse_principal, owners)
     ]
     with Broker(settings.bootstrap) as broker:
         response = broker.request(_DESCRIBE, DescribeDelegationTokenRequest(owners=requested or None))
@@ -164,7 +164,7 @@ def list_(settings: Settings, owners: tuple[str, ...]) -> None:
         click.echo("there is no token that you may see")
 
 
-def _change(settings: Settings, token_id: str, api_key: int, request: Any, outcome: str) -> None:
+def _change_expiry(settings: Settings, token_id: str, api_key: int, request: Any, outcome: str) -> None:
     from mqd.cli.kafka_request import Broker, check
 
     token = next((token for token in _describe_tokens(settings) if token.token_id == token_id), None)
@@ -189,7 +189,7 @@ def renew(settings: Settings, token_id: str, period: int | None) -> None:
     from mqd.protocol.messages import RenewDelegationTokenRequest
 
     request = RenewDelegationTokenRequest(renew_period_ms=-1 if period is None else period)
-    _change(settings, token_id, _RENEW, request, "is valid until")
+    _change_expiry(settings, token_id, _RENEW, request, "is valid until")
 
 
 @command.command()
@@ -201,4 +201,4 @@ def expire(settings: Settings, token_id: str, period: int | None) -> None:
     from mqd.protocol.messages import ExpireDelegationTokenRequest
 
     request = ExpireDelegationTokenRequest(expiry_time_period_ms=-1 if period is None else period)
-    _change(settings, token_id, _EXPIRE, request, "expires at")
+    _change_expiry(settings, token_id, _EXPIRE, request, "expires at")

@@ -20,15 +20,15 @@ ROWS_MAX = 200
 
 
 class ChangeKind:
-    """A kind of change. `form`: the template of its form; `fields`: the names of the form's fields,
+    """A kind of change. `template`: that of its form; `fields`: the names of the form's fields,
     which the URL can fill in. The template ask.html shows the fields under `heading`, and asks for
     `inputs` (name -> placeholder).
     """
 
     def __init__(
-        self, path: str, form: str, prepare: Prepare, fields: tuple[str, ...], heading: str = "", **inputs: str
+        self, path: str, template: str, prepare: Prepare, fields: tuple[str, ...], heading: str = "", **inputs: str
     ) -> None:
-        self.path, self.form, self.prepare, self.fields = path, form, prepare, fields
+        self.path, self.template, self.prepare, self.fields = path, template, prepare, fields
         self.heading, self.inputs = heading, inputs
 
     def show(self, request: PageRequest) -> Response:
@@ -40,7 +40,7 @@ class ChangeKind:
         if self.prepare is changing.alter_topic and given.get("name"):
             configs = queries.topic(request.settings, given["name"]).configs
         return request.page(
-            self.form,
+            self.template,
             status,
             given=given,
             reason=reason,

@@ -103,7 +103,7 @@ def page(request: PageRequest) -> Response:
 # -- streams: a thread searches, the event loop sends ----------------------------------------------
 
 
-def _event(name: str, data: Any) -> bytes:
+def _server_sent_event(name: str, data: Any) -> bytes:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
 
 
@@ -114,7 +114,7 @@ def _steps(
         yield from searching.search(request.settings, query, stop, convert, is_sorted)
 
 
-def _reason(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return error.message if isinstance(error, CliError) else explain(error)[0]
 
 
@@ -125,7 +125,7 @@ def stream_page(request: PageRequest) -> Response:
     except BadFilter as error:
         raise Refused(400, str(error)) from None
     if not stream_limit.take(user):
-        return _stream(_refusal("too many searches are running; stop one, or close its tab"))
+        return _event_stream(_failure_event("too many searches are running; stop one, or close its tab"))
     template = request.console.templates.get_template("records.html")
 
     def render(step: Step) -> str:
@@ -135,28 +135,28 @@ def stream_page(request: PageRequest) -> Response:
 
     def work(stop: Event) -> Iterator[tuple[str, Step]]:
         for step in _steps(request, query, stop, convert, True):
-            yield render(step) if step.records else "", step  # rendered on the thread too
+            yield render(step) if step.records else "", step  # also rendered on the thread
 
     async def events() -> AsyncIterator[bytes]:
         try:
             async for html, step in stream(work, partial(stream_limit.free, user)):
                 if html:
-                    yield _event("records", html)
+                    yield _server_sent_event("records", html)
                 progress = {
                     name: getattr(step, name) for name in ("scanned", "total", "whole", "matches", "bytes", "ended")
                 }
-                yield _event("progress", progress)
+                yield _server_sent_event("progress", progress)
         except (CliError, KafkaException, OSError) as error:
-            yield _event("failed", _reason(error))
+            yield _server_sent_event("failed", _error_text(error))
 
-    return _stream(events())
-
-
-async def _refusal(reason: str) -> AsyncIterator[bytes]:
-    yield _event("failed", reason)
+    return _event_stream(events())
 
 
-def _stream(events: AsyncIterator[bytes]) -> Response:
+async def _failure_event(reason: str) -> AsyncIterator[bytes]:
+    yield _server_sent_event("failed", reason)
+
+
+def _event_stream(events: AsyncIterator[bytes]) -> Response:
     return StreamingResponse(events, media_type="text/event-stream")
 
 
