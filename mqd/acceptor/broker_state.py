@@ -18,7 +18,7 @@ from mqd.acceptor.tokens import from_config as tokens_from_config
 from mqd.base import config as configuration
 from mqd.base import listeners as client_listeners
 from mqd.base import logging
-from mqd.base.blocking_pool import BlockingQueries
+from mqd.base.blocking_queries import BlockingQueries
 from mqd.base.tasks import Turn
 from mqd.cluster.host import messages
 from mqd.log.directories import partition_path

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mqd.base.blocking_pool import QueryProgress, in_thread
+from mqd.base.blocking_queries import QueryProgress, in_thread
 
 READ_THREADS = 4
 LOAD_THREADS = 2

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging, schedule_files
-from mqd.base.blocking_pool import in_thread
+from mqd.base.blocking_queries import in_thread
 from mqd.base.schedule_files import Schedules, ScheduleTopic
 from mqd.cluster.host import messages
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mqd import native
 from mqd.base import clock, listeners, logging, paths, watchdog
 from mqd.base import config as configuration
-from mqd.base.blocking_pool import in_thread
+from mqd.base.blocking_queries import in_thread
 from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.broker.core import BrokerCore
 from mqd.cluster.host.core import HostCore

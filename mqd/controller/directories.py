@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from mqd import native
 from mqd.base import logging
-from mqd.base.blocking_pool import in_thread
+from mqd.base.blocking_queries import in_thread
 from mqd.cluster.metadata.rules.placement import Directory
 
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from mqd import native
 from mqd.base import clock, logging
-from mqd.base.blocking_pool import in_thread
+from mqd.base.blocking_queries import in_thread
 from mqd.cluster.membership import gossip_events as events
 from mqd.cluster.membership.gossip import GossipCore
 from mqd.cluster.membership.gossip_events import (

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mqd.base import clock, cluster_config, logging
-from mqd.base.blocking_pool import in_thread
+from mqd.base.blocking_queries import in_thread
 from mqd.cluster.membership import death_notice, death_proofs
 from mqd.cluster.membership import gossip_events as events
 from mqd.cluster.membership.gossip_events import MemberView, Profile

@@ -16,7 +16,7 @@ import msgspec
 
 from mqd import native
 from mqd.base import clock, logging
-from mqd.base.blocking_pool import in_thread
+from mqd.base.blocking_queries import in_thread
 from mqd.cluster.broker import core as broker_core
 from mqd.cluster.broker import messages as peer
 from mqd.cluster.broker.core import BrokerCore

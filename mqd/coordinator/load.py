@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from mqd.base import logging
-from mqd.base.blocking_pool import QueryProgress
+from mqd.base.blocking_queries import QueryProgress
 from mqd.coordinator.actions import Cores, TransactionalCore
 from mqd.coordinator.shard import LoadedPartition
 from mqd.log import indexes, segments

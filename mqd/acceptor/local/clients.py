@@ -36,7 +36,7 @@ from mqd.acceptor.broker_state import LISTENER_LOCAL
 from mqd.acceptor.handoff import Handoff
 from mqd.acceptor.local.principals import LocalPrincipals
 from mqd.base import logging
-from mqd.base.blocking_pool import in_thread
+from mqd.base.blocking_queries import in_thread
 from mqd.shm.attach import peer_credentials
 
 LAYOUT_MAGIC = 0x314C434F4C44514D  # MQD_LOCAL_MAGIC

@@ -12,8 +12,8 @@ import pytest
 from mqd.acceptor import disks as module
 from mqd.acceptor.disks import LOAD_THREADS, READ_THREADS, Disks
 from mqd.acceptor.handlers.records import list_offsets
-from mqd.base import blocking_pool as queries
-from mqd.base.blocking_pool import QueryProgress
+from mqd.base import blocking_queries as queries
+from mqd.base.blocking_queries import QueryProgress
 from mqd.cluster.host.messages import PartitionImage
 from mqd.log.lookup import OffsetAndTimestamp
 from mqd.protocol.errors import ErrorCode

@@ -15,7 +15,7 @@ from mqd.acceptor import schedules
 from mqd.acceptor.checks import CheckResult, check_records
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.schedules import TimerStarter, start_by_supervisord
-from mqd.base import blocking_pool, schedule_files
+from mqd.base import blocking_queries, schedule_files
 from mqd.cluster.host import messages
 from mqd.log.schedule_headers import DELAY_MS_MAX
 from mqd.protocol import messages as m
@@ -193,7 +193,7 @@ def test_a_start_without_a_thread_is_retried(
     def in_thread(query: Callable[[], None]) -> asyncio.Future[None]:
         if refusals:
             raise refusals.pop()
-        return blocking_pool.in_thread(query)
+        return blocking_queries.in_thread(query)
 
     monkeypatch.setattr(schedules, "in_thread", in_thread)
     monkeypatch.setattr(schedules, "START_RETRY_S", 0.01)

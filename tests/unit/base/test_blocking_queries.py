@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mqd.base import blocking_pool as queries
-from mqd.base.blocking_pool import BlockingQueries
+from mqd.base import blocking_queries as queries
+from mqd.base.blocking_queries import BlockingQueries
 
 
 def run(scenario) -> None:
