@@ -29,6 +29,7 @@ void mqd_authentication_begin(struct mqd_reactor *r, struct mqd_connection *c)
 
 /* ---- frames ---- */
 
+/* Always returns false. */
 static bool refuse(struct mqd_reactor *r, struct mqd_connection *c, const char *reason)
 {
     mqd_connection_fail(r, c, reason);

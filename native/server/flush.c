@@ -51,7 +51,7 @@ void mqd_flush_request(struct mqd_reactor *r, struct mqd_owned *owned)
     enqueue(r, owned);
 }
 
-static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
+static void finish_flush(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
     mqd_observe_time(r, MQD_TIME_SYNC, r->now_ns - owned->sync_started_ns);
     mqd_partition_sync_done(owned->partition, error);
@@ -162,7 +162,7 @@ void mqd_flush_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     if (result < 0 && !owned->sync_error)
         owned->sync_error = -result;
     if (--owned->syncs_pending == 0)
-        finish(r, owned, owned->sync_error);
+        finish_flush(r, owned, owned->sync_error);
 }
 
 void mqd_flush_on_syncfs_done(struct mqd_reactor *r, uint64_t log_dir, int result)
@@ -176,7 +176,7 @@ void mqd_flush_on_syncfs_done(struct mqd_reactor *r, uint64_t log_dir, int resul
     while ((node = mqd_list_pop(&covered))) {
         struct mqd_owned *owned = MQD_CONTAINER(node, struct mqd_owned, sync_node);
         owned->in_syncfs = 0;
-        finish(r, owned, result < 0 ? -result : 0);
+        finish_flush(r, owned, result < 0 ? -result : 0);
     }
 }
 

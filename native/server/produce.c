@@ -95,7 +95,7 @@ static bool is_complete(const uint8_t *records, int32_t size_bytes)
 
 /* Makes the checks that Kafka makes before it checks acks and the log: there is exactly one
  * complete batch, in a format that the request's version allows. */
-static int16_t check_form(const struct mqd_produce_partition *partition, int16_t version, const char **message)
+static int16_t check_format(const struct mqd_produce_partition *partition, int16_t version, const char **message)
 {
     const uint8_t *records = partition->records;
     if (!is_complete(records, partition->size_bytes)) {
@@ -161,7 +161,7 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         refuse(r, append, slot, MQD_KAFKA_POLICY_VIOLATION, "the topic is a view (view.of): write to its base topic");
         return;
     }
-    int16_t error = check_form(partition, request->version, &message);
+    int16_t error = check_format(partition, request->version, &message);
     if (error) {
         refuse(r, append, slot, error, message);
         return;

@@ -240,7 +240,7 @@ static int64_t housekeeping_due_ms(const struct mqd_reactor *r)
 
 /* A turn with any other cause than housekeeping ends the idle state, and the main thread is
  * notified. */
-static void note_turn(struct mqd_reactor *r, int event_count)
+static void note_activity(struct mqd_reactor *r, int event_count)
 {
     if (event_count == 0 && r->now_ms >= housekeeping_due_ms(r))
         return;
@@ -252,7 +252,7 @@ static void note_turn(struct mqd_reactor *r, int event_count)
 
 static void housekeeping(struct mqd_reactor *r, int event_count)
 {
-    note_turn(r, event_count);
+    note_activity(r, event_count);
     if (r->now_ms < housekeeping_due_ms(r))
         return;
     r->housekeeping_ms = r->now_ms;

@@ -57,6 +57,7 @@ void mqd_redirect_on_open(struct mqd_reactor *r, struct mqd_owned *owned)
 
 /* ---- the owner of the retired partition ---- */
 
+/* Always returns true: the append has been handled. */
 static bool refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t error, const char *message)
 {
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
@@ -87,6 +88,8 @@ static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct m
 
 static const char sealed_message[] = "the partition is being retired: another partition takes its records";
 
+/* Handles a client's batch in the step `sealed`. Returns false for a duplicate, which the caller
+ * stages as usual. */
 static bool take_sealed(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                         const struct mqd_batch *batch)
 {
@@ -131,6 +134,7 @@ static void report_used(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_reactor_emit(r, &event);
 }
 
+/* Handles a client's batch in the later steps: redirects or refuses it. Always returns true. */
 static bool hand_over(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                       const struct mqd_batch *batch)
 {

@@ -110,7 +110,7 @@ void mqd_listing_free(struct mqd_listing *listing)
     memset(listing, 0, sizeof *listing);
 }
 
-int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *bytes)
+int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *deleted_bytes)
 {
     char path[PATH_MAX];
     struct stat status;
@@ -124,7 +124,7 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
             return mqd_error_system(errno, "cannot stat %s", path);
         }
         if (kind == MQD_FILE_LOG)
-            *bytes += status.st_size;
+            *deleted_bytes += status.st_size;
         if (mqd_file_unlink(path) < 0)
             return -1;
     }

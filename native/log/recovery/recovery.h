@@ -47,8 +47,8 @@ struct mqd_listing {
 /* Deletes left-over temporary files and index files without a log. -1: mqd_error set. */
 int mqd_listing_read(struct mqd_listing *listing, const char *directory);
 void mqd_listing_free(struct mqd_listing *listing);
-/* Deletes all files of one segment; adds the size of its .log to *bytes. */
-int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *bytes);
+/* Deletes all files of one segment; adds the size of its .log to *deleted_bytes. */
+int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *deleted_bytes);
 
 /* Restores producers and transactions from the newest usable snapshot and the batches after it;
  * leader epochs from their file and the batches; and the .txnindex of every segment that has

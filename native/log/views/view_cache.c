@@ -45,7 +45,7 @@ struct mqd_view_cache {
     pthread_mutex_t mutex;
     uint64_t bytes_max;
     uint32_t piece_bytes, selected_bytes_max; /* of a piece; a larger selection is not cached */
-    struct mqd_view_cache_figures figures;
+    struct mqd_view_cache_stats stats;
     uint32_t hand;          /* the next bucket to evict from */
     struct buffer *spare;   /* the buffer of the last read, reused by the next one */
     struct piece **buckets; /* NULL: nothing has been cached yet */
@@ -87,26 +87,26 @@ static void drop(struct mqd_view_cache *cache, struct piece **at)
 {
     struct piece *piece = *at;
     *at = piece->next;
-    cache->figures.pieces--;
-    cache->figures.bytes -= size_of(piece);
+    cache->stats.pieces--;
+    cache->stats.bytes -= size_of(piece);
     free(piece);
 }
 
 static void make_room(struct mqd_view_cache *cache, uint64_t size_bytes)
 {
-    while (cache->figures.pieces && cache->figures.bytes + size_bytes > cache->bytes_max) {
+    while (cache->stats.pieces && cache->stats.bytes + size_bytes > cache->bytes_max) {
         struct piece **at = &cache->buckets[cache->hand++ & (BUCKET_COUNT - 1)];
         while (*at) {
             drop(cache, at);
-            cache->figures.evicted++;
+            cache->stats.evicted++;
         }
     }
 }
 
-void mqd_view_cache_figures(struct mqd_view_cache *cache, struct mqd_view_cache_figures *out)
+void mqd_view_cache_stats(struct mqd_view_cache *cache, struct mqd_view_cache_stats *out)
 {
     pthread_mutex_lock(&cache->mutex);
-    *out = cache->figures;
+    *out = cache->stats;
     pthread_mutex_unlock(&cache->mutex);
 }
 
@@ -183,11 +183,11 @@ static int take_cached(struct mqd_view_cache *cache, struct mqd_view_read *read,
         if (piece && *position >= piece->begin && *position < piece->end &&
             (piece->end <= read->limit || PLANTED_VIEW_BUG(LIMIT))) {
             if (PLANTED_VIEW_BUG(STALE) || is_current(read, piece)) {
-                cache->figures.used++;
+                cache->stats.used++;
                 result = take_piece(read, piece);
                 *position = piece->end;
             } else {
-                cache->figures.stale++;
+                cache->stats.stale++;
                 drop(cache, at);
             }
         }
@@ -238,9 +238,9 @@ static void cache_piece(struct mqd_view_cache *cache, const struct mqd_view_read
             at = place_of(cache, read->file, read->view, piece->number);
             piece->next = *at;
             *at = piece;
-            cache->figures.pieces++;
-            cache->figures.added++;
-            cache->figures.bytes += size_of(piece);
+            cache->stats.pieces++;
+            cache->stats.added++;
+            cache->stats.bytes += size_of(piece);
             piece = NULL;
         }
     }

@@ -123,8 +123,8 @@ struct mqd_view_skip {
 };
 struct mqd_views {
     struct mqd_view_skip skips[MQD_VIEW_SKIP_COUNT];
-    struct mqd_view_cache *cache;          /* NULL: no view has been read yet */
-    struct mqd_view_cache_figures counted; /* already added to the worker's counters */
+    struct mqd_view_cache *cache;        /* NULL: no view has been read yet */
+    struct mqd_view_cache_stats counted; /* already added to the worker's counters */
 };
 /* Sets `skipped` to what this worker remembers for the entry's offset in this leader epoch. Called
  * before the entry is evaluated. */

@@ -72,7 +72,8 @@ static bool charge_aborted(struct mqd_reactor *r, struct mqd_request *request, c
 }
 
 /* Finds the range of an entry and the aborted transactions that overlap it. Returns what
- * mqd_reader_find returns. */
+ * mqd_reader_find returns: 0, an error code, or -1 if the files have changed and the caller must
+ * try again. */
 static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                          uint32_t slot, const struct mqd_positions *positions, uint64_t generation, uint32_t size_max,
                          bool min_one_batch)

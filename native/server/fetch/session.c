@@ -24,7 +24,7 @@
 #define MQD_SESSION_IDLE_MS 120000
 #define ENTRY_SHARE_BYTES (6 * sizeof(void *)) /* the entry's share of `entries` and the buckets */
 
-static uint32_t hash_key(const struct mqd_topic_key *key, int32_t partition_index, uint32_t bucket_count)
+static uint32_t bucket_index_of(const struct mqd_topic_key *key, int32_t partition_index, uint32_t bucket_count)
 {
     const uint8_t *bytes = key->by_id ? key->topic_id : key->name.bytes;
     int32_t size_bytes = key->by_id ? 16 : key->name.size_bytes;
@@ -107,7 +107,7 @@ static void rehash(struct mqd_fetch_set *set)
         struct mqd_fetch_entry *entry = set->entries[i];
         if (entry->forgotten)
             continue;
-        uint32_t bucket = hash_key(&entry->key, entry->partition_index, count);
+        uint32_t bucket = bucket_index_of(&entry->key, entry->partition_index, count);
         entry->hash_next = buckets[bucket];
         buckets[bucket] = entry;
     }
@@ -118,7 +118,7 @@ static struct mqd_fetch_entry *lookup(struct mqd_fetch_set *set, const struct mq
 {
     if (!set->bucket_count)
         return NULL;
-    struct mqd_fetch_entry *entry = set->buckets[hash_key(key, partition_index, set->bucket_count)];
+    struct mqd_fetch_entry *entry = set->buckets[bucket_index_of(key, partition_index, set->bucket_count)];
     while (entry && (entry->partition_index != partition_index || entry->forgotten || !same_key(&entry->key, key)))
         entry = entry->hash_next;
     return entry;
@@ -202,7 +202,7 @@ struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetc
         if (set->bucket_count && set->entry_count * 2 > set->bucket_count) {
             rehash(set);
         } else if (set->bucket_count) {
-            uint32_t bucket = hash_key(&entry->key, entry->partition_index, set->bucket_count);
+            uint32_t bucket = bucket_index_of(&entry->key, entry->partition_index, set->bucket_count);
             entry->hash_next = set->buckets[bucket];
             set->buckets[bucket] = entry;
         }

@@ -213,13 +213,13 @@ static bool must_continue(const struct mqd_reactor *r, const struct mqd_request 
 
 static void update_counters(struct mqd_reactor *r, const struct mqd_view_job *job)
 {
-    struct mqd_view_cache_figures figures, *counted = &r->views.counted;
-    mqd_view_cache_figures(job->cache, &figures);
+    struct mqd_view_cache_stats stats, *counted = &r->views.counted;
+    mqd_view_cache_stats(job->cache, &stats);
     mqd_stat(r, MQD_COUNT_VIEW_FILTERED_BYTES, job->read.filtered_bytes);
-    mqd_stat(r, MQD_COUNT_VIEW_CACHE_HITS, figures.used - counted->used);
-    mqd_stat(r, MQD_COUNT_VIEW_CACHE_EVICTIONS, figures.evicted - counted->evicted);
-    mqd_set_gauge(r, MQD_GAUGE_VIEW_CACHE_BYTES, figures.bytes);
-    *counted = figures;
+    mqd_stat(r, MQD_COUNT_VIEW_CACHE_HITS, stats.used - counted->used);
+    mqd_stat(r, MQD_COUNT_VIEW_CACHE_EVICTIONS, stats.evicted - counted->evicted);
+    mqd_set_gauge(r, MQD_GAUGE_VIEW_CACHE_BYTES, stats.bytes);
+    *counted = stats;
 }
 
 void mqd_view_on_done(struct mqd_reactor *r, uint64_t id)

@@ -39,12 +39,12 @@ struct new_attachment {
     uint16_t principal_bytes; /* 0 = none */
 };
 
-static uint64_t round_up(uint64_t bytes)
+static uint64_t round_up_to_page(uint64_t bytes)
 {
     return (bytes + PAGE_BYTES - 1) & ~(uint64_t)(PAGE_BYTES - 1);
 }
 
-static uint32_t power_of_two(uint32_t requested, uint32_t value_min, uint32_t value_max)
+static uint32_t clamped_power_of_two(uint32_t requested, uint32_t value_min, uint32_t value_max)
 {
     uint32_t value = value_min;
     while (value < requested && value < value_max)
@@ -78,18 +78,20 @@ static void refuse(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
 static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, const struct mqd_local_handoff *handoff)
 {
     local->submission_count =
-        power_of_two(handoff->submission_count, SUBMISSION_COUNT_MIN, MQD_LOCAL_SUBMISSION_COUNT_MAX);
-    local->reply_bytes = power_of_two(handoff->reply_bytes, MQD_LOCAL_REPLY_BYTES_MIN, MQD_LOCAL_REPLY_BYTES_MAX);
-    uint64_t requested =
-        handoff->data_bytes > MQD_LOCAL_DATA_BYTES_MAX ? MQD_LOCAL_DATA_BYTES_MAX : round_up(handoff->data_bytes);
+        clamped_power_of_two(handoff->submission_count, SUBMISSION_COUNT_MIN, MQD_LOCAL_SUBMISSION_COUNT_MAX);
+    local->reply_bytes =
+        clamped_power_of_two(handoff->reply_bytes, MQD_LOCAL_REPLY_BYTES_MIN, MQD_LOCAL_REPLY_BYTES_MAX);
+    uint64_t requested = handoff->data_bytes > MQD_LOCAL_DATA_BYTES_MAX ? MQD_LOCAL_DATA_BYTES_MAX
+                                                                        : round_up_to_page(handoff->data_bytes);
     if (requested < MQD_LOCAL_DATA_BYTES_MIN)
         requested = MQD_LOCAL_DATA_BYTES_MIN;
     uint64_t budget_bytes = mqd_load_relaxed(&r->local_bytes_max),
              available_bytes = r->local_bytes < budget_bytes ? budget_bytes - r->local_bytes : 0;
     for (;;) { /* if the budget is nearly used up, a client that wants long rings gets shorter ones */
-        uint64_t overhead_bytes = sizeof(struct mqd_local_header) +
-                                  round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission)) +
-                                  round_up(local->reply_bytes);
+        uint64_t overhead_bytes =
+            sizeof(struct mqd_local_header) +
+            round_up_to_page((uint64_t)local->submission_count * sizeof(struct mqd_local_submission)) +
+            round_up_to_page(local->reply_bytes);
         if (overhead_bytes + MQD_LOCAL_DATA_BYTES_MIN <= available_bytes) {
             local->data_bytes = requested <= available_bytes - overhead_bytes
                                     ? requested
@@ -120,8 +122,8 @@ static bool memory_open(const struct mqd_reactor *r, struct new_attachment *new_
     if (new_attachment->memory_fd < 0 || ftruncate(new_attachment->memory_fd, (off_t)local->total_bytes) < 0)
         return false;
     uint64_t replies_offset = sizeof(struct mqd_local_header) +
-                              round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission));
-    uint64_t data_offset = replies_offset + round_up(local->reply_bytes);
+                              round_up_to_page((uint64_t)local->submission_count * sizeof(struct mqd_local_submission));
+    uint64_t data_offset = replies_offset + round_up_to_page(local->reply_bytes);
     /* allocates the pages that the worker writes: a page that cannot be allocated is an error now
      * instead of SIGBUS later */
     if (fallocate(new_attachment->memory_fd, 0, 0, (off_t)data_offset) < 0)

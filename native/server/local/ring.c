@@ -26,7 +26,7 @@ static bool has_submitted(const struct mqd_local *local)
     return !local->connection->readable && mqd_load_acquire(&local->header->submission_tail) != local->submission_head;
 }
 
-static bool has_room(const struct mqd_local *local)
+static bool has_new_room(const struct mqd_local *local)
 {
     return !local->connection->writable && mqd_load_acquire(&local->header->reply_head) != local->reply_head_seen;
 }
@@ -34,7 +34,7 @@ static bool has_room(const struct mqd_local *local)
 bool mqd_locals_waiting(const struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < r->local_count; i++)
-        if (has_submitted(r->locals[i]) || has_room(r->locals[i]))
+        if (has_submitted(r->locals[i]) || has_new_room(r->locals[i]))
             return true;
     return false;
 }
@@ -49,7 +49,7 @@ void mqd_locals_poll(struct mqd_reactor *r)
             c->readable = 1;
             mqd_connection_resume(r, c);
         }
-        if (has_room(local)) {
+        if (has_new_room(local)) {
             c->writable = 1;
             if (!mqd_list_linked(&c->output_node))
                 mqd_list_append(&r->to_send, &c->output_node);
@@ -70,7 +70,7 @@ static void wake(struct mqd_local *local)
     while (written < 0 && errno == EINTR);
 }
 
-static void submission_head_publish(struct mqd_local *local)
+static void publish_submission_head(struct mqd_local *local)
 {
     mqd_store_release(&local->header->submission_head, local->submission_head);
     mqd_fence_full(); /* A4 */
@@ -180,7 +180,7 @@ void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c)
         taken_bytes += (uint64_t)bytes;
     }
     if (taken_count) {
-        submission_head_publish(local);
+        publish_submission_head(local);
         c->last_active_ms = r->now_ms;
     }
     if (c->hangup && (local->submission_head == tail || taken_bytes >= local->drain_bytes))

@@ -105,7 +105,7 @@ static void read_in_parallel(uint64_t bytes_max)
     static struct world w;
     pthread_t threads[THREAD_COUNT];
     void *right[THREAD_COUNT];
-    struct mqd_view_cache_figures figures;
+    struct mqd_view_cache_stats stats;
     begin(&w, bytes_max);
     for (int i = 0; i < THREAD_COUNT; i++)
         CHECK_EQUAL(pthread_create(&threads[i], NULL, run, &w), 0);
@@ -113,9 +113,9 @@ static void read_in_parallel(uint64_t bytes_max)
         pthread_join(threads[i], &right[i]);
     for (int i = 0; i < THREAD_COUNT; i++)
         CHECK(right[i] == &w);
-    mqd_view_cache_figures(w.cache, &figures);
-    CHECK(figures.used > 0 && figures.bytes <= bytes_max);
-    CHECK_EQUAL(figures.evicted > 0, bytes_max < 1 << 20);
+    mqd_view_cache_stats(w.cache, &stats);
+    CHECK(stats.used > 0 && stats.bytes <= bytes_max);
+    CHECK_EQUAL(stats.evicted > 0, bytes_max < 1 << 20);
     end(&w);
 }
 

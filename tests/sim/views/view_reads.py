@@ -70,7 +70,7 @@ class Index:
         lib.mqd_filtered_free(ffi.addressof(one, "selection"))
         return result
 
-    def figures(self) -> dict[str, int]:
-        out = ffi.new("struct mqd_view_cache_figures *")
-        lib.mqd_view_cache_figures(self._native, out)
+    def stats(self) -> dict[str, int]:
+        out = ffi.new("struct mqd_view_cache_stats *")
+        lib.mqd_view_cache_stats(self._native, out)
         return {name: getattr(out, name) for name in ("pieces", "bytes", "used", "added", "stale")}

@@ -175,7 +175,7 @@ class World:
 
     def kill(self) -> None:
         if self.events:
-            self.used += self.index.figures()["used"]
+            self.used += self.index.stats()["used"]
         self.index = Index(self.bytes_max, PIECE, self.planted)
 
     def rarely_kill(self) -> None:
@@ -242,8 +242,8 @@ class World:
         while self.events < events:
             self.random.choice(self.STEPS)(self)
             self.events += 1
-        figures = self.index.figures()
-        assert figures["bytes"] <= self.bytes_max
-        self.used += figures["used"]
+        stats = self.index.stats()
+        assert stats["bytes"] <= self.bytes_max
+        self.used += stats["used"]
         self.close()
         return self.events
