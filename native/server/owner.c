@@ -130,7 +130,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
     }
     error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->stage_flags, append->guard,
                                 r->wall_ms, &result);
-    if (error == MQD_STAGE_FULL) { /* the maximum for one write */
+    if (error == MQD_STAGE_FULL) { /* one write takes no more: writes what is staged, then stages again */
         mqd_owner_write_all(r);
         owned = owned_of(r, append->slot);
         error = owned ? mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->stage_flags,

@@ -49,7 +49,7 @@ static int list_name(struct mqd_listing *listing, const char *directory, const c
     int64_t offset;
     if (ends_with(name, ".tmp") || ends_with(name, ".cleaned") || ends_with(name, ".deleted"))
         return unlink_in(directory, name);
-    if (strlen(name) < 20)
+    if (strlen(name) < 20) /* the number of digits of an offset */
         return 0;
     if ((offset = mqd_segment_offset_of(name, MQD_FILE_LOG)) >= 0)
         return append(&listing->logs, &listing->log_count, offset);

@@ -8,7 +8,11 @@
 
 #include "log/recovery/recovery.h"
 
-enum mode { MODE_CLEAN, MODE_TRUSTED, MODE_CHECKED };
+enum mode {
+    MODE_CLEAN,   /* after a clean shutdown: the whole log is trusted */
+    MODE_TRUSTED, /* the log below trusted_end_offset is trusted */
+    MODE_CHECKED, /* checksums are verified from the recovery point on */
+};
 
 struct recovery {
     struct mqd_partition *partition;
