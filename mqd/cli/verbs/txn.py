@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from mqd.cli.transactions import OpenProducer, Transaction
 
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
-_HANGING_AFTER = "15m"  # the default transaction.max.timeout.ms: no coordinator keeps a transaction open for longer
+# the default transaction.max.timeout.ms: coordinators abort transactions that are open for longer
+_HANGING_AFTER = "15m"
 
 
 class Duration(click.ParamType):

@@ -16,7 +16,8 @@ from mqd.console.rendering import url
 PER_PAGE = 50
 LIST_CACHE_S = 3.0
 HANGING_CACHE_S = 10.0
-HANGING_AFTER_MS = 15 * 60_000  # transaction.max.timeout.ms: a coordinator aborts transactions that are open for longer
+# the default transaction.max.timeout.ms: coordinators abort transactions that are open for longer
+HANGING_AFTER_MS = 15 * 60_000
 LONG_MS = 60_000  # the default transaction.timeout.ms of producers
 
 
