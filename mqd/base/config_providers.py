@@ -29,12 +29,14 @@ _CLASSES = {
     f"{_KAFKA_PACKAGE}DirectoryConfigProvider": "dir",
 }
 _PARAMETER_OF = {"file": "allowed.paths", "dir": "allowed.paths", "env": "allowlist.pattern"}
-_FORM = {"file": "${%s:PATH:KEY}", "dir": "${%s:PATH:FILE}", "env": "${%s:NAME}"}
+_REFERENCE_FORMS = {"file": "${%s:PATH:KEY}", "dir": "${%s:PATH:FILE}", "env": "${%s:NAME}"}
 Parse = Callable[[str], Mapping[str, tuple[str, int]]]  # parses Java's .properties syntax
 
 
 class Providers:
-    """`settings`: name -> value of config.providers and config.providers.*. Raises ConfigError."""
+    """Resolves references by the configured providers. `settings`: name -> value of config.providers
+    and config.providers.*. Raises ConfigError.
+    """
 
     def __init__(self, settings: Mapping[str, str], environment: Mapping[str, str], parse: Parse) -> None:
         self._environment = environment
@@ -47,7 +49,7 @@ class Providers:
         for name in names:
             known_keys |= self._declare(name, settings)
         if not names:
-            self._kinds = {kind: kind for kind in _FORM}
+            self._kinds = {kind: kind for kind in _REFERENCE_FORMS}
         for key in settings:
             if key not in known_keys:
                 raise ConfigError(f"{key} cannot be set: {PROVIDERS} lists no provider with such a setting", key)
@@ -98,7 +100,7 @@ class Providers:
 
     def _look_up(self, kind: str, name: str, path: str, key: str) -> str:
         if not key or bool(path) == (kind == "env"):
-            raise LookupError(f"it must have the form {_FORM[kind] % name}")
+            raise LookupError(f"it must have the form {_REFERENCE_FORMS[kind] % name}")
         if kind == "env":
             return self._environment_variable(name, key)
         target = Path(path)

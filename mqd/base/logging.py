@@ -8,8 +8,8 @@ run time.
    most BURST lines of one message are written in a burst, and RATE_PER_S per second after that; the
    next line that is written gives the number of suppressed lines (`suppressed`).
 2. Fields may hold data from a peer: control characters are escaped, so that it cannot forge a line.
-3. The level comes from the function given to `follow`, which in a broker reads a word of the control
-   segment. It is called for every line (a few hundred nanoseconds), so a change takes effect
+3. The level comes from the function given to `follow`, which in a broker reads a word of the
+   control segment. It is called for every line (a few hundred nanoseconds), so a change takes effect
    immediately.
 
 Thread-safe, like the standard library's logging, on which it is built. Imports no module of mqd.

@@ -423,8 +423,8 @@ offset.metadata.max.bytes: int >=0 <=32767 = 4096
 offsets.commit.timeout.ms: int >=1 = 5000
     How long a commit of offsets waits for the disk before it gets a retriable error.
 group.initial.rebalance.delay.ms: int >=0 = 300
-    How long the first rebalance of a group waits for more members, counted from the last one that joined (Kafka: 3000,
-    in steps); at most the rebalance timeout in total.
+    How long the first rebalance of a group waits for more members, counted from the last one that joined (Kafka:
+    3000); at most the rebalance timeout in total.
 group.min.session.timeout.ms: int >=1 = 6000
     The shortest session.timeout.ms that a consumer of the classic protocol may request.
 group.max.session.timeout.ms: int >=1 = 1800000
@@ -610,7 +610,7 @@ worker.loop.profile: bool = false
     (mqd) Measure how the iterations of a worker's event loop spend their time: writing, allocating, flushing, locks,
     page faults, waiting for a CPU (docs/operations.md). This costs a few microseconds per iteration.
 io.backend: enum(auto|io_uring|epoll) = auto
-    (mqd) How workers do input and output. auto: io_uring where the kernel allows it.
+    (mqd) How workers do I/O. auto: io_uring where the kernel allows it.
 group.commit.window.us: int >=0 <=1000000 = 0
     (mqd) How long a flush waits for more acks=all requests to join it: a longer time gives higher throughput and
     latency. 0: a flush starts as soon as the previous one has ended.
@@ -739,7 +739,7 @@ acks.replicas: int >=0 <=16 dynamic = 0
     (mqd) acks=all waits for this many replicas, including the leader, and not for the others: the in-sync set is kept
     at this many members. The others are spares, and a member for which a record has waited for 100 ms is exchanged for
     a spare that is ahead of it. At least 2, at most the number of replicas; with fewer in sync, acks=all is refused, so
-    min.insync.replicas is not used; a value above acks.replicas is refused. Needs mqd.version 10 (docs/delivery.md). 0:
+    min.insync.replicas is not used; it must not be above acks.replicas. Needs mqd.version 10 (docs/delivery.md). 0:
     all replicas that are in sync.
 view.of: string dynamic =
     (mqd) The base topic. If it is set, this topic is a view: it has no log of its own, and shows those records of the

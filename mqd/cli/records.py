@@ -117,6 +117,7 @@ def kcat_envelope(message: Any, broker: int) -> bytes:
 
 
 def readable(name: str, value: bytes | None) -> dict[str, str | None]:
+    """{name: text}, or {name_base64: base64} if the value is not UTF-8."""
     if value is None:
         return {name: None}
     try:

@@ -42,7 +42,7 @@ class Export:
         self._conversion = Conversion()
 
     def once(self) -> str:
-        """Sends the current metrics. Returns "", or the error."""
+        """Sends the current metrics once. Returns "", or the error."""
         from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, ResourceMetrics, ScopeMetrics
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
