@@ -101,7 +101,7 @@ def _print_note(options: Options, text: str) -> None:
 @click.option("-X", "properties", multiple=True, metavar="PROP=VALUE", help="Any property of librdkafka.")
 @click.option("-F", "config_file", type=click.Path(exists=True, dir_okay=False), help="File of properties.")
 @click.option("-d", "debug", metavar="CONTEXTS", help="librdkafka's debug contexts.")
-@click.option("-G", "group", metavar="GROUP", help="Not available yet.")
+@click.option("-G", "group", metavar="GROUP", help="Not supported: kcat itself can join groups of mqd.")
 @click.option("-s", "serdes", multiple=True, hidden=True)
 @click.option("-V", "version", is_flag=True, help="Print the version.")
 @click.argument("arguments", nargs=-1, metavar="[FILE... | TOPIC...]")
@@ -139,7 +139,7 @@ def _properties(parameters: dict[str, Any]) -> dict[str, str]:
 
 def _options(ctx: click.Context, parameters: dict[str, Any]) -> Options:
     if parameters["group"]:
-        raise click.UsageError("-G: consumer groups are not available yet; -C -t TOPIC reads all partitions")
+        raise click.UsageError("-G: mqd cat does not join groups; use kcat -G, or -C -t TOPIC to read all partitions")
     if parameters["serdes"]:
         raise click.UsageError("-s: deserializers are not available; -f and -J print the bytes as they are")
     root_options = ctx.find_root().obj or {}
@@ -318,7 +318,7 @@ def _start_and_stop(options: Options) -> tuple[Start, Start | None]:
             position = parse_start(text[1:], datetime.now().astimezone())
             start, stop = (position, stop) if text[0] == "s" else (start, position)
         elif text == "stored":
-            raise click.UsageError("-o stored: consumer groups are not available yet")
+            raise click.UsageError("-o stored: mqd cat does not join groups, so it has no stored offsets")
         else:
             start = parse_start(text, datetime.now().astimezone())
     return start, stop
