@@ -387,7 +387,7 @@ void mqd_leading_tick(struct mqd_reactor *r);
  * divergence. */
 int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t slot,
                           struct mqd_positions *positions);
-void mqd_leading_note_positions(struct mqd_reactor *r, struct mqd_fetch_set *set);
+void mqd_leading_record_positions(struct mqd_reactor *r, struct mqd_fetch_set *set);
 /* the positions that the client or follower that owns the set may see */
 void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot,
                            struct mqd_positions *positions);

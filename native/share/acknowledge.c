@@ -41,7 +41,7 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
         }
     }
     mqd_share_cells_set(share, page, offset, record_count, cell_make(state, deliveries, CELL_CHANGED, row));
-    mqd_share_note_changed(share, offset, offset + record_count - 1);
+    mqd_share_mark_changed(share, offset, offset + record_count - 1);
     if (state == MQD_SHARE_AVAILABLE && offset < share->available_from)
         share->available_from = offset;
     if (cell_has_row(cell))

@@ -106,7 +106,7 @@ static bool archive(struct mqd_share *share, int64_t first, int64_t last)
         if (cell_state(cell) == MQD_SHARE_AVAILABLE) {
             mqd_share_cells_set(share, page, offset, 1,
                                 cell_make(MQD_SHARE_ARCHIVED, cell_deliveries(cell), CELL_CHANGED, 0));
-            mqd_share_note_changed(share, offset, offset);
+            mqd_share_mark_changed(share, offset, offset);
         }
         offset++;
     }
@@ -191,7 +191,7 @@ static bool acquire_offset(struct progress *progress, struct mqd_share_page *pag
     uint32_t count = cell_deliveries(page->cells[offset & PAGE_MASK]);
     if (count >= (uint32_t)share->settings.delivery_limit) { /* S3: the limit was reduced */
         mqd_share_cells_set(share, page, offset, 1, cell_make(archived_state(share), count, CELL_CHANGED, 0));
-        mqd_share_note_changed(share, offset, offset);
+        mqd_share_mark_changed(share, offset, offset);
         return true;
     }
     uint32_t limited_max = acquisition_records_max(share, count, progress->acquisition->records_max);

@@ -126,7 +126,7 @@ void mqd_share_extend(struct mqd_share *share, int64_t new_end);
 void mqd_share_advance(struct mqd_share *share);
 /* Moves the start by one, whatever the state of the offset. */
 void mqd_share_advance_one(struct mqd_share *share);
-void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last);
+void mqd_share_mark_changed(struct mqd_share *share, int64_t first, int64_t last);
 
 /* ---- fifo.c ---- */
 /* Begins or ends FIFO according to the current settings. false: the pool is exhausted, and nothing

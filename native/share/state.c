@@ -90,7 +90,7 @@ void mqd_share_page_collapse(struct mqd_share *share, int64_t offset)
 
 /* ---- cells ---- */
 
-void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last)
+void mqd_share_mark_changed(struct mqd_share *share, int64_t first, int64_t last)
 {
     if (first < share->changed_first)
         share->changed_first = first;
@@ -151,7 +151,7 @@ void mqd_share_page_archive(struct mqd_share *share, struct mqd_share_page *page
     page->uniform = cell;
     page->available = 0;
     share->open_count -= MQD_SHARE_PAGE_OFFSETS;
-    mqd_share_note_changed(share, offset, last);
+    mqd_share_mark_changed(share, offset, last);
 }
 
 void mqd_share_extend(struct mqd_share *share, int64_t new_end)

@@ -102,7 +102,7 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
         mqd_session_create(r, request->connection, set);
     if (set->replica_id >= 0) {
         request->isolation_level = 0;
-        mqd_leading_note_positions(r, set);
+        mqd_leading_record_positions(r, set);
     }
     return 0;
 }

@@ -200,7 +200,7 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
 
 /* Called when a follower's request arrives: its positions count immediately, before the request is
  * answered in its turn. */
-void mqd_leading_note_positions(struct mqd_reactor *r, struct mqd_fetch_set *set)
+void mqd_leading_record_positions(struct mqd_reactor *r, struct mqd_fetch_set *set)
 {
     MQD_LIST_EACH(node, next, &set->ready) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);

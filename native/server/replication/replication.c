@@ -82,7 +82,7 @@ static void end_replication(struct mqd_reactor *r, struct mqd_owned *owned, int3
 
 /* Applies a new role or epoch. Producers that wait for appends of the old epoch get an error,
  * because the next leader may truncate these appends. */
-static void take_role(struct mqd_reactor *r, struct mqd_owned *owned, int changed)
+static void apply_role(struct mqd_reactor *r, struct mqd_owned *owned, int changed)
 {
     const struct mqd_replica *replica = owned->replica;
     if (changed & (MQD_REPLICA_CHANGED_EPOCH | MQD_REPLICA_CHANGED_ROLE)) {
@@ -156,7 +156,7 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
         if (!(changed & MQD_REPLICA_STALE_IGNORED)) {
             owned->leader_worker = command->number;
             owned->throttled = assignment->throttled;
-            take_role(r, owned, changed);
+            apply_role(r, owned, changed);
             log_in_sync_changes(r, owned, &old_replica);
         }
         if (is_only_replica && !(changed & MQD_REPLICA_STALE_IGNORED))
