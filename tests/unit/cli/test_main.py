@@ -155,7 +155,7 @@ def test_bootstrap_comes_from_option_group_or_environment(closed_port):
         (["consume", "t", "-f", "%y"], "%y"),
         (["consume", "t", "--until", "soon"], "not a time"),
         (["topic", "list", "-b", "host:99999"], "not HOST:PORT"),
-        (["cat", "-G", "g"], "not available yet"),
+        (["cat", "-G", "g"], "does not join groups"),
         (["cat", "-C"], "-t TOPIC is missing"),
         (["cat", "-Q", "-t", "x"], "TOPIC:PARTITION:TIMESTAMP"),
         (["log", "dump", "/nonexistent"], "does not exist"),
