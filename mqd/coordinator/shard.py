@@ -46,7 +46,7 @@ class TooLarge(Exception):
 
 
 class Batch:
-    """Becomes one record batch."""
+    """What one record batch will contain: records of one producer, or a marker."""
 
     __slots__ = (
         "on_done",
@@ -184,7 +184,7 @@ class Shard:
         self._budget = budget
         self._units: list[WriteUnit] = []  # the first one may be in flight
         self.is_writing = False
-        self.written_count = 0  # units
+        self.written_count = 0  # number of units written
 
     # -- cores -------------------------------------------------------------------------------------
 

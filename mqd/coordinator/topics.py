@@ -30,8 +30,8 @@ class InternalTopic(NamedTuple):
         return broker_number(config, self.partitions_property)
 
     def topic_config(self, config: Mapping[str, str]) -> dict[str, str]:
-        """The configuration to create the topic with. It must be valid whatever the broker's
-        defaults for other topics are.
+        """The configuration to create the topic with. It must be valid regardless of the
+        broker's defaults for other topics.
         """
         topic_config = {
             "segment.bytes": config.get(self.segment_property, "104857600"),

@@ -354,7 +354,7 @@ def encode_offset_key(group_id: str, topic: str, partition: int) -> bytes:
 
 
 def group_of_key(key: bytes) -> str:
-    """Every key begins with the group's id, whatever its type. Raises ValueError."""
+    """Keys of all types begin with the group's id, after the type. Raises ValueError."""
     if len(key) < 4:
         raise ValueError(f"a key of {len(key)} bytes is too short")
     end = 4 + _I16.unpack_from(key, 2)[0]

@@ -149,7 +149,7 @@ class DeadLetterWriter:
         self._backoff_ms = BACKOFF_MS
         self._due_ms: int | None = None
         self._is_ready = False  # FENCING, LOADING and READING have succeeded since the last failure
-        self.letter_count = 0  # committed
+        self.letter_count = 0  # letters committed so far
 
     # -- events ------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ from typing import Any
 
 from mqd.coordinator.actions import Action, Reply, Timer, TimerFired
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.coordinator.group.classic.members import NEVER, Member, Pending
+from mqd.coordinator.group.classic.members import NEVER, Member, PendingMember
 from mqd.coordinator.group.classic.rebalance import (
     JOIN_TIMER,
     SESSION_TIMER,
@@ -245,7 +245,7 @@ class ClassicGroup(Rebalancing):
             if known_id is not None:
                 return self._replace_static(event, self.members.by_id[known_id], protocols, now_ms, actions)
         elif event.version >= VERSION_MEMBER_ID_REQUIRED:
-            pending = Pending(event.new_member_id, event.client_id, event.client_host, now_ms)
+            pending = PendingMember(event.new_member_id, event.client_id, event.client_host, now_ms)
             self.members.add_pending(
                 pending, now_ms + min(message.session_timeout_ms, self.settings.pending_timeout_ms)
             )

@@ -50,7 +50,7 @@ class Timed:
         self.deadline_ms = self.armed_ms = NEVER
 
 
-class Pending(Timed):
+class PendingMember(Timed):
     """A client that received a member id and must join with it (KIP-394)."""
 
     __slots__ = ("client_host", "client_id", "since_ms")
@@ -215,7 +215,7 @@ class Members:
         self.by_id: dict[str, Member] = {}
         self.static_member_ids: dict[str, str] = {}  # instance id -> member id
         # a plain dict is slow when its first item is removed repeatedly
-        self.pending: OrderedDict[str, Pending] = OrderedDict()
+        self.pending: OrderedDict[str, PendingMember] = OrderedDict()
         self.votes: dict[str, int] = {}  # protocol -> number of members that support it
         self.joined_count = 0
         self.size_bytes = 0  # approximate size in memory
@@ -285,7 +285,7 @@ class Members:
             self.joined_count -= 1
         return request
 
-    def add_pending(self, pending: Pending, deadline_ms: int) -> None:
+    def add_pending(self, pending: PendingMember, deadline_ms: int) -> None:
         """Adds the client. At PENDING_MAX the oldest entry is evicted: its client gets
         UNKNOWN_MEMBER_ID when it joins, and retries.
         """

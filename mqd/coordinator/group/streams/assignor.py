@@ -3,7 +3,7 @@
 Guarantees (asserted by check_assignment() and the property tests)
     A1  every task is active on exactly one member; members' counts of active tasks differ by at
         most one
-    A2  a process has each task at most once, in whatever role
+    A2  a process has each task at most once, in any role
     A3  each task of a stateful subtopology has as many standbys as configured, but at most one on
         each process other than the one where it is active; tasks of stateless subtopologies have
         none
@@ -193,5 +193,5 @@ def check_assignment(
         assert standbys.count(task) == wanted, f"A3: {task} has {standbys.count(task)} standbys, not {wanted}"
 
 
-def _size(role: TaskSet) -> int:
-    return sum(map(len, role.values()))
+def _size(tasks: TaskSet) -> int:
+    return sum(map(len, tasks.values()))

@@ -225,12 +225,12 @@ def decode_key(key: bytes) -> tuple[int, str]:
     return kind, getattr(records.STREAMS_GROUP_TYPES[kind].decode_key(key), "member_id", "")
 
 
-def as_structs(role: TaskSet, cls: type) -> list[Any]:
-    return [cls(subtopology_id=name, partitions=list(partitions)) for name, partitions in role.items()]
+def as_structs(tasks: TaskSet, cls: type) -> list[Any]:
+    return [cls(subtopology_id=name, partitions=list(partitions)) for name, partitions in tasks.items()]
 
 
-def _with_epochs(role: TaskSet, epochs: Epochs) -> list[Any]:
-    structs = as_structs(role, _CURRENT.value.cls.TaskIds)
+def _with_epochs(tasks: TaskSet, epochs: Epochs) -> list[Any]:
+    structs = as_structs(tasks, _CURRENT.value.cls.TaskIds)
     for struct in structs:
         struct.assignment_epochs = [epochs[struct.subtopology_id, partition] for partition in struct.partitions]
     return structs

@@ -55,10 +55,10 @@ def endpoints(group: Group) -> list[StreamsGroupHeartbeatResponse.EndpointToPart
     ]
 
 
-def _partitions(group: Group, role: TaskSet) -> list[StreamsGroupHeartbeatResponse.TopicPartition]:
+def _partitions(group: Group, tasks: TaskSet) -> list[StreamsGroupHeartbeatResponse.TopicPartition]:
     """The input partitions of these tasks."""
     by_topic: dict[str, list[int]] = {}
-    for subtopology_id, partition in iter_tasks(role):
+    for subtopology_id, partition in iter_tasks(tasks):
         subtopology = group.topology.find(subtopology_id) if group.topology is not None else None
         for name in subtopology.inputs if subtopology is not None else ():
             topic = group.cluster.topic(name)

@@ -29,8 +29,8 @@ class Tasks(NamedTuple):
 NO_TASKS = Tasks()
 
 
-def iter_tasks(role: TaskSet) -> Iterator[Task]:
-    return ((name, partition) for name, partitions in role.items() for partition in partitions)
+def iter_tasks(tasks: TaskSet) -> Iterator[Task]:
+    return ((name, partition) for name, partitions in tasks.items() for partition in partitions)
 
 
 def task_set(tasks: list[Task]) -> TaskSet:
