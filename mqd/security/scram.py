@@ -149,7 +149,7 @@ def make_decoy(
 def decoy_for_plain(
     seed: bytes, user: str, parameter_counts: Mapping[CredentialParameters, int]
 ) -> tuple[str, Verifier]:
-    """Like make_decoy(), for PLAIN, where the client does not choose the mechanism of the verifier."""
+    """Like make_decoy(), for PLAIN, where the client does not choose the verifier's mechanism."""
     parameters = _draw_parameters(
         _pseudorandom("PLAIN", seed, user), parameter_counts or usual_parameters("SCRAM-SHA-256")
     )

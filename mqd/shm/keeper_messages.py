@@ -108,8 +108,8 @@ class Alive(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProbeQuery(msgspec.Struct, tag=True, frozen=True):
-    """Sent by supervisord's process every few seconds: have all processes answered their probes
-    within `within_s`? The keeper responds immediately, and probes the processes for the next query.
+    """Sent by supervisord (mqd/keeper/systemd.py) every few seconds: have all processes answered their
+    probes within `within_s`? The keeper responds immediately, and probes the processes for the next query.
     """
 
     within_s: float

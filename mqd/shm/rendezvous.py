@@ -79,7 +79,7 @@ def directories() -> list[Path]:
 
 
 def _home_directory() -> Path | None:
-    """The home directory in the user database, so that broker and client agree whatever $HOME is."""
+    """The home directory in the user database: broker and client agree on it, whatever $HOME is."""
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
@@ -104,7 +104,7 @@ def server_name(host: str, port: int) -> str:
 
 def server_names(addresses: Iterable[tuple[str, int]]) -> frozenset[str]:
     """The names of all addresses that a broker listens on. Empty without /proc; then no client
-    finds it.
+    finds the broker.
     """
     try:
         return frozenset(server_name(host, port) for host, port in addresses)

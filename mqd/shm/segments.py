@@ -37,7 +37,9 @@ from mqd.native import ENDPOINT_COUNT_MAX
 
 MODE = 0o600
 SHM_DIRECTORY = "/dev/shm"  # where Linux shows POSIX shared memory
-HOLD_S = 1.0  # how long a sweep may lock a segment that it finds too young to remove; normally microseconds
+# how long to wait for the control segment's lock while a sweep finds that the segment is too young
+# to remove; normally microseconds
+CONTROL_LOCK_WAIT_S = 1.0
 TAKE_OVER_S = 10.0  # how long to wait for another process's sweep, which normally takes milliseconds
 SWEEP_AGE_S = 10.0  # younger segments are left alone: a keeper locks its segment microseconds after creating it
 
@@ -158,7 +160,9 @@ def free_bytes(data_dir: str | os.PathLike[str]) -> int | None:
 
 
 def unlink(name: str) -> bool:
-    """Removes a segment's name; False if there is none. Mappings stay valid. Raises SegmentError."""
+    """Removes a segment's name; False if there is none. Its mappings stay valid. Raises
+    SegmentError.
+    """
     try:
         posix_ipc.unlink_shared_memory(name)
     except posix_ipc.ExistentialError:
@@ -186,7 +190,7 @@ def lock_control_segment(name: str) -> int:
     is. Raises SegmentError.
     """
     try:
-        return _lock(f"{SHM_DIRECTORY}{name}", HOLD_S)
+        return _lock(f"{SHM_DIRECTORY}{name}", CONTROL_LOCK_WAIT_S)
     except OSError as error:
         raise SegmentError(errno.EBUSY, f"cannot lock the shared memory segment {name}: {error}") from error
 

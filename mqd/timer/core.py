@@ -116,7 +116,8 @@ class Schedule:
         """The next records to be delivered, or progress alone; None: neither. Call on_committed()
         before anything else, or discard this schedule. A tick without entries may be skipped.
         """
-        # After a takeover, records below Y are read again: until Y is reached there is no progress to commit.
+        # after a takeover, records below Y are read again: until Y is reached, there is no progress
+        # to commit
         if self.end_offset < self.progress.end_offset:
             return None
         # the progress covers all late records, so all of them are in this tick

@@ -60,7 +60,9 @@ class Manifest(msgspec.Struct):
 
 
 class _File:
-    """A file of entries. `first_offset`: the lowest offset in it. Its name was never used before."""
+    """A file of entries, with a name that was never used before. `first_offset`: the lowest offset
+    in it.
+    """
 
     __slots__ = ("buffer", "dirty", "first_offset", "name", "size_bytes")
 
@@ -299,7 +301,7 @@ class Index:
                 # nothing is stored: no need to look at each day that has passed
                 self._advance_to(max(self._loaded_end, now_ms - now_ms % WIDTHS_MS[0] + WIDTHS_MS[0]))
                 return
-            level = max(each for each in range(len(WIDTHS_MS)) if each == 0 or self._loaded_end < self._ends[each - 1])
+            level = max(i for i in range(len(WIDTHS_MS)) if i == 0 or self._loaded_end < self._ends[i - 1])
             first = min(start for _, start in self._files)
             to = min(first, now_ms) if level == 0 else min(first, now_ms, self._ends[level - 1])
             to -= to % WIDTHS_MS[level]
@@ -319,7 +321,7 @@ class Index:
 
     def _advance_to(self, end: int) -> None:
         self._loaded_end = end
-        self._ends = [max(each, end) for each in self._ends]
+        self._ends = [max(level_end, end) for level_end in self._ends]
 
     def _count_in(self, file: _File) -> int:
         return file.size_bytes // _ENTRY_BYTES + len(file.buffer) // 2

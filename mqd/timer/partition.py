@@ -299,22 +299,24 @@ class PartitionTimer:
         """Yields what `extract` returns for the records at these ascending offsets. Deleted records
         are left out.
         """
-        at = 0
-        while at < len(offsets):
-            first = offsets[at]
+        start = 0
+        while start < len(offsets):
+            first = offsets[start]
             if not self._lookup_position <= first < self._lookup_position + NEAR_COUNT:
                 self._lookup_consumer.seek(TopicPartition(self.topic.topic, self.index, first))
                 self._lookup_position = first
-            end = at + 1
-            while end < len(offsets) and offsets[end] - offsets[end - 1] <= NEAR_COUNT and end - at < LOOK_UP_COUNT_MAX:
+            end = start + 1
+            end_max = min(len(offsets), start + LOOK_UP_COUNT_MAX)
+            while end < end_max and offsets[end] - offsets[end - 1] <= NEAR_COUNT:
                 end += 1
             batch = self._lookup_consumer.consume_batch(offsets[end - 1] - self._lookup_position + 1, TIMEOUT_S)
             if batch is None:
                 self._lookup_position = -1
                 raise Deferred(f"the record at offset {first} cannot be read; retrying")
             self._lookup_position = batch.next_offset
-            yield from extract(_select(batch, offsets[at : bisect_left(offsets, batch.next_offset, at)]))
-            at = bisect_left(offsets, batch.next_offset, at)
+            next_start = bisect_left(offsets, batch.next_offset, start)
+            yield from extract(_select(batch, offsets[start:next_start]))
+            start = next_start
 
     # -- delivering --------------------------------------------------------------------------------
 
