@@ -1,9 +1,8 @@
 """The archived part of a batch read: `option("archive", PATH)` reads each partition from the
 archive as far as the archive goes, and then from the log.
 
-    H1  an offset is read from the archive or from the log, never from both: from the archive, the
-        offsets from its first record of a partition to the end of its last batch; from the log,
-        those before and after
+    H1  each offset is read once: from the archive, the offsets from a partition's first archived
+        record to the end of its last archived batch; from the log, those before and after
     H2  a read from `earliest` begins at the lower of the archive's and the log's first offset;
         other starting offsets may be before the log's start as long as the archive has them
     H3  a task returns records in the order of their offsets, partition after partition

@@ -42,24 +42,24 @@ def split(
     ranges: list[Range], min_partitions: int | None, max_records: int | None, bytes_per_offset: Mapping[Key, float] = {}
 ) -> list[Range]:
     """Splits ranges into tasks; see the module's docstring. Empty ranges are dropped."""
-    ranges = [one for one in ranges if one.size > 0]
+    ranges = [range_ for range_ in ranges if range_.size > 0]
     if max_records:
-        ranges = [piece for one in ranges for piece in _split_evenly(one, math.ceil(one.size / max_records))]
+        ranges = [piece for range_ in ranges for piece in _split_evenly(range_, math.ceil(range_.size / max_records))]
     if not min_partitions or len(ranges) >= min_partitions or not ranges:
         return ranges
     weights = _weights(ranges, bytes_per_offset)
     return [
         piece
-        for one, count in zip(ranges, _piece_counts(ranges, weights, min_partitions), strict=True)
-        for piece in _split_evenly(one, count)
+        for range_, count in zip(ranges, _piece_counts(ranges, weights, min_partitions), strict=True)
+        for piece in _split_evenly(range_, count)
     ]
 
 
 def _weights(ranges: list[Range], bytes_per_offset: Mapping[Key, float]) -> list[float]:
-    averages = [bytes_per_offset.get((one.topic, one.partition), 0.0) for one in ranges]
+    averages = [bytes_per_offset.get((range_.topic, range_.partition), 0.0) for range_ in ranges]
     if not all(averages):  # weights in bytes cannot be compared with numbers of offsets
         averages = [1.0] * len(ranges)
-    return [one.size * weight for one, weight in zip(ranges, averages, strict=True)]
+    return [range_.size * weight for range_, weight in zip(ranges, averages, strict=True)]
 
 
 def _piece_counts(ranges: list[Range], weights: list[float], target: int) -> list[int]:
@@ -67,7 +67,9 @@ def _piece_counts(ranges: list[Range], weights: list[float], target: int) -> lis
     then one more at a time for the range with the largest pieces. At most one piece per offset.
     """
     total = sum(weights)
-    counts = [max(1, min(one.size, int(target * weight / total))) for one, weight in zip(ranges, weights, strict=True)]
+    counts = [
+        max(1, min(range_.size, int(target * weight / total))) for range_, weight in zip(ranges, weights, strict=True)
+    ]
     while sum(counts) < target:
         largest = max(range(len(ranges)), key=lambda i: weights[i] / counts[i] if counts[i] < ranges[i].size else -1.0)
         if counts[largest] >= ranges[largest].size:

@@ -197,8 +197,8 @@ class Cluster:
                 topic.name,
                 topic.topic_id,
                 {
-                    one.partition_index: one.leader_id
-                    for one in sorted(topic.partitions, key=lambda one: one.partition_index)
+                    partition.partition_index: partition.leader_id
+                    for partition in sorted(topic.partitions, key=lambda partition: partition.partition_index)
                 },
                 topic.error_code,
             )

@@ -276,8 +276,8 @@ class Archive:
         return deleted
 
     def sweep(self, now: float | None = None) -> None:
-        """Deletes the files that this object has seen a commit remove, more than KEEP_S ago: a vacuum
-        without a listing, for a writer that runs for months.
+        """Deletes the files that commits removed more than KEEP_S ago, as far as this object has read
+        these commits: a vacuum without a listing, for a writer that runs for months.
         """
         now = time.time() if now is None else now
         for path, removed_ms in self._removed.items():

@@ -104,8 +104,8 @@ class _TaskWriter:
         file.add(records)
         if file.unwritten_bytes >= GROUP_BYTES:
             self._write(file)
-        while sum(one.unwritten_bytes for one in self._files.values()) > UNWRITTEN_BYTES_MAX:
-            self._write(max(self._files.values(), key=lambda one: one.unwritten_bytes))
+        while sum(file.unwritten_bytes for file in self._files.values()) > UNWRITTEN_BYTES_MAX:
+            self._write(max(self._files.values(), key=lambda file: file.unwritten_bytes))
 
     def close(self) -> list[ArchivedFile]:
         self._done += [file.close() for file in self._files.values()]
@@ -119,7 +119,7 @@ class _TaskWriter:
     def _write(self, file: _FileWriter) -> None:
         self._files[file.topic, file.date] = self._files.pop((file.topic, file.date))
         file.write_group()
-        open_files = [one for one in self._files.values() if one.is_open]
+        open_files = [file for file in self._files.values() if file.is_open]
         if len(open_files) > FILES_OPEN_MAX:
             self._done.append(self._files.pop((open_files[0].topic, open_files[0].date)).close())
 
@@ -261,7 +261,7 @@ def read_in_order(tasks: Iterable[ArchivedTask], names: Sequence[str]) -> Iterat
     """
     overlapping: list[ArchivedTask] = []
     end: tuple[str, int, int] | None = None
-    for task in sorted(tasks, key=lambda one: (one.topic, one.spans[0])):
+    for task in sorted(tasks, key=lambda task: (task.topic, task.spans[0])):
         ((partition, start, stop),) = task.spans
         if end is not None and (task.topic, partition, start) >= end:
             yield from _merge(overlapping, names)
@@ -283,15 +283,15 @@ def _merge(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Recor
     rows_max = max(ROWS_MAX // len(tasks), 64)
     unopened, open_files = collections.deque(sorted(tasks, key=lambda task: task.spans[0][1])), list[_FileReader]()
     while unopened or open_files:
-        while unopened and (not open_files or unopened[0].spans[0][1] <= min(one.last_offset for one in open_files)):
+        while unopened and (not open_files or unopened[0].spans[0][1] <= min(file.last_offset for file in open_files)):
             file = _FileReader(read(unopened.popleft(), names, rows_max, MERGED_BUFFER_BYTES, follow_compaction=True))
             if file.batch is not None:
                 open_files.append(file)
         if not open_files:
             continue
-        until = min(one.last_offset for one in open_files)
-        parts = [part for one in open_files if (part := one.take(until)) is not None]
-        open_files = [one for one in open_files if one.batch is not None]
+        until = min(file.last_offset for file in open_files)
+        parts = [part for file in open_files if (part := file.take(until)) is not None]
+        open_files = [file for file in open_files if file.batch is not None]
         yield from _drop_duplicates(pa.Table.from_batches(parts).sort_by("offset").combine_chunks()).to_batches()
 
 

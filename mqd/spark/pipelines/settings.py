@@ -22,7 +22,7 @@ the log, aborted."""
 
 
 class SettingsError(ValueError):
-    """A pipeline's settings are wrong; the text names the file, the field and the allowed values."""
+    """A pipeline's settings are wrong; the text names the file, field and allowed values."""
 
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,7 +115,7 @@ class Archive(_Pipeline, frozen=True, kw_only=True, tag="archive"):
     file_mb: int = 128
     """Size to which small files are compacted, in MB."""
     compact_from_files: int = 16
-    """A topic's files of one day are compacted when at least this many of them are small; 0: never."""
+    """A topic's files of one day are compacted if at least this many of them are small; 0: never."""
 
     def problems(self) -> list[str]:
         wrong = [] if self.file_mb > 0 else ["file_mb must be at least 1"]
