@@ -181,11 +181,11 @@ class BrokerSupervisor(Supervisor):
         options.poller = _AdjustablePoller(options.poller, self._poll_timeout_s, self._poll_soon)
         receive = options.signal_receiver.receive
 
-        def note_interruption(number: int, frame: Any) -> None:
+        def record_interruption(number: int, frame: Any) -> None:
             self.interrupted |= number == signal.SIGINT and not self._is_ready
             receive(number, frame)
 
-        options.signal_receiver.receive = note_interruption
+        options.signal_receiver.receive = record_interruption
         self._restarts: restarts.Restarts = {}
         self._reap = options.waitpid
         options.waitpid = self._reap_and_count
@@ -328,7 +328,7 @@ def _describe_exit(status: int | None) -> str:
     return "killed by a signal" if status is None or status < 0 else f"exit status {status}"
 
 
-def _error_of(line: str) -> str | None:
+def _error_text(line: str) -> str | None:
     """The text of one of our error lines, in either format; None for other lines."""
     if " ERROR " in line:
         return line.partition(" ERROR ")[2].strip().partition(" ")[2]
@@ -353,7 +353,7 @@ def last_error(log_path: Path, from_position: int, size_bytes: int = 4096) -> st
             lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
     except OSError:
         return ""
-    return next((error for line in reversed(lines) if (error := _error_of(line))), lines[-1] if lines else "")
+    return next((error for line in reversed(lines) if (error := _error_text(line))), lines[-1] if lines else "")
 
 
 def run(

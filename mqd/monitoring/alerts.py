@@ -255,7 +255,7 @@ ALERTS = (
 )
 
 
-def rules(runbook: str, alerts: Sequence[Alert] = ALERTS) -> str:
+def render_rules(runbook: str, alerts: Sequence[Alert] = ALERTS) -> str:
     """The rules file, in YAML. `runbook`: the address of docs/monitoring.md."""
     lines = ["groups:", "  - name: mqd", "    rules:"]
     for alert in alerts:

@@ -345,7 +345,7 @@ BROKER = Dashboard(
 DASHBOARDS = (CLUSTER, TOPIC, GROUP, BROKER)
 
 
-def queries() -> list[tuple[str, str]]:
+def all_queries() -> list[tuple[str, str]]:
     """(dashboard: panel, PromQL) of every panel and variable."""
     result = []
     for board in DASHBOARDS:
@@ -357,7 +357,7 @@ def queries() -> list[tuple[str, str]]:
     return result
 
 
-def document(board: Dashboard) -> str:
+def render_dashboard(board: Dashboard) -> str:
     """The dashboard in Grafana's JSON."""
     return json.dumps(
         {

@@ -131,7 +131,7 @@ class Client:
         if lib.mqd_client_poll(self.pointer) < 0:
             raise failure()
 
-    def response(self) -> bytes | None:
+    def next_response(self) -> bytes | None:
         """The next response to a submitted request, from the correlation id on; None = none has
         arrived.
         """
@@ -157,7 +157,7 @@ class Client:
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
     """struct mqd_delivery: the outcome of a batch. `batch` and `topic` are the numbers that
-    Producer.put() and topic() returned. `error`: Kafka's code; 0: the batch was written (if
+    Producer.put() and register_topic() returned. `error`: Kafka's code; 0: the batch was written (if
     base_offset is -1, at an unknown offset). `timestamp_ms`: the log append time, or -1.
     """
 
@@ -301,7 +301,7 @@ class Producer:
             raise NativeError(E_INVALID, "this producer was closed")
         return self._pointer
 
-    def topic(self, name: str, partition_count: int, partitioner: int) -> int:
+    def register_topic(self, name: str, partition_count: int, partitioner: int) -> int:
         """Registers a topic and returns its number; a repeated call can only increase its partition
         count.
         """

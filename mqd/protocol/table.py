@@ -182,6 +182,6 @@ def error_table() -> str:
     return "\n".join(rows) + "\n"
 
 
-def page() -> str:
+def render_page() -> str:
     """The part of docs/protocol.md that follows from mqd's own tables."""
     return INTRODUCTION + api_table() + NOTES + error_table()

@@ -228,7 +228,7 @@ def _request(client: Client, request: Any) -> Any:
             raise TimeoutError("the broker accepts no request")
     client.flush()
     while True:
-        received = client.response()
+        received = client.next_response()
         if received is not None:
             response_number, response = decode_response(received, FETCH, VERSION)
             if response_number == number:

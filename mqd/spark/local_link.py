@@ -86,7 +86,7 @@ class LocalLink:
         """Whether a response has arrived; waits for it for up to `seconds`."""
         deadline = time.monotonic() + seconds
         while True:
-            self._response = self._response or self._client.response()
+            self._response = self._response or self._client.next_response()
             if self._response is not None:
                 return True
             remaining_s = deadline - time.monotonic()
@@ -94,7 +94,7 @@ class LocalLink:
             if self._client.wait(max(0, int(remaining_s * 1e6))):
                 self._client.poll()
             if remaining_s <= 0:
-                self._response = self._client.response()
+                self._response = self._client.next_response()
                 return self._response is not None
 
     def receive(self) -> bytes:

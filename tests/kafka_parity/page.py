@@ -61,7 +61,7 @@ def section() -> str:
 
 def page() -> str:
     """The text of docs/protocol.md."""
-    return table.page() + section()
+    return table.render_page() + section()
 
 
 if __name__ == "__main__":

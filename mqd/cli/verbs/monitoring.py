@@ -75,8 +75,8 @@ def command(
     (directory / "grafana").mkdir(parents=True, exist_ok=True)
     files = {
         CONFIG_FILE: prometheus_config(targets, ca, token_file, cluster),
-        RULES_FILE: alerts.rules(runbook),
-        **{f"grafana/{board.uid}.json": dashboards.document(board) + "\n" for board in dashboards.DASHBOARDS},
+        RULES_FILE: alerts.render_rules(runbook),
+        **{f"grafana/{board.uid}.json": dashboards.render_dashboard(board) + "\n" for board in dashboards.DASHBOARDS},
     }
     for name, text in files.items():
         (directory / name).write_text(text)

@@ -159,7 +159,7 @@ class ProducerDriver:
         info = metadata.topics.get(stage.topic)
         if info is not None and not info.error and info.partition_count:
             if stage.number < 0 or info.partition_count > stage.partition_count:
-                stage.number = self.native.topic(stage.topic, info.partition_count, self._partitioner)
+                stage.number = self.native.register_topic(stage.topic, info.partition_count, self._partitioner)
                 stage.partition_count = info.partition_count
                 if stage.number == len(self.topics):
                     self.topics.append(stage)

@@ -83,7 +83,7 @@ def positions(client: Client, reader: PartitionReader, topic_id: bytes, max_wait
     assert client.submit(encode_request(request, 13, 5, "reading"))
     client.flush()
     deadline = time.monotonic() + 60
-    while (frame := client.response()) is None:
+    while (frame := client.next_response()) is None:
         assert time.monotonic() < deadline and client.wait(1_000_000) >= 0
         client.poll()
     (one,) = read_positions(decode_response(frame, FETCH, 13)[1])

@@ -17,7 +17,7 @@ import pytest
 
 from mqd import Consumer, Producer, TopicPartition
 from mqd.admin import AdminClient, NewTopic
-from mqd.monitoring.alerts import rules
+from mqd.monitoring.alerts import render_rules
 from tests.cluster import Cluster
 from tests.interaction.monitoring.prometheus import Prometheus
 from tests.interaction.traffic import eventually
@@ -46,7 +46,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def prometheus(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     targets = [f"{broker.address}:{broker.port + 5}" for broker in cluster.brokers.values()]
-    found = Prometheus(tmp_path_factory.mktemp("prometheus"), targets, shortened(rules("docs/monitoring.md")))
+    found = Prometheus(tmp_path_factory.mktemp("prometheus"), targets, shortened(render_rules("docs/monitoring.md")))
     try:
         eventually(lambda: found.healthy_targets() == 3, "three scraped brokers")
         eventually(lambda: not found.firing(), "no alert while all is well")

@@ -22,7 +22,7 @@ import pytest
 
 from mqd import Consumer, Producer, TopicPartition
 from mqd.admin import AdminClient, NewTopic
-from mqd.monitoring.alerts import rules
+from mqd.monitoring.alerts import render_rules
 from tests.broker import Broker
 from tests.broker_files import faults_file
 from tests.chaos.hosts import wall_clock_shim
@@ -201,7 +201,7 @@ def broken_systems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[B
         stack.callback(made.stop)
         made.start()
         targets = [one.status()["metrics_url"].split("/")[2] for one in made.brokers]
-        prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), targets, rules("docs/monitoring.md"))
+        prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), targets, render_rules("docs/monitoring.md"))
         stack.callback(prometheus.stop)
         eventually(lambda: prometheus.healthy_targets() == len(targets), "scraped brokers")
         made.cause_problems()

@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from mqd.monitoring import dashboards
-from mqd.monitoring.alerts import rules
+from mqd.monitoring.alerts import render_rules
 from tests.broker import Broker
 from tests.certificates import Authority
 from tests.interaction.monitoring.prometheus import Prometheus
@@ -47,7 +47,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 @pytest.fixture(scope="module")
 def prometheus(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     target = broker.status()["metrics_url"].split("/")[2]
-    found = Prometheus(tmp_path_factory.mktemp("prometheus"), [target], rules("docs/monitoring.md"))
+    found = Prometheus(tmp_path_factory.mktemp("prometheus"), [target], render_rules("docs/monitoring.md"))
     try:
         eventually(lambda: found.healthy_targets() == 1, "a scraped broker")
         os.kill(broker.pid("mqd-worker-1"), signal.SIGKILL)
@@ -95,7 +95,7 @@ def values(prometheus: Prometheus, broker: Broker, query: str) -> list[float]:
 
 @pytest.mark.usefixtures("traffic")
 def test_every_query_of_the_dashboards_returns_a_value(prometheus: Prometheus, broker: Broker) -> None:
-    waiting = dashboards.queries()
+    waiting = dashboards.all_queries()
     assert len(waiting) > 60
 
     def all_found() -> bool:

@@ -120,7 +120,7 @@ def test_promtool_finds_no_fault_with_the_page(broker: Broker) -> None:
 
 
 def test_every_query_names_existing_metrics_and_labels(labels: dict[str, set[str]]) -> None:
-    queries = [(one.name, one.expression) for one in alerts.ALERTS] + dashboards.queries()
+    queries = [(one.name, one.expression) for one in alerts.ALERTS] + dashboards.all_queries()
     assert {name: found for name, query in queries if (found := faults(query, labels))} == {}
     assert len(queries) > 60
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from mqd.monitoring import dashboards
-from mqd.monitoring.alerts import ALERTS, rules
+from mqd.monitoring.alerts import ALERTS, render_rules
 from tests.interaction.monitoring.prometheus import find
 
 PAGE = Path(__file__).parents[3] / "docs" / "monitoring.md"
@@ -157,7 +157,7 @@ def test_each_alert_has_its_case_and_its_section() -> None:
 def test_each_alert_fires_and_is_quiet(tmp_path: Path) -> None:
     promtool = find("promtool")
     for one in ALERTS:
-        (tmp_path / f"{one.name}.rules").write_text(rules("https://example.org/monitoring", [one]))
+        (tmp_path / f"{one.name}.rules").write_text(render_rules("https://example.org/monitoring", [one]))
         firing = f'count(ALERTS{{alertname="{one.name}",alertstate="firing"}}) or vector(0)'
         case = CASES[one.name]
         tests = [
@@ -183,7 +183,7 @@ def test_each_alert_fires_and_is_quiet(tmp_path: Path) -> None:
 
 def test_a_record_is_counted_once_for_all_replicas(tmp_path: Path) -> None:
     promtool = find("promtool")
-    query = dict(dashboards.queries())["mqd: a topic: Records appended"]
+    query = dict(dashboards.all_queries())["mqd: a topic: Records appended"]
     end = "mqd_partition_log_end_offset"
     test = {
         "interval": "1m",

@@ -118,7 +118,7 @@ class FakeNative:
         self._ready += self._responses
         self._responses = []
 
-    def response(self) -> bytes | None:
+    def next_response(self) -> bytes | None:
         return self._ready.pop(0) if self._ready else None
 
     def wait(self, timeout_us: int) -> int:

@@ -72,7 +72,7 @@ class FakeProducer:
         self._numbers = itertools.count(1)
         self._reported: list[Delivery] = []
 
-    def topic(self, name: str, partition_count: int, partitioner: int) -> int:
+    def register_topic(self, name: str, partition_count: int, partitioner: int) -> int:
         if name not in self.topics:
             self.topics.append(name)
             self.partition_counts.append(0)

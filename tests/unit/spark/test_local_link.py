@@ -11,7 +11,7 @@ class ResponseReceived:
     def __init__(self, *responses: bytes) -> None:
         self._come, self._taken = list(responses), []
 
-    def response(self) -> bytes | None:
+    def next_response(self) -> bytes | None:
         return self._taken.pop(0) if self._taken else None
 
     def wait(self, timeout_us: int) -> int:

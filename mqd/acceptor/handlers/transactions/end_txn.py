@@ -64,7 +64,7 @@ async def _end_joint(
     is_administrator = (
         run_id == "" and not request.committed and request.transactional_id.startswith(joint.JOINT_PREFIX)
     )
-    if not is_administrator and not joint.is_valid(request.transactional_id, batch_id, run_id):
+    if not is_administrator and not joint.is_valid_request(request.transactional_id, batch_id, run_id):
         return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
     winners = tuple((winner.producer_id, winner.producer_epoch) for winner in joint_fields.winners)
     response = await service.request_joint(

@@ -52,7 +52,7 @@ async def handle(context: Context, header: RequestHeader, request: InitProducerI
 async def _enlist(
     service: TransactionService, name: str, request: InitProducerIdRequest, joint_fields: InitProducerIdRequest.Joint
 ) -> InitProducerIdResponse:
-    if not joint.is_valid(name, joint_fields.batch_id, joint_fields.run_id):
+    if not joint.is_valid_request(name, joint_fields.batch_id, joint_fields.run_id):
         return InitProducerIdResponse(error_code=int(ErrorCode.INVALID_REQUEST), producer_id=-1, producer_epoch=-1)
 
     def make_event(number: int, spare_producer_id: int) -> events.Enlist:
