@@ -36,7 +36,7 @@ Invariants (check() asserts those of one state; the simulator those across trans
     T5  WriteMarkers comes only after the Persist of its Prepare record; the Complete record only
         after MarkersWritten with the attempt of the last WriteMarkers
     T6  every request is answered exactly once: immediately, when the markers are written, or when
-        its time in the waiting list is over
+        it has waited too long for them
     T7  requests wait only in a Prepare state
     T8  replaying the persisted records gives the same state (except `last_producer_epoch` after
         InitProducerId, which Kafka's schema cannot hold: a retry of that request across a restart
