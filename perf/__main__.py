@@ -2,7 +2,9 @@
 
 python -m perf                   everything, three times over, about half an hour; appends
                                  one line to perf/history.jsonl
-python -m perf produce fetch     these cases only; nothing is appended unless --record
+python -m perf produce fetch     these cases only; nothing is appended unless --record. With it,
+                                 --page shows their figures among those of the last whole run,
+                                 marked, until there is another whole run
 python -m perf settings          the effect of settings; fills docs/performance.md
 python -m perf scaling           how rate and CPU grow with workers and clients; fills
                                  docs/performance.md, perf/scaling.json, docs/scaling.svg
@@ -11,8 +13,8 @@ python -m perf scale             large clusters, simulated and real; fills docs/
 python -m perf local             the shared-memory path and TCP; fills docs/performance.md
 python -m perf --figures         fills mqd/cli/sizing.json, the costs that `mqd size` uses, from
                                  the last line of perf/history.jsonl and perf/scaling.json
-python -m perf --page            fills docs/performance.md from the last line of
-                                 perf/history.jsonl
+python -m perf --page            fills docs/performance.md from the last whole run in
+                                 perf/history.jsonl, and from later runs of some cases
 python -m perf picture           draws the README's picture of a broker at work
 python -m perf beside REVISION CASE...
                                  this tree and an older one, in turns
@@ -127,7 +129,8 @@ def main(words: list[str] | None = None) -> int:
         return scale.main(words[1:])
     arguments = _arguments(words)
     if arguments.page:
-        PAGE.write_text(report.replace_block(PAGE.read_text(), "bench", report.page_block(report.last_run(HISTORY))))
+        run, *later = report.last_runs(HISTORY)
+        PAGE.write_text(report.replace_block(PAGE.read_text(), "bench", report.page_block(run, later)))
         return 0
     if arguments.figures:
         sizing.write(report.last_run(HISTORY), scaling.RESULT)
@@ -174,8 +177,10 @@ def main(words: list[str] | None = None) -> int:
         )
     record = arguments.record if arguments.record is not None else not arguments.cases and not arguments.quick
     if record:
+        kind = report.TRIAL_KIND if arguments.quick else report.CASES_KIND if arguments.cases else ""
+        more = {"kind": kind, "cases": names} if kind else {}
         with HISTORY.open("a") as history:
-            history.write(report.history_line(date, commit(), facts, bench.figures) + "\n")
+            history.write(report.history_line(date, commit(), facts, bench.figures, **more) + "\n")
         print(f"Added to {HISTORY.relative_to(ROOT)}; `python -m perf --page` shows it in docs/performance.md.")
     return 0
 

@@ -19,6 +19,7 @@ from perf.accounting import CpuTime, cpu_time, pss_bytes
 from perf.bench import Bench
 from perf.brokers import Measured
 from perf.micro import compaction as compaction_bench
+from perf.paced import headline
 from perf.security import connections, tls
 
 BACKENDS = ("uring", "epoll")
@@ -528,6 +529,7 @@ CASES: dict[str, Callable[[Bench], None]] = {
     "idle": idle,
     "disk": disk,
     "latency": latency,
+    **headline.CASES,
     "produce": produce,
     "fetch": fetch,
     "parked": parked,

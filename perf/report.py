@@ -147,9 +147,15 @@ def markdown_table(headings: Sequence[str], lines: Iterable[Sequence[str]], righ
 # -- history ---------------------------------------------------------------------------------------
 
 
-def history_line(date: str, commit: str, machine: dict, figures: Iterable[Figure]) -> str:
+CASES_KIND = "cases"  # of a line with the figures of some cases only
+TRIAL_KIND = "trial"  # of a line of --quick, which no page shows
+
+
+def history_line(date: str, commit: str, machine: dict, figures: Iterable[Figure], **more: object) -> str:
+    """`more`: for a line that is not a whole run, its `kind`, and `cases`, their names."""
     return json.dumps(
         {
+            **more,
             "date": date,
             "commit": commit,
             "machine": machine,
@@ -160,14 +166,19 @@ def history_line(date: str, commit: str, machine: dict, figures: Iterable[Figure
 
 
 def last_run(history: Path) -> dict:
-    """The last line of `make bench`; lines of another kind (`make bench-peers`) are skipped. Raises
-    ValueError when there is none.
+    """The last line of `make bench`; lines of another kind (`make bench-peers`, some cases only) are
+    skipped. Raises ValueError when there is none.
     """
+    return last_runs(history)[0]
+
+
+def last_runs(history: Path) -> list[dict]:
+    """The last whole run, and all later runs of some cases. Raises ValueError when there is no whole run."""
     lines = [json.loads(line) for line in history.read_text().splitlines() if line.strip()] if history.exists() else []
-    found = [line for line in lines if "kind" not in line]
-    if not found:
+    whole = [number for number, line in enumerate(lines) if "kind" not in line]
+    if not whole:
         raise ValueError(f"{history} has no line yet: run `make bench` first")
-    return found[-1]
+    return [lines[whole[-1]], *(line for line in lines[whole[-1] :] if line.get("kind") == CASES_KIND)]
 
 
 # -- pages -----------------------------------------------------------------------------------------
@@ -184,27 +195,52 @@ def replace_block(text: str, name: str, block: str) -> str:
     )
 
 
-def page_block(run: dict) -> str:
-    """The figures of one history line that have a target, for docs/performance.md."""
-    figures = [Figure.from_json(name, found) for name, found in run["figures"].items()]
-    with_target = [figure for figure in figures if figure.target is not None]
+LATER = "†"  # marks a figure of a later run of some cases
+
+
+def _run_text(run: dict) -> str:
     machine = run["machine"]
+    return (
+        f"{machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}, {run['date'][:10]},"
+        f" commit {run['commit'][:10]}"
+    )
+
+
+def _later_text(runs: Iterable[dict]) -> str:
+    """Names the runs that the marked figures are from, each with its machine."""
+    parts = [f"`python -m perf {' '.join(run['cases'])}` on {_run_text(run)}" for run in runs]
+    return f" {LATER}: measured later, without the other cases: {'; '.join(parts)}." if parts else ""
+
+
+def page_block(run: dict, later: Sequence[dict] = ()) -> str:
+    """The figures of one history line that have a target, for docs/performance.md. Figures of `later`
+    runs of some cases replace those of the same name, and are marked.
+    """
+    source = {name: one for one in (run, *later) for name in one["figures"]}
+    figures = [Figure.from_json(name, one["figures"][name]) for name, one in source.items()]
+    with_target = [figure for figure in figures if figure.target is not None]
+    shown = [source[figure.name] for figure in with_target]
     lines = [
-        (figure.name, f"**{median_text(figure)}**", figure.unit, spread(figure), figure.target_text, figure.verdict)
-        for figure in with_target
+        (
+            figure.name if one is run else f"{figure.name} {LATER}",
+            f"**{median_text(figure)}**",
+            figure.unit,
+            spread(figure),
+            figure.target_text,
+            figure.verdict,
+        )
+        for figure, one in zip(with_target, shown, strict=True)
     ]
     table = markdown_table(
         ("one worker core, unless said otherwise", "median", "", "spread", "target", ""), lines, right=(1, 3, 4)
     )
     reached = sum(figure.verdict == REACHED for figure in with_target)
-    head = (
-        f"`make bench` on {machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}, {run['date'][:10]},"
-        f" commit {run['commit'][:10]}"
-    )
+    head = f"`make bench` on {_run_text(run)}"
     disk = run["figures"].get("fdatasync of 1 KiB, p50")
     tail = f"; the disk's fdatasync took {number(disk['median'])} µs (p50) in the same run" if disk else ""
     text = (
         f"{head}{tail}. {reached} of {len(with_target)} targets reached in every repetition. CPU time is the kernel's"
         " accounting, all threads of the worker."
     )
+    text += _later_text(one for one in later if any(one is other for other in shown))
     return f"{paragraph(text)}\n\n{table}"

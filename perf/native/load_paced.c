@@ -149,7 +149,7 @@ int paced_main(const struct arguments *arguments)
     }
     if (!pace.samples.count || !pace.samples.late_count)
         fail("no request was measured: milliseconds and rate are too small");
-    printf("{\"rate\": %lld, ", (long long)pace.rate);
+    printf("{\"rate\": %lld, \"seconds\": %.3f, ", (long long)pace.rate, (double)(now_ns() - begin) / 1e9);
     percentiles("late", pace.samples.late_ns, pace.samples.late_count, ", ");
     if (surge.samples.count)
         percentiles("surge", surge.samples.replied_ns, surge.samples.count, ", ");

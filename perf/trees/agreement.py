@@ -83,7 +83,7 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> Comparison:
 def main(history: Path = HISTORY) -> int:
     lines = [json.loads(line) for line in history.read_text().splitlines() if line.strip()]
     for title, runs in (
-        ("make bench", [line for line in lines if "figures" in line]),
+        ("make bench", [line for line in lines if "kind" not in line]),
         ("make bench-peers", [line for line in lines if line.get("kind") == "peers"]),
     ):
         if len(runs) < 2:

@@ -124,6 +124,71 @@ def test_a_missing_history_names_the_command(tmp_path) -> None:
         report.last_run(tmp_path / "empty.jsonl")
 
 
+FACTS = {"cpu": "A CPU", "cores": 2, "kernel": "6.18"}
+
+
+def _line(date: str, commit: str, found: list[Figure], **more: object) -> str:
+    return report.history_line(date, commit, FACTS, found, **more) + "\n"
+
+
+def test_later_runs_of_some_cases_are_shown_among_the_last_whole_run(tmp_path) -> None:
+    history = tmp_path / "history.jsonl"
+    history.write_text(
+        _line("2026-01-01", "older", figures(), kind="cases", cases=["produce"])
+        + _line("2026-01-02", "whole", figures())
+        + _line("2026-01-03", "first", [Figure("tail", "ms", [3.0], 2.0)], kind="cases", cases=["tail"])
+        + _line("2026-01-04", "tried", [Figure("tail", "ms", [0.1], 2.0)], kind="trial", cases=["tail"])
+        + _line("2026-01-05", "second", [Figure("tail", "ms", [1.0], 2.0)], kind="cases", cases=["tail"])
+        + _line("2026-01-06", "third", [Figure("rate", "GB/s", [5.0], 2.0, True)], kind="cases", cases=["fetch"])
+    )
+    run, *later = report.last_runs(history)
+    assert report.last_run(history) == run and run["commit"] == "whole"
+    assert [one["commit"] for one in later] == ["first", "second", "third"]
+    block = report.page_block(run, later)
+    assert "| cost | **14** | CPU-µs | 9–31 | ≤ 15 | not in every run |" in block
+    assert "| rate † | **5** | GB/s | 5–5 | ≥ 2 | reached |" in block
+    assert "| tail † | **1** | ms | 1–1 | ≤ 2 | reached |" in block and block.count("tail †") == 1
+    head = " ".join(block.partition("\n\n")[0].split())
+    assert "`make bench` on 2 cores of A CPU, Linux 6.18, 2026-01-02, commit whole;" in head
+    assert "2 of 3 targets reached" in head
+    assert head.endswith(
+        "†: measured later, without the other cases: `python -m perf tail` on 2 cores of A CPU, Linux 6.18,"
+        " 2026-01-05, commit second; `python -m perf fetch` on 2 cores of A CPU, Linux 6.18, 2026-01-06, commit third."
+    ), "of the run that was replaced there is nothing left"
+
+
+def test_some_cases_without_a_whole_run_fill_no_page(tmp_path) -> None:
+    history = tmp_path / "history.jsonl"
+    history.write_text(_line("2026-01-01", "older", figures(), kind="cases", cases=["produce"]))
+    with pytest.raises(ValueError, match="make bench"):
+        report.last_runs(history)
+
+
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        (["disk", "--record"], {"kind": "cases", "cases": ["disk"]}),
+        (["disk", "--record", "--quick"], {"kind": "trial", "cases": ["disk"]}),
+        ([], {}),
+    ],
+)
+def test_a_recorded_line_says_whether_the_run_was_whole(
+    words: list[str], more: dict, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = tmp_path / "history.jsonl"
+    monkeypatch.setattr(command, "HISTORY", history)
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    monkeypatch.setattr(command, "build", lambda: None)
+    monkeypatch.setattr(command, "wait_until_idle", lambda seconds: 0.0)
+    monkeypatch.setattr(command, "CASES", {"disk": lambda bench: bench.add("fdatasync", "µs", [1.0])})
+    monkeypatch.setenv("MQD_PERF_DIR", str(tmp_path))
+    monkeypatch.setattr(command.signal, "signal", lambda number, handler: None)
+    assert command.main(words) == 0
+    line = json.loads(history.read_text())
+    assert {name: line[name] for name in ("kind", "cases") if name in line} == more
+    assert line["figures"]["fdatasync"]["median"] == 1.0
+
+
 PAGE = "# head\n<!-- bench:begin -->\nold\n<!-- bench:end -->\n<!-- other:begin --><!-- other:end -->tail\n"
 
 

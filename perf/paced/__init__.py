@@ -1,0 +1,1 @@
+"""Cases in an open loop."""
