@@ -276,6 +276,33 @@ TEST(a_full_disk_is_an_error_and_changes_nothing)
     mqd_partition_close(partition, 0);
 }
 
+/* A reader, or the next start, must not look up positions of the old .log in the new one. */
+TEST(an_interrupted_swap_leaves_no_old_index_beside_the_new_log)
+{
+    static const char *const kinds[] = {".log", ".index", ".timeindex"};
+    enum { OLD_BYTES = 3, NEW_BYTES = 4 };
+    log_fresh();
+    CHECK(mkdir(log_path, 0755) == 0);
+    for (int kind = 0; kind < 3; kind++) {
+        char cleaned[200];
+        snprintf(cleaned, sizeof cleaned, "%s.cleaned", log_file(0, kinds[kind]));
+        log_write_file(log_file(0, kinds[kind]), "old", OLD_BYTES);
+        log_write_file(cleaned, "new!", NEW_BYTES);
+    }
+    CHECK_EQUAL(mqd_compact_swap_prepare(log_path, 0, (int64_t[]){10}, 1, 0), 0);
+    int result = -1;
+    for (int round = 0; result < 0; round++) { /* each succeeds in one call more */
+        CHECK(round < 10 && mqd_file_watch(NULL, "any:EIO:after=1") == 0);
+        result = mqd_compact_swap_install(log_path, 0);
+        mqd_file_watch(NULL, NULL);
+        bool is_replaced = log_file_bytes(0, ".log") == NEW_BYTES;
+        for (int kind = 1; kind < 3; kind++)
+            CHECK(!is_replaced || log_file_bytes(0, kinds[kind]) != OLD_BYTES);
+    }
+    for (int kind = 0; kind < 3; kind++)
+        CHECK_EQUAL(log_file_bytes(0, kinds[kind]), NEW_BYTES);
+}
+
 /* A directory listing in between must not find records of aborted transactions without their
  * index entries. */
 TEST(a_segment_is_deleted_before_its_aborted_transactions)

@@ -213,6 +213,26 @@ TEST(after_a_process_crash_the_log_ends_at_the_published_end)
     }
 }
 
+/* C2: a log is not opened before everything above the recovery point is on disk. */
+TEST(what_recovery_has_found_is_flushed)
+{
+    struct mqd_log_options options = log_options();
+    for (int64_t recovery_point = -1; recovery_point < 5; recovery_point++)
+        for (int64_t trusted_end = -1; trusted_end <= 5; trusted_end += 6) {
+            make_log(&options, 5);
+            struct mqd_recovery recovery = log_untrusted();
+            recovery.recovery_point_offset = recovery_point;
+            recovery.trusted_end_offset = trusted_end;
+            CHECK_EQUAL(mqd_file_watch(NULL, "sync:EIO:.log"), 0);
+            struct mqd_partition *partition = mqd_partition_open(log_path, &options, 0, NOW, &recovery);
+            mqd_file_watch(NULL, NULL);
+            CHECK_OR(!partition, mqd_partition_close(partition, 0); return);
+            partition = log_open(&options, &recovery);
+            CHECK_EQUAL(recovery.log_end_offset, 5);
+            mqd_partition_close(partition, 0);
+        }
+}
+
 /* A published end that the files do not contain is not trusted. */
 TEST(a_wrong_trusted_end_falls_back_to_checking)
 {

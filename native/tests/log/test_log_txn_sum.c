@@ -1,5 +1,6 @@
 /* A lost or damaged .txnindex: .txnsum detects it, readers refuse it, and recovery rebuilds it
  * from the log. */
+#define LOG_TEST_IN_MEMORY
 #include "mqd_log_test.h"
 
 #include <fcntl.h>
@@ -172,6 +173,33 @@ TEST(a_lost_or_damaged_txnindex_is_refused_by_readers_and_rebuilt_from_the_log)
             CHECK_EQUAL(count_aborted(partition, end + 2), COUNT + 1);
             mqd_partition_close(partition, 0);
         }
+}
+
+/* A start that rebuilds a .txnindex stops at any of its calls: the next start rebuilds it. */
+TEST(an_interrupted_rebuild_is_begun_again)
+{
+    bool opened = false;
+    for (int stop = 0; !opened; stop++) {
+        CHECK(stop < 50);
+        struct mqd_log_options options;
+        struct mqd_partition *partition = open_with_aborted(&options, COUNT);
+        int64_t base = partition->segments[1], end = log_positions(partition).log_end_offset;
+        CHECK_EQUAL(mqd_partition_close(partition, 1), 0); /* its snapshot is after the segment */
+        do_damage(FLIPPED, base, 0);
+        struct mqd_recovery recovery = log_untrusted();
+        recovery.recovery_point_offset = end;
+        char rule[64];
+        snprintf(rule, sizeof rule, "any:EIO:.txn:after=%d", stop);
+        CHECK_EQUAL(mqd_file_watch(NULL, rule), 0);
+        partition = mqd_partition_open(log_path, &options, 0, NOW, &recovery);
+        mqd_file_watch(NULL, NULL);
+        opened = partition != NULL;
+        if (opened)
+            mqd_partition_close(partition, 0);
+        partition = log_open(&options, &recovery);
+        CHECK_OR(count_aborted(partition, end) == COUNT, test_message("stopped after %d calls", stop));
+        mqd_partition_close(partition, 0);
+    }
 }
 
 TEST(an_entry_without_its_checksum_is_not_trusted)
