@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "log/partition_state.h"
+#include "log/planted_bugs.h"
 
 #define ATTRIBUTE_LOG_APPEND_TIME 0x08
 #define ATTRIBUTE_TRANSACTIONAL 0x10
@@ -334,7 +335,7 @@ bool mqd_partition_refused_before(const struct mqd_partition *partition, const s
 
 bool mqd_partition_may_overtake(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms)
 {
-    if (mqd_producers_has_sequences(&partition->producers, batch))
+    if (mqd_producers_has_sequences(&partition->producers, batch) || PLANTED_LOG_BUG(OVERTAKE))
         return false;
     const struct mqd_verification *refused = mqd_verifications_find_producer(&partition->verifications, batch);
     if (!refused)

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "log/partition_state.h"
+#include "log/planted_bugs.h"
 
 /* after this time without a write, reserved blocks and index descriptors are released */
 #define IDLE_MS 10000
@@ -146,7 +147,7 @@ void mqd_partition_sync_done(struct mqd_partition *partition, int error)
     partition->syncing = false;
     mqd_file_close(partition->sync_directory_fd);
     partition->sync_directory_fd = -1;
-    if (error) {
+    if (error && !PLANTED_LOG_BUG(FAILED_FLUSH)) {
         mqd_partition_fence(partition);
         return;
     }
@@ -156,6 +157,8 @@ void mqd_partition_sync_done(struct mqd_partition *partition, int error)
     memmove(partition->sync_queue, partition->sync_queue + partition->sync_item_count,
             partition->sync_queue_count * sizeof partition->sync_queue[0]);
     partition->sync_item_count = 0;
+    if (PLANTED_LOG_BUG(COVER_LATER) && partition->sync_queue_count == 0)
+        partition->sync_mark = mqd_partition_end_mark(partition);
     if (partition->sync_mark.offset > partition->durable.offset)
         partition->durable = partition->sync_mark;
     mqd_partition_forget_syncs(partition);
@@ -252,7 +255,7 @@ void mqd_partition_trim(struct mqd_partition *partition)
 {
     struct mqd_active *active = &partition->active;
     bool allocating = partition->preallocating && partition->preallocate_base == active->base_offset;
-    if (active->allocated_bytes > active->size_bytes && !allocating &&
+    if (active->allocated_bytes > active->size_bytes && !allocating && !PLANTED_LOG_BUG(KEEP_RESERVED) &&
         mqd_file_truncate(active->fd, active->size_bytes) == 0)
         active->allocated_bytes = active->size_bytes;
 }

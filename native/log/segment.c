@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "log/planted_bugs.h"
 
 /* The size of one read in a walk that checks only headers. After a batch of at most
  * SMALL_BATCH_BYTES it is SPAN_READ_BYTES, because reading ahead costs less than a call for each
@@ -138,7 +139,7 @@ int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *posit
         return walk_stop(walk, "not a record batch header with magic 2");
     if (batch->size_bytes > left)
         return walk_stop(walk, "the file ends inside a batch");
-    if (batch->base_offset < walk->next_offset)
+    if (batch->base_offset < walk->next_offset && !PLANTED_LOG_BUG(OLD_BATCH))
         return walk_stop(walk, "a batch's base offset is lower than the end of the previous batch");
     if (batch->base_offset > walk->next_offset && !walk->gaps_allowed)
         return walk_stop(walk, "a batch's base offset is higher than the end of the previous batch");

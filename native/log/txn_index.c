@@ -12,6 +12,7 @@
 #include "base/big_endian.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "log/planted_bugs.h"
 #include "log/segment.h"
 
 #define CHUNK_ENTRY_COUNT 120u /* entries: about 4 KiB */
@@ -295,7 +296,7 @@ static int read_chunk(const struct files *files, uint32_t first, uint32_t count,
     if (got_sums < 0)
         return -1;
     bool valid = got == (int)count && got_sums == (int)(count + previous_count);
-    for (uint32_t i = 0; valid && i < count; i++)
+    for (uint32_t i = 0; valid && i < count && !PLANTED_LOG_BUG(NO_CHECKSUM); i++)
         valid = mqd_txn_index_checksum(mqd_get_be32(sums + i * MQD_TXN_SUM_BYTES), files->segment_base,
                                        bytes + i * MQD_TXN_INDEX_ENTRY_BYTES) ==
                 mqd_get_be32(sums + (i + 1) * MQD_TXN_SUM_BYTES);
@@ -398,6 +399,8 @@ int mqd_txn_index_replace(const char *directory, int64_t segment_base, const str
     index.sum_fd = open_file(directory, segment_base, MQD_FILE_TXN_SUM);
     if (index.sum_fd >= 0)
         index.fd = open_file(directory, segment_base, MQD_FILE_TXN_INDEX);
+    if (index.fd >= 0 && PLANTED_LOG_BUG(EMPTY_FIRST) && set_size(index.sum_fd, 0) == 0)
+        set_size(index.fd, 0);
     int result = index.fd < 0 ? -1 : append_all(&index, segment_base, list->entries, list->count);
     if (result == 0)
         result = set_size(index.sum_fd, sum_bytes_of(index.file_bytes));

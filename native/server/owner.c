@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "log/planted_bugs.h"
 #include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/redirect.h"
@@ -427,7 +428,7 @@ void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, con
     struct mqd_log_directory *dir = &r->log_dirs[log_dir];
     if (dir->failed)
         return;
-    dir->failed = true;
+    dir->failed = !PLANTED_LOG_BUG(DIRECTORY_USED);
     struct mqd_event event = {.kind = MQD_EVENT_LOG_DIR_FAILED, .slot = UINT32_MAX, .error = error, .log_dir = log_dir};
     snprintf(event.text, sizeof event.text,
              "%s failed in %s: %s; its partitions are offline until the broker is restarted on a working disk",
@@ -435,7 +436,8 @@ void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, con
     mqd_reactor_emit(r, &event);
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
         struct mqd_owned *owned = r->owned[slot];
-        if (!owned || owned->log_dir != log_dir)
+        if (!owned || owned->log_dir != log_dir ||
+            (PLANTED_LOG_BUG(DIRECTORY_USED) && !mqd_partition_fenced(owned->partition)))
             continue;
         mqd_fetcher_unfollow(r, owned);
         if (owned->truncating != MQD_TRUNCATION_UNDER_WAY) /* otherwise this is done when the truncation has ended */

@@ -45,6 +45,7 @@
 #include "base/file.h"
 #include "log/compaction/compact.h"
 #include "log/partition_state.h"
+#include "log/planted_bugs.h"
 #include "log/recovery/recovery.h"
 
 #define SWAP_MAGIC 0x4d514453u
@@ -211,8 +212,9 @@ static int install(const char *directory, const struct swap *swap)
     char log[PATH_MAX];
     if (make_path(log, directory, swap->base_offset, ".log", ".cleaned") < 0)
         return -1;
-    if (exists(log) && (unlink_if_exists(directory, swap->base_offset, ".index") < 0 ||
-                        unlink_if_exists(directory, swap->base_offset, ".timeindex") < 0))
+    if (exists(log) && !PLANTED_LOG_BUG(OLD_INDEX) &&
+        (unlink_if_exists(directory, swap->base_offset, ".index") < 0 ||
+         unlink_if_exists(directory, swap->base_offset, ".timeindex") < 0))
         return -1;
     for (int kind = 0; kind < KIND_COUNT; kind++)
         if ((swap->kinds >> kind & 1) && install_kind(directory, swap, kind) < 0)
@@ -228,9 +230,11 @@ static int install(const char *directory, const struct swap *swap)
 static int finish(const char *directory, const struct swap *swap)
 {
     for (uint32_t i = 0; i < swap->count; i++)
-        for (int kind = 0; kind < KIND_COUNT; kind++)
-            if (unlink_if_exists(directory, swap->others[i], suffixes[kind]) < 0)
+        for (int kind = 0; kind < KIND_COUNT; kind++) {
+            const char *suffix = suffixes[PLANTED_LOG_BUG(LOG_LAST) ? KIND_COUNT - 1 - kind : kind];
+            if (unlink_if_exists(directory, swap->others[i], suffix) < 0)
                 return -1;
+        }
     if (mqd_file_sync_directory(directory) < 0 || unlink_if_exists(directory, swap->base_offset, ".swap") < 0)
         return -1;
     /* Durable, because a later compaction writes .cleaned files of the same name, to which this

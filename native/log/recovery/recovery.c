@@ -20,6 +20,7 @@
 #include "base/file.h"
 #include "log/compaction/compact.h"
 #include "log/partition_follow.h"
+#include "log/planted_bugs.h"
 #include "log/recovery/tail.h"
 #include "log/recovery/truncation.h"
 
@@ -86,6 +87,8 @@ static int create_active(struct recovery *recovery, int64_t base_offset)
 
 static int delete_from(struct recovery *recovery, uint32_t first)
 {
+    if (PLANTED_LOG_BUG(KEEP_LATER))
+        return 0;
     /* from the end, so that the remaining segments never have a gap */
     for (uint32_t i = recovery->listing.log_count; i-- > first;) {
         if (mqd_segment_delete(recovery->partition->path, recovery->listing.logs[i],
@@ -116,7 +119,7 @@ static struct bounds bounds_of(const struct recovery *recovery)
                                .indexes_intact = true};
     if (recovery_point < 0)
         recovery_point = 0;
-    return (struct bounds){.crc_from_offset = recovery_point,
+    return (struct bounds){.crc_from_offset = PLANTED_LOG_BUG(NO_SCAN) ? INT64_MAX : recovery_point,
                            .trusted_below = recovery_point,
                            .index_end = recovery_point,
                            .cut_offset = recovery->cut_offset,
@@ -247,7 +250,7 @@ static int recover_log(struct recovery *recovery, int64_t now_ms)
     if (outcome < 0)
         return -1;
     /* C3: power failed after records had been deleted up to a log end that was not yet on disk. */
-    if (recovery->in_out->log_start_offset > partition->log_end_offset) {
+    if (recovery->in_out->log_start_offset > partition->log_end_offset && !PLANTED_LOG_BUG(REUSE_OFFSETS)) {
         mqd_file_close(partition->active.fd);
         partition->active.fd = -1;
         partition->segment_count = 0;
@@ -315,7 +318,7 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     recovery->changed |= replayed == 1;
     if (replayed < 0 || update_epochs(recovery, !same_epochs(&partition->epochs, epoch_count, epoch_last)) < 0)
         return -1;
-    if (recovery->mode != MODE_CLEAN && !recovery->read_only &&
+    if (recovery->mode != MODE_CLEAN && !recovery->read_only && !PLANTED_LOG_BUG(NO_FLUSH) &&
         mqd_recovery_flush(partition, in_out, recovery->changed) < 0)
         return -1;
     partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "log/partition_follow.h"
+#include "log/planted_bugs.h"
 
 int mqd_tail_open(struct recovery *recovery, struct tail *tail, int64_t base_offset)
 {
@@ -103,7 +104,7 @@ static int handle_walk_end(struct recovery *recovery, struct tail *tail, struct 
         return 0;
     }
     note_corrupt(recovery, tail, walk->position);
-    bool is_end = walk->next_offset >= trusted_below;
+    bool is_end = walk->next_offset >= trusted_below || PLANTED_LOG_BUG(CUT_FLUSHED);
     if (is_end && (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->in_out->replicated))
         return 0;
     int found = mqd_walk_resync(walk);
