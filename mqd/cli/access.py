@@ -214,8 +214,8 @@ def _filter_fields(acl_filter: AclFilter) -> dict[str, Any]:
 QUOTA_KEYS = {
     "produce": "producer_byte_rate",
     "fetch": "consumer_byte_rate",
-    "requests": "request_percentage",
-    "changes": "controller_mutation_rate",
+    "request-time": "request_percentage",
+    "partition-changes": "controller_mutation_rate",
     "connections": "connection_creation_rate",
 }
 # kind of a quota's entity -> its noun, singular and plural
@@ -239,7 +239,16 @@ def quota_text(key: str, value: float | None) -> str:
         return "-"
     if key == "request_percentage":
         return f"{value:g} %"
-    return f"{value:g}/s" if key in (QUOTA_KEYS["changes"], QUOTA_KEYS["connections"]) else f"{human_bytes(value)}/s"
+    return (
+        f"{value:g}/s"
+        if key in (QUOTA_KEYS["partition-changes"], QUOTA_KEYS["connections"])
+        else f"{human_bytes(value)}/s"
+    )
+
+
+def quota_label(name: str) -> str:
+    """A key of QUOTA_KEYS as words, for people."""
+    return name.replace("-", " ")
 
 
 def quotas(settings: Settings, entity: Entity) -> list[tuple[Entity, dict[str, float]]]:

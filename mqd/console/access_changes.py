@@ -206,7 +206,11 @@ def set_quota(settings: Settings, form: Form) -> Change:
         QUOTAS_PAGE,
         ("Limit", "Now", "Then"),
         [
-            (name, access.quota_text(key, current_quotas.get(key)), access.quota_text(key, values[key]))
+            (
+                access.quota_label(name),
+                access.quota_text(key, current_quotas.get(key)),
+                access.quota_text(key, values[key]),
+            )
             for name, key in access.QUOTA_KEYS.items()
             if key in values
         ],
@@ -232,7 +236,7 @@ def delete_quota(settings: Settings, form: Form) -> Change:
         QUOTAS_PAGE,
         ("Limit", "Now"),
         [
-            (name, access.quota_text(key, current_quotas.get(key)))
+            (access.quota_label(name), access.quota_text(key, current_quotas.get(key)))
             for name, key in access.QUOTA_KEYS.items()
             if key in removed
         ],

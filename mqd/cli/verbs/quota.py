@@ -89,8 +89,8 @@ def _check_limits_apply(entity: Entity, keys: Collection[str]) -> None:
 
     if any((key == access.QUOTA_KEYS["connections"]) != ("ip" in entity) for key in keys):
         raise click.UsageError(
-            "--connections needs --ip or --default-ip; --produce, --fetch, --requests and --changes cannot be"
-            " used with them"
+            "--connections needs --ip or --default-ip; --produce, --fetch, --request-time and --partition-changes"
+            " cannot be used with them"
         )
 
 
@@ -123,7 +123,7 @@ def list_(settings: Settings, **entity_options: Any) -> None:
             (_short_text(entity), *(access.quota_text(key, quotas.get(key)) for key in access.QUOTA_KEYS.values()))
             for entity, quotas in quotas_by_entity
         ]
-        emit_table(("ENTITY", *(name.upper() for name in access.QUOTA_KEYS)), rows)
+        emit_table(("ENTITY", *(access.quota_label(name).upper() for name in access.QUOTA_KEYS)), rows)
     else:
         click.echo(f"no quota is set{' for ' + access.entity_text(requested) if requested else ''}")
 
@@ -138,13 +138,13 @@ def list_(settings: Settings, **entity_options: Any) -> None:
 )
 @click.option("--fetch", type=Rate(), help="Bytes per second that it may read.")
 @click.option(
-    "--requests",
+    "--request-time",
     type=click.FloatRange(0, min_open=True),
     metavar="PERCENT",
     help="Time that its requests may take; 100 means one whole worker.",
 )
 @click.option(
-    "--changes",
+    "--partition-changes",
     type=click.FloatRange(0, min_open=True),
     metavar="N/S",
     help="Partitions that it may create and delete each second.",
@@ -155,8 +155,8 @@ def set_(
     settings: Settings,
     produce: int | None,
     fetch: int | None,
-    requests: float | None,
-    changes: float | None,
+    request_time: float | None,
+    partition_changes: float | None,
     connections: int | None,
     dry_run: bool,
     **entity_options: Any,
@@ -165,17 +165,21 @@ def set_(
     from mqd.cli import access
 
     entity = _required_entity(**entity_options)
-    limits = dict(zip(access.QUOTA_KEYS.values(), (produce, fetch, requests, changes, connections), strict=True))
+    limits = dict(
+        zip(access.QUOTA_KEYS.values(), (produce, fetch, request_time, partition_changes, connections), strict=True)
+    )
     requested: dict[str, float | None] = {key: float(value) for key, value in limits.items() if value is not None}
     if not requested:
-        raise click.UsageError("nothing to set; give --produce, --fetch, --requests, --changes or --connections")
+        raise click.UsageError(
+            "nothing to set; give --produce, --fetch, --request-time, --partition-changes or --connections"
+        )
     _check_limits_apply(entity, requested)
     access.set_quotas(settings, entity, requested, dry_run)
     if settings.json:
         emit_json({"entity": entity, "set": requested, "changed": not dry_run})
     else:
         limits_text = ", ".join(
-            f"{name} {access.quota_text(key, requested[key])}"
+            f"{access.quota_label(name)} {access.quota_text(key, requested[key])}"
             for name, key in access.QUOTA_KEYS.items()
             if key in requested
         )
@@ -187,15 +191,15 @@ def set_(
 @_entity_options
 @click.option("--produce", is_flag=True, help="Only the limit for sending.")
 @click.option("--fetch", is_flag=True, help="Only the limit for reading.")
-@click.option("--requests", is_flag=True, help="Only the time of its requests.")
-@click.option("--changes", is_flag=True, help="Only the partitions that it may create and delete.")
+@click.option("--request-time", is_flag=True, help="Only the time of its requests.")
+@click.option("--partition-changes", is_flag=True, help="Only the partitions that it may create and delete.")
 @click.option("--connections", is_flag=True, help="Only the connections that it may open.")
 def delete(
     settings: Settings,
     produce: bool,
     fetch: bool,
-    requests: bool,
-    changes: bool,
+    request_time: bool,
+    partition_changes: bool,
     connections: bool,
     **entity_options: Any,
 ) -> None:
@@ -203,11 +207,13 @@ def delete(
     from mqd.cli import access
 
     entity = _required_entity(**entity_options)
-    selected = dict(zip(access.QUOTA_KEYS.values(), (produce, fetch, requests, changes, connections), strict=True))
+    selected = dict(
+        zip(access.QUOTA_KEYS.values(), (produce, fetch, request_time, partition_changes, connections), strict=True)
+    )
     keys = [key for key, is_selected in selected.items() if is_selected] or list(access.QUOTA_KEYS.values())
     removed = access.remove_quotas(settings, entity, keys)
     if settings.json:
         emit_json({"entity": entity, "removed": removed})
     else:
-        names = ", ".join(name for name, key in access.QUOTA_KEYS.items() if key in removed)
+        names = ", ".join(access.quota_label(name) for name, key in access.QUOTA_KEYS.items() if key in removed)
         click.echo(f"{access.entity_text(entity)} is no longer limited: {names}")

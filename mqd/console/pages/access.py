@@ -46,7 +46,7 @@ def page(request: PageRequest) -> Response:
         page=page_number,
         per_page=PER_PAGE,
         q=text,
-        limits=list(access.QUOTA_KEYS),
+        limits=[access.quota_label(name) for name in access.QUOTA_KEYS],
         link=lambda page: url("/access", show=tab, q=text, page=page),
         reason=reason,
     )

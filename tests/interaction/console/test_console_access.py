@@ -83,8 +83,10 @@ def test_a_rule_is_in_force_until_it_is_removed(
 
 
 def test_a_limit_is_shown_beside_the_one_before(secured: Secured, browser: Browser) -> None:
-    response = shown(browser, "/access/quota", user="limited", client="<default>", produce="2MB", requests="50")
-    words = "mqd quota set --user limited --default --produce 2MB --requests 50 -b"
+    response = shown(
+        browser, "/access/quota", user="limited", client="<default>", produce="2MB", **{"request-time": "50"}
+    )
+    words = "mqd quota set --user limited --default --produce 2MB --request-time 50 -b"
     assert command(response).startswith(words) and "produce - 2.0 MB/s" in response.words
     confirmed(browser, "/access/quota", response)
     assert "limited <default> – 2.0 MB/s – 50 % – –" in rows(browser, "quotas", "limited")
@@ -112,7 +114,7 @@ def test_a_limit_is_shown_beside_the_one_before(secured: Secured, browser: Brows
         ("/access/quota", {"produce": "1MB"}, "name a user, a client id or an address"),
         ("/access/quota", {"ip": "10.0.0.1", "user": "bob", "produce": "1MB"}, "either to an address, or to a user"),
         ("/access/quota", {"user": "bob", "produce": "fast"}, "'fast' is not a rate"),
-        ("/access/quota", {"user": "bob", "requests": "nan"}, "is not a number above 0"),
+        ("/access/quota", {"user": "bob", "request-time": "nan"}, "is not a number above 0"),
         ("/access/quota", {"ip": "10.0.0.1", "connections": "1.5"}, "is not a whole number"),
         ("/access/quota/delete", {"user": "no-such"}, "has none of these quotas"),
     ],

@@ -304,9 +304,9 @@ def test_transactions_and_access_are_managed(
         press(window, "Confirm")
         wait(window, "Allowed dora read,write on topic/orders-*.")
         window.get(console.url + "/access/quota")
-        fill(window, user="dora", produce="2MB", requests="50")
+        fill(window, user="dora", produce="2MB", **{"request-time": "50"})
         press(window, "Go on")
-        wait(window, "mqd quota set --user dora --produce 2MB --requests 50")
+        wait(window, "mqd quota set --user dora --produce 2MB --request-time 50")
         press(window, "Confirm")
         wait(window, "2.0 MB/s")
 

@@ -244,9 +244,9 @@ def mqd(broker: Broker, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 def test_the_quota_command(mqd) -> None:
     assert mqd("quota", "list") == (0, "no quota is set\n", "")
-    assert mqd("quota", "set", "app", "--produce", "10MB", "--requests", "50") == (
+    assert mqd("quota", "set", "app", "--produce", "10MB", "--request-time", "50") == (
         0,
-        "client app is limited: produce 10.0 MB/s, requests 50 %\n",
+        "client app is limited: produce 10.0 MB/s, request time 50 %\n",
         "",
     )
     assert mqd("quota", "set", "--default", "--fetch", "1MiB", "--dry-run") == (
@@ -256,9 +256,9 @@ def test_the_quota_command(mqd) -> None:
     )
     assert mqd("quota", "set", "--default", "--fetch", "500k")[0] == 0
     assert mqd("quota", "list")[1].splitlines() == [
-        "ENTITY            PRODUCE    FETCH       REQUESTS  CHANGES  CONNECTIONS",
-        "client app        10.0 MB/s  -           50 %      -        -",
-        "client <default>  -          500.0 KB/s  -         -        -",
+        "ENTITY            PRODUCE    FETCH       REQUEST TIME  PARTITION CHANGES  CONNECTIONS",
+        "client app        10.0 MB/s  -           50 %          -                  -",
+        "client <default>  -          500.0 KB/s  -             -                  -",
     ]
     assert json.loads(mqd("quota", "list", "app", "--format", "json")[1]) == [
         {"entity": {"client-id": "app"}, **NONE, PRODUCE: 10e6, REQUEST: 50.0}
@@ -276,7 +276,11 @@ def test_the_quota_command(mqd) -> None:
         (("app", "--user", "alice"), "client app of user alice"),
         (("--default", "--default-user"), "the default for all clients of the default for all users"),
     ):
-        assert mqd("quota", "set", *of, "--changes", "2.5") == (0, f"{message} is limited: changes 2.5/s\n", "")
+        assert mqd("quota", "set", *of, "--partition-changes", "2.5") == (
+            0,
+            f"{message} is limited: partition changes 2.5/s\n",
+            "",
+        )
     assert mqd("quota", "set", "--ip", "10.0.0.1", "--connections", "5")[:2] == (
         0,
         "address 10.0.0.1 is limited: connections 5/s\n",
@@ -297,7 +301,7 @@ def test_the_quota_command(mqd) -> None:
         ("set", "app"),
         ("set", "app", "--default", "--fetch", "1"),
         ("set", "app", "--fetch", "fast"),
-        ("set", "app", "--requests", "0"),
+        ("set", "app", "--request-time", "0"),
         ("delete",),
     ):
         code, _, error = mqd("quota", *wrong)
