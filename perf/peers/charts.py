@@ -13,8 +13,9 @@ from typing import Any
 from perf.peers import plan
 from perf.peers.peer import Load
 from perf.peers.plan import BASE, Step
-from perf.peers.report import DURABLE, LATENCY_CHART, THROUGHPUT_CHART
+from perf.peers.report import LATENCY_CHART, THROUGHPUT_CHART
 from perf.peers.results import Run, is_saturated
+from perf.peers.rows import DURABLE
 
 COLOURS = {
     "mqd": "#0b6e4f",

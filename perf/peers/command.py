@@ -29,7 +29,7 @@ from pathlib import Path
 
 from perf import loading
 from perf.accounting import machine, wait_until_idle
-from perf.peers import charts, plan, report, results
+from perf.peers import charts, plan, report, results, rows, targets
 from perf.peers.apache_kafka import ApacheKafka
 from perf.peers.driving import BUILD, Driver, EncodedFrames, KafkaTools, Librdkafka, LoadFailed
 from perf.peers.measuring import Bounds, Laboratory
@@ -234,9 +234,9 @@ def main(words: list[str]) -> int:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     run = Run(json.loads(line))
-    print(report.table(run, report.headline_rows(), "1 KiB records", markdown=False))
-    if lines := report.target_lines(run):
-        print("\n" + report.plain_text(report.TARGET_HEADINGS, lines))
+    print(report.table(run, rows.headline_rows(), "1 KiB records", markdown=False))
+    if lines := targets.target_lines(run):
+        print("\n" + report.plain_text(targets.TARGET_HEADINGS, lines))
     print(report.skipped_text(run))
     if arguments.record:
         with HISTORY.open("a") as history:

@@ -2,121 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Sequence
 
 from perf.peers import plan
 from perf.peers.driving import KAFKA_TOOLS, LEAN
-from perf.peers.peer import Load
-from perf.peers.plan import BASE, Step
+from perf.peers.plan import Step
 from perf.peers.results import PeerFacts, Run, is_saturated
-from perf.report import MISSED, REACHED, markdown_table, number, paragraph
+from perf.peers.rows import (
+    Row,
+    footprint_rows,
+    headline_rows,
+    latency_rows,
+    lean_rows,
+    mixed_rows,
+    replicated_rows,
+    throughput_rows,
+    tool_rows,
+)
+from perf.peers.targets import TARGET_HEADINGS, target_lines
+from perf.report import markdown_table, number, paragraph
 
-DURABLE = dataclasses.replace(BASE, durable=True)
 NOT_MEASURED = "–"
 BUSY_MAX = 0.2  # share of all CPUs used by other programs when a run begins; the report mentions a higher one
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One line of a table: a figure of a step, and whether more of it is better."""
-
-    label: str
-    step: Step
-    value: str
-    unit: str = ""
-    more_is_better: bool = False
-    scale: float = 1.0
-
-
-def _at_half(load: Load) -> Step:
-    return Step(plan.LATENCY, load, share=plan.SHARE)
-
-
-def _at_rate(load: Load, rate: int, beside: str = "") -> Step:
-    return Step(plan.LATENCY, load, rate=rate, beside=beside)
-
-
-def headline_rows() -> list[Row]:
-    rows = []
-    for load, fsync in ((BASE, "no fsync"), (DURABLE, "fsync before the acknowledgement")):
-        rows.append(Row(f"produce, {fsync}", Step(plan.THROUGHPUT, load), "records_per_s", "records/s", True))
-        rows.append(
-            Row(
-                f"broker CPU to produce, {fsync}",
-                Step(plan.THROUGHPUT, load),
-                "broker_cpu_s_per_million",
-                "CPU-s per million",
-            )
-        )
-        rows.append(
-            Row(
-                f"produce, by the leanest client, {fsync}",
-                Step(plan.PRODUCE, load, LEAN),
-                "records_per_s",
-                "records/s",
-                True,
-            )
-        )
-        rows.append(
-            Row(
-                f"p99 acknowledgement latency at half of the broker's maximum rate, {fsync}",
-                _at_half(load),
-                "acknowledged_p99_us",
-                "ms",
-                scale=1e-3,
-            )
-        )
-        rows += [
-            Row(
-                f"p99 acknowledgement latency at {rate:,} records/s, {fsync}",
-                _at_rate(load, rate),
-                "acknowledged_p99_us",
-                "ms",
-                scale=1e-3,
-            )
-            for rate in plan.RATES
-        ]
-    rows += [
-        Row("read back", Step(plan.THROUGHPUT), "consume_records_per_s", "records/s", True),
-        Row("broker CPU to read", Step(plan.THROUGHPUT), "consume_broker_cpu_s_per_million", "CPU-s per million"),
-        Row(
-            "produced to read, p99 at half of the broker's maximum rate, no fsync",
-            _at_half(BASE),
-            "consumed_p99_us",
-            "ms",
-            scale=1e-3,
-        ),
-        Row(
-            "produced to read, p99 at 100,000 records/s, no fsync",
-            _at_rate(BASE, 100_000),
-            "consumed_p99_us",
-            "ms",
-            scale=1e-3,
-        ),
-        Row(
-            "produce, by Kafka's own tool", Step(plan.THROUGHPUT, BASE, KAFKA_TOOLS), "records_per_s", "records/s", True
-        ),
-        Row(
-            "read back, by Kafka's own tool",
-            Step(plan.THROUGHPUT, BASE, KAFKA_TOOLS),
-            "consume_records_per_s",
-            "records/s",
-            True,
-        ),
-        Row(
-            "one record there and back, average, by Kafka's own tool",
-            Step(plan.LATENCY, BASE, KAFKA_TOOLS),
-            "end_to_end_average_us",
-            "ms",
-            scale=1e-3,
-        ),
-        Row("memory after load, all processes", Step(plan.THROUGHPUT), "pss_mb", "MB (PSS)"),
-        Row("memory when idle, all processes", Step(plan.START), "idle_pss_mb", "MB (PSS)"),
-        Row("start-up on an empty directory", Step(plan.START), "start_seconds", "s"),
-        Row("disk for a record", Step(plan.THROUGHPUT), "disk_bytes_per_record", "bytes"),
-    ]
-    return rows
 
 
 def _is_saturated(run: Run, peer: str, step: Step) -> bool:
@@ -180,93 +87,6 @@ def plain_text(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     ]
     text.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(text)
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """mqd's figure should be at most `bound` times a peer's (at least, where more is better).
-    `against`: a peer's name; "": the best of the others. `own`: mqd's name in the table.
-    """
-
-    row: Row
-    bound: float
-    against: str
-    own: str = "mqd"
-
-
-def targets() -> list[Target]:
-    rows = {row.label: row for row in headline_rows()}
-    requested = [
-        ("broker CPU to produce, no fsync", 1 / 4, "Apache Kafka"),
-        ("broker CPU to produce, fsync before the acknowledgement", 1 / 4, "Apache Kafka"),
-        ("broker CPU to produce, no fsync", 1 / 2, ""),
-        ("produce, no fsync", 1.0, ""),
-        ("produce, fsync before the acknowledgement", 1.0, ""),
-        ("produce, by the leanest client, no fsync", 1.0, ""),
-        ("produce, by the leanest client, fsync before the acknowledgement", 1.0, ""),
-        ("p99 acknowledgement latency at half of the broker's maximum rate, no fsync", 1 / 3, "Apache Kafka"),
-        (
-            "p99 acknowledgement latency at half of the broker's maximum rate, fsync before the acknowledgement",
-            1 / 3,
-            "Apache Kafka",
-        ),
-        ("memory after load, all processes", 1 / 4, "Apache Kafka"),
-        ("start-up on an empty directory", 1 / 5, "Apache Kafka"),
-    ]
-    clusters = [
-        Target(row, 1 / 4, "Apache Kafka, 3 brokers", "mqd, 3 brokers")
-        for row in _replicated_rows()
-        if row.value == "broker_cpu_s_per_million"
-    ]
-    return [*(Target(rows[label], bound, against) for label, bound, against in requested), *clusters]
-
-
-def _against(run: Run, target: Target) -> tuple[str, float] | None:
-    """The peer that a target compares with, and its figure. `against` "": the best peer other than mqd,
-    and other than Kafka where Kafka has a bound of its own.
-    """
-    own = {other.against for other in targets() if other.row == target.row}
-    names = (
-        [target.against]
-        if target.against
-        else [facts.name for facts in run.measured() if facts.name != "mqd" and facts.name not in own]
-    )
-    found = {
-        name: value["median"]
-        for name in names
-        if (value := run.value(name, target.row.step, target.row.value)) is not None
-    }
-    if not found:
-        return None
-    choose: Callable[..., str] = max if target.row.more_is_better else min
-    best = choose(found, key=lambda name: found[name])
-    return best, found[best]
-
-
-def target_lines(run: Run) -> list[tuple[str, ...]]:
-    """(what, mqd, peer, times, bound, verdict) for each target that both sides were measured for."""
-    lines = []
-    for target in targets():
-        own, other = run.value(target.own, target.row.step, target.row.value), _against(run, target)
-        if own is None or other is None or not other[1]:
-            continue
-        times = own["median"] / other[1]
-        reached = times >= target.bound if target.row.more_is_better else times <= target.bound
-        scale = target.row.scale
-        lines.append(
-            (
-                f"{target.row.label}, {target.row.unit}" + ("" if target.own == "mqd" else f", {target.own}"),
-                number(own["median"] * scale),
-                f"{other[0]}: {number(other[1] * scale)}",
-                number(times),
-                f"{'≥' if target.row.more_is_better else '≤'} {number(target.bound)}",
-                REACHED if reached else MISSED,
-            )
-        )
-    return lines
-
-
-TARGET_HEADINGS = ("target", "mqd", "peer", "times", "bound", "")
 
 
 def skipped_text(run: Run) -> str:
@@ -335,110 +155,6 @@ def _headline(run: Run, rows: Sequence[Row]) -> str:
 # -- docs/performance.md ---------------------------------------------------------------------------
 
 
-def _throughput_rows(loads: Sequence[Load]) -> list[Row]:
-    rows = []
-    for load in loads:
-        step, label = Step(plan.THROUGHPUT, load), load.label()
-        rows += [
-            Row(label, step, "records_per_s", "produced/s", True),
-            Row(label, step, "broker_cpu_s_per_million", "CPU-s per million produced"),
-            Row(label, step, "consume_records_per_s", "read/s", True),
-            Row(label, step, "consume_broker_cpu_s_per_million", "CPU-s per million read"),
-            Row(label, step, "disk_bytes_per_record", "bytes on disk"),
-            Row(label, step, "broker_cores", "CPUs the broker used while producing"),
-            Row(label, step, "client_cores", "CPUs the client used while producing"),
-        ]
-    return rows
-
-
-def _latency_rows(loads: Sequence[Load]) -> list[Row]:
-    rows = []
-    for load in loads:
-        fsync = "fsync" if load.durable else "no fsync"
-        half = (_at_half(load), f"{plan.SHARE:.0%} of the broker's maximum rate")
-        for step, rate in [half, *((_at_rate(load, rate), f"{rate:,} records/s") for rate in plan.RATES)]:
-            label = f"{fsync}, {rate}"
-            rows.append(Row(label, step, "rate", "records/s", True))
-            for what, words in (("acknowledged", "until acknowledged"), ("consumed", "until read")):
-                rows += [
-                    Row(label, step, f"{what}_{rank}_us", f"ms {words}, {shown}", scale=1e-3)
-                    for rank, shown in (("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"))
-                ]
-            rows.append(Row(label, step, "broker_cpu_s_per_million", "CPU-s per million"))
-    return rows
-
-
-def _mixed_rows() -> list[Row]:
-    alone = _at_rate(BASE, plan.MIXED_RATE)
-    labels = {BASE: "6 partitions of 1 KiB records", plan.SMALL_TOPICS: "100 partitions of 100 B records"}
-    rows = []
-    for step in [alone, *plan.mixed()]:
-        label = f"{labels[step.load]}, {step.beside or 'alone'}"
-        for what, words in (("acknowledged", "until acknowledged"), ("consumed", "until read")):
-            rows += [
-                Row(label, step, f"{what}_{rank}_us", f"ms {words}, {shown}", scale=1e-3)
-                for rank, shown in (("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"))
-            ]
-    return rows
-
-
-def _replicated_rows() -> list[Row]:
-    load = plan.REPLICATED
-    produced = Step(plan.THROUGHPUT, load)
-    rows = [
-        Row("produce", produced, "records_per_s", "records/s", True),
-        Row("CPU of all brokers to produce", produced, "broker_cpu_s_per_million", "CPU-s per million"),
-        Row("read back", produced, "consume_records_per_s", "records/s", True),
-        Row("memory after load, all processes", produced, "pss_mb", "MB (PSS)"),
-    ]
-    half = (_at_half(load), "half of the cluster's maximum rate")
-    for step, rate in [half, *((_at_rate(load, rate), f"{rate:,} records/s") for rate in plan.RATES)]:
-        rows += [
-            Row(f"{shown} acknowledgement latency at {rate}", step, f"acknowledged_{rank}_us", "ms", scale=1e-3)
-            for rank, shown in (("p50", "p50"), ("p99", "p99"))
-        ]
-    longest = "longest wait for an acknowledgement while the leader is killed"
-    return [*rows, Row(longest, Step(plan.FAILOVER, plan.ONE_PARTITION), "failover_seconds", "s")]
-
-
-def _tool_rows(loads: Sequence[Load]) -> list[Row]:
-    rows = []
-    for load in loads:
-        label = load.label()
-        through, latency = Step(plan.THROUGHPUT, load, KAFKA_TOOLS), Step(plan.LATENCY, load, KAFKA_TOOLS)
-        rows += [
-            Row(label, through, "records_per_s", "ProducerPerformance, records/s", True),
-            Row(label, through, "acknowledged_p99_us", "its p99 at full speed, ms", scale=1e-3),
-            Row(label, through, "broker_cpu_s_per_million", "broker CPU-s per million produced"),
-            Row(label, through, "consume_records_per_s", "ConsumerPerformance, records/s", True),
-            Row(label, through, "consume_broker_cpu_s_per_million", "broker CPU-s per million read"),
-            Row(label, latency, "end_to_end_average_us", "EndToEndLatency, average, ms", scale=1e-3),
-            Row(label, latency, "end_to_end_p99_us", "EndToEndLatency, p99, whole ms", scale=1e-3),
-        ]
-    return rows
-
-
-def _lean_rows(loads: Sequence[Load]) -> list[Row]:
-    rows = []
-    for load in loads:
-        step, label = Step(plan.PRODUCE, load, LEAN), load.label()
-        rows += [
-            Row(label, step, "records_per_s", "produced/s", True),
-            Row(label, step, "broker_cpu_s_per_million", "broker CPU-s per million produced"),
-            Row(label, step, "broker_cores", "CPUs the broker used"),
-            Row(label, step, "client_cores", "CPUs the client used"),
-        ]
-    return rows
-
-
-def footprint_rows() -> list[Row]:
-    return [
-        Row("start-up on an empty directory", Step(plan.START), "start_seconds", "s"),
-        Row("memory when idle, all processes", Step(plan.START), "idle_pss_mb", "MB (PSS)"),
-        Row("memory after load, all processes", Step(plan.THROUGHPUT), "pss_mb", "MB (PSS)"),
-    ]
-
-
 def spread_table(run: Run) -> str:
     """The spread of the rounds, for the figures of the README's table."""
     peers = run.measured()
@@ -489,20 +205,20 @@ def page_blocks(run: Run, charts: Collection[str] = ()) -> dict[str, str]:
     neutral = run.loads(plan.THROUGHPUT, plan.NEUTRAL)
     tools = run.loads(plan.THROUGHPUT, KAFKA_TOOLS)
     latencies = run.loads(plan.LATENCY, plan.NEUTRAL)
-    notes = _notes(run, _throughput_rows(neutral))
+    notes = _notes(run, throughput_rows(neutral))
     return {
         "peers-settings": "\n\n".join(
             part for part in (head_text(run), settings_table(run), skipped_text(run)) if part
         ),
         "peers-headline": _headline(run, headline_rows()),
         "peers-throughput": (
-            _chart(THROUGHPUT_CHART, charts) + f"{table(run, _throughput_rows(neutral), 'load')}\n\n{notes}"
+            _chart(THROUGHPUT_CHART, charts) + f"{table(run, throughput_rows(neutral), 'load')}\n\n{notes}"
         ),
-        "peers-lean": table(run, _lean_rows(run.loads(plan.PRODUCE, LEAN)), "load"),
-        "peers-latency": _chart(LATENCY_CHART, charts) + table(run, _latency_rows(latencies), "latency"),
-        "peers-mixed": table(run, _mixed_rows(), f"latency at {plan.MIXED_RATE:,} records/s"),
-        "peers-replicated": table(run, _replicated_rows(), "1 KiB records, three replicas"),
-        "peers-tools": table(run, _tool_rows(tools), "load"),
+        "peers-lean": table(run, lean_rows(run.loads(plan.PRODUCE, LEAN)), "load"),
+        "peers-latency": _chart(LATENCY_CHART, charts) + table(run, latency_rows(latencies), "latency"),
+        "peers-mixed": table(run, mixed_rows(), f"latency at {plan.MIXED_RATE:,} records/s"),
+        "peers-replicated": table(run, replicated_rows(), "1 KiB records, three replicas"),
+        "peers-tools": table(run, tool_rows(tools), "load"),
         "peers-targets": markdown_table(TARGET_HEADINGS, target_lines(run), right=(1, 2, 3, 4)),
         "peers-footprint": table(run, footprint_rows(), "footprint"),
         "peers-spread": spread_table(run),

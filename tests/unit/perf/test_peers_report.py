@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from perf import report as bench_report
-from perf.peers import charts, command, plan, report, results
+from perf.peers import charts, command, plan, report, results, rows, targets
 from perf.peers.apache_kafka import ApacheKafka
 from perf.peers.mqd_broker import Mqd
+from perf.peers.peer import Load
 from perf.peers.plan import BASE, Step
 from perf.peers.results import Failure, PeerFacts, Run, Sample
 from perf.peers.three_brokers import KafkaCluster, MqdCluster
@@ -97,7 +98,7 @@ def test_rounds_become_median_and_spread_whatever_else_was_measured() -> None:
 
 
 def test_the_best_value_of_a_row_is_bold() -> None:
-    text = report.table(run_of(SAMPLES), report.headline_rows(), "x")
+    text = report.table(run_of(SAMPLES), rows.headline_rows(), "x")
     assert "| produce, no fsync | records/s | 200 | **400** |" in text
     assert "| broker CPU to produce, no fsync | CPU-s per million | **3** | 12 |" in text
     assert "start-up" not in text, "a row without a measurement is left out"
@@ -109,7 +110,7 @@ def joined(text: str) -> str:
 
 
 def test_a_rate_that_was_not_sustained_is_marked_and_never_best() -> None:
-    text = report.table(run_of(SAMPLES), report.headline_rows(), "x")
+    text = report.table(run_of(SAMPLES), rows.headline_rows(), "x")
     assert "| p99 acknowledgement latency at half of the broker's maximum rate, no fsync | ms | **2.5** | 2* |" in text
     run = run_of(SAMPLES)
     assert "could not sustain" in joined(report.page_blocks(run)["peers-headline"])
@@ -118,12 +119,12 @@ def test_a_rate_that_was_not_sustained_is_marked_and_never_best() -> None:
 
 def test_failures_and_unsupported_cases_are_distinguished() -> None:
     run = run_of(SAMPLES[:3], failures=[Failure("Apache Kafka", THROUGHPUT, 0, "it ended")])
-    assert "| produce, no fsync | records/s | 200 | failed |" in report.table(run, report.headline_rows(), "x")
+    assert "| produce, no fsync | records/s | 200 | failed |" in report.table(run, rows.headline_rows(), "x")
     assert run.failure("Apache Kafka", THROUGHPUT) == "it ended"
     assert "| produce, no fsync | records/s | 200 | – |" in report.table(
-        run_of([*SAMPLES[:3], SAMPLES[5]]), report.headline_rows(), "x"
+        run_of([*SAMPLES[:3], SAMPLES[5]]), rows.headline_rows(), "x"
     )
-    assert report.table(run_of(SAMPLES[:3]), report.headline_rows(), "x").startswith("| x |  | mqd |\n"), (
+    assert report.table(run_of(SAMPLES[:3]), rows.headline_rows(), "x").startswith("| x |  | mqd |\n"), (
         "a peer of which there is nothing has no column"
     )
 
@@ -156,7 +157,7 @@ def test_a_truncated_or_disturbed_run_is_marked(how: dict, message: str) -> None
 
 
 def test_targets_are_reported_as_multiples_of_a_peer() -> None:
-    lines = report.target_lines(run_of(SAMPLES))
+    lines = targets.target_lines(run_of(SAMPLES))
     cpu = next(found for found in lines if found[0].startswith("broker CPU to produce, no fsync"))
     assert cpu == (
         "broker CPU to produce, no fsync, CPU-s per million",
@@ -180,17 +181,66 @@ def test_targets_are_reported_as_multiples_of_a_peer() -> None:
 def test_half_of_the_best_other_peer_leaves_kafka_aside() -> None:
     others = [PeerFacts("mqd"), PeerFacts("Apache Kafka"), PeerFacts("Redis Streams")]
     run = run_of([*SAMPLES, Sample("Redis Streams", THROUGHPUT, 0, produced(500.0, 5.0))], peers=others)
-    cpu = [found for found in report.target_lines(run) if found[0].startswith("broker CPU to produce, no fsync")]
+    cpu = [found for found in targets.target_lines(run) if found[0].startswith("broker CPU to produce, no fsync")]
     assert [found[2] for found in cpu] == ["Apache Kafka: 12", "Redis Streams: 5"]
     assert cpu[1][-1] == "missed"
     assert (
-        next(found for found in report.target_lines(run) if found[0].startswith("produce, no fsync"))[2]
+        next(found for found in targets.target_lines(run) if found[0].startswith("produce, no fsync"))[2]
         == "Redis Streams: 500"
     ), "throughput is held against every peer"
 
 
+def _costs(load: Load, peer: str, produced: float, read: float) -> Sample:
+    values = {"broker_cpu_s_per_million": produced, "consume_broker_cpu_s_per_million": read}
+    return Sample(peer, Step(plan.THROUGHPUT, load), 0, values)
+
+
+def test_cpu_is_compared_at_every_load_and_its_extremes_are_shown() -> None:
+    loads = [BASE, DURABLE, dataclasses.replace(BASE, acks="1")]
+    samples = [_costs(load, "Apache Kafka", 10.0, 1.0) for load in loads]
+    samples += [_costs(load, "mqd", cost, 0.2) for load, cost in zip(loads, (2.0, 4.0, 3.0), strict=True)]
+    found = {line[0]: line[1:] for line in targets.target_lines(run_of(samples)) if "of 3 loads" in line[0]}
+    assert found == {
+        f"broker CPU to produce, lowest multiple of 3 loads: {BASE.label()}, CPU-s per million": (
+            *("2", "Apache Kafka: 10", "0.2", "≤ 0.25", "reached"),
+        ),
+        f"broker CPU to produce, highest multiple of 3 loads: {DURABLE.label()}, CPU-s per million": (
+            *("4", "Apache Kafka: 10", "0.4", "≤ 0.25", "missed at 2 of 3"),
+        ),
+        f"broker CPU to read, lowest multiple of 3 loads: {loads[2].label()}, CPU-s per million": (
+            *("0.2", "Apache Kafka: 1", "0.2", "≤ 0.25", "reached"),
+        ),
+        f"broker CPU to read, highest multiple of 3 loads: {BASE.label()}, CPU-s per million": (
+            *("0.2", "Apache Kafka: 1", "0.2", "≤ 0.25", "reached"),
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("p99", "p999", "reached", "verdict"),
+    [(2_000.0, 6_000.0, 100.0, "reached"), (2_000.0, 6_100.0, 100.0, "missed"), (9e5, 1e6, 90.0, "missed")],
+)
+def test_the_tail_is_a_multiple_of_the_own_p99(p99: float, p999: float, reached: float, verdict: str) -> None:
+    values = {"rate": 100.0, "reached": reached, "acknowledged_p99_us": p99, "acknowledged_p999_us": p999}
+    (line,) = targets.target_lines(run_of([Sample("mqd", HALF, 0, values)]))
+    assert line[0] == "p99.9 acknowledgement latency at half of the own maximum rate, no fsync, ms"
+    assert line[-2:] == ("≤ 3", verdict), "a rate that was not sustained reaches nothing"
+
+
+def test_three_replicas_are_judged_at_the_lowest_rate_that_is_hard_for_kafka() -> None:
+    samples = [
+        Sample(peer, Step(plan.LATENCY, plan.REPLICATED, rate=rate), 0, {"acknowledged_p99_us": p99})
+        for peer, tails in (("mqd, 3 brokers", (2e3, 3.5e3, 9e3)), ("Apache Kafka, 3 brokers", (4.9e3, 5e3, 8e4)))
+        for rate, p99 in zip(plan.RATES, tails, strict=True)
+    ]
+    (line,) = targets.target_lines(run_of(samples))
+    assert "at 100,000 records/s, the lowest rate at which Kafka's is ≥ 5 ms" in line[0]
+    assert line[1:] == ("3.5", "Apache Kafka, 3 brokers: 5", "0.7", "≤ 3 ms", "missed")
+    assert targets.target_lines(run_of(samples[:1] + samples[3:4])) == [], "at no measured rate"
+
+
 def test_the_plain_table_lines_up() -> None:
-    lines = report.table(run_of(SAMPLES), report.headline_rows(), "what", markdown=False).splitlines()
+    lines = report.table(run_of(SAMPLES), rows.headline_rows(), "what", markdown=False).splitlines()
     assert lines[0].split() == ["what", "mqd", "Apache", "Kafka"]
     assert "**" not in "\n".join(lines)
     assert len({len(found) for found in lines[1:2]}) == 1
