@@ -4,11 +4,13 @@ If less than the reserve is free, Produce requests are refused, so that fetching
 checkpoints still have room. They are accepted again only when clearly more is free; otherwise every
 freed block would admit one batch. After a write that got ENOSPC the directory is treated as full
 immediately, whatever statvfs reports (quotas, reserved blocks), for a hold time that doubles up to
-a minute while such writes keep failing.
+ten seconds while such writes keep failing.
 """
 
 HOLD_MS_MIN = 1_000
-HOLD_MS_MAX = 60_000
+# A producer's records time out after two minutes by default: on a disk that fills up again and again
+# they get many attempts before that.
+HOLD_MS_MAX = 10_000
 
 
 class SpaceGuard:

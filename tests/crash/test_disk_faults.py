@@ -222,7 +222,7 @@ def test_disks_that_fill_up_again_and_again_under_load(start_faulty, rounds, see
             if number % 4 == 1:
                 kill_and_wait(broker, chance.choice(("mqd-worker-0", "mqd-worker-1")))
             faulty.set()
-        load.wait_for_progress(70)  # a full disk is checked again after an interval that doubles
+        load.wait_for_progress(70)
         final = load.finish()
         violations = check(load.history(), final)
         assert not violations and not load.errors(), (

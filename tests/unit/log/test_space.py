@@ -50,3 +50,16 @@ def test_each_change_is_reported_once(reserve: int, steps: list[tuple[int, bool]
             assert guard.full
         if refused:
             assert guard.full
+
+
+def test_a_disk_that_fills_up_again_and_again_accepts_records_often_enough() -> None:
+    """Every write fails as soon as the hold has ended: within a producer's delivery.timeout.ms (two
+    minutes) there are many attempts.
+    """
+    guard, attempts = SpaceGuard(0), 0
+    for now in range(0, 120_000, 100):
+        if not guard.full:
+            attempts += 1
+            guard.on_write_refused(now)
+        guard.on_free_bytes(1 << 40, now)
+    assert attempts >= 12
