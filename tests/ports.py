@@ -39,7 +39,7 @@ _more = _blocks()
 
 
 def _is_free(port: int) -> bool:
-    """For TCP and UDP, on every address."""
+    """For TCP and UDP, on all interfaces."""
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with socket.socket(socket.AF_INET, kind) as probe:
             try:

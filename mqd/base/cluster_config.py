@@ -106,7 +106,7 @@ def _host_listener(
     advertised_host = fallback_host if host in _WILDCARDS else host
     if advertised_host in _WILDCARDS:
         raise ConfigError(
-            f"{name} listens on every address, so the address for other hosts must be configured: set"
+            f"{name} listens on all interfaces, so the address for other hosts must be configured: set"
             f" {advertised_name}=HOST:PORT",
             name,
             text,

@@ -20,7 +20,7 @@ _LISTENER = re.compile(r"([A-Za-z0-9_.-]+)://(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/]*
 
 class Listener(msgspec.Struct, frozen=True):
     name: str
-    host: str  # "" = every address
+    host: str  # "" = all interfaces
     port: int  # 0 = a free one
     protocol: str = "PLAINTEXT"  # of PROTOCOLS
 

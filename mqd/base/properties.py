@@ -17,8 +17,8 @@ _LISTENERS = r"""
 node.id: int >=0 = 1
     The id of this broker.
 listeners: list = PLAINTEXT://127.0.0.1:9092
-    Where the broker listens: NAME://HOST:PORT, separated by commas. Without a host: the loopback address, or every
-    address if listeners.insecure.allow=true. Port 0: any free port.
+    Where the broker listens: NAME://HOST:PORT, separated by commas. Without a host: the loopback address, or all
+    interfaces if listeners.insecure.allow=true. Port 0: any free port.
 advertised.listeners: list
     The addresses returned to clients for their connections, by listener name. Not set: the address
     that the client itself used.
@@ -737,8 +737,8 @@ dedup.ids.max: int >=1 <=100000000 dynamic = 3000000
     that many, further records are refused with a retriable error.
 acks.replicas: int >=0 <=16 dynamic = 0
     (mqd) acks=all waits for this many replicas, including the leader, and not for the others: the in-sync set is kept
-    at this many members. The others are spares, and a member for which a record has waited for 100 ms is exchanged for
-    a spare that is ahead of it. At least 2, at most the number of replicas; with fewer in sync, acks=all is refused, so
+    at this many members. The others are spares, and a member for which a record has waited for 100 ms is swapped for a
+    spare that is ahead of it. At least 2, at most the number of replicas; with fewer in sync, acks=all is refused, so
     min.insync.replicas is not used; it must not be above acks.replicas. Needs mqd.version 10 (docs/delivery.md). 0:
     all replicas that are in sync.
 view.of: string dynamic =

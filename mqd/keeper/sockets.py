@@ -37,7 +37,7 @@ class ListenError(OSError):
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, tuple]]:
-    if not host:  # every address: one socket for both families if the host has IPv6
+    if not host:  # all interfaces: one socket for both families if the host has IPv6
         families = [(socket.AF_INET6, ("::", port))] if socket.has_ipv6 and os.path.exists("/proc/net/if_inet6") else []
         return [*families, (socket.AF_INET, ("0.0.0.0", port))]
     # as bytes: for a str, Python loads the idna codec with its tables

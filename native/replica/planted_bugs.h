@@ -24,7 +24,7 @@ enum mqd_replica_planted {
     /* R7b, with acks_replicas: */
     MQD_PLANTED_SWAP_UNCHECKED = 4096, /* any eligible replica that has fetched may replace a slow member */
     MQD_PLANTED_SWAP_IN_TWO = 8192,    /* the slow member leaves before the spare joins */
-    MQD_PLANTED_SWAP_OFTEN = 16384,    /* any member that a record waits for may be exchanged, at any time */
+    MQD_PLANTED_SWAP_OFTEN = 16384,    /* any member that a record waits for may be swapped, at any time */
     MQD_PLANTED_COUNT_SPARES = 32768   /* the high watermark ignores a member whose position is below a spare's */
 };
 /* A bit of enum mqd_replica_change, used only by TRUNCATE_TO_HW: truncate the log at the high

@@ -1,4 +1,4 @@
-"""acks.replicas on three hosts: a slow follower is exchanged for the spare, so no producer waits for
+"""acks.replicas on three hosts: a slow follower is swapped for the spare, so no producer waits for
 it; and what is acknowledged survives the hosts that are killed one after the other.
 """
 
