@@ -48,7 +48,7 @@ COMMANDS = {
     "service": ("mqd.cli.service.command", "Run a broker as a systemd service."),
     "monitoring": ("mqd.cli.verbs.monitoring", "Write alerts for Prometheus and dashboards for Grafana."),
     "otel": ("mqd.cli.otlp.command", "Send a broker's metrics to an OpenTelemetry collector."),
-    "console": ("mqd.console.command", "Serve a web page of the cluster: topics, messages, groups."),
+    "console": ("mqd.console.command", "Serve a web console for the cluster: topics, messages, groups."),
     "profile": ("mqd.cli.profiles.command", "Names for clusters and their credentials."),
     "client-config": (
         "mqd.cli.verbs.client_config",

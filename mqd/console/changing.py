@@ -1,5 +1,6 @@
-"""Changes made from pages. The cluster first validates a change; then the page shows its effect and
-the equivalent mqd command; the change is carried out once the user has confirmed it.
+"""Changes made from pages. The cluster first validates a change; then the page previews what it
+would do and shows the equivalent mqd command; the change is carried out once the user has confirmed
+it.
 """
 
 from __future__ import annotations

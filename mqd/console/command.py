@@ -21,7 +21,7 @@ SHUTDOWN_S = 2
 KEEP_ALIVE_S = 75  # longer than the refresh interval of pages, so that they need no new connection
 
 
-@click.command(short_help="Serve a web page of the cluster: topics, messages, groups.")
+@click.command(short_help="Serve a web console for the cluster: topics, messages, groups.")
 @options
 @click.option("--listen", default=LISTEN, show_default=True, metavar="ADDRESS:PORT", help="Where browsers connect.")
 @click.option("--read-only", is_flag=True, help="Show everything, change nothing.")
@@ -75,7 +75,7 @@ def command(
     metrics_ca: Path | None,
     audit: Path | None,
 ) -> None:
-    """Serve a web page of the cluster: health, topics, records, groups.
+    """Serve a web console for the cluster: health, topics, records, groups.
 
     It is a client of the cluster and works with any cluster that speaks the Kafka protocol. By
     default it listens on this host's loopback address; on other addresses it needs a login and TLS.
