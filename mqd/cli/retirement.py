@@ -35,7 +35,7 @@ NONE, CO_LOCATING, SEALED, REDIRECTED, HIDDEN = range(5)
 STEP_DESCRIPTIONS = (
     "no partition is being retired",
     "replicas and leaders move to the brokers of the partitions that take the records",
-    "consumers read the remaining records",
+    "waiting for consumers to read the remaining records",
     "new records go to the other partitions",
     "empty, and no longer shown to clients",
 )

@@ -22,7 +22,7 @@ CLOCK_SKEW_MAX_MS = 60_000  # how far a producer's clock may be ahead of the bro
 
 # the reasons why letters are not moved
 NOT_A_LETTER = "not a dead letter: its headers do not name a record"
-LOOP = "its source topic takes dead letters itself"
+LOOP = "its source topic is itself a dead-letter topic"
 TOO_OFTEN = f"already redriven {REDRIVE_COUNT_MAX} times"
 GONE = "written without its record, and the source topic no longer has it"
 REPLACED = "written without its record, and the source topic has a newer one at that offset"
@@ -145,14 +145,14 @@ def needs_source(letter: StoredRecord) -> bool:
 
 
 def record_of(
-    letter: StoredRecord, origin: Origin, source: StoredRecord | None, source_takes_letters: bool
+    letter: StoredRecord, origin: Origin, source: StoredRecord | None, source_is_dead_letter_topic: bool
 ) -> NewRecord | str:
     """The record to write, or the reason why none is written. `source`: the original record, if it
-    is needed and still exists. `source_takes_letters`: the source topic takes dead letters itself.
-    A record that is moved there would become a dead letter without headers, or, if two topics take
-    each other's letters, be redriven back and forth.
+    is needed and still exists. A record that is moved into a topic that is itself a dead-letter
+    topic would become a dead letter without headers, or, if two topics take each other's letters,
+    be redriven back and forth.
     """
-    if source_takes_letters:
+    if source_is_dead_letter_topic:
         return LOOP
     if needs_source(letter):
         if source is None:

@@ -452,7 +452,7 @@ class _RetirementOutput:
 
 def _lag_text(readers: Any) -> str:
     group_texts = [
-        f"group {group.group} has {group.records} records to"
+        f"group {group.group} has {group.records} records left to"
         f" read{'' if group.active else ' and no members, so nothing reads them'}"
         for group in readers.behind
     ]
