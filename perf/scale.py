@@ -353,11 +353,14 @@ def cluster_page(result: dict) -> str:
     rows = [
         ("partitions in the metadata", f"{found['partitions']:,}"),
         ("replicas on the disks of three brokers", f"{found['on_disk']:,}"),
-        ("partitions created per second, with three replicas, until all are in sync", number(found["created_per_s"])),
+        (
+            "partitions created per second (three replicas each; timed until all are in sync)",
+            number(found["created_per_s"]),
+        ),
         ("memory of a broker, all processes, MB (PSS)", number(found["pss_mb"])),
         ("CPU of a broker at rest, % of a core", number(found["idle_percent"])),
         (
-            f"seconds until all {found['leaders']:,} partitions of a killed leader have a new one",
+            f"seconds until all {found['leaders']:,} partitions of a killed leader have a new leader",
             number(found["elected_s"]),
         ),
         ("longest pause of acknowledged writes meanwhile, s", number(found["writes_paused_s"])),

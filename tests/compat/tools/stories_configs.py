@@ -151,7 +151,7 @@ def configs_usage(side: Side) -> None:
     side.run("configs", "--describe", "--add-config", "a=b", "--topic", "x")
 
 
-@story("configs", "three brokers: default for all, one of them", brokers=3)
+@story("configs", "three brokers: the cluster-wide default, one broker's setting", brokers=3)
 def configs_three(side: Side) -> None:
     side.run(
         "configs", "--entity-type", "brokers", "--entity-default", "--alter", "--add-config", "log.retention.ms=3000000"
