@@ -63,6 +63,7 @@ def produce(bench: Bench) -> None:
     for size, target in targets.items():
         cost: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
         rate: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
+        kernel: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
         for _ in bench.repeat(f"produce {size}"):
             for backend in BACKENDS:
                 result, spent = bench.measure_undisturbed(
@@ -70,6 +71,7 @@ def produce(bench: Bench) -> None:
                 )
                 cost[backend].append(_microseconds_each(result, spent))
                 rate[backend].append(result["count"] / result["seconds"])
+                kernel[backend].append(spent.kernel_percent)
         for backend in BACKENDS:
             what = (
                 f"{'16 KiB' if size == 16384 else '1 KiB' if size == 1024 else '200-byte'} batch appended,"
@@ -86,6 +88,7 @@ def produce(bench: Bench) -> None:
             else:
                 bench.add(what, "CPU-µs", cost[backend], target)
             bench.add(f"{what}, rate", "batches/s", rate[backend])
+            bench.add(f"{what}, in the kernel", "% of CPU time", kernel[backend])
 
 
 def flush(bench: Bench) -> None:

@@ -219,11 +219,11 @@ class Laboratory:
     def _throughput(self, peer: Peer, step: Step, topic: str) -> dict[str, float]:
         driver, load = self._driver(peer, step), step.load
         along = step.kind == plan.ALONG
-        disk, cpu = peer.topic_disk_bytes(topic), peer.cpu_seconds()
+        disk, cpu = peer.topic_disk_bytes(topic), peer.cpu_spent()
         produced = driver.produce(
             peer, topic, load, records=self._records(peer, step), milliseconds=self._bounds.throughput_ms, reading=along
         )
-        values = throughput_values(produced, peer.cpu_seconds() - cpu, load)
+        values = throughput_values(produced, peer.cpu_spent() - cpu, load)
         if "acknowledged" in produced:
             values |= {
                 f"acknowledged_{key}": value for key, value in produced["acknowledged"].items() if key != "count"
@@ -231,11 +231,11 @@ class Laboratory:
         if step.kind == plan.THROUGHPUT:
             values["disk_bytes_per_record"] = (peer.topic_disk_bytes(topic) - disk) / produced["stored"]
             values["pss_mb"] = peer.pss_bytes() / 1e6
-            cpu = peer.cpu_seconds()
+            cpu = peer.cpu_spent()
             consumed = driver.consume(peer, topic, load, records=produced["stored"])
             values |= {
                 f"consume_{key}": value
-                for key, value in throughput_values(consumed, peer.cpu_seconds() - cpu, load).items()
+                for key, value in throughput_values(consumed, peer.cpu_spent() - cpu, load).items()
             }
         return values
 
@@ -267,7 +267,7 @@ class Laboratory:
 
     def _latency(self, peer: Peer, step: Step, topic: str) -> dict[str, float] | None:
         rate, bounds = self._rate(peer, step), self._bounds
-        cpu = peer.cpu_seconds()
+        cpu = peer.cpu_spent()
         with self._beside(peer, step, topic, rate):
             measured = self._driver(peer, step).latency(
                 peer,
@@ -277,9 +277,9 @@ class Laboratory:
                 milliseconds=bounds.latency_ms,
                 warm_milliseconds=bounds.latency_warm_ms,
             )
-        values = latency_values(measured, peer.cpu_seconds() - cpu)
+        values = latency_values(measured, peer.cpu_spent() - cpu)
         if step.beside:  # the broker's CPU time includes that of the other load
-            del values["broker_cpu_s_per_million"]
+            values = {name: value for name, value in values.items() if "_cpu_s_per_million" not in name}
         return values
 
     def _rate(self, peer: Peer, step: Step) -> int:

@@ -168,8 +168,8 @@ class Peer(abc.ABC):
     def pids(self) -> list[int]:
         return processes.tree([process.pid for process in (self.process, *self._others) if process is not None])
 
-    def cpu_seconds(self) -> float:
-        return processes.cpu_seconds(self.pids())
+    def cpu_spent(self) -> processes.CpuSeconds:
+        return processes.cpu_spent(self.pids())
 
     def pss_bytes(self) -> int:
         return pss_bytes(self.pids())

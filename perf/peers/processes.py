@@ -8,6 +8,7 @@ usage is lost; the processes of a measured peer do not end.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from perf.accounting import process_clock
+from perf.accounting import process_clock, user_system_ns
 
 
 class PeerFailed(RuntimeError):
@@ -57,17 +58,37 @@ def alive(pid: int) -> bool:
         return False
 
 
-def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time of all threads, including ended ones. Raises PeerFailed when a process is
-    gone, because its time would be missing.
+@dataclasses.dataclass(frozen=True)
+class CpuSeconds:
+    """CPU time: all of it, by the most precise clock, and in user mode and in the kernel, in ticks."""
+
+    total: float
+    user: float
+    system: float
+
+    def __sub__(self, before: CpuSeconds) -> CpuSeconds:
+        return CpuSeconds(self.total - before.total, self.user - before.user, self.system - before.system)
+
+
+def cpu_spent(pids: Iterable[int]) -> CpuSeconds:
+    """CPU time of all threads, including ended ones. Raises PeerFailed when a process is gone, because
+    its time would be missing.
     """
-    total = 0
+    total = user = system = 0
     for pid in pids:
         try:
             total += time.clock_gettime_ns(process_clock(pid))
+            in_user, in_kernel = user_system_ns(pid)
         except OSError:
             raise PeerFailed(f"process {pid} ended while it was measured") from None
-    return total / 1e9
+        user += in_user
+        system += in_kernel
+    return CpuSeconds(total / 1e9, user / 1e9, system / 1e9)
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """The total of cpu_spent."""
+    return cpu_spent(pids).total
 
 
 def stop(roots: Iterable[int], seconds: float = 20.0) -> None:

@@ -284,9 +284,9 @@ def measure(kind: Kind, directory: Path, jobs: int) -> Iterator[Measured]:
                 if name == "published" and at_a_time == 1:
                     action()
                     continue
-                began, cpu = time.monotonic(), peer.cpu_seconds()
+                began, cpu = time.monotonic(), peer.cpu_spent()
                 action()
-                yield Measured(kind.label, name, count, time.monotonic() - began, peer.cpu_seconds() - cpu)
+                yield Measured(kind.label, name, count, time.monotonic() - began, (peer.cpu_spent() - cpu).total)
     finally:
         peer.drop()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from perf.peers.peer import Load
 from perf.peers.plan import Step
+from perf.peers.processes import CpuSeconds
 from perf.report import rounded
 
 KIND = "peers"
@@ -48,7 +49,16 @@ class PeerFacts:
     skipped: str = ""
 
 
-def throughput_values(produced: dict, broker_cpu: float, load: Load) -> dict[str, float]:
+def _cpu_values(broker_cpu: CpuSeconds, records: int) -> dict[str, float]:
+    """The broker's CPU-seconds per million records: all, in user mode, in the kernel."""
+    return {
+        "broker_cpu_s_per_million": broker_cpu.total / records * 1e6,
+        "broker_user_cpu_s_per_million": broker_cpu.user / records * 1e6,
+        "broker_system_cpu_s_per_million": broker_cpu.system / records * 1e6,
+    }
+
+
+def throughput_values(produced: dict, broker_cpu: CpuSeconds, load: Load) -> dict[str, float]:
     """The figures of one producing run: records/s, MB/s of payload, broker and client CPU-seconds per
     million records.
     """
@@ -56,21 +66,21 @@ def throughput_values(produced: dict, broker_cpu: float, load: Load) -> dict[str
     values = {
         "records_per_s": rate,
         "mb_per_s": rate * load.record_bytes / 1e6,
-        "broker_cpu_s_per_million": broker_cpu / produced["records"] * 1e6,
-        "broker_cores": broker_cpu / produced["seconds"],
+        **_cpu_values(broker_cpu, produced["records"]),
+        "broker_cores": broker_cpu.total / produced["seconds"],
     }
     if "client_cpu_seconds" in produced:
         values["client_cores"] = produced["client_cpu_seconds"] / produced["seconds"]
     return values
 
 
-def latency_values(measured: dict, broker_cpu: float) -> dict[str, float]:
+def latency_values(measured: dict, broker_cpu: CpuSeconds) -> dict[str, float]:
     """Percentiles as `acknowledged_p99_us`; `reached`: the share of `rate` that was sustained; CPU of the
     whole run, warm-up included, over all its records. `late`: how much later than due the load
     generator sent, which the latencies include; its p99 shows whether the generator was the
     bottleneck.
     """
-    values: dict[str, float] = {"broker_cpu_s_per_million": broker_cpu / measured["records"] * 1e6}
+    values = _cpu_values(broker_cpu, measured["records"])
     for what in ("acknowledged", "consumed", "end_to_end", "late"):
         for key, value in measured.get(what, {}).items():
             if key not in ("count", "p90_us") and (what != "late" or key == "p99_us"):

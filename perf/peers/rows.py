@@ -122,6 +122,8 @@ def throughput_rows(loads: Sequence[Load]) -> list[Row]:
         rows += [
             Row(label, step, "records_per_s", "produced/s", True),
             Row(label, step, "broker_cpu_s_per_million", "CPU-s per million produced"),
+            Row(label, step, "broker_user_cpu_s_per_million", "of these in user mode"),
+            Row(label, step, "broker_system_cpu_s_per_million", "of these in the kernel"),
             Row(label, step, "consume_records_per_s", "read/s", True),
             Row(label, step, "consume_broker_cpu_s_per_million", "CPU-s per million read"),
             Row(label, step, "disk_bytes_per_record", "bytes on disk"),

@@ -16,7 +16,7 @@ from perf.peers.driving import KAFKA_TOOLS, LEAN, LoadFailed
 from perf.peers.measuring import FAILURES_MAX, Bounds, Laboratory
 from perf.peers.peer import Load
 from perf.peers.plan import BASE, Step
-from perf.peers.processes import PeerFailed
+from perf.peers.processes import CpuSeconds, PeerFailed
 
 THROUGHPUT, ALONG = Step(plan.THROUGHPUT), Step(plan.ALONG)
 
@@ -74,9 +74,9 @@ class FakePeer:
     def topic_disk_bytes(self, topic: str) -> int:
         return 0
 
-    def cpu_seconds(self) -> float:
+    def cpu_spent(self) -> CpuSeconds:
         self.cpu += 1.0
-        return self.cpu
+        return CpuSeconds(self.cpu, self.cpu / 4, self.cpu * 3 / 4)
 
     def pss_bytes(self) -> int:
         return 5_000_000

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ def test_a_dead_process_is_not_measured_as_idle() -> None:
         processes.cpu_seconds([2**22 + 1])
     assert processes.tree([2**22 + 1]) == []
     processes.stop([])
+
+
+def test_user_and_system_time_are_parts_of_the_total() -> None:
+    before = processes.cpu_spent([os.getpid()])
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        os.stat(".")
+    spent = processes.cpu_spent([os.getpid()]) - before
+    assert spent.total >= 0.3 and spent.system > 0
+    assert spent.user + spent.system == pytest.approx(spent.total, abs=0.05), "ticks of 10 ms, one of each at both ends"
 
 
 def test_disk_usage_counts_allocated_blocks(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from perf.peers.apache_kafka import ApacheKafka
 from perf.peers.mqd_broker import Mqd
 from perf.peers.peer import Load
 from perf.peers.plan import BASE, Step
+from perf.peers.processes import CpuSeconds
 from perf.peers.results import Failure, PeerFacts, Run, Sample
 from perf.peers.three_brokers import KafkaCluster, MqdCluster
 
@@ -53,11 +54,14 @@ SAMPLES = [
 
 
 def test_values_of_a_producing_run() -> None:
-    values = results.throughput_values({"records": 2_000_000, "seconds": 4.0, "client_cpu_seconds": 2.0}, 6.0, BASE)
+    measured = {"records": 2_000_000, "seconds": 4.0, "client_cpu_seconds": 2.0}
+    values = results.throughput_values(measured, CpuSeconds(6.0, 2.0, 4.0), BASE)
     assert values == {
         "records_per_s": 500_000,
         "mb_per_s": 512.0,
         "broker_cpu_s_per_million": 3.0,
+        "broker_user_cpu_s_per_million": 1.0,
+        "broker_system_cpu_s_per_million": 2.0,
         "broker_cores": 1.5,
         "client_cores": 0.5,
     }
@@ -73,9 +77,11 @@ def test_values_of_a_latency_run() -> None:
         "acknowledged": {"count": 5, "p50_us": 1.0},
         "consumed": {"count": 5, "p99_us": 9.0},
     }
-    values = results.latency_values(measured, 0.5)
+    values = results.latency_values(measured, CpuSeconds(0.5, 0.1, 0.4))
     assert values == {
         "broker_cpu_s_per_million": 500.0,
+        "broker_user_cpu_s_per_million": 100.0,
+        "broker_system_cpu_s_per_million": 400.0,
         "acknowledged_p50_us": 1.0,
         "consumed_p99_us": 9.0,
         "rate": 100,
@@ -102,6 +108,15 @@ def test_the_best_value_of_a_row_is_bold() -> None:
     assert "| produce, no fsync | records/s | 200 | **400** |" in text
     assert "| broker CPU to produce, no fsync | CPU-s per million | **3** | 12 |" in text
     assert "start-up" not in text, "a row without a measurement is left out"
+
+
+def test_user_and_system_time_are_shown_for_runs_that_have_them() -> None:
+    assert "in user mode" not in report.page_blocks(run_of(SAMPLES))["peers-throughput"]
+    parts = {"broker_user_cpu_s_per_million": 0.25, "broker_system_cpu_s_per_million": 0.5}
+    newer = Sample("mqd", THROUGHPUT, 0, {**produced(100.0, 0.75), **parts})
+    text = report.page_blocks(run_of([newer, SAMPLES[3]]))["peers-throughput"]
+    assert f"| {BASE.label()} | of these in user mode | 0.25 | – |" in text
+    assert f"| {BASE.label()} | of these in the kernel | 0.5 | – |" in text
 
 
 def joined(text: str) -> str:

@@ -255,6 +255,18 @@ def test_cpu_time_is_the_kernels() -> None:
     assert spent.reactor_ns == 0, "no thread of that name here"
 
 
+def test_user_and_system_time_are_apart() -> None:
+    before = accounting.cpu_time([os.getpid()])
+    until = time.process_time() + 0.2
+    while time.process_time() < until:
+        sum(range(100_000))
+    spent = accounting.cpu_time([os.getpid()]) - before
+    assert spent.user_ns + spent.system_ns == pytest.approx(spent.run_ns, abs=50_000_000)
+    assert spent.user_ns > spent.system_ns, "adding up is in user mode"
+    assert accounting.CpuTime(user_ns=10, system_ns=30).kernel_percent == 75
+    assert accounting.CpuTime().kernel_percent == 0
+
+
 def test_a_dead_process_is_an_error_not_a_zero() -> None:
     with pytest.raises(OSError):
         accounting.cpu_time([2**22 + 1])
