@@ -82,7 +82,7 @@ static bool parse_number(const char **at, char terminator, int64_t max, int64_t 
     return true;
 }
 
-/* Returns 1, 0 if the text is malformed, or -1 if out of memory. */
+/* Returns 1 on success, 0 if the text is malformed, -1 if out of memory. */
 static int parse(struct mqd_epochs *epochs, const char *text)
 {
     int64_t version, count, epoch, start_offset;
@@ -147,7 +147,7 @@ static int write_text(int fd, const char *text, size_t size_bytes)
     return written == (ssize_t)size_bytes ? 0 : -1;
 }
 
-int mqd_epochs_write(const struct mqd_epochs *epochs, const char *directory)
+int mqd_epochs_write_open(const struct mqd_epochs *epochs, const char *directory)
 {
     char path[PATH_MAX], temporary[PATH_MAX];
     if (snprintf(path, sizeof path, "%s/%s", directory, MQD_EPOCHS_FILE) >= (int)sizeof path - 8) {

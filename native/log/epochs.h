@@ -37,6 +37,6 @@ int mqd_epochs_add(struct mqd_epochs *epochs, int32_t epoch, int64_t start_offse
 bool mqd_epochs_cut(struct mqd_epochs *epochs, int64_t log_start_offset, int64_t log_end_offset);
 /* Replaces the file; returns an fd that the caller flushes (with the directory) and closes; -1 with
  * errno. */
-int mqd_epochs_write(const struct mqd_epochs *epochs, const char *directory);
+int mqd_epochs_write_open(const struct mqd_epochs *epochs, const char *directory);
 
 #endif

@@ -519,7 +519,7 @@ static int write_epochs(struct mqd_partition *partition)
     }
     if (!partition->epochs_unwritten)
         return 0;
-    int fd = mqd_epochs_write(&partition->epochs, partition->path);
+    int fd = mqd_epochs_write_open(&partition->epochs, partition->path);
     if (fd < 0)
         return -1;
     partition->epochs_unwritten = false;

@@ -36,7 +36,7 @@ void mqd_output_schedule(struct mqd_reactor *r, struct mqd_connection *c)
         mqd_list_append(&r->to_send, &c->output_node);
 }
 
-void mqd_output_close_after(struct mqd_reactor *r, struct mqd_connection *c)
+void mqd_output_close_when_sent(struct mqd_reactor *r, struct mqd_connection *c)
 {
     c->closing = 1;
     mqd_output_schedule(r, c);
@@ -100,7 +100,7 @@ void mqd_output_take_scratch(struct mqd_reactor *r, struct mqd_connection *c)
         c->out.size_bytes = (uint32_t)(base - c->out_base);
         for (uint32_t i = 0; i < r->scratch_chunk_count; i++)
             mqd_range_release(r->reader, &r->scratch_chunks[i].range);
-        mqd_output_close_after(r, c);
+        mqd_output_close_when_sent(r, c);
     }
     r->scratch_chunk_count = 0;
     r->scratch.size_bytes = 0;
@@ -156,8 +156,8 @@ static int send_memory(struct mqd_reactor *r, struct mqd_connection *c, uint64_t
     return n < 0 && errno == EAGAIN ? 0 : on_sent(r, c, n, end);
 }
 
-/* Like sendfile, but returns 0 if there is no room now or, setting *file_end, at the end of the
- * file. */
+/* Like sendfile, but returns 0 if there is no room now, or at the end of the file, where it also
+ * sets *file_end. */
 static ssize_t send_file(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range, bool *file_end)
 {
     if (c->local)

@@ -458,7 +458,7 @@ uint64_t mqd_output_pending_bytes(const struct mqd_connection *c);
 /* whether another response may be queued */
 bool mqd_output_has_room(const struct mqd_reactor *r, const struct mqd_connection *c);
 /* closes c once the pending output is sent */
-void mqd_output_close_after(struct mqd_reactor *r, struct mqd_connection *c);
+void mqd_output_close_when_sent(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_output_clear(struct mqd_reactor *r, struct mqd_connection *c);
 /* c has output to send */
 void mqd_output_schedule(struct mqd_reactor *r, struct mqd_connection *c);

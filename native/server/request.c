@@ -200,7 +200,7 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
             mqd_produce_encode(r, request);
         /* with acks=0 there is no other way to report a failure, and Kafka does the same */
         else if (mqd_produce_failed(request))
-            mqd_output_close_after(r, c);
+            mqd_output_close_when_sent(r, c);
         break;
     case MQD_REQUEST_FETCH:
         mqd_observe_time(r, MQD_TIME_FETCH, r->now_ns - request->started_ns);
@@ -213,7 +213,7 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
     default: {
         mqd_observe_time(r, MQD_TIME_CONTROL, r->now_ns - request->started_ns);
         if (request->disconnect)
-            mqd_output_close_after(r, c);
+            mqd_output_close_when_sent(r, c);
         if (request->no_reply)
             break;
         if (c->muted)

@@ -7,7 +7,7 @@
 
 #include "codec/codec.h"
 
-extern bool mqd_check_by_acceptor; /* server/reactor.h */
+extern bool mqd_check_always_by_acceptor; /* server/reactor.h */
 
 #define VERIFY (-2) /* an owner's response */
 

@@ -174,7 +174,8 @@ extern struct mqd_tls_library mqd_tls_library;
 
 /* tls/session.c: the BIO of sessions; NULL: out of memory */
 BIO_METHOD *mqd_tls_transport_create(void);
-/* tls/session.c: for SSL_CTX_set_verify of the contexts between hosts */
+/* tls/session.c: the verify callback (SSL_CTX_set_verify) of the contexts for connections between
+ * hosts */
 int mqd_tls_verify_host(int chain_verified, X509_STORE_CTX *verification);
 /* OpenSSL's most recent error on this thread as text; clears the error queue; "" = no error */
 void mqd_tls_error_take(char *text, size_t size_bytes);

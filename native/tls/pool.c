@@ -28,7 +28,7 @@
 
 struct mqd_tls_pool {
     struct mqd_tls *submitted, *done; /* stacks (last in, first out), written with atomic operations */
-    sem_t waiting; /* sessions not yet taken by a thread; when stopping, one wake-up per thread too */
+    sem_t untaken; /* counts sessions not yet taken by a thread; also posted once per thread to stop it */
     bool stopping;
     int event_fd;
     struct mqd_tls *collected; /* a list, the oldest first, used only by the reactor */
@@ -95,7 +95,7 @@ static void *thread_main(void *argument)
     pthread_setname_np(pthread_self(), "mqd-tls");
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
     for (;;) {
-        while (sem_wait(&pool->waiting) != 0)
+        while (sem_wait(&pool->untaken) != 0)
             ; /* interrupted by a debugger; signals are blocked */
         if (mqd_load_acquire(&pool->stopping))
             return NULL;
@@ -131,7 +131,7 @@ struct mqd_tls_pool *mqd_tls_pool_create(int event_fd, uint32_t thread_count)
         return NULL;
     }
     pthread_mutex_init(&pool->mutex, NULL);
-    sem_init(&pool->waiting, 0, 0);
+    sem_init(&pool->untaken, 0, 0);
     pool->event_fd = event_fd;
     int error = 0;
     while (pool->thread_count < thread_count && pool->thread_count < THREAD_COUNT_MAX && !error)
@@ -149,13 +149,13 @@ void mqd_tls_pool_destroy(struct mqd_tls_pool *pool)
         return;
     mqd_store_release(&pool->stopping, true);
     for (uint32_t i = 0; i < pool->thread_count; i++)
-        sem_post(&pool->waiting);
+        sem_post(&pool->untaken);
     for (uint32_t i = 0; i < pool->thread_count; i++)
         pthread_join(pool->thread[i], NULL);
     struct mqd_tls *tls;
     while ((tls = take_submitted(pool)) || (tls = pop_oldest(&pool->collected, &pool->done)))
         mqd_tls_free(tls);
-    sem_destroy(&pool->waiting);
+    sem_destroy(&pool->untaken);
     pthread_mutex_destroy(&pool->mutex);
     free(pool);
 }
@@ -164,7 +164,7 @@ void mqd_tls_pool_submit(struct mqd_tls_pool *pool, struct mqd_tls *tls)
 {
     mqd_tls_link(tls)->lent = true;
     push(&pool->submitted, tls);
-    sem_post(&pool->waiting);
+    sem_post(&pool->untaken);
 }
 
 struct mqd_tls *mqd_tls_pool_collect(struct mqd_tls_pool *pool)

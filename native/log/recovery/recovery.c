@@ -269,7 +269,7 @@ static int update_epochs(struct recovery *recovery, bool changed)
     struct mqd_partition *partition = recovery->partition;
     if (!(mqd_epochs_cut(&partition->epochs, partition->log_start_offset, partition->log_end_offset) | changed))
         return 0;
-    int fd = mqd_epochs_write(&partition->epochs, partition->path);
+    int fd = mqd_epochs_write_open(&partition->epochs, partition->path);
     if (fd < 0) {
         partition->epochs_unwritten = true;
         return is_tolerable(errno) ? 0 : mqd_error_system(errno, "%s: cannot write the leader epochs", partition->path);

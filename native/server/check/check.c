@@ -41,7 +41,7 @@
 
 /* ---- parking ---- */
 
-uint8_t *mqd_check_bytes(const struct mqd_reactor *r, const struct mqd_append *append)
+uint8_t *mqd_append_payload(const struct mqd_reactor *r, const struct mqd_append *append)
 {
     return r->options.arenas[r->options.self] + append->offset;
 }
@@ -50,7 +50,7 @@ void mqd_check_park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_a
 {
     /* clears the base offset, which the owner sets later: with the client's value mqd_batch_decode
      * could refuse the header when the append is resumed */
-    memset(mqd_check_bytes(r, append), 0, 8);
+    memset(mqd_append_payload(r, append), 0, 8);
     append->check = check;
     append->check_index = check->count++;
     mqd_list_append(&check->parked, &append->node);
@@ -58,7 +58,7 @@ void mqd_check_park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_a
 
 void mqd_check_move(struct mqd_reactor *r, struct mqd_append *append, uint64_t at)
 {
-    memcpy(r->options.arenas[r->options.self] + at, mqd_check_bytes(r, append), append->size_bytes);
+    memcpy(r->options.arenas[r->options.self] + at, mqd_append_payload(r, append), append->size_bytes);
     mqd_arena_hold(r->control_arena, at - r->control_arena_base);
     mqd_append_unpin(r, append);
     append->offset = at;
@@ -333,7 +333,7 @@ void mqd_check_resume(struct mqd_reactor *r, struct mqd_append *append, struct m
     append->check = NULL;
     if (!mqd_check_topic(r, append->request, walk, append))
         mqd_append_done(r, append, topic_gone_error(append->request));
-    else if (mqd_batch_decode(mqd_check_bytes(r, append), append->size_bytes, &batch) < 0)
+    else if (mqd_batch_decode(mqd_append_payload(r, append), append->size_bytes, &batch) < 0)
         mqd_append_done(r, append, MQD_KAFKA_CORRUPT_MESSAGE);
     else
         mqd_append_deliver(r, append, &batch);

@@ -25,7 +25,7 @@ void mqd_check_submit(struct mqd_reactor *r, struct mqd_check *check, struct mqd
 bool mqd_check_take_buffer(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes);
 void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check);
 
-uint8_t *mqd_check_bytes(const struct mqd_reactor *r, const struct mqd_append *append);
+uint8_t *mqd_append_payload(const struct mqd_reactor *r, const struct mqd_append *append);
 /* Adds the append to those that wait for the check's response. */
 void mqd_check_park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append);
 /* Moves the batch to `at` in the control arena, from where it is sent on. */

@@ -25,7 +25,7 @@
 #define INLINE_BYTES_MAX (8u << 10)
 #define INLINE_RECORDS_BYTES_MAX (32u << 10)
 
-bool mqd_check_by_acceptor;
+bool mqd_check_always_by_acceptor;
 
 struct check_result {
     int32_t count; /* what mqd_records_unkeyed returned */
@@ -129,8 +129,8 @@ static bool pass_or_refuse(struct mqd_reactor *r, struct mqd_append *append, boo
 
 /* ---- checking ---- */
 
-static void check_bytes(uint8_t codec, const uint8_t *bytes, uint32_t size_bytes, uint32_t size_max,
-                        int32_t record_count, struct check_result *result)
+static void decompress_and_check(uint8_t codec, const uint8_t *bytes, uint32_t size_bytes, uint32_t size_max,
+                                 int32_t record_count, struct check_result *result)
 {
     int64_t records_bytes = size_bytes;
     result->error = 0;
@@ -149,14 +149,15 @@ static void check_bytes(uint8_t codec, const uint8_t *bytes, uint32_t size_bytes
 static int run_job(void *argument)
 {
     struct mqd_check_job *job = argument;
-    check_bytes(job->codec, job->records, job->size_bytes, MQD_RECORDS_BYTES_MAX, job->record_count, &job->result);
+    decompress_and_check(job->codec, job->records, job->size_bytes, MQD_RECORDS_BYTES_MAX, job->record_count,
+                         &job->result);
     mqd_decompress_trim();
     return 0;
 }
 
 static bool can_decompress(struct mqd_reactor *r, uint8_t codec)
 {
-    if (mqd_check_by_acceptor)
+    if (mqd_check_always_by_acceptor)
         return false;
     if (mqd_codec_available(codec))
         return true;
@@ -246,9 +247,9 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
         return true;
     bool by_acceptor = scheduled || (codec && (compression || !can_decompress(r, codec)));
     if (!by_acceptor && (!codec || append->size_bytes <= INLINE_BYTES_MAX)) {
-        check_bytes(codec, mqd_check_bytes(r, append) + MQD_BATCH_HEADER_BYTES,
-                    append->size_bytes - MQD_BATCH_HEADER_BYTES, INLINE_RECORDS_BYTES_MAX, batch->record_count,
-                    &result);
+        decompress_and_check(codec, mqd_append_payload(r, append) + MQD_BATCH_HEADER_BYTES,
+                             append->size_bytes - MQD_BATCH_HEADER_BYTES, INLINE_RECORDS_BYTES_MAX, batch->record_count,
+                             &result);
         if (result.error != MQD_CODEC_TOO_LARGE) {
             if (!pass_or_refuse(r, append, needs_keys, &result))
                 return false;

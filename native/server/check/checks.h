@@ -33,6 +33,6 @@ void mqd_check_send_queued(struct mqd_reactor *r);
 void mqd_check_on_acceptor_died(struct mqd_reactor *r);
 void mqd_check_on_job(struct mqd_reactor *r, uint64_t token); /* of MQD_TOKEN_CHECK */
 void mqd_checks_destroy(struct mqd_reactor *r);
-extern bool mqd_check_by_acceptor; /* set by tests: behaves as if no codec's library were installed */
+extern bool mqd_check_always_by_acceptor; /* set by tests: behaves as if no codec's library were installed */
 
 #endif

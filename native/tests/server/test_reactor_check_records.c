@@ -129,7 +129,7 @@ BOTH(records_that_cannot_be_parsed)
 
 BOTH(compressed_batches_are_parsed_where_all_are)
 {
-    mqd_check_by_acceptor = true;
+    mqd_check_always_by_acceptor = true;
     struct bench *b = bench_start(backend, all);
     struct client client = client_open(b, 0);
     for (int32_t error = 0; error <= 87; error += 87) {
@@ -143,7 +143,7 @@ BOTH(compressed_batches_are_parsed_where_all_are)
     }
     client_close(&client);
     bench_stop(b);
-    mqd_check_by_acceptor = false;
+    mqd_check_always_by_acceptor = false;
 }
 
 BOTH(hostile_records)
@@ -173,7 +173,7 @@ BOTH(hostile_records)
 
 BOTH(compressed_batches_are_checked_by_the_acceptor)
 {
-    mqd_check_by_acceptor = true;
+    mqd_check_always_by_acceptor = true;
     struct bench *b = bench_start(backend, compacted);
     struct client client = client_open(b, 0), other = client_open(b, 0);
     for (int32_t size_bytes = 500; size_bytes < 400000; size_bytes *= 30) { /* copied, and where it is */
@@ -222,7 +222,7 @@ BOTH(compressed_batches_are_checked_by_the_acceptor)
     client_close(&client);
     client_close(&other);
     bench_stop(b);
-    mqd_check_by_acceptor = false;
+    mqd_check_always_by_acceptor = false;
 }
 
 static void scheduled(struct bench *b)
@@ -267,7 +267,7 @@ static void both_kinds(struct bench *b)
 
 BOTH(compressed_and_transactional)
 {
-    mqd_check_by_acceptor = true;
+    mqd_check_always_by_acceptor = true;
     struct bench *b = bench_start(backend, both_kinds);
     struct client client = client_open(b, 0);
     struct partition_batch batches[3];
@@ -298,5 +298,5 @@ BOTH(compressed_and_transactional)
     CHECK_EQUAL(out.of[2].error, 0);
     client_close(&client);
     bench_stop(b);
-    mqd_check_by_acceptor = false;
+    mqd_check_always_by_acceptor = false;
 }
