@@ -317,7 +317,7 @@ class Authentication:
             token = self._users.token(exchange.user)
             if token is None:
                 raise AuthenticationFailed("the delegation token has expired", user=exchange.user)
-            return token.owner, min(token.expires_ms, token.max_ms), True
+            return token.owner, min(token.expires_ms, token.renewable_until_ms), True
         expires_ms = exchange.expires_ms if isinstance(exchange, OauthExchange) else 0
         return f"User:{exchange.user}", expires_ms, False
 

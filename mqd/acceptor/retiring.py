@@ -2,8 +2,8 @@
 a topic are retired, no transaction may be open on them; before partitions are added in their place,
 no transaction may be open that wrote to the removed ones.
 
-A transaction that begins between the response and the first step of a retirement ends normally, and
-no transaction writes to a removed partition:
+A transaction that begins after the leaders have answered but before the first step of a retirement
+ends normally, and no transaction writes to a removed partition:
 docs/decisions/cluster/2026-11-21-retired-partitions.md.
 """
 
@@ -16,7 +16,7 @@ from mqd.acceptor.handlers.transactions import list_transactions
 from mqd.acceptor.interbroker.client import PeerError
 from mqd.acceptor.interbroker.transactions import LIST_VERSION
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.records import NOT_RETIRING
+from mqd.cluster.metadata.records import RETIRE_UNSEALED
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import (
@@ -31,8 +31,8 @@ from mqd.protocol.redirected import origin_of
 TIMEOUT_S = 10.0
 DESCRIBE_VERSION = 0
 ADVICE = (
-    "Bring back a host that has its records (mqd topic describe shows which), and try again. If they are lost"
-    " permanently, let the partition begin empty: move it to hosts in service (mqd topic reassign --no-wait), and"
+    "Bring back a host that has the partition's records (mqd topic describe shows which), and try again. If they are"
+    " lost permanently, let the partition begin empty: move it to hosts in service (mqd topic reassign --no-wait), and"
     " elect a leader (kafka-leader-election.sh --election-type unclean)."
 )
 Retirement = CreatePartitionsResponse.Retirement
@@ -49,7 +49,7 @@ class _Undetermined(Exception):
     """The message names the partition whose leader cannot be reached, and the reason."""
 
 
-def first_retired(topic: messages.TopicImage) -> int:
+def first_retiring_index(topic: messages.TopicImage) -> int:
     """Index of the first retiring partition; the number of partitions if there is none."""
     return next((partition.index for partition in topic.partitions if partition.redirect >= 0), len(topic.partitions))
 
@@ -60,7 +60,7 @@ def describe(broker: Broker, topic: messages.TopicImage) -> Retirement:
     `applied`: this host's workers have applied the step.
     """
     applied = broker.table.metadata_version >= broker.metadata.version
-    retiring = topic.partitions[first_retired(topic) :]
+    retiring = topic.partitions[first_retiring_index(topic) :]
     retired = [
         CreatePartitionsResponse.Retired(
             partition_index=partition.index,
@@ -71,7 +71,7 @@ def describe(broker: Broker, topic: messages.TopicImage) -> Retirement:
         for partition in retiring
     ]
     return Retirement(
-        step=retiring[-1].retiring - NOT_RETIRING + 1 if retiring else 0,
+        step=retiring[-1].retiring - RETIRE_UNSEALED + 1 if retiring else 0,
         applied=applied,
         remaining=len(topic.partitions) - len(retiring),
         retired=retired,
@@ -88,7 +88,7 @@ async def refusal_to_retire(
     if (
         topic is None
         or not 0 < change.partition_count < len(topic.partitions)
-        or first_retired(topic) < len(topic.partitions)
+        or first_retiring_index(topic) < len(topic.partitions)
     ):
         return None
     try:
@@ -96,7 +96,7 @@ async def refusal_to_retire(
     except _Undetermined as error:
         return int(ErrorCode.LEADER_NOT_AVAILABLE), str(error)
     return (
-        await _open_transaction_error(context, header, change.name, min(transactions), "retire the partitions then")
+        await _open_transaction_error(context, header, change.name, min(transactions), "retire the partitions")
         if transactions
         else None
     )
@@ -107,8 +107,8 @@ async def refusal_to_add(
 ) -> tuple[int, str] | None:
     """(error code, reason) if a transaction is open that wrote to a removed partition, or if that
     cannot be determined. The transaction's marker follows the records to another partition only
-    while no partition has the removed index and the partition count is unchanged; otherwise readers
-    of committed records would wait for the marker forever. The controller refuses the change if
+    until the removed index is reused or the partition count changes; after that, readers of
+    committed records would wait for the marker forever. The controller refuses the change if
     partitions have been removed that this host does not know of (AddPartitions.first_leader_epoch).
     """
     topic = context.broker.metadata.topics.get(change.name)
@@ -123,7 +123,7 @@ async def refusal_to_add(
     except _Undetermined as error:
         return int(ErrorCode.LEADER_NOT_AVAILABLE), str(error)
     return (
-        await _open_transaction_error(context, header, change.name, min(transactions), "add partitions then")
+        await _open_transaction_error(context, header, change.name, min(transactions), "add partitions")
         if transactions
         else None
     )
@@ -144,7 +144,7 @@ async def _open_transaction_error(
         int(ErrorCode.CONCURRENT_TRANSACTIONS),
         (
             f"A transaction is open on partition {transaction.partition} of {topic}{former_partition}: {producer}."
-            f" Wait until it ends, or abort it (mqd txn abort), and {next_step}."
+            f" Wait until it ends, or abort it (mqd txn abort), then {next_step}."
         ),
     )
 
@@ -166,7 +166,7 @@ async def _open_transactions(
     for partition in topic.partitions[first_index:]:
         if partition.leader < 0:
             raise _Undetermined(
-                f"Partition {partition.index} of {topic.name} has no leader that knows whether a transaction is"
+                f"Partition {partition.index} of {topic.name} has no leader, so it is unknown whether a transaction is"
                 f" open on it. {ADVICE}"
             )
         by_leader.setdefault(partition.leader, []).append(partition.index)
@@ -201,7 +201,7 @@ async def _open_transactions_at(
             reason = error_message(partition.error_code)
             raise _Undetermined(
                 f"The leader of partition {partition.partition_index} of {name} cannot tell whether a transaction is"
-                f" open on it ({reason}); try again. If that persists, its disk has failed: {ADVICE}"
+                f" open on it ({reason}); try again. If that persists, the leader's disk has failed. {ADVICE}"
             )
         transactions += [
             OpenTransaction(partition.partition_index, producer.producer_id)

@@ -38,7 +38,7 @@ class PartitionImage(msgspec.Struct, frozen=True, omit_defaults=True):
     last_known_eligible: list[int] = []
     # its leader was elected uncleanly and has not yet reported that it has recovered
     recovering: bool = False
-    retiring: int = 0  # NOT_RETIRING or RETIRE_* of mqd.cluster.metadata.records
+    retiring: int = 0  # RETIRE_* of mqd.cluster.metadata.records
     redirect: int = -1  # partition that takes the records that producers send here
 
 

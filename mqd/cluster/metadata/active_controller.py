@@ -295,7 +295,7 @@ class ActiveController(Maintenance):
             if others_suffice and node in partition.in_sync_replicas:
                 target.in_sync = others
             elif led:
-                target.keeps_leader = target.new_epoch = True
+                target.keeps_leader = target.raises_leader_epoch = True
             else:
                 continue
             yield topic, target
@@ -383,7 +383,7 @@ class ActiveController(Maintenance):
             topic = state.topics[state.topics_by_id[topic_id]]
             emptied = self._emptied[topic_id]
             if all(
-                partition.index in emptied for partition in topic.partitions[retire_rules.first_retired_index(topic) :]
+                partition.index in emptied for partition in topic.partitions[retire_rules.first_retiring_index(topic) :]
             ):
                 records += retire_rules.hide(view, topic)
                 del self._emptied[topic_id]

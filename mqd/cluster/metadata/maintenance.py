@@ -191,7 +191,7 @@ class Maintenance:
         written there for the grace period. False if a report is missing.
         """
         reported = self._unused.get(topic.topic_id, {})
-        for partition in topic.partitions[retire_rules.first_retired_index(topic) :]:
+        for partition in topic.partitions[retire_rules.first_retiring_index(topic) :]:
             epoch, reported_ms = reported.get(partition.index, (-1, 0))
             if epoch != partition.leader_epoch or now_ms - reported_ms > UNUSED_MS:
                 return False

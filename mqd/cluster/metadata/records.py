@@ -33,19 +33,20 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     last_known_eligible: tuple[int, ...] = ()
     # its leader was elected uncleanly and has not reported its recovery yet
     recovering: bool = False
-    # NOT_RETIRING or RETIRE_*: the phase, if this partition is being removed (`redirect` >= 0)
+    # RETIRE_*: the phase, if this partition is being removed (`redirect` >= 0)
     retiring: int = 0
     redirect: int = -1  # index of the partition that takes the records that producers send here
     # mqd itself started the current reassignment, to replace the replica on this lost or drained node
     replacing: int = -1
-    # replicas in removing_replicas that an earlier target of this reassignment added, so the
-    # partition did not have them before the reassignment; stored under the field's former name
+    # replicas in removing_replicas that this reassignment itself had added, before its target
+    # changed: the partition did not have them originally; stored under the field's former name
     superseded_replicas: tuple[int, ...] = msgspec.field(default=(), name="astray_replicas")
 
 
-NOT_RETIRING, RETIRE_SEALED, RETIRE_REDIRECTED, RETIRE_HIDDEN = 0, 1, 2, 3
-"""Phases of a retired partition, in order. It is not sealed yet; it refuses new records with a
-retriable error; it redirects them to `redirect`; it is also hidden from Metadata."""
+RETIRE_UNSEALED, RETIRE_SEALED, RETIRE_REDIRECTED, RETIRE_HIDDEN = 0, 1, 2, 3
+"""Phases of a partition that is being retired. 0: it is not sealed yet (or not being retired). 1: it
+refuses new records with a retriable error. 2: it redirects them to `redirect`. 3: it is also hidden
+from Metadata."""
 
 
 class TopicState(msgspec.Struct, frozen=True, gc=False):
@@ -53,8 +54,8 @@ class TopicState(msgspec.Struct, frozen=True, gc=False):
     topic_id: bytes  # 16 bytes
     partitions: tuple[PartitionState, ...]  # by index
     config: dict[str, str]  # only what was set on the topic; never mutated
-    # The first leader epoch of an added partition. It is above all epochs of removed partitions of this
-    # topic, which clients, groups and files may still have.
+    # The first leader epoch of an added partition. It is above all epochs of the topic's removed
+    # partitions, because clients, groups and files may still hold those epochs.
     first_leader_epoch: int = 0
 
 
@@ -74,7 +75,8 @@ class BrokerState(msgspec.Struct, frozen=True):
     controller_host: str = ""  # for the quorum and heartbeats
     controller_port: int = 0
     worker_count: int = 0
-    # the id of the metadata directory: another id is another host, even with the same node id
+    # the id of the metadata directory: a different id means a different host, even with the same
+    # node id
     directory_id: str = ""
     features: dict[str, tuple[int, int]] = {}  # supported levels, first and last
     # flush.on.ack for topics that do not set it: only flushed records are acknowledged (R9)
@@ -102,8 +104,8 @@ class PartitionsAdded(msgspec.Struct, frozen=True, tag="partitions_added/1"):
 
 
 class LeaderEpochsRaised(msgspec.Struct, frozen=True, tag="leader_epochs_raised/1"):
-    """The process that leads these partitions of one topic was replaced: they keep their leader, in a
-    new epoch.
+    """The process that serves these partitions of one topic on their leader was replaced: the leader
+    stays the same, in a new epoch.
     """
 
     topic_id: bytes
@@ -122,7 +124,9 @@ class TopicConfigured(msgspec.Struct, frozen=True, tag="topic_configured/1"):
 
 
 class BrokerConfigured(msgspec.Struct, frozen=True, tag="broker_configured/1"):
-    """The whole dynamic configuration of one broker ("0"), or of all brokers ("")."""
+    """The whole dynamic configuration of one broker (its id, such as "0"), or of all brokers
+    ("").
+    """
 
     resource_name: str
     config: dict[str, str]
@@ -177,12 +181,12 @@ class ReplicaMoved(msgspec.Struct, frozen=True, tag="replica_moved/1"):
 
 class PartitionChange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A change to one partition; None = unchanged. The partition epoch rises by one. The leader epoch
-    rises by one if `new_epoch` is set: for every change of leader, and when the leader must discard its
-    state about the followers.
+    rises by one if `raises_leader_epoch` is set: for every change of leader, and when the leader must
+    discard its state about the followers. It is stored under the field's former name.
     """
 
     index: int
-    new_epoch: bool = False
+    raises_leader_epoch: bool = msgspec.field(default=False, name="new_epoch")
     leader: int | None = None
     in_sync_replicas: tuple[int, ...] | None = None
     eligible_leader_replicas: tuple[int, ...] | None = None
@@ -270,7 +274,7 @@ class DelegationToken(msgspec.Struct, frozen=True):
     requester: str
     renewers: tuple[str, ...]
     issued_ms: int
-    max_ms: int  # no renewal beyond this
+    renewable_until_ms: int = msgspec.field(name="max_ms")  # stored under its former name
     expires_ms: int
 
 

@@ -125,7 +125,7 @@ def apply_change(old: PartitionState, change: PartitionChange) -> PartitionState
         directories=new_or_old(change.directories, old.directories),
         in_sync_replicas=new_or_old(change.in_sync_replicas, old.in_sync_replicas),
         leader=new_or_old(change.leader, old.leader),
-        leader_epoch=old.leader_epoch + change.new_epoch,
+        leader_epoch=old.leader_epoch + change.raises_leader_epoch,
         partition_epoch=old.partition_epoch + 1,
         adding_replicas=new_or_old(change.adding_replicas, old.adding_replicas),
         removing_replicas=removing,

@@ -1,14 +1,15 @@
 """The two parts of the controller's lease (docs/design/cluster.md, 3.3): the replicas' promises, and the
 lease that the leader computes from them.
 
-A replica that accepts a response of the leader votes for no other replica during the following P
-(promise_ns), by its own clock. The leader learns of that promise from the next Fetch, which repeats
-the stamp of the response: the leader's time of sending. The promise was given after that time, so no
-other replica can be elected before stamp + L (lease_ns, less than P), if a majority has promised.
+A replica that accepts a response of the leader promises to vote for no other replica for a time P
+(promise_ns), measured by its own clock. The leader learns of that promise from the next Fetch, which
+repeats the stamp of the response: the leader's time of sending. The promise was given after that
+time, so no other replica can be elected before stamp + L (lease_ns, less than P), if a majority has
+promised.
 
 Invariants
-    L1  no two replicas hold a valid lease at the same time, as long as no two clock rates differ by
-        more than P : L
+    L1  no two replicas hold a valid lease at the same time, as long as the rates of any two clocks
+        differ by at most a factor of P/L
     The lease makes responses and heartbeats fast, and limits how long a deposed leader acts. Only the
     log makes a write safe.
 """
@@ -28,8 +29,8 @@ def majority_value(voters: Voters, values: dict[ReplicaKey, int], default: int) 
 
 
 class Promise:
-    """This replica's promise to a leader, in memory only. After a restart, a replica that may have given
-    a promise therefore keeps it for another P.
+    """This replica's promise to a leader, in memory only. So after a restart, a replica that may have
+    given a promise acts as if it had just given one: it keeps it for the whole P.
     """
 
     def __init__(self) -> None:

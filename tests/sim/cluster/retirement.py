@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.maintenance import UNUSED_MS
-from mqd.cluster.metadata.records import NOT_RETIRING, RETIRE_HIDDEN, RETIRE_SEALED, TopicState
+from mqd.cluster.metadata.records import RETIRE_HIDDEN, RETIRE_SEALED, RETIRE_UNSEALED, TopicState
 from mqd.worker.partition_reporter import TICK_S, PartitionReporter
 from tests.sim.clients import TIMEOUT, Client, Consumer
 from tests.sim.kernel import MILLISECOND, SECOND, Violation
@@ -389,7 +389,7 @@ class Retirement:
         place = worker.places.get(partition)
         if image is None or place is None:
             return worker._answer(caller, NOT_LEADER, -1)
-        if image.retiring == NOT_RETIRING or "seal" in self.world.off:
+        if image.retiring == RETIRE_UNSEALED or "seal" in self.world.off:
             return worker.on_produce(partition, producer, sequence, values, True, caller)
         host = worker.cluster_host
         error = place.core.may_append(True, host.lease_deadline_ns, host.clock_ns()) or (

@@ -135,7 +135,9 @@ def test_a_removed_replicas_slot_is_freed_when_all_workers_know(host: Host) -> N
     host.commit(topic(partition(0, (1, 2)), partition(1, (2, 3))))
     host.apply_all()
     host.report()
-    change = PartitionChange(0, new_epoch=True, replicas=(1, 3), directories=("d1", "d3"), in_sync_replicas=(1, 3))
+    change = PartitionChange(
+        0, raises_leader_epoch=True, replicas=(1, 3), directories=("d1", "d3"), in_sync_replicas=(1, 3)
+    )
     host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
     (put,) = host.report()
     assert isinstance(put, messages.PartitionsPut) and [
@@ -165,7 +167,7 @@ def test_a_new_replica_chooses_a_directory_before_it_has_a_slot(host: Host) -> N
 def test_a_new_leader_epoch_reaches_the_slot_of_a_follower_too(host: Host) -> None:
     host.commit(topic(partition(0, (1, 2))))
     host.commit(
-        PartitionsChanged(TOPIC, (PartitionChange(0, new_epoch=True, leader=2, in_sync_replicas=(2,)),)),
+        PartitionsChanged(TOPIC, (PartitionChange(0, raises_leader_epoch=True, leader=2, in_sync_replicas=(2,)),)),
         partitions=(("t", (0,)),),
     )
     assert [entry[3] for entry in host.slots.values()] == [1]
@@ -190,7 +192,7 @@ def test_the_acceptor_receives_withheld_topics_in_order() -> None:
     host.give(host_core.SubscriberJoined("acceptor", messages.Subscribe("acceptor", 0, 1)))
     assert host.report()[-1].withheld == ["u"]
     change = PartitionChange(
-        0, new_epoch=True, replicas=(1, 3), directories=("d1", "d3"), in_sync_replicas=(1, 3), leader=1
+        0, raises_leader_epoch=True, replicas=(1, 3), directories=("d1", "d3"), in_sync_replicas=(1, 3), leader=1
     )
     host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
     host.apply_all()
@@ -234,7 +236,7 @@ def test_leaders_that_moved_away_meanwhile_delay_no_worker(host: Host) -> None:
     host.give(host_core.WorkerDied(0, 1))
     host.give(host_core.SubscriberJoined("w0.2", messages.Subscribe("worker", 0, 2)))
     host.commit(
-        PartitionsChanged(TOPIC, (PartitionChange(0, new_epoch=True, leader=1, in_sync_replicas=(1,)),)),
+        PartitionsChanged(TOPIC, (PartitionChange(0, raises_leader_epoch=True, leader=1, in_sync_replicas=(1,)),)),
         partitions=(("t", (0,)),),
     )
     assert isinstance(host.report("w0.2")[0], messages.Image)
@@ -267,7 +269,7 @@ def started_behind(slot_epoch: int, before: PartitionState) -> Host:
 
 
 def elect(host: Host, leader: int) -> list:
-    change = PartitionChange(0, new_epoch=True, leader=leader, in_sync_replicas=(leader,))
+    change = PartitionChange(0, raises_leader_epoch=True, leader=leader, in_sync_replicas=(leader,))
     return host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
 
 
@@ -312,7 +314,7 @@ def test_the_death_of_a_held_worker_shortens_no_wait(leader_before: int) -> None
 def test_brokers_and_topics_of_one_version_come_in_one_message(host: Host) -> None:
     host.commit(topic(partition(0, (2, 1))))
     host.sent.clear()
-    change = PartitionChange(0, new_epoch=True, in_sync_replicas=(2,), eligible_leader_replicas=(1,))
+    change = PartitionChange(0, raises_leader_epoch=True, in_sync_replicas=(2,), eligible_leader_replicas=(1,))
     host.commit(
         BrokerChanged(1, 1, fenced=True),
         PartitionsChanged(TOPIC, (change,)),
@@ -380,7 +382,7 @@ def test_random_moves_leave_exactly_the_slots_of_the_replicas_here(seed: int) ->
         )
         change = PartitionChange(
             index,
-            new_epoch=True,
+            raises_leader_epoch=True,
             replicas=replicas,
             directories=directories,
             in_sync_replicas=replicas[:1],

@@ -214,7 +214,7 @@ def test_an_abandoned_target_is_removed_when_an_older_controller_completes_the_m
         adding_replicas=(),
         removing_replicas=(),
         replacing=-1,
-        new_epoch=True,
+        raises_leader_epoch=True,
     )
     assert ended.superseded_replicas == ()
     back = says((*stay, first), adding_replicas=(first,))

@@ -282,7 +282,7 @@ def test_leadership_returns_only_to_stable_hosts_with_a_large_imbalance() -> Non
 
 
 def _led_by_two(index: int):
-    return PartitionChange(index, new_epoch=True, leader=2)
+    return PartitionChange(index, raises_leader_epoch=True, leader=2)
 
 
 # -- retirement ------------------------------------------------------------------------------------

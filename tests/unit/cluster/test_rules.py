@@ -197,12 +197,13 @@ def test_a_stale_leader_changes_nothing() -> None:
     def trace() -> PartitionState:
         """Leadership was moved away and back; a proposal of the leader's first epoch arrives now."""
         state = topic(cluster())
-        do(state, [PartitionsChanged(TOPIC, (msgspec.structs.replace(_change(leader=2), new_epoch=True),))])
+        do(state, [PartitionsChanged(TOPIC, (msgspec.structs.replace(_change(leader=2), raises_leader_epoch=True),))])
         do(
             state,
             [
                 PartitionsChanged(
-                    TOPIC, (msgspec.structs.replace(_change(leader=1, in_sync_replicas=(1, 2)), new_epoch=True),)
+                    TOPIC,
+                    (msgspec.structs.replace(_change(leader=1, in_sync_replicas=(1, 2)), raises_leader_epoch=True),),
                 )
             ],
         )

@@ -33,7 +33,7 @@ def token(token_id: str = "t", expires_ms: int = NOW + 1000, **more) -> Delegati
             "requester": "User:boss",
             "renewers": (RENEWER,),
             "issued_ms": NOW,
-            "max_ms": NOW + 5000,
+            "renewable_until_ms": NOW + 5000,
             "expires_ms": expires_ms,
             **more,
         }

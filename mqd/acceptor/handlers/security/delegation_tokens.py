@@ -85,17 +85,17 @@ async def _create(context: Context, request: CreateDelegationTokenRequest) -> Cr
     now_ms, lifetime_ms = clock.now_ms(), service.max_lifetime_ms
     if request.max_lifetime_ms > 0:
         lifetime_ms = min(lifetime_ms, request.max_lifetime_ms)
-    max_ms = min(now_ms + lifetime_ms, INT64_MAX)
+    renewable_until_ms = min(now_ms + lifetime_ms, INT64_MAX)
     renewers = tuple(
         dict.fromkeys(f"{renewer.principal_type}:{renewer.principal_name}" for renewer in request.renewers)
     )
-    expires_ms = min(max_ms, now_ms + service.lifetime_ms)
-    token = DelegationToken(tokens.new_id(), owner, requester, renewers, now_ms, max_ms, expires_ms)
+    expires_ms = min(renewable_until_ms, now_ms + service.lifetime_ms)
+    token = DelegationToken(tokens.new_id(), owner, requester, renewers, now_ms, renewable_until_ms, expires_ms)
     decision = await context.change(messages.CreateDelegationToken(token), TIMEOUT_MS)
     response.error_code = decision.error
     if not decision.error:
         response.issue_timestamp_ms, response.expiry_timestamp_ms = now_ms, expires_ms
-        response.max_timestamp_ms, response.token_id = max_ms, token.token_id
+        response.max_timestamp_ms, response.token_id = renewable_until_ms, token.token_id
         response.hmac = service.hmac_of(token.token_id)
     return response
 
@@ -182,7 +182,7 @@ def _description(context: Context, token: DelegationToken) -> DescribeDelegation
     described = DescribeDelegationTokenResponse.DescribedDelegationToken(
         issue_timestamp=token.issued_ms,
         expiry_timestamp=token.expires_ms,
-        max_timestamp=token.max_ms,
+        max_timestamp=token.renewable_until_ms,
         token_id=token.token_id,
         hmac=context.broker.tokens.hmac_of(token.token_id),
     )

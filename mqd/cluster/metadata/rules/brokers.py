@@ -292,7 +292,7 @@ def on_replicas_full(
                 view.may_take_over(topic, partition, other) for other in others
             ):
                 target = Target(partition)
-                target.in_sync, target.new_epoch = others, True
+                target.in_sync, target.raises_leader_epoch = others, True
                 yield topic, target
 
     return view.changes(targets(), leaving=node)

@@ -180,7 +180,7 @@ def _result_after(
         sequence=proposal.sequence,
         error=int(error),
         leader=partition.leader if change is None else new_or_old(change.leader, partition.leader),
-        leader_epoch=partition.leader_epoch + (change is not None and change.new_epoch),
+        leader_epoch=partition.leader_epoch + (change is not None and change.raises_leader_epoch),
         partition_epoch=partition.partition_epoch + (change is not None),
         in_sync_replicas=list(
             partition.in_sync_replicas

@@ -69,7 +69,7 @@ class Target:
         "replacing",
         "superseded",
         "replicas_with_losses",
-        "new_epoch",
+        "raises_leader_epoch",
         "election",
         "keeps_leader",
         "target_leader",
@@ -93,7 +93,7 @@ class Target:
             old.replacing,
         )
         self.replicas_with_losses: frozenset[int] = frozenset()  # replicas that may have lost records (R9)
-        self.new_epoch = False
+        self.raises_leader_epoch = False
         self.election = ONLINE
         self.keeps_leader = False  # the leader stays, even on a broker that change_to() calls `leaving`
         self.target_leader = -1  # this replica becomes the leader if it may, even if it is being removed
@@ -130,8 +130,8 @@ def compose_change(target: Target, configured_min: int, may_lead: Callable[[int]
         if minimum <= 1:
             eligible, last_known = (), ()
     loses_replica = target.replicas is not old.replicas and any(node not in target.replicas for node in old.replicas)
-    new_epoch = target.new_epoch or leader != old.leader or loses_replica
-    return _difference(old, target, in_sync, eligible, last_known, leader, recovering, new_epoch)
+    raises_leader_epoch = target.raises_leader_epoch or leader != old.leader or loses_replica
+    return _difference(old, target, in_sync, eligible, last_known, leader, recovering, raises_leader_epoch)
 
 
 def _difference(
@@ -142,7 +142,7 @@ def _difference(
     last_known: tuple[int, ...],
     leader: int,
     recovering: bool,
-    new_epoch: bool,
+    raises_leader_epoch: bool,
 ) -> PartitionChange | None:
     def if_changed(new, before):
         return None if new == before else new
@@ -150,7 +150,7 @@ def _difference(
     placement_changed = target.replicas != old.replicas or target.directories != old.directories
     change = PartitionChange(
         index=old.index,
-        new_epoch=new_epoch,
+        raises_leader_epoch=raises_leader_epoch,
         leader=if_changed(leader, old.leader),
         in_sync_replicas=if_changed(in_sync, old.in_sync_replicas),
         eligible_leader_replicas=if_changed(eligible, old.eligible_leader_replicas),
@@ -238,4 +238,4 @@ def _maybe_complete_reassignment(target: Target, configured_min: int) -> None:
     by_node = dict(zip(target.replicas, target.directories))
     target.replicas, target.directories = replicas, tuple(by_node[node] for node in replicas)
     target.in_sync, target.adding, target.removing, target.replacing, target.superseded = in_sync, (), (), -1, ()
-    target.new_epoch = True
+    target.raises_leader_epoch = True

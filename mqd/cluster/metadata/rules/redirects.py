@@ -16,7 +16,7 @@ is p mod M.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from mqd.cluster.metadata.records import NOT_RETIRING, PartitionState, TopicState
+from mqd.cluster.metadata.records import RETIRE_UNSEALED, PartitionState, TopicState
 from mqd.cluster.metadata.rules.partitions import Target, without
 
 
@@ -29,7 +29,7 @@ def remaining_replicas(partition: PartitionState) -> tuple[int, ...]:
     return without(partition.replicas, partition.removing_replicas)
 
 
-def first_retired_index(topic: TopicState) -> int:
+def first_retiring_index(topic: TopicState) -> int:
     """The index of the first retired partition; the number of partitions if there is none. All
     partitions from that index on are retired.
     """
@@ -38,7 +38,7 @@ def first_retired_index(topic: TopicState) -> int:
 
 def retired_into(topic: TopicState, successor: int) -> Sequence[PartitionState]:
     """The retired partitions whose records the partition `successor` takes."""
-    first = first_retired_index(topic)
+    first = first_retiring_index(topic)
     return topic.partitions[first + successor :: first] if successor < first < len(topic.partitions) else ()
 
 
@@ -52,7 +52,7 @@ def would_break_colocation(topic: TopicState, target: Target) -> bool:
     others = retired_into(topic, old.index) if old.redirect < 0 else (topic.partitions[old.redirect],)
     remaining = without(target.in_sync, target.removing)
     phase = old.retiring if old.redirect >= 0 else topic.partitions[-1].retiring
-    return phase != NOT_RETIRING and any(
+    return phase != RETIRE_UNSEALED and any(
         other.leader >= 0 and set(other.in_sync_replicas).isdisjoint(remaining) for other in others
     )
 
@@ -66,7 +66,7 @@ def _placed_with(topic: TopicState, successor: PartitionState) -> list[Partition
     return [
         partition
         for partition in retired_into(topic, successor.index)
-        if partition.leader >= 0 and (partition.retiring != NOT_RETIRING or not in_progress(partition))
+        if partition.leader >= 0 and (partition.retiring != RETIRE_UNSEALED or not in_progress(partition))
     ]
 
 

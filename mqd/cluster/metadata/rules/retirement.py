@@ -1,7 +1,7 @@
 """Reduces the number of partitions of a topic. The procedure is explained in
 docs/decisions/cluster/2026-11-21-retired-partitions.md.
 
-    NOT_RETIRING -> (co-located) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone
+    RETIRE_UNSEALED -> (co-located) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone
     (RetiredPartitionsRemoved)
 
     co-located  has a `redirect` and is not sealed yet: its replicas and its leader move to the
@@ -30,10 +30,10 @@ from collections.abc import Iterator
 import msgspec
 
 from mqd.cluster.metadata.records import (
-    NOT_RETIRING,
     RETIRE_HIDDEN,
     RETIRE_REDIRECTED,
     RETIRE_SEALED,
+    RETIRE_UNSEALED,
     PartitionChange,
     PartitionState,
     Record,
@@ -46,7 +46,7 @@ from mqd.cluster.metadata.rules.placement import Directories
 from mqd.cluster.metadata.rules.reassignments import reassign
 from mqd.cluster.metadata.rules.redirects import (
     better_leader,
-    first_retired_index,
+    first_retiring_index,
     in_progress,
     remaining_replicas,
     retired_into,
@@ -61,7 +61,7 @@ def is_retiring(topic: TopicState) -> bool:
 
 
 def phase(topic: TopicState) -> int:
-    """NOT_RETIRING or RETIRE_*: the phase of the partitions to be removed (the same for all)."""
+    """RETIRE_*: the phase of the partitions to be removed (the same for all)."""
     return topic.partitions[-1].retiring
 
 
@@ -87,12 +87,12 @@ def retire(
             f"The topic {name} has {current} partition(s); {partition_count} would not be a decrease to at least 1.",
         )
     if is_retiring(topic):
-        if first_retired_index(topic) == partition_count:
+        if first_retiring_index(topic) == partition_count:
             return []
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
-            f"Partitions {first_retired_index(topic)} to {current - 1} of {name} are being retired; wait until they are"
-            " removed.",
+            f"Partitions {first_retiring_index(topic)} to {current - 1} of {name} are being retired; wait until they"
+            " are removed.",
         )
     if current % partition_count and not allow_moved_keys:
         raise Refusal(
@@ -106,7 +106,7 @@ def retire(
             f"Records of topic {name} are never deleted: its retired partitions would not become empty. Add delete to"
             " cleanup.policy.",
         )
-    return _enter_phase(view, topic, partition_count, NOT_RETIRING)
+    return _enter_phase(view, topic, partition_count, RETIRE_UNSEALED)
 
 
 def _enter_phase(view: View, topic: TopicState, first: int, new_phase: int) -> list[Record]:
@@ -114,7 +114,7 @@ def _enter_phase(view: View, topic: TopicState, first: int, new_phase: int) -> l
         for partition in topic.partitions[first:]:
             target = Target(partition)
             target.retiring, target.redirect = new_phase, partition.index % first
-            target.new_epoch = new_phase != NOT_RETIRING
+            target.raises_leader_epoch = new_phase != RETIRE_UNSEALED
             yield topic, target
 
     return view.changes(targets())
@@ -126,7 +126,7 @@ def colocate(view: View, topic: TopicState, directories: Directories) -> list[tu
     partition is based on the previous one in the list.
     """
     changes: list[tuple[TopicState, PartitionChange]] = []
-    first = first_retired_index(topic)
+    first = first_retiring_index(topic)
 
     def add_change(partition: PartitionState, change: PartitionChange | None) -> PartitionState:
         if change is None:
@@ -187,8 +187,8 @@ def _move_leadership_to(view: View, topic: TopicState, partition: PartitionState
 
 def seal(view: View, topic: TopicState) -> list[Record]:
     """Seals the retired partitions if all of them are on the hosts of their successors."""
-    first = first_retired_index(topic)
-    if phase(topic) != NOT_RETIRING or first == len(topic.partitions):
+    first = first_retiring_index(topic)
+    if phase(topic) != RETIRE_UNSEALED or first == len(topic.partitions):
         return []
     for partition in topic.partitions[first:]:
         successor = topic.partitions[partition.redirect]
@@ -205,7 +205,7 @@ def seal(view: View, topic: TopicState) -> list[Record]:
 def release(view: View, topic: TopicState) -> list[Record]:
     """Ends the seal: new records are redirected. Returns no metadata records if the topic is not sealed."""
     return (
-        _enter_phase(view, topic, first_retired_index(topic), RETIRE_REDIRECTED)
+        _enter_phase(view, topic, first_retiring_index(topic), RETIRE_REDIRECTED)
         if phase(topic) == RETIRE_SEALED
         else []
     )
@@ -214,7 +214,7 @@ def release(view: View, topic: TopicState) -> list[Record]:
 def hide(view: View, topic: TopicState) -> list[Record]:
     """Hides the retired partitions, which must be empty."""
     return (
-        _enter_phase(view, topic, first_retired_index(topic), RETIRE_HIDDEN)
+        _enter_phase(view, topic, first_retiring_index(topic), RETIRE_HIDDEN)
         if phase(topic) == RETIRE_REDIRECTED
         else []
     )
@@ -224,7 +224,7 @@ def remove(view: View, topic: TopicState) -> list[Record]:
     """Removes the retired partitions, and ends reassignments that waited for them."""
     if phase(topic) != RETIRE_HIDDEN:
         return []
-    first = first_retired_index(topic)
+    first = first_retiring_index(topic)
     kept = msgspec.structs.replace(topic, partitions=topic.partitions[:first])
     return [
         RetiredPartitionsRemoved(topic.topic_id, first),

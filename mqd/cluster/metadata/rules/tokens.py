@@ -21,7 +21,7 @@ REMOVALS_PER_BATCH_MAX = 1000  # tokens removed in one batch
 
 
 def is_expired(token: DelegationToken, now_ms: int) -> bool:
-    return min(token.expires_ms, token.max_ms) < now_ms
+    return min(token.expires_ms, token.renewable_until_ms) < now_ms
 
 
 def create(state: MetadataState, token: DelegationToken) -> list[Record]:
@@ -67,7 +67,9 @@ def set_expiry(
         removed = DelegationTokenRemoved(token.token_id)
         return messages.Response(request_id, 0, expires_ms=change.now_ms), None, [removed]
     else:
-        changed = msgspec.structs.replace(token, expires_ms=min(token.max_ms, change.now_ms + change.period_ms))
+        changed = msgspec.structs.replace(
+            token, expires_ms=min(token.renewable_until_ms, change.now_ms + change.period_ms)
+        )
         return messages.Response(request_id, 0, expires_ms=changed.expires_ms), None, [DelegationTokenSet(changed)]
     return messages.Response(request_id, 0, token_error=int(error)), None, []
 
