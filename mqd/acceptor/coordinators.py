@@ -26,7 +26,7 @@ from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings, PartitionsGone
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.coordinator.internal_topic import ServedPartition
-from mqd.coordinator.log import AppendError, Log, Sender, Served
+from mqd.coordinator.log import AppendError, LogAppender, Sender, Served
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.shard import LoadedPartition
 from mqd.coordinator.share.core import Forget, SharePartition, SharePartitions
@@ -156,7 +156,7 @@ class Coordinators:
         carry_out: Callable[[str, Effect, int], None] | None = None,
     ) -> None:
         self.clock = SteadyClock()
-        self.log = Log(BrokerPartitions(broker), sender, TOKEN_BASE | (generation & 0x7FFF) << 48)
+        self.log = LogAppender(BrokerPartitions(broker), sender, TOKEN_BASE | (generation & 0x7FFF) << 48)
         self.budget = GroupBudget(broker.broker_number("group.coordinator.memory.bytes"))
         self.groups = Coordinator(
             OFFSETS_TOPIC,

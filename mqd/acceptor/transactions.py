@@ -16,7 +16,7 @@ from mqd.acceptor.interbroker.transactions import MarkerToWrite, RemoteMarkers, 
 from mqd.acceptor.producer_ids import allocate
 from mqd.base import logging
 from mqd.coordinator.internal_topic import CoordinatorError
-from mqd.coordinator.log import Log, Marker, Sender
+from mqd.coordinator.log import LogAppender, Marker, Sender
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from mqd.coordinator.transaction import checks
@@ -64,13 +64,15 @@ class TransactionService:
         self.peers: Peers | None = None  # set before the first request if there are other hosts
         self._remote_markers: RemoteMarkers | None = None
         self._routed: RoutedCoordinator | None = None
-        self._log: Log | None = None
+        self._log: LogAppender | None = None
         self._groups: Coordinator | None = None
         self._coordinator: Coordinator | None = None
         self._now_ms: Callable[[], int] = lambda: 0
         self._tasks: set[asyncio.Task[object]] = set()
 
-    def attach(self, coordinator: Coordinator, groups: Coordinator, append_log: Log, now_ms: Callable[[], int]) -> None:
+    def attach(
+        self, coordinator: Coordinator, groups: Coordinator, append_log: LogAppender, now_ms: Callable[[], int]
+    ) -> None:
         self._coordinator, self._groups, self._log, self._now_ms = coordinator, groups, append_log, now_ms
         self.markers.attach(coordinator)
 

@@ -6,8 +6,8 @@ with acks=all. The response comes when the batch is below the high watermark.
 
 Invariants
     L1  appends to one partition reach its owner in the order of the calls
-    L2  every append is answered exactly once: by the owner, when the owner dies, or immediately
-        when it cannot be sent
+    L2  every append completes exactly once: with the owner's response, with an error when the owner
+        dies, or with an immediate error when it cannot be sent
     L3  an error says whether the batch may be in the log (`is_outcome_unknown`), as after the
         owner's death
     L4  an append that names a leader epoch is sent only while the partition is served in that
@@ -100,7 +100,7 @@ class _Append(NamedTuple):
     marker: Marker | None
 
 
-class Log:
+class LogAppender:
     """`token_base` (bits 48 and up) is OR-ed into every token, to distinguish them from those of
     other users of the link.
     """

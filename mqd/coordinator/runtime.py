@@ -43,7 +43,7 @@ from mqd.base.tasks import InlineCoroutine, PromptFuture, Turn
 from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
 from mqd.coordinator.budget import Budget
 from mqd.coordinator.internal_topic import CoordinatorError, Partitions, ServedPartition, partition_for
-from mqd.coordinator.log import AppendError, Log, outcome
+from mqd.coordinator.log import AppendError, LogAppender, outcome
 from mqd.coordinator.partition_state import CoreSelector, MissedEvent, PartitionState, expire, select_core
 from mqd.coordinator.shard import Shard, TooLarge, WriteUnit
 from mqd.protocol.errors import ErrorCode
@@ -75,7 +75,7 @@ class Coordinator:
         topic: str,
         cores: Cores,
         partitions: Partitions,
-        append_log: Log,
+        append_log: LogAppender,
         now_ms: Callable[[], int],
         carry_out: Callable[[str, Effect, int], None] | None = None,
         after_load: Callable[[Core], object | None] | None = None,

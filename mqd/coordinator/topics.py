@@ -1,11 +1,11 @@
 """The internal topics of the coordinators: their configuration and their creation.
 
-The controller creates them on first need, like any topic: when a client looks up the coordinator of
-its group or transactional id. Their records are flushed before they are acknowledged
-(flush.on.ack), because exactly-once depends on committed offsets and transactions. No records are
-deleted by age or size. The topics are compacted. The topic of share-partitions is not, because
-their state consists of a snapshot and all updates after it; the share coordinator deletes the
-records before its snapshots (mqd/acceptor/share_pruning.py).
+The controller creates them as it does any topic, when they are first needed: when a client looks up
+the coordinator of its group or transactional id. Their records are flushed before they are
+acknowledged (flush.on.ack), because exactly-once depends on committed offsets and transactions. No
+records are deleted by age or size. The topics are compacted. The topic of share-partitions is not,
+because their state consists of a snapshot and all updates after it; the share coordinator deletes
+the records before its snapshots (mqd/acceptor/share_pruning.py).
 """
 
 from collections.abc import Mapping

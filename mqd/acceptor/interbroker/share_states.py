@@ -27,7 +27,7 @@ from mqd.coordinator.group.share.events import DeleteStates, InitializeStates, S
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.share import core as share
-from mqd.coordinator.share.records import epoch_starts, runs_of, share_partition_name
+from mqd.coordinator.share.records import checked_epoch_starts, runs_of, share_partition_name
 from mqd.protocol import codec
 from mqd.protocol.api import decode_request, encode_response
 from mqd.protocol.errors import ErrorCode, ProtocolError, error_message
@@ -52,7 +52,9 @@ _APIS_BY_KEY: dict[int, _Api] = {
     READ: _Api(
         0,
         lambda number, part: share.Read(
-            number, part.leader_epoch, epoch_starts([(epoch.leader_epoch, epoch.start_offset) for epoch in part.epochs])
+            number,
+            part.leader_epoch,
+            checked_epoch_starts([(epoch.leader_epoch, epoch.start_offset) for epoch in part.epochs]),
         ),
     ),
     WRITE: _Api(

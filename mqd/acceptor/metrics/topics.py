@@ -1,4 +1,6 @@
-"""The series of topics, as text: what clients wrote to and read from this host's replicas."""
+"""The metrics of each topic, as Prometheus text: what clients wrote to and read from this host's
+replicas.
+"""
 
 from collections.abc import Callable
 
@@ -10,7 +12,7 @@ FAMILIES = (
     ("mqd_topic_bytes_in_total", "Bytes of records appended for clients"),
     (
         "mqd_topic_bytes_out_total",
-        "Bytes of records sent to clients, without those that local clients read from the files themselves",
+        "Bytes of records sent to clients, excluding those that local clients read directly from the files",
     ),
 )
 _Counts = tuple[int, int, int]

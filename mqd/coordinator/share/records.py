@@ -136,9 +136,9 @@ def runs_of(batches: list) -> list[Run]:
     return runs
 
 
-def epoch_starts(epochs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """(leader epoch, first offset) pairs of a reader's log; the last pair is (LOG_END, the log's
-    end). Raises ValueError.
+def checked_epoch_starts(epochs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Checks the (leader epoch, first offset) pairs of the requester's partition log, and returns
+    them as a tuple. The last pair is (LOG_END, the log's end). Raises ValueError.
     """
     for (epoch, start), (next_epoch, next_start) in pairwise(epochs):
         if not (0 <= epoch < next_epoch and 0 <= start <= next_start):

@@ -1,8 +1,9 @@
 """The events of a transactional id's state machine, and its responses.
 
-`request` is the number by which the runtime matches the Reply. A partition is (topic name, index).
-`client_version` is the version of the transaction protocol that the client uses: 2 from EndTxn 5,
-Produce 12 and TxnOffsetCommit 5 on (KIP-890 part 2), 0 for earlier versions of these requests.
+`request` is not the request itself, but the number by which the runtime matches the Reply. A
+partition is (topic name, index). `client_version` is the version of the transaction protocol that
+the client uses: 2 for EndTxn 5, Produce 12, TxnOffsetCommit 5 and later versions (KIP-890 part 2), 0
+for earlier versions of these requests.
 """
 
 import msgspec
@@ -96,8 +97,8 @@ class Enlist(msgspec.Struct, frozen=True):
 
 class EndJoint(msgspec.Struct, frozen=True):
     """Ends the joint transaction of this batch and run. A commit covers only the winners (producer
-    id, epoch). If `run_id` is empty, an administrator aborts the current transaction. Response:
-    JointResponse.
+    id, epoch). An empty `run_id` means that an administrator requested an abort of the current
+    transaction. Response: JointResponse.
     """
 
     request: int
@@ -157,7 +158,7 @@ class WriteMarkers(Effect, frozen=True):
     """Retried until all markers are written; then MarkersWritten is posted with `attempt`. Writing
     a marker twice is harmless: a partition without an open transaction of the producer accepts it
     without effect. `is_bumped`: the epoch is one above that of the transaction's records, and the
-    next transaction will use it. A partition that already knows this epoch has the marker, and
+    next transaction will use it. If a partition has already seen this epoch, it has the marker, and
     refuses to write it again (KIP-890).
     """
 

@@ -50,7 +50,7 @@ from mqd.coordinator.group.offsets import OffsetsSettings
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.load import _LoadState
-from mqd.coordinator.log import AppendError, Log
+from mqd.coordinator.log import AppendError, LogAppender
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.shard import LoadedPartition
 from mqd.coordinator.topics import CONSUMER_OFFSETS, OFFSETS_TOPIC, TRANSACTION_STATE, TRANSACTIONS_TOPIC
@@ -310,7 +310,7 @@ class Coordination:
         if "end epoch" in off:
             service.cores = EndsAnyEpochs(service.cores._settings)
         carry_out = self._one_marker if "one marker" in off else service.carry_out
-        log = self.log = Log(BrokerPartitions(broker), self, TOKEN_BASE)  # type: ignore[arg-type]
+        log = self.log = LogAppender(BrokerPartitions(broker), self, TOKEN_BASE)  # type: ignore[arg-type]
         groups = GroupCores(lambda name: Group(name, ClassicSettings(), OffsetsSettings()))  # type: ignore[arg-type,return-value]
         offsets, transactions = (InternalPartitions(broker, topic) for topic in (CONSUMER_OFFSETS, TRANSACTION_STATE))
         self.groups = SimCoordinator(OFFSETS_TOPIC, groups, offsets, log, self.now_ms)  # type: ignore[arg-type]

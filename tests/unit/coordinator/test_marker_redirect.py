@@ -11,7 +11,7 @@ import pytest
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.transactions import TransactionService
 from mqd.cluster.host import messages
-from mqd.coordinator.log import AppendError, Log, Marker, Served
+from mqd.coordinator.log import AppendError, LogAppender, Marker, Served
 from mqd.coordinator.transaction.events import WriteMarkers
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import HEADER
@@ -38,7 +38,7 @@ def run(*responses: tuple[int, int], marker: Marker = MARKER) -> tuple[list[tupl
 
     async def scenario() -> tuple[list[tuple[int, int]], Any]:
         owners = Owners()
-        log = Log(owners, owners, 1 << 63)
+        log = LogAppender(owners, owners, 1 << 63)
         future = log.append_marker_nowait(marker)
         for number, (error, redirect) in enumerate(responses):
             assert log.on_produced(owners.sent[number][2], error, 20 + number, redirect)
@@ -191,7 +191,7 @@ def test_a_worker_that_dies_between_the_two_markers_gets_both_again(written: boo
     async def scenario() -> list[tuple[int, int]]:
         world: Any = Written(0)
         owners = Owners()
-        append_log = Log(owners, owners, 1 << 63)
+        append_log = LogAppender(owners, owners, 1 << 63)
         service = TransactionService(world, world)
         service.attach(world, world, append_log, lambda: 1_000)
         service.carry_out("id", WriteMarkers((("t", 3),), 7, 1, True, 1, True), 5)

@@ -264,7 +264,7 @@ def test_an_administrators_offset_is_not_beyond_the_logs_end() -> None:
 @pytest.mark.parametrize("epochs", [[(4, 0)], [(5, 0), (4, 3), (records.LOG_END, 9)], [(4, 9), (records.LOG_END, 3)]])
 def test_what_is_no_list_of_epochs(epochs: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError):
-        records.epoch_starts(epochs)
+        records.checked_epoch_starts(epochs)
 
 
 def test_what_waits_for_another_delivery_is_counted_by_deliveries() -> None:

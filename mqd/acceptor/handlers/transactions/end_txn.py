@@ -1,12 +1,12 @@
-"""EndTxn 0-5 (KIP-98, KIP-890): commits or aborts a transaction. Version 5 is for transactions of
-version 2: the response has the epoch, or the producer id, of the next transaction.
+"""EndTxn 0-5 (KIP-98, KIP-890): commits or aborts a transaction. Version 5 is used with version 2 of
+the transaction protocol: the response has the epoch, or the producer id, of the next transaction.
 
 Between hosts, EndTxn is sent on behalf of an administrator: it aborts the producer's ongoing
 transaction, unless the producer's epoch is above the request's.
 
 With mqd's own tagged field 9100, the request ends a joint transaction and names the child
-transactions to commit; with an empty run id, an administrator aborts the current joint transaction
-(mqd/coordinator/transaction/joint.py).
+transactions to commit; a request with an empty run id is an administrator's abort of the current
+joint transaction (mqd/coordinator/transaction/joint.py).
 """
 
 from mqd.acceptor.broker import Context

@@ -3,9 +3,9 @@ mqd/coordinator/group/records.py, which encodes the bytes, and the core.
 
 Kafka's types 4 (ConsumerGroupPartitionMetadata) and 16 (ConsumerGroupRegularExpression) are read
 but not used: their content is computed again from the cluster's metadata, and the hash in type 3
-shows whether it has changed. They are written only as tombstones. A member's `authorized_as`, the
-client whose rights limit the matches of its regular expression, is a tagged field of mqd's own,
-which Kafka ignores.
+shows whether it has changed. They are written only as tombstones. A member's `authorized_as` is a
+tagged field of mqd's own, which Kafka ignores. It names the client whose rights limit what the
+member's regular expression can match.
 """
 
 from __future__ import annotations
