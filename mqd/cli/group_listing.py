@@ -423,7 +423,7 @@ def offsets_of_all_groups(cluster: Cluster) -> dict[str, tuple[str, dict[Partiti
                     }
                     committed_by_group[group.group_id] = states[group.group_id], offsets
         for chunk in _chunks(list(share_states)):
-            for name, offsets in share_groups.listed_offsets(broker, chunk).items():
+            for name, offsets in share_groups.start_offsets_of_groups(broker, chunk).items():
                 committed_by_group[name] = share_states[name], offsets
     return committed_by_group
 

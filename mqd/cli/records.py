@@ -179,7 +179,7 @@ def parse_header(text: str) -> tuple[str, bytes | None]:
 # -- where to begin --------------------------------------------------------------------------------
 
 
-class Start(msgspec.Struct, frozen=True):
+class Position(msgspec.Struct, frozen=True):
     """`kind`: beginning | end | offset | tail (`value` offsets before the end) | time (ms since the
     epoch).
     """
@@ -207,14 +207,14 @@ def parse_time(text: str, now: datetime) -> int:
         ) from None
 
 
-def parse_start(text: str, now: datetime) -> Start:
+def parse_position(text: str, now: datetime) -> Position:
     """beginning | end | OFFSET | -COUNT | @TIME. Raises click.UsageError."""
     if text in ("beginning", "earliest", "start"):
-        return Start("beginning")
+        return Position("beginning")
     if text in ("end", "latest"):
-        return Start("end")
+        return Position("end")
     if text.startswith("@"):
-        return Start("time", parse_time(text[1:], now))
+        return Position("time", parse_time(text[1:], now))
     if re.fullmatch(r"-?[0-9]{1,18}", text):
-        return Start("tail", -int(text)) if text.startswith("-") else Start("offset", int(text))
+        return Position("tail", -int(text)) if text.startswith("-") else Position("offset", int(text))
     raise click.UsageError(f"{text!r} is not a starting point; use beginning, end, an offset, -COUNT or @TIME")

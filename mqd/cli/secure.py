@@ -4,7 +4,8 @@ and kept in DATA_DIR/secure.
     ca.pem, ca.key     the cluster's certificate authority, the same on all of its hosts
     broker.pem         this broker's key and certificates, renewed at a start if they expire soon
     host.pem           the same for connections between the hosts of its cluster
-    hosts.allowed      exists if a broker has run here without host.pem: other hosts may have none yet
+    hosts.allowed      exists if a broker has run here without host.pem; other hosts may not have one
+                       yet either, so unencrypted connections are still allowed
     admin.properties   the client settings of the user `admin`, with its password
     admin.pending      exists until the cluster knows that user
     cluster.key        the key with which the cluster's hosts authenticate to each other
@@ -36,7 +37,8 @@ ADMIN_TIMEOUT_S = 30.0
 MECHANISM = "SCRAM-SHA-512"
 LISTENER = "SASL_SSL"
 LISTENERS = f"{LISTENER}://0.0.0.0:9092"
-WARN_DAYS = 10  # with less time left, the operator must act: each start would have renewed it earlier
+# with less time left, the operator must act: a restart would already have renewed the certificate
+WARN_DAYS = 10
 _ANYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -319,7 +321,7 @@ def make_admin(paths: Layout) -> None:
 
 
 def hint(data_dir: Path) -> str:
-    """How to continue, for the terminal."""
+    """The next steps, as a message for the terminal."""
     return (
         f"mqd secure: user {ADMIN}; for commands: export MQD_CLIENT_CONFIG={files(data_dir).admin}; for other clients:"
         " mqd client-config java|librdkafka|kcat|python|spark"
@@ -332,13 +334,13 @@ def hosts_hint(data_dir: Path) -> str:
     mode = _tls_between_hosts(paths)
     if mode == "off":
         return (
-            "mqd secure: connections between this host and others are not encrypted: make a certificate where ca.key"
-            f" is (mqd cert host NODE_ID -o FILE), copy it to {paths.host} and start again"
+            "mqd secure: connections between this host and others are not encrypted; on the host that has ca.key, run"
+            f" mqd cert host NODE_ID -o FILE, copy FILE to {paths.host} on this host and start again"
         )
     if mode == "allowed":
         return (
-            "mqd secure: hosts without a certificate are still accepted, unencrypted; when all run this release:"
-            " mqd cert require on each host, then start it again"
+            "mqd secure: hosts without a certificate are still accepted, unencrypted; once all hosts run this release,"
+            " run mqd cert require on each of them and restart its broker"
         )
     return ""
 

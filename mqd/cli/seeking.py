@@ -11,7 +11,7 @@ from mqd.cli import share_groups
 from mqd.cli.broker_lookup import EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
 from mqd.cli.group_listing import TOPIC_NAMES_VERSION_MAX, explain, positions
-from mqd.cli.records import Start, parse_start, parse_time
+from mqd.cli.records import Position, parse_position, parse_time
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import OffsetCommitRequest
 from mqd.spark.offsets import GROUP_OFFSET_METADATA
@@ -43,12 +43,12 @@ class Move(msgspec.Struct):
     is_spark_progress: bool = False
 
 
-def parse_destination(text: str, now: datetime) -> Start:
+def parse_destination(text: str, now: datetime) -> Position:
     """Parses the starting points of `mqd consume -o`, and times without @. Raises click.UsageError."""
     if re.fullmatch(r"-\d{1,12}(ms|s|m|h|d)|\d{4}-\d\d-\d\d.*", text):
-        return Start("time", parse_time(text, now))
+        return Position("time", parse_time(text, now))
     try:
-        return parse_start(text, now)
+        return parse_position(text, now)
     except click.UsageError:
         raise click.UsageError(
             f"--to {text}: give earliest, latest, an offset, -COUNT, or a time such as 2026-01-31T12:00, -15m or"
@@ -77,7 +77,7 @@ def plan(
     cluster: Cluster,
     group: str,
     requested: list[tuple[str, set[int] | None]],
-    start: Start | None,
+    start: Position | None,
     shift: int,
     is_share: bool = False,
 ) -> list[Move]:
@@ -112,7 +112,7 @@ def plan(
 
 
 def _target_of(
-    old: int | None, first: int | None, end: int | None, at_time: int | None, start: Start | None, shift: int
+    old: int | None, first: int | None, end: int | None, at_time: int | None, start: Position | None, shift: int
 ) -> tuple[int | None, str]:
     if first is None or end is None:
         return None, "stays: the partition is gone, or not served"

@@ -57,7 +57,7 @@ def _positions(group: Any) -> dict[Partition, SharePosition]:
 
 
 def offsets(cluster: Cluster, name: str, with_deliveries: bool = False) -> dict[Partition, SharePosition]:
-    """The positions in every partition from which the group has begun to read."""
+    """The group's position in every partition that it has begun to read."""
     request_class = DescribeShareGroupOffsetsRequest
     request = request_class(
         groups=[request_class.Group(group_id=name, topics=None)], include_deliveries=with_deliveries
@@ -69,7 +69,7 @@ def offsets(cluster: Cluster, name: str, with_deliveries: bool = False) -> dict[
     return _positions(response)
 
 
-def listed_offsets(coordinator: Broker, names: list[str]) -> dict[str, dict[Partition, int]]:
+def start_offsets_of_groups(coordinator: Broker, names: list[str]) -> dict[str, dict[Partition, int]]:
     """The start offsets of groups. Groups whose coordinator has changed are omitted."""
     request_class = DescribeShareGroupOffsetsRequest
     request = request_class(groups=[request_class.Group(group_id=name, topics=None) for name in names])

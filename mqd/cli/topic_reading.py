@@ -12,7 +12,7 @@ from mqd.base.clock import now_ms
 from mqd.cli.client_security import take_encryption
 from mqd.cli.common import CliError, error_line
 from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, base_config, metadata, note_error, recent_error, unreachable
-from mqd.cli.records import Start
+from mqd.cli.records import Position
 from mqd.client.encryption.settings import Encryption
 
 _BATCH_MESSAGES_MAX = 1000
@@ -122,7 +122,7 @@ class Reader:
             offsets[response.partition] = response.offset
         return offsets
 
-    def _offsets(self, partitions: list[int], start: Start) -> dict[int, int]:
+    def _offsets(self, partitions: list[int], start: Position) -> dict[int, int]:
         if start.kind == "time":
             return self._offsets_at_time(partitions, start.value)
         if start.kind == "tail":
@@ -136,7 +136,7 @@ class Reader:
         fixed = {"beginning": OFFSET_BEGINNING, "end": OFFSET_END, "offset": start.value}[start.kind]
         return dict.fromkeys(partitions, fixed)
 
-    def assign(self, partitions: list[int], start: Start, stop: Start | None = None) -> None:
+    def assign(self, partitions: list[int], start: Position, stop: Position | None = None) -> None:
         """Begins at `start`. With `stop` (a time), a partition ends before its first record with
         that timestamp or a later one; without such a record, it ends once that time has passed.
         """

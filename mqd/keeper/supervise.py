@@ -2,14 +2,14 @@
 
 Additions to supervisord, which remains responsible for starting, restarting, stopping and logging:
 
-1. It reacts immediately. supervisord checks signals and ended children once a second; here a signal
-   wakes its poll, and after any event it polls quickly a few times.
+1. It reacts immediately. supervisord checks for signals and exited children only once a second; here
+   a signal wakes its poll, and after any event it polls quickly a few times.
 2. The broker ends when the keeper does; `failure` then holds the reason, unless the keeper received
    a request to stop.
 3. It reports when the broker is ready, and gives up on a process that keeps failing before that.
-4. A full disk costs log lines, and nothing else: supervisord would report a failed write on its
-   standard error and, if that fails too, close the pipe of the process whose line it was.
-5. A process that ends by SIGTERM (status 0) while the broker continues is started again: this is
+4. A full disk costs log lines, and nothing else. (Unmodified, supervisord reports a failed write on
+   its standard error and, if that fails too, closes the pipe of the process whose line it was.)
+5. A process that exits on SIGTERM (status 0) while the broker continues is started again: this is
    the way to restart the acceptor.
 6. Its children become the broker's programs without execve (mqd.keeper.forking).
 
@@ -86,8 +86,8 @@ class BrokerStatus(msgspec.Struct):
 
 
 def _fork() -> int:
-    """os.fork() for a child that becomes another program: a signal ends the child from the first
-    moment on. The handlers of this process would only record a SIGTERM, and execve would lose the
+    """os.fork() for a child that becomes another program: a signal kills the child right from the
+    start. The handlers of this process would only record a SIGTERM, and execve would lose the
     record.
     """
     handled = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
@@ -274,8 +274,8 @@ class BrokerSupervisor(Supervisor):
         process = event.process
         name = process.config.name
         if name == KEEPER:
-            # Also while the broker is being stopped: the other processes may signal supervisord to
-            # end before it has seen the keeper's death itself.
+            # This also applies while the broker is being stopped: before supervisord notices the
+            # keeper's death, another process may already have told it to stop.
             if process.exitstatus != 0 and self.failure is None and not self._stopped_before_it_began(event):
                 error_text = self._last_error(name) if process.exitstatus > 0 else ""
                 self.failure = (

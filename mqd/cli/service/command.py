@@ -64,7 +64,7 @@ def _create_user(name: str, data_dir: Path) -> None:
     if uid > SYSTEM_UID_MAX:
         error_line(
             f"{name} (uid {uid}) is not a system user: when it logs out, systemd-logind removes its shared memory while"
-            " the broker runs, unless RemoveIPC=no in logind.conf; use one created by useradd --system instead"
+            " the broker runs, unless logind.conf sets RemoveIPC=no; use a user created with useradd --system instead"
         )
 
 
@@ -76,9 +76,9 @@ def _other_log_dirs(config_file: Path | None, data_dir: Path) -> list[Path]:
     return [path for path in log_dirs if path.is_absolute() and not path.is_relative_to(data_dir)]
 
 
-def _read_paths(program: list[str], config_file: Path | None) -> list[Path]:
-    """The paths that the service reads: its program, the interpreter's installation, to which a
-    virtual environment links, and the configuration.
+def _readable_paths(program: list[str], config_file: Path | None) -> list[Path]:
+    """The paths that the service must be able to read: its program, the base Python installation (a
+    virtual environment links to it) and the configuration.
     """
     paths = [Path(program[0]), Path(sys.base_prefix), *([config_file] if config_file is not None else [])]
     return [*paths, *(path.resolve() for path in paths)]
@@ -140,7 +140,7 @@ def install(name: str, user: str, data_dir: Path, config_file: Path | None, secu
     start += ["--config", str(config_file)] if config_file is not None else []
     start += ["--secure"] if secured else []
     text = service_unit.unit(
-        _check_name(name), user, data_dir, start, other_log_dirs, _read_paths(program, config_file)
+        _check_name(name), user, data_dir, start, other_log_dirs, _readable_paths(program, config_file)
     )
     if print_only:
         click.echo(text, nl=False)

@@ -18,7 +18,16 @@ import click
 import msgspec
 
 from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError
-from mqd.cli.records import Start, compile_format, kcat_envelope, parse_header, parse_start, split, split_key, unescape
+from mqd.cli.records import (
+    Position,
+    compile_format,
+    kcat_envelope,
+    parse_header,
+    parse_position,
+    split,
+    split_key,
+    unescape,
+)
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -34,7 +43,7 @@ class Options(msgspec.Struct, frozen=True):
     fixed_key: bytes | None
     count: int | None
     headers: tuple[str, ...]
-    fields: str | None
+    message_format: str | None
     as_json: bool
     exit_at_end: bool
     quiet: bool
@@ -75,14 +84,14 @@ def _print_note(options: Options, text: str) -> None:
 )
 @click.option("-D", "delimiter", default="\\n", metavar="DELIM", help="Message delimiter.")
 @click.option("-K", "key_delimiter", metavar="DELIM", help="Key delimiter.")
-@click.option("-k", "fixed_key", metavar="KEY", help="Key of messages without a key.")
+@click.option("-k", "fixed_key", metavar="KEY", help="Key for messages that have none.")
 @click.option("-c", "count", type=click.IntRange(1), help="Exit after this number of messages.")
 @click.option("-H", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every message.")
-@click.option("-f", "fields", metavar="FORMAT", help="Output format.")
+@click.option("-f", "message_format", metavar="FORMAT", help="Output format.")
 @click.option("-J", "as_json", is_flag=True, help="JSON output.")
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="json: the same as -J.")
 @click.option("-e", "exit_at_end", is_flag=True, help="Exit at the end of the partitions.")
-@click.option("-q", "quiet", is_flag=True, help="No remarks.")
+@click.option("-q", "quiet", is_flag=True, help="Suppress informational messages.")
 @click.option("-v", "_verbose", count=True, help="Accepted, without effect.")
 @click.option(
     "-E", "_no_exit_on_error", is_flag=True, help="Accepted, without effect: transient errors never stop the command."
@@ -101,7 +110,7 @@ def _print_note(options: Options, text: str) -> None:
 @click.option("-X", "properties", multiple=True, metavar="PROP=VALUE", help="Any property of librdkafka.")
 @click.option("-F", "config_file", type=click.Path(exists=True, dir_okay=False), help="File of properties.")
 @click.option("-d", "debug", metavar="CONTEXTS", help="librdkafka's debug contexts.")
-@click.option("-G", "group", metavar="GROUP", help="Not supported: kcat itself can join groups of mqd.")
+@click.option("-G", "group", metavar="GROUP", help="Not supported; use kcat itself, which can join groups on mqd.")
 @click.option("-s", "serdes", multiple=True, hidden=True)
 @click.option("-V", "version", is_flag=True, help="Print the version.")
 @click.argument("arguments", nargs=-1, metavar="[FILE... | TOPIC...]")
@@ -165,7 +174,7 @@ def _options(ctx: click.Context, parameters: dict[str, Any]) -> Options:
         fixed_key=None if parameters["fixed_key"] is None else parameters["fixed_key"].encode(),
         count=parameters["count"],
         headers=parameters["headers"],
-        fields=parameters["fields"],
+        message_format=parameters["message_format"],
         as_json=parameters["as_json"] or parameters["output_format"] == "json",
         exit_at_end=parameters["exit_at_end"],
         quiet=parameters["quiet"],
@@ -311,16 +320,16 @@ def _query(options: Options) -> None:
 # -- -C --------------------------------------------------------------------------------------------
 
 
-def _start_and_stop(options: Options) -> tuple[Start, Start | None]:
-    start, stop = Start("beginning"), None
+def _start_and_stop(options: Options) -> tuple[Position, Position | None]:
+    start, stop = Position("beginning"), None
     for text in options.offsets:
         if text.startswith(("s@", "e@")):
-            position = parse_start(text[1:], datetime.now().astimezone())
+            position = parse_position(text[1:], datetime.now().astimezone())
             start, stop = (position, stop) if text[0] == "s" else (start, position)
         elif text == "stored":
             raise click.UsageError("-o stored: mqd cat does not join groups, so it has no stored offsets")
         else:
-            start = parse_start(text, datetime.now().astimezone())
+            start = parse_position(text, datetime.now().astimezone())
     return start, stop
 
 
@@ -328,8 +337,8 @@ def _renderer(options: Options, leader: Callable[[int], int]) -> Callable[[Any],
     if options.as_json:
         return lambda message: kcat_envelope(message, leader(message.partition()))
     null = b"NULL" if options.null else b""
-    if options.fields is not None:
-        return compile_format(options.fields, null)
+    if options.message_format is not None:
+        return compile_format(options.message_format, null)
     prefix_parts = []
     if options.key_delimiter is not None:
         prefix_parts = [*([compile_format("%o")] if options.show_offset else []), compile_format("%k", null)]
@@ -341,8 +350,8 @@ def _consume(options: Options) -> None:
     from mqd.cli.topic_reading import Reader
 
     start, stop = _start_and_stop(options)
-    if options.fields is not None:
-        compile_format(options.fields)  # report errors before connecting
+    if options.message_format is not None:
+        compile_format(options.message_format)  # report errors before connecting
     topic = options.topics[0]
 
     def on_end(partition: int, offset: int, last: bool) -> None:

@@ -6,7 +6,7 @@ from datetime import datetime
 import click
 
 from mqd.cli.common import Settings, complete_topic, error_line, options, pairs
-from mqd.cli.records import Start, compile_format, envelope, parse_start, parse_time
+from mqd.cli.records import Position, compile_format, envelope, parse_position, parse_time
 
 SILENT_POLLS_MAX = 4  # consecutive polls without a record: two seconds
 
@@ -57,8 +57,8 @@ def command(
     properties: tuple[str, ...],
 ) -> None:
     now = datetime.now().astimezone()
-    start = parse_start(offset, now)
-    stop = None if until is None else Start("time", parse_time(until, now))
+    start = parse_position(offset, now)
+    stop = None if until is None else Position("time", parse_time(until, now))
     render = envelope if settings.json else compile_format(fields, b"NULL" if show_null else b"")
     config = pairs(properties, "-X")
 

@@ -340,13 +340,13 @@ class _Consumer(threading.Thread):
             self.failure = error
 
     def _read(self, bootstrap: str, partitions: list[int], total: int, progress: Progress) -> None:
-        from mqd.cli.records import Start
+        from mqd.cli.records import Position
         from mqd.cli.topic_reading import Reader
 
         reader = Reader(bootstrap, TOPIC, {"queued.min.messages": "200000", "fetch.message.max.bytes": "4194304"})
         try:
             reader.partitions(partitions)
-            reader.assign(partitions, Start("beginning"))
+            reader.assign(partitions, Position("beginning"))
             progress.begin(self.name, total)
             last_record_at = time.monotonic()
             for batch in reader.batches(None, exit_at_end=True):

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException  # noqa: E402
 
 from mqd.cli import main as main_module  # noqa: E402
 from mqd.cli import topic_reading as reading  # noqa: E402
-from mqd.cli.records import Start  # noqa: E402
+from mqd.cli.records import Position  # noqa: E402
 from mqd.cli.topic_reading import Reader  # noqa: E402
 from mqd.cli.verbs import consume  # noqa: E402
 
@@ -92,7 +92,9 @@ def shown(
 ) -> tuple[list[tuple[int, int]], KafkaException | None]:
     monkeypatch.setattr(reading, "Consumer", lambda _config: consumer)
     reader = Reader("", "t")
-    reader.assign(sorted(consumer.logs), Start("beginning"), None if until_ms is None else Start("time", until_ms))
+    reader.assign(
+        sorted(consumer.logs), Position("beginning"), None if until_ms is None else Position("time", until_ms)
+    )
     found: list[tuple[int, int]] = []
     try:
         for batch in reader.batches(count, False):

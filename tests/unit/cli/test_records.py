@@ -8,7 +8,7 @@ import click
 import pytest
 
 from mqd.cli import records
-from mqd.cli.records import Start
+from mqd.cli.records import Position
 from mqd.cli.verbs import demo
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
@@ -129,26 +129,26 @@ def test_split_key_and_header():
 @pytest.mark.parametrize(
     ("text", "start"),
     [
-        ("beginning", Start("beginning")),
-        ("earliest", Start("beginning")),
-        ("end", Start("end")),
-        ("42", Start("offset", 42)),
-        ("-5", Start("tail", 5)),
-        ("@1700000000000", Start("time", 1700000000000)),
-        ("@0", Start("time", 0)),
-        ("@2026-01-31T11:00+00:00", Start("time", 1769857200000)),
-        ("@-90s", Start("time", 1769860710000)),
-        ("@-1d", Start("time", 1769774400000)),
+        ("beginning", Position("beginning")),
+        ("earliest", Position("beginning")),
+        ("end", Position("end")),
+        ("42", Position("offset", 42)),
+        ("-5", Position("tail", 5)),
+        ("@1700000000000", Position("time", 1700000000000)),
+        ("@0", Position("time", 0)),
+        ("@2026-01-31T11:00+00:00", Position("time", 1769857200000)),
+        ("@-90s", Position("time", 1769860710000)),
+        ("@-1d", Position("time", 1769774400000)),
     ],
 )
 def test_starting_points(text, start):
-    assert records.parse_start(text, NOW) == start
+    assert records.parse_position(text, NOW) == start
 
 
 @pytest.mark.parametrize("text", ["", "x", "@", "@x", "1.5", "--5", "@-5y", "5-", "٣", "@-999999d", "@-999999999999d"])
 def test_no_starting_points(text):
     with pytest.raises(click.UsageError):
-        records.parse_start(text, NOW)
+        records.parse_position(text, NOW)
 
 
 # -- the demo's verdict ----------------------------------------------------------------------------
