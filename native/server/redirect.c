@@ -48,7 +48,7 @@ void mqd_redirect_on_open(struct mqd_reactor *r, struct mqd_owned *owned)
     const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
     uint8_t topic_id[16];
     memcpy(topic_id, (const void *)slot->topic_id, sizeof topic_id);
-    const struct mqd_topic *topic = mqd_topics_find_id(&r->topics, topic_id);
+    const struct mqd_topic *topic = mqd_topics_find_by_id(&r->topics, topic_id);
     int32_t index = slot->partition_index;
     if (topic && index >= 0 && (uint32_t)index < topic->partition_count && topic->slots[index] == owned->slot &&
         topic->partitions[index].retiring)

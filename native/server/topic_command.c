@@ -42,7 +42,7 @@ static void drop_topic(struct mqd_reactor *r, struct mqd_topic *topic)
 static void prepare_topic_change(struct mqd_reactor *r, const struct mqd_command *command)
 {
     struct mqd_topic_key key = {.name = {(const uint8_t *)command->text, (int32_t)strlen(command->text)}};
-    struct mqd_topic *topic = mqd_topics_find_id(&r->topics, command->topic_id),
+    struct mqd_topic *topic = mqd_topics_find_by_id(&r->topics, command->topic_id),
                      *namesake = mqd_topics_find(&r->topics, &key);
     const struct mqd_topic_partition *partitions = command->list;
     if (namesake && namesake != topic)
@@ -64,7 +64,7 @@ static void prepare_topic_change(struct mqd_reactor *r, const struct mqd_command
 
 void mqd_topic_command_put(struct mqd_reactor *r, struct mqd_command *command)
 {
-    const struct mqd_topic *existing = mqd_topics_find_id(&r->topics, command->topic_id);
+    const struct mqd_topic *existing = mqd_topics_find_by_id(&r->topics, command->topic_id);
     const struct mqd_topic_partition *partitions = command->list;
     for (uint32_t i = existing ? existing->partition_count : 0; i < command->number; i++)
         clear_path(r, partitions[i].slot); /* the slot may have been another partition's */
@@ -86,7 +86,7 @@ void mqd_topic_command_put(struct mqd_reactor *r, struct mqd_command *command)
 
 void mqd_topic_command_remove(struct mqd_reactor *r, const struct mqd_command *command)
 {
-    struct mqd_topic *topic = mqd_topics_find_id(&r->topics, command->topic_id);
+    struct mqd_topic *topic = mqd_topics_find_by_id(&r->topics, command->topic_id);
     if (topic)
         drop_topic(r, topic);
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");

@@ -21,7 +21,7 @@ static struct mqd_topic *find_name(struct mqd_topics *topics, const uint8_t *nam
     return topic;
 }
 
-struct mqd_topic *mqd_topics_find_id(struct mqd_topics *topics, const uint8_t topic_id[16])
+struct mqd_topic *mqd_topics_find_by_id(struct mqd_topics *topics, const uint8_t topic_id[16])
 {
     struct mqd_topic *topic = topics->by_id[bucket_of(topic_id, 16)];
     while (topic && memcmp(topic->topic_id, topic_id, 16) != 0)
@@ -43,7 +43,7 @@ bool mqd_topic_is_internal(const struct mqd_topic *topic)
 struct mqd_topic *mqd_topics_find(struct mqd_topics *topics, const struct mqd_topic_key *key)
 {
     if (key->by_id)
-        return mqd_topics_find_id(topics, key->topic_id);
+        return mqd_topics_find_by_id(topics, key->topic_id);
     if (key->name.size_bytes <= 0 || key->name.size_bytes > MQD_TOPIC_NAME_BYTES_MAX)
         return NULL;
     return find_name(topics, key->name.bytes, (uint32_t)key->name.size_bytes);
@@ -74,7 +74,7 @@ static bool set_partitions(struct mqd_topic *topic, const struct mqd_topic_parti
 struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_id[16], const char *name,
                                  const struct mqd_topic_partition *partitions, uint32_t partition_count)
 {
-    struct mqd_topic *topic = mqd_topics_find_id(topics, topic_id);
+    struct mqd_topic *topic = mqd_topics_find_by_id(topics, topic_id);
     if (topic)
         return set_partitions(topic, partitions, partition_count) ? topic : NULL;
     size_t name_bytes = strlen(name);

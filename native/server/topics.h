@@ -24,8 +24,8 @@ struct mqd_topic {
     uint8_t topic_id[16];
     uint32_t partition_count;
     struct mqd_view *view;                  /* NULL: an ordinary topic; otherwise `slots` are its base topic's */
-    uint32_t *slots;                        /* of this host's replicas; MQD_SLOT_NONE = none here */
-    struct mqd_topic_partition *partitions; /* the locations of the leaders, for the same partitions */
+    uint32_t *slots;                        /* of this host's replicas, by partition; MQD_SLOT_NONE = none here */
+    struct mqd_topic_partition *partitions; /* where the partitions' leaders are; indexed like `slots` */
     uint32_t name_bytes;
     char name[MQD_TOPIC_NAME_BYTES_MAX + 1];
 };
@@ -42,7 +42,7 @@ struct mqd_topics {
     struct mqd_topic *by_id[MQD_TOPIC_BUCKET_COUNT];
 };
 struct mqd_topic *mqd_topics_find(struct mqd_topics *topics, const struct mqd_topic_key *key);
-struct mqd_topic *mqd_topics_find_id(struct mqd_topics *topics, const uint8_t topic_id[16]);
+struct mqd_topic *mqd_topics_find_by_id(struct mqd_topics *topics, const uint8_t topic_id[16]);
 /* Adds a topic, or replaces the partitions of an existing one. NULL: out of memory. */
 struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_id[16], const char *name,
                                  const struct mqd_topic_partition *partitions, uint32_t partition_count);
@@ -57,14 +57,14 @@ bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_
 /* NULL: not known, or clients may not be directed there */
 const struct mqd_broker_address *mqd_topics_broker(const struct mqd_topics *topics, int32_t node_id);
 
-/* The nodes that a response names as other leaders (KIP-951), each once. */
+/* The current leaders to which a response directs clients (KIP-951), without duplicates. */
 #define MQD_RESPONSE_NODES_MAX 32
 struct mqd_response_nodes {
     struct mqd_node_endpoint nodes[MQD_RESPONSE_NODES_MAX];
     uint32_t count;
 };
-/* Fills *out and adds the node. False: nothing to report, because this host leads the partition, it
- * has no leader, or clients cannot be sent to the leader. */
+/* Fills *out and adds the node. False: nothing to report, because this host is the leader, the
+ * partition has no leader, or clients cannot be directed to the leader. */
 bool mqd_topics_current_leader(const struct mqd_topics *topics, const struct mqd_topic *topic, int32_t partition_index,
                                struct mqd_current_leader *out, struct mqd_response_nodes *nodes);
 bool mqd_topic_is_internal(const struct mqd_topic *topic); /* written only by coordinators */

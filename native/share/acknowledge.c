@@ -36,7 +36,7 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
             deliveries--;
         if (state == MQD_SHARE_AVAILABLE && mqd_share_backoff_ms(share, deliveries) > 0) {
             state = MQD_SHARE_DELAYED;
-            row = mqd_share_row_delay(share, deliveries, offset, offset + record_count - 1, now_ms);
+            row = mqd_share_row_for_backoff(share, deliveries, offset, offset + record_count - 1, now_ms);
             row_of(share, row)->held += record_count;
         }
     }

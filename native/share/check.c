@@ -17,12 +17,12 @@ static void check_cells(const struct mqd_share *share)
                    "%lld is Available, but below available_from, %lld", (long long)offset,
                    (long long)share->available_from);
         MQD_ASSERT(!(cell & CELL_CHANGED) || (offset >= share->changed_first && offset <= share->changed_last),
-                   "S6: the change of %lld is outside of %lld to %lld", (long long)offset,
+                   "S6: changed offset %lld is outside the changed range, %lld to %lld", (long long)offset,
                    (long long)share->changed_first, (long long)share->changed_last);
         archiving += state == MQD_SHARE_ARCHIVING;
         waiting += state == MQD_SHARE_WAITING;
-        MQD_ASSERT(state != MQD_SHARE_ARCHIVING || page_of(share, offset)->cells, "S7: finishing %lld needs memory",
-                   (long long)offset);
+        MQD_ASSERT(state != MQD_SHARE_ARCHIVING || page_of(share, offset)->cells,
+                   "S7: offset %lld is Archiving, but its page has no cells", (long long)offset);
         if (!cell_has_row(cell))
             continue;
         acquired += state == MQD_SHARE_ACQUIRED;
@@ -39,11 +39,11 @@ static void check_cells(const struct mqd_share *share)
     }
     MQD_ASSERT(open == share->open_count && acquired == share->acquired_count && delayed == share->delayed_count &&
                    archiving == share->archiving_count && boundaries == share->boundary_count,
-               "S7: %u open, %u acquired, %u delayed, %u archiving, %u boundaries; counted as %u, %u, %u, %u, %u", open,
-               acquired, delayed, archiving, boundaries, share->open_count, share->acquired_count, share->delayed_count,
-               share->archiving_count, share->boundary_count);
-    MQD_ASSERT(waiting == share->waiting_count && (share->fifo || !waiting), "F1: %u waiting, counted as %u", waiting,
-               share->waiting_count);
+               "S7: %u open, %u acquired, %u delayed, %u archiving, %u boundaries; the counters say %u, %u, %u, %u, %u",
+               open, acquired, delayed, archiving, boundaries, share->open_count, share->acquired_count,
+               share->delayed_count, share->archiving_count, share->boundary_count);
+    MQD_ASSERT(waiting == share->waiting_count && (share->fifo || !waiting), "F1: %u waiting, the counter says %u",
+               waiting, share->waiting_count);
 }
 
 /* Returns the number of rows in the queue, and adds the number of their offsets to `held`. */
@@ -58,8 +58,8 @@ static uint32_t check_queue(const struct mqd_share *share, uint32_t queue, uint3
             uint64_t cell = cell_of(share, offset);
             held_count += cell_has_row(cell) && cell_row(cell) == index;
         }
-        MQD_ASSERT(held_count == row->held && held_count > 0, "S5: a row holds %u offsets, counted as %u", held_count,
-                   row->held);
+        MQD_ASSERT(held_count == row->held && held_count > 0, "S5: a row holds %u offsets, its counter says %u",
+                   held_count, row->held);
         MQD_ASSERT(row->deadline_ms >= deadline_ms && row->previous == previous && row->queue == queue,
                    "S5: queue %u is out of order at %u", queue, index);
         deadline_ms = row->deadline_ms;
@@ -79,8 +79,8 @@ static void check_rows(const struct mqd_share *share)
         used_queues += share->queues[queue].head != ROW_NONE;
     }
     MQD_ASSERT(row_count == share->used_row_count && held == share->acquired_count && delayed == share->delayed_count,
-               "S5: %u rows of %u and %u offsets; counted as %u, %u and %u", row_count, held, delayed,
-               share->used_row_count, share->acquired_count, share->delayed_count);
+               "S5: %u rows, %u acquired and %u delayed offsets; the counters say %u, %u and %u", row_count, held,
+               delayed, share->used_row_count, share->acquired_count, share->delayed_count);
     MQD_ASSERT(used_queues == share->backoff_queue_count &&
                    (!row_count || share->row_count - row_count + used_queues >= MQD_SHARE_QUEUE_COUNT - 1),
                "S9: %u rows are free for backoffs, %u queues have one", share->row_count - row_count, used_queues);

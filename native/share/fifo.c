@@ -398,6 +398,6 @@ void mqd_share_fifo_check(const struct mqd_share *share)
         }
     for (int64_t offset = share->start; offset < share->end; offset++)
         open += slot_find(fifo, offset) != NULL;
-    MQD_ASSERT(keys == fifo->key_count && linked == open, "F1: %u keys, counted as %u; %u of %u offsets are linked",
-               keys, fifo->key_count, linked, open);
+    MQD_ASSERT(keys == fifo->key_count && linked == open,
+               "F1: %u keys, the counter says %u; %u of %u offsets are linked", keys, fifo->key_count, linked, open);
 }

@@ -157,7 +157,8 @@ static inline uint32_t queue_of(const struct mqd_share *share, uint32_t deliveri
 }
 /* Returns the row to which offsets from first to last, released after this number of deliveries,
  * are added; it is in the queue of this number until its backoff ends. */
-uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t deliveries, int64_t first, int64_t last, int64_t now_ms);
+uint32_t mqd_share_row_for_backoff(struct mqd_share *share, uint32_t deliveries, int64_t first, int64_t last,
+                                   int64_t now_ms);
 /* Returns how long an offset that was delivered `deliveries` times waits before the next
  * delivery. */
 int64_t mqd_share_backoff_ms(const struct mqd_share *share, uint32_t deliveries);

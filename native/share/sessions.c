@@ -53,8 +53,8 @@ struct mqd_share_session *mqd_share_session_find(const struct mqd_share_sessions
     return session;
 }
 
-struct mqd_share_session *mqd_share_session_find_number(const struct mqd_share_sessions *sessions, uint64_t hash,
-                                                        uint64_t number)
+struct mqd_share_session *mqd_share_session_find_by_number(const struct mqd_share_sessions *sessions, uint64_t hash,
+                                                           uint64_t number)
 {
     struct mqd_share_session *session = sessions->buckets[hash % MQD_SHARE_SESSION_BUCKET_COUNT];
     while (session && session->number != number)
@@ -209,6 +209,6 @@ void mqd_share_sessions_verify(const struct mqd_share_sessions *sessions)
                            "E1: entry %u of a session does not follow the previous entry", i);
         }
     MQD_ASSERT(count == sessions->count && bytes == sessions->bytes,
-               "%u sessions of %llu bytes are counted as %u of %llu bytes", count, (unsigned long long)bytes,
+               "%u sessions, %llu bytes; the counters say %u and %llu", count, (unsigned long long)bytes,
                sessions->count, (unsigned long long)sessions->bytes);
 }

@@ -60,8 +60,8 @@ uint64_t mqd_share_member_hash(const void *bytes, uint32_t size_bytes);
 struct mqd_share_session *mqd_share_session_find(const struct mqd_share_sessions *sessions, struct mqd_text group,
                                                  struct mqd_text member);
 /* The session with this hash and number; NULL: there is none */
-struct mqd_share_session *mqd_share_session_find_number(const struct mqd_share_sessions *sessions, uint64_t hash,
-                                                        uint64_t number);
+struct mqd_share_session *mqd_share_session_find_by_number(const struct mqd_share_sessions *sessions, uint64_t hash,
+                                                           uint64_t number);
 /* Checks whether a request with this epoch may use `session` (NULL = there is none).
  * MQD_SHARE_MAY_OPEN: a ShareFetch, whose epoch 0 opens a session. Returns 0, 122
  * SHARE_SESSION_NOT_FOUND or 123 INVALID_SHARE_SESSION_EPOCH. If it returns 0, the caller calls

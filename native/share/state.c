@@ -320,7 +320,8 @@ int64_t mqd_share_backoff_ms(const struct mqd_share *share, uint32_t deliveries)
     return backoff_ms < max_ms ? backoff_ms : max_ms;
 }
 
-uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t deliveries, int64_t first, int64_t last, int64_t now_ms)
+uint32_t mqd_share_row_for_backoff(struct mqd_share *share, uint32_t deliveries, int64_t first, int64_t last,
+                                   int64_t now_ms)
 {
     uint32_t queue_index = queue_of(share, deliveries);
     int64_t deadline_ms = now_ms + mqd_share_backoff_ms(share, deliveries);

@@ -43,7 +43,7 @@ static void end_search(struct search *s)
 /* The reader finds the log's files by this path. */
 static void ensure_log_path(struct search *s)
 {
-    const struct mqd_topic *topic = mqd_topics_find_id(&s->r->topics, s->owned->partition.name.topic_id);
+    const struct mqd_topic *topic = mqd_topics_find_by_id(&s->r->topics, s->owned->partition.name.topic_id);
     if (topic)
         mqd_fetch_ensure_path(s->r, topic, s->owned->partition.name.partition_index, s->slot);
 }

@@ -354,7 +354,7 @@ static struct mqd_share_job *make_job(struct mqd_reactor *r, struct arrival *a, 
 /* Finds the topic and slot of a part. Returns 0, or the error if the part cannot be used. */
 static int16_t resolve(struct mqd_reactor *r, struct mqd_share_part *part)
 {
-    struct mqd_topic *topic = mqd_topics_find_id(&r->topics, part->topic_id);
+    struct mqd_topic *topic = mqd_topics_find_by_id(&r->topics, part->topic_id);
     part->slot = MQD_SLOT_NONE;
     if (!topic)
         return MQD_KAFKA_UNKNOWN_TOPIC_ID;
@@ -401,7 +401,7 @@ void mqd_share_rejoin(struct mqd_reactor *r, const struct mqd_share_part *part)
 {
     const struct mqd_share_job *job = part->job;
     struct mqd_share_session *session =
-        mqd_share_session_find_number(&r->shares->sessions, job->session_hash, job->session_number);
+        mqd_share_session_find_by_number(&r->shares->sessions, job->session_hash, job->session_number);
     struct mqd_share_entry *entry =
         session ? mqd_share_session_get(session, part->topic_id, part->partition_index) : NULL;
     if (entry)
