@@ -22,7 +22,7 @@ static bool is_sasl_exchange(int16_t api_key)
 
 void mqd_authentication_begin(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    c->authentication = MQD_AUTHENTICATION_REQUESTED;
+    c->authentication = MQD_AUTHENTICATION_PENDING;
     c->authenticate_by_ms = r->now_ms + r->options.authentication_ms_max;
     c->frame_bytes_max = r->options.authentication_bytes_max;
 }
@@ -54,7 +54,7 @@ bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, c
 {
     static const struct mqd_request_header raw_token_header = {.api_key = SASL_AUTHENTICATE};
     int16_t api_key = c->raw_tokens ? SASL_AUTHENTICATE : (int16_t)mqd_get_be16(frame);
-    if (c->authentication == MQD_AUTHENTICATION_REQUESTED) {
+    if (c->authentication == MQD_AUTHENTICATION_PENDING) {
         if (!admit_unauthenticated(r, c, api_key))
             return false;
     } else if (c->session_end_ms <= r->now_ms && !is_sasl_exchange(api_key)) {
@@ -155,7 +155,7 @@ bool mqd_authentication_on_response(struct mqd_reactor *r, struct mqd_request *r
     c->block_count -= request->blocks;
     request->blocks = 0;
     if (flags & MQD_RESPONSE_AUTHENTICATED)
-        mqd_subject_attach(r, c); /* c may be closed */
+        mqd_subject_attach(r, c); /* may close c */
     return c->fd >= 0;
 }
 

@@ -25,7 +25,7 @@
 
 struct mqd_reactor;
 
-enum mqd_authentication { MQD_AUTHENTICATION_NOT_REQUIRED, MQD_AUTHENTICATION_REQUESTED, MQD_AUTHENTICATION_DONE };
+enum mqd_authentication { MQD_AUTHENTICATION_NOT_REQUIRED, MQD_AUTHENTICATION_PENDING, MQD_AUTHENTICATION_DONE };
 
 /* a connection of a client on a listener with SASL has been opened */
 void mqd_authentication_begin(struct mqd_reactor *r, struct mqd_connection *c);

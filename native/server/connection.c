@@ -137,8 +137,8 @@ static bool validate_length(struct mqd_reactor *r, struct mqd_connection *c, uin
                  "TLS on a plain-text listener: the client needs security.protocol=PLAINTEXT, or SASL_PLAINTEXT");
     else
         snprintf(reason, sizeof reason, "a frame of %u bytes is larger than %s=%u", length,
-                 c->authentication == MQD_AUTHENTICATION_REQUESTED ? "sasl.server.max.receive.size"
-                                                                   : "socket.request.max.bytes",
+                 c->authentication == MQD_AUTHENTICATION_PENDING ? "sasl.server.max.receive.size"
+                                                                 : "socket.request.max.bytes",
                  c->frame_bytes_max);
     mqd_connection_fail(r, c, reason);
     return false;

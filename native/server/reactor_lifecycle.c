@@ -82,11 +82,11 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
     if (!options->arenas[options->self] || options->large_bytes > options->arena_bytes[options->self] ||
         arena_bytes < 1 << 20 || arena_bytes % MQD_EXTENT_BYTES ||
         (options->request_bytes_max > arena_bytes / 2 && options->request_bytes_max + 4ull > options->large_bytes)) {
-        mqd_error_set(MQD_E_INVALID,
-                      "socket.request.max.bytes=%u does not fit in half of the receive arena (%llu bytes), nor in the "
-                      "memory for large requests (%llu)",
-                      options->request_bytes_max, (unsigned long long)arena_bytes,
-                      (unsigned long long)options->large_bytes);
+        mqd_error_set(
+            MQD_E_INVALID,
+            "socket.request.max.bytes=%u fits neither in half of the %llu-byte receive arena nor in the %llu bytes "
+            "of memory for large requests",
+            options->request_bytes_max, (unsigned long long)arena_bytes, (unsigned long long)options->large_bytes);
         return NULL;
     }
     struct mqd_reactor *r = calloc(1, sizeof *r);

@@ -92,7 +92,7 @@ static bool find_limits(struct mqd_reactor *r, struct mqd_connection *c, const u
 {
     /* If c belongs to another host, that host has charged the client, and a debt of c would delay
      * all clients whose requests arrive on c. */
-    if (size_bytes < 10 || c->peer_node >= 0 || c->authentication == MQD_AUTHENTICATION_REQUESTED)
+    if (size_bytes < 10 || c->peer_node >= 0 || c->authentication == MQD_AUTHENTICATION_PENDING)
         return false;
     int16_t length = (int16_t)mqd_get_be16(frame + 8);
     if (length > 0 && (uint32_t)length > size_bytes - 10)

@@ -49,7 +49,8 @@ static void send_some(struct mqd_reactor *r, struct mqd_relay *relay)
 
 /* ---- receiving ---- */
 
-/* Copies the leader's record errors, which the response passes on to the client. */
+/* Copies the leader's record errors into `append`, so that this host's own response can pass them
+ * on to the client. */
 static void copy_refusal(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_relay_response *response)
 {
     struct mqd_refusal *refusal =

@@ -198,8 +198,8 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
     return (int16_t)response.error;
 }
 
-/* Called when a follower's request arrives: its positions count immediately, before the request is
- * answered in its turn. */
+/* Called when a follower's request arrives: the positions that it reports take effect immediately,
+ * before it is the request's turn to be answered. */
 void mqd_leading_record_positions(struct mqd_reactor *r, struct mqd_fetch_set *set)
 {
     MQD_LIST_EACH(node, next, &set->ready) {

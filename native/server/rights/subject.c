@@ -152,7 +152,7 @@ bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c)
 {
     char name[NAME_BYTES_MAX + 1];
     if (r->options.rights == MQD_RIGHTS_OFF || c->peer_node >= 0 || c->subject ||
-        c->authentication == MQD_AUTHENTICATION_REQUESTED)
+        c->authentication == MQD_AUTHENTICATION_PENDING)
         return true;
     struct mqd_subject *subject = find_or_create(r, name, write_name(c, name));
     if (!subject) {

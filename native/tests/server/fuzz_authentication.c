@@ -169,7 +169,7 @@ static void run_turns(void)
         NEED(world.c->authentication == MQD_AUTHENTICATION_DONE && world.c->principal_bytes == world.principal_bytes &&
              memcmp(world.c->principal, world.principal, world.principal_bytes) == 0);
     if (is_open() && !world.principal_bytes)
-        NEED(world.c->authentication == MQD_AUTHENTICATION_REQUESTED && !world.c->principal);
+        NEED(world.c->authentication == MQD_AUTHENTICATION_PENDING && !world.c->principal);
 }
 
 /* ---- steps ---- */
