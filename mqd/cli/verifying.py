@@ -58,8 +58,8 @@ def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPa
     """Returns the state of each partition in the plan, in the plan's order. All partitions of the plan
     must be of `topic`. Raises CliError.
     """
-    # read before the metadata, so that a move that ends in between is reported as under way, not as
-    # not done
+    # read before the metadata, so that a move that ends between the two reads is reported as "under
+    # way" rather than "not done"
     moving = moves.ongoing_moves(broker, topic)
     response = broker.request(
         moves.METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
@@ -149,6 +149,6 @@ def summary(topic: str, partitions: Sequence[PlannedPartition]) -> str:
     if counts[DONE] == len(partitions):
         return f"topic {topic}: the plan is complete"
     states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return f"topic {topic}: of {len(partitions)} partition{'s' * (len(partitions) != 1)} {states}" + (
+    return f"topic {topic}, {len(partitions)} partition{'s' * (len(partitions) != 1)}: {states}" + (
         " (carry the plan out again for these)" if counts[NOT_DONE] else ""
     )

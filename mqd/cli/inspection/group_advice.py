@@ -30,9 +30,9 @@ class GroupSample(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """Rates in records a second; None: not known. `member_reads_s`: the capacity of a member.
-    `to_hold`, `to_catch_up`: members needed to keep up, or to catch up. `hot`: partitions that
-    receive more records than one member can read.
+    """Rates (`records_in_s`, `records_read_s`, `member_reads_s`) in records per second; None: not
+    known. `member_reads_s`: the capacity of a member. `to_hold`, `to_catch_up`: members needed to
+    keep up, or to catch up. `hot`: partitions that receive more records than one member can read.
     """
 
     seconds: float
@@ -50,10 +50,10 @@ class Advice(NamedTuple):
 
 
 def advise(before: GroupSample, after: GroupSample, catch_up_s: float) -> Advice:
-    """Raises ValueError: the second sample is not later."""
+    """Raises ValueError if `after` is not later than `before`."""
     seconds = after.at_s - before.at_s
     if seconds <= 0:
-        raise ValueError("two samples of the same time give no rate")
+        raise ValueError("two samples taken at the same time give no rate")
     read_from = frozenset(after.committed).union(*after.members.values()) & frozenset(after.ends)
     written = {
         partition: rate for partition, rate in rates(before.ends, after.ends, seconds).items() if partition in read_from
@@ -133,7 +133,8 @@ def _advice_lines(advice: Advice, has_changed: bool, catch_up_s: float) -> list[
     if not advice.records_read_s and advice.lag:
         return [
             f"nothing was committed within {advice.seconds:.0f} s, though {advice.lag:,} records wait: if"
-            " members commit less often, use a longer --seconds; else they hang (mqd group describe)"
+            " members commit less often than that, use a longer --seconds; otherwise they are probably stuck (mqd group"
+            " describe)"
         ]
     if advice.member_reads_s is None:
         return [

@@ -122,10 +122,10 @@ def rates(before: Mapping[Partition, int], after: Mapping[Partition, int], secon
 
 
 def view(before: Sample, after: Sample) -> View:
-    """Raises ValueError: the second sample is not later."""
+    """Raises ValueError if `after` is not later than `before`."""
     seconds = after.at_s - before.at_s
     if seconds <= 0:
-        raise ValueError("two samples of the same time give no rate")
+        raise ValueError("two samples taken at the same time give no rate")
     written = rates(before.ends, after.ends, seconds)
     read = {
         name: rates(before.groups[name].offsets, group.offsets, seconds) if name in before.groups else {}

@@ -40,14 +40,14 @@ class Figures(NamedTuple):
 
     single: Flushes
     commit: Flushes
-    write_bytes_s: float
-    read_bytes_s: float
+    write_bytes_per_s: float
+    read_bytes_per_s: float
     is_cached: bool
 
 
 def percentile(ordered: list[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed. `ordered` ascends
-    and is not empty.
+    """The smallest value v such that at least this share of the values is <= v. `ordered` must be
+    sorted in ascending order and not be empty.
     """
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
@@ -78,10 +78,10 @@ class _Bench:
         # allocated like a segment, so that a flush need not write a new file length
         os.posix_fallocate(self._fd, 0, self._size_bytes)
         os.fsync(self._fd)
-        write_bytes_s = self._write()
+        write_bytes_per_s = self._write()
         single, commit = self._flushes(RECORD_BYTES), self._flushes(COMMIT_BYTES)
         is_cached = not self._bypass_cache()
-        return Figures(single, commit, write_bytes_s, self._read(), is_cached)
+        return Figures(single, commit, write_bytes_per_s, self._read(), is_cached)
 
     def _write(self) -> float:
         block = os.urandom(MIB)  # not compressible
@@ -133,8 +133,8 @@ def check_space(directory: Path, size_bytes: int) -> None:
     free, reserved = status.f_bavail * status.f_frsize, int(status.f_blocks * status.f_frsize * FREE_SHARE_MIN)
     if free - size_bytes < reserved:
         raise CliError(
-            f"{directory} has {human_bytes(free)} free, and {human_bytes(size_bytes)} more would leave less than"
-            f" {FREE_SHARE_MIN:.0%} of it: use a smaller --size, or free space"
+            f"{directory} has {human_bytes(free)} free; using {human_bytes(size_bytes)} of it would leave less than"
+            f" {FREE_SHARE_MIN:.0%} of the file system free: use a smaller --size, or free space"
         )
 
 
@@ -198,7 +198,7 @@ def advice(figures: Figures, file_system: str) -> list[str]:
     lines = [f"the median flush takes {_ms(single.p50_ms)}: {kind(single.p50_ms)}"]
     lines.append(
         f"a producer that waits for each record (acks=all) gets about {1000 / single.p50_ms:,.0f} records/s here;"
-        " those that do not wait share flushes and get as much as the disk writes"
+        " those that do not wait share flushes, and are limited only by the disk's write rate"
     )
     if single.p99_ms > max(SLOW_P99 * single.p50_ms, P99_MS_MIN):
         lines.append(
@@ -222,6 +222,6 @@ def rows(figures: Figures) -> list[tuple[str, str]]:
         )
     return [
         *flush_rows,
-        ("write", f"{human_bytes(figures.write_bytes_s)}/s"),
-        ("read", f"{human_bytes(figures.read_bytes_s)}/s{' (from memory)' if figures.is_cached else ''}"),
+        ("write", f"{human_bytes(figures.write_bytes_per_s)}/s"),
+        ("read", f"{human_bytes(figures.read_bytes_per_s)}/s{' (from memory)' if figures.is_cached else ''}"),
     ]

@@ -233,7 +233,7 @@ def test_a_plan_is_verified_by_partition(mqd, played: FakeCluster, tmp_path: Pat
         *[
             line.split()
             for line in [
-                "topic big: of 4 partitions 1 done, 1 under way, 2 not done (carry the plan out again for these)"
+                "topic big, 4 partitions: 1 done, 1 under way, 2 not done (carry the plan out again for these)"
             ]
         ],
     ]
@@ -259,9 +259,9 @@ def test_verifying_succeeds_only_when_the_plan_is_complete(mqd, played: FakeClus
     )
     assert mqd("big", "--plan", file, "--status", "--format", "json")[0] == 0
     played.topics["big"][0], played.moving["big", 0] = [1, 2, 3], ([], [3])
-    assert (found := mqd("big", "--plan", file, "--status"))[
-        0
-    ] == 1 and "of 2 partitions 1 done, 1 under way\n" in found[1]
+    assert (found := mqd("big", "--plan", file, "--status"))[0] == 1 and "2 partitions: 1 done, 1 under way\n" in found[
+        1
+    ]
 
 
 def test_moves_that_differ_from_the_plan_are_shown_as_such(mqd, played: FakeCluster, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_it_measures_and_leaves_no_files(tmp_path: Path) -> None:
     for one, size in ((found.single, RECORD_BYTES), (found.commit, COMMIT_BYTES)):
         assert one.size_bytes == size and one.appends >= 1
         assert 0 < one.p50_ms <= one.p99_ms <= one.max_ms
-    assert found.write_bytes_s > 0 and found.read_bytes_s > 0
+    assert found.write_bytes_per_s > 0 and found.read_bytes_per_s > 0
     assert not list(tmp_path.iterdir())
 
 
