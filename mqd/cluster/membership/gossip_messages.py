@@ -4,7 +4,7 @@ the seal, which proves that the sender of a datagram has the cluster key.
 A datagram on the wire (at most DATAGRAM_BYTES_MAX bytes, so that it fits into an Ethernet frame):
 
     offset  bytes  content
-    0       4      b"mqg1"; datagrams of later formats have another last character, and are ignored
+    0       4      b"mqg1"; later formats have a different last character, and are ignored
     4       32     HMAC-SHA256 over all that follows, key = derived from the cluster key and the cluster id
     36      n      a Packet in msgpack
 

@@ -1,17 +1,17 @@
 """Reduces the number of partitions of a topic. The procedure is explained in
 docs/decisions/cluster/2026-11-21-retired-partitions.md.
 
-    RETIRE_UNSEALED -> (co-located) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone
+    RETIRE_UNSEALED -> (co-locating) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone
     (RetiredPartitionsRemoved)
 
-    co-located  has a `redirect` and is not sealed yet: its replicas and its leader move to the
-                hosts of the partition that will take its records
-    sealed      refuses new records with a retriable error, to give consumers time to read the
-                existing ones (at most retire_barrier_ms)
-    redirected  records that producers send to partition p are appended to p mod M; p is readable
-                until retention has emptied it
-    hidden      empty; Metadata has M partitions; for retire_grace_ms, producers with older metadata
-                (N partitions) are served as before
+    co-locating  has a `redirect` and is not sealed yet: its replicas and its leader move to the
+                 hosts of the partition that will take its records
+    sealed       refuses new records with a retriable error, to give consumers time to read the
+                 existing ones (at most retire_barrier_ms)
+    redirected   records that producers send to partition p are appended to p mod M; p is readable
+                 until retention has emptied it
+    hidden       empty; Metadata has M partitions; for retire_grace_ms, producers with older
+                 metadata (N partitions) are served as before
 The number of partitions falls from N to M. All retired partitions take each step together: no client
 sees a number between N and M, so a key has at most two partitions. Each step raises the leader epoch,
 which fences the leader of the previous step.
@@ -84,7 +84,8 @@ def retire(
     if not 0 < partition_count < current:
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
-            f"The topic {name} has {current} partition(s); {partition_count} would not be a decrease to at least 1.",
+            f"The topic {name} has {current} partition(s); the new number must be lower, and at least 1, not"
+            f" {partition_count}.",
         )
     if is_retiring(topic):
         if first_retiring_index(topic) == partition_count:
@@ -98,7 +99,8 @@ def retire(
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
             f"{partition_count} does not divide {current}: keys of the partitions that remain would move to others, and"
-            f" their order would be lost. Choose a divisor of {current}, or allow it for a topic without keys.",
+            f" their order would be lost. Choose a divisor of {current}, or, if the topic's records have no"
+            " keys, allow keys to move (--allow-moved-keys).",
         )
     if "delete" not in topic.config.get("cleanup.policy", policy_default):
         raise Refusal(
@@ -122,8 +124,8 @@ def _enter_phase(view: View, topic: TopicState, first: int, new_phase: int) -> l
 
 def colocate(view: View, topic: TopicState, directories: Directories) -> list[tuple[TopicState, PartitionChange]]:
     """Returns changes that move retired partitions to the hosts, current or future, of the partitions
-    that take their records. Leaderships do not wait until the replicas have moved. Each change to a
-    partition is based on the previous one in the list.
+    that take their records. Leaders move as soon as they can, without waiting for all replicas to
+    have moved. Each change to a partition is based on the previous one in the list.
     """
     changes: list[tuple[TopicState, PartitionChange]] = []
     first = first_retiring_index(topic)
