@@ -20,7 +20,7 @@ from mqd.security.acl import Operation, ResourceType
 UPGRADE_POLICIES = ("bidirectional", "upgrade")
 DOWNGRADE_POLICIES = ("bidirectional", "downgrade")
 COUNT_INTERVAL_S = 5.0  # members are counted this often
-CACHED_GROUPS_MAX = 10_000  # groups with their own settings whose effective settings are cached
+CACHED_GROUPS_MAX = 10_000  # with overrides; their effective settings are cached
 
 
 class _Effective(NamedTuple):
@@ -39,7 +39,7 @@ class BrokerCluster:
         self._share_defaults = share_settings(broker)
         self._quick_interval_ms = broker.broker_number("group.consumer.heartbeat.interval.quick.ms")
         self._count_members = count_members
-        self._counted_s = float("-inf")
+        self._counted_at_s = float("-inf")
         self._levels, self._features_version = levels({}), -1
         self._streams_defaults = streams_settings(broker)
         self._effective_cache: dict[str, tuple[Mapping[str, str], ConsumerSettings, _Effective]] = {}
@@ -118,7 +118,7 @@ class BrokerCluster:
         return frozenset(name for name in names if mask(name) >> Operation.DESCRIBE & 1)
 
     def settings(self, group_id: str) -> ConsumerSettings:
-        if time.monotonic() - self._counted_s > COUNT_INTERVAL_S:
+        if time.monotonic() - self._counted_at_s > COUNT_INTERVAL_S:
             self._adapt_heartbeat_interval()
         return self._effective(group_id).consumer
 
@@ -148,7 +148,7 @@ class BrokerCluster:
         """Shortens the heartbeat interval while there are few members. It is never shorter than a
         millisecond per member: together they send at most a thousand heartbeats per second.
         """
-        self._counted_s = time.monotonic()
+        self._counted_at_s = time.monotonic()
         interval_ms = min(self._configured.heartbeat_interval_ms, max(self._quick_interval_ms, self._count_members()))
         if interval_ms != self._defaults.heartbeat_interval_ms:
             self._defaults = msgspec.structs.replace(self._configured, heartbeat_interval_ms=interval_ms)

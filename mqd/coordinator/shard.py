@@ -203,7 +203,7 @@ class Shard:
             self._run(name, entry, entry.core.on_loaded(now_ms))
 
     def handle(self, name: str, event: object, now_ms: int) -> None:
-        """Raises TooLarge: the core has changed and must be discarded."""
+        """If it raises TooLarge, the core has changed and must be discarded."""
         entry = self._entries.get(name)
         if entry is None:
             entry = self._entries[name] = _CoreEntry(self._cores.make(name))

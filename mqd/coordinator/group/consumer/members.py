@@ -1,7 +1,7 @@
 """A member of a KIP-848 group, the partitions it holds, and their reconciliation with its target.
 
-    STABLE    the target lacks some of its partitions -> REVOKING; some of its new partitions still
-              have an owner -> WAITING
+    STABLE    the member has partitions that its target does not include -> REVOKING; some of its
+              new partitions still have an owner -> WAITING
     REVOKING  the member reports the release -> STABLE or WAITING, at the target's epoch
     WAITING   the partitions are released -> STABLE
 

@@ -327,7 +327,7 @@ class StreamsGroup(ModernGroup):
             self.endpoint_epoch += member.description.endpoint is not None
             self.target.pop(member.member_id, None)
             self.deadlines.drop(member)
-            self.deadlines.drop(member.release_deadline)
+            self.deadlines.drop(member.release_timer)
             self.pending += records.member_tombstones(self.group_id, member.member_id)
         self.deadlines.tidy(2 * len(self.members))
         if not self.members:
@@ -457,12 +457,12 @@ class StreamsGroup(ModernGroup):
             return
         self._set_current(member, current)
         if current.state != UNREVOKED:
-            self.deadlines.drop(member.release_deadline)
+            self.deadlines.drop(member.release_timer)
         elif old.state != UNREVOKED or old.epoch != current.epoch:
             self._await_release(member, now_ms)
 
     def _await_release(self, member: Member, now_ms: int) -> None:
-        self.deadlines.move(member.release_deadline, now_ms + max(member.description.rebalance_timeout_ms, 0))
+        self.deadlines.move(member.release_timer, now_ms + max(member.description.rebalance_timeout_ms, 0))
 
     # -- loading -----------------------------------------------------------------------------------
 

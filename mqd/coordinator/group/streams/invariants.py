@@ -62,7 +62,7 @@ def _check_target(group: StreamsGroup) -> None:
 def _check_deadlines(group: StreamsGroup) -> None:
     members = group.members.values()
     group.deadlines.check(members)
-    group.deadlines.check(member.release_deadline for member in members)
+    group.deadlines.check(member.release_timer for member in members)
     for member in members:
         assert member.deadline_ms != NEVER, "T6"
-        assert (member.release_deadline.deadline_ms != NEVER) == (member.current.state == UNREVOKED), "T6"
+        assert (member.release_timer.deadline_ms != NEVER) == (member.current.state == UNREVOKED), "T6"

@@ -1,7 +1,7 @@
 """A member of a streams group, the tasks it holds, and their reconciliation with its target.
 
-    STABLE      the target lacks some of its tasks -> UNREVOKED; some of its new tasks are still
-                held by other members -> UNRELEASED
+    STABLE      the member holds tasks that its target does not include -> UNREVOKED; other members
+                still hold some of its new tasks -> UNRELEASED
     UNREVOKED   the member reports that it no longer owns what it must lose -> STABLE or UNRELEASED,
                 at the target's epoch
     UNRELEASED  the tasks are free -> STABLE
@@ -30,17 +30,17 @@ JUST_JOINED = CurrentAssignment(0, 0, STABLE, NO_TASKS, NO_TASKS, {})
 
 
 class Member(Timed):
-    """`deadline_ms` (of Timed): the end of its session. `release_deadline`: by when it must release
-    its tasks.
+    """`deadline_ms` (of Timed): the end of its session. `release_timer`: its deadline is when the
+    member must have released its tasks.
     """
 
-    __slots__ = ("current", "description", "release_deadline")
+    __slots__ = ("current", "description", "release_timer")
 
     def __init__(self, member_id: str, description: Description, current: CurrentAssignment = JUST_JOINED) -> None:
         super().__init__(member_id)
         self.description = description
         self.current = current
-        self.release_deadline = Timed(member_id)
+        self.release_timer = Timed(member_id)
 
     @property
     def epoch(self) -> int:

@@ -1,6 +1,5 @@
-"""A topology of Kafka Streams, and its configuration against the topics that exist: how many tasks
-each subtopology has, how many partitions its internal topics need, and which of them are missing.
-Pure.
+"""A Kafka Streams topology, and how it resolves against the existing topics: how many tasks each
+subtopology has, how many partitions its internal topics need, and which of them are missing. Pure.
 """
 
 from __future__ import annotations
@@ -175,7 +174,7 @@ def configure(topology: Topology, existing_count: PartitionCountOf) -> Configure
     missing_sources = sorted(name for name in sources if existing_count(name) is None)
     if missing_sources:
         return ConfiguredTopology(
-            {}, {}, (MISSING_SOURCE_TOPICS, f"Source topics {_first_names(missing_sources)} are missing.")
+            {}, {}, (MISSING_SOURCE_TOPICS, f"Source topics {_abbreviated_list(missing_sources)} are missing.")
         )
 
     def count_of(name: str) -> int | None:
@@ -197,7 +196,7 @@ def configure(topology: Topology, existing_count: PartitionCountOf) -> Configure
     except _Mispartitioned as problem:
         return ConfiguredTopology({}, {}, (INCORRECTLY_PARTITIONED_TOPICS, str(problem)))
     if missing_topics:
-        detail = f"Internal topics are missing: [{_first_names([topic.name for topic in missing_topics])}]"
+        detail = f"Internal topics are missing: [{_abbreviated_list([topic.name for topic in missing_topics])}]"
         return ConfiguredTopology({}, counts, (MISSING_INTERNAL_TOPICS, detail), missing_topics)
     return ConfiguredTopology(task_counts, counts)
 
@@ -274,7 +273,7 @@ def _derive_counts(
         for subtopology in writers:
             if subtopology.subtopology_id not in largest_input_counts:
                 largest_input_counts[subtopology.subtopology_id] = max(
-                    counts.get(read) or existing_count(read) or 0 for read in subtopology.inputs
+                    counts.get(input_name) or existing_count(input_name) or 0 for input_name in subtopology.inputs
                 )
         counts[name] = max(largest_input_counts[subtopology.subtopology_id] for subtopology in writers)
 
@@ -320,7 +319,7 @@ def _missing_topics(
     return tuple(new_topics[name] for name in sorted(new_topics))
 
 
-def _first_names(names: list[str]) -> str:
+def _abbreviated_list(names: list[str]) -> str:
     omitted_count = len(names) - LISTED_TOPICS_MAX
     return ", ".join(names[:LISTED_TOPICS_MAX]) + (
         f" and {omitted_count} additional topics" if omitted_count > 0 else ""
