@@ -29,7 +29,7 @@ _START_AND_STOP = (
 )
 
 
-class Unprintable(ValueError):
+class Unrepresentable(ValueError):
     """A value that supervisord's configuration cannot hold."""
 
 
@@ -38,7 +38,7 @@ def _assignment(name: str, value: str) -> str:
     quote = "'" if '"' in value else '"'
     # supervisord takes everything after a space and a semicolon for a comment
     if quote in value or value.strip("'\"") != value or "\n" in value or " ;" in value:
-        raise Unprintable(
+        raise Unrepresentable(
             f"{name}: supervisord's configuration cannot hold this value because of a quotation mark, a line break or a"
             " semicolon after a space; set it in a file (--config)"
         )
@@ -54,7 +54,7 @@ def render_configuration(
 ) -> str:
     """`kind`: see the module docstring. `variables` are those that the shipped file names;
     `properties` are for the keeper. `user` and `prefix` (of the programs' names) are used only if
-    `kind` is "include". Raises Unprintable.
+    `kind` is "include". Raises Unrepresentable.
     """
     shipped_sections = configparser.RawConfigParser(strict=True)
     shipped_sections.read_string(_VARIABLE.sub(lambda match: variables[match[1]], shipped.read_text(encoding="utf-8")))

@@ -185,7 +185,7 @@ def _print_supervisord(
     from mqd.base import paths
     from mqd.base.config import BROKER, from_environment
     from mqd.keeper.settings import properties_environment
-    from mqd.keeper.supervisor_config import Unprintable, render_configuration
+    from mqd.keeper.supervisor_config import Unrepresentable, render_configuration
 
     if config_file is not None and not config_file.is_file():
         raise CliError(f"{config_file} is not a file that the broker could read again at every start")
@@ -209,7 +209,7 @@ def _print_supervisord(
             pwd.getpwuid(os.getuid()).pw_name,
             "mqd" if node_id == BROKER["node.id"].default else f"mqd-{node_id}",
         )
-    except Unprintable as error:
+    except Unrepresentable as error:
         raise CliError(str(error)) from error
     click.echo(text, nl=False)
 
