@@ -132,8 +132,8 @@ def _labels(text: str | None) -> dict[str, str]:
 
 
 def quantile(fraction: float, before: dict[float, float], after: dict[float, float]) -> float | None:
-    """The smallest bound that at least this fraction of the requests between two scrapes did not
-    exceed.
+    """The smallest bound such that at least this fraction of the requests between the two scrapes
+    took at most that long.
     """
     # (bound, number of requests that did not exceed it)
     increases = sorted((bound, count - before.get(bound, 0.0)) for bound, count in after.items())

@@ -16,7 +16,7 @@ LISTEN = "127.0.0.1:9180"
 
 class Options(msgspec.Struct, frozen=True):
     """`hosts`: names and addresses that a browser may request; others are refused (DNS rebinding).
-    `has_login`: users log in, and each acts with its own credentials.
+    `has_login`: users log in, and each acts with their own credentials.
     """
 
     bootstrap: str
@@ -54,8 +54,8 @@ def is_loopback(host: str) -> bool:
 
 def checked(options: Options) -> Options:
     """Returns the options, with the loopback names added to `hosts` if the console listens on
-    loopback. Raises CliError for options with which the console would give its own permissions to
-    anyone, or passwords would be sent in plaintext.
+    loopback. Raises CliError for options that would let anyone use the console's own permissions, or
+    that would send passwords in plaintext.
     """
     security = options.security
     if not security.has_sasl and security.settings.get("ssl.certificate.location"):

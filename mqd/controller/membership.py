@@ -32,7 +32,7 @@ log = logging.get("controller.membership")
 
 class Membership:
     def __init__(self, config: Mapping[str, str], client: KeeperClient, key: ReplicaKey) -> None:
-        """Raises ConfigError: the cluster key or the host's certificate cannot be used."""
+        """Raises ConfigError if the cluster key or the host's certificate cannot be used."""
         self.seeds = cluster_config.seeds(config)
         self.address = client.welcome.controller_listener or ("", 0)  # as other hosts see it
         self._key = key

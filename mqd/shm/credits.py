@@ -59,8 +59,8 @@ class Budget(msgspec.Struct, frozen=True):
 
     def target_blocks(self, connection_count: int, worker_count: int, is_exhausted: bool) -> int:
         """Number of blocks that a worker with this many connections should hold: most of its fair
-        share, because connections arrive faster than any check; if it uses more, the used blocks
-        and some headroom. If the budget is exhausted, only the used blocks and one more.
+        share, because connections can arrive faster than the lease is adjusted; if it uses more,
+        the used blocks and some headroom. If the budget is exhausted, only the used blocks and one more.
         """
         used_blocks = -(-connection_count // self.block_size)
         if is_exhausted:
@@ -201,7 +201,7 @@ def _open_credits(name: str, generation: int, block_count: int, had_credits: boo
     if generation_semaphore.value != mark and not is_new:
         credits.remove()
         credits, _ = _open(_key(name, 0), block_count)
-    generation_semaphore.value = mark  # last: if this process dies before, the next worker recreates both
+    generation_semaphore.value = mark  # set last: if this process dies before this, the next worker recreates both
     credits.undo, credits.block = True, False
     return credits
 

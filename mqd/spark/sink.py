@@ -7,8 +7,10 @@ executors.
 Exactly once: every task attempt that has a row enlists a child in the batch's joint transaction and
 writes as that child; its commit message names the child. commit() ends the transaction with the
 children that Spark has chosen as winners; all others are aborted. A batch whose number was
-committed before gets no children: its rows are dropped, and its commit does nothing. At least once:
-an idempotent producer for each task attempt; rows are readable as soon as they are written.
+committed before gets no children: its rows are dropped, and its commit does nothing.
+
+At least once: each task attempt has an idempotent producer; rows are readable as soon as they are
+written.
 
 1. Objects of this module are pickled to other processes: they hold options and plain values.
 2. write() leaves behind only connections without outstanding responses (producing.py), and no
@@ -69,8 +71,8 @@ def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Mq
     """Raises MqdOptionError."""
     if overwrite:
         raise MqdOptionError(
-            'mode overwrite: a topic cannot be overwritten, records are only added: use .mode("append"). mqd topic'
-            " delete removes existing ones"
+            'mode overwrite: a topic cannot be overwritten, records are only added: use .mode("append"). To remove'
+            " the existing records, delete the topic (mqd topic delete)"
         )
     return MqdBatchWriter(sink_options(options, schema, streaming=False))
 
@@ -180,8 +182,9 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
         if self.options.is_exactly_once and not any(isinstance(message, TaskResult) for message in messages):
             log.warning(
                 "batch %d failed before any of its tasks was done, so its transaction is not aborted here. If"
-                " rows of it are in topics, readers with read_committed wait for its end until the query is"
-                " restarted or %d ms have passed (kafka.transaction.timeout.ms); `mqd txn abort` ends it immediately",
+                " any of its rows were written, read_committed consumers wait for the transaction to end: when the"
+                " query is restarted, or after %d ms (kafka.transaction.timeout.ms). `mqd txn abort` ends it"
+                " immediately",
                 batchId,
                 self.options.transaction_timeout_ms,
             )
@@ -192,8 +195,9 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
 
 @contextlib.contextmanager
 def _log_failed_abort() -> Iterator[None]:
-    """Only logs an error within this context. A failed abort is harmless: the transaction ends
-    when it times out, or when the batch is repeated. Spark shows the error that caused the abort.
+    """Logs an exception raised in this context instead of propagating it. A failed abort is
+    harmless: the transaction ends when it times out, or when the batch is repeated. Spark shows the
+    error that caused the abort.
     """
     began = time.monotonic()
     try:

@@ -140,7 +140,9 @@ def set_left_behind_aside(
 
 @contextlib.contextmanager
 def _log_errors(path: Path) -> Iterator[None]:
-    """Only logs an OSError: these files do no harm, and the next start tries again."""
+    """Logs an OSError raised in this context instead of propagating it: these files do no harm, and
+    the next start tries again.
+    """
     try:
         yield
     except OSError as error:

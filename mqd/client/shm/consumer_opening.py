@@ -19,7 +19,7 @@ REPLY_BYTES = 64 << 10
 
 
 def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer:
-    """Raises KafkaException or OSError when the broker cannot be attached."""
+    """Raises KafkaException or OSError if the client cannot attach to the broker."""
     config = ConsumerConfig(settings)
     pool = BlockPool()
 

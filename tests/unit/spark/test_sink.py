@@ -376,5 +376,5 @@ def test_a_stream_that_cannot_abort_its_transaction_reports_it(
     assert aborted == [place] and [record.levelno for record in caplog.records] == 2 * [logging.WARNING]
     assert (
         "batch 7 failed before any of its tasks was done" in caplog.text
-        and "5000 ms have passed (kafka.transaction.timeout.ms)" in caplog.text
+        and "after 5000 ms (kafka.transaction.timeout.ms)" in caplog.text
     )
