@@ -251,7 +251,7 @@ def test_partitions_are_not_added_while_a_transaction_on_a_deleted_one_is_open(t
                 error == E.CONCURRENT_TRANSACTIONS
                 and "former partition 5" in text
                 and "producer id 77" in text
-                and "add partitions then" in text
+                and "then add partitions" in text
             )
             views[topic.partitions[1].slot] = [
                 producer(redirected_producer_id(77, 5), -1),
