@@ -1,13 +1,15 @@
 """`python -m perf.micro.append_ways [DIRECTORY]`: the cost of appending to a segment file by each way
 that the kernel offers, without a broker.
 
-Each way writes FILE_BYTES in writes of 64 KiB, as the log does, with an fdatasync after every 8 MiB.
+Each way writes FILE_BYTES in writes of 64 KiB, as the log does, with an fdatasync after every 8 MiB,
+unless it says otherwise: in the writing thread, or in another one as in the broker.
 The ways take turns; each round uses new memory for the page cache where a way needs it. A way that
 the file system refuses is named and left out.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from perf.loading import BUILD
@@ -25,9 +28,12 @@ from perf.report import number
 FILE_BYTES = 256 << 20
 WRITE_BYTES = 64 << 10
 FLUSH_BYTES = 8 << 20
+RARE_FLUSH_BYTES = 64 << 20
 SHIFT_BYTES = 1000  # of unaligned writes, from a page boundary
 ROUNDS = 5
 RWF_DONTCACHE = 0x80  # linux/fs.h, since Linux 6.14
+SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h: starts to write dirty pages back, and does not wait
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Refused(Exception):
@@ -68,6 +74,12 @@ def _uncached_file(path: Path) -> int:
     return fd
 
 
+def _zeroed_file(path: Path) -> int:
+    """A new file, filled with zeroes: an append changes neither its size nor its extents."""
+    path.unlink(missing_ok=True)
+    return _recycled_file(path)
+
+
 def _write_buffered(fd: int, data: memoryview, offset: int) -> None:
     os.pwrite(fd, data, offset)
 
@@ -93,19 +105,77 @@ def _write_padded(fd: int, data: memoryview, offset: int) -> None:
     os.pwritev(fd, [data[: FILE_BYTES - offset - SHIFT_BYTES], rest], offset + SHIFT_BYTES)
 
 
-Way = tuple[Callable[[Path], int], Callable[[int, memoryview, int], None], bool]
+class Flushes:
+    """How a way brings the bytes to the disk. The base class: fdatasync in the writing thread."""
+
+    def after_write(self, fd: int, end: int) -> None:
+        """`end`: where the bytes written so far end."""
+        if end % FLUSH_BYTES == 0:
+            os.fdatasync(fd)
+
+    def finish(self, fd: int) -> None:
+        """Waits until all bytes are on the disk."""
+
+
+class DroppedPages(Flushes):
+    def after_write(self, fd: int, end: int) -> None:
+        super().after_write(fd, end)
+        if end % FLUSH_BYTES == 0:
+            os.posix_fadvise(fd, end - FLUSH_BYTES, FLUSH_BYTES, os.POSIX_FADV_DONTNEED)
+
+
+class InThread(Flushes):
+    """As in the broker: one fdatasync at a time, in another thread, after each `flush_bytes`."""
+
+    def __init__(self, flush_bytes: int = FLUSH_BYTES) -> None:
+        self._flush_bytes = flush_bytes
+        self._pool = ThreadPoolExecutor(1)
+        self._current: Future[None] | None = None
+
+    def after_write(self, fd: int, end: int) -> None:
+        if end % self._flush_bytes == 0 and (self._current is None or self._current.done()):
+            self._current = self._pool.submit(os.fdatasync, fd)
+
+    def finish(self, fd: int) -> None:
+        self._pool.shutdown()
+        os.fdatasync(fd)
+
+
+class StartedEarly(InThread):
+    """Write-back begins after each FLUSH_BYTES; the rarer flushes find little left to write."""
+
+    def __init__(self) -> None:
+        super().__init__(RARE_FLUSH_BYTES)
+
+    def after_write(self, fd: int, end: int) -> None:
+        if end % FLUSH_BYTES == 0:
+            start = ctypes.c_int64(end - FLUSH_BYTES)
+            if LIBC.sync_file_range(fd, start, ctypes.c_int64(FLUSH_BYTES), SYNC_FILE_RANGE_WRITE) < 0:
+                raise Refused(os.strerror(ctypes.get_errno()))
+        super().after_write(fd, end)
+
+
+Way = tuple[Callable[[Path], int], Callable[[int, memoryview, int], None], Callable[[], Flushes]]
 WAYS: dict[str, Way] = {
-    "new file (as mqd)": (_new_file, _write_buffered, False),
-    "new file, pages dropped after each flush": (_new_file, _write_buffered, True),
-    "new file, RWF_DONTCACHE": (_new_file, _write_uncached, False),
-    "new file, O_DIRECT": (lambda path: _new_file(path, os.O_DIRECT), _write_buffered, False),
-    "recycled file, pages in the cache": (_recycled_file, _write_buffered, False),
-    "recycled file, no pages in the cache": (_uncached_file, _write_buffered, False),
-    "new file, unaligned writes": (_new_file, _write_unaligned, False),
-    "recycled file, pages in the cache, unaligned writes": (_recycled_file, _write_unaligned, False),
-    "recycled file, no pages in the cache, unaligned writes": (_uncached_file, _write_unaligned, False),
-    "recycled file, no pages in the cache, writes padded to a page": (_uncached_file, _write_padded, False),
-    "recycled file, O_DIRECT": (lambda path: _recycled_file(path, os.O_DIRECT), _write_buffered, False),
+    "new file (as mqd)": (_new_file, _write_buffered, Flushes),
+    "new file, flushed by another thread": (_new_file, _write_buffered, InThread),
+    "new file, flushed by another thread after 64 MiB": (
+        _new_file,
+        _write_buffered,
+        lambda: InThread(RARE_FLUSH_BYTES),
+    ),
+    "the same, sync_file_range after 8 MiB": (_new_file, _write_buffered, StartedEarly),
+    "file of zeroes, flushed by another thread": (_zeroed_file, _write_buffered, InThread),
+    "new file, pages dropped after each flush": (_new_file, _write_buffered, DroppedPages),
+    "new file, RWF_DONTCACHE": (_new_file, _write_uncached, Flushes),
+    "new file, O_DIRECT": (lambda path: _new_file(path, os.O_DIRECT), _write_buffered, Flushes),
+    "recycled file, pages in the cache": (_recycled_file, _write_buffered, Flushes),
+    "recycled file, no pages in the cache": (_uncached_file, _write_buffered, Flushes),
+    "new file, unaligned writes": (_new_file, _write_unaligned, Flushes),
+    "recycled file, pages in the cache, unaligned writes": (_recycled_file, _write_unaligned, Flushes),
+    "recycled file, no pages in the cache, unaligned writes": (_uncached_file, _write_unaligned, Flushes),
+    "recycled file, no pages in the cache, writes padded to a page": (_uncached_file, _write_padded, Flushes),
+    "recycled file, O_DIRECT": (lambda path: _recycled_file(path, os.O_DIRECT), _write_buffered, Flushes),
 }
 
 
@@ -117,7 +187,8 @@ def _busy_s() -> float:
 
 def measure(way: Way, path: Path) -> dict[str, float]:
     """CPU-µs a MiB of writes, of flushes and of the whole machine; µs of a write, p50 and p99.9."""
-    opened, write, drop = way
+    opened, write, make_flushes = way
+    flushes = make_flushes()
     data = memoryview(mmap.mmap(-1, WRITE_BYTES))  # aligned, for O_DIRECT
     data[:] = os.urandom(WRITE_BYTES)
     fd = opened(path)
@@ -128,12 +199,10 @@ def measure(way: Way, path: Path) -> dict[str, float]:
             write(fd, data, at)
             took.append((time.perf_counter_ns() - began) / 1000)
             write_ns += time.thread_time_ns() - cpu
-            if (at + WRITE_BYTES) % FLUSH_BYTES == 0:
-                cpu = time.thread_time_ns()
-                os.fdatasync(fd)
-                if drop:
-                    os.posix_fadvise(fd, at + WRITE_BYTES - FLUSH_BYTES, FLUSH_BYTES, os.POSIX_FADV_DONTNEED)
-                flush_ns += time.thread_time_ns() - cpu
+            cpu = time.thread_time_ns()
+            flushes.after_write(fd, at + WRITE_BYTES)
+            flush_ns += time.thread_time_ns() - cpu
+        flushes.finish(fd)
         machine = _busy_s() - machine
     finally:
         os.close(fd)
