@@ -109,7 +109,7 @@ int mqd_partition_sync_begin(struct mqd_partition *partition, struct mqd_sync_fd
     if (partition->syncing || !mqd_partition_dirty(partition))
         return 0;
     partition->sync_directory_fd = -1;
-    if (partition->directory_dirty) {
+    if (partition->directory_dirty && !PLANTED_LOG_BUG(NO_ENTRY)) {
         partition->sync_directory_fd = mqd_file_open(partition->path, O_RDONLY | O_DIRECTORY, 0);
         if (partition->sync_directory_fd < 0) {
             int error = errno;

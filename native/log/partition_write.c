@@ -19,6 +19,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "log/partition_state.h"
+#include "log/planted_bugs.h"
 
 #define GATHER_BYTES (64 * 1024)
 #define GATHER_BATCH_BYTES 4096
@@ -238,7 +239,7 @@ static int write_all(struct mqd_partition *partition, struct iovec *iov, int cou
     if (!error)
         return 0;
     partition->active.allocated_bytes = partition->active.size_bytes;
-    if (mqd_file_truncate(partition->active.fd, partition->active.size_bytes) < 0) {
+    if (!PLANTED_LOG_BUG(KEEP_TORN) && mqd_file_truncate(partition->active.fd, partition->active.size_bytes) < 0) {
         error = errno;
         mqd_partition_fence(partition);
     }
@@ -336,7 +337,7 @@ static int write_aborted(struct mqd_partition *partition, uint32_t first, uint32
         return -1;
     partition->directory_dirty |= created;
     partition->txn_index_created |= created;
-    return queue_txn_index(partition);
+    return PLANTED_LOG_BUG(NO_ABORTED) ? 0 : queue_txn_index(partition);
 }
 
 /* Called when the bytes are in the file: updates positions and index entries. Returns -1 with errno

@@ -235,7 +235,8 @@ static int finish(const char *directory, const struct swap *swap)
             if (unlink_if_exists(directory, swap->others[i], suffix) < 0)
                 return -1;
         }
-    if (mqd_file_sync_directory(directory) < 0 || unlink_if_exists(directory, swap->base_offset, ".swap") < 0)
+    if ((!PLANTED_LOG_BUG(SWAP_EARLY) && mqd_file_sync_directory(directory) < 0) ||
+        unlink_if_exists(directory, swap->base_offset, ".swap") < 0)
         return -1;
     /* Durable, because a later compaction writes .cleaned files of the same name, to which this
      * list must not be applied. */
@@ -272,7 +273,8 @@ int mqd_compact_swap_undo(const char *directory, int64_t base_offset)
         return -1;
     /* The list is deleted first, and durably: recovery would mistake a list without its files for
      * an unfinished swap. */
-    if (exists(path) && (mqd_file_unlink(path) < 0 || mqd_file_sync_directory(directory) < 0))
+    if (exists(path) &&
+        (mqd_file_unlink(path) < 0 || (!PLANTED_LOG_BUG(UNDO_EARLY) && mqd_file_sync_directory(directory) < 0)))
         return -1;
     for (int kind = 0; kind < KIND_COUNT; kind++) {
         if (make_path(path, directory, base_offset, suffixes[kind], ".cleaned") < 0)

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "log/planted_bugs.h"
 #include "log/recovery/recovery.h"
 
 #define REWRITE_CHUNK_BYTES (1 << 20)
@@ -76,7 +77,7 @@ static int flush_segment(const struct mqd_partition *partition, int64_t base_off
         return -1;
     int fd = mqd_file_open(path, O_RDWR, 0);
     int result = fd < 0 ? mqd_error_system(errno, "cannot open %s", path) : 0;
-    if (result == 0 && rewrite)
+    if (result == 0 && rewrite && !PLANTED_LOG_BUG(NO_REWRITE))
         result = rewrite_file(fd, path);
     if (result == 0 && mqd_file_sync(fd, false) < 0)
         result = mqd_error_system(errno, "cannot flush %s", path);

@@ -152,7 +152,7 @@ static int note_shortened(const struct recovery *recovery, const struct tail *ta
 {
     bool has_later_segments = i + 1 < recovery->listing.log_count;
     if (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->in_out->replicated ||
-        !(tail->sound_after || has_later_segments))
+        PLANTED_LOG_BUG(NOT_SHORTENED) || !(tail->sound_after || has_later_segments))
         return 0;
     return mqd_recovery_note_shortened(recovery->partition->path);
 }
@@ -160,7 +160,8 @@ static int note_shortened(const struct recovery *recovery, const struct tail *ta
 /* C6: whether data that had been flushed is missing. */
 static bool ends_too_early(const struct recovery *recovery, int64_t end_offset)
 {
-    return !recovery->cutting && !recovery->was_cut && end_offset < recovery->in_out->recovery_point_offset;
+    return !recovery->cutting && !recovery->was_cut && !PLANTED_LOG_BUG(NOT_MISSING) &&
+           end_offset < recovery->in_out->recovery_point_offset;
 }
 
 /* The log ends in the tail, which is segment i of the listing. Returns 1 when done; 0 if the data
@@ -346,7 +347,7 @@ static int resume_truncation(struct recovery *recovery)
     if (mqd_truncation_load(recovery->partition->path, &marks) < 0)
         return -1;
     recovery->was_cut = marks.trusted_below != INT64_MAX;
-    if (in_out->recovery_point_offset > marks.trusted_below)
+    if (in_out->recovery_point_offset > marks.trusted_below && !PLANTED_LOG_BUG(OLD_POINT))
         in_out->recovery_point_offset = marks.trusted_below;
     if (!marks.pending)
         return 0;

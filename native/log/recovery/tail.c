@@ -79,7 +79,7 @@ struct held_batch {
  * on disk failure. */
 static int check_held(struct mqd_walk *walk, struct held_batch *held, int64_t trusted_below)
 {
-    if (!held->present || held->batch.base_offset >= trusted_below ||
+    if (!held->present || PLANTED_LOG_BUG(UNCHECKED_LAST) || held->batch.base_offset >= trusted_below ||
         (!walk->reason && mqd_batch_end_offset(&held->batch) <= trusted_below))
         return 0;
     const char *reason = walk->reason;

@@ -276,6 +276,64 @@ TEST(a_full_disk_is_an_error_and_changes_nothing)
     mqd_partition_close(partition, 0);
 }
 
+TEST(a_compacted_segment_replaces_nothing_before_it_is_flushed)
+{
+    static const char *const rules[] = {"sync:EIO:.log.cleaned", "sync:EIO:.index.cleaned",
+                                        "sync:EIO:.timeindex.cleaned"};
+    struct model model = {.random = 11};
+    struct mqd_compact_figures figures;
+    log_fresh();
+    struct mqd_partition *partition = open_compacted(4096);
+    for (int i = 0; i < 200; i++)
+        append(partition, &model, false);
+    CHECK_EQUAL(log_sync(partition), 0);
+    uint32_t count = partition->segment_count;
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQUAL(mqd_file_watch(NULL, rules[i]), 0);
+        CHECK_EQUAL(compact_all(partition, &model, &figures), -1);
+        mqd_file_watch(NULL, NULL);
+        CHECK_EQUAL(partition->segment_count, count);
+        check_files(partition, &model);
+    }
+    mqd_partition_close(partition, 0);
+}
+
+static bool exists(const char *suffix, const char *ending)
+{
+    char path[200];
+    snprintf(path, sizeof path, "%s%s", log_file(0, suffix), ending);
+    return access(path, F_OK) == 0;
+}
+
+/* After a power cut the old segments would be back, without the list of what replaced them. */
+TEST(a_swap_ends_when_its_deletions_are_durable)
+{
+    log_fresh();
+    CHECK(mkdir(log_path, 0755) == 0);
+    CHECK_EQUAL(mqd_compact_swap_prepare(log_path, 0, (int64_t[]){10}, 1, 0), 0);
+    CHECK_EQUAL(mqd_file_watch(NULL, "sync:EIO"), 0);
+    CHECK_EQUAL(mqd_compact_swap_finish(log_path, 0), -1);
+    mqd_file_watch(NULL, NULL);
+    CHECK(exists(".swap", ""));
+    CHECK_EQUAL(mqd_compact_swap_finish(log_path, 0), 0);
+    CHECK(!exists(".swap", ""));
+}
+
+/* ... and a list would be back without its files. */
+TEST(an_undone_swap_keeps_its_files_until_the_list_is_gone)
+{
+    log_fresh();
+    CHECK(mkdir(log_path, 0755) == 0);
+    log_write_file(log_file(0, ".log.cleaned"), "x", 1);
+    CHECK_EQUAL(mqd_compact_swap_prepare(log_path, 0, (int64_t[]){10}, 1, 0), 0);
+    CHECK_EQUAL(mqd_file_watch(NULL, "sync:EIO"), 0);
+    CHECK_EQUAL(mqd_compact_swap_undo(log_path, 0), -1);
+    mqd_file_watch(NULL, NULL);
+    CHECK(exists(".log", ".cleaned"));
+    CHECK_EQUAL(mqd_compact_swap_undo(log_path, 0), 0);
+    CHECK(!exists(".log", ".cleaned") && !exists(".swap", ""));
+}
+
 /* A reader, or the next start, must not look up positions of the old .log in the new one. */
 TEST(an_interrupted_swap_leaves_no_old_index_beside_the_new_log)
 {

@@ -258,6 +258,25 @@ TEST(a_failed_sync_fences)
     CHECK_CONTAINS(mqd_error_message(), "fenced");
 }
 
+/* The next start trusts the whole log. */
+TEST(a_clean_shutdown_flushes)
+{
+    static const char *const rules[] = {"sync:EIO:0.log", "sync:EIO:5.log", "sync:EIO:5.timeindex"};
+    struct mqd_log_options options = log_options();
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        log_fresh();
+        struct mqd_partition *partition = log_open(&options, NULL);
+        for (int k = 0; k < 6; k++) {
+            CHECK_EQUAL(log_append(partition, (struct log_batch){.mark = 0}), 0);
+            if (k == 4)
+                CHECK_EQUAL(mqd_partition_roll(partition, NOW), 0);
+        }
+        CHECK_EQUAL(mqd_file_watch(NULL, rules[i]), 0);
+        CHECK_EQUAL(mqd_partition_close(partition, 1), -1);
+        mqd_file_watch(NULL, NULL);
+    }
+}
+
 /* More sealed segments than the queue of waiting files holds: the write blocks in a flush,
  * durable stays within what was covered, nothing leaks. */
 TEST(sealed_segments_wait_bounded)

@@ -134,6 +134,20 @@ TEST(an_interrupted_restart_of_the_log_is_completed)
         interrupted(9, true, trust);
 }
 
+/* After a power cut the deletions might be undone, and the mark gone that completes them. */
+TEST(a_truncation_ends_when_its_deletions_are_durable)
+{
+    log_fresh();
+    CHECK_EQUAL(mkdir(log_path, 0755), 0);
+    CHECK_EQUAL(mqd_truncation_begin(log_path, 7, -1), 0);
+    CHECK_EQUAL(mqd_file_watch(NULL, "sync:EIO"), 0);
+    CHECK_EQUAL(mqd_truncation_end(log_path, NOW), -1);
+    mqd_file_watch(NULL, NULL);
+    CHECK(mark_exists(MQD_TRUNCATING_FILE) && !mark_exists(MQD_TRUNCATED_PREFIX));
+    CHECK_EQUAL(mqd_truncation_end(log_path, NOW), 0);
+    CHECK(!mark_exists(MQD_TRUNCATING_FILE) && mark_exists(MQD_TRUNCATED_PREFIX));
+}
+
 /* The disk, or the system, refuses one call: if that is before the marker file is written, the log
  * is unchanged, and the next attempt truncates it. */
 static void refused_once(const char *call, const char *error, bool restart)

@@ -213,7 +213,8 @@ TEST(after_a_process_crash_the_log_ends_at_the_published_end)
     }
 }
 
-/* C2: a log is not opened before everything above the recovery point is on disk. */
+/* C2: a log is not opened before everything above the recovery point is on disk; after a failed flush
+ * it is written again first. */
 TEST(what_recovery_has_found_is_flushed)
 {
     struct mqd_log_options options = log_options();
@@ -223,10 +224,14 @@ TEST(what_recovery_has_found_is_flushed)
             struct mqd_recovery recovery = log_untrusted();
             recovery.recovery_point_offset = recovery_point;
             recovery.trusted_end_offset = trusted_end;
-            CHECK_EQUAL(mqd_file_watch(NULL, "sync:EIO:.log"), 0);
-            struct mqd_partition *partition = mqd_partition_open(log_path, &options, 0, NOW, &recovery);
-            mqd_file_watch(NULL, NULL);
-            CHECK_OR(!partition, mqd_partition_close(partition, 0); return);
+            struct mqd_partition *partition;
+            for (int rewrite = 0; rewrite < 2; rewrite++) {
+                recovery.rewrite = rewrite;
+                CHECK_EQUAL(mqd_file_watch(NULL, rewrite ? "write:EIO:.log" : "sync:EIO:.log"), 0);
+                partition = mqd_partition_open(log_path, &options, 0, NOW, &recovery);
+                mqd_file_watch(NULL, NULL);
+                CHECK_OR(!partition, mqd_partition_close(partition, 0); return);
+            }
             partition = log_open(&options, &recovery);
             CHECK_EQUAL(recovery.log_end_offset, 5);
             mqd_partition_close(partition, 0);
