@@ -3,7 +3,7 @@
  *
  *   Produce           queue (check, large batch) [begun] disk or owner [flushed] replicas [completed] turn
  *   Fetch             wait (for records)         [begun] disk [completed] turn
- *   all others        queue                      [begun] acceptor [completed] turn
+ *   to the acceptor   queue                      [begun] acceptor [completed] turn
  *
  * `turn` is the time spent waiting for earlier requests of the connection. With quotas, `throttle`
  * is reported too, in addition to the total: how long the broker stops reading from the connection
