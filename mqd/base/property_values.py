@@ -32,6 +32,8 @@ def allowed_text(prop: Property) -> str:
         "bool": " or ".join(value for value in ("true", "false") if value not in prop.refused),
     }[prop.kind]
     bounds = []
+    if prop.minimum is not None and prop.minimum == prop.maximum:
+        return str(prop.minimum)
     if prop.minimum is not None:
         bounds.append(f"at least {prop.minimum}")
     if prop.maximum is not None and prop.maximum != LONG_MAX:
