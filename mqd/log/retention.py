@@ -109,7 +109,7 @@ class Candidate(msgspec.Struct, Generic[Key], frozen=True):
     delete: bool
 
 
-def log_starts_to_free(candidates: Sequence[Candidate[Key]], bytes_needed: int) -> dict[Key, int]:
+def log_starts_after_freeing(candidates: Sequence[Candidate[Key]], bytes_needed: int) -> dict[Key, int]:
     """New log start offsets (key -> offset) that free at least `bytes_needed`, taking the oldest
     sealed segments of all partitions first; fewer bytes if there are no more segments. Empty if no
     bytes are needed.

@@ -2,7 +2,7 @@
 of the current one are processed. No work is done per record.
 
     # RecordBatchViews, in order, up to the range's end
-    for view in TcpViews(cluster, options, range_, report_loss).views(): ...
+    for view in TcpBatchViews(cluster, options, range_, report_loss).views(): ...
 
     F1  `position` is the offset after the last yielded record; a broken connection or a moved
         leader costs only one Fetch
@@ -146,7 +146,7 @@ class _Missing(_LookupNeeded):
     """The requested topic or partition does not exist; the lookup is repeated as in F5."""
 
 
-class TcpViews:
+class TcpBatchViews:
     """See the module's docstring. `report_loss(offset, text)` reports lost records; it raises
     (failOnDataLoss), or reading continues at `offset`.
     """

@@ -108,17 +108,17 @@ def _may_have_broker() -> bool:
 
 def open_views(
     options: SourceOptions, cluster: Cluster, range_: Range, report_loss: Callable[[int, str], None], pool: BlockPool
-) -> LocalViews:
+) -> LocalBatchViews:
     """Opens the partition in this host's memory. Raises NotLocal."""
     client = _attach(*_find_broker(options, cluster, range_), options.kafka.client_id)
     try:
-        return LocalViews(client, int(options.kafka.read_committed), range_, report_loss, pool)
+        return LocalBatchViews(client, int(options.kafka.read_committed), range_, report_loss, pool)
     except NativeError as error:
         _forget(client)
         raise NotLocal(str(error)) from error
 
 
-class LocalViews:
+class LocalBatchViews:
     """See the module's docstring."""
 
     def __init__(

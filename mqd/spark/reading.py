@@ -31,7 +31,7 @@ from mqd.native import NativeError
 from mqd.native.columns import ArrowRows
 from mqd.spark import local
 from mqd.spark.driver import report_loss
-from mqd.spark.fetching import TcpViews
+from mqd.spark.fetching import TcpBatchViews
 from mqd.spark.options import SourceOptions
 from mqd.spark.planning import Range
 from mqd.spark.schema import arrow_schema
@@ -138,21 +138,21 @@ def _views(options: SourceOptions, cluster: Cluster, range_: Range) -> Iterator[
     def report_lost(_: int, text: str) -> None:
         report_loss(options, f"{range_.topic}-{range_.partition}: {text}")
 
-    tcp_views = TcpViews(cluster, options, range_, report_lost, pool)
+    tcp_batch_views = TcpBatchViews(cluster, options, range_, report_lost, pool)
     try:
-        local_views = _open_local(options, cluster, range_, report_lost, pool)
-        if local_views is not None:
-            yield from local_views.views()
-            tcp_views.continue_at(local_views.position)  # R2
-            local_views.close()
-        yield from tcp_views.views()
+        local_batch_views = _open_local(options, cluster, range_, report_lost, pool)
+        if local_batch_views is not None:
+            yield from local_batch_views.views()
+            tcp_batch_views.continue_at(local_batch_views.position)  # R2
+            local_batch_views.close()
+        yield from tcp_batch_views.views()
     finally:
-        tcp_views.close()
+        tcp_batch_views.close()
 
 
 def _open_local(
     options: SourceOptions, cluster: Cluster, range_: Range, report_lost: Callable[[int, str], None], pool: BlockPool
-) -> local.LocalViews | None:
+) -> local.LocalBatchViews | None:
     """None: use TCP, because the broker is on another host, the topic id is not known, or the
     option transport says so.
     """

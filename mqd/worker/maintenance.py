@@ -34,7 +34,7 @@ from mqd.base.config import broker_number
 from mqd.log import segments
 from mqd.log.batches import first_timestamp_ms
 from mqd.log.files import Files
-from mqd.log.retention import Candidate, Decision, decide, log_starts_to_free
+from mqd.log.retention import Candidate, Decision, decide, log_starts_after_freeing
 from mqd.log.segments import Segment
 from mqd.shm.credits import Credits
 from mqd.worker.background import Background
@@ -439,7 +439,7 @@ class Upkeep:
             candidates.append(
                 Candidate(key, stored, views[key].log_start_offset, views[key].high_watermark, opened.policy.delete)
             )
-        for key, offset in log_starts_to_free(candidates, bytes_needed).items():
+        for key, offset in log_starts_after_freeing(candidates, bytes_needed).items():
             if not partitions[key].closing:
                 start = await self.advance_start(partitions[key], log_dir, offset)
                 self._log.info(

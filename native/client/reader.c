@@ -400,8 +400,8 @@ static uint32_t batch_begin(struct walk *walk)
         return MQD_READ_FULL;
     out->leader_epoch = batch->partition_leader_epoch;
     out->timestamp_type = batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0;
-    mqd_view_walk_begin(&reader->walk, batch, bytes + MQD_BATCH_HEADER_BYTES,
-                        (uint32_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
+    mqd_batch_walk_begin(&reader->walk, batch, bytes + MQD_BATCH_HEADER_BYTES,
+                         (uint32_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
     reader->in_batch = true;
     return STOP_NONE;
 }
@@ -418,7 +418,7 @@ static uint32_t batch_take(struct walk *walk)
     out->leader_epoch = reader->batch.partition_leader_epoch;
     out->timestamp_type = reader->batch.attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0;
     uint32_t before = out->count;
-    int result = mqd_view_walk_fill(&reader->walk, reader->position, out);
+    int result = mqd_batch_walk_fill(&reader->walk, reader->position, out);
     if (out->count > before)
         reader->position = out->offsets[out->count - 1] + 1;
     if (result < 0)

@@ -40,24 +40,24 @@ static inline const uint8_t *read_blob(const uint8_t *at, const uint8_t *end, co
     return *size_bytes > 0 ? at + *size_bytes : at;
 }
 
-static int refuse(struct mqd_view_walk *walk, const char *reason)
+static int refuse(struct mqd_batch_walk *walk, const char *reason)
 {
     walk->reason = reason;
     return -1;
 }
 
-void mqd_view_walk_begin(struct mqd_view_walk *walk, const struct mqd_batch *batch, const uint8_t *records,
-                         uint64_t size_bytes)
+void mqd_batch_walk_begin(struct mqd_batch_walk *walk, const struct mqd_batch *batch, const uint8_t *records,
+                          uint64_t size_bytes)
 {
     bool append_time = batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME;
     *walk =
-        (struct mqd_view_walk){.at = records,
-                               .end = records + size_bytes,
-                               .left = batch->record_count,
-                               .last_delta = batch->last_offset_delta,
-                               .base_offset = batch->base_offset,
-                               .base_timestamp_ms = append_time ? batch->max_timestamp_ms : batch->base_timestamp_ms,
-                               .append_time = append_time};
+        (struct mqd_batch_walk){.at = records,
+                                .end = records + size_bytes,
+                                .left = batch->record_count,
+                                .last_delta = batch->last_offset_delta,
+                                .base_offset = batch->base_offset,
+                                .base_timestamp_ms = append_time ? batch->max_timestamp_ms : batch->base_timestamp_ms,
+                                .append_time = append_time};
 }
 
 struct parsed_record {
@@ -65,7 +65,7 @@ struct parsed_record {
     const uint8_t *key, *value, *headers, *end;
 };
 
-static inline int parse_record(struct mqd_view_walk *walk, struct parsed_record *out)
+static inline int parse_record(struct mqd_batch_walk *walk, struct parsed_record *out)
 {
     int64_t size_bytes;
     const uint8_t *at = read_number(walk->at, walk->end, &size_bytes);
@@ -94,7 +94,7 @@ static inline int parse_record(struct mqd_view_walk *walk, struct parsed_record 
     return 0;
 }
 
-int mqd_view_walk_fill(struct mqd_view_walk *walk, int64_t from_offset, struct mqd_record_view *out)
+int mqd_batch_walk_fill(struct mqd_batch_walk *walk, int64_t from_offset, struct mqd_record_view *out)
 {
     uint32_t count = out->count;
     const uint8_t *base = out->base;
@@ -131,7 +131,7 @@ int mqd_segment_records(const uint8_t *header, const uint8_t *records, uint64_t 
                         struct mqd_record_view *out)
 {
     struct mqd_batch batch;
-    struct mqd_view_walk walk;
+    struct mqd_batch_walk walk;
     if (mqd_batch_decode(header, MQD_BATCH_HEADER_BYTES, &batch) < 0)
         return -1;
     out->base = records;
@@ -139,8 +139,8 @@ int mqd_segment_records(const uint8_t *header, const uint8_t *records, uint64_t 
     out->count = 0;
     out->leader_epoch = batch.partition_leader_epoch;
     out->timestamp_type = batch.attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0;
-    mqd_view_walk_begin(&walk, &batch, records, records_bytes);
-    if (mqd_view_walk_fill(&walk, from_offset, out) < 0)
+    mqd_batch_walk_begin(&walk, &batch, records, records_bytes);
+    if (mqd_batch_walk_fill(&walk, from_offset, out) < 0)
         return mqd_error_set(MQD_E_CORRUPT, "batch at offset %lld: %s", (long long)batch.base_offset, walk.reason);
     return 0;
 }

@@ -68,7 +68,7 @@ struct mqd_segment_source {
 
 /* ---- the records of one batch (client/reader_records.c) ---- */
 
-struct mqd_view_walk {
+struct mqd_batch_walk {
     const uint8_t *at, *end; /* the remaining records */
     int32_t left, last_delta;
     int64_t next_delta;
@@ -76,11 +76,11 @@ struct mqd_view_walk {
     bool append_time;   /* base_timestamp_ms applies to every record */
     const char *reason; /* the reason for a failure */
 };
-void mqd_view_walk_begin(struct mqd_view_walk *walk, const struct mqd_batch *batch, const uint8_t *records,
-                         uint64_t size_bytes);
+void mqd_batch_walk_begin(struct mqd_batch_walk *walk, const struct mqd_batch *batch, const uint8_t *records,
+                          uint64_t size_bytes);
 /* Appends records from `from_offset` on to `out`, as many as fit. Returns 0, or -1 if an
  * invalid record follows; walk->reason has the cause. Positions are counted from out->base. */
-int mqd_view_walk_fill(struct mqd_view_walk *walk, int64_t from_offset, struct mqd_record_view *out);
+int mqd_batch_walk_fill(struct mqd_batch_walk *walk, int64_t from_offset, struct mqd_record_view *out);
 
 /* ---- aborted transactions (client/reader_aborted.c) ---- */
 
@@ -125,7 +125,7 @@ struct mqd_segment_reader {
     uint32_t checked_at;    /* the batch there has passed its checksum */
     struct mqd_batch batch; /* at `at`, when it was decoded (decoded_at) */
     uint32_t decoded_at;
-    struct mqd_view_walk walk;
+    struct mqd_batch_walk walk;
     struct mqd_aborted_filter aborted;
 };
 

@@ -73,7 +73,7 @@ def no_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Any) -> None:
         raise AssertionError(f"{self.name} is fetched from offset {self.position} on")
 
-    monkeypatch.setattr(fetching.TcpViews, "_connect", refuse)
+    monkeypatch.setattr(fetching.TcpBatchViews, "_connect", refuse)
 
 
 def test_only_mapped_segments(broker: Broker, hundred: str, no_fetch: None) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqd.log.retention import Candidate, RetentionPolicy, decide, log_starts_to_free
+from mqd.log.retention import Candidate, RetentionPolicy, decide, log_starts_after_freeing
 from mqd.log.segments import Segment
 
 NEVER = RetentionPolicy(-1, -1, 10**15)
@@ -124,16 +124,16 @@ def test_age_is_checked_again_after_a_deletion_by_size() -> None:
 def test_free_space_deletes_the_oldest_of_all_partitions() -> None:
     a = Candidate("a", listing((0, 100, 10), (10, 100, 30), (20, 100, 50)), 0, 30, True)
     b = Candidate("b", listing((0, 100, 20), (5, 100, 40), (9, 100, 60)), 0, 12, True)
-    assert log_starts_to_free([a, b], 1) == {"a": 10}
-    assert log_starts_to_free([a, b], 200) == {"a": 10, "b": 5}
-    assert log_starts_to_free([a, b], 201) == {"a": 20, "b": 5}
-    assert log_starts_to_free([a, b], 10**9) == {"a": 20, "b": 9}, "active segments stay"
-    assert log_starts_to_free([a, b], 0) == {}
+    assert log_starts_after_freeing([a, b], 1) == {"a": 10}
+    assert log_starts_after_freeing([a, b], 200) == {"a": 10, "b": 5}
+    assert log_starts_after_freeing([a, b], 201) == {"a": 20, "b": 5}
+    assert log_starts_after_freeing([a, b], 10**9) == {"a": 20, "b": 9}, "active segments stay"
+    assert log_starts_after_freeing([a, b], 0) == {}
 
 
 def test_free_space_spares_topics_without_the_delete_policy() -> None:
     compacted = Candidate("c", listing((0, 100, 1), (10, 100, 2)), 0, 20, False)
-    assert log_starts_to_free([compacted], 100) == {}
+    assert log_starts_after_freeing([compacted], 100) == {}
 
 
 @given(st.lists(st.tuples(segments, st.integers(0, 600)), max_size=5), st.integers(0, 10_000))
@@ -143,7 +143,7 @@ def test_free_space_deletes_enough_or_everything_allowed(
     candidates = [
         Candidate(number, found, 0, high_watermark, True) for number, (found, high_watermark) in enumerate(partitions)
     ]
-    starts = log_starts_to_free(candidates, expected)
+    starts = log_starts_after_freeing(candidates, expected)
     freed, possible = 0, 0
     for candidate in candidates:
         bases = [segment.base_offset for segment in candidate.segments]
