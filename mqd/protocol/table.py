@@ -26,14 +26,14 @@ first version that can have tagged fields. Unknown tagged fields are skipped.
 NOTES = """
 * **Produce** is advertised from 0 because librdkafka before 2.11.1 compresses only if version 0 is
   advertised (KAFKA-18659). Versions 0-2 have message formats that mqd does not store, and are
-  refused with UNSUPPORTED_FOR_MESSAGE_FORMAT. Each partition must have exactly one record batch of
-  magic 2. Before version 12 a transactional batch to a partition that is not in the transaction is
-  refused; from version 12 on, such a batch adds the partition to the transaction.
+  refused with UNSUPPORTED_FOR_MESSAGE_FORMAT. For each partition, a request must contain exactly
+  one record batch, of magic 2. Before version 12 a transactional batch to a partition that is not
+  in the transaction is refused; from version 12 on, such a batch adds the partition to the
+  transaction.
 * **Transactions** are those of version 2 (KIP-890: `transaction.version` 2 is finalized) for
   clients that support them, and of version 1 for the others. The response to EndTxn is sent when
-  the markers are written, so once the producer has it, the committed records are readable. If
-  writing the markers takes longer than 200 ms, the response is sent after 200 ms, without waiting
-  for them.
+  the markers are written, but after 200 ms at the latest. Unless that limit was reached, the
+  committed records are readable once the producer has the response.
 * **AddPartitionsToTxn** 4 and 5, which brokers send to each other, are served to clients too.
   **WriteTxnMarkers** accepts only aborts from clients (Admin.abortTransaction); a commit gets
   CLUSTER_AUTHORIZATION_FAILED. If a coordinator on any host knows the transaction, its producer is
@@ -57,27 +57,27 @@ NOTES = """
   EndTxn lists the ones whose records are committed (winners). The transactional ids of joint
   transactions begin with `mqd.joint.`; no other id may use the field, and these ids may not be used
   for other transactions. InitProducerId with `batch_id` and `run_id` enlists one more producer (a
-  child) in the joint transaction of that batch, which the first child begins: the response has the
-  child's own producer id and epoch. A request with a producer id and epoch reports that this child
-  is alive: the timeout runs from the last such report. The response has `committed_batch_id`; if
-  the requested `batch_id` is not above `committed_batch_id`, that batch is already committed, and
-  the response has no producer id (-1). EndTxn has `batch_id`, `run_id` and `winners` (producer id
-  and epoch of each child whose records are committed); its producer id is ignored. If `committed`
-  is false, the batch is aborted, and the run is over: later requests to enlist a child with this
-  `run_id` are refused, even if the run has had no children. An EndTxn with an empty `run_id` and
-  `committed` false is an administrator's abort of the transaction in progress. Errors:
-  PRODUCER_FENCED: another run has replaced this one, or this one was aborted; INVALID_TXN_STATE:
-  the transaction has been aborted in the meantime; INVALID_PRODUCER_ID_MAPPING: a winner does not
-  belong to this transaction. A response without the field comes from a broker that does not support
-  joint transactions. Children use Produce 12 or later.
+  child) in that batch's joint transaction. The first child to enlist begins the transaction. The
+  response has the child's own producer id and epoch. A request with a producer id and epoch reports
+  that this child is alive: the timeout runs from the last such report. The response has
+  `committed_batch_id`; if the requested `batch_id` is not above `committed_batch_id`, that batch is
+  already committed, and the response has no producer id (-1). EndTxn has `batch_id`, `run_id` and
+  `winners` (producer id and epoch of each child whose records are committed); its producer id is
+  ignored. If `committed` is false, the batch is aborted, and the run is over: later requests to
+  enlist a child with this `run_id` are refused, even if the run has had no children. An EndTxn with
+  an empty `run_id` and `committed` false is an administrator's abort of the transaction in
+  progress. Errors: PRODUCER_FENCED: another run has replaced this one, or this one was aborted;
+  INVALID_TXN_STATE: the transaction has been aborted in the meantime; INVALID_PRODUCER_ID_MAPPING:
+  a winner does not belong to this transaction. A response without the field comes from a broker
+  that does not support joint transactions. Children use Produce 12 or later.
 * **Envelope** (58, KIP-590) is used only between hosts, over the listener that clients cannot use:
   it contains a request that one host forwards to another for a client that is attached to the first
-  through shared memory. The other host coordinates the client's group or transactional id, or leads
-  the partition (ListOffsets). `request_principal` describes the client in MessagePack: the `uid`
-  and `pid` of its process, and the principal and address with which its host authorizes it.
-  `client_host_address` is the address of the client's host, which descriptions of groups show. The
-  contained request has that client's permissions; with `is_host` it is a request of the host
-  itself, for its dead letters, and has all permissions.
+  through shared memory. It is sent to the host that coordinates the client's group or transactional
+  id, or, for ListOffsets, to the one that leads the partition. `request_principal` describes the
+  client in MessagePack: the `uid` and `pid` of its process, and the principal and address with
+  which its host authorizes it. `client_host_address` is the address of the client's host, which
+  descriptions of groups show. The contained request has that client's permissions; with `is_host`
+  it is a request of the host itself, for its dead letters, and has all permissions.
 * **ReadShareGroupState** has a tagged field of mqd's own, number 9100: the offsets at which the
   leader epochs of the reader's log begin; the last entry, with epoch 2147483647, has the end of the
   log. If the request has a newer leader epoch, the coordinator discards the state of records that
@@ -124,9 +124,9 @@ NOTES = """
 * **AlterClientQuotas** accepts addresses, but not host names, for entities of the type ip. A
   throttled response is sent immediately, with its throttle time; then the broker does not read from
   the connection for that time (KIP-219). A client over its controller_mutation_rate gets
-  THROTTLING_QUOTA_EXCEEDED for each further topic of **CreateTopics** from 6, **CreatePartitions**
-  from 3 and **DeleteTopics** from 5 on; in earlier versions the request is served, and the client
-  is throttled (KIP-599).
+  THROTTLING_QUOTA_EXCEEDED for each further topic in **CreateTopics** (6 and up),
+  **CreatePartitions** (3 and up) and **DeleteTopics** (5 and up). In earlier versions the request
+  is served, and the client is throttled (KIP-599).
 * **AlterReplicaLogDirs** gets its response when the move has begun; **DescribeLogDirs** shows the
   copy as a future replica with its lag.
 * **AlterPartitionReassignments** gets its response when the reassignments have begun; each is

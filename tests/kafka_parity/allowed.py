@@ -10,8 +10,8 @@ CRASHED = "where Kafka fails with an internal exception, mqd reports what is wro
 TEXTS = "texts are mqd's own; the error code is compared"
 
 BESIDE_ERRORS = (
-    "with an error such as OFFSET_OUT_OF_RANGE, mqd also returns the offsets of the log; Kafka returns -1, and null"
-    " where mqd has an empty list, or the reverse"
+    "with an error such as OFFSET_OUT_OF_RANGE, mqd also returns the offsets of the log, where Kafka returns -1;"
+    " and one of the two returns null where the other returns an empty list"
 )
 NO_PARTITIONS = "mqd's response also contains topics that the request names without partitions; Kafka omits them"
 
@@ -126,7 +126,7 @@ ALLOWED = (
         "Metadata",
         "12-13",
         "topics[] only mqd",
-        "if the request names a topic by id, Kafka omits the topics that it names by name",
+        "if the request identifies any topic by id, Kafka omits the topics that the request identifies by name",
     ),
     Allowed("ListOffsets", "1-11", "topics[] only mqd", NO_PARTITIONS),
     Allowed("OffsetCommit", "2-10", "topics[] only mqd", NO_PARTITIONS),
@@ -329,7 +329,7 @@ ALLOWED = (
         "ApiVersions",
         "4",
         "supported_features[] only mqd",
-        "Kafka hides features whose minimum is 0 only in version 3, and it has no mqd.version",
+        "only in version 3 does Kafka hide features whose minimum is 0; it has no mqd.version",
     ),
     Allowed(
         "ApiVersions",

@@ -33,7 +33,7 @@ LEFT_OUT_INTRODUCTION = """
 FEWER_INTRODUCTION = f"""
 ### Fewer than {WHOLE} cases
 
-Each version of each API is compared in at least {WHOLE} distinct cases, except these, which have no more cases:
+Each version of each API is compared in at least {WHOLE} distinct cases, except these, for which fewer exist:
 
 """
 
