@@ -80,7 +80,7 @@ def produce(bench: Bench) -> None:
             if size == 200:
                 bench.add(
                     what,
-                    "batches/s per CPU-second of a worker",
+                    "batches per CPU-second of a worker",
                     [1e6 / value for value in cost[backend]],
                     1e6,
                     at_least=True,
@@ -461,7 +461,7 @@ def compaction(bench: Bench) -> None:
         ]
         bench.add(
             f"compaction of 1 KiB records, {'uncompressed' if codec == 'none' else codec}",
-            "MB/s per CPU-second",
+            "MB per CPU-second",
             values,
             target,
             at_least=True,

@@ -232,7 +232,7 @@ def page_block(run: dict, later: Sequence[dict] = ()) -> str:
         for figure, one in zip(with_target, shown, strict=True)
     ]
     table = markdown_table(
-        ("one worker core, unless said otherwise", "median", "", "spread", "target", ""), lines, right=(1, 3, 4)
+        ("one worker core, unless stated otherwise", "median", "", "spread", "target", ""), lines, right=(1, 3, 4)
     )
     reached = sum(figure.verdict == REACHED for figure in with_target)
     head = f"`make bench` on {_run_text(run)}"

@@ -224,7 +224,7 @@ def page(result: dict) -> str:
             )
         )
     of_clients = markdown_table(
-        ("clients", "records/s", "spread", "the law predicts", "worker, % of a core", "CPU-µs a record"),
+        ("clients", "records/s", "spread", "predicted by the law below", "worker, % of a core", "CPU-µs a record"),
         lines,
         right=range(6),
     )
@@ -249,7 +249,7 @@ def page(result: dict) -> str:
             "CPU-µs a record",
             "records/s with cores of their own",
             "spread",
-            "the law predicts",
+            "predicted by the law below",
             "records/s here",
             "memory, MB",
         ),
@@ -274,7 +274,7 @@ def page(result: dict) -> str:
             )
         )
     guessed = markdown_table(
-        ("workers, each with a core", "records/s", "95 %", "times one worker"), guesses, right=range(4)
+        ("workers, each with a core", "records/s", "95 %", "relative to one worker"), guesses, right=range(4)
     )
     crowded = max(map(int, result["curves"]["workers"])) > cores
     crowded_note = " `*`: more workers than cores; their CPU time includes the switching between them."
