@@ -180,4 +180,4 @@ def _replicated_lines(run: Run) -> list[tuple[str, ...]]:
     return []
 
 
-TARGET_HEADINGS = ("target", "mqd", "peer", "times", "bound", "")
+TARGET_HEADINGS = ("metric", "mqd", "peer", "ratio", "target", "")
