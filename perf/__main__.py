@@ -130,7 +130,9 @@ def main(words: list[str] | None = None) -> int:
     arguments = _arguments(words)
     if arguments.page:
         run, *later = report.last_runs(HISTORY)
-        PAGE.write_text(report.replace_block(PAGE.read_text(), "bench", report.page_block(run, later)))
+        PAGE.write_text(
+            report.replace_block(PAGE.read_text(), "bench", report.page_block(run, later, cases_local.TARGETS))
+        )
         return 0
     if arguments.figures:
         sizing.write(report.last_run(HISTORY), scaling.RESULT)

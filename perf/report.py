@@ -9,7 +9,8 @@ import json
 import re
 import statistics
 import textwrap
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 REACHED, MISSED = "reached", "missed"
@@ -212,13 +213,21 @@ def _later_text(runs: Iterable[dict]) -> str:
     return f" {LATER}: measured later, without the other cases: {'; '.join(parts)}." if parts else ""
 
 
-def page_block(run: dict, later: Sequence[dict] = ()) -> str:
+def figures_of(run: dict, targets: Mapping[str, float] = types.MappingProxyType({})) -> list[Figure]:
+    """The figures of a history line. `targets`, by figure, replace those at the time of the run."""
+    return [
+        Figure.from_json(name, {**found, "target": targets[name]} if name in targets else found)
+        for name, found in run["figures"].items()
+    ]
+
+
+def page_block(run: dict, later: Sequence[dict] = (), targets: Mapping[str, float] = types.MappingProxyType({})) -> str:
     """The figures of one history line that have a target, for docs/performance.md. Figures of `later`
-    runs of some cases replace those of the same name, and are marked.
+    runs of some cases replace those of the same name, and are marked. `targets`: see figures_of.
     """
     source = {name: one for one in (run, *later) for name in one["figures"]}
-    figures = [Figure.from_json(name, one["figures"][name]) for name, one in source.items()]
-    with_target = [figure for figure in figures if figure.target is not None]
+    figures = {figure.name: figure for one in (run, *later) for figure in figures_of(one, targets)}
+    with_target = [figure for figure in figures.values() if figure.target is not None]
     shown = [source[figure.name] for figure in with_target]
     lines = [
         (

@@ -54,6 +54,11 @@ def test_the_page_has_a_line_for_each_and_names_missed_targets():
     assert "something else" not in page and page.count("client, CPU-s") == 1
 
 
+def test_the_targets_of_python_are_those_of_its_figures():
+    assert cases_local.TARGETS["local: produce, shared memory"] == 1.5e6
+    assert set(cases_local.PYTHON_TARGETS) < set(cases_local.PYTHON_RECORDS)
+
+
 def test_a_page_of_single_cases_has_no_empty_table():
     assert cases_local.page([Figure("local: round trip", "µs", [3.0])], FACTS, "2026-01-02").count("\n| ---") == 1
 

@@ -157,6 +157,14 @@ def test_later_runs_of_some_cases_are_shown_among_the_last_whole_run(tmp_path) -
     ), "of the run that was replaced there is nothing left"
 
 
+def test_recorded_figures_are_judged_by_the_present_targets() -> None:
+    run = json.loads(_line("2026-01-02", "whole", figures()))
+    block = report.page_block(run, targets={"cost": 8.0, "rate": 1.25, "not measured": 1.0})
+    assert "| cost | **14** | CPU-µs | 9–31 | ≤ 8 | missed |" in block
+    assert "| rate | **1.75** | GB/s | 1.5–2.5 | ≥ 1.25 | reached |" in block
+    assert "not measured" not in block
+
+
 def test_some_cases_without_a_whole_run_fill_no_page(tmp_path) -> None:
     history = tmp_path / "history.jsonl"
     history.write_text(_line("2026-01-01", "older", figures(), kind="cases", cases=["produce"]))
