@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import random
 import signal
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from perf import revision
 from tests.chaos import checker, faults, history, members, replicas, secured
 from tests.chaos.guests import rights
 from tests.chaos.history import FinalLog, Place
@@ -80,6 +82,9 @@ class Result:
     # fault -> writers' seconds from its beginning to the next one's: [served, all]
     kinds: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     failure: str = ""  # the run itself did not complete
+    # when it began, and of which tree
+    date: str = dataclasses.field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat("T", "seconds"))
+    commit: str = dataclasses.field(default_factory=revision.commit)
 
     @property
     def ok(self) -> bool:
@@ -88,6 +93,8 @@ class Result:
     def line(self) -> str:
         return json.dumps(
             {
+                "date": self.date,
+                "commit": self.commit,
                 "seed": self.plan.seed,
                 "seconds": self.plan.seconds,
                 **({"secured": True} if self.plan.secured else {}),

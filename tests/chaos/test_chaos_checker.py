@@ -5,6 +5,7 @@ it, is found with its name.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import random
 from collections.abc import Callable
@@ -13,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from perf import revision
+from tests.chaos import __main__ as command
 from tests.chaos import history as histories
 from tests.chaos import total
 from tests.chaos.checker import check, name_of, summary
 from tests.chaos.history import Commit, End, FinalLog, History, Place, Poll, Send
+from tests.chaos.run import Plan, Result
 
 PLACES: list[Place] = [("t", 0), ("t", 1), ("u", 0)]
 
@@ -420,3 +424,25 @@ def test_pieces_add_up(tmp_path: Path) -> None:
         and (found.runs, found.ended) == (3, 2)
     )
     assert not total.add_up([]).clean, "nothing was run"
+
+
+def test_a_recorded_run_has_its_date_and_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs recorded before they had them are still added up."""
+    numbers = {"writers_available": 1.0, "readers_available": 1.0, "heal_s": 0.5}
+
+    def completed(plan: Plan, directory: Path, log: Callable[[str], None]) -> Callable[[], Result]:
+        return lambda: Result(plan, numbers=dict(numbers))
+
+    monkeypatch.setattr(command, "Run", completed)
+    monkeypatch.setattr(command.network, "why_not", lambda: "")
+    monkeypatch.setattr(command.signal, "signal", lambda number, handler: None)
+    results = tmp_path / "results.jsonl"
+    older = {"seed": 6, "seconds": 90.0, "faults": 1, "anomalies": {}, "failure": "", **numbers}
+    results.write_text(json.dumps(older) + "\n")
+    assert command.main(["--seed", "7", "--results", str(results), "--directory", str(tmp_path)]) == 0
+    line = json.loads(results.read_text().splitlines()[-1])
+    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(line["date"])
+    assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=10)
+    assert (line["seed"], line["commit"]) == (7, revision.commit())
+    added = total.of_files([results])
+    assert added.clean and added.seeds == [6, 7] and added.ended == 2
