@@ -160,7 +160,7 @@ def check(config: Mapping[str, str]) -> None:
     if 2 * heartbeat > session:
         raise ConfigError(
             f"broker.heartbeat.interval.ms={heartbeat} must be at most half of broker.session.timeout.ms={session}:"
-            " one lost heartbeat would cost the broker its leaderships",
+            " after one lost heartbeat the broker would lose the leadership of its partitions",
             "broker.heartbeat.interval.ms",
             str(heartbeat),
         )

@@ -140,7 +140,7 @@ def balance(settings: Settings, form: Form) -> Change:
             moves.balance(broker, topics, dry_run=False)
 
     return Change(
-        "Spread replicas and leaderships evenly over the brokers?",
+        "Spread replicas and leaders evenly over the brokers?",
         command_of(settings, "cluster", "balance", *topics, "--no-wait"),
         effects,
         apply,

@@ -30,10 +30,10 @@ NOTES = """
   one record batch, of magic 2. Before version 12 a transactional batch to a partition that is not
   in the transaction is refused; from version 12 on, such a batch adds the partition to the
   transaction.
-* **Transactions** are those of version 2 (KIP-890: `transaction.version` 2 is finalized) for
-  clients that support them, and of version 1 for the others. The response to EndTxn is sent when
-  the markers are written, but after 200 ms at the latest. Unless that limit was reached, the
-  committed records are readable once the producer has the response.
+* **Transactions** are of version 2 (KIP-890) for clients that support it, because
+  `transaction.version` 2 is finalized, and of version 1 for other clients. The response to EndTxn
+  is sent when the markers are written, but after 200 ms at the latest. Unless that limit was
+  reached, the committed records are readable once the producer has the response.
 * **AddPartitionsToTxn** 4 and 5, which brokers send to each other, are served to clients too.
   **WriteTxnMarkers** accepts only aborts from clients (Admin.abortTransaction); a commit gets
   CLUSTER_AUTHORIZATION_FAILED. If a coordinator on any host knows the transaction, its producer is
@@ -55,39 +55,40 @@ NOTES = """
 * **InitProducerId** and **EndTxn** (5) have a tagged field of mqd's own, number 9100, for joint
   transactions (`mqd/coordinator/transaction/joint.py`). Such a transaction has many producers;
   EndTxn lists the ones whose records are committed (winners). The transactional ids of joint
-  transactions begin with `mqd.joint.`; no other id may use the field, and these ids may not be used
-  for other transactions. InitProducerId with `batch_id` and `run_id` enlists one more producer (a
-  child) in that batch's joint transaction. The first child to enlist begins the transaction. The
-  response has the child's own producer id and epoch. A request with a producer id and epoch reports
-  that this child is alive: the timeout runs from the last such report. The response has
-  `committed_batch_id`; if the requested `batch_id` is not above `committed_batch_id`, that batch is
-  already committed, and the response has no producer id (-1). EndTxn has `batch_id`, `run_id` and
-  `winners` (producer id and epoch of each child whose records are committed); its producer id is
-  ignored. If `committed` is false, the batch is aborted, and the run is over: later requests to
-  enlist a child with this `run_id` are refused, even if the run has had no children. An EndTxn with
-  an empty `run_id` and `committed` false is an administrator's abort of the transaction in
-  progress. Errors: PRODUCER_FENCED: another run has replaced this one, or this one was aborted;
-  INVALID_TXN_STATE: the transaction has been aborted in the meantime; INVALID_PRODUCER_ID_MAPPING:
-  a winner does not belong to this transaction. A response without the field comes from a broker
-  that does not support joint transactions. Children use Produce 12 or later.
-* **Envelope** (58, KIP-590) is used only between hosts, over the listener that clients cannot use:
-  it contains a request that one host forwards to another for a client that is attached to the first
+  transactions begin with `mqd.joint.`. Requests with other ids must not use the field, and these
+  ids must not be used for other transactions. InitProducerId with `batch_id` and `run_id` enlists
+  one more producer (a child) in that batch's joint transaction. The first child to enlist begins
+  the transaction. The response has the child's own producer id and epoch. A request with a producer
+  id and epoch reports that this child is alive; the timeout runs from the last such report. The
+  response has `committed_batch_id`; if the requested `batch_id` is not above `committed_batch_id`,
+  that batch is already committed, and the response has no producer id (-1). EndTxn has `batch_id`,
+  `run_id` and `winners` (producer id and epoch of each child whose records are committed); its
+  producer id is ignored. If `committed` is false, the batch is aborted, and the run is over: later
+  requests to enlist a child with this `run_id` are refused, even if the run has had no children. An
+  EndTxn with an empty `run_id` and `committed` false is an administrator's abort of the transaction
+  in progress. PRODUCER_FENCED means that another run has replaced this one, or that this one was
+  aborted; INVALID_TXN_STATE, that the transaction has been aborted in the meantime;
+  INVALID_PRODUCER_ID_MAPPING, that a winner does not belong to this transaction. A response without
+  the field comes from a broker that does not support joint transactions. Children use Produce 12 or
+  later.
+* **Envelope** (58, KIP-590) is used only between hosts, over the listener that clients cannot use.
+  It contains a request that one host forwards to another for a client that is attached to the first
   through shared memory. It is sent to the host that coordinates the client's group or transactional
   id, or, for ListOffsets, to the one that leads the partition. `request_principal` describes the
   client in MessagePack: the `uid` and `pid` of its process, and the principal and address with
   which its host authorizes it. `client_host_address` is the address of the client's host, which
-  descriptions of groups show. The contained request has that client's permissions; with `is_host`
-  it is a request of the host itself, for its dead letters, and has all permissions.
-* **ReadShareGroupState** has a tagged field of mqd's own, number 9100: the offsets at which the
-  leader epochs of the reader's log begin; the last entry, with epoch 2147483647, has the end of the
-  log. If the request has a newer leader epoch, the coordinator discards the state of records that
-  this log has lost.
+  descriptions of groups show. The contained request has that client's permissions. With `is_host`,
+  the request comes from the host itself, which writes dead letters, and has all permissions.
+* **ReadShareGroupState** has a tagged field of mqd's own, number 9100. It contains the offsets at
+  which the leader epochs of the reader's log begin; its last entry, with epoch 2147483647, has the
+  end of the log. If the request has a newer leader epoch, the coordinator discards the state of
+  records that this log has lost.
 * **DescribeShareGroupOffsets** and **ReadShareGroupStateSummary** have a tagged field of mqd's own,
-  number 9100. If it is `true` in the request, the field of the same number in the response has, for
-  each share-partition, the number of unfinished records for each delivery count. Otherwise the
-  response does not have the field.
-* **ShareStarts** (20000, mqd's own) is used only between hosts. It returns, for each partition of
-  the topics, the lowest start offset among its share groups; and the partitions of
+  number 9100. If it is `true` in the request, the field of the same number in the response
+  contains, for each share-partition, how many unfinished records have been delivered how many
+  times. Otherwise the response does not have the field.
+* **ShareStarts** (20000, mqd's own) is used only between hosts. It returns the lowest start offset
+  among the share groups of each partition of the topics, and the partitions of
   `__share_group_state` that the host coordinates. `queue.delete.on.ack` needs both.
 * **ShareGroupHeartbeat**, **ShareGroupDescribe**, **ShareFetch**, **ShareAcknowledge**,
   **DescribeShareGroupOffsets**, **AlterShareGroupOffsets** and **DeleteShareGroupOffsets**
@@ -103,32 +104,32 @@ NOTES = """
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on. Committed offsets are
   removed with their topic or partition. As in Kafka's records, their key contains the topic's name,
   not its id: if a topic is deleted and created again while no host coordinates the group, the group
-  keeps the old offsets for the new topic. An error that concerns the whole group is repeated for
-  each requested partition (**OffsetFetch** 2 to 7).
+  keeps the old offsets for the new topic. In **OffsetFetch** 2 to 7, an error that concerns the
+  whole group is repeated for each requested partition.
 * **Fetch** supports incremental sessions (KIP-227) and long polls. A replica id is valid only
-  between hosts; a client that names one gets CLUSTER_AUTHORIZATION_FAILED (below version 7 the
-  response has no field for the error, and contains no partitions). A consumer that sends its rack
+  between hosts; a client that sends one gets CLUSTER_AUTHORIZATION_FAILED. (Below version 7 the
+  response has no field for the error, and contains no partitions.) A consumer that sends its rack
   (11 and up) is directed to an in-sync replica in that rack (KIP-392), and may read from any
   replica up to its high watermark. A session belongs to its principal; other principals get
   FETCH_SESSION_ID_NOT_FOUND, whereas Kafka lets any client continue the session with that client's
   permissions.
 * With NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, the responses of **Produce** (10 and up) and
-  **Fetch** (12 and up) contain the current leader and its address (KIP-951; the address in Fetch:
-  16 and up).
-* **Metadata** and **DescribeCluster** show the brokers that are not fenced (DescribeCluster 2 also
-  shows fenced ones, if requested), each with the address that it has registered; the responding
-  broker is shown with the address that the client has used. The response names the responding
+  **Fetch** (12 and up) contain the current leader and its address (KIP-951). Fetch contains the
+  address only from version 16 on.
+* **Metadata** and **DescribeCluster** show the brokers that are not fenced; DescribeCluster 2 shows
+  fenced ones too, if requested. Each has the address that it has registered, except that the
+  responding broker has the address that the client has used. The response names the responding
   broker as the controller, because this broker forwards changes to the active controller.
 * **ListOffsets** supports earliest (-2, -4), latest (-1), the largest timestamp (-3) and times;
   tiered offsets (-5, -6) return -1.
 * **AlterClientQuotas** accepts addresses, but not host names, for entities of the type ip. A
-  throttled response is sent immediately, with its throttle time; then the broker does not read from
-  the connection for that time (KIP-219). A client over its controller_mutation_rate gets
+  throttled response is sent immediately and contains the throttle time; the broker then does not
+  read from the connection for that long (KIP-219). A client over its controller_mutation_rate gets
   THROTTLING_QUOTA_EXCEEDED for each further topic in **CreateTopics** (6 and up),
   **CreatePartitions** (3 and up) and **DeleteTopics** (5 and up). In earlier versions the request
   is served, and the client is throttled (KIP-599).
-* **AlterReplicaLogDirs** gets its response when the move has begun; **DescribeLogDirs** shows the
-  copy as a future replica with its lag.
+* **AlterReplicaLogDirs** gets its response when the move has begun. Until it is finished,
+  **DescribeLogDirs** shows the copy as a future replica with its lag.
 * **AlterPartitionReassignments** gets its response when the reassignments have begun; each is
   checked separately. **DescribeQuorum** returns the view of the quorum's leader, whichever broker
   is queried; tagged field 9100 of each partition is the leader's
@@ -140,15 +141,16 @@ NOTES = """
   the request apply the change. Without `authorizer.class.name` these requests and **DescribeAcls**
   return SECURITY_DISABLED, and requests for authorized operations return all operations that the
   resource supports. The permissions that each request needs are in `mqd/acceptor/rights.py`.
-* **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, in each topic. Its
-  values in a request: 1 retires the partitions from `count` on; 2 does so even if keys of the
-  remaining partitions move; 3 lets the producers that wait at sealed partitions continue; 4 only
-  queries the state. The response to each of these has the field of the same number: `step` (0: no
-  partition is being retired; 1: the retired partitions are moved to the hosts of the partitions
-  that take their records; 2: sealed; 3: redirected; 4: hidden), whether this host's workers have
-  applied it (`applied`), how many partitions remain, and for each retired partition the partition
-  that takes its records, and the leader and leader epoch of the latter. CONCURRENT_TRANSACTIONS: a
-  transaction is open on one of the partitions to be retired.
+* **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, in each topic. In a
+  request, 1 retires the partitions from `count` on; 2 does so even if keys of the remaining
+  partitions move; 3 lets the producers that wait at sealed partitions continue; 4 only queries the
+  state. The response to each of these has a field of the same number. It contains the current
+  `step`, whether this host's workers have applied it (`applied`), how many partitions remain, and
+  for each retired partition the partition that takes its records, with that partition's leader and
+  leader epoch. The steps are 0 (no partition is being retired), 1 (the retired partitions are moved
+  to the hosts of the partitions that take their records), 2 (sealed), 3 (redirected) and 4
+  (hidden). CONCURRENT_TRANSACTIONS means that a transaction is open on one of the partitions to be
+  retired.
 * **GetTelemetrySubscriptions** and **PushTelemetry** (71, 72; KIP-714) are not offered, as in
   Apache Kafka without a metrics reporter that implements `ClientTelemetry`. Clients with
   `enable.metrics.push=true`, the default in Java and librdkafka, then send no metrics and log no

@@ -4,7 +4,9 @@
 
 from tests.kafka_parity.compare import Allowed
 
-HASHED = "Kafka lists entries in hash-table order, or errors first; mqd in the order of the request, or by name"
+HASHED = (
+    "Kafka lists entries in hash-table order, or errors first; mqd lists them in the order of the request, or by name"
+)
 CRASHED = "where Kafka fails with an internal exception, mqd reports what is wrong with the request"
 
 TEXTS = "texts are mqd's own; the error code is compared"

@@ -44,8 +44,8 @@ class Harm(IntEnum):
 
 
 DISK_HANGS = (
-    "dmesg, smartctl and iostat -x show what hangs; if it persists, mqd cluster drain moves leaderships away;"
-    " and after the directory is removed from log.dirs, a restarted broker runs without it"
+    "dmesg, smartctl and iostat -x show what hangs; if it persists, mqd cluster drain makes other hosts lead this"
+    " host's partitions; and after the directory is removed from log.dirs, a restarted broker runs without it"
 )
 CLOCK_REMEDY = "timedatectl timesync-status, or chronyc tracking, on both hosts"
 TITLES = {

@@ -350,7 +350,7 @@ def forget(settings: Settings, node: int) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would move, without moving anything.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until all moves are done.")
 def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait: bool) -> None:
-    """Spread replicas and leaderships of all topics, or of the given ones, evenly over the brokers,
+    """Spread the replicas and leaders of all topics, or of the given ones, evenly over the brokers,
     for example after a host has joined.
 
     The active controller remembers the remaining moves. A new active controller only completes the
