@@ -18,6 +18,13 @@ NOT_ALWAYS = "not in every run"  # the median reaches the target, the spread cro
 BELOW = "below what can be measured"  # a difference of two measurements that came out at 0 or less
 
 
+# units that older lines of the history name differently
+UNITS = {
+    "batches/s per CPU-second of a worker": "batches per CPU-second of a worker",
+    "MB/s per CPU-second": "MB per CPU-second",
+}
+
+
 @dataclasses.dataclass
 class Figure:
     """One measured quantity: a value for each repetition. `target`: the highest permitted value, or
@@ -76,9 +83,8 @@ class Figure:
         """Creates a figure with its median, minimum and maximum as the only values: the tables show
         no others."""
         values = [found["min"], found["median"], found["max"]]
-        return cls(
-            name, found["unit"], values, found.get("target"), found.get("at_least", False), found.get("note", "")
-        )
+        unit = UNITS.get(found["unit"], found["unit"])
+        return cls(name, unit, values, found.get("target"), found.get("at_least", False), found.get("note", ""))
 
 
 def rounded(value: float) -> float:

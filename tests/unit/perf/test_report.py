@@ -116,6 +116,11 @@ def test_a_figure_survives_history() -> None:
         assert report.spread(again) == report.spread(figure)
 
 
+def test_a_unit_that_has_another_name_now_is_shown_by_it() -> None:
+    older = Figure("compaction", "MB/s per CPU-second", [1.0]).to_json()
+    assert Figure.from_json("compaction", older).unit == "MB per CPU-second"
+
+
 def test_a_missing_history_names_the_command(tmp_path) -> None:
     with pytest.raises(ValueError, match="make bench"):
         report.last_run(tmp_path / "missing.jsonl")
