@@ -146,6 +146,8 @@ static void partition_open(struct mqd_reactor *r, const struct mqd_command *comm
     mqd_leading_on_open(r, owned);
     r->owned[command->slot] = owned;
     r->owned_count++;
+    if (command->slot >= r->owned_end)
+        r->owned_end = command->slot + 1;
     mqd_store_relaxed(&r->slot->partition_count, r->owned_count);
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, command->slot);
     mqd_fetch_add(&slot->segments_generation, 1);

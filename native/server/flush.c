@@ -194,7 +194,7 @@ void mqd_flush_background(struct mqd_reactor *r)
 {
     uint32_t busy_count[MQD_LOG_DIR_COUNT_MAX] = {0};
     int64_t oldest_ns = 0;
-    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
+    for (uint32_t slot = 0; slot < r->owned_end && r->owned_count; slot++) {
         struct mqd_owned *owned = r->owned[slot];
         if (!owned || owned->truncating)
             continue;

@@ -434,7 +434,7 @@ void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, con
              "%s failed in %s: %s; its partitions are offline until the broker is restarted on a working disk",
              operation, dir->path ? dir->path : "?", strerror(error));
     mqd_reactor_emit(r, &event);
-    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
+    for (uint32_t slot = 0; slot < r->owned_end; slot++) {
         struct mqd_owned *owned = r->owned[slot];
         if (!owned || owned->log_dir != log_dir ||
             (PLANTED_LOG_BUG(DIRECTORY_USED) && !mqd_partition_fenced(owned->partition)))

@@ -226,7 +226,7 @@ static bool no_housekeeping_due(const struct mqd_reactor *r)
     if (r->connection_count || r->local_count || r->local_memory_count || r->replicated_count || r->fetchers ||
         r->relays)
         return false;
-    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)
+    for (uint32_t slot = 0; slot < r->owned_end && r->owned_count; slot++)
         if (r->owned[slot] && (r->owned[slot]->retiring || (mqd_partition_dirty(r->owned[slot]->partition) &&
                                                             !r->log_dirs[r->owned[slot]->log_dir].failed)))
             return false;
@@ -270,7 +270,7 @@ static void housekeeping(struct mqd_reactor *r, int event_count)
     if (r->scratch.capacity_bytes > SCRATCH_KEEP_BYTES)
         mqd_buffer_free(&r->scratch);
     uint64_t producers = 0;
-    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)
+    for (uint32_t slot = 0; slot < r->owned_end && r->owned_count; slot++)
         if (r->owned[slot] && r->owned[slot]->truncating != MQD_TRUNCATION_UNDER_WAY)
             producers += mqd_partition_do_periodic_work(r->owned[slot]->partition, r->wall_ms);
     mqd_set_gauge(r, MQD_GAUGE_PRODUCERS, producers);
@@ -408,7 +408,7 @@ static int wait_events(struct mqd_reactor *r, struct mqd_poll_event *events)
  * ended and everything written is on disk. */
 static bool finish_file_work(struct mqd_reactor *r)
 {
-    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
+    for (uint32_t slot = 0; slot < r->owned_end && r->owned_count; slot++) {
         struct mqd_owned *owned = r->owned[slot];
         if (!owned)
             continue;
@@ -456,7 +456,7 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
  * unknown outcome is treated as failed. */
 static void abandon_file_work(struct mqd_reactor *r)
 {
-    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
+    for (uint32_t slot = 0; slot < r->owned_end && r->owned_count; slot++) {
         struct mqd_owned *owned = r->owned[slot];
         if (!owned)
             continue;

@@ -172,11 +172,11 @@ struct mqd_reactor {
     struct mqd_topics topics;
     struct mqd_subjects *subjects; /* server/rights/subject.h */
     struct mqd_log_directory log_dirs[MQD_LOG_DIR_COUNT_MAX];
-    struct mqd_owned *owned[MQD_PARTITION_SLOT_COUNT];
+    struct mqd_owned *owned[MQD_PARTITION_SLOT_COUNT]; /* NULL from owned_end on */
     struct mqd_node waiting[MQD_PARTITION_SLOT_COUNT]; /* fetch entries by slot */
     /* 1 + the log directory of the path that `reader` has; 0 = no path */
     uint8_t path_log_dir[MQD_PARTITION_SLOT_COUNT];
-    uint32_t owned_count;
+    uint32_t owned_count, owned_end;
 
     struct mqd_connection **connections; /* by index; NULL from connection_end on */
     uint32_t connection_capacity, connection_count, connection_end;

@@ -67,7 +67,7 @@ void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r)
     if (!r->fetchers->has_pending_log_start)
         return;
     r->fetchers->has_pending_log_start = false;
-    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
+    for (uint32_t slot = 0; slot < r->owned_end; slot++) {
         struct mqd_followed *followed = r->owned[slot] ? r->owned[slot]->followed : NULL;
         if (!followed || followed->pending_log_start <= followed->leader_log_start)
             continue;

@@ -80,7 +80,7 @@ void mqd_truncation_begin_if_possible(struct mqd_reactor *r, struct mqd_owned *o
 void mqd_truncations_retry(struct mqd_reactor *r)
 {
     r->truncations_waiting = 0;
-    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++)
+    for (uint32_t slot = 0; slot < r->owned_end; slot++)
         if (r->owned[slot] && r->owned[slot]->truncating == MQD_TRUNCATION_DUE)
             mqd_truncation_begin_if_possible(r, r->owned[slot]);
 }

@@ -252,7 +252,7 @@ void mqd_leading_tick(struct mqd_reactor *r)
     if (!r->replicated_count || r->now_ms - r->leading_tick_ms < TICK_MS)
         return;
     r->leading_tick_ms = r->now_ms;
-    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)
+    for (uint32_t slot = 0; slot < r->owned_end && r->owned_count; slot++)
         if (r->owned[slot] && r->owned[slot]->replica) {
             mqd_replication_apply_changes(r, r->owned[slot], mqd_replica_tick(r->owned[slot]->replica, r->now_ms));
             mqd_leading_propose(r, r->owned[slot]);
