@@ -184,10 +184,14 @@ const struct mqd_log_options *mqd_partition_options(const struct mqd_partition *
 void mqd_partition_set_leader_epoch(struct mqd_partition *partition, int32_t leader_epoch);
 int32_t mqd_partition_leader_epoch(const struct mqd_partition *partition);
 const char *mqd_partition_path(const struct mqd_partition *partition);
-/* Called every few seconds: forgets producers idle longer than the limit; releases resources of a
- * partition without writes (reserved blocks, index descriptors, staging memory). Returns how many
- * producers remain. */
+/* Called every few seconds: forgets producers idle longer than the limit. Returns how many producers
+ * remain. */
 uint32_t mqd_partition_do_periodic_work(struct mqd_partition *partition, int64_t now_ms);
+/* release_due: the partition has not been written to for 10 s and holds resources (reserved blocks,
+ * index descriptors, staging memory). release_idle releases them, with several system calls that
+ * change its files; what the disk refuses to release is due again 10 s later. */
+bool mqd_partition_release_due(const struct mqd_partition *partition, int64_t now_ms);
+void mqd_partition_release_idle(struct mqd_partition *partition, int64_t now_ms);
 /* A producer snapshot as bytes (malloc'd; the caller frees) and its offset; NULL when nothing
  * changed since the last one. A helper thread writes it (mqd_file_replace, %020d.snapshot). The two
  * newest are kept; the next older one is deleted here. Due at least after each roll: recovery

@@ -103,7 +103,7 @@ struct mqd_partition {
     int64_t written_bytes; /* by this object in total; to compute dirty bytes */
     /* written_bytes at the end of the last segment that was deleted before it was flushed */
     int64_t deleted_up_to_bytes;
-    int64_t last_write_ms;
+    int64_t last_write_ms, last_release_ms; /* last_release_ms: of mqd_partition_release_idle */
 
     struct mqd_stage *stage; /* NULL while the partition is idle */
     uint32_t staged_count;

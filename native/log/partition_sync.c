@@ -262,8 +262,18 @@ void mqd_partition_trim(struct mqd_partition *partition)
 
 /* ---- periodic work ---- */
 
-static void release_idle(struct mqd_partition *partition)
+bool mqd_partition_release_due(const struct mqd_partition *partition, int64_t now_ms)
 {
+    bool holds_resources = partition->active.allocated_bytes > partition->active.size_bytes ||
+                           partition->active.index.fd >= 0 || partition->active.index.time_fd >= 0 ||
+                           partition->active.txn_index.fd >= 0 || partition->stage;
+    return holds_resources && partition->staged_count == 0 && !partition->fenced && !partition->preallocating &&
+           now_ms - partition->last_write_ms > IDLE_MS && now_ms - partition->last_release_ms > IDLE_MS;
+}
+
+void mqd_partition_release_idle(struct mqd_partition *partition, int64_t now_ms)
+{
+    partition->last_release_ms = now_ms;
     mqd_partition_trim(partition);
     partition->preallocate_step = 0;
     partition->preallocate_not_before = partition->written_bytes;
@@ -280,11 +290,5 @@ uint32_t mqd_partition_do_periodic_work(struct mqd_partition *partition, int64_t
     if (partition->verifications.entries)
         mqd_verifications_expire(&partition->verifications, now_ms - VERIFICATION_MS);
     mqd_partition_release_marks(partition);
-    bool holds_resources = partition->active.allocated_bytes > partition->active.size_bytes ||
-                           partition->active.index.fd >= 0 || partition->active.index.time_fd >= 0 ||
-                           partition->active.txn_index.fd >= 0 || partition->stage;
-    if (holds_resources && partition->staged_count == 0 && !partition->fenced &&
-        now_ms - partition->last_write_ms > IDLE_MS)
-        release_idle(partition);
     return partition->producers.count;
 }

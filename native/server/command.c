@@ -143,6 +143,7 @@ static void partition_open(struct mqd_reactor *r, const struct mqd_command *comm
     mqd_list_init(&owned->write_node);
     mqd_list_init(&owned->publish_node);
     mqd_list_init(&owned->sync_node);
+    mqd_list_init(&owned->release_node);
     mqd_leading_on_open(r, owned);
     r->owned[command->slot] = owned;
     r->owned_count++;

@@ -326,6 +326,7 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_owner_wake_slot(r, owned->slot);
     }
     mqd_list_remove(&owned->write_node);
+    mqd_list_remove(&owned->release_node);
     mqd_owner_fail_all(r, owned, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
     mqd_lookups_notify(r, owned->slot);
     r->owned[owned->slot] = NULL;

@@ -21,6 +21,7 @@ struct mqd_owned {
     struct mqd_node write_node;                 /* in reactor->to_write */
     struct mqd_node publish_node;               /* in reactor->to_wake */
     struct mqd_node sync_node;                  /* in log_dir->to_sync */
+    struct mqd_node release_node;               /* in reactor->to_release */
     struct mqd_node waiting_records_node;       /* in reactor->with_waiting_records */
     int64_t high_watermark, last_stable_offset; /* last published */
     int64_t dirty_since_ms;

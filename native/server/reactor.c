@@ -250,6 +250,32 @@ static void note_activity(struct mqd_reactor *r, int event_count)
         mqd_store_release(&r->idle, 0u);
 }
 
+/* Queues idle partitions whose resources can be released. */
+static void do_periodic_work(struct mqd_reactor *r)
+{
+    uint64_t producers = 0;
+    for (uint32_t slot = 0; slot < r->owned_end && r->owned_count; slot++) {
+        struct mqd_owned *owned = r->owned[slot];
+        if (!owned || owned->truncating == MQD_TRUNCATION_UNDER_WAY)
+            continue;
+        producers += mqd_partition_do_periodic_work(owned->partition, r->wall_ms);
+        if (!mqd_list_linked(&owned->release_node) && mqd_partition_release_due(owned->partition, r->wall_ms))
+            mqd_list_append(&r->to_release, &owned->release_node);
+    }
+    mqd_set_gauge(r, MQD_GAUGE_PRODUCERS, producers);
+}
+
+/* One partition a turn: each may wait for the file system, and after a burst thousands are idle at
+ * the same time. */
+static void release_one_idle(struct mqd_reactor *r)
+{
+    struct mqd_node *node = mqd_list_pop(&r->to_release);
+    struct mqd_owned *owned = node ? MQD_CONTAINER(node, struct mqd_owned, release_node) : NULL;
+    if (owned && owned->truncating != MQD_TRUNCATION_UNDER_WAY &&
+        mqd_partition_release_due(owned->partition, r->wall_ms))
+        mqd_partition_release_idle(owned->partition, r->wall_ms);
+}
+
 static void housekeeping(struct mqd_reactor *r, int event_count)
 {
     note_activity(r, event_count);
@@ -269,11 +295,7 @@ static void housekeeping(struct mqd_reactor *r, int event_count)
     mqd_set_gauge(r, MQD_COUNT_WAKEUPS_SENT, mqd_endpoint_wake_count(r->endpoint));
     if (r->scratch.capacity_bytes > SCRATCH_KEEP_BYTES)
         mqd_buffer_free(&r->scratch);
-    uint64_t producers = 0;
-    for (uint32_t slot = 0; slot < r->owned_end && r->owned_count; slot++)
-        if (r->owned[slot] && r->owned[slot]->truncating != MQD_TRUNCATION_UNDER_WAY)
-            producers += mqd_partition_do_periodic_work(r->owned[slot]->partition, r->wall_ms);
-    mqd_set_gauge(r, MQD_GAUGE_PRODUCERS, producers);
+    do_periodic_work(r);
     mqd_store_release(&r->idle, (uint32_t)(!r->active && no_housekeeping_due(r)));
     r->active = false;
 }
@@ -339,6 +361,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
     mqd_check_send_queued(r);
     mqd_forward_flush(r);
     window_renew(r);
+    release_one_idle(r);
     housekeeping(r, count);
     mqd_turn_end(r);
     if (count || r->now_ns - began_ns > 1000000)
@@ -349,7 +372,7 @@ static int64_t sleep_ns(struct mqd_reactor *r)
 {
     if (!mqd_list_empty(&r->ready) || !mqd_list_empty(&r->to_respond) || !mqd_list_empty(&r->to_send) ||
         !mqd_list_empty(&r->woken) || !mqd_list_empty(&r->to_write) || !mqd_list_empty(&r->to_wake) ||
-        !mqd_list_empty(&r->queries) || mqd_load_acquire(&r->command_waiting))
+        !mqd_list_empty(&r->queries) || !mqd_list_empty(&r->to_release) || mqd_load_acquire(&r->command_waiting))
         return r->stop ? 1000000 : 0;
     int64_t until_ns = housekeeping_due_ms(r) * 1000000;
     int64_t timer_ms = mqd_timers_next_ms(r);

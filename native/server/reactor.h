@@ -216,7 +216,7 @@ struct mqd_reactor {
     struct mqd_text producing_client;            /* its client id */
     /* with_waiting_records: partitions with acks.replicas that are led here and have a record that
      * waits for replicas */
-    struct mqd_node to_write, to_wake, with_waiting_records;
+    struct mqd_node to_write, to_wake, to_release, with_waiting_records;
     struct mqd_fetchers *fetchers; /* NULL until the first partition follows */
     struct mqd_secure *secure;     /* NULL until a listener has TLS */
     struct mqd_shares *shares;     /* NULL until a client reads as a member of a share group */

@@ -19,9 +19,9 @@
 static void init_lists(struct mqd_reactor *r)
 {
     struct mqd_node *lists[] = {
-        &r->ready,   &r->stalled,     &r->to_send,      &r->to_respond,    &r->to_write,     &r->with_waiting_records,
-        &r->to_wake, &r->sessions,    &r->woken,        &r->control_turns, &r->control_sent, &r->check_queue,
-        &r->queries, &r->query_later, &r->large_waiting};
+        &r->ready,   &r->stalled,     &r->to_send,       &r->to_respond,    &r->to_write,     &r->with_waiting_records,
+        &r->to_wake, &r->sessions,    &r->woken,         &r->control_turns, &r->control_sent, &r->check_queue,
+        &r->queries, &r->query_later, &r->large_waiting, &r->to_release};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         mqd_list_init(lists[i]);
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)

@@ -385,9 +385,36 @@ TEST(preallocation_runs_ahead_and_is_trimmed)
     CHECK_EQUAL(mqd_file_fallocate(job.fd, FALLOC_FL_KEEP_SIZE, job.offset, job.size_bytes), 0);
     mqd_partition_preallocate_done(partition, 0);
     CHECK(log_blocks_bytes(base) >= 65536);
-    mqd_partition_do_periodic_work(partition, NOW + 60000);
+    CHECK(!mqd_partition_release_due(partition, NOW + 10000));
+    CHECK(mqd_partition_release_due(partition, NOW + 10001));
+    mqd_partition_release_idle(partition, NOW + 60000);
+    CHECK(!mqd_partition_release_due(partition, NOW + 120000)); /* it has nothing more to release */
     CHECK(log_blocks_bytes(base) <= 8192);
     CHECK(!mqd_partition_preallocate_begin(partition, &job)); /* until it is written to again */
+    mqd_partition_close(partition, 0);
+}
+
+/* Otherwise the reactor would try every second, and never be idle. */
+TEST(what_a_disk_refuses_to_release_is_tried_again_later)
+{
+    log_fresh();
+    struct mqd_log_options options = log_options();
+    struct mqd_partition *partition = log_open(&options, NULL);
+    struct mqd_preallocation job;
+    CHECK_EQUAL(log_append(partition, (struct log_batch){.mark = 0}), 0);
+    CHECK(mqd_partition_preallocate_begin(partition, &job));
+    CHECK(!mqd_partition_release_due(partition, NOW + 20000)); /* while the helper thread reserves more */
+    CHECK_EQUAL(mqd_file_fallocate(job.fd, FALLOC_FL_KEEP_SIZE, job.offset, job.size_bytes), 0);
+    mqd_partition_preallocate_done(partition, 0);
+    CHECK_EQUAL(mqd_file_watch(NULL, "truncate:EIO:.log:count=1"), 0);
+    CHECK(mqd_partition_release_due(partition, NOW + 20000));
+    mqd_partition_release_idle(partition, NOW + 20000);
+    CHECK(log_blocks_bytes(0) >= 65536);
+    CHECK(!mqd_partition_release_due(partition, NOW + 30000));
+    CHECK(mqd_partition_release_due(partition, NOW + 30001));
+    mqd_partition_release_idle(partition, NOW + 30001);
+    CHECK(log_blocks_bytes(0) <= 8192);
+    CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
     mqd_partition_close(partition, 0);
 }
 

@@ -322,6 +322,8 @@ static void step(struct model *model)
         break;
     case 10:
         mqd_partition_do_periodic_work(model->partition, NOW + 20000);
+        if (mqd_partition_release_due(model->partition, NOW + 20000))
+            mqd_partition_release_idle(model->partition, NOW + 20000);
         break;
     case 11:
         if (pick(model, 4) == 0) {
