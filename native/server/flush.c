@@ -253,7 +253,11 @@ void mqd_preallocate_on_done(struct mqd_reactor *r, uint64_t slot, int result)
 {
     struct mqd_owned *owned = r->owned[slot];
     owned->preallocating = 0;
+    mqd_turn_part_begin(r);
+    int64_t began_ns = mqd_turn_now_ns();
     mqd_partition_preallocate_done(owned->partition, result < 0 ? -result : 0);
+    mqd_turn_add_time(r, MQD_TIME_LOOP_ALLOCATION, began_ns);
+    mqd_turn_part_end(r);
     mqd_owned_maybe_close(r, owned);
 }
 

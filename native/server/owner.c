@@ -237,11 +237,13 @@ static void on_write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int 
 }
 
 /* A roll that fails and fences the partition may have created the new segment already, so readers
- * list the segments again. */
-int mqd_owner_roll(struct mqd_reactor *r, struct mqd_owned *owned)
+ * list the segments again. Called in a part of the turn. */
+static int roll_in_part(struct mqd_reactor *r, struct mqd_owned *owned)
 {
+    int64_t began_ns = mqd_turn_now_ns();
     bool was_fenced = mqd_partition_fenced(owned->partition);
     int error = mqd_partition_roll(owned->partition, r->wall_ms) < 0 ? mqd_error_code() : 0;
+    mqd_turn_add_time(r, MQD_TIME_LOOP_ALLOCATION, began_ns);
     bool fenced = error && !was_fenced && mqd_partition_fenced(owned->partition);
     if (!error || fenced) {
         mqd_fetch_add(&mqd_control_partition(r->options.control, owned->slot)->segments_generation, 1);
@@ -256,6 +258,14 @@ int mqd_owner_roll(struct mqd_reactor *r, struct mqd_owned *owned)
             mqd_flush_request(r, owned);
         mqd_snapshot_begin_if_possible(r, owned);
     }
+    return error;
+}
+
+int mqd_owner_roll(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    mqd_turn_part_begin(r);
+    int error = roll_in_part(r, owned);
+    mqd_turn_part_end(r);
     return error;
 }
 
@@ -328,7 +338,7 @@ static void write_partition(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_flush_request(r, owned);
     if (owned->roll_due) {
         owned->roll_due = 0;
-        mqd_owner_roll(r, owned);
+        roll_in_part(r, owned);
     }
     mqd_preallocate_begin_if_possible(r, owned);
 }

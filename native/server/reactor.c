@@ -271,9 +271,13 @@ static void release_one_idle(struct mqd_reactor *r)
 {
     struct mqd_node *node = mqd_list_pop(&r->to_release);
     struct mqd_owned *owned = node ? MQD_CONTAINER(node, struct mqd_owned, release_node) : NULL;
-    if (owned && owned->truncating != MQD_TRUNCATION_UNDER_WAY &&
-        mqd_partition_release_due(owned->partition, r->wall_ms))
-        mqd_partition_release_idle(owned->partition, r->wall_ms);
+    if (!owned || owned->truncating == MQD_TRUNCATION_UNDER_WAY ||
+        !mqd_partition_release_due(owned->partition, r->wall_ms))
+        return;
+    mqd_turn_part_begin(r);
+    mqd_partition_release_idle(owned->partition, r->wall_ms);
+    mqd_turn_add_time(r, MQD_TIME_LOOP_ALLOCATION, r->turn.part_start.now_ns);
+    mqd_turn_part_end(r);
 }
 
 static void housekeeping(struct mqd_reactor *r, int event_count)

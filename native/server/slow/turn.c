@@ -1,8 +1,8 @@
 /* Divides the time of a turn, which is one iteration of the event loop: the thread runs, waits for a
  * CPU, or is blocked. The kernel counts the first two. Blocked time in parts of the turn that use a
  * disk is attributed to these parts. Other blocked time is attributed to page faults if one of them
- * read from a disk, otherwise to locks: those of the kernel (address space, sockets) and those of
- * the process.
+ * read from a disk, otherwise to other causes: mostly locks of the kernel (address space, sockets)
+ * and of the process, but readers also open, read and close files of the log.
  */
 #include "server/slow/turn.h"
 

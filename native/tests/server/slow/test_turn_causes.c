@@ -4,6 +4,7 @@
  * disk. */
 #include "mqd_counter_test.h"
 #include "mqd_faults_test.h"
+#include "log/partition_state.h"
 #include "server/reactor.h"
 
 #include <pthread.h>
@@ -59,6 +60,55 @@ BOTH(a_slow_write_is_found_with_and_without_reserved_space)
         produce(&client, mark);
     CHECK(turns(b, MQD_TIME_LOOP_WRITE, FOUND_US_LOG2));
     CHECK_EQUAL(turns(b, MQD_TIME_LOOP_OTHER, FOUND_US_LOG2), 0);
+    client_close(&client);
+    bench_stop(b);
+}
+
+/* Only allocation: no other cause is found. */
+static void check_found_as_allocation(struct bench *b)
+{
+    CHECK(found(b, MQD_TIME_LOOP_ALLOCATION));
+    CHECK_EQUAL(turns(b, MQD_TIME_LOOP_OTHER, FOUND_US_LOG2), 0);
+    CHECK_EQUAL(turns(b, MQD_TIME_LOOP_WRITE, FOUND_US_LOG2), 0);
+}
+
+BOTH(a_slow_roll_on_request_is_found)
+{
+    struct bench *b = bench_start(backend, measured);
+    struct client client = client_open(b, 0);
+    produce(&client, 1);
+    CHECK_EQUAL(turns(b, MQD_TIME_LOOP_ALLOCATION, FOUND_US_LOG2), 0);
+    faults("open:DELAY:.log:ms=100");
+    CHECK_EQUAL(mqd_reactor_roll(b->reactors[0], ++b->token, 0), 0);
+    CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
+    check_found_as_allocation(b);
+    client_close(&client);
+    bench_stop(b);
+}
+
+/* The space was reserved for a segment that has been sealed in the meantime. */
+BOTH(the_release_of_space_reserved_too_late_is_found)
+{
+    struct bench *b = bench_start(backend, measured);
+    struct client client = client_open(b, 0);
+    faults("fallocate:DELAY:.log:ms=500;truncate:DELAY:.log:ms=100");
+    produce(&client, 1);
+    CHECK_EQUAL(mqd_reactor_roll(b->reactors[0], ++b->token, 0), 0);
+    CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
+    CHECK_EQUAL(turns(b, MQD_TIME_LOOP_ALLOCATION, FOUND_US_LOG2), 0);
+    check_found_as_allocation(b);
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(the_release_of_an_idle_partitions_space_is_found)
+{
+    struct bench *b = bench_start(backend, measured);
+    struct client client = client_open(b, 0);
+    produce(&client, 1);
+    faults("truncate:DELAY:.log:ms=100");
+    mqd_store_release(&b->partitions[0]->last_write_ms, 0); /* long ago */
+    check_found_as_allocation(b);
     client_close(&client);
     bench_stop(b);
 }
