@@ -745,8 +745,9 @@ queue.unflushed.bytes: long >=0 dynamic = 0
     (mqd) With flush.on.ack=false: a partition's records are flushed when this many bytes are
     unflushed, or after flush.ms where that is set, instead of after 5 s or 8 MiB. Records that
     queue.delete.on.ack deletes before that are not written to the disk; a power cut loses unflushed
-    records (docs/queues.md). Up to about three segments can wait to be deleted, so segment.bytes
-    should be at most a third of this size. 0: the records are flushed like those of other topics.
+    records (docs/queues.md). At most about three closed segments stay unflushed; further ones cause
+    a flush. So segment.bytes should be at least a third of this size. 0: the records are flushed
+    like those of other topics.
 share.priority: int >=0 <=9 dynamic = 0
     (mqd) A member of a share group that reads several topics gets records of topics with a higher priority first. This
     applies to the partitions that one host leads. One record in ten is reserved for lower priorities, so that they do
