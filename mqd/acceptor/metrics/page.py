@@ -107,7 +107,9 @@ _TIMES = {
 # measured with worker.loop.profile; each counts only the turns in which it occurred
 _LOOP_CAUSES = {
     "LOOP_WRITE": "Writing to segments within one turn of the worker's event loop",
-    "LOOP_ALLOCATION": "Writing beyond the reserved space, rolling segments and releasing reserved space within one turn",
+    "LOOP_ALLOCATION": (
+        "Writing beyond the reserved space, rolling segments and releasing reserved space within one turn"
+    ),
     "LOOP_FLUSH": "Starting flushes within one turn",
     "LOOP_OTHER": "Blocked for other reasons within one turn, such as locks or reading the log's files",
     "LOOP_FAULT": "Blocked within a turn that had a major page fault (a page was read from a disk)",
