@@ -104,7 +104,7 @@ REPLICATED_P99_MS_MAX, KAFKA_P99_MS_MIN = 3.0, 5.0
 
 def _cpu_lines(run: Run) -> list[tuple[str, ...]]:
     """The broker's CPU as a multiple of Apache Kafka's: of all loads, those with the lowest and the
-    highest multiple, and at how many loads the target is missed.
+    highest ratio, and at how many loads the target is missed.
     """
     lines = []
     for what, value in (("produce", "broker_cpu_s_per_million"), ("read", "consume_broker_cpu_s_per_million")):
@@ -120,7 +120,7 @@ def _cpu_lines(run: Run) -> list[tuple[str, ...]]:
             verdict = REACHED if times <= CPU_RATIO_MAX else MISSED
             lines.append(
                 (
-                    f"broker CPU to {what}, {rank} multiple of {len(found)} loads: {label}, CPU-s per million",
+                    f"broker CPU to {what}, {rank} ratio among {len(found)} loads: {label}, CPU-s per million",
                     number(ours),
                     f"Apache Kafka: {number(theirs)}",
                     number(times),
@@ -132,7 +132,7 @@ def _cpu_lines(run: Run) -> list[tuple[str, ...]]:
 
 
 def _tail_lines(run: Run) -> list[tuple[str, ...]]:
-    """p99.9 as a multiple of p99 at half of the own maximum."""
+    """p99.9 as a multiple of p99 at half of its maximum."""
     lines = []
     for load, own, which in (
         (BASE, "mqd", "no fsync"),
@@ -146,7 +146,7 @@ def _tail_lines(run: Run) -> list[tuple[str, ...]]:
         reached = p999 <= TAIL_RATIO_MAX * p99 and not is_saturated(found)
         lines.append(
             (
-                f"p99.9 acknowledgement latency at half of the own maximum rate, {which}, ms",
+                f"p99.9 acknowledgement latency at half of mqd's maximum rate, {which}, ms",
                 number(p999 / 1e3),
                 f"own p99: {number(p99 / 1e3)}",
                 number(p999 / p99),

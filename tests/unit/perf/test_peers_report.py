@@ -214,18 +214,18 @@ def test_cpu_is_compared_at_every_load_and_its_extremes_are_shown() -> None:
     loads = [BASE, DURABLE, dataclasses.replace(BASE, acks="1")]
     samples = [_costs(load, "Apache Kafka", 10.0, 1.0) for load in loads]
     samples += [_costs(load, "mqd", cost, 0.2) for load, cost in zip(loads, (2.0, 4.0, 3.0), strict=True)]
-    found = {line[0]: line[1:] for line in targets.target_lines(run_of(samples)) if "of 3 loads" in line[0]}
+    found = {line[0]: line[1:] for line in targets.target_lines(run_of(samples)) if "among 3 loads" in line[0]}
     assert found == {
-        f"broker CPU to produce, lowest multiple of 3 loads: {BASE.label()}, CPU-s per million": (
+        f"broker CPU to produce, lowest ratio among 3 loads: {BASE.label()}, CPU-s per million": (
             *("2", "Apache Kafka: 10", "0.2", "≤ 0.25", "reached"),
         ),
-        f"broker CPU to produce, highest multiple of 3 loads: {DURABLE.label()}, CPU-s per million": (
+        f"broker CPU to produce, highest ratio among 3 loads: {DURABLE.label()}, CPU-s per million": (
             *("4", "Apache Kafka: 10", "0.4", "≤ 0.25", "missed at 2 of 3"),
         ),
-        f"broker CPU to read, lowest multiple of 3 loads: {loads[2].label()}, CPU-s per million": (
+        f"broker CPU to read, lowest ratio among 3 loads: {loads[2].label()}, CPU-s per million": (
             *("0.2", "Apache Kafka: 1", "0.2", "≤ 0.25", "reached"),
         ),
-        f"broker CPU to read, highest multiple of 3 loads: {BASE.label()}, CPU-s per million": (
+        f"broker CPU to read, highest ratio among 3 loads: {BASE.label()}, CPU-s per million": (
             *("0.2", "Apache Kafka: 1", "0.2", "≤ 0.25", "reached"),
         ),
     }
@@ -238,7 +238,7 @@ def test_cpu_is_compared_at_every_load_and_its_extremes_are_shown() -> None:
 def test_the_tail_is_a_multiple_of_the_own_p99(p99: float, p999: float, reached: float, verdict: str) -> None:
     values = {"rate": 100.0, "reached": reached, "acknowledged_p99_us": p99, "acknowledged_p999_us": p999}
     (line,) = targets.target_lines(run_of([Sample("mqd", HALF, 0, values)]))
-    assert line[0] == "p99.9 acknowledgement latency at half of the own maximum rate, no fsync, ms"
+    assert line[0] == "p99.9 acknowledgement latency at half of mqd's maximum rate, no fsync, ms"
     assert line[-2:] == ("≤ 3", verdict), "a rate that was not sustained reaches nothing"
 
 
