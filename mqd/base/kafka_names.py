@@ -47,7 +47,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         " controller.quorum.append.linger.ms controller.quorum.request.timeout.ms controller.quorum.retry.backoff.ms"
         " initial.broker.registration.timeout.ms server.max.startup.time.ms"
     ),
-    "The metadata log is in the data directory, is flushed at every step and limits its own size.": (
+    "The metadata log is in the data directory, is flushed after every append, and limits its own size.": (
         "metadata.log.dir metadata.log.max.record.bytes.between.snapshots metadata.log.max.snapshot.interval.ms"
         " metadata.log.segment.bytes metadata.log.segment.ms metadata.max.retention.bytes metadata.max.retention.ms"
         " metadata.max.idle.interval.ms internal.metadata.log.segment.bytes internal.metadata.max.batch.size.in.bytes"
@@ -58,7 +58,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         " delete.records.purgatory.purge.interval.requests share.fetch.purgatory.purge.interval.requests"
     ),
     "Partitions without a leader are checked every second.": "unclean.leader.election.interval.ms",
-    "The acceptor runs all coordinators and batches their writes.": (
+    "One process, the acceptor, runs all coordinators and batches their writes.": (
         "group.coordinator.threads group.coordinator.append.linger.ms offsets.load.buffer.size"
         " share.coordinator.threads share.coordinator.append.linger.ms share.coordinator.load.buffer.size"
         " share.coordinator.write.timeout.ms"

@@ -244,8 +244,8 @@ controller.quorum.fetch.timeout.ms: int >=200 <=60000 = 2000
     How long the controllers wait for their leader before they elect another. The leader's lease is
     three quarters of this time.
 replica.lag.time.max.ms: long >=100 <=INT_MAX dynamic = 30000
-    A follower that has not caught up with its leader for this long leaves the in-sync set. To
-    rejoin, it must have caught up no longer than half this time ago. The value on the leader's host
+    A follower that has not caught up with its leader for this long leaves the in-sync set. It
+    rejoins only if it was last caught up within half of this time. The value on the leader's host
     applies.
 replica.fetch.wait.max.ms: int >=1 <=60000 = 500
     How long a leader may delay its response to a follower that has all records.
@@ -286,7 +286,8 @@ replica.moves.max: int >=1 <=100000 = 50
     (mqd) Maximum number of partitions whose replicas are moved at the same time to drain a host, to balance the load,
     or to replace a lost host.
 controlled.shutdown.transfers.max: int >=1 <=1000000 = 1000
-    (mqd) How many partitions' leadership a host hands over with each heartbeat while it shuts down.
+    (mqd) Maximum number of partitions whose leadership a host hands over with each heartbeat while
+    it shuts down.
 controlled.shutdown.wait.ms: int >=0 <=INT_MAX = 30000
     (mqd) How long a host waits, when it shuts down, for other hosts to take over the leadership of
     its partitions and to learn of the change.
@@ -322,9 +323,10 @@ unclean.leader.election.enable: bool dynamic = false
 message.max.bytes: int >=0 dynamic = 1048588
     The largest record batch (max.message.bytes of a topic).
 compression.type: enum(uncompressed|zstd|lz4|snappy|gzip|producer) dynamic = producer
-    The codec in which batches are stored: the producer's (producer), or the given one. The acceptor compresses batches
-    that arrive in another codec, which costs CPU time; with `uncompressed`, a batch that becomes larger than
-    message.max.bytes gets MESSAGE_TOO_LARGE. Internal topics always use producer.
+    The codec in which batches are stored: the producer's (producer), or the given one. The broker compresses batches
+    that arrive in another codec (in its acceptor process, not in the workers), which costs CPU
+    time; with `uncompressed`, a batch that becomes larger than message.max.bytes gets
+    MESSAGE_TOO_LARGE. Internal topics always use producer.
 compression.gzip.level: int >=-1 <=9 dynamic = -1
     Level at which the broker itself compresses (compression.type): 1 to 9; -1 means 6.
     refused 0: level 0 does not compress; that is compression.type=uncompressed
@@ -545,7 +547,7 @@ share.memory.max.bytes: int >=1048576 = 67108864
     (mqd) Memory of one worker for the states of share groups. When all of it is in use, no further
     records are delivered.
 group.share.initialize.retry.interval.ms: int >=1 = 30000
-    If the initialization of a share-partition has had no outcome for this long, it is repeated.
+    How long the initialization of a share-partition may take before it is retried.
 share.coordinator.state.topic.num.partitions: int >=1 <=16384 = 50
     Number of partitions of __share_group_state. Used when the topic is created; must not change afterwards.
 share.coordinator.state.topic.segment.bytes: int >=1048576 <=1073741824 = 104857600
@@ -603,13 +605,14 @@ authorizer.log.only: bool = false
 
 _QUOTAS = r"""
 quota.window.num: int >=2 <=1000 = 11
-    After a pause, a client may use at once as much as its quota allows in (quota.window.num - 1) *
-    quota.window.size.seconds seconds.
+    Allows bursts: a client that has been idle may use, in one go, as much as its quota allows in
+    (quota.window.num - 1) * quota.window.size.seconds seconds.
 quota.window.size.seconds: int >=1 <=3600 = 1
     See quota.window.num.
 controller.quota.window.num: int >=1 <=1000 = 11
-    After a pause, a client may use at once as much as its controller_mutation_rate allows in
-    controller.quota.window.num * controller.quota.window.size.seconds seconds.
+    Allows bursts: a client that has been idle may use, in one go, as much as its
+    controller_mutation_rate allows in controller.quota.window.num *
+    controller.quota.window.size.seconds seconds.
 controller.quota.window.size.seconds: int >=1 <=3600 = 1
     See controller.quota.window.num.
 """

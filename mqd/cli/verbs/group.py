@@ -251,7 +251,7 @@ def _show(group: "Group", rows: "list[Progress]") -> None:
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 def describe(settings: Settings, name: str) -> None:
     """Show the members of GROUP, its lag and how far it has read in each partition; and during a
-    rebalance, which members delay it and since when.
+    rebalance, which members are delaying it, and for how long.
     """
     from mqd.cli.broker_lookup import Cluster
     from mqd.cli.group_listing import must_describe, progress

@@ -70,7 +70,7 @@ class ShareSettings(msgspec.Struct, frozen=True):
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 5_000
     max_size: int = 200
-    # a share-partition whose initialization has had no outcome for this long is initialized again
+    # how long the initialization of a share-partition may take before it is retried
     initialize_retry_ms: int = 30_000
     record_lock_ms: int = 30_000
     delivery_count_limit: int = 5

@@ -34,8 +34,8 @@ MIN_ISR = (
     " Kafka gives the cluster a default of 1"
 )
 SYNONYMS = (
-    "mqd lists the default of a setting as its last synonym, even where Kafka has none, and converts"
-    " `log.retention.hours` to `log.retention.ms`"
+    "mqd always lists the default of a setting as the last of its synonyms, which Kafka does not do for every setting;"
+    " mqd converts `log.retention.hours` to `log.retention.ms`"
 )
 TEXTS = "the message is mqd's own, and also names the cause or the remedy"
 STRICT = "an unknown setting of a broker is refused; Kafka stores it"
