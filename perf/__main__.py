@@ -4,7 +4,7 @@ python -m perf                   everything, three times over, about half an hou
                                  one line to perf/history.jsonl
 python -m perf produce fetch     these cases only; nothing is appended unless --record. With it,
                                  --page shows their figures among those of the last whole run,
-                                 marked, until there is another whole run
+                                 marked with † until the next whole run
 python -m perf settings          the effect of settings; fills docs/performance.md
 python -m perf scaling           how rate and CPU grow with workers and clients; fills
                                  docs/performance.md, perf/scaling.json, docs/scaling.svg

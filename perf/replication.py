@@ -376,9 +376,9 @@ def _latency_lines(result: dict) -> list[str]:
     verdict = "met" if half["p99_us"] <= LATENCY_TARGET_US else "missed"
     return [
         (
-            f"The load generator, {BATCHED}, at fractions of the rate that it reached (target at 1/2: p99 ≤ 5 ms:"
-            f" {verdict}); latencies count from when a batch was due. Figures of the run with the median p99; in"
-            " parentheses the lowest and the highest p99 of all runs:"
+            f"Latency with the load generator ({BATCHED}) at fractions of the rate that it reached (target at 1/2: p99"
+            f" ≤ 5 ms: {verdict}); latencies count from when a batch was due. Figures of the run with the median p99;"
+            " in parentheses the lowest and the highest p99 of all runs:"
         ),
         "",
         _points_table(result["paced"]),

@@ -257,7 +257,14 @@ def page(result: dict) -> str:
         right=range(7),
     )
     fits = markdown_table(
-        ("", "records/s of one (95 %)", "contention (95 %)", "coherency (95 %)", "error", "peak at"),
+        (
+            "",
+            "records/s with n = 1 (95 % interval)",
+            "contention (95 % interval)",
+            "coherency (95 % interval)",
+            "error",
+            "peak at",
+        ),
         [_fit_lines("clients of one worker", clients), _fit_lines("workers", workers)],
         right=range(1, 6),
     )
