@@ -388,6 +388,7 @@ class ClassicMember(Member):
                 group.name, None, SESSION_MS, INTERVAL_MS, MAX_POLL_MS, group.assignors, metadata_interval_ms=1_000
             )
         )
+        self._synced_generation = -1
 
     def identity(self) -> set[Place]:
         return {(topic.encode(), index) for topic, index in self.core.owned}
@@ -408,7 +409,15 @@ class ClassicMember(Member):
         return lambda number: SyncGroup(number, message)
 
     def _was_reported(self, request: Any, response: Any) -> None:
-        if isinstance(request, SyncGroupRequest | HeartbeatRequest):
+        """A heartbeat may succeed in a generation that is not in the log yet, as in Kafka: after the
+        response to JoinGroup, before that to SyncGroup.
+        """
+        if isinstance(request, JoinGroupRequest):
+            self._synced_generation = -1
+        elif isinstance(request, SyncGroupRequest):
+            self._synced_generation = request.generation_id
+            self.group.report(request.member_id, request.generation_id)
+        elif isinstance(request, HeartbeatRequest) and request.generation_id == self._synced_generation:
             self.group.report(request.member_id, request.generation_id)
 
     def _refusal(self, request: Any, error: int) -> Any:
