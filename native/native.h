@@ -466,7 +466,7 @@ void mqd_records_locate(const uint8_t *data, uint64_t size_bytes, int64_t end_of
 
 /* ---- the log ---- */
 
-/* per partition; may change at run time (mqd_reactor_set_options) */
+/* per partition; may change at run time (mqd_reactor_set_log_options) */
 struct mqd_log_options {
     int64_t segment_bytes;
     int64_t segment_ms;

@@ -24,7 +24,9 @@ FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-DMQD_PLANTED", "-O2", "-g", "-fno-stri
 
 def _declarations(headers: Sequence[str], planted: str) -> str:
     """The headers in a form that cffi can parse, including the planted bugs."""
-    bugs = re.search(r"/\* MQD_PLANTED_ON \*/(.*?)/\* MQD_PLANTED_OFF \*/", (NATIVE / planted).read_text(), re.S)
+    bugs = re.search(
+        r"/\* MQD_PLANTED_CDEF_ON \*/(.*?)/\* MQD_PLANTED_CDEF_OFF \*/", (NATIVE / planted).read_text(), re.S
+    )
     assert bugs is not None
     text = "".join((NATIVE / header).read_text() for header in headers)
     return bugs[1] + re.sub(r"^#(?!define MQD_[A-Z_]+ -?(?:0x)?[\da-f]+$).*$", "", text, flags=re.M)

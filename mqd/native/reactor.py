@@ -467,7 +467,7 @@ class Reactor:
         check(lib.mqd_reactor_partition_close(self._reactor, token, slot))
 
     def set_options(self, token: int, slot: int, options: LogOptions) -> None:
-        check(lib.mqd_reactor_set_options(self._reactor, token, slot, options.to_c_struct()))
+        check(lib.mqd_reactor_set_log_options(self._reactor, token, slot, options.to_c_struct()))
 
     def advance_start(self, token: int, slot: int, offset: int) -> None:
         """Moves the log start to `offset` (-1 = the high watermark); the event's `offset` is the
@@ -499,7 +499,7 @@ class Reactor:
         check(lib.mqd_reactor_set_connection_max(self._reactor, connection_count_max, broker_count_max))
 
     def set_listener_tls(self, token: int, listener_id: int, context: TlsContext) -> None:
-        """Sets the TLS context of the listener's new connections (LISTENER_HOSTS: those between
+        """Sets the TLS context of the listener's new connections (LISTENER_ID_HOSTS: those between
         hosts); the reactor owns the context from here on, even on an error.
         """
         check(lib.mqd_reactor_set_listener_tls(self._reactor, token, listener_id, context.give_away()))

@@ -16,7 +16,7 @@ from mqd.native.core import bytes_of, check, failure, ffi, lib
 
 TICKET_KEY_BYTES: int = lib.MQD_TLS_TICKET_KEY_BYTES
 # pseudo listener id for Reactor.set_listener_tls: connections between hosts
-LISTENER_HOSTS: int = lib.MQD_LISTENER_HOSTS
+LISTENER_ID_HOSTS: int = lib.MQD_LISTENER_ID_HOSTS
 IDENTITY_COUNT_MAX: int = lib.MQD_TLS_IDENTITY_COUNT_MAX
 TLS_1_2, TLS_1_3 = 0x303, 0x304
 CIPHERS_BETWEEN_HOSTS = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
@@ -104,7 +104,7 @@ class TlsContext:
 
 
 def context_between_hosts(certificate: bytes, key: bytes, ca: bytes) -> TlsContext:
-    """A context for Reactor.set_listener_tls(LISTENER_HOSTS), from PEM files. Raises NativeError."""
+    """A context for Reactor.set_listener_tls(LISTENER_ID_HOSTS), from PEM files. Raises NativeError."""
     return TlsContext(
         TlsSettings(
             identities=(TlsIdentity(TlsFile(certificate), TlsFile(key)),),

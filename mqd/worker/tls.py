@@ -18,7 +18,7 @@ from mqd.base.listeners import Listener
 from mqd.base.property_values import ConfigError
 from mqd.cluster.membership.credentials import Credentials
 from mqd.native import Event, NativeError, Reactor
-from mqd.native.tls import LISTENER_HOSTS, TlsContext, context_between_hosts, tls_version
+from mqd.native.tls import LISTENER_ID_HOSTS, TlsContext, context_between_hosts, tls_version
 from mqd.security import tls_files
 from mqd.security.host_identity import CERTIFICATE, HostIdentity
 from mqd.security.principal import map_name, user
@@ -64,7 +64,7 @@ class TlsListeners:
             self._reactor.set_listener_tls(0, index, self._context(listener))
         if self._credentials.host is not None:
             try:
-                self._reactor.set_listener_tls(0, LISTENER_HOSTS, _host_context(self._credentials.host))
+                self._reactor.set_listener_tls(0, LISTENER_ID_HOSTS, _host_context(self._credentials.host))
             except NativeError as error:
                 raise ConfigError(f"the host certificate cannot be used: {error.strerror}", CERTIFICATE) from None
         if self._listeners:
@@ -82,7 +82,7 @@ class TlsListeners:
             return
         try:
             context = _host_context(self._credentials.host)
-            await self._commands.run(self._reactor.set_listener_tls, LISTENER_HOSTS, context)
+            await self._commands.run(self._reactor.set_listener_tls, LISTENER_ID_HOSTS, context)
         except NativeError as error:
             log.warning(
                 "a changed host certificate cannot be used for data connections; the previous one stays in use",
@@ -91,7 +91,7 @@ class TlsListeners:
 
     async def _watch_listeners(self) -> None:
         while self._listeners:
-            await asyncio.sleep(clock.seconds_to_tick(POLL_S))
+            await asyncio.sleep(clock.seconds_until_tick(POLL_S))
             for index, listener in self._listeners:
                 await self._maybe_reload(index, listener)
         await asyncio.Event().wait()  # nothing to do; the task must not end

@@ -5,7 +5,7 @@
 #define MQD_REPLICA_PLANTED_H
 
 #ifdef MQD_PLANTED
-/* MQD_PLANTED_ON */
+/* MQD_PLANTED_CDEF_ON */
 enum mqd_replica_planted {
     MQD_PLANTED_FETCH_EPOCH = 1, /* R1: a fetch's leader epoch is not compared */
     /* R2: epochs are not compared; a new follower truncates its log at its high watermark */
@@ -30,7 +30,7 @@ enum mqd_replica_planted {
 /* A bit of enum mqd_replica_change, used only by TRUNCATE_TO_HW: truncate the log at the high
  * watermark. */
 enum { MQD_PLANTED_CHANGED_CUT = 32 };
-/* MQD_PLANTED_OFF */
+/* MQD_PLANTED_CDEF_OFF */
 #define PLANTED_BUG(replica, rule) (((replica)->planted & MQD_PLANTED_##rule) != 0)
 #define PLANTED_CUT MQD_PLANTED_CHANGED_CUT
 #else

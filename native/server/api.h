@@ -13,9 +13,10 @@ enum mqd_rights {
     MQD_RIGHTS_LOG_ONLY /* what would be denied is reported, but allowed */
 };
 #define MQD_LISTENER_COUNT_MAX 64
-#define MQD_LISTENER_HOSTS 64 /* mqd_reactor_set_listener_tls: connections between hosts, in both directions */
-#define MQD_LISTENER_TLS 1
-#define MQD_LISTENER_SASL 2
+/* the listener id of connections between hosts, in both directions (mqd_reactor_set_listener_tls) */
+#define MQD_LISTENER_ID_HOSTS 64
+#define MQD_LISTENER_FLAG_TLS 1
+#define MQD_LISTENER_FLAG_SASL 2
 
 struct mqd_reactor_options {
     void *control;
@@ -32,8 +33,8 @@ struct mqd_reactor_options {
     uint8_t profile_turns; /* measure what the turns spend their time on (worker.loop.profile) */
     uint32_t connection_count_max;
     uint32_t request_bytes_max; /* socket.request.max.bytes */
-    /* bytes at the end of our own arena for requests larger than half of the rest of the arena;
-     * these pages are allocated on use */
+    /* bytes at the end of our own arena that are reserved for large requests: those that need more
+     * than half of the arena's other bytes; these pages are allocated on use */
     uint64_t large_bytes;
     uint32_t large_ms_max; /* large.request.timeout.ms */
     /* bound on all memory that the reactor keeps for requests and connections
@@ -51,7 +52,7 @@ struct mqd_reactor_options {
     /* the control segment, opened read-only, passed to local clients; 0 or less = local clients are
      * not served */
     int control_fd;
-    uint8_t listeners[64]; /* by listener id: MQD_LISTENER_TLS, MQD_LISTENER_SASL */
+    uint8_t listeners[64]; /* by listener id: MQD_LISTENER_FLAG_TLS, MQD_LISTENER_FLAG_SASL */
     /* limits for a connection that has not authenticated yet: on the size of a frame
      * (sasl.server.max.receive.size plus a header), and on the time */
     uint32_t authentication_bytes_max, authentication_ms_max;
@@ -115,8 +116,8 @@ int mqd_reactor_partition_open(struct mqd_reactor *reactor, uint64_t token, uint
 /* takes the partition back: waits for its flush and answers its waiters; the event's `partition`
  * may then be closed and deleted */
 int mqd_reactor_partition_close(struct mqd_reactor *reactor, uint64_t token, uint32_t slot);
-int mqd_reactor_set_options(struct mqd_reactor *reactor, uint64_t token, uint32_t slot,
-                            const struct mqd_log_options *options);
+int mqd_reactor_set_log_options(struct mqd_reactor *reactor, uint64_t token, uint32_t slot,
+                                const struct mqd_log_options *options);
 /* DeleteRecords and retention: moves the log start to min(offset, high watermark) (offset -1 = high
  * watermark) and drops whole segments below it from the table. event.offset = the new start. The
  * caller unlinks the files after the event. */
@@ -135,7 +136,7 @@ int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t worker_
  * they may use together. */
 int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint64_t size_bytes);
 
-/* Sets the certificates and settings of a TLS listener (tls/api.h), or of MQD_LISTENER_HOSTS.
+/* Sets the certificates and settings of a TLS listener (tls/api.h), or of MQD_LISTENER_ID_HOSTS.
  * Existing connections keep their context. The reactor takes ownership of the context, even if
  * the command fails. */
 struct mqd_tls_context;
@@ -254,7 +255,8 @@ enum mqd_event_kind {
     /* producers still write to the retired partition in slot, which this worker leads; sent once
      * the partition is hidden from clients, at most once a second */
     MQD_EVENT_RETIRED_USED,
-    /* request for a connection to the leader at node `offset`, worker `log_dir`, lane `level` */
+    /* request for a connection to a leader: offset = its node id, log_dir = its worker index,
+     * level = the lane */
     MQD_EVENT_RELAY_REQUESTED,
     MQD_EVENT_RELAY_ENDED, /* the relay connection put with `token` has ended: error, text */
     /* a client of listener `slot` has authenticated by its certificate as `text`, a distinguished
@@ -264,12 +266,13 @@ enum mqd_event_kind {
      * connections wait */
     MQD_EVENT_SUBJECT_REQUESTED,
     MQD_EVENT_SUBJECT_GONE, /* subject `token` is no longer used */
-    /* subject `token` was denied operation `level` on the resource of type `offset` that text
-     * names. `count` = the number of such denials */
+    /* subject `token` was denied an operation: level = the operation, offset = the resource type,
+     * text = the resource's name, count = the number of such denials */
     MQD_EVENT_DENIED,
-    /* a slow request of API `offset`, version `level`, was answered after `token` microseconds,
-     * spent as in spent_us. text: `error` bytes of the client id, then the principal. `count` = the
-     * number of slow requests before it that were not reported */
+    /* a slow request was answered: offset = its API key, level = its version, token = how many
+     * microseconds it took (spent_us: on what), text = the client id followed by the principal,
+     * error = the client id's length in bytes, count = the number of slow requests before it that
+     * were not reported */
     MQD_EVENT_SLOW,
     MQD_EVENT_RESUMED /* mqd_reactor_is_idle was true and no longer is */
 };
@@ -305,10 +308,10 @@ int mqd_reactor_next_event(struct mqd_reactor *reactor, struct mqd_event *out); 
  * second. MQD_EVENT_RESUMED is sent when this is no longer so. May be called by any thread. */
 int mqd_reactor_is_idle(const struct mqd_reactor *reactor);
 
-/* The files of the segments from `first` to `last` were replaced by those of `first`
- * (swap_install): the owner shortens its segment list and readers list the segments again. With
- * first == last the owner's list does not change. One event with this token: MQD_E_STALE when the
- * range includes segments that may not be replaced. */
+/* The segments from `first` to `last` were replaced by a single segment with the base offset
+ * `first` (swap_install): the owner shortens its segment list and readers list the segments again.
+ * With first == last the owner's list does not change. One event with this token: MQD_E_STALE when
+ * the range includes segments that may not be replaced. */
 int mqd_reactor_segments_replaced(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int64_t first,
                                   int64_t last);
 /* hold 1: no truncation of the log (a follower truncates to where it agrees with its leader) starts

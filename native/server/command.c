@@ -505,7 +505,8 @@ int mqd_reactor_partition_close(struct mqd_reactor *r, uint64_t token, uint32_t 
     return post_slot(r, MQD_COMMAND_PARTITION_CLOSE, token, slot, 0);
 }
 
-int mqd_reactor_set_options(struct mqd_reactor *r, uint64_t token, uint32_t slot, const struct mqd_log_options *options)
+int mqd_reactor_set_log_options(struct mqd_reactor *r, uint64_t token, uint32_t slot,
+                                const struct mqd_log_options *options)
 {
     struct mqd_command command = {.kind = MQD_COMMAND_SET_OPTIONS, .token = token, .slot = slot, .options = *options};
     return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
@@ -566,7 +567,7 @@ int mqd_reactor_set_listener_tls(struct mqd_reactor *r, uint64_t token, uint32_t
 {
     struct mqd_command command = {
         .kind = MQD_COMMAND_LISTENER_TLS, .token = token, .number = listener_id, .tls_context = context};
-    if (listener_id > MQD_LISTENER_HOSTS) {
+    if (listener_id > MQD_LISTENER_ID_HOSTS) {
         mqd_command_free(&command);
         return mqd_error_set(MQD_E_INVALID, "there is no listener %u; a broker has at most %d", listener_id,
                              MQD_LISTENER_COUNT_MAX);

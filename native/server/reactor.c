@@ -419,7 +419,7 @@ static int wait_events(struct mqd_reactor *r, struct mqd_poll_event *events)
         int64_t end_ns = r->now_ns + (int64_t)r->options.spin_us * 1000;
         while (r->now_ns < end_ns) {
             int count = mqd_poll_wait(r->poll, events, EVENTS_PER_WAIT, 0);
-            if (count || mqd_endpoint_has_waiting(r->endpoint) || mqd_locals_waiting(r))
+            if (count || mqd_endpoint_has_inbound(r->endpoint) || mqd_locals_waiting(r))
                 return count;
             mqd_reactor_refresh_clock(r);
         }

@@ -5,7 +5,7 @@
 #define MQD_SHARE_PLANTED_H
 
 #ifdef MQD_PLANTED
-/* MQD_PLANTED_ON */
+/* MQD_PLANTED_CDEF_ON */
 enum mqd_share_planted {
     MQD_PLANTED_ANY_MEMBER = 1, /* S1: acknowledgements of another member are accepted */
     /* S2: expiry releases the whole range of a row, including other members' offsets */
@@ -15,7 +15,7 @@ enum mqd_share_planted {
     MQD_PLANTED_PASS_ACQUIRED = 16,      /* S4: the start moves over acquired records */
     MQD_PLANTED_KEEP_PLACE = 32,         /* S5: a renewed row keeps its place in the queue */
     MQD_PLANTED_LATE = 64,               /* S5: records whose lock has expired can be acknowledged */
-    MQD_PLANTED_LOSE_CHANGES = 128,      /* S6: changes that do not fit into a difference are treated as listed */
+    MQD_PLANTED_LOSE_CHANGES = 128,      /* S6: changes for which the difference has no room count as listed */
     MQD_PLANTED_OMIT_ACQUIRED = 256,     /* S6: a change of a record that is acquired again is not listed */
     MQD_PLANTED_WINDOW = 512,            /* S7: open offsets are not counted */
     MQD_PLANTED_DELIVER_SKIPPED = 1024,  /* S8: skipped batches are delivered */
@@ -36,7 +36,7 @@ enum mqd_share_planted {
     MQD_PLANTED_OLD_KEYS = 33554432,     /* F1: the old keys stay when the setting changes */
     MQD_PLANTED_FORGOTTEN = 67108864     /* the next record of a key is not made Available */
 };
-/* MQD_PLANTED_OFF */
+/* MQD_PLANTED_CDEF_OFF */
 #define PLANTED_BUG(share, rule) (((share)->planted & MQD_PLANTED_##rule) != 0)
 #define PLANTED_ANY_BUG(share) ((share)->planted != 0)
 #else

@@ -220,8 +220,8 @@ int mqd_control_attach(void *control, size_t size_bytes)
     const struct mqd_control_header *header = control;
     if (size_bytes < sizeof *header)
         return mqd_error_set(MQD_E_LAYOUT,
-                             "a control segment of %zu bytes has no header: the keeper has not finished, or died, "
-                             "while creating it; restart the broker",
+                             "a control segment of %zu bytes has no header: the keeper has not finished creating "
+                             "it, or died while doing so; restart the broker",
                              size_bytes);
     uint64_t magic = mqd_load_acquire(&header->magic);
     if (magic == 0)

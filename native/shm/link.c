@@ -1,4 +1,4 @@
-/* A process's ends of all its links: rings to and from every endpoint, and the sleep protocol.
+/* One process's side of all its links: rings to and from every endpoint, and the sleep protocol.
  *
  * Links segment: rings of MQD_LINK_DESCRIPTOR_COUNT, index from * endpoint_count + to.
  *
@@ -122,7 +122,7 @@ struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self
                                        const int *eventfds)
 {
     if (endpoint_count < 1 || endpoint_count > MQD_ENDPOINT_COUNT_MAX || self >= endpoint_count) {
-        mqd_error_set(MQD_E_INVALID, "endpoint %u of %u; there must be 1 to %d", self, endpoint_count,
+        mqd_error_set(MQD_E_INVALID, "invalid endpoint %u of %u; there must be 1 to %d endpoints", self, endpoint_count,
                       MQD_ENDPOINT_COUNT_MAX);
         return NULL;
     }
@@ -228,7 +228,7 @@ int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out
     return (int)total;
 }
 
-int mqd_endpoint_has_waiting(struct mqd_endpoint *endpoint)
+int mqd_endpoint_has_inbound(struct mqd_endpoint *endpoint)
 {
     for (uint32_t peer = 0; peer < endpoint->endpoint_count; peer++)
         if (mqd_ring_waiting_count(&endpoint->in[peer]))
@@ -241,7 +241,7 @@ int mqd_endpoint_prepare_sleep(struct mqd_endpoint *endpoint)
     mqd_endpoint_flush(endpoint);
     mqd_store_seq_cst(endpoint->sleeping, 1); /* S1 */
     mqd_fence_full();                         /* S2 */
-    if (!mqd_endpoint_has_waiting(endpoint))  /* S3 */
+    if (!mqd_endpoint_has_inbound(endpoint))  /* S3 */
         return 0;
     mqd_endpoint_end_sleep(endpoint);
     return 1;

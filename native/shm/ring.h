@@ -131,7 +131,7 @@ int mqd_endpoint_send_quietly(struct mqd_endpoint *endpoint, uint32_t to, const 
 
 /* Returns 1 if descriptors are waiting. Uses no fences and does not announce a sleep: for
  * spinning. */
-int mqd_endpoint_has_waiting(struct mqd_endpoint *endpoint);
+int mqd_endpoint_has_inbound(struct mqd_endpoint *endpoint);
 uint64_t mqd_endpoint_wake_count(const struct mqd_endpoint *endpoint); /* eventfds written so far */
 
 #endif

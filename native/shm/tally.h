@@ -9,10 +9,11 @@
  * connections reach two workers at the same time, both may be refused.
  *
  * Invariants
- *   T1  a tally keeps its key for as long as any of its counts is not 0. A worker that counts reads
- *       the key again afterwards; a worker that changes the key locks it first and then reads the
- *       counts again. (So a key in use may be locked for a moment.) If two workers begin to count a
- *       new key at the same moment, the key may get two tallies; each is then limited separately.
+ *   T1  a tally keeps its key for as long as any of its counts is not 0. After incrementing its
+ *       count, a worker reads the key again; a worker that changes the key locks it first and then
+ *       reads the counts again. (So a key in use may be locked for a moment.) If two workers begin
+ *       to count a new key at the same moment, the key may get two tallies; each is then limited
+ *       separately.
  *   T2  a worker's counts are those of its open connections; a restarted worker begins with none.
  * Bounds: when all eight tallies of a set are in use, another key is not counted (and not limited).
  * A process that dies while it changes a key leaves that tally locked until the broker is

@@ -67,7 +67,7 @@ int16_t mqd_reader_find_aborted(struct mqd_reader *reader, uint32_t slot_number,
         if (code)
             return code;
     }
-    int32_t first = mqd_reader_segment_below(slot, from_offset);
+    int32_t first = mqd_reader_segment_at(slot, from_offset);
     for (uint32_t number = first < 0 ? 0 : (uint32_t)first;
          !complete && number < slot->segment_count &&
          slot->segments[number].base_offset <= positions->high_watermark_segment;

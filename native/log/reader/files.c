@@ -66,7 +66,7 @@ static void evict(struct mqd_reader *reader, uint32_t fd_count_target, const str
         struct mqd_segment_ref *segment = MQD_CONTAINER(node, struct mqd_segment_ref, node);
         if (segment->references > 0 || segment == keep)
             continue;
-        int32_t number = mqd_reader_segment_below(segment->slot, segment->base_offset);
+        int32_t number = mqd_reader_segment_at(segment->slot, segment->base_offset);
         detach(reader, &segment->slot->segments[number]);
         if (reader->fd_count <= fd_count_target)
             return;
@@ -221,7 +221,7 @@ int64_t mqd_reader_sealed_bytes(struct mqd_reader_slot *slot, uint32_t number)
 
 /* ---- the list of a slot ---- */
 
-int32_t mqd_reader_segment_below(const struct mqd_reader_slot *slot, int64_t offset)
+int32_t mqd_reader_segment_at(const struct mqd_reader_slot *slot, int64_t offset)
 {
     uint32_t count = slot->segment_count;
     if (count > 0 && slot->segments[count - 1].base_offset <= offset)
@@ -336,7 +336,7 @@ int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot,
         struct mqd_segment_ref *segment = slot->segments[i].ref;
         if (!segment)
             continue;
-        int32_t number = mqd_reader_segment_below(&fresh, segment->base_offset);
+        int32_t number = mqd_reader_segment_at(&fresh, segment->base_offset);
         if (number < 0 || segments[number].base_offset != segment->base_offset || !same_file(slot, segment)) {
             detach(reader, &slot->segments[i]);
             continue;

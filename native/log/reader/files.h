@@ -37,7 +37,7 @@ struct mqd_segment_ref {
     int fd;
     int index_fd; /* -1: not opened yet, or no index file (a segment below one index interval has none) */
     uint64_t inode;
-    uint64_t serial; /* number of this opening, above 0; unlike the inode it is never reused */
+    uint64_t serial; /* number of this open file, from 1; unlike the inode it is never reused */
     uint32_t references;
 };
 
@@ -94,7 +94,7 @@ struct mqd_reader {
 /* Reads the directory. 0, MQD_READER_STALE or MQD_KAFKA_STORAGE_ERROR. */
 int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint64_t generation);
 /* Index in slot->segments of the last one with a base offset <= offset, or -1. */
-int32_t mqd_reader_segment_below(const struct mqd_reader_slot *slot, int64_t offset);
+int32_t mqd_reader_segment_at(const struct mqd_reader_slot *slot, int64_t offset);
 /* Opens segment `number` (or finds it open) and makes it the most recently used. Returns codes like
  * mqd_reader_list. */
 int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint32_t number,

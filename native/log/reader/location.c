@@ -8,7 +8,7 @@
 static int16_t locate_end(struct mqd_reader *reader, struct mqd_reader_slot *slot,
                           const struct mqd_positions *positions, struct mqd_segment_location *out)
 {
-    int32_t number = mqd_reader_segment_below(slot, positions->high_watermark_segment);
+    int32_t number = mqd_reader_segment_at(slot, positions->high_watermark_segment);
     out->position = positions->high_watermark_position;
     if (number < 0 || slot->segments[number].base_offset != positions->high_watermark_segment)
         return mqd_reader_report_missing(slot, "the segment", positions->high_watermark_segment);
@@ -24,7 +24,7 @@ static int16_t fill_extent(struct mqd_reader_slot *slot, const struct mqd_positi
                            struct mqd_segment_location *out)
 {
     out->base_offset = out->segment->base_offset;
-    int32_t number = mqd_reader_segment_below(slot, out->base_offset);
+    int32_t number = mqd_reader_segment_at(slot, out->base_offset);
     if (number < 0 || slot->segments[number].base_offset != out->base_offset)
         return mqd_reader_report_missing(slot, "the segment", out->base_offset);
     bool last = (uint32_t)number + 1 == slot->segment_count;

@@ -301,7 +301,7 @@ static int16_t list_segments(struct mqd_reader *reader, struct mqd_reader_slot *
             if (code)
                 return code;
         }
-        int32_t number = mqd_reader_segment_below(slot, positions->high_watermark_segment);
+        int32_t number = mqd_reader_segment_at(slot, positions->high_watermark_segment);
         if (number >= 0 && slot->segments[number].base_offset == positions->high_watermark_segment) {
             *last = (uint32_t)number;
             return 0;
@@ -330,7 +330,7 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
         return code;
     reader->chunk_bytes = 0; /* the chunk is from another file, or from this one before it grew */
     if (cursor->valid && cursor->generation == generation && cursor->offset == offset) {
-        int32_t number = mqd_reader_segment_below(slot, cursor->segment);
+        int32_t number = mqd_reader_segment_at(slot, cursor->segment);
         if (number >= 0 && (uint32_t)number <= last && slot->segments[number].base_offset == cursor->segment) {
             code = open_location(reader, slot, positions, (uint32_t)number, location);
             if (code)
@@ -342,7 +342,7 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
                 return 0;
         }
     }
-    int32_t first = mqd_reader_segment_below(slot, offset);
+    int32_t first = mqd_reader_segment_at(slot, offset);
     /* where compaction left a gap, the search continues in the next segment */
     for (uint32_t number = first < 0 ? 0 : (uint32_t)first; number <= last && !found; number++) {
         code = open_location(reader, slot, positions, number, location);

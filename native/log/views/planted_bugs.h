@@ -5,7 +5,7 @@
 #define MQD_VIEW_PLANTED_H
 
 #ifdef MQD_PLANTED
-/* MQD_PLANTED_ON */
+/* MQD_PLANTED_CDEF_ON */
 enum mqd_view_planted {
     MQD_PLANTED_MIXED = 1,    /* X1: a selection that was read while the log was truncated is cached */
     MQD_PLANTED_STALE = 2,    /* X2: a piece is used without a check of the file */
@@ -19,7 +19,7 @@ enum mqd_view_planted {
     MQD_PLANTED_TRIM = 512    /* selected batches that exceed output_bytes_max are dropped */
 };
 extern uint32_t mqd_view_planted;
-/* MQD_PLANTED_OFF */
+/* MQD_PLANTED_CDEF_OFF */
 #define PLANTED_VIEW_BUG(rule) ((mqd_view_planted & MQD_PLANTED_##rule) != 0)
 #else
 #define PLANTED_VIEW_BUG(rule) false

@@ -212,7 +212,7 @@ int16_t mqd_fetch_entry_check_and_record(struct mqd_reactor *r, struct mqd_fetch
         (entry->fetch_offset < positions->log_start_offset || entry->fetch_offset >= positions->high_watermark))
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
     if (__builtin_expect(topic->view != NULL, 0))
-        mqd_view_recall(r, entry, leader_epoch);
+        mqd_view_restore_skipped(r, entry, leader_epoch);
     /* a follower may lag, so a client that reads from it waits */
     bool beyond = entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS;
     if (beyond && r->lease_lost)

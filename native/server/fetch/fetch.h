@@ -128,7 +128,7 @@ struct mqd_views {
 };
 /* Sets `skipped` to what this worker remembers for the entry's offset in this leader epoch. Called
  * before the entry is evaluated. */
-void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32_t leader_epoch);
+void mqd_view_restore_skipped(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32_t leader_epoch);
 /* Passes the entry's range to a thread of the pool; this job counts in request->pending until it is
  * done. Returns false if the pool is full now, or there is no memory. */
 bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry);

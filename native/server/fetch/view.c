@@ -52,7 +52,7 @@ static struct mqd_view_skip *skip_slot_of(struct mqd_reactor *r, const struct mq
     return &r->views.skips[hash >> 48 & (MQD_VIEW_SKIP_COUNT - 1)];
 }
 
-void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32_t leader_epoch)
+void mqd_view_restore_skipped(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32_t leader_epoch)
 {
     const struct mqd_view_skip *remembered = skip_slot_of(r, entry);
     if (entry->skipped && entry->skipped_epoch != leader_epoch)

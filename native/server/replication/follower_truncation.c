@@ -128,7 +128,7 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     } else if (log_changed) {
         owned->truncation_count++;
         struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, owned->slot);
-        mqd_fetch_add(&shared->segments_generation, 1); /* files that readers know have changed */
+        mqd_fetch_add(&shared->segments_generation, 1); /* files that readers may have open have changed */
         mqd_fetch_add(&r->header->segments_generation, 1);
         report(r, owned, job);
     }

@@ -57,7 +57,7 @@ static int compare(const uint8_t *table, struct entry entry, const void *name, u
     return order ? order : (entry.name_bytes > name_bytes) - (entry.name_bytes < name_bytes);
 }
 
-/* The number of the `count` entries from `first` on that are not greater than the name. */
+/* How many of the `count` entries that start at `first` are not greater than the name. */
 static uint32_t count_not_greater(const uint8_t *table, uint32_t first, uint32_t count, const void *name,
                                   uint32_t name_bytes)
 {

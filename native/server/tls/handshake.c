@@ -18,7 +18,7 @@ _Atomic uint32_t mqd_secure_handshake_ms = 10000;
 static void secure_free(struct mqd_secure *secure)
 {
     mqd_tls_pool_destroy(secure->pool);
-    for (uint32_t i = 0; i <= MQD_LISTENER_HOSTS; i++)
+    for (uint32_t i = 0; i <= MQD_LISTENER_ID_HOSTS; i++)
         mqd_tls_context_free(secure->contexts[i]);
     if (secure->event_fd >= 0)
         close(secure->event_fd);
@@ -82,7 +82,7 @@ bool mqd_secure_begin(struct mqd_reactor *r, struct mqd_connection *c)
 {
     bool is_host = c->peer_node >= 0;
     struct mqd_tls_context *context =
-        r->secure ? r->secure->contexts[is_host ? MQD_LISTENER_HOSTS : c->listener_id] : NULL;
+        r->secure ? r->secure->contexts[is_host ? MQD_LISTENER_ID_HOSTS : c->listener_id] : NULL;
     if (context)
         c->tls = is_host ? mqd_tls_create_between_hosts(context, c->fd, false, c->peer_node)
                          : mqd_tls_create(context, c->fd);
@@ -139,7 +139,7 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
 static bool request_principal(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_event event = {.kind = MQD_EVENT_TLS_NAME, .slot = c->listener_id, .token = mqd_tls_link(c->tls)->token};
-    if (c->peer_node >= 0 || r->options.listeners[c->listener_id] & MQD_LISTENER_SASL)
+    if (c->peer_node >= 0 || r->options.listeners[c->listener_id] & MQD_LISTENER_FLAG_SASL)
         return true;
     uint32_t length = mqd_tls_peer_name(c->tls, event.text, sizeof event.text - 1);
     if (!length)

@@ -11,7 +11,7 @@
 
 int mqd_outgoing_begin(struct mqd_reactor *r, struct mqd_outgoing *outgoing, int32_t node, uint64_t token)
 {
-    struct mqd_tls_context *context = r->secure ? r->secure->contexts[MQD_LISTENER_HOSTS] : NULL;
+    struct mqd_tls_context *context = r->secure ? r->secure->contexts[MQD_LISTENER_ID_HOSTS] : NULL;
     if (!context)
         return mqd_error_set(MQD_E_INVALID, "this host has no certificate yet for connections to other hosts");
     if (!(outgoing->tls = mqd_tls_create_between_hosts(context, outgoing->fd, true, node)))

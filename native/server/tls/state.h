@@ -9,7 +9,7 @@
 #include "tls/session.h"
 
 struct mqd_secure {
-    struct mqd_tls_context *contexts[MQD_LISTENER_HOSTS + 1]; /* by listener id; NULL = none yet */
+    struct mqd_tls_context *contexts[MQD_LISTENER_ID_HOSTS + 1]; /* by listener id; NULL = none yet */
     struct mqd_tls_pool *pool;
     int event_fd;
     uint8_t *plain;   /* MQD_TLS_WRITE_BYTES_MAX: gathered output, used within a call */

@@ -54,7 +54,7 @@ BOTH(records_without_key)
         CHECK_EQUAL(out.of[0].base_offset, 100);
     }
     b->log_options.compacted = 0; /* the setting changes */
-    CHECK_EQUAL(mqd_reactor_set_options(b->reactors[0], ++b->token, 0, &b->log_options), 0);
+    CHECK_EQUAL(mqd_reactor_set_log_options(b->reactors[0], ++b->token, 0, &b->log_options), 0);
     bench_done(b, 0, b->token);
     CHECK(client_produce_one(&client, 6, NULL, -1, LIMIT_MS, 0, raw_records(1, 1, 1)));
     CHECK_EQUAL(client_take(&client).of[0].error, 0);
@@ -118,7 +118,7 @@ BOTH(records_that_cannot_be_parsed)
                              raw_noise((struct log_batch){.attributes = 4, .mark = 7})));
     CHECK_EQUAL(client_take(&client).of[0].error, 0);
     b->log_options.validation = MQD_VALIDATION_NONE;
-    CHECK_EQUAL(mqd_reactor_set_options(b->reactors[0], ++b->token, 0, &b->log_options), 0);
+    CHECK_EQUAL(mqd_reactor_set_log_options(b->reactors[0], ++b->token, 0, &b->log_options), 0);
     bench_done(b, 0, b->token);
     CHECK(client_produce_one(&client, 102, NULL, -1, LIMIT_MS, 0, raw_noise((struct log_batch){.mark = 1})));
     CHECK_EQUAL(client_take(&client).of[0].error, 0);

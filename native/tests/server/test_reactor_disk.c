@@ -360,7 +360,7 @@ BOTH(dirty_data_is_flushed_when_flush_on_ack_is_enabled)
     CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
     CHECK_EQUAL(view.positions.durable_offset, 0);
     b->log_options.flush_on_ack = 1;
-    CHECK_EQUAL(mqd_reactor_set_options(b->reactors[0], ++b->token, 0, &b->log_options), 0);
+    CHECK_EQUAL(mqd_reactor_set_log_options(b->reactors[0], ++b->token, 0, &b->log_options), 0);
     bench_done(b, 0, b->token);
     int64_t began_ns = test_now_ns();
     do

@@ -363,7 +363,7 @@ static void disturb(struct mix *m)
         break;
     default:
         b->log_options.flush_on_ack = (uint8_t)below(m, 2);
-        mqd_reactor_set_options(b->reactors[owner], ++b->token, slot, &b->log_options);
+        mqd_reactor_set_log_options(b->reactors[owner], ++b->token, slot, &b->log_options);
         bench_done(b, owner, b->token);
     }
 }

@@ -300,8 +300,8 @@ TEST(only_sleepers_are_woken_and_only_once)
     mqd_endpoint_send(a, 1, &descriptor);
     mqd_endpoint_flush(a);
     CHECK_EQUAL(wakeups(&host, 1), 0); /* b is awake */
-    CHECK_EQUAL(mqd_endpoint_has_waiting(b), 1);
-    CHECK_EQUAL(mqd_endpoint_has_waiting(c), 0);
+    CHECK_EQUAL(mqd_endpoint_has_inbound(b), 1);
+    CHECK_EQUAL(mqd_endpoint_has_inbound(c), 0);
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 1);
     CHECK_EQUAL(mqd_endpoint_drain(b, out, from, 8), 1);
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 0);

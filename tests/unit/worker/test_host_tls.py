@@ -7,7 +7,7 @@ import pytest
 
 from mqd.cluster.membership import credentials
 from mqd.cluster.membership.credentials import Credentials
-from mqd.native.tls import LISTENER_HOSTS, TlsContext
+from mqd.native.tls import LISTENER_ID_HOSTS, TlsContext
 from mqd.security import pki
 from mqd.worker import tls
 from mqd.worker.tls import TlsListeners
@@ -49,7 +49,7 @@ def test_a_changed_host_certificate_reaches_the_reactor(tmp_path: Path, monkeypa
 
     subject.load()
     run(scenario())
-    assert [listener for listener, _ in reactor.given] == [LISTENER_HOSTS] * 2
+    assert [listener for listener, _ in reactor.given] == [LISTENER_ID_HOSTS] * 2
 
 
 def test_a_certificate_whose_mode_is_corrected_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

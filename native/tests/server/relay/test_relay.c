@@ -365,7 +365,7 @@ static void relay_certificate(struct bench *b, uint32_t worker, const struct tls
 {
     struct mqd_tls_context *context = tls_hosts_context(identity, ca);
     CHECK_OR(context, abort());
-    CHECK_EQUAL(mqd_reactor_set_listener_tls(b->reactors[worker], ++b->token, MQD_LISTENER_HOSTS, context), 0);
+    CHECK_EQUAL(mqd_reactor_set_listener_tls(b->reactors[worker], ++b->token, MQD_LISTENER_ID_HOSTS, context), 0);
     CHECK_EQUAL(bench_done(b, worker, b->token).error, 0);
 }
 

@@ -292,7 +292,7 @@ static void slow_follower_in_memory(struct bench *b)
 
 static void set_options(struct two *two, uint32_t worker, uint32_t slot)
 {
-    CHECK_EQUAL(mqd_reactor_set_options(two->b->reactors[worker], ++two->b->token, slot, &two->b->log_options), 0);
+    CHECK_EQUAL(mqd_reactor_set_log_options(two->b->reactors[worker], ++two->b->token, slot, &two->b->log_options), 0);
     CHECK_EQUAL((worker ? done(two, two->b->token) : bench_done(two->b, 0, two->b->token)).error, 0);
 }
 

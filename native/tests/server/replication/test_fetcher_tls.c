@@ -15,7 +15,7 @@ static void use_certificate(struct two *two, uint32_t worker, const struct tls_i
 {
     struct mqd_tls_context *context = tls_hosts_context(identity, ca);
     CHECK_OR(context, abort());
-    CHECK_EQUAL(mqd_reactor_set_listener_tls(two->b->reactors[worker], ++two->b->token, MQD_LISTENER_HOSTS, context),
+    CHECK_EQUAL(mqd_reactor_set_listener_tls(two->b->reactors[worker], ++two->b->token, MQD_LISTENER_ID_HOSTS, context),
                 0);
     CHECK_EQUAL((worker ? done(two, two->b->token) : bench_done(two->b, 0, two->b->token)).error, 0);
 }

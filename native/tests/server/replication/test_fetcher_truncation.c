@@ -28,11 +28,11 @@ BOTH(commands_wait_for_a_partition_at_rest)
         uint64_t tokens[4];
         for (int i = 0; i < 4; i++) {
             tokens[i] = ++two->b->token;
-            int result =
-                i == 0   ? mqd_reactor_roll(two->b->reactors[1], tokens[i], FOLLOWED(0))
-                : i == 1 ? mqd_reactor_set_options(two->b->reactors[1], tokens[i], FOLLOWED(0), &two->b->log_options)
-                : i == 2 ? mqd_reactor_advance_start(two->b->reactors[1], tokens[i], FOLLOWED(0), 0)
-                         : mqd_reactor_partition_close(two->b->reactors[1], tokens[i], FOLLOWED(0));
+            int result = i == 0   ? mqd_reactor_roll(two->b->reactors[1], tokens[i], FOLLOWED(0))
+                         : i == 1 ? mqd_reactor_set_log_options(two->b->reactors[1], tokens[i], FOLLOWED(0),
+                                                                &two->b->log_options)
+                         : i == 2 ? mqd_reactor_advance_start(two->b->reactors[1], tokens[i], FOLLOWED(0), 0)
+                                  : mqd_reactor_partition_close(two->b->reactors[1], tokens[i], FOLLOWED(0));
             CHECK_EQUAL(result, 0);
         }
         struct mqd_event event = {0};

@@ -75,7 +75,7 @@ static void connect_secure(struct two *two)
         struct mqd_tls_context *context = tls_hosts_context(&host, &ca);
         CHECK_OR(context, abort());
         CHECK_EQUAL(
-            mqd_reactor_set_listener_tls(two->b->reactors[worker], ++two->b->token, MQD_LISTENER_HOSTS, context), 0);
+            mqd_reactor_set_listener_tls(two->b->reactors[worker], ++two->b->token, MQD_LISTENER_ID_HOSTS, context), 0);
         CHECK_EQUAL(bench_done(two->b, worker, two->b->token).error, 0);
         tls_identity_free(&host);
     }
