@@ -229,7 +229,7 @@ def join(token: Token, data_dir: Path, names: Sequence[str]) -> None:
     """Raises CliError."""
     if time.time() >= token.expires_s:
         raise CliError("the token has expired; make another: mqd cluster invite")
-    (host, host_key), (broker, broker_key) = pki.make_request(), pki.make_request()
+    (host, host_key), (broker, broker_key) = pki.make_signing_request(), pki.make_signing_request()
     request = _Request(token.secret, host, broker, list(names))
     inviter_address = f"{token.address}:{token.port}"
     try:

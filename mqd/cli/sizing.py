@@ -4,9 +4,10 @@ per core were measured and are in sizing.json, with their source and date.
 Sums are over all hosts; each is kept with its formula, so that it can be shown and checked. Sizes
 are in bytes (1 KB = 1000 bytes), rates per second, times in seconds.
 
-1. A core's work is a cost for each batch appended, forwarded to its owner, and fetched: piecewise
-   linear in the batch's bytes between the measured sizes. Below the smallest size, the cost is that
-   of the smallest; beyond the largest, the last slope continues.
+1. CPU work is the sum of three costs: for each batch appended, for each batch forwarded to its
+   owner, and for each batch fetched. Each cost is piecewise linear in the batch's bytes between the
+   measured sizes. Below the smallest size, the cost is that of the smallest; beyond the largest, the
+   last slope continues.
 2. Several workers of a host scale less than linearly: n / (1 + contention (n - 1) +
    coherency n (n - 1)), the Universal Scalability Law.
 3. Headroom is the part of disk, bandwidth, cores and memory that stays free at the given rate.
@@ -95,8 +96,8 @@ class Line(msgspec.Struct):
 
 
 class Plan(msgspec.Struct):
-    """`lines`: each is computed from the load and earlier lines. `hosts_by`: resource -> the hosts
-    that it requires. `decided_by`: the resource that requires the most.
+    """`lines`: each is computed from the load and earlier lines. `hosts_by`: resource -> the
+    number of hosts that it requires. `decided_by`: the resource that requires the most.
     """
 
     lines: list[Line]
@@ -191,7 +192,7 @@ def _check(load: Load, host: Host) -> None:
     if not 0 <= load.headroom < 1:
         raise Unsizable(f"headroom is the part that stays free, from 0 to below 1, not {load.headroom}")
     if not 0 <= load.cold_consumers <= load.consumers:
-        raise Unsizable(f"{load.cold_consumers} of {load.consumers} consumers cannot read old records")
+        raise Unsizable(f"cold_consumers must be from 0 to consumers ({load.consumers}), not {load.cold_consumers}")
     for name in host.__struct_fields__:
         if not getattr(host, name) > 0:
             raise Unsizable(f"a host needs {name} above 0")
@@ -298,8 +299,8 @@ def _add_cores(sheet: _Sheet, load: Load, figures: Figures) -> None:
 
 
 def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[str, int]:
-    """Returns the hosts that each resource requires. Adds the number of hosts and the load of each
-    host.
+    """Adds the lines for the number of hosts and for the load of each host. Returns the number of
+    hosts that each resource requires.
     """
     put, free = sheet.put, 1 - load.headroom
     copies, log = load.replication, sheet["log"]
@@ -366,7 +367,7 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
         "partitions_min_required",
         max(hosts * workers, math.ceil(sheet["cores_appending"] / copies / free)),
         "",
-        "max(hosts × workers, cores to append one copy ÷ (1 - headroom)): one worker owns a partition",
+        "max(hosts × workers, cores to append one copy ÷ (1 - headroom)): each partition has one owner",
     )
     return hosts_by
 
@@ -376,8 +377,8 @@ def _notes(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> list[str]
     workers, partitions_min = sheet["workers_per_host"], sheet["partitions_min_required"]
     if workers > figures.workers_measured:
         notes.append(
-            f"{workers:.0f} workers on a host are an extrapolation: measured up to {figures.workers_measured}; measure"
-            " there with: python -m perf scaling"
+            f"the figures for {workers:.0f} workers on a host are extrapolated from at most"
+            f" {figures.workers_measured}; to measure on such a host: python -m perf scaling"
         )
     fill_ms = sheet["batch_fill"] * 1000
     notes.append(

@@ -1,5 +1,5 @@
-"""Certificates of a cluster's own authority, for brokers without certificates from elsewhere. Keys
-are ECDSA P-256: a handshake costs a third of one with RSA.
+"""Issues certificates from the cluster's own CA, for brokers that have none from elsewhere. Keys are
+ECDSA P-256: a handshake costs a third of one with RSA.
 """
 
 import datetime
@@ -65,7 +65,7 @@ def issue(authority: Pair, name: str, hosts: Sequence[str], now: datetime.dateti
     return _issue(authority, name, _alternative_names(hosts), now)
 
 
-def make_request() -> tuple[bytes, bytes]:
+def make_signing_request() -> tuple[bytes, bytes]:
     """A certificate signing request for a new key, and the key; both PEM. The authority chooses the
     names.
     """

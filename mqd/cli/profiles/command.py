@@ -52,13 +52,13 @@ def _address(text: str) -> str:
 def add(name: str, bootstrap: str, client_config: Path | None, replace: bool) -> None:
     """Give a cluster the name NAME."""
     if not store.NAME_PATTERN.fullmatch(name):
-        raise click.UsageError(f"a profile's name has letters, digits, '.', '_' and '-', at most 64, not {name!r}")
+        raise click.UsageError(f"invalid profile name {name!r}: use at most 64 letters, digits, '.', '_' and '-'")
     profile = Profile(_address(bootstrap), str(client_config.absolute()) if client_config else None)
     with store.edit() as profiles:
         if name in profiles and profiles[name] != profile and not replace:
             raise CliError(f"profile {name} exists already, for {profiles[name].bootstrap}; --replace replaces it")
         profiles[name] = profile
-    click.echo(f"mqd --profile {name} is {bootstrap}")
+    click.echo(f"profile {name} now refers to {bootstrap}")
 
 
 @command.command("list")
@@ -87,7 +87,7 @@ def _as_json(profile: Profile) -> dict[str, str | None]:
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 @_format
 def show(name: str, output_format: str) -> None:
-    """Show the profile NAME as options of other commands."""
+    """Show the profile NAME as options to pass to other commands."""
     profile = store.get(name)
     if output_format == "json":
         emit_json(_as_json(profile))

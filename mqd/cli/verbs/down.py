@@ -1,4 +1,4 @@
-"""`mqd down`: stops the broker of a data directory, and no other.
+"""`mqd down`: stops the broker that uses the given data directory, and no other.
 
 A pid is never signalled directly: a pidfd is opened first, and then the pid is verified again (the
 keeper still names it, or it still holds supervisord's lock). This ensures that the pidfd refers to

@@ -121,7 +121,7 @@ def test_a_token_works_once(first, tmp_path):
     with invitation(first) as (token, message, _):
         made = Invitation(first, 4, SEEDS, ("127.0.0.1", 0), 30.0, message.append)
         made.token = msgspec.structs.replace(token)
-        (host, _), (broker, _) = pki.make_request(), pki.make_request()
+        (host, _), (broker, _) = pki.make_signing_request(), pki.make_signing_request()
         request = joining._Request(token.secret, host, broker, NAMES)
         assert made._respond(request).granted is not None
         assert "was used already" in made._respond(request).refusal

@@ -104,7 +104,7 @@ def test_the_variable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["profile", "show", "nowhere"], "there is no profile 'nowhere'"),
         (["profile", "remove", "nowhere"], "there is no profile 'nowhere'"),
         (["profile", "add", "test", "-b", "other:9092"], "--replace replaces it"),
-        (["profile", "add", "../x", "-b", "other:9092"], "a profile's name has letters"),
+        (["profile", "add", "../x", "-b", "other:9092"], "invalid profile name '../x': use at most 64 letters"),
         (["profile", "add", "x", "-b", "other"], "-b takes HOST:PORT"),
         (["profile", "add", "x", "-b", "other:99999"], "-b takes HOST:PORT"),
     ],
