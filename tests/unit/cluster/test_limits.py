@@ -61,7 +61,7 @@ def test_the_limit_of_a_reassignment_counts_old_and_new_replicas() -> None:
         reassigned(state, tuple(range(1, 18)))
     assert reassigned(state, tuple(range(4, 17))) is not None
     with pytest.raises(
-        Refusal, match="t-0, while it is reassigned from 3 to 14 replicas .do it in steps., would have 17 replicas"
+        Refusal, match="in several steps: during the reassignment from 3 to 14 replicas, t-0 would have 17 replicas"
     ) as refusal:
         reassigned(state, tuple(range(4, 18)))
     assert refusal.value.error == E.INVALID_REPLICA_ASSIGNMENT

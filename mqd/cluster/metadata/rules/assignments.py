@@ -1,5 +1,5 @@
 """Assignments of a topic's new partitions: replicas that the client lists or that placement chooses,
-with Kafka's checks and error texts, and the partitions' first state.
+with Kafka's checks and error texts, and the partitions' initial state.
 """
 
 from collections.abc import Sequence
@@ -140,7 +140,7 @@ def spread(
 def _check_room(
     state: MetadataState, count: int, nodes: Sequence[int], context: PlacementContext, internal: bool
 ) -> None:
-    """Checks that the hosts have room, before a list of the requested length is made."""
+    """Checks that the hosts have room. Called first: a huge request must not allocate a huge list."""
     limit_of = replica_limits(state, nodes, internal, context.partition_count_max)
     room = sum(max(0, limit_of[node] - replica_count) for node, replica_count in _replica_counts(state, nodes).items())
     if count > room:

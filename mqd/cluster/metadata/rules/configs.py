@@ -31,7 +31,7 @@ class ConfigRules:
         is_listener_override = resource_type == RESOURCE_BROKER and listeners.override_of(name) is not None
         return is_listener_override and not self.refusal_of(resource_type, name)
 
-    def is_kafka_setting(self, name: str) -> bool:
+    def is_renamed_or_unsupported(self, name: str) -> bool:
         """Whether this is a broker setting of Apache Kafka that mqd has under another name, or does not
         have.
         """

@@ -3,10 +3,11 @@ lost host's replicas, a drained host, and internal topics that grow.
 
 During a reassignment `replicas` is the target followed by the leaving replicas; `adding_replicas` and
 `removing_replicas` list the added and the leaving ones. compose_change() ends a reassignment. When
-the target changes, replicas that were added for the old target but are still needed leave only at the
-end, and are `superseded_replicas` until then: a cancel restores the replicas from before the first
-target. Only a reassignment away from a lost or drained host has `replacing`, the node whose replica it
-removes: mqd reverts it when the node returns, and never reverts others.
+the target changes, replicas that were added only for the old target are kept while they are
+needed: they are listed in `superseded_replicas` and removed when the reassignment ends. A cancel
+also removes them, because it restores the replicas from before the first target. Only a
+reassignment away from a lost or drained host has `replacing`, the node whose replica it removes:
+mqd reverts it when the node returns, and never reverts others.
 """
 
 from collections.abc import Callable, Sequence
@@ -94,8 +95,8 @@ def reassign(
     leaving = without(current, replicas)
     target.replicas = replicas + leaving
     subject = (
-        f"{topic.name}-{partition.index}, while it is reassigned from {len(current)} to {len(replicas)} replicas (do it"
-        " in steps),"
+        f"Reassign in several steps: during the reassignment from {len(current)} to {len(replicas)} replicas,"
+        f" {topic.name}-{partition.index}"
     )
     check_replicas(len(target.replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT, subject)
     target.directories = _directories(partition, target.replicas, directories)
@@ -223,8 +224,8 @@ def replacements(
 ) -> list[tuple[TopicState, PartitionChange]]:
     """Starts to move the replicas of these lost or drained hosts to other hosts, at most `moves_max` at a
     time in the whole cluster. Current reassignments are not changed unless they go to one of these
-    hosts or to a failed directory. Moves of partitions without a leader, and moves for which only hosts
-    without space remain, do not count against the limit; there are at most `moves_max` of the latter.
+    hosts or to a failed directory. Moves of partitions without a leader are not counted. Moves for
+    which only hosts without space remain are counted separately, with the same limit.
     """
     leaving = set(leaving_nodes)
     changes: list[tuple[TopicState, PartitionChange]] = []
@@ -289,11 +290,11 @@ def grow_internal_topics(
     moves_max: int,
     has_waited: Callable[[TopicState, PartitionState], bool] = _never,
 ) -> list[tuple[TopicState, PartitionChange]]:
-    """Adds replicas to internal topics, which may be older than most hosts, up to the default replication
-    factor of a new topic. No replica is added on a full host. A new replica is placed on another host
-    if its disk has failed, or if `has_waited` returns True (the disk has had no space for
-    GROW_ELSEWHERE_MS). Without the wait, a disk that the copy itself has filled would be chosen again
-    and again, since deleting the copy frees its space.
+    """Raises the replication factor of internal topics to the current default: they may have been
+    created before most hosts joined. No replica is added on a full host. A replica that is still
+    being copied is moved to another host if its disk has failed, or if `has_waited` returns True
+    (the disk has had no space for GROW_ELSEWHERE_MS). Without the wait, a disk that the copy itself
+    has filled would be chosen again and again, since deleting the copy frees its space.
     """
     nodes = view.nodes()
     full = directories.full_hosts(nodes)

@@ -18,8 +18,8 @@ which fences the leader of the previous step.
 
 Once it is sealed, a retired partition has the same replicas and leader as the partition that takes its
 records, so its leader can redirect records within the host. When one of the two leaders changes,
-clients briefly get a retriable error. Moving replicas takes longer: redirects.py keeps the two
-together in the meantime.
+clients briefly get a retriable error. Moving replicas takes longer; meanwhile redirects.py keeps the
+two partitions on the same hosts.
 
 M must divide N: then a producer with M partitions sends the keys of p to p mod M, and no key of a
 remaining partition moves.
@@ -69,8 +69,9 @@ def retire(
     view: View, name: str, partition_count: int, allow_moved_keys: bool, policy_default: str = "delete"
 ) -> list[Record]:
     """Sets which partitions are removed and which take their records. The active controller takes
-    the next steps (colocate, seal). The caller must have checked the partitions for open transactions,
-    which only their leaders know. `policy_default`: the default cleanup.policy. Raises Refusal.
+    the next steps (colocate, seal). The caller must already have asked the leaders of the partitions,
+    which alone know about open transactions. `policy_default`: the default cleanup.policy. Raises
+    Refusal.
     """
     topic = view.state.topics.get(name)
     if topic is None:

@@ -235,8 +235,8 @@ def allocate_producer_ids(state: MetadataState, change: messages.AllocateProduce
 def _check_known(rules: ConfigRules, resource_type: int, name: str) -> None:
     if not rules.is_known(resource_type, name):
         # broker settings of Kafka that mqd does not support are refused as not dynamically updatable
-        is_kafka_setting = resource_type == RESOURCE_BROKER and rules.is_kafka_setting(name)
-        code = ErrorCode.INVALID_REQUEST if is_kafka_setting else ErrorCode.INVALID_CONFIG
+        is_renamed_or_unsupported = resource_type == RESOURCE_BROKER and rules.is_renamed_or_unsupported(name)
+        code = ErrorCode.INVALID_REQUEST if is_renamed_or_unsupported else ErrorCode.INVALID_CONFIG
         raise Refusal(code, rules.refusal_of(resource_type, name))
 
 
