@@ -3,7 +3,7 @@ how long the response to a failure is delayed.
 
 An exchange is kept here between the requests of its connection. It is lost with this process: the
 client's next token is then refused, and it connects again. Passwords and tokens are checked in
-a few threads: a flood of them delays only other authentications.
+a few threads, so a flood of checks delays only other authentications.
 
 Bounds: at most EXCHANGES_MAX exchanges (the oldest is dropped first) and WAITING_MAX checks;
 failures are remembered for at most FAILURES_MAX pairs of address and user. Concurrency: the event
@@ -162,7 +162,7 @@ class Step(msgspec.Struct, frozen=True):
     token: bytes
     principal: str = ""
     lifetime_ms: int = 0  # until the client must authenticate again; 0 = never
-    is_token: bool = False  # the client authenticated with a delegation token
+    used_delegation_token: bool = False
 
 
 class _ExchangeState(msgspec.Struct):
@@ -301,14 +301,14 @@ class Authentication:
         if not exchange.done:
             return Step(response)
         self._running.pop(connection, None)
-        principal, expires_ms, is_token = self._proven_principal(exchange)
+        principal, expires_ms, used_delegation_token = self._proven_principal(exchange)
         if current and principal != current:
             raise AuthenticationFailed(
                 f"the connection belongs to {current} and cannot change its principal", user=exchange.user
             )
         self.succeeded_count += 1
         log.info("authenticated", connection=connection[1], principal=principal, mechanism=running.mechanism)
-        return Step(response, principal, _lifetime_ms(options, expires_ms), is_token)
+        return Step(response, principal, _lifetime_ms(options, expires_ms), used_delegation_token)
 
     def _proven_principal(self, exchange: Exchange) -> tuple[str, int, bool]:
         """The principal, when its credential expires (0 = never), and whether the credential is a

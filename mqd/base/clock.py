@@ -15,7 +15,7 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def seconds_to_tick(period_s: float) -> float:
+def seconds_until_tick(period_s: float) -> float:
     """Seconds until the next multiple of `period_s` on the monotonic clock. Periodic tasks that
     wait for it wake an idle process once for all tasks, not once for each. Never less than a tenth
     of a period: a timer may fire a little early.

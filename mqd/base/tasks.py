@@ -74,7 +74,7 @@ class PromptFuture(asyncio.Future[T]):
     event loop in which it gets its result. For tasks and callbacks it is an ordinary future.
     """
 
-    work: InlineCoroutine | None = None  # the InlineCoroutine that awaits this future
+    awaiter: InlineCoroutine | None = None
 
     def set_result(self, result: T, /) -> None:
         super().set_result(result)
@@ -90,9 +90,9 @@ class PromptFuture(asyncio.Future[T]):
         return was_pending
 
     def _wake(self) -> None:
-        work, self.work = self.work, None
-        if work is not None:
-            work.wake()
+        awaiter, self.awaiter = self.awaiter, None
+        if awaiter is not None:
+            awaiter.wake()
 
 
 class InlineCoroutine:
@@ -147,7 +147,7 @@ class InlineCoroutine:
         self._is_woken = False
         waits_for, self._waits_for = self._waits_for, None
         if waits_for is not None:
-            waits_for.work = None
+            waits_for.awaiter = None
             self._step()
 
     def _step(self) -> None:
@@ -163,9 +163,9 @@ class InlineCoroutine:
             self._wait(waits_for)
 
     def _wait(self, waits_for: Any) -> None:
-        if isinstance(waits_for, PromptFuture) and waits_for.work is None:
+        if isinstance(waits_for, PromptFuture) and waits_for.awaiter is None:
             waits_for._asyncio_future_blocking = False
-            waits_for.work, self._waits_for = self, waits_for
+            waits_for.awaiter, self._waits_for = self, waits_for
             return
         asyncio.get_running_loop().create_task(self._rest(waits_for)).add_done_callback(self._end)
 

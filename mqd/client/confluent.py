@@ -1,8 +1,8 @@
 """confluent_kafka's modules under mqd's name: `from mqd.schema_registry.avro import AvroSerializer`.
 
-`mqd` and each `mqd.<module of confluent_kafka>` have the names of their counterpart. The client
-classes (CLIENTS) are this package's own; every other name is confluent_kafka's object itself, so
-that both imports give the same class.
+`mqd` and each `mqd.<module of confluent_kafka>` export the same names as their counterparts. The
+client classes (CLIENTS) are this package's own; every other name is confluent_kafka's object
+itself, so that both imports give the same class.
 
 A few modules build on a client (_REBUILT: SerializingProducer derives from Producer). Their source
 is run a second time with its imports of confluent_kafka changed to mqd, just as an application

@@ -1,6 +1,6 @@
-"""Ticks for the periodic work of a worker. They pause while its reactor is idle: nothing is
-connected, and nothing waits to be flushed (native/server/api.h:mqd_reactor_is_idle). The ticks of
-an idle worker are IDLE_S apart.
+"""Ticks for the periodic work of a worker. While its reactor is idle (nothing is connected,
+and nothing waits to be flushed; native/server/api.h:mqd_reactor_is_idle), they slow down to one
+every IDLE_S.
 
     async for _ in periodic_work.ticks(1.0):
         work()
@@ -66,5 +66,5 @@ class Pace:
         return (
             IDLE_S
             if self._idle_resumed_count >= 0 and self._idle_resumed_count == earlier_count
-            else clock.seconds_to_tick(period_s)
+            else clock.seconds_until_tick(period_s)
         )

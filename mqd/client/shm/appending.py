@@ -19,7 +19,7 @@ from mqd.client.shm.transactional import Transactions
 from mqd.native import E_INVALID, NativeError
 from mqd.native.client import Producer as NativeProducer
 
-PART_MAX = 8192  # records passed on at a time, so that other threads can get the lock
+RECORDS_PER_APPEND_MAX = 8192  # records passed on at a time, so that other threads can get the lock
 
 
 class Driver(Protocol):
@@ -34,7 +34,7 @@ class Driver(Protocol):
 class Appender:
     def __init__(self, producer: Driver) -> None:
         self._producer = producer
-        self._batch_numbers = np.empty(PART_MAX, np.uint64)  # the number of each record's batch
+        self._batch_numbers = np.empty(RECORDS_PER_APPEND_MAX, np.uint64)  # the number of each record's batch
 
     def append(self, stage: Stage, chunk: Chunk, waiters: Any, taken: TakenCount, first_index: int = 0) -> None:
         """Passes records to the C core, as many as it has room for, and counts them in `taken`.

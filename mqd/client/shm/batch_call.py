@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from mqd.client.messages import KafkaError, KafkaException, local_error
-from mqd.client.shm.appending import PART_MAX
+from mqd.client.shm.appending import RECORDS_PER_APPEND_MAX
 from mqd.client.shm.delivering import CallReport
 from mqd.client.shm.producer_driver import ProducerDriver
 from mqd.client.shm.staging import Chunk, Refused, Stage, TakenCount
@@ -42,7 +42,7 @@ class BatchCall:
             and producer.transactions.may_write(stage)
         ):
             room = producer.messages_max - producer.outstanding()
-            end = min(self.accepted_count + min(room, PART_MAX), self.count)
+            end = min(self.accepted_count + min(room, RECORDS_PER_APPEND_MAX), self.count)
             if end <= self.accepted_count:
                 producer.close_open_batches()  # a caller waits for the room that lingering batches take
                 break

@@ -119,7 +119,7 @@ class Credentials:
     async def watch(self, on_change: Callable[[], object] = lambda: None) -> None:
         """Reloads changed files until cancelled. Calls `on_change()` in the loop's thread after each change."""
         while self.host is not None or self._config.get("cluster.key.file"):
-            await asyncio.sleep(clock.seconds_to_tick(POLL_S))
+            await asyncio.sleep(clock.seconds_until_tick(POLL_S))
             if await asyncio.to_thread(self.reload):
                 on_change()
         await asyncio.Event().wait()  # there are no files to watch, but the task must not end

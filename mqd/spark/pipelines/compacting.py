@@ -3,7 +3,7 @@
 A record is rewritten rarely: a file is compacted only with others that are together at least as
 large, so each time its records move to a file at least twice as large. A day that gets N bytes a
 minute, compacted to files of M bytes, is rewritten about log2(M/N) times instead of once a minute,
-and besides its large files has at most a few of each size.
+and it never has more than a few small files of about the same size.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ COMPACTION_BATCH = -1
 
 
 def find_due(
-    archive: Archive, file_bytes: int, from_files: int, excluded: Collection[str] = ()
+    archive: Archive, file_bytes: int, files_min: int, excluded: Collection[str] = ()
 ) -> list[list[ArchivedFile]]:
     """Groups of files worth merging, each of one topic and day, and at most `file_bytes` together.
-    A day has groups if at least `from_files` of its files are smaller than half of `file_bytes`,
+    A day has groups if at least `files_min` of its files are smaller than half of `file_bytes`,
     and the largest of these is no larger than the others together.
 
     excluded: paths of files that cannot be compacted; the other files of their day still are.
     """
-    if from_files == 0:
+    if files_min == 0:
         return []
     days: dict[tuple[str, str], list[ArchivedFile]] = {}
     for file in archive.files.values():
@@ -38,7 +38,7 @@ def find_due(
     due_groups = []
     for _, files in sorted(days.items()):
         small = _choose_balanced(files)
-        if len(small) >= max(from_files, 2):
+        if len(small) >= max(files_min, 2):
             groups = _pack(sorted(small, key=lambda file: (file.spans[0].first, file.path)), file_bytes)
             due_groups += [group for group in groups if len(group) > 1 and _is_worth_merging(group, file_bytes)]
     return due_groups

@@ -251,7 +251,7 @@ async def test_a_token_authenticates_its_owner(mechanism: str, is_token: bool) -
     world = World()
     password = world.put()
     step = await world.authenticate("t", password, is_token, mechanism)
-    assert (step.principal, step.is_token) == ("User:alice", True)
+    assert (step.principal, step.used_delegation_token) == ("User:alice", True)
     assert 0 < step.lifetime_ms <= 60_000, "the session ends with the token"
     assert (await world.authenticate("t", password, is_token, mechanism, "User:alice")).principal
     with pytest.raises(Refused):

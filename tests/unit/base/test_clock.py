@@ -15,5 +15,5 @@ def test_ticks_of_different_tasks_coincide(
     monkeypatch: pytest.MonkeyPatch, now_s: float, period_s: float, left_s: float
 ) -> None:
     monkeypatch.setattr(clock.time, "monotonic", lambda: now_s)
-    assert clock.seconds_to_tick(period_s) == pytest.approx(left_s)
-    assert (now_s + clock.seconds_to_tick(period_s)) % period_s == pytest.approx(0.0)
+    assert clock.seconds_until_tick(period_s) == pytest.approx(left_s)
+    assert (now_s + clock.seconds_until_tick(period_s)) % period_s == pytest.approx(0.0)

@@ -41,7 +41,7 @@ def test_work_that_is_needed_does_not_pause() -> None:
 
 
 def test_all_work_resumes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.clock, "seconds_to_tick", lambda _period_s: 0.0)
+    monkeypatch.setattr(module.clock, "seconds_until_tick", lambda _period_s: 0.0)
 
     async def main() -> None:
         periodic_work = PeriodicWork(lambda: True)

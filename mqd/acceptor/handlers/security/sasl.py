@@ -55,7 +55,7 @@ async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> S
         return SaslAuthenticateResponse(error_code=int(ErrorCode.SASL_AUTHENTICATION_FAILED), error_message=str(error))
     if step.principal:
         _check_lease(context, step.principal)
-        kind = PrincipalKind.TOKEN if step.is_token else PrincipalKind.SASL
+        kind = PrincipalKind.TOKEN if step.used_delegation_token else PrincipalKind.SASL
         context.authenticated = step.principal, step.lifetime_ms, kind
     return SaslAuthenticateResponse(auth_bytes=step.token, session_lifetime_ms=step.lifetime_ms)
 
