@@ -38,8 +38,8 @@ int64_t mqd_share_next_offset(struct mqd_share *share)
             break;
     }
     share->available_from = offset;
-    if (offset > mqd_share_keys_from(share) && !PLANTED_BUG(share, UNSEEN)) /* F1 */
-        offset = mqd_share_keys_from(share);
+    if (offset > mqd_share_next_key_offset(share) && !PLANTED_BUG(share, UNSEEN)) /* F1 */
+        offset = mqd_share_next_key_offset(share);
     return offset < share->end || may_open_another(share) ? offset : -1;
 }
 
@@ -287,9 +287,9 @@ static uint32_t record_at(const struct mqd_share_batch *batch, int64_t offset)
 static bool acquire_in_order(struct progress *progress, const struct mqd_share_batch *batch, int64_t position)
 {
     struct mqd_share *share = progress->share;
-    int64_t keys_from = mqd_share_keys_from(share);
-    if (position < keys_from) {
-        int64_t last = batch->last < keys_from ? batch->last : keys_from - 1;
+    int64_t next_key_offset = mqd_share_next_key_offset(share);
+    if (position < next_key_offset) {
+        int64_t last = batch->last < next_key_offset ? batch->last : next_key_offset - 1;
         if (!acquire_range(progress, position, last))
             return false;
         position = last + 1;

@@ -39,18 +39,18 @@ struct mqd_share_fifo {
     uint32_t key_count;
     /* there are 2^bits + split buckets; those below `split` are already split */
     uint32_t bits, split;
-    int64_t keys_from;                             /* all open offsets below it have a slot, or no key */
+    int64_t next_key_offset; /* the next to add: all open offsets below it have a slot, or no key */
     struct slot **directory[SLOT_DIRECTORY_COUNT]; /* 1,024 blocks each */
     uint32_t *buckets[BUCKET_BLOCK_COUNT];
 };
 _Static_assert(sizeof(struct slot) << SLOT_BITS == MQD_SHARE_BLOCK_BYTES, "slots fill a block");
 _Static_assert(sizeof(struct mqd_share_fifo) <= MQD_SHARE_BLOCK_BYTES, "struct mqd_share_fifo fits into a block");
 
-int64_t mqd_share_keys_from(const struct mqd_share *share)
+int64_t mqd_share_next_key_offset(const struct mqd_share *share)
 {
     if (!share->fifo)
         return MQD_SHARE_NEVER;
-    return share->fifo->keys_from > share->start ? share->fifo->keys_from : share->start;
+    return share->fifo->next_key_offset > share->start ? share->fifo->next_key_offset : share->start;
 }
 
 /* ---- slots ---- */
@@ -242,7 +242,7 @@ bool mqd_share_fifo_apply_settings(struct mqd_share *share)
     if (!(share->fifo = take_zeroed_block(share)))
         return false;
     share->fifo->id = share->settings.fifo;
-    share->fifo->keys_from = share->start;
+    share->fifo->next_key_offset = share->start;
     share->fifo->bits = INITIAL_BITS;
     return true;
 }
@@ -251,8 +251,8 @@ bool mqd_share_fifo_apply_settings(struct mqd_share *share)
 
 void mqd_share_fifo_advance(struct mqd_share *share, int64_t offset)
 {
-    if (share->fifo && offset > share->fifo->keys_from)
-        share->fifo->keys_from = offset;
+    if (share->fifo && offset > share->fifo->next_key_offset)
+        share->fifo->next_key_offset = offset;
 }
 
 /* Links the slot after the open records of its key. */
@@ -274,8 +274,9 @@ bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash)
 {
     struct mqd_share_fifo *fifo = share->fifo;
     uint32_t place = place_of(offset);
-    MQD_ASSERT(offset >= mqd_share_keys_from(share), "F1: %lld comes after %lld", (long long)offset,
-               (long long)mqd_share_keys_from(share));
+    MQD_ASSERT(offset >= mqd_share_next_key_offset(share),
+               "F1: the key of %lld is added, but those below %lld are known already", (long long)offset,
+               (long long)mqd_share_next_key_offset(share));
     if (hash && !cell_finished(cell_of(share, offset))) {
         struct slot *slot = ensure_bucket(share, 0) ? slot_make(share, place) : NULL;
         if (!slot)
@@ -291,7 +292,7 @@ bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash)
                 split_bucket(share);
         }
     }
-    fifo->keys_from = offset + 1;
+    fifo->next_key_offset = offset + 1;
     return true;
 }
 
@@ -309,7 +310,7 @@ static void promote_next(struct mqd_share *share, const struct slot *first, uint
 
 /* Unlinks a record that is not the first of its key: records that were acquired before FIFO was
  * enabled may be finished in any order. */
-static void unlink_later(struct mqd_share *share, uint32_t first, uint32_t place)
+static void unlink_not_first(struct mqd_share *share, uint32_t first, uint32_t place)
 {
     struct mqd_share_fifo *fifo = share->fifo;
     uint32_t previous = first;
@@ -333,7 +334,7 @@ static void unlink_record(struct mqd_share *share, struct slot *slot, uint32_t p
     MQD_ASSERT(*link != NONE, "F1: the key of %lld is not found", (long long)offset_of(share, place));
     slot->hash = 0;
     if (*link != place) {
-        unlink_later(share, *link, place);
+        unlink_not_first(share, *link, place);
     } else if (slot->next != NONE) {
         promote_next(share, slot, link);
     } else {
@@ -372,7 +373,8 @@ static uint32_t check_key(const struct mqd_share *share, uint32_t place)
     for (uint32_t at = place; at != NONE; last = at, at = slot_of(fifo, at)->next, count++) {
         int64_t offset = offset_of(share, at);
         const struct slot *slot = slot_of(fifo, at);
-        MQD_ASSERT(slot->hash == hash && offset < fifo->keys_from && (at == place || offset > offset_of(share, last)),
+        MQD_ASSERT(slot->hash == hash && offset < fifo->next_key_offset &&
+                       (at == place || offset > offset_of(share, last)),
                    "F1: %lld is linked out of order", (long long)offset);
         MQD_ASSERT((slot->tail == NOT_FIRST) == (at != place), "F1: %lld has the wrong tail", (long long)offset);
         uint32_t state = cell_state(cell_of(share, offset));

@@ -135,7 +135,7 @@ bool mqd_share_fifo_apply_settings(struct mqd_share *share);
 /* Adds the key of the next open offset, which is in an expanded page. false: the pool is
  * exhausted. */
 bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash);
-/* Called when all keys below `offset` are known: moves mqd_share_keys_from there. */
+/* Called when all keys below `offset` are known: moves mqd_share_next_key_offset there. */
 void mqd_share_fifo_advance(struct mqd_share *share, int64_t offset);
 /* Called after cells were replaced. If an offset is finished, the next record of its key becomes
  * Available; if an offset was released, it becomes Waiting unless it is the first of its key. */

@@ -25,8 +25,8 @@
  * With FIFO the records of a key, which is represented by its hash, are delivered one after the
  * other: a record is Waiting (persisted as Available) while an earlier record of its key is open.
  * The records of a key are linked in the order of their offsets (share/fifo.c). A new leader knows
- * no keys: it reads them in the order of offsets (mqd_share_keys_from), and acquires a record only
- * when it knows the keys of all earlier open records.
+ * no keys: it reads them in the order of offsets (mqd_share_next_key_offset), and acquires a record
+ * only when it knows the keys of all earlier open records.
  *
  * Invariants: those of the protocol that this module ensures (docs/design/share-groups.md, same
  * numbers)
@@ -155,9 +155,9 @@ void mqd_share_check(const struct mqd_share *share);
 /* The first offset that may be acquired, from which the owner reads next. -1: none now. */
 int64_t mqd_share_next_offset(struct mqd_share *share);
 
-/* With FIFO: the offset from which mqd_share_acquire needs the keys of records. Otherwise
- * MQD_SHARE_NEVER. */
-int64_t mqd_share_keys_from(const struct mqd_share *share);
+/* With FIFO: the offset of the record whose key is needed next: those of all open records below it
+ * are known. Otherwise MQD_SHARE_NEVER. */
+int64_t mqd_share_next_key_offset(const struct mqd_share *share);
 
 /* Batches that begin at or above this offset need not be read to acquire `records_max` records now:
  * there are enough new offsets below it, or as many as may be opened (S7). */
@@ -171,7 +171,7 @@ struct mqd_share_record {
 struct mqd_share_batch {
     int64_t first, last;
     uint8_t skipped; /* control records, or an aborted transaction under read_committed: archived */
-    /* With FIFO: its records from mqd_share_keys_from on. NULL: not known yet, so the batch is not
+    /* With FIFO: its records from mqd_share_next_key_offset on. NULL: not known yet, so the batch is not
      * acquired now. */
     const struct mqd_share_record *records;
     uint32_t record_count;

@@ -200,20 +200,20 @@ int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned
 {
     struct mqd_share_keys *keys = &r->shares->keys;
     const struct mqd_share_group_settings *settings = &owned->partition.settings;
-    int64_t keys_from = mqd_share_keys_from(&owned->partition.state);
+    int64_t next_key_offset = mqd_share_next_key_offset(&owned->partition.state);
     uint32_t read_bytes = 0, next_key = 0;
     int16_t error = 0;
     bool is_kept_batch_in_use = false;
-    if (keys_from == MQD_SHARE_NEVER)
+    if (next_key_offset == MQD_SHARE_NEVER)
         return 0;
-    if (owned->keys && !owned->reading_keys && owned->keys->last < keys_from)
+    if (owned->keys && !owned->reading_keys && owned->keys->last < next_key_offset)
         mqd_share_keys_forget(owned);
     keys->count = 0;
     keys->header_bytes = settings->fifo_header_bytes;
     memcpy(keys->header, settings->fifo_header, settings->fifo_header_bytes);
     for (uint32_t i = 0; i < count && read_bytes < ROUND_BYTES_MAX && !error; i++) {
         uint32_t size_bytes = batch_positions[i + 1] - batch_positions[i];
-        if (batches[i].skipped || batches[i].last < keys_from)
+        if (batches[i].skipped || batches[i].last < next_key_offset)
             continue;
         if (!take_larger(owned, &batches[i], &error)) {
             error = read_batch_keys(r, owned, fd, &batches[i], batch_positions[i], size_bytes, is_kept_batch_in_use);

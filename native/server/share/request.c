@@ -322,7 +322,7 @@ static struct mqd_share_job *make_job(struct mqd_reactor *r, struct arrival *a, 
     const struct mqd_share_fetch_request *wire = &a->wire;
     uint32_t group_bytes = (uint32_t)wire->group_id.size_bytes;
     uint64_t bytes = sizeof(struct mqd_share_job) + part_count * sizeof(struct mqd_share_part) + group_bytes;
-    struct mqd_share_job *job = mqd_request_hold(r, a->request, bytes) ? calloc(1, bytes) : NULL;
+    struct mqd_share_job *job = mqd_request_charge(r, a->request, bytes) ? calloc(1, bytes) : NULL;
     if (!job)
         return NULL;
     mqd_list_init(&job->node);

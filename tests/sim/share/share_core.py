@@ -94,7 +94,7 @@ class Share:
 
     @property
     def hashed(self) -> int:
-        return lib.mqd_share_keys_from(self.native)
+        return lib.mqd_share_next_key_offset(self.native)
 
     def reach(self, records_max: int) -> int:
         return lib.mqd_share_acquire_end(self.native, records_max)
