@@ -318,7 +318,7 @@ void mqd_control_on_request(struct mqd_reactor *r, struct mqd_connection *c, con
         request->control_flags |= MQD_REQUEST_RAW_TOKEN;
     mqd_authentication_on_request(request);
     mqd_stat(r, MQD_COUNT_REQUESTS_FORWARDED_CONTROL, 1);
-    if (header->api_key == MQD_API_METADATA && mqd_request_hold(r, request, size_bytes)) {
+    if (header->api_key == MQD_API_METADATA && mqd_request_charge(r, request, size_bytes)) {
         struct mqd_control_entry *entry = &r->control_entries[request->control_index];
         entry->key_hash = mqd_reply_key(c, header, frame, size_bytes, &entry->key, &entry->key_bytes);
     }

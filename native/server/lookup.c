@@ -56,7 +56,7 @@ struct mqd_lookup *mqd_lookup_new(struct mqd_reactor *r, struct mqd_request *req
                                   const uint8_t *body, uint32_t body_bytes)
 {
     uint64_t size_bytes = sizeof(struct mqd_lookup) + awaited_count_max * sizeof(struct mqd_awaited_flush) + body_bytes;
-    struct mqd_lookup *lookup = mqd_request_hold(r, request, size_bytes) ? malloc(size_bytes) : NULL;
+    struct mqd_lookup *lookup = mqd_request_charge(r, request, size_bytes) ? malloc(size_bytes) : NULL;
     if (!lookup)
         return NULL;
     *lookup = (struct mqd_lookup){.request = request, .body_bytes = body_bytes};

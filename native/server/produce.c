@@ -26,7 +26,7 @@ static bool allocate_appends(struct mqd_reactor *r, struct mqd_request *request,
                      (topic_count > 1 ? sizeof *request->topics * topic_count : 0);
     request->appends = &request->inline_append;
     request->topics = &request->inline_topic;
-    if (bytes && !mqd_request_hold(r, request, bytes))
+    if (bytes && !mqd_request_charge(r, request, bytes))
         return false;
     if (append_count > 1 && !(request->appends = malloc(sizeof *request->appends * append_count)))
         return false;

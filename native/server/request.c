@@ -1,7 +1,7 @@
 /* Requests between arrival and response: order of responses, timeouts, memory.
  *
- * A request exists until its last append or response has arrived, even if its client has
- * disconnected (connection NULL).
+ * A request exists until the result of its last append, or the last reply from within the broker,
+ * has come back, even if its client has disconnected (connection NULL).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,7 @@ bool mqd_heap_under_pressure(const struct mqd_reactor *r)
     return r->heap_bytes > r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
 }
 
-bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes)
+bool mqd_request_charge(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes)
 {
     if (!mqd_heap_take(r, bytes))
         return false;
@@ -44,7 +44,7 @@ bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64
     return true;
 }
 
-void mqd_request_return(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes)
+void mqd_request_uncharge(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes)
 {
     mqd_heap_release(r, bytes);
     request->heap_bytes -= bytes;
@@ -60,7 +60,7 @@ bool mqd_request_reply_append(struct mqd_reactor *r, struct mqd_request *request
         return false;
     mqd_buffer_reserve(&request->reply, size_bytes);
     if (request->reply.failed || (request->reply.capacity_bytes > old_capacity_bytes &&
-                                  !mqd_request_hold(r, request, request->reply.capacity_bytes - old_capacity_bytes)))
+                                  !mqd_request_charge(r, request, request->reply.capacity_bytes - old_capacity_bytes)))
         return false;
     if (size_bytes)
         memcpy(request->reply.bytes + request->reply.size_bytes, bytes, size_bytes);
@@ -237,10 +237,10 @@ static void encode_and_charge(struct mqd_reactor *r, struct mqd_connection *c, s
         mqd_slow_report(r, c, request);
 }
 
-/* The one exception to R1 (server/reactor.h: responses in the order of the requests): on shared
- * memory, a request that waits for a leader on another host, which may be unreachable, does not
- * delay other responses. The client matches responses by correlation id, and those from one leader
- * still arrive in order. */
+/* The one exception to R1 (server/reactor.h: responses in the order of the requests): on a
+ * shared-memory connection, a request that waits for a leader on another host, which may be
+ * unreachable, does not delay other responses. The client matches responses by correlation id, and
+ * those from one leader still arrive in order. */
 static void respond_past_relays(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_request *previous = c->head;
@@ -279,8 +279,8 @@ void mqd_connection_respond(struct mqd_reactor *r, struct mqd_connection *c)
         if (!c->head)
             c->tail = NULL;
         MQD_ASSERT(c->inflight > 0 && (c->inflight > 1) == (c->head != NULL),
-                   "R1: connection %llu counts %u requests and has %s after the one answered",
-                   (unsigned long long)c->id, c->inflight, c->head ? "one" : "none");
+                   "R1: connection %llu: inflight is %u, but after the answered request its list has %s",
+                   (unsigned long long)c->id, c->inflight, c->head ? "another" : "no other");
         c->inflight--;
         mqd_request_free(r, request);
     }

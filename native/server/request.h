@@ -346,9 +346,10 @@ bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes);
 void mqd_heap_release(struct mqd_reactor *r, uint64_t bytes);
 /* whether the heap is nearly full: connections that hold memory get no more */
 bool mqd_heap_under_pressure(const struct mqd_reactor *r);
-bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes); /* false: no room */
-/* gives memory back before the request ends */
-void mqd_request_return(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes);
+/* takes memory from the heap and counts it as held by the request; false: no room */
+bool mqd_request_charge(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes);
+/* gives back memory charged to the request, before the request ends */
+void mqd_request_uncharge(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes);
 /* appends to `reply`; false: no room */
 bool mqd_request_reply_append(struct mqd_reactor *r, struct mqd_request *request, const void *bytes,
                               uint32_t size_bytes);

@@ -70,7 +70,7 @@ bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *
     int32_t bytes = request->produce_fields.transactional_id.size_bytes;
     if (bytes <= 0 || request->transactional_id_kept)
         return true;
-    uint8_t *copy = mqd_request_hold(r, request, (uint64_t)bytes) ? malloc((size_t)bytes) : NULL;
+    uint8_t *copy = mqd_request_charge(r, request, (uint64_t)bytes) ? malloc((size_t)bytes) : NULL;
     if (!copy)
         return false;
     memcpy(copy, request->produce_fields.transactional_id.bytes, (size_t)bytes);

@@ -47,7 +47,7 @@ struct mqd_check_job {
 struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append)
 {
     struct mqd_refusal *refusal =
-        mqd_request_hold(r, append->request, sizeof *refusal) ? calloc(1, sizeof *refusal) : NULL;
+        mqd_request_charge(r, append->request, sizeof *refusal) ? calloc(1, sizeof *refusal) : NULL;
     append->refusal = refusal;
     append->message = "records were refused";
     if (refusal) {

@@ -155,7 +155,7 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
 void mqd_fetch_keep_cursor(struct mqd_reactor *r, const struct mqd_fetch_entry *entry);
 /* releases the range and its references */
 void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
-/* the memory that the request holds for the entry's aborted transactions (mqd_request_hold) */
+/* the memory that the request holds for the entry's aborted transactions (mqd_request_charge) */
 static inline uint64_t mqd_fetch_aborted_bytes(const struct mqd_fetch_entry *entry)
 {
     return entry->aborted.count * sizeof *entry->aborted.entries;

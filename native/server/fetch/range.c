@@ -68,7 +68,7 @@ void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entr
  * room. */
 static bool charge_aborted(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_fetch_entry *entry)
 {
-    return entry->aborted.count == 0 || mqd_request_hold(r, request, mqd_fetch_aborted_bytes(entry));
+    return entry->aborted.count == 0 || mqd_request_charge(r, request, mqd_fetch_aborted_bytes(entry));
 }
 
 /* Finds the range of an entry and the aborted transactions that overlap it. Returns what

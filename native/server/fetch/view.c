@@ -177,7 +177,7 @@ static void take_selection(struct mqd_reactor *r, struct mqd_request *request, s
         mqd_view_add_empty(request, entry);
         return;
     }
-    if (!mqd_request_hold(r, request, selection->capacity_bytes))
+    if (!mqd_request_charge(r, request, selection->capacity_bytes))
         return; /* no memory: the partition is empty in this response */
     entry->filtered = *selection;
     selection->bytes = NULL;
@@ -239,7 +239,7 @@ void mqd_view_on_done(struct mqd_reactor *r, uint64_t id)
         mqd_request_free(r, request);
     } else if (must_continue(r, request)) {
         for (uint32_t i = 0; i < request->set->included_count; i++) {
-            mqd_request_return(r, request, mqd_fetch_aborted_bytes(request->set->included[i]));
+            mqd_request_uncharge(r, request, mqd_fetch_aborted_bytes(request->set->included[i]));
             mqd_fetch_entry_release(r, request->set->included[i]);
         }
         request->set->included_count = 0;
