@@ -5,8 +5,8 @@ The work is implemented in native/log/compaction/compact.h and driven by mqd/wor
         | clean segments       | dirty segments                | too young, not yet stable, or active
         +----------------------+-------------------------------+---------------------------------------------
 
-L1  only whole segments that are below the last stable offset, the high watermark's segment and the
-    flushed end are compacted; never the active one.
+L1  a segment is compacted only if the whole segment is below the last stable offset, below the high
+    watermark's segment and below the flushed end; the active segment is never compacted.
 L2  a segment with a record younger than min.compaction.lag.ms waits, and so do all later ones.
 L3  everything from the log start on is rewritten. A record is outdated if the dirty part has a
     later one with its key: the clean part therefore stays clean.
@@ -62,11 +62,11 @@ class LogOffsets(msgspec.Struct, frozen=True):
 
 class Plan(msgspec.Struct, frozen=True):
     """`bases`: the base offsets of all segments from the log's first to the high watermark's. The
-    first `clean_count` of them are to be cleaned.
+    first `to_clean_count` of them are to be cleaned.
     """
 
     bases: tuple[int, ...]
-    clean_count: int
+    to_clean_count: int
     first_dirty_offset: int
     dirty_bytes: int
     total_bytes: int

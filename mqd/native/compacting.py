@@ -28,7 +28,7 @@ class CompactOptions(msgspec.Struct, kw_only=True):
     """struct mqd_compact_options."""
 
     first_dirty_offset: int
-    clean_count: int  # segments that may be compacted
+    to_clean_count: int  # segments that may be compacted
     now_ms: int
     delete_retention_ms: int
     snapshot_offset: int = -1
@@ -53,7 +53,7 @@ class CompactFigures(msgspec.Struct):
     batches_dropped: int = 0
     mapped_keys: int = 0
     mapped_end: int = 0  # the log is clean below this offset once all groups are installed
-    clean_count: int = 0  # segments to be copied: fewer than requested if the key table was full
+    to_clean_count: int = 0  # segments to be copied: fewer than requested if the key table was full
     map_full: int = 0  # 1: the key table was full
 
 

@@ -211,7 +211,7 @@ class Compactor:
         self._report_of(opened).dirty_ratio = plan.dirty_ratio
         first = next(number for number, segment in enumerate(stored) if segment.base_offset == plan.bases[0])
         return (
-            _Candidate(opened, plan, stored[first : first + plan.clean_count])
+            _Candidate(opened, plan, stored[first : first + plan.to_clean_count])
             if plan.is_due(opened.compaction)
             else None
         )
@@ -275,7 +275,7 @@ class Compactor:
         needed_bytes = (plan.bases[-1] + 1 - plan.first_dirty_offset) * KEY_BYTES * 110 // load_percent
         return native.CompactOptions(
             first_dirty_offset=plan.first_dirty_offset,
-            clean_count=plan.clean_count,
+            to_clean_count=plan.to_clean_count,
             now_ms=clock.now_ms(),
             delete_retention_ms=policy.delete_retention_ms,
             snapshot_offset=steps.newest_snapshot(chosen.opened.path),
@@ -289,9 +289,11 @@ class Compactor:
         opened, plan = chosen.opened, chosen.plan
         await self._run_steps(opened, compaction)
         figures = compaction.figures()
-        stored = chosen.stored[: figures.clean_count]
+        stored = chosen.stored[: figures.to_clean_count]
         bases = [*plan.bases, plan.bases[-1] + 1]
-        for first, count in policies.merge_groups(stored, bases[figures.clean_count], opened.compaction.segment_bytes):
+        for first, count in policies.merge_groups(
+            stored, bases[figures.to_clean_count], opened.compaction.segment_bytes
+        ):
             await self._run_in_thread(compaction.group_begin, first, count)
             await self._run_steps(opened, compaction)
             group = await self._run_in_thread(compaction.group_end)

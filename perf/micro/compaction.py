@@ -50,7 +50,7 @@ def write_log(directory: Path, codec: str) -> tuple[list[int], int]:
 def compact(directory: Path, bases: list[int]) -> Iterator[None]:
     """The whole compaction except the swaps, which are a few renames."""
     options = native.CompactOptions(
-        first_dirty_offset=0, clean_count=len(bases) - 1, now_ms=1 << 40, delete_retention_ms=0, map_bytes=64 << 20
+        first_dirty_offset=0, to_clean_count=len(bases) - 1, now_ms=1 << 40, delete_retention_ms=0, map_bytes=64 << 20
     )
     compaction = native.Compaction(directory, bases, options)
     try:

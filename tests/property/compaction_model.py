@@ -167,7 +167,7 @@ class Log:
             return None
         options = native.CompactOptions(
             first_dirty_offset=plan.first_dirty_offset,
-            clean_count=plan.clean_count,
+            to_clean_count=plan.to_clean_count,
             now_ms=self.now_ms,
             delete_retention_ms=RETENTION_MS,
             map_bytes=map_bytes,
@@ -185,7 +185,7 @@ class Log:
         budget = self.random.choice((1, 300, 1 << 20))
         while not steps.advance(compaction, budget)[0]:
             pass
-        count = compaction.figures().clean_count
+        count = compaction.figures().to_clean_count
         done = 0
         for first, size in policies.merge_groups(stored[:count], stored[count].base_offset, segment_bytes):
             compaction.group_begin(first, size)

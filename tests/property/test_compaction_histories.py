@@ -244,7 +244,7 @@ def test_advance_reports_how_much_was_moved(tmp_path: Path):
         log.directory,
         bases,
         native.CompactOptions(
-            first_dirty_offset=0, clean_count=len(bases) - 1, now_ms=1, delete_retention_ms=1, map_bytes=1 << 20
+            first_dirty_offset=0, to_clean_count=len(bases) - 1, now_ms=1, delete_retention_ms=1, map_bytes=1 << 20
         ),
     )
     total, done = 0, False

@@ -3,7 +3,7 @@
  *
  *   1  open
  *   2  step until DONE: the keys of the dirty range are known; figures.mapped_end and
- *      figures.clean_count say how far this run can compact the log
+ *      figures.to_clean_count say how far this run can compact the log
  *   3  for each group of neighbouring segments, in order: group_begin, step until DONE, group_end.
  *      If the group changed: swap_prepare, swap_install, mqd_reactor_segments_replaced,
  *      swap_finish, mqd_reactor_segments_replaced
@@ -29,7 +29,7 @@ struct mqd_compact_options {
     uint64_t map_bytes;
     uint32_t map_load_percent;
     /* number of segments that may be compacted; the others are only searched for markers */
-    uint32_t clean_count;
+    uint32_t to_clean_count;
     uint32_t segment_count;
     int32_t index_interval_bytes;
 };
@@ -43,8 +43,8 @@ struct mqd_compact_figures {
     int64_t records_without_key; /* dropped */
     int64_t batches_read, batches_unchanged, batches_rebuilt, batches_emptied, batches_dropped;
     int64_t mapped_keys;
-    int64_t mapped_end;   /* the log is clean below this offset once all groups are installed */
-    uint32_t clean_count; /* segments to be copied: fewer than requested if the key table was full */
+    int64_t mapped_end;      /* the log is clean below this offset once all groups are installed */
+    uint32_t to_clean_count; /* segments to be copied: fewer than requested if the key table was full */
     uint8_t map_full;
 };
 

@@ -21,7 +21,7 @@ static void input_init(struct mqd_compact *compact, struct mqd_compact_input *in
 
 static int check_options(const int64_t *bases, const struct mqd_compact_options *options)
 {
-    bool valid = options->clean_count > 0 && options->clean_count <= options->segment_count &&
+    bool valid = options->to_clean_count > 0 && options->to_clean_count <= options->segment_count &&
                  options->map_load_percent > 0 && options->map_load_percent <= 100;
     for (uint32_t i = 0; valid && i < options->segment_count; i++)
         valid = bases[i] >= 0 && (i == 0 || bases[i] > bases[i - 1]);
@@ -34,7 +34,7 @@ static int check_options(const int64_t *bases, const struct mqd_compact_options 
 static uint32_t find_segment(const struct mqd_compact *compact, int64_t offset)
 {
     uint32_t number = 0;
-    while (number + 1 < compact->options.clean_count && compact->bases[number + 1] <= offset)
+    while (number + 1 < compact->options.to_clean_count && compact->bases[number + 1] <= offset)
         number++;
     return number;
 }
@@ -47,7 +47,7 @@ static int begin_map(struct mqd_compact *compact)
         compact->producers_from >= 0 && compact->producers_from < compact->options.first_dirty_offset;
     uint32_t number =
         begins_in_clean_segment ? find_segment(compact, compact->producers_from) : compact->first_dirty_number;
-    return mqd_compact_input_begin(&compact->input, number, compact->options.clean_count);
+    return mqd_compact_input_begin(&compact->input, number, compact->options.to_clean_count);
 }
 
 struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases,
@@ -75,7 +75,7 @@ struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases
     compact->output.index_interval_bytes = options->index_interval_bytes;
     compact->first_dirty_number = find_segment(compact, options->first_dirty_offset);
     compact->mapped_end = options->first_dirty_offset;
-    compact->figures.clean_count = options->clean_count;
+    compact->figures.to_clean_count = options->to_clean_count;
     if (mqd_key_map_open(&compact->map, options->map_bytes, options->map_load_percent, NULL) < 0 ||
         mqd_compact_load_producers(compact, options->snapshot_offset) < 0 || begin_map(compact) < 0) {
         mqd_compact_close(compact);
@@ -184,7 +184,7 @@ static int by_producer(const void *a, const void *b)
 
 static int64_t clean_end_of(const struct mqd_compact *compact)
 {
-    uint32_t count = compact->options.clean_count;
+    uint32_t count = compact->options.to_clean_count;
     return count < compact->options.segment_count ? compact->bases[count] : INT64_MAX;
 }
 
@@ -242,10 +242,10 @@ static int on_map_full(struct mqd_compact *compact, int64_t offset)
     uint32_t number = compact->input.number;
     compact->map_full = true;
     if (number > compact->first_dirty_number) {
-        compact->figures.clean_count = number;
+        compact->figures.to_clean_count = number;
         compact->mapped_end = compact->bases[number];
     } else {
-        compact->figures.clean_count = number + 1;
+        compact->figures.to_clean_count = number + 1;
         compact->mapped_end = offset;
     }
     if (compact->mapped_end <= compact->options.first_dirty_offset)

@@ -62,7 +62,7 @@ static bool is_last_of_producer(const struct mqd_compact *compact, const struct 
 /* The last batch of the cleaned segments: it determines where the log continues. */
 static bool is_last_cleaned_batch(const struct mqd_compact *compact)
 {
-    return compact->input.number + 1 == compact->figures.clean_count &&
+    return compact->input.number + 1 == compact->figures.to_clean_count &&
            compact->input.position >= compact->input.file_end;
 }
 
@@ -343,7 +343,7 @@ static int measure_group(struct mqd_compact *compact, uint32_t first, uint32_t c
 int mqd_compact_group_begin(struct mqd_compact *compact, uint32_t first, uint32_t count)
 {
     if ((compact->phase != MQD_PHASE_MAPPED && compact->phase != MQD_PHASE_COPIED) ||
-        first != compact->next_group_first || count == 0 || first + count > compact->figures.clean_count)
+        first != compact->next_group_first || count == 0 || first + count > compact->figures.to_clean_count)
         return mqd_error_set_static(MQD_E_INVALID, "groups are copied in order, after the keys are known");
     compact->group_first = first;
     compact->group_end = first + count;

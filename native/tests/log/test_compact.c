@@ -131,7 +131,7 @@ static int compact_all(struct mqd_partition *partition, struct model *model, str
                                           .end_position = -1,
                                           .map_bytes = 1 << 16,
                                           .map_load_percent = 90,
-                                          .clean_count = sealed,
+                                          .to_clean_count = sealed,
                                           .segment_count = partition->segment_count,
                                           .index_interval_bytes = 512};
     struct mqd_compact *compact = mqd_compact_open(log_path, partition->segments, &options);

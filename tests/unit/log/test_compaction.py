@@ -43,7 +43,7 @@ def plan(stored, at=None, checkpoint=None, policy=POLICY):
 
 def test_all_sealed_segments_are_dirty_at_first():
     found = plan(log(10, 20, 30, 5))
-    assert found.bases == (0, 100, 200, 300) and found.clean_count == 3 and found.first_dirty_offset == 0
+    assert found.bases == (0, 100, 200, 300) and found.to_clean_count == 3 and found.first_dirty_offset == 0
     assert (found.dirty_bytes, found.total_bytes, found.end_position) == (60, 60, 7) and found.is_due(POLICY)
 
 
@@ -53,7 +53,7 @@ def test_an_active_segment_alone_is_not_compacted():
 
 def test_clean_segments_count_for_the_ratio():
     found = plan(log(10, 20, 30, 5), checkpoint=200)
-    assert (found.first_dirty_offset, found.dirty_bytes, found.total_bytes, found.clean_count) == (200, 30, 60, 3)
+    assert (found.first_dirty_offset, found.dirty_bytes, found.total_bytes, found.to_clean_count) == (200, 30, 60, 3)
     assert not found.is_due(POLICY) and found.is_due(msgspec.structs.replace(POLICY, dirty_ratio_min=0.49))
     assert plan(log(10, 20, 30, 5), checkpoint=300) is None
     # in the middle: the table of keys was full
@@ -79,17 +79,17 @@ def test_a_checkpoint_counts_only_within_the_sealed_log(checkpoint, expected):
 )
 def test_only_stable_flushed_segments_below_the_high_watermark(changes, count):
     found = plan(log(10, 20, 30, 5), ends(300, **changes))
-    assert (found.clean_count if found else None) == count
+    assert (found.to_clean_count if found else None) == count
 
 
 def test_segments_below_the_log_start_are_left_out():
     found = plan(log(10, 20, 30, 5), ends(300, log_start_offset=150))
-    assert found.bases == (100, 200, 300) and found.first_dirty_offset == 100 and found.clean_count == 2
+    assert found.bases == (100, 200, 300) and found.first_dirty_offset == 100 and found.to_clean_count == 2
 
 
 def test_young_segments_and_all_later_ones_wait():
     policy = msgspec.structs.replace(POLICY, min_lag_ms=5000)
-    assert plan(log(10, 20, 30, 5, ages_ms=(9000, 4000, 9000, 0)), policy=policy).clean_count == 1
+    assert plan(log(10, 20, 30, 5, ages_ms=(9000, 4000, 9000, 0)), policy=policy).to_clean_count == 1
     assert plan(log(10, 20, 30, 5, ages_ms=(4000, 9000, 9000, 0)), policy=policy) is None
 
 
