@@ -1,27 +1,28 @@
 /* Internal to the producer's files: batches, partitions, and the states of a batch. Public
  * interface: client/client.h.
  *
- *   OPEN -> QUEUED -> SENT -> (done) | FAILED -> QUEUED (retry) | (drop)
+ *   OPEN -> QUEUED -> SENT -> done or FAILED
+ *   FAILED -> QUEUED (retry) or dropped
  *
  *   P1  a partition's batches are in one list in the order of their records; only the last may be
- *       OPEN. They are sent in that order. None is sent while an earlier one is QUEUED or FAILED,
- *       or while two SENT batches are out of order because the earlier one was sent again. So a
- *       batch that is sent again keeps its place.
+ *       OPEN. They are sent in that order. No batch is sent while an earlier one is QUEUED or
+ *       FAILED, or while the order of two SENT batches is reversed because the earlier one was sent
+ *       again after the later one. So a batch that is sent again keeps its place.
  *   P2  a SENT batch's bytes are not changed, because the worker may be copying them. Its
  *       header is stamped before it becomes SENT.
  *   P3  an idempotent batch gets its sequence when it is sent for the first time under an identity,
- *       and keeps it. So dropping a batch that was never sent leaves no gap. It is sent again
- *       alone: no other batch of its partition is in flight with it. The first batch of an identity
- *       is sent alone too: a leader takes any sequence from a producer that it does not know, so if
- *       the first batch is refused and the next one is not, the first is out of order forever. (A
- *       transaction is aborted then.)
+ *       and keeps it. So dropping a batch that was never sent leaves no gap. A batch that is sent
+ *       again is sent alone: no other batch of its partition is in flight. The first batch of an
+ *       identity is sent alone too: a leader takes any sequence from a producer that it does not
+ *       know, so if the first batch is refused and the next one is not, the first is out of order
+ *       forever. (A transaction is aborted then.)
  *   P4  a response for a SENT batch that is not the first of its list means that an earlier one has
  *       failed. If the producer is idempotent, an error of this batch is a consequence, or will
  *       occur again: the batch goes back to QUEUED unreported.
  *   P5  a batch's memory is one run (client/memory.h): room for the frame's head, batch header,
- *       records, three closing bytes. The head's length is known only when the batch is closed (it
- *       ends with a varint of the batch's size). The head is then written directly before the
- *       batch.
+ *       records, three closing bytes. The head's length is known only when the batch is closed,
+ *       because the head ends with the batch's size as a varint. The head is then written directly
+ *       before the batch.
  *   P6  an idempotent batch that may be in the log keeps its identity and sequence until a broker
  *       has reported its outcome: under new ones no broker could recognize it, and it would be
  *       written twice. So the identity changes only when there is no such batch. A producer with a

@@ -375,7 +375,7 @@ static int wait_events(struct mqd_poll *poll, struct mqd_poll_event *events, int
     int count = reap(uring, events, count_max, &woken);
     bool should_block =
         count == 0 && !woken && timeout_ns != 0 && !uring->arm_pending_count && !uring->wake_arm_pending;
-    if (!should_block && !mqd_uring_has_work(&uring->ring))
+    if (!should_block && !mqd_uring_needs_enter(&uring->ring))
         return count;
     int result = mqd_uring_enter(&uring->ring, should_block ? 1 : 0, timeout_ns);
     count += reap(uring, events + count, count_max - count, &woken);

@@ -1,6 +1,6 @@
 /* io_uring by raw system calls; see io/uring.h.
  *
- * The ring is created disabled and enabled by the thread that enters first: SINGLE_ISSUER binds it
+ * The ring is created disabled; the first thread that enters it enables it: SINGLE_ISSUER binds it
  * to that thread, not to the caller of mqd_uring_open. With DEFER_TASKRUN completions are
  * posted only while that thread waits, so the reactor is not interrupted. On older kernels
  * setup() tries again with fewer flags.
@@ -224,7 +224,7 @@ static void enable(struct mqd_uring *ring)
     uint32_t workers[2] = {BOUNDED_WORKER_COUNT, 0}; /* 0: unchanged */
     ring->enabled = true;
     if (syscall(SYS_io_uring_register, ring->fd, REGISTER_ENABLE_RINGS, NULL, 0) == 0)
-        /* 5.15; after a failure the kernel's own limit applies */
+        /* needs Linux 5.15; if this call fails, the kernel's default limit applies */
         syscall(SYS_io_uring_register, ring->fd, REGISTER_IOWQ_MAX_WORKERS, workers, 2);
 }
 
@@ -242,7 +242,7 @@ int mqd_uring_enter(struct mqd_uring *ring, uint32_t wait_count, int64_t timeout
     return result < 0 ? -errno : 0;
 }
 
-bool mqd_uring_has_work(const struct mqd_uring *ring)
+bool mqd_uring_needs_enter(const struct mqd_uring *ring)
 {
     return !ring->taskrun_flag || ring->submission_tail != mqd_load_acquire(ring->submission_head_word) ||
            (mqd_load_acquire(ring->submission_flags_word) & (SQ_CQ_OVERFLOW | SQ_TASKRUN));

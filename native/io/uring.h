@@ -80,7 +80,7 @@ struct mqd_uring_submission *mqd_uring_next(struct mqd_uring *ring);
 int mqd_uring_enter(struct mqd_uring *ring, uint32_t wait_count, int64_t timeout_ns);
 /* Whether to enter the kernel even without waiting: entries are queued, or completions may be ready
  * to be posted. */
-bool mqd_uring_has_work(const struct mqd_uring *ring);
+bool mqd_uring_needs_enter(const struct mqd_uring *ring);
 /* The oldest completion, NULL when there is none; mqd_uring_pop frees its entry. */
 const struct mqd_uring_completion *mqd_uring_peek(struct mqd_uring *ring);
 void mqd_uring_pop(struct mqd_uring *ring);

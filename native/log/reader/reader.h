@@ -2,7 +2,7 @@
  * files.
  *
  * Any worker reads any partition: it opens the segment files itself, read-only, and the positions
- * in the partition table tell it how far they are valid. It never reads through a mapping, only
+ * in the partition table tell it how far each file is valid. It never reads through a mapping, only
  * with pread on the sparse index, and with sendfile or pread on the log.
  *
  * Bounds: fd_count_max descriptors (a segment takes two, .log and .index); the least recently used
@@ -27,9 +27,10 @@ struct mqd_cursor {  /* position of a sequential reader: makes the next lookup f
     uint32_t position;
     uint32_t index_hint; /* byte offset in the .index to search from */
     bool valid;
-    uint64_t generation; /* segments_generation that the position belongs to; with another one the cursor is ignored */
+    /* segments_generation that the position belongs to; if it has changed, the cursor is ignored */
+    uint64_t generation;
     /* inode of the file that the position belongs to, because compaction replaces files under the
-     * same names. 0: `position` is 0 */
+     * same names; 0 if none is recorded, which is so only while `position` is 0 */
     uint64_t inode;
 };
 
@@ -46,20 +47,21 @@ void mqd_reader_destroy(struct mqd_reader *reader);
 int mqd_reader_set_path(struct mqd_reader *reader, uint32_t slot, const char *path);
 
 /* Finds what a consumer at `offset` may read below the high watermark in `positions`, at most
- * size_bytes_max. If the first batch alone is larger, it is returned whole (min_one_batch) or
- * nothing is. At most one segment per call. A returned range starts with the batch that holds
- * `offset`. Updates *cursor to the end of the range. Returns 0 (range.size_bytes is 0 at or above
- * the high watermark and when nothing fits), 1 OFFSET_OUT_OF_RANGE (below the log start or above
- * the log end), 2 CORRUPT_MESSAGE (the message names file and position), 3
- * UNKNOWN_TOPIC_OR_PARTITION (no path is set), 56 KAFKA_STORAGE_ERROR, or -1 MQD_E_STALE: segments
- * changed meanwhile; read positions and generation again and retry. A file that is still missing in
- * the same generation is a KAFKA_STORAGE_ERROR. */
+ * size_bytes_max. If the first batch alone is larger, it is returned whole if min_one_batch is
+ * set; otherwise nothing is returned. At most one segment per call. A returned range starts with
+ * the batch that holds `offset`. Updates *cursor to the end of the range. Returns 0
+ * (range.size_bytes is 0 at or above the high watermark and when nothing fits), 1
+ * OFFSET_OUT_OF_RANGE (below the log start or above the log end), 2 CORRUPT_MESSAGE (the message
+ * names file and position), 3 UNKNOWN_TOPIC_OR_PARTITION (no path is set), 56 KAFKA_STORAGE_ERROR,
+ * or -1 MQD_E_STALE: segments changed meanwhile; read positions and generation again and retry. A
+ * file that is still missing in the same generation is a KAFKA_STORAGE_ERROR. */
 int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                         uint64_t segments_generation, int64_t offset, uint32_t size_bytes_max, bool min_one_batch,
                         struct mqd_cursor *cursor, struct mqd_range *out);
-/* Bytes between `offset` and the high watermark, for min_bytes. Free with a cursor in the high
- * watermark's segment; otherwise a lookup, which also moves the cursor to `offset`. UINT64_MAX
- * when unknown (nothing was listed yet, or any error): mqd_reader_find then returns the reason. */
+/* Bytes between `offset` and the high watermark, for min_bytes. Costs nothing if the cursor is in
+ * the high watermark's segment; otherwise a lookup, which also moves the cursor to `offset`.
+ * UINT64_MAX when unknown (nothing was listed yet, or any error): mqd_reader_find then returns the
+ * reason. */
 uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                                     int64_t offset, struct mqd_cursor *cursor);
 /* For read_committed: replaces the high watermark in `positions` with the batch boundary at
@@ -84,8 +86,8 @@ struct mqd_segment_location {
     int64_t base_offset;
     /* INT64_MAX: there is no next segment, or this one is not readable to its end yet */
     int64_t next_base_offset;
-    /* of the batch that holds the offset; the end of the readable bytes when the offset is the
-     * high watermark */
+    /* position of the batch that holds the offset, or of the end of the readable bytes if the
+     * offset is the high watermark */
     uint32_t position;
     uint32_t readable_bytes; /* of the file */
 };
