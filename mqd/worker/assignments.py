@@ -63,7 +63,7 @@ class Cluster(msgspec.Struct):
     default_config: dict[str, str] = {}  # set for all brokers in the metadata log
 
 
-def is_replicated(partition: PartitionImage, node_id: int) -> bool:
+def needs_assignment(partition: PartitionImage, node_id: int) -> bool:
     return (
         len(partition.replicas) != 1
         or partition.leader != partition.replicas[0]

@@ -15,9 +15,9 @@ Invariants
         image, and by retry() if the cause was transient.
     W5  files are deleted when the metadata shows that this host no longer has a replica of the
         partition (or that there is no such topic or partition); a partition that is merely not
-        served here keeps its files. Until the metadata has reached this host's own registration it
-        is outdated, and replicas that it shows as removed may have been added again since: files
-        are kept, and checked again at that point (`is_left_behind`).
+        served here keeps its files. Until this host's current registration appears in the metadata,
+        the metadata is outdated, and replicas that it shows as removed may have been added again
+        since: files are kept, and checked again once it appears (`is_left_behind`).
     W6  a partition with several replicas gets its assignment after it was opened and before the
         change counts as applied, and again whenever the assignment changes. Once a partition has
         had an assignment, it gets new ones until it is closed.
@@ -43,7 +43,7 @@ from mqd.cluster.host.messages import (
     TopicPut,
     TopicRemoved,
 )
-from mqd.worker.assignments import Assignment, Cluster, assignment_of, is_replicated, settings_of
+from mqd.worker.assignments import Assignment, Cluster, assignment_of, needs_assignment, settings_of
 
 Key = tuple[bytes, int]  # topic id, partition index
 
@@ -58,7 +58,7 @@ class OwnedPartition(msgspec.Struct, frozen=True):
     log_dir: int
     leader_epoch: int
     # it gets assignments (W6): it has several replicas, or its only replica does not lead yet
-    replicated: bool = False
+    gets_assignments: bool = False
     has_other_replicas: bool = False  # other hosts have replicas of it
 
     @property
@@ -162,8 +162,8 @@ class Catalog:
         ]
 
     def partition_name(self, slot: int) -> str:
-        """The name of a partition, which another worker may own: the worker that receives a batch
-        checks and refuses it, and logs the name.
+        """The name of any partition, even of one that another worker owns: the worker that receives
+        a batch checks it, and logs the name if it refuses the batch.
         """
         if self._names is None:
             self._names = {
@@ -281,7 +281,7 @@ class Catalog:
 
     def _make_owned(self, topic: TopicImage, partition: PartitionImage) -> OwnedPartition:
         previous = self.owned.get((topic.topic_id, partition.index))
-        replicated = (previous is not None and previous.replicated) or is_replicated(partition, self.cluster.node_id)
+        had_assignments = previous is not None and previous.gets_assignments
         return OwnedPartition(
             topic.name,
             topic.topic_id,
@@ -289,7 +289,7 @@ class Catalog:
             partition.slot,
             partition.log_dir,
             partition.leader_epoch,
-            replicated,
+            had_assignments or needs_assignment(partition, self.cluster.node_id),
             len(partition.replicas) > 1,
         )
 
@@ -309,8 +309,9 @@ class Catalog:
         self.assigned.pop(key, None)
 
     def _has_no_replica(self, topic: TopicImage, key: Key) -> bool:
-        """Whether this host no longer has a replica of the partition (W5). If it has one,
-        another worker owns the partition, or the log directory is offline.
+        """Whether this host no longer has a replica of the partition (W5). If it still has one, this
+        worker lost the partition only because another worker owns it now, or because the log
+        directory is offline.
         """
         if self.cluster.node_id < 0 or not self.caught_up:
             return False
@@ -358,14 +359,14 @@ class Catalog:
             if touched is None
             else [self.topics[topic_id] for topic_id in touched if topic_id in self.topics]
         ):
-            replicated = [
+            assignable = [
                 owned_partition
                 for p in topic.partitions
                 if (owned_partition := self.owned.get((topic.topic_id, p.index))) is not None
-                and owned_partition.replicated
+                and owned_partition.gets_assignments
             ]
-            settings = settings_of(topic, self.cluster, config) if replicated else None
-            for owned in replicated:
+            settings = settings_of(topic, self.cluster, config) if assignable else None
+            for owned in assignable:
                 assert settings is not None
                 assignment = assignment_of(topic, topic.partitions[owned.index], self.cluster, settings)
                 if owned.key not in self._failed and self.assigned.get(owned.key) != assignment:
@@ -384,7 +385,7 @@ class Catalog:
             changes.close.append(old)
             changes.open.append(owned)
         else:
-            if old.leader_epoch != owned.leader_epoch and not owned.replicated:
+            if old.leader_epoch != owned.leader_epoch and not owned.gets_assignments:
                 changes.set_epoch.append(owned)
             if options_changed:
                 changes.set_options.append(owned)

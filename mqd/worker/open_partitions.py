@@ -157,14 +157,14 @@ class OpenPartitions:
 
     def high_watermarks(self, log_dir: int) -> list[Entry]:
         """The published high watermarks of the partitions with several replicas."""
-        replicated = [
+        assignable = [
             opened.owned
             for opened in self.open.values()
-            if opened.owned.replicated and opened.owned.log_dir == log_dir and not opened.closing
+            if opened.owned.gets_assignments and opened.owned.log_dir == log_dir and not opened.closing
         ]
         return [
             self._checkpoint_entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark))
-            for owned in replicated
+            for owned in assignable
         ]
 
     async def close_all(self, generation: int) -> list[LogDirectory]:
@@ -221,7 +221,7 @@ class OpenPartitions:
         high_watermarks = [
             self._checkpoint_entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark))
             for owned, _, _ in results
-            if owned.replicated
+            if owned.gets_assignments
         ]
         await self._background.slow(log_dir.index, log_dir.write_high_watermarks, high_watermarks)
         # a partition that could not be opened was not checked by this process, so there must be no

@@ -187,7 +187,7 @@ class PartitionSet(OpenPartitions):
             raise OSError(errno.EIO, f"its log directory {log_dir.path} failed: {log_dir.failure}")
         existed = directories.exists(log_dir.path, owned.topic, owned.index, owned.topic_id)
         recovery = self._recovery_inputs(owned, view, log_dir)
-        known_high_watermark = self._known_high_watermark(owned, view, log_dir) if owned.replicated else None
+        known_high_watermark = self._known_high_watermark(owned, view, log_dir) if owned.gets_assignments else None
         known_end = max(
             recovery.recovery_point_offset,
             recovery.trusted_end_offset,
@@ -386,7 +386,7 @@ class PartitionSet(OpenPartitions):
         policy = retention_policy(self.broker_config, self._catalog.topic_of(owned).config)
         compaction = compaction_policy(self.broker_config, self._catalog.topic_of(owned).config)
         opened = OpenPartition(
-            owned, result.path, recovery.log_start_offset, policy, compaction, truncated=owned.replicated
+            owned, result.path, recovery.log_start_offset, policy, compaction, truncated=owned.gets_assignments
         )
         if owned.has_other_replicas and shortened.is_marked(result.path):
             opened.catching_up = shortened.ShortenedState()

@@ -161,7 +161,7 @@ class ClusterWorker(BatchWorker, Subscriber):
             if place is not None:
                 self._refuse(place, 6)
         for owned in changes.open:
-            if not owned.replicated:  # one replica: the fast path; here the same core without another host
+            if not owned.gets_assignments:  # one replica: the fast path; here the same core without another host
                 self._give(owned, self._alone(owned))
         for owned in changes.set_epoch:
             self._give(owned, self._alone(owned))

@@ -77,7 +77,7 @@ def catalog(*topics: TopicImage, brokers: list[BrokerImage] | None = None) -> tu
 
 def test_an_opened_replica_gets_its_assignment() -> None:
     _, changes = catalog(topic(partition(in_sync=(1, 3), partition_epoch=4), min_insync_replicas="2"))
-    assert [owned.slot for owned in changes.open] == [5] and changes.open[0].replicated
+    assert [owned.slot for owned in changes.open] == [5] and changes.open[0].gets_assignments
     ((owned, reported),) = changes.assign
     assert owned == changes.open[0]
     assert (
@@ -95,7 +95,7 @@ def test_an_opened_replica_gets_its_assignment() -> None:
 
 def test_a_single_replica_has_no_assignment_until_others_are_added() -> None:
     made, changes = catalog(topic(partition(replicas=(2,), leader=2)))
-    assert changes.assign == [] and not changes.open[0].replicated
+    assert changes.assign == [] and not changes.open[0].gets_assignments
     changes = made.on_message(TopicPut(2, topic(partition(replicas=(2,), leader=2, epoch=1))))
     assert [owned.leader_epoch for owned in changes.set_epoch] == [1] and changes.assign == []
     changes = made.on_message(
@@ -104,7 +104,7 @@ def test_a_single_replica_has_no_assignment_until_others_are_added() -> None:
         )
     )
     ((owned, reported),) = changes.assign
-    assert owned.replicated and reported.min_insync == 1, "records are taken while the second replica comes"
+    assert owned.gets_assignments and reported.min_insync == 1, "records are taken while the second replica comes"
     assert changes.open == changes.close == changes.set_epoch == []
     changes = made.on_message(PartitionsPut(4, TOPIC, [partition(replicas=(2,), leader=2, epoch=2, partition_epoch=3)]))
     assert [reported.leader_epoch for _, reported in changes.assign] == [2], "once it had one, it gets them"
