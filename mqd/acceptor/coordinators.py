@@ -19,7 +19,7 @@ from mqd.base import logging
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.coordinator import load
-from mqd.coordinator.actions import Core, Cores, Effect
+from mqd.coordinator.actions import Core, CoreFactory, Effect
 from mqd.coordinator.group.budget import GroupBudget
 from mqd.coordinator.group.cores import GroupCores
 from mqd.coordinator.group.group import Group
@@ -112,7 +112,7 @@ class InternalPartitions:
             return None
         return ServedPartition(view.leader_epoch, view.owner_generation, view.log_end_offset, view.high_watermark)
 
-    async def load(self, partition: int, end_offset: int, cores: Cores) -> LoadedPartition:
+    async def load(self, partition: int, end_offset: int, cores: CoreFactory) -> LoadedPartition:
         image = self._broker.partition_of(self._topic.name, partition)
         if image is None:
             raise OSError(f"partition {partition} of {self._topic.name} is gone")
@@ -152,7 +152,7 @@ class Coordinators:
         broker: BrokerState,
         sender: Sender,
         generation: int,
-        transaction_cores: Cores | None = None,
+        transaction_cores: CoreFactory | None = None,
         carry_out: Callable[[str, Effect, int], None] | None = None,
     ) -> None:
         self.clock = SteadyClock()

@@ -110,8 +110,8 @@ class Core(Protocol):
 
     @property
     def is_empty(self) -> bool:
-        """True if the core holds nothing that the next request could not recreate. The runtime then
-        drops it.
+        """True if the next request could recreate everything that the core holds. The runtime then
+        drops the core.
         """
 
 
@@ -132,12 +132,13 @@ class TransactionalCore(Core, Protocol):
         """
 
 
-class Cores(Protocol):
+class CoreFactory(Protocol):
     """Makes the cores of one kind of coordinator."""
 
     def core_name_of(self, key: bytes) -> str | None:
         """The name of the core to which the record with this key belongs; None if it belongs to
-        none, or has a newer version. Raises ValueError for bytes that are not a key.
+        none, or if the key's format is newer than this broker knows. Raises ValueError for bytes
+        that are not a key.
         """
 
     def make(self, name: str) -> Core: ...

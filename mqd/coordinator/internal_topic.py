@@ -5,7 +5,7 @@ mapping from a name to a partition of it.
 import functools
 from typing import NamedTuple, Protocol
 
-from mqd.coordinator.actions import Cores
+from mqd.coordinator.actions import CoreFactory
 from mqd.coordinator.shard import LoadedPartition
 from mqd.protocol.errors import error_name
 
@@ -42,7 +42,7 @@ class Partitions(Protocol):
     def served(self, partition: int) -> ServedPartition | None:
         """The partition's state. None: it is not served at the moment."""
 
-    async def load(self, partition: int, end_offset: int, cores: Cores) -> LoadedPartition:
+    async def load(self, partition: int, end_offset: int, cores: CoreFactory) -> LoadedPartition:
         """Reads the log up to `end_offset` in a thread, once earlier loads from the same directory
         have finished. Raises OSError, or its subclass TimeoutError if the log directory does not
         respond.

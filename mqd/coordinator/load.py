@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, cast
 
 from mqd.base import logging
 from mqd.base.blocking_queries import QueryProgress
-from mqd.coordinator.actions import Cores, TransactionalCore
+from mqd.coordinator.actions import CoreFactory, TransactionalCore
 from mqd.coordinator.shard import LoadedPartition
 from mqd.log import indexes, segments
 from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header
@@ -46,7 +46,7 @@ log = logging.get("coordinator.load")
 class _LoadState:
     """The records that are in effect so far."""
 
-    def __init__(self, cores: Cores, loaded: LoadedPartition, name: str) -> None:
+    def __init__(self, cores: CoreFactory, loaded: LoadedPartition, name: str) -> None:
         self.cores, self.loaded, self.name = cores, loaded, name
         self.plain: dict[bytes, bytes] = {}
         # producer id -> (epoch, key -> (write number, value))
@@ -188,7 +188,7 @@ class _LoadState:
 
 
 def load(
-    directory: Path, end_offset: int, cores: Cores, name: str = "", progress: QueryProgress | None = None
+    directory: Path, end_offset: int, cores: CoreFactory, name: str = "", progress: QueryProgress | None = None
 ) -> LoadedPartition:
     """Builds the cores from the partition's records below `end_offset`. Reports progress to
     `progress`. Raises OSError when the files cannot be read.

@@ -40,7 +40,7 @@ from typing import Any
 
 from mqd.base import logging
 from mqd.base.tasks import InlineCoroutine, PromptFuture, Turn
-from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
+from mqd.coordinator.actions import Core, CoreFactory, Effect, TimerFired
 from mqd.coordinator.budget import Budget
 from mqd.coordinator.internal_topic import CoordinatorError, Partitions, ServedPartition, partition_for
 from mqd.coordinator.log import AppendError, LogAppender, outcome
@@ -73,7 +73,7 @@ class Coordinator:
     def __init__(
         self,
         topic: str,
-        cores: Cores,
+        cores: CoreFactory,
         partitions: Partitions,
         append_log: LogAppender,
         now_ms: Callable[[], int],

@@ -24,7 +24,7 @@ from typing import cast
 from mqd.coordinator.actions import (
     Action,
     Core,
-    Cores,
+    CoreFactory,
     Effect,
     KeyValue,
     MeasuredCore,
@@ -160,7 +160,7 @@ class Shard:
 
     def __init__(
         self,
-        cores: Cores,
+        cores: CoreFactory,
         loaded: LoadedPartition,
         leader_epoch: int,
         reply: Callable[[int, object], None],

@@ -1,6 +1,6 @@
 """The common part of consumer groups (KIP-848), share groups and streams groups, Kafka's "modern
-groups": a group epoch that changes with members, subscriptions and topics, a target assignment for
-an epoch, and records of the same structure for both.
+groups": a group epoch that changes with members, subscriptions and topics, and a target assignment
+for an epoch. All three kinds write records of the same structure.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class ModernGroup:
             self.bump()
 
     def resolve_subscriptions(self) -> None:
-        """Resolves the subscriptions against the current topics. If these have changed, the next
-        refresh() bumps the group epoch.
+        """Resolves the subscriptions against the current topics. If the resolved topics have changed,
+        the next refresh() bumps the group epoch.
         """
         if not self.subscriptions.is_current():
             self.subscriptions.refresh()

@@ -404,7 +404,7 @@ class SharePartition:
 
 
 class SharePartitions:
-    """actions.Cores. `in_order`: every record is replayed, in the order of the log (load.py)."""
+    """actions.CoreFactory. `in_order`: every record is replayed, in the order of the log (load.py)."""
 
     in_order = True
 

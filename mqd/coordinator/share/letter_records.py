@@ -11,7 +11,7 @@ from mqd.protocol.records import Record, encode_batch
 PREFIX = "__dlq.errors."
 REJECTED = "Offset rejected by client."
 EXHAUSTED = "Offset delivery count exceeded the threshold."
-RECORD_OVERHEAD_BYTES = 64  # upper bound for a record's lengths and times
+RECORD_OVERHEAD_BYTES = 64  # upper bound of the encoded size of a record's length and time fields
 BATCH_OVERHEAD_BYTES = 61
 
 
@@ -25,7 +25,7 @@ class LetterSource(NamedTuple):
 
 
 class CopiedFields(NamedTuple):
-    """The parts of a record that its dead letter copies."""
+    """The parts of a record that are copied into its dead letter."""
 
     key: bytes | None = None
     value: bytes | None = None
@@ -45,7 +45,7 @@ def headers_of(source: LetterSource, letter: Letter) -> list[tuple[str, bytes | 
     return [(PREFIX + name, str(value).encode()) for name, value in values.items()]
 
 
-def size_max(record: Record) -> int:
+def size_upper_bound(record: Record) -> int:
     return (
         RECORD_OVERHEAD_BYTES
         + len(record.key or b"")
@@ -72,7 +72,7 @@ def letter_records(
             headers=[*kept_headers, *error_headers],
             timestamp_ms=now_ms,
         )
-        if size_max(record) + BATCH_OVERHEAD_BYTES > batch_bytes_max:
+        if size_upper_bound(record) + BATCH_OVERHEAD_BYTES > batch_bytes_max:
             record = Record(key=None, value=None, headers=error_headers, timestamp_ms=now_ms)
         records.append(record)
     return records
@@ -83,7 +83,7 @@ def batches(records: Iterable[Record], batch_bytes_max: int, producer_id: int, p
     groups: list[list[Record]] = []
     bytes_left = 0
     for record in records:
-        size = size_max(record)
+        size = size_upper_bound(record)
         if not groups or size > bytes_left:
             groups.append([])
             bytes_left = batch_bytes_max - BATCH_OVERHEAD_BYTES

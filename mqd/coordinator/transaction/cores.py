@@ -1,4 +1,4 @@
-"""Creates the cores of the transaction coordinator (it implements Cores of
+"""Creates the cores of the transaction coordinator (it implements CoreFactory of
 mqd/coordinator/actions.py). The prefix of the transactional id selects the kind of core.
 """
 

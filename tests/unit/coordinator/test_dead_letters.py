@@ -39,7 +39,7 @@ from mqd.coordinator.share.letter_records import (
     LetterSource,
     batches,
     letter_records,
-    size_max,
+    size_upper_bound,
 )
 from mqd.coordinator.share.runs import ARCHIVED, ARCHIVING, Run
 from mqd.protocol.records import decode_batch, decode_batch_header
@@ -206,7 +206,7 @@ def test_a_letter_that_is_too_large_has_only_headers() -> None:
     copied = {8: CopiedFields(b"k", bytes(1_000)), 9: CopiedFields(b"k", bytes(10))}
     first, second = letter_records(SOURCE, [Letter(8, 1), Letter(9, 1)], copied, 50, 1_000)
     assert first.value is None and second.value == bytes(10)
-    assert size_max(second) + BATCH_OVERHEAD_BYTES <= 1_000
+    assert size_upper_bound(second) + BATCH_OVERHEAD_BYTES <= 1_000
 
 
 def test_batches_are_transactional_and_not_larger_than_allowed() -> None:
