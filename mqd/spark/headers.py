@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from mqd.client.columns import Column
 
-# Bytes of keys and values up to which the joined result certainly fits Arrow's binary type, whose
-# offsets are int32.
-_INT32_OFFSETS_MAX = 1 << 30
+# If the keys and values have at most this many bytes, the joined result always fits Arrow's binary
+# type, whose offsets are int32.
+_BINARY_BYTES_MAX = 1 << 30
 _VARINT_BYTES_MAX = 5
 
 
@@ -78,7 +78,7 @@ def _binary_field(items: pa.StructArray, name: str) -> pa.Array:
     type.
     """
     field = items.flatten()[items.type.get_field_index(name)]
-    is_large = items.nbytes > _INT32_OFFSETS_MAX or any(
+    is_large = items.nbytes > _BINARY_BYTES_MAX or any(
         pa.types.is_large_string(each.type) or pa.types.is_large_binary(each.type) for each in items.type
     )
     return field.cast(pa.large_binary() if is_large else pa.binary())

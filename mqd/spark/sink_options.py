@@ -1,10 +1,11 @@
 """Options and columns of the sink: those of Spark's Kafka sink, and some of mqd's own.
 
     topic                 the topic of every row; default: the column `topic`
-    delivery              exactly-once (default): a batch is one transaction, and a repeated batch
-                          is dropped; at-least-once
-    txnAppId, txnVersion  batch writes: a write of an application and version that was committed
-                          before is dropped (a version is a number that rises)
+    delivery              exactly-once (default; a batch is one transaction, and a repeated batch
+                          is dropped) or at-least-once
+    txnAppId, txnVersion  batch writes: the name of an application, and a number that rises with each
+                          of its writes; a write is dropped if one with the same name and version has
+                          been committed before
     kafka.*               as in the Java producer: compression.type, batch.size, max.request.size,
                           delivery.timeout.ms, transaction.timeout.ms, acks, max.block.ms
 
@@ -124,8 +125,8 @@ def _acks(others: Options, is_exactly_once: bool) -> int:
     acks = {"all": -1, "-1": -1, "1": 1}.get(others.text("acks", "all").strip().lower())
     if acks is None or (is_exactly_once and acks != -1):
         raise MqdOptionError(
-            f"option kafka.acks: {others.text('acks')!r} is not all"
-            + ("; exactly-once allows no other" if is_exactly_once else " or 1")
+            f"option kafka.acks: {others.text('acks')!r} is not allowed; it must be 'all'"
+            + (" for exactly-once delivery" if is_exactly_once else " or '1'")
         )
     return acks
 

@@ -93,7 +93,7 @@ def test_columns_are_case_insensitive_and_others_ignored() -> None:
         (None, {"value": "binary"}, {}, "the target is missing"),
         (" ", {"value": "binary"}, {}, "is not a topic name"),
         ("t", {"value": "binary"}, {"delivery": "twice"}, "option delivery: 'twice'"),
-        ("t", {"value": "binary"}, {"kafka__acks": "1"}, "exactly-once allows no other"),
+        ("t", {"value": "binary"}, {"kafka__acks": "1"}, "it must be 'all' for exactly-once delivery"),
         ("t", {"value": "binary"}, {"kafka__enable.idempotence": "false"}, "exactly-once delivery needs true"),
         ("t", {"value": "binary"}, {"kafka__key.serializer": "x"}, "serialize them"),
         ("t", {"value": "binary"}, {"kafka__transactional.id": "x"}, "txnAppId"),
