@@ -23,7 +23,7 @@ from mqd import native
 from mqd.acceptor import authentication, dispatch
 from mqd.acceptor.accepting import Acceptor
 from mqd.acceptor.broker import Broker
-from mqd.acceptor.broker_state import Address
+from mqd.acceptor.broker_state import Origin
 from mqd.acceptor.certificates import Certificates
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.connection_limits import ConnectionLimits
@@ -126,8 +126,8 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
     link.share_states = coordinators.share_states
     coordinators.share_states.first_offset_since = partial(list_offsets.first_offset_since, broker)
 
-    async def serve_client(address: Address, frame: bytes) -> bytes | None:
-        return (await dispatch.respond(broker, address, frame, 0, metrics)).body
+    async def serve_client(origin: Origin, frame: bytes) -> bytes | None:
+        return (await dispatch.respond(broker, origin, frame, 0, metrics)).body
 
     dead_letters = broker.dead_letters = DeadLetters(broker, coordinators, link, serve_client)
     coordinators.share_states.respond_to_owner = dead_letters.respond_to_owner
@@ -159,7 +159,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
                 return await dead_letters.serve(frame)
             if api_key not in SERVED:
                 return None
-            outcome = await dispatch.respond(broker, Address(peer_node=node), frame, 0)
+            outcome = await dispatch.respond(broker, Origin(peer_node=node), frame, 0)
             return outcome.body
 
         interbroker_server = InterbrokerServer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mqd import native
-from mqd.acceptor.broker_state import Address, BrokerState
+from mqd.acceptor.broker_state import BrokerState, Origin
 from mqd.cluster.host import audited, messages
 from mqd.security.acl import CLUSTER_NAME
 
@@ -29,11 +29,11 @@ class Broker(BrokerState):
 class Context:
     """One request's view of the broker."""
 
-    __slots__ = ("address", "authenticated", "broker", "cacheable", "delay_s", "disconnect")
+    __slots__ = ("origin", "authenticated", "broker", "cacheable", "delay_s", "disconnect")
 
-    def __init__(self, broker: Broker, address: Address) -> None:
+    def __init__(self, broker: Broker, origin: Origin) -> None:
         self.broker = broker
-        self.address = address
+        self.origin = origin
         # Set by a handler. True: as long as this host has its lease, the response depends only on
         # the request's bytes and the metadata version.
         self.cacheable = False
@@ -55,15 +55,15 @@ class Context:
         not name the resource, so a refusal is not logged as a denial. Hosts of the cluster may do
         everything.
         """
-        rules, address = self.broker.authorizer, self.address
-        if rules is None or address.is_trusted:
+        rules, origin = self.broker.authorizer, self.origin
+        if rules is None or origin.is_trusted:
             return True
-        if rules.allows(address.principal, address.peer_ip, operation, resource_type, name):
+        if rules.allows(origin.principal, origin.peer_ip, operation, resource_type, name):
             return True
         only_logged = self.broker.denials_only_logged
         if named_in_request:
             self.broker.audit.record_denial(
-                address.principal, address.peer_ip, operation, resource_type, name, only_logged
+                origin.principal, origin.peer_ip, operation, resource_type, name, only_logged
             )
         return only_logged
 
@@ -71,24 +71,24 @@ class Context:
         """Asks the controller to change ACLs, users or tokens; writes the change to the audit log."""
         response = await self.broker.controller.request(change, timeout_ms)
         for event, fields in audited.lines(change, response):
-            self.broker.audit.write(event, by=self.address.principal, **fields)
+            self.broker.audit.write(event, by=self.origin.principal, **fields)
         return response
 
     def authorize_any(self, operation: int, resource_type: int) -> bool:
         """Whether the client may do the operation on at least one resource of the type (KIP-679)."""
-        rules, address = self.broker.authorizer, self.address
+        rules, origin = self.broker.authorizer, self.origin
         return (
             rules is None
             or self.broker.denials_only_logged
-            or rules.allows_any(address.principal, address.peer_ip, operation, resource_type)
+            or rules.allows_any(origin.principal, origin.peer_ip, operation, resource_type)
         )
 
     def authorized_operations(self, resource_type: int, name: str, supported: int) -> int:
         """The operations that the client may do, of those that the resource supports (KIP-430)."""
-        rules, address = self.broker.authorizer, self.address
+        rules, origin = self.broker.authorizer, self.origin
         if rules is None or self.broker.denials_only_logged:
             return supported
-        return supported & rules.allowed_operations(address.principal, address.peer_ip, resource_type, name)
+        return supported & rules.allowed_operations(origin.principal, origin.peer_ip, resource_type, name)
 
 
 class CloseConnection(Exception):

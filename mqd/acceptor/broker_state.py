@@ -77,9 +77,10 @@ class Controller(Protocol):
     ) -> messages.Response: ...
 
 
-class Address:
-    """Where one client is connected, and who it is. The listener decides which broker address is
-    returned to the client; a client attached through shared memory gets that of the first listener.
+class Origin:
+    """Where a request comes from: the client's connection and identity. The listener decides which
+    broker address is returned to the client; a client attached through shared memory gets that of
+    the first listener.
     """
 
     __slots__ = (
@@ -188,52 +189,52 @@ class BrokerState:
 
     # -- addresses ---------------------------------------------------------------------------------
 
-    def advertised_address(self, address: Address) -> tuple[str, int]:
+    def advertised_address(self, origin: Origin) -> tuple[str, int]:
         """The advertised.listeners entry for the client's listener, if any; otherwise the address
         that the client itself reached.
         """
-        name, host, port = self._listener(address)
+        name, host, port = self._listener(origin)
         advertised = self._advertised.get(name)
         if advertised is not None:
             return advertised.host, advertised.port
-        if address.local_ip:
-            return address.local_ip, address.local_port or port
-        return (host if host not in ("", "0.0.0.0", "::") else "localhost"), address.local_port or port
+        if origin.local_ip:
+            return origin.local_ip, origin.local_port or port
+        return (host if host not in ("", "0.0.0.0", "::") else "localhost"), origin.local_port or port
 
-    def listener_name(self, address: Address) -> str:
-        return self._listener(address)[0]
+    def listener_name(self, origin: Origin) -> str:
+        return self._listener(origin)[0]
 
-    def _listener(self, address: Address) -> tuple[str, str, int]:
+    def _listener(self, origin: Origin) -> tuple[str, str, int]:
         """Name, host and port of the client's listener; a local client gets those of the first
         one."""
-        return self.listeners[address.listener_id] if address.listener_id < len(self.listeners) else self.listeners[0]
+        return self.listeners[origin.listener_id] if origin.listener_id < len(self.listeners) else self.listeners[0]
 
-    def _endpoint_at(self, broker: messages.BrokerImage, address: Address) -> tuple[str, int] | None:
+    def _endpoint_at(self, broker: messages.BrokerImage, origin: Origin) -> tuple[str, int] | None:
         """The address of this client's listener on another host; None: that host has no such listener."""
         if not broker.endpoints:
             return broker.host, broker.port
-        return broker.endpoints.get(self._listener(address)[0])
+        return broker.endpoints.get(self._listener(origin)[0])
 
-    def brokers(self, address: Address) -> list[tuple[int, str, int, str | None]]:
+    def brokers(self, origin: Origin) -> list[tuple[int, str, int, str | None]]:
         """(node id, host, port, rack) of every unfenced broker that this client can reach; always
         includes this broker.
         """
-        host, port = self.advertised_address(address)
+        host, port = self.advertised_address(origin)
         others = [
             (broker.node_id, *endpoint, broker.rack)
             for broker in self.metadata.brokers.values()
             if broker.node_id != self.node_id
             and not broker.fenced
-            and (endpoint := self._endpoint_at(broker, address)) is not None
+            and (endpoint := self._endpoint_at(broker, origin)) is not None
         ]
         return sorted([*others, (self.node_id, host, port, self.config.get("broker.rack"))])
 
-    def endpoint(self, node_id: int, address: Address) -> tuple[str, int] | None:
+    def endpoint(self, node_id: int, origin: Origin) -> tuple[str, int] | None:
         """The address at which this client reaches that broker. None: it has none at the moment."""
         if node_id == self.node_id:
-            return self.advertised_address(address)
+            return self.advertised_address(origin)
         broker = self.metadata.brokers.get(node_id)
-        return self._endpoint_at(broker, address) if broker is not None and not broker.fenced else None
+        return self._endpoint_at(broker, origin) if broker is not None and not broker.fenced else None
 
     # -- configuration -----------------------------------------------------------------------------
 
@@ -262,8 +263,8 @@ class BrokerState:
         return view if view is not None and view.role == SlotRole.LEADS and self.may_lead() else None
 
     async def await_flushed(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Waits until all records that these partitions (topic, index) have at the time of the call are
-        on this host's disk, for flushes.WAIT_S at most. Does not wait for topics without
+        """Waits until this host has flushed all records that these partitions (topic, index) had at
+        the time of the call, but at most flushes.WAIT_S. Does not wait for topics without
         flush.on.ack. Offset lookups await it before they read view(), so that a client finds all
         records acknowledged before its request.
         """

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from mqd import native
-from mqd.acceptor.broker_state import LISTENER_LOCAL, Address
+from mqd.acceptor.broker_state import LISTENER_LOCAL, Origin
 from mqd.native import Descriptor
 from mqd.protocol.errors import ProtocolError
 from mqd.security.principal import ANONYMOUS
@@ -62,9 +62,9 @@ def split(flags: int, data: bytes) -> tuple[Identity, bytes]:
     return identity, frame
 
 
-def address(descriptor: Descriptor, identity: Identity) -> Address:
-    """The client's address. The descriptor has IP addresses laid out as in a sockaddr; for a local
-    client it has the uid and pid instead.
+def origin(descriptor: Descriptor, identity: Identity) -> Origin:
+    """The origin of the client's requests. The descriptor has IP addresses laid out as in a
+    sockaddr; for a local client it has the uid and pid instead.
     """
     identity_fields: dict[str, Any] = {
         "principal": identity.principal,
@@ -73,10 +73,10 @@ def address(descriptor: Descriptor, identity: Identity) -> Address:
     }
     if descriptor.a == LISTENER_LOCAL:
         uid = descriptor.c >> 32 & 0xFFFFFFFF
-        return Address(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=uid, pid=descriptor.slot, **identity_fields)
+        return Origin(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=uid, pid=descriptor.slot, **identity_fields)
     local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""
     peer_ip = inet_ntoa(struct.pack("=I", descriptor.c >> 32 & 0xFFFFFFFF)) if descriptor.c >> 32 else ""
-    return Address(descriptor.a, local_ip, descriptor.slot, identity.host or peer_ip, **identity_fields)
+    return Origin(descriptor.a, local_ip, descriptor.slot, identity.host or peer_ip, **identity_fields)
 
 
 def raw_response(body: bytes) -> bytes | None:

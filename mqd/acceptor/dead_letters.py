@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from mqd.acceptor.broker_state import LISTENER_LOCAL, Address, BrokerState
+from mqd.acceptor.broker_state import LISTENER_LOCAL, BrokerState, Origin
 from mqd.acceptor.coordinators import CREATE_TIMEOUT_MS, Coordinators
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.acceptor.interbroker.share_states import READ, WRITE, ShareStates
@@ -152,7 +152,7 @@ class DeadLetters:
         broker: BrokerState,
         coordinators: Coordinators,
         owners: Owners,
-        respond: Callable[[Address, bytes], Awaitable[bytes | None]],
+        respond: Callable[[Origin, bytes], Awaitable[bytes | None]],
     ) -> None:
         self._respond = respond  # handles a request's frame as if a client had sent it
         self._broker, self._coordinators, self._owners = broker, coordinators, owners
@@ -161,7 +161,7 @@ class DeadLetters:
         self._writers: dict[str, _Writer] = {}
         self._write_slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._written: Counter[str] = Counter()
-        self._address = Address(LISTENER_LOCAL, peer_ip="127.0.0.1", is_host=True)
+        self._origin = Origin(LISTENER_LOCAL, peer_ip="127.0.0.1", is_host=True)
 
     def stop(self) -> None:
         for writer in self._writers.values():
@@ -551,7 +551,7 @@ class DeadLetters:
         frame = encode_request(request, version, 1, "mqd-dead-letters")
         deadline_s = time.monotonic() + RETRY_FOR_S
         while True:
-            body = await self._respond(self._address, frame)
+            body = await self._respond(self._origin, frame)
             if body is None:
                 raise StepFailed("no response")
             response: Any = decode_response(body, api_key, version)[1]

@@ -14,7 +14,7 @@ import msgspec
 
 from mqd.acceptor import failures, rights, throttle
 from mqd.acceptor.broker import Broker, CloseConnection, Context
-from mqd.acceptor.broker_state import Address
+from mqd.acceptor.broker_state import Origin
 from mqd.base import logging
 from mqd.native import PrincipalKind
 from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response
@@ -133,7 +133,7 @@ def handler_of(api_key: int) -> Handler:
 
 
 async def respond(
-    broker: Broker, address: Address, frame: bytes, connection: int, observer: Observer | None = None
+    broker: Broker, origin: Origin, frame: bytes, connection: int, observer: Observer | None = None
 ) -> Outcome:
     """Raises only CancelledError. For an invalid request, Outcome.close_reason says why the
     connection is closed. An internal error is logged and answered with UNKNOWN_SERVER_ERROR.
@@ -145,7 +145,7 @@ async def respond(
     try:
         header, request = _decode(frame)
         api = SUPPORTED[header.api_key].name
-        outcome = await _call_handler(broker, address, header, request, frame, began_s)
+        outcome = await _call_handler(broker, origin, header, request, frame, began_s)
         failed = False
         return outcome
     except UnsupportedVersion as error:
@@ -165,9 +165,9 @@ async def respond(
 
 
 async def _call_handler(
-    broker: Broker, address: Address, header: RequestHeader, request: object, frame: bytes, began_s: float
+    broker: Broker, origin: Origin, header: RequestHeader, request: object, frame: bytes, began_s: float
 ) -> Outcome:
-    context = Context(broker, address)
+    context = Context(broker, origin)
     handler = handler_of(header.api_key)
     authorization = rights.authorize(context, header, request)
     if authorization.request is None:
@@ -176,7 +176,7 @@ async def _call_handler(
         if authorization.denied_response is not None:
             frame = encode_request(authorization.request, header.api_version, header.correlation_id, header.client_id)
         relayed = await broker.relaying.respond(
-            address, header, authorization.request, frame, lambda part: handler(context, header, part)
+            origin, header, authorization.request, frame, lambda part: handler(context, header, part)
         )
         if relayed is not None:
             if isinstance(relayed, bytes) and authorization.denied_response is None:

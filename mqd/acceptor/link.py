@@ -39,7 +39,7 @@ import msgspec
 from mqd import native
 from mqd.acceptor import client_identity, dispatch
 from mqd.acceptor.broker import Broker
-from mqd.acceptor.broker_state import Address
+from mqd.acceptor.broker_state import Origin
 from mqd.acceptor.checks import CheckResult as CheckResult
 from mqd.acceptor.checks import Checks, Compression
 from mqd.base import logging
@@ -274,7 +274,7 @@ class Link:
         assert self._loop is not None
         api_key = int.from_bytes(frame[:2], "big")
         try:
-            task = self._begin(self._handle(worker, descriptor, client_identity.address(descriptor, identity), frame))
+            task = self._begin(self._handle(worker, descriptor, client_identity.origin(descriptor, identity), frame))
         except Exception:
             log.exception("a request failed; its connection is closed", connection=descriptor.b, api_key=api_key)
             self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
@@ -333,9 +333,9 @@ class Link:
         if self._parked[pending.worker].get(pending.token) is pending:
             del self._parked[pending.worker][pending.token]
 
-    async def _handle(self, worker: int, descriptor: Descriptor, address: Address, frame: bytes) -> None:
+    async def _handle(self, worker: int, descriptor: Descriptor, origin: Origin, frame: bytes) -> None:
         version = self._broker.metadata.version
-        outcome = await dispatch.respond(self._broker, address, frame, descriptor.b, self._observer)
+        outcome = await dispatch.respond(self._broker, origin, frame, descriptor.b, self._observer)
         if outcome.delay_s:
             del frame  # unauthenticated clients send up to 512 KiB, and thousands of them may wait
             await asyncio.sleep(outcome.delay_s)

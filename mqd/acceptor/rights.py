@@ -69,7 +69,7 @@ class AuthorizedRequest(NamedTuple):
 
 
 def authorize(context: Context, header: RequestHeader, request: object) -> AuthorizedRequest:
-    if context.broker.authorizer is None or context.address.is_trusted:
+    if context.broker.authorizer is None or context.origin.is_trusted:
         return AuthorizedRequest(request)
     for rule in RIGHTS.get(header.api_key, (NOT_LISTED,)):
         if isinstance(rule, WholeRule):

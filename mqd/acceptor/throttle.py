@@ -51,7 +51,7 @@ class TimedAwaitable:
 
 
 def _is_limited(context: Context, kind: QuotaKind) -> bool:
-    return not context.address.is_trusted and bool(context.broker.quotas.refresh() >> kind & 1)
+    return not context.origin.is_trusted and bool(context.broker.quotas.refresh() >> kind & 1)
 
 
 def is_charged(context: Context, header: RequestHeader) -> bool:
@@ -61,7 +61,7 @@ def is_charged(context: Context, header: RequestHeader) -> bool:
 
 def _charge(context: Context, header: RequestHeader, kind: QuotaKind, units: int) -> int:
     """Charges the client. Returns how long it must wait, in ns."""
-    user, client_id = context.address.user.encode(), (header.client_id or "").encode()
+    user, client_id = context.origin.user.encode(), (header.client_id or "").encode()
     return context.broker.quotas.charge(user, client_id, kind, units, time.monotonic_ns())
 
 

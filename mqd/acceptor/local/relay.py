@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from mqd.acceptor.broker_state import LISTENER_LOCAL, Address, BrokerState
+from mqd.acceptor.broker_state import LISTENER_LOCAL, BrokerState, Origin
 from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.acceptor.interbroker.transactions import remote_leader_id
@@ -82,7 +82,7 @@ class Relaying:
 
     async def respond(
         self,
-        address: Address,
+        origin: Origin,
         header: RequestHeader,
         request: object,
         frame: bytes,
@@ -91,15 +91,15 @@ class Relaying:
         """The other host's response frame or, for ListOffsets, the response. None if this host must
         answer. `respond_locally(request)`: this host's response.
         """
-        if address.listener_id != LISTENER_LOCAL or header.api_key not in RELAYED:
+        if origin.listener_id != LISTENER_LOCAL or header.api_key not in RELAYED:
             return None
         if header.api_key == LIST_OFFSETS:
-            return await self._list_offsets(address, header, request, respond_locally)
+            return await self._list_offsets(origin, header, request, respond_locally)
         node_id = self._coordinator_of(header, request)
         if node_id < 0:
             return None
         try:
-            return await self._request(node_id, address, header, frame)
+            return await self._request(node_id, origin, header, frame)
         except PeerError as error:
             log.info(
                 "a coordinator on another host cannot be reached; the client retries", node=node_id, reason=str(error)
@@ -126,11 +126,11 @@ class Relaying:
         except CoordinatorError:
             return -1  # its internal topic does not exist yet
 
-    async def _request(self, node_id: int, address: Address, header: RequestHeader, frame: bytes) -> bytes:
+    async def _request(self, node_id: int, origin: Origin, header: RequestHeader, frame: bytes) -> bytes:
         """Sends the request in an Envelope and returns the response's frame. Raises PeerError."""
         identity = msgspec.msgpack.encode(
             ClientIdentity(
-                address.uid, address.pid, address.principal, address.principal_kind, address.peer_ip, address.is_host
+                origin.uid, origin.pid, origin.principal, origin.principal_kind, origin.peer_ip, origin.is_host
             )
         )
         envelope = EnvelopeRequest(
@@ -150,7 +150,7 @@ class Relaying:
 
     async def _list_offsets(
         self,
-        address: Address,
+        origin: Origin,
         header: RequestHeader,
         request: object,
         respond_locally: Callable[[object], Awaitable[object | None]],
@@ -160,7 +160,7 @@ class Relaying:
         if set(parts) <= {-1}:
             return None
         responses = await asyncio.gather(
-            *(self._list_part(node_id, address, header, part, respond_locally) for node_id, part in parts.items())
+            *(self._list_part(node_id, origin, header, part, respond_locally) for node_id, part in parts.items())
         )
         partition_responses = {
             (topic.name, partition.partition_index): partition
@@ -186,7 +186,7 @@ class Relaying:
     async def _list_part(
         self,
         node_id: int,
-        address: Address,
+        origin: Origin,
         header: RequestHeader,
         part: ListOffsetsRequest,
         respond_locally: Callable[[object], Awaitable[object | None]],
@@ -195,7 +195,7 @@ class Relaying:
             try:
                 frame = encode_request(part, header.api_version, header.correlation_id, header.client_id)
                 return decode_response(
-                    await self._request(node_id, address, header, frame), LIST_OFFSETS, header.api_version
+                    await self._request(node_id, origin, header, frame), LIST_OFFSETS, header.api_version
                 )[1]
             except (PeerError, ProtocolError) as error:
                 log.info(
@@ -280,7 +280,7 @@ def _decode_envelope(frame: bytes) -> tuple[int, EnvelopeRequest]:
     return int.from_bytes(frame[4:8], "big", signed=True), request
 
 
-async def serve(frame: bytes, respond: Callable[[Address, bytes], Awaitable[bytes | None]]) -> bytes | None:
+async def serve(frame: bytes, respond: Callable[[Origin, bytes], Awaitable[bytes | None]]) -> bytes | None:
     """Serves a client's request that another host has relayed. Returns the response's frame, or None
     if the connection must be closed. `respond(address, frame)` -> the response's frame.
     """
@@ -295,7 +295,7 @@ async def serve(frame: bytes, respond: Callable[[Address, bytes], Awaitable[byte
         int.from_bytes(client_frame[:2], "big"), int.from_bytes(client_frame[2:4], "big")
     )
     reported_ip = _ip_text(envelope.client_host_address)
-    client = Address(
+    client = Origin(
         peer_ip=identity.host or reported_ip,
         reported_ip=reported_ip,
         uid=identity.uid,

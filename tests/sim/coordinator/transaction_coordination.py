@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from mqd.acceptor.broker import Context
-from mqd.acceptor.broker_state import OWNER_NONE, Address, ProducerIds
+from mqd.acceptor.broker_state import OWNER_NONE, Origin, ProducerIds
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.coordinators import TOKEN_BASE, BrokerPartitions, InternalPartitions
 from mqd.acceptor.handlers.transactions import (
@@ -412,24 +412,24 @@ class Coordination:
                 self.world.network.send(self.host.node, node, process, do, token, 0, response)
 
         if is_open():
-            self._serve(request, version, Address(), reply)
+            self._serve(request, version, Origin(), reply)
 
     def on_peer(self, node_id: int, since: int, request: Any, version: int, reply: Callable[[object], None]) -> None:
         """since: the start time of the requesting acceptor."""
         if since < self._peers.get(node_id, 0) and "one connection" not in self.world.off:
             return
         self._peers[node_id] = since
-        self._serve(request, version, Address(peer_node=node_id), reply)
+        self._serve(request, version, Origin(peer_node=node_id), reply)
 
     def replier(self, other: Coordination, answered: Callable[[object], None]) -> Callable[[object], None]:
         return lambda response: self.world.network.send(
             self.host.node, other.host.node, other.process, answered, response
         )
 
-    def _serve(self, request: Any, version: int, address: Address, reply: Callable[[object], None]) -> None:
+    def _serve(self, request: Any, version: int, origin: Origin, reply: Callable[[object], None]) -> None:
         number, module = HANDLERS[type(request).__name__]
 
         async def serve() -> None:
-            reply(await module.handle(Context(self.broker, address), RequestHeader(number, version, 0), request))  # type: ignore[arg-type]
+            reply(await module.handle(Context(self.broker, origin), RequestHeader(number, version, 0), request))  # type: ignore[arg-type]
 
         self.loop.enter(lambda: self.loop.create_task(serve()))

@@ -13,7 +13,7 @@ import msgspec
 from mqd import native
 from mqd.acceptor import dispatch
 from mqd.acceptor.broker import Broker
-from mqd.acceptor.broker_state import Address
+from mqd.acceptor.broker_state import Origin
 from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.transactions import create_coordinators
@@ -40,7 +40,7 @@ NODE = 1
 QUORUM_SETTINGS = QuorumSettings()
 WORKER_COUNT = 2
 ACCEPTOR = "acceptor"
-ADDRESS = Address(0, "10.1.2.3", 9092)
+ORIGIN = Origin(0, "10.1.2.3", 9092)
 
 
 class _Subscriber:
@@ -253,13 +253,13 @@ class HandlerBroker:
 
     # -- clients -----------------------------------------------------------------------------------
 
-    async def frame(self, frame: bytes, address: Address = ADDRESS) -> dispatch.Outcome:
-        self.last = await dispatch.respond(self.broker, address, frame, 1)
+    async def frame(self, frame: bytes, origin: Origin = ORIGIN) -> dispatch.Outcome:
+        self.last = await dispatch.respond(self.broker, origin, frame, 1)
         return self.last
 
-    async def send_request(self, request: object, version: int, address: Address = ADDRESS):
+    async def send_request(self, request: object, version: int, origin: Origin = ORIGIN):
         """The decoded response; request and response are encoded on the way."""
-        outcome = await self.frame(encode_request(request, version, 4711), address)
+        outcome = await self.frame(encode_request(request, version, 4711), origin)
         assert outcome.close_reason is None and outcome.body is not None, outcome
         correlation_id, response = decode_response(outcome.body, message_of(type(request))[0].api_key, version)
         assert correlation_id == 4711

@@ -7,7 +7,7 @@ import pytest
 
 from mqd.acceptor import authentication
 from mqd.acceptor.authentication import Authentication, IllegalState, ListenerOptions, Refused, UnsupportedMechanism
-from mqd.acceptor.broker import Address, CloseConnection, Context
+from mqd.acceptor.broker import CloseConnection, Context, Origin
 from mqd.acceptor.handlers.security import sasl
 from mqd.acceptor.metadata import Metadata
 from mqd.cluster.host.messages import CredentialsPut
@@ -259,14 +259,14 @@ def test_without_an_exchange_an_unauthenticated_connection_ends(is_authenticated
     lost with the acceptor's restart. A listener without SASL keeps the connection, as in Kafka.
     """
     kind = PrincipalKind.SASL if is_authenticated else PrincipalKind.ANONYMOUS
-    address = Address(
+    origin = Origin(
         connection=CONNECTION,
         listener_id=listener,
         peer_ip="10.0.0.1",
         principal="User:alice" if is_authenticated else "",
         principal_kind=kind,
     )
-    context = Context(SimpleNamespace(authentication=service(), authorizer=None, may_lead=lambda: True), address)
+    context = Context(SimpleNamespace(authentication=service(), authorizer=None, may_lead=lambda: True), origin)
     request = SaslAuthenticateRequest(auth_bytes=b"\0alice\0s3cret")
     response = asyncio.run(sasl.handle(context, None, request))
     assert response.error_code == ErrorCode.ILLEGAL_SASL_STATE and context.disconnect is (
@@ -289,10 +289,10 @@ def test_a_host_without_its_lease_may_not_know_a_changed_password(rights, has_le
     """A host without a lease would not serve the client anyway, as where rights are checked."""
     rules = SimpleNamespace(super_users=frozenset({"User:alice"} if rights == "super" else ())) if rights else None
     broker = SimpleNamespace(authentication=service(), authorizer=rules, may_lead=lambda: has_lease)
-    address = Address(connection=CONNECTION, listener_id=SASL, peer_ip="10.0.0.1")
+    origin = Origin(connection=CONNECTION, listener_id=SASL, peer_ip="10.0.0.1")
 
     async def scenario() -> object:
-        context = Context(broker, address)
+        context = Context(broker, origin)
         await sasl.handle(context, None, SaslHandshakeRequest(mechanism="PLAIN"))
         proof = SaslAuthenticateRequest(auth_bytes=f"\0alice\0{password}".encode())
         try:

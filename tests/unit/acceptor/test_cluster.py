@@ -8,7 +8,7 @@ import time
 import pytest
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.broker_state import Address
+from mqd.acceptor.broker_state import Origin
 from mqd.acceptor.coordinators import BrokerPartitions, InternalPartitions
 from mqd.acceptor.handlers.cluster import describe_cluster, list_partition_reassignments
 from mqd.acceptor.handlers.topics import describe_topic_partitions
@@ -38,7 +38,7 @@ from mqd.protocol.messages import (
 
 NODE = 2
 TOPIC = b"t" * 16
-ADDRESS = Address(0, "10.0.0.2", 9092)
+ORIGIN = Origin(0, "10.0.0.2", 9092)
 SECRET = b"the secret of these tests"
 INT64_MAX = (1 << 63) - 1
 
@@ -114,7 +114,7 @@ def report(broker: Broker, context: Context | None = None) -> dict[int, tuple[in
     """Partition -> (error, leader, offline replicas)."""
     request = MetadataRequest(topics=[MetadataRequest.Topic(name="t")])
     response = asyncio.run(
-        metadata_handler.handle(context or Context(broker, ADDRESS), RequestHeader(3, 12, 1, None), request)
+        metadata_handler.handle(context or Context(broker, ORIGIN), RequestHeader(3, 12, 1, None), request)
     )
     return {
         one.partition_index: (one.error_code, one.leader_id, one.offline_replicas)
@@ -133,7 +133,7 @@ def test_metadata_names_live_leaders() -> None:
     assert report(broker) == {0: (0, 1, []), 1: (0, 2, []), 2: (0, 3, []), 3: (missing, -1, [])}
     broker.metadata.apply(messages.BrokersPut(2, [broker_image(1), broker_image(2), broker_image(3, fenced=True)], 1))
     assert report(broker) == {0: (0, 1, []), 1: (0, 2, [3]), 2: (missing, -1, [3]), 3: (missing, -1, [3])}
-    assert [node for node, *_ in broker.brokers(ADDRESS)] == [1, 2]
+    assert [node for node, *_ in broker.brokers(ORIGIN)] == [1, 2]
 
 
 def test_a_host_without_its_lease_does_not_direct_clients_to_itself() -> None:
@@ -152,7 +152,7 @@ def test_responses_without_the_lease_are_not_cached() -> None:
     broker = made(topic(partition(0, (1, 3)), partition(1, (2, 3))))
     for deadline_ns, leaders, cacheable in ((INT64_MAX, [1, 2], True), (5, [1, -1], False), (INT64_MAX, [1, 2], True)):
         broker.table.lease_deadline_ns = deadline_ns
-        context = Context(broker, ADDRESS)
+        context = Context(broker, ORIGIN)
         assert [leader for _, leader, _ in report(broker, context).values()] == leaders
         assert context.cacheable is cacheable
 
@@ -216,7 +216,7 @@ def test_hidden_partitions_are_not_shown() -> None:
         topics=[DescribeTopicPartitionsRequest.Topic(name="t")], response_partition_limit=10
     )
     response = asyncio.run(
-        describe_topic_partitions.handle(Context(broker, ADDRESS), RequestHeader(75, 0, 1, None), request)
+        describe_topic_partitions.handle(Context(broker, ORIGIN), RequestHeader(75, 0, 1, None), request)
     )
     assert [one.partition_index for one in response.topics[0].partitions] == [0] and response.next_cursor is None
 
@@ -226,7 +226,7 @@ def test_fenced_brokers_are_described_on_demand() -> None:
     for requested, expected in ((False, [(1, False), (2, False)]), (True, [(1, False), (2, False), (3, True)])):
         response = asyncio.run(
             describe_cluster.handle(
-                Context(broker, ADDRESS),
+                Context(broker, ORIGIN),
                 RequestHeader(60, 2, 1, None),
                 DescribeClusterRequest(include_fenced_brokers=requested),
             )
@@ -243,7 +243,7 @@ def test_reassignments_under_way_are_listed() -> None:
     ):
         request = ListPartitionReassignmentsRequest(timeout_ms=1, topics=topics)
         response = asyncio.run(
-            list_partition_reassignments.handle(Context(broker, ADDRESS), RequestHeader(46, 0, 1, None), request)
+            list_partition_reassignments.handle(Context(broker, ORIGIN), RequestHeader(46, 0, 1, None), request)
         )
         ((one,),) = [listed.partitions for listed in response.topics]
         assert (one.partition_index, one.replicas, one.adding_replicas, one.removing_replicas) == (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mqd.acceptor.authentication import Authentication, ListenerOptions, MetadataUsers, Refused
-from mqd.acceptor.broker_state import Address
+from mqd.acceptor.broker_state import Origin
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.tokens import Tokens
 from mqd.base import clock
@@ -28,8 +28,8 @@ DAY_MS = 86_400_000
 CONFIG = {"authorizer.class.name": "standard", "super.users": "User:admin", "delegation.token.secret.key": SECRET}
 
 
-def who(name: str, kind: PrincipalKind = PrincipalKind.SASL) -> Address:
-    return Address(principal=f"User:{name}", principal_kind=kind, peer_ip="127.0.0.1")
+def who(name: str, kind: PrincipalKind = PrincipalKind.SASL) -> Origin:
+    return Origin(principal=f"User:{name}", principal_kind=kind, peer_ip="127.0.0.1")
 
 
 ADMIN, ALICE, BOB, REN = who("admin"), who("alice"), who("bob"), who("ren")
@@ -43,7 +43,7 @@ def run(test: Callable[..., Any]) -> Callable[..., None]:
     return running
 
 
-async def create(broker: HandlerBroker, by: Address, owner: str | None = None, renewers=(), version: int = 3, **more):
+async def create(broker: HandlerBroker, by: Origin, owner: str | None = None, renewers=(), version: int = 3, **more):
     return await broker.send_request(
         m.CreateDelegationTokenRequest(
             owner_principal_type=owner and "User",
@@ -60,7 +60,7 @@ async def create(broker: HandlerBroker, by: Address, owner: str | None = None, r
     )
 
 
-async def described(broker: HandlerBroker, by: Address, owners: list[str] | None = None) -> list[str]:
+async def described(broker: HandlerBroker, by: Origin, owners: list[str] | None = None) -> list[str]:
     """Owners of the tokens in the response."""
     requested = owners and [
         m.DescribeDelegationTokenRequest.DescribeDelegationTokenOwner(principal_type="User", principal_name=name)
@@ -92,12 +92,12 @@ async def test_a_token_is_created_renewed_and_expired(tmp_path: Path) -> None:
         short = await create(broker, ALICE, max_lifetime_ms=1000)
         assert short.expiry_timestamp_ms == short.max_timestamp_ms == short.issue_timestamp_ms + 1000
 
-        async def renew(by: Address, period_ms: int, version: int = 2):
+        async def renew(by: Origin, period_ms: int, version: int = 2):
             return await broker.send_request(
                 m.RenewDelegationTokenRequest(hmac=made.hmac, renew_period_ms=period_ms), version, by
             )
 
-        async def expire(by: Address, period_ms: int, version: int = 2):
+        async def expire(by: Origin, period_ms: int, version: int = 2):
             return await broker.send_request(
                 m.ExpireDelegationTokenRequest(hmac=made.hmac, expiry_time_period_ms=period_ms), version, by
             )

@@ -11,7 +11,7 @@ import pytest
 
 from mqd import native
 from mqd.acceptor import dispatch, producer_ids
-from mqd.acceptor.broker_state import Address, ProducerIds
+from mqd.acceptor.broker_state import Origin, ProducerIds
 from mqd.acceptor.handlers.cluster import api_versions
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.features import (
@@ -37,7 +37,7 @@ from mqd.protocol.messages import (
     MetadataRequest,
     ProduceRequest,
 )
-from tests.unit.acceptor.handler_broker import ADDRESS, HandlerBroker
+from tests.unit.acceptor.handler_broker import ORIGIN, HandlerBroker
 
 
 def versions(api_key: int) -> range:
@@ -221,23 +221,23 @@ def test_new_partitions_are_visible_once_every_worker_knows_them(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("config", "address", "expected"),
+    ("config", "origin", "expected"),
     [
-        ({}, Address(0, "192.168.7.7", 19092), ("192.168.7.7", 19092)),
-        ({}, Address(0, "", 19092), ("localhost", 19092)),
+        ({}, Origin(0, "192.168.7.7", 19092), ("192.168.7.7", 19092)),
+        ({}, Origin(0, "", 19092), ("localhost", 19092)),
         (
             {"advertised.listeners": "PLAINTEXT://broker.example:29092"},
-            Address(0, "192.168.7.7", 19092),
+            Origin(0, "192.168.7.7", 19092),
             ("broker.example", 29092),
         ),
     ],
 )
-def test_advertised_address(tmp_path: Path, config: dict, address: Address, expected: tuple) -> None:
+def test_advertised_address(tmp_path: Path, config: dict, origin: Origin, expected: tuple) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path, config, [("PLAINTEXT", "0.0.0.0", 9092)]) as broker:
-            metadata = await broker.send_request(MetadataRequest(topics=[]), 9, address)
+            metadata = await broker.send_request(MetadataRequest(topics=[]), 9, origin)
             assert (metadata.brokers[0].host, metadata.brokers[0].port) == expected
-            coordinator = await broker.send_request(FindCoordinatorRequest(key="g"), 2, address)
+            coordinator = await broker.send_request(FindCoordinatorRequest(key="g"), 2, origin)
             assert (coordinator.host, coordinator.port) == expected
 
     asyncio.run(run())
@@ -329,7 +329,7 @@ def test_cluster_and_coordinators(tmp_path: Path) -> None:
             for version in versions(60):
                 response = await broker.send_request(DescribeClusterRequest(), version)
                 assert (response.error_code, response.cluster_id, response.controller_id) == (0, "cluster", 1)
-                assert [(b.broker_id, b.host, b.port) for b in response.brokers] == [(1, ADDRESS.local_ip, 9092)]
+                assert [(b.broker_id, b.host, b.port) for b in response.brokers] == [(1, ORIGIN.local_ip, 9092)]
             assert (
                 await broker.send_request(DescribeClusterRequest(endpoint_type=2), 1)
             ).error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE

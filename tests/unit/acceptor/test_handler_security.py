@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mqd.acceptor.broker_state import Address
+from mqd.acceptor.broker_state import Origin
 from mqd.protocol import messages as m
 from mqd.protocol.api import encode_request
 from mqd.protocol.errors import ErrorCode as E
@@ -20,7 +20,7 @@ from mqd.security.audit import DENIALS_MAX, Audit
 from mqd.security.scram import salted_password, verifier_of
 from tests.unit.acceptor.handler_broker import HandlerBroker
 
-ADMIN = Address(principal="User:admin", peer_ip="127.0.0.1")
+ADMIN = Origin(principal="User:admin", peer_ip="127.0.0.1")
 CONFIG = {"authorizer.class.name": "standard", "super.users": "User:admin"}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqd.acceptor.broker_state import Address
+from mqd.acceptor.broker_state import Origin
 from mqd.acceptor.disks import READ_THREADS
 from mqd.acceptor.handlers.cluster import describe_log_dirs
 from mqd.acceptor.handlers.configs import config_entries
@@ -197,7 +197,7 @@ def test_the_default_of_advertised_listeners_names_the_clients_listener(tmp_path
             shown = []
             for number, (_, host, port) in enumerate(listeners):
                 response = await broker.send_request(
-                    DescribeConfigsRequest(resources=[resource]), 4, Address(number, host, port)
+                    DescribeConfigsRequest(resources=[resource]), 4, Origin(number, host, port)
                 )
                 shown += [config.value for config in response.results[0].configs]
             assert shown == ["PLAINTEXT://127.0.0.1:9092", "SASL_SSL://10.1.2.3:9093", "INNER://[::1]:9094"]

@@ -8,7 +8,7 @@ import pytest
 
 from mqd import native
 from mqd.acceptor import client_identity, dispatch
-from mqd.acceptor.broker_state import Address
+from mqd.acceptor.broker_state import Origin
 from mqd.acceptor.client_identity import UNKNOWN, Identity
 from mqd.native import Descriptor, DescriptorKind, PrincipalKind
 from mqd.protocol.errors import ProtocolError
@@ -31,13 +31,13 @@ def send_request(wire: Wire, data: bytes, flags: int, connection: int = 5) -> No
 
 def answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: dispatch.Outcome, data: bytes, flags: int = 0
-) -> tuple[list[tuple[Address, bytes]], Descriptor, bytes]:
+) -> tuple[list[tuple[Origin, bytes]], Descriptor, bytes]:
     """(requests to the handlers, responses to the worker)"""
-    requests: list[tuple[Address, bytes]] = []
+    requests: list[tuple[Origin, bytes]] = []
     found: list[tuple[Descriptor, bytes]] = []
 
-    async def answer(_broker: object, address: Address, frame: bytes, *_: object) -> dispatch.Outcome:
-        requests.append((address, frame))
+    async def answer(_broker: object, origin: Origin, frame: bytes, *_: object) -> dispatch.Outcome:
+        requests.append((origin, frame))
         return outcome
 
     async def scenario(_broker: HandlerBroker, wire: Wire) -> None:
@@ -52,25 +52,25 @@ def answered(
 
 def test_a_request_names_its_principal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = dispatch.Outcome(b"response")
-    ((address, frame),), response, body = answered(
+    ((origin, frame),), response, body = answered(
         tmp_path, monkeypatch, outcome, ALICE + everything(), native.REQUEST_PRINCIPAL
     )
-    assert (address.principal, address.principal_kind, frame) == ("User:alice", PrincipalKind.SASL, everything())
-    assert address.connection == (0, 5), "no process before it had the link"
+    assert (origin.principal, origin.principal_kind, frame) == ("User:alice", PrincipalKind.SASL, everything())
+    assert origin.connection == (0, 5), "no process before it had the link"
     assert (response.flags, body) == (0, b"response")
 
 
 def test_a_listener_without_authentication(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ((address, frame),), _, _ = answered(tmp_path, monkeypatch, dispatch.Outcome(b"response"), everything())
-    assert (address.principal, address.principal_kind, frame) == (ANONYMOUS, PrincipalKind.ANONYMOUS, everything())
+    ((origin, frame),), _, _ = answered(tmp_path, monkeypatch, dispatch.Outcome(b"response"), everything())
+    assert (origin.principal, origin.principal_kind, frame) == (ANONYMOUS, PrincipalKind.ANONYMOUS, everything())
 
 
 def test_an_address_of_ipv6_comes_with_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block = b"\0\0\0\3::1"
-    ((address, frame),), _, _ = answered(
+    ((origin, frame),), _, _ = answered(
         tmp_path, monkeypatch, dispatch.Outcome(b"response"), block + everything(), native.REQUEST_PRINCIPAL
     )
-    assert (address.principal, address.peer_ip, frame) == (ANONYMOUS, "::1", everything())
+    assert (origin.principal, origin.peer_ip, frame) == (ANONYMOUS, "::1", everything())
 
 
 def test_a_client_that_has_authenticated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

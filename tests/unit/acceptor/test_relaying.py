@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from mqd.acceptor.broker_state import LISTENER_LOCAL, Address
+from mqd.acceptor.broker_state import LISTENER_LOCAL, Origin
 from mqd.acceptor.interbroker.client import PeerError
 from mqd.acceptor.local import relay as relaying
 from mqd.acceptor.local.relay import ENVELOPE, ClientIdentity, Relaying
@@ -32,7 +32,7 @@ from mqd.protocol.messages import (
     TxnOffsetCommitRequest,
 )
 
-LOCAL = Address(
+LOCAL = Origin(
     LISTENER_LOCAL, peer_ip="127.0.0.1", uid=1000, pid=77, principal="User:alice", principal_kind=PrincipalKind.LOCAL
 )
 HEARTBEAT, LIST_OFFSETS = 12, 2
@@ -73,7 +73,7 @@ class FakePeers:
         return response
 
 
-def relayed(request: object, version: int, address: Address = LOCAL, answer: object = None) -> tuple[FakePeers, object]:
+def relayed(request: object, version: int, origin: Origin = LOCAL, answer: object = None) -> tuple[FakePeers, object]:
     peers = FakePeers()
     peers.answer = answer or (
         lambda envelope: EnvelopeResponse(response_data=bytes(envelope.request_data)[4:8] + b"the answer", error_code=0)
@@ -91,7 +91,7 @@ def relayed(request: object, version: int, address: Address = LOCAL, answer: obj
         )
 
     return peers, asyncio.run(
-        Relaying(FakeBroker(), FakeBroker.coordinators, peers).respond(address, header, decoded, frame, respond_locally)
+        Relaying(FakeBroker(), FakeBroker.coordinators, peers).respond(origin, header, decoded, frame, respond_locally)
     )  # type: ignore[arg-type]
 
 
@@ -124,13 +124,13 @@ def test_requests_for_another_coordinator_are_forwarded_with_their_principal(req
 
 
 @pytest.mark.parametrize(
-    ("request_", "version", "address"),
+    ("request_", "version", "origin"),
     [
         (HeartbeatRequest(group_id="1group"), 4, LOCAL),  # coordinated here
         (HeartbeatRequest(group_id="8group"), 4, LOCAL),  # by no host
         (HeartbeatRequest(group_id="none"), 4, LOCAL),  # there are no groups yet
-        (HeartbeatRequest(group_id="2group"), 4, Address(0)),  # a TCP client goes there itself
-        (HeartbeatRequest(group_id="2group"), 4, Address(peer_node=3)),  # a request is forwarded only once
+        (HeartbeatRequest(group_id="2group"), 4, Origin(0)),  # a TCP client goes there itself
+        (HeartbeatRequest(group_id="2group"), 4, Origin(peer_node=3)),  # a request is forwarded only once
         (
             OffsetFetchRequest(
                 groups=[OffsetFetchRequest.Group(group_id="2a"), OffsetFetchRequest.Group(group_id="3b")]
@@ -143,8 +143,8 @@ def test_requests_for_another_coordinator_are_forwarded_with_their_principal(req
         (MetadataRequest(topics=None), 12, LOCAL),
     ],
 )
-def test_all_other_requests_are_handled_here(request_: object, version: int, address: Address) -> None:
-    peers, response = relayed(request_, version, address)
+def test_all_other_requests_are_handled_here(request_: object, version: int, origin: Origin) -> None:
+    peers, response = relayed(request_, version, origin)
     assert response is None and not peers.requested
 
 
@@ -204,11 +204,11 @@ def test_offsets_of_own_partitions_are_reported_here() -> None:
 # -- the other end ---------------------------------------------------------------------------------
 
 
-def served(envelope: EnvelopeRequest | bytes) -> tuple[list[tuple[Address, bytes]], bytes | None]:
-    requests: list[tuple[Address, bytes]] = []
+def served(envelope: EnvelopeRequest | bytes) -> tuple[list[tuple[Origin, bytes]], bytes | None]:
+    requests: list[tuple[Origin, bytes]] = []
 
-    async def answer(address: Address, frame: bytes) -> bytes | None:
-        requests.append((address, frame))
+    async def answer(origin: Origin, frame: bytes) -> bytes | None:
+        requests.append((origin, frame))
         header, request = decode_request(frame)
         return encode_response(header, HeartbeatResponse(error_code=0)) if header.api_key == HEARTBEAT else None
 
@@ -231,11 +231,11 @@ def envelope_of(
 
 def test_a_forwarded_request_has_the_clients_rights() -> None:
     requested, response = served(envelope_of(HeartbeatRequest(group_id="g"), 4))
-    ((address, _),) = requested
-    assert (address.peer_node, address.listener_id, address.uid, address.pid) == (-1, 0, 5, 6)
-    assert address.peer_ip == "127.0.0.1", "authorized by the address where it is attached"
-    assert address.reported_ip == "10.0.0.9", "reported with its own host's address"
-    assert (address.principal, address.principal_kind) == ("User:bob", PrincipalKind.LOCAL)
+    ((origin, _),) = requested
+    assert (origin.peer_node, origin.listener_id, origin.uid, origin.pid) == (-1, 0, 5, 6)
+    assert origin.peer_ip == "127.0.0.1", "authorized by the address where it is attached"
+    assert origin.reported_ip == "10.0.0.9", "reported with its own host's address"
+    assert (origin.principal, origin.principal_kind) == ("User:bob", PrincipalKind.LOCAL)
     assert response is not None
     number, answer = decode_response(response, ENVELOPE, 0)
     assert number == 99 and answer.error_code == 0
@@ -248,8 +248,8 @@ def test_a_hosts_own_request_is_trusted_and_a_clients_is_not() -> None:
         (envelope_of(EndTxnRequest(transactional_id="t"), 3, principal), True),
         (envelope_of(EndTxnRequest(transactional_id="t"), 3), False),
     ):
-        ((address, _),) = served(envelope)[0]
-        assert address.is_trusted is expected and address.peer_node == -1
+        ((origin, _),) = served(envelope)[0]
+        assert origin.is_trusted is expected and origin.peer_node == -1
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from mqd.acceptor import rights
-from mqd.acceptor.broker_state import Address
+from mqd.acceptor.broker_state import Origin
 from mqd.acceptor.dispatch import HANDLERS
 from mqd.native import PrincipalKind
 from mqd.protocol import messages as m
@@ -40,8 +40,8 @@ from tests.unit.acceptor.rights_cases import (
     transaction,
 )
 
-ADMIN = Address(principal="User:admin", peer_ip="127.0.0.1")
-ALICE = Address(principal="User:alice", principal_kind=PrincipalKind.SASL, peer_ip="127.0.0.1")
+ADMIN = Origin(principal="User:admin", peer_ip="127.0.0.1")
+ALICE = Origin(principal="User:alice", principal_kind=PrincipalKind.SASL, peer_ip="127.0.0.1")
 AUTHORIZATION = {int(rights.DENIAL_ERRORS[kind]) for kind in rights.DENIAL_ERRORS}
 
 
@@ -172,7 +172,7 @@ async def test_other_rights_do_not_help(broker_of: Callable[[], HandlerBroker]) 
         assert (await broker.send_request(request, 12, ALICE)).topics[0].error_code == E.TOPIC_AUTHORIZATION_FAILED
         await grant(broker, (Operation.READ, TOPIC, NAME))
         assert (await broker.send_request(request, 12, ALICE)).topics[0].error_code == 0
-        assert (await broker.send_request(request, 12, Address(principal="User:bob"))).topics[0].error_code
+        assert (await broker.send_request(request, 12, Origin(principal="User:bob"))).topics[0].error_code
 
 
 @run
@@ -191,12 +191,12 @@ async def test_resources_without_a_right_are_not_listed(broker_of: Callable[[], 
             )
         )
 
-        async def seen(address: Address) -> list[list[str]]:
-            topics = (await broker.send_request(m.MetadataRequest(topics=None), 12, address)).topics
-            pages = (await broker.send_request(m.DescribeTopicPartitionsRequest(), 0, address)).topics
-            groups = (await broker.send_request(m.ListGroupsRequest(), 5, address)).groups
-            transactions = (await broker.send_request(m.ListTransactionsRequest(), 2, address)).transaction_states
-            fetched = (await broker.send_request(m.OffsetFetchRequest(group_id="g", topics=None), 7, address)).topics
+        async def seen(origin: Origin) -> list[list[str]]:
+            topics = (await broker.send_request(m.MetadataRequest(topics=None), 12, origin)).topics
+            pages = (await broker.send_request(m.DescribeTopicPartitionsRequest(), 0, origin)).topics
+            groups = (await broker.send_request(m.ListGroupsRequest(), 5, origin)).groups
+            transactions = (await broker.send_request(m.ListTransactionsRequest(), 2, origin)).transaction_states
+            fetched = (await broker.send_request(m.OffsetFetchRequest(group_id="g", topics=None), 7, origin)).topics
             return [
                 sorted(one.name for one in topics if not one.is_internal),
                 sorted(one.name for one in pages if not one.is_internal),
@@ -368,7 +368,7 @@ async def test_denials_are_only_logged(broker_of: Any, tmp_path: Path) -> None:
 async def test_other_hosts_are_not_clients(broker_of: Callable[[], HandlerBroker]) -> None:
     async with broker_of() as broker:
         await make_topic(broker, NAME)
-        response = await broker.send_request(add_partitions(4, b""), 4, Address(peer_node=2))
+        response = await broker.send_request(add_partitions(4, b""), 4, Origin(peer_node=2))
         assert not set(codes(response)) & AUTHORIZATION
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mqd.acceptor.broker_state import Address
+from mqd.acceptor.broker_state import Origin
 from mqd.acceptor.interbroker.transactions import MarkerToWrite
 from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.topics import OFFSETS_TOPIC
@@ -20,7 +20,7 @@ from mqd.protocol.messages import FindCoordinatorRequest, WriteTxnMarkersRequest
 from tests.unit.acceptor.handler_broker import HandlerBroker
 from tests.unit.acceptor.test_handler_metadata import create
 
-OF_ANOTHER_HOST = Address(peer_node=3)
+OF_ANOTHER_HOST = Origin(peer_node=3)
 
 
 async def _marked(broker: HandlerBroker, topic: str, leader_epoch: int) -> tuple[int, int]:

@@ -22,7 +22,7 @@ async def handle(context: Context, header: RequestHeader, request: DescribeClust
         return DescribeClusterResponse(error_code=int(error), error_message=text)
     brokers = [
         DescribeClusterResponse.Broker(broker_id=node_id, host=host, port=port, rack=rack)
-        for node_id, host, port, rack in broker.brokers(context.address)
+        for node_id, host, port, rack in broker.brokers(context.origin)
     ]
     if request.include_fenced_brokers:
         fenced = [

@@ -25,7 +25,7 @@ async def handle(context: Context, header: RequestHeader, request: DescribeQuoru
         return _unknown_partitions(request)
     if not broker.metadata.is_single_host:
         return await _request_controller(broker)
-    host, port = broker.advertised_address(context.address)
+    host, port = broker.advertised_address(context.origin)
     listener = DescribeQuorumResponse.Listener(name="CONTROLLER", host=host, port=port)
     return _response(_partition(broker), [DescribeQuorumResponse.Node(node_id=broker.node_id, listeners=[listener])])
 

@@ -77,8 +77,8 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
                 f"Unexpected broker id, expected {broker.node_id} or empty string, but received"
                 f" {resource.resource_name}",
             )
-        advertised = format_address(*broker.advertised_address(context.address))
-        listener = broker.listener_name(context.address)
+        advertised = format_address(*broker.advertised_address(context.origin))
+        listener = broker.listener_name(context.origin)
         return config_entries.broker_entries(broker, f"{listener}://{advertised}", names)
     if resource.resource_type == RESOURCE_GROUP:
         if not resource.resource_name:

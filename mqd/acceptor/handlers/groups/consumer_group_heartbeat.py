@@ -34,9 +34,9 @@ async def handle(
     if not all(context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in names):
         denied = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         return ConsumerGroupHeartbeatResponse(error_code=denied, error_message=error_message(denied))
-    client_id, host = header.client_id or "", f"/{context.address.reported_ip}"
-    address = context.address
-    authorized_as = ClientIdentity(address.principal, address.peer_ip) if broker.authorizer is not None else None
+    client_id, host = header.client_id or "", f"/{context.origin.reported_ip}"
+    origin = context.origin
+    authorized_as = ClientIdentity(origin.principal, origin.peer_ip) if broker.authorizer is not None else None
     new_member_id = str(uuid4()) if not request.member_id else ""
     try:
         return await request_group(

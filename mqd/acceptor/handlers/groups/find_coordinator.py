@@ -87,7 +87,7 @@ def _coordinator(
         error, message = int(ErrorCode.INVALID_REQUEST), error_message(ErrorCode.INVALID_REQUEST)
     if not error:
         node = _coordinator_node_id(context, key, key_type)
-        endpoint = context.broker.endpoint(node, context.address)
+        endpoint = context.broker.endpoint(node, context.origin)
         if endpoint is not None:
             return FindCoordinatorResponse.Coordinator(
                 key=key, node_id=node, host=endpoint[0], port=endpoint[1], error_code=0, error_message=None

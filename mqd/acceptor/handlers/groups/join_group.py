@@ -45,7 +45,7 @@ async def _join(context: Context, header: RequestHeader, request: JoinGroupReque
     client_id = header.client_id or ""
     prefix = (client_id[:CLIENT_ID_CHARS_IN_MEMBER_ID] or "consumer") if instance_id is None else instance_id
     new_member_id = f"{prefix}-{uuid4()}"
-    host = f"/{context.address.reported_ip}"
+    host = f"/{context.origin.reported_ip}"
     return await request_group(
         context.broker,
         request.group_id,

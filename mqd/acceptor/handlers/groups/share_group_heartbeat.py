@@ -30,7 +30,7 @@ async def handle(
     view = next((name for name in names if context.broker.metadata.log_of(name) != name), None)
     if view is not None:
         return _refused(ErrorCode.INVALID_REQUEST, f"Share groups cannot read {view}, which is a view.")
-    client_id, host = header.client_id or "", f"/{context.address.reported_ip}"
+    client_id, host = header.client_id or "", f"/{context.origin.reported_ip}"
     try:
         return await request_group(
             context.broker, request.group_id, lambda number: ShareHeartbeat(number, client_id, host, request)

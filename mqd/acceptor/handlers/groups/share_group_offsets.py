@@ -11,7 +11,7 @@ import asyncio
 from typing import Any, NamedTuple
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.broker_state import Address
+from mqd.acceptor.broker_state import Origin
 from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.handlers.groups.group_requests import group_coordinator, has_share_groups, request_group
 from mqd.acceptor.handlers.records import list_offsets
@@ -222,7 +222,7 @@ async def _end_offsets_at(
     )
     response: ListOffsetsResponse
     if node_id < 0:
-        response = await list_offsets.handle(Context(broker, Address()), LIST_OFFSETS_HEADER, request)
+        response = await list_offsets.handle(Context(broker, Origin()), LIST_OFFSETS_HEADER, request)
     else:
         peers = coordinators.share_states.peers
         try:

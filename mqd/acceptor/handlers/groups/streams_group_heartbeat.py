@@ -74,7 +74,7 @@ def _check(context: Context, request: StreamsGroupHeartbeatRequest) -> StreamsGr
 async def _heartbeat(
     context: Context, header: RequestHeader, request: StreamsGroupHeartbeatRequest
 ) -> StreamsHeartbeatOutcome:
-    client_id, host = header.client_id or "", f"/{context.address.reported_ip}"
+    client_id, host = header.client_id or "", f"/{context.origin.reported_ip}"
     outcome: StreamsHeartbeatOutcome = await request_group(
         context.broker, request.group_id, lambda number: StreamsHeartbeat(number, client_id, host, request)
     )

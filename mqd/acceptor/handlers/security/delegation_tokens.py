@@ -63,14 +63,14 @@ async def handle(context: Context, header: RequestHeader, request: Request) -> R
 
 
 def _is_allowed(context: Context) -> bool:
-    return context.address.principal_kind in _MAY_USE_TOKEN_APIS
+    return context.origin.principal_kind in _MAY_USE_TOKEN_APIS
 
 
 # -- creating --------------------------------------------------------------------------------------
 
 
 async def _create(context: Context, request: CreateDelegationTokenRequest) -> CreateDelegationTokenResponse:
-    requester = context.address.principal
+    requester = context.origin.principal
     owner = (
         f"{request.owner_principal_type}:{request.owner_principal_name}" if request.owner_principal_name else requester
     )
@@ -127,7 +127,7 @@ def _validity_error(context: Context, request: CreateDelegationTokenRequest, own
 
 async def _change_expiry(context: Context, token_hmac: bytes, period_ms: int, is_renewal: bool) -> tuple[int, int]:
     """Returns an error code, and when the token expires."""
-    service, requester = context.broker.tokens, context.address.principal
+    service, requester = context.broker.tokens, context.origin.principal
     if not _is_allowed(context):
         return int(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED), NO_TIME
     if not service.are_enabled:
@@ -172,7 +172,7 @@ def _principals_of(token: DelegationToken) -> tuple[str, ...]:
 
 def _may_see(context: Context, token: DelegationToken) -> bool:
     return (
-        context.address.principal in _principals_of(token)
+        context.origin.principal in _principals_of(token)
         or context.authorize(Operation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.token_id, named_in_request=False)
         or context.authorize(Operation.DESCRIBE_TOKENS, ResourceType.USER, token.owner, named_in_request=False)
     )

@@ -24,30 +24,30 @@ async def handle(
 
 
 def _handshake(context: Context, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
-    authentication, address = context.broker.authentication, context.address
+    authentication, origin = context.broker.authentication, context.origin
     try:
-        authentication.begin(address.connection, address.listener_id, request.mechanism)
+        authentication.begin(origin.connection, origin.listener_id, request.mechanism)
     except IllegalState:
         return SaslHandshakeResponse(error_code=int(ErrorCode.ILLEGAL_SASL_STATE))
     except UnsupportedMechanism:
         context.disconnect = True
         return SaslHandshakeResponse(
             error_code=int(ErrorCode.UNSUPPORTED_SASL_MECHANISM),
-            mechanisms=list(authentication.mechanisms(address.listener_id)),
+            mechanisms=list(authentication.mechanisms(origin.listener_id)),
         )
-    return SaslHandshakeResponse(mechanisms=list(authentication.mechanisms(address.listener_id)))
+    return SaslHandshakeResponse(mechanisms=list(authentication.mechanisms(origin.listener_id)))
 
 
 async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
-    authentication, address = context.broker.authentication, context.address
-    current_principal = address.principal if address.principal_kind in (PrincipalKind.SASL, PrincipalKind.TOKEN) else ""
+    authentication, origin = context.broker.authentication, context.origin
+    current_principal = origin.principal if origin.principal_kind in (PrincipalKind.SASL, PrincipalKind.TOKEN) else ""
     try:
         step = await authentication.step(
-            address.connection, address.listener_id, address.peer_ip, current_principal, bytes(request.auth_bytes)
+            origin.connection, origin.listener_id, origin.peer_ip, current_principal, bytes(request.auth_bytes)
         )
     except IllegalState as error:
         # as in Kafka; a client that sent a raw token would otherwise wait for a response
-        context.disconnect = not current_principal and bool(authentication.mechanisms(address.listener_id))
+        context.disconnect = not current_principal and bool(authentication.mechanisms(origin.listener_id))
         return SaslAuthenticateResponse(error_code=int(ErrorCode.ILLEGAL_SASL_STATE), error_message=str(error))
     except Refused as error:
         _check_lease(context)

@@ -51,7 +51,7 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
     response = MetadataResponse(
         brokers=[
             MetadataResponse.Broker(node_id=node_id, host=host, port=port, rack=rack)
-            for node_id, host, port, rack in broker.brokers(context.address)
+            for node_id, host, port, rack in broker.brokers(context.origin)
         ],
         cluster_id=broker.metadata.cluster_id,
         controller_id=broker.node_id,

@@ -1,5 +1,5 @@
 """AddPartitionsToTxn 0-5 (KIP-98, KIP-890): adds partitions to the ongoing transaction, before
-their first record. Clients with transactions of version 2 do not send it.
+their first record. Clients that use transactions of version 2 do not send this request.
 
 Requests of versions 4 and 5, which brokers send to each other, name several transactions, whose
 partitions are added or only verified.
@@ -53,7 +53,7 @@ async def handle(
             transaction.producer_epoch,
             requested,
             version,
-            context.address.peer_node >= 0,
+            context.origin.peer_node >= 0,
         )
         results.append(
             AddPartitionsToTxnResponse.Result(
@@ -86,8 +86,8 @@ def _refusals(
     broker: Broker, transactional_id: str, requested: tuple[Partition, ...], is_peer: bool, denied: Collection[str] = ()
 ) -> Errors | None:
     """Returns the errors by partition, or None if all partitions may be added. If one partition does
-    not exist or is not permitted to this client, none is added. `denied`: topics to which the client
-    may not write.
+    not exist, or if this client may not write to it, none is added. `denied`: topics to which the
+    client may not write.
     """
     errors = {partition: error for partition in requested if (error := _refusal(broker, *partition, is_peer))}
     unauthorized = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -102,7 +102,7 @@ def _refusals(
 def _refusal(broker: Broker, topic: str, index: int, is_peer: bool) -> int:
     """Clients must not write to internal topics (as in Kafka): otherwise the transaction's marker
     would be written among the coordinator's own records. The group coordinator of another host may
-    add the partition of __consumer_offsets that has its group.
+    add the partition of __consumer_offsets that stores the group's offsets.
     """
     if topic in INTERNAL_TOPICS and not (is_peer and topic == OFFSETS_TOPIC):
         return int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)

@@ -26,7 +26,7 @@ async def handle(context: Context, header: RequestHeader, request: EndTxnRequest
     service = context.broker.transactions
     if not request.transactional_id or service is None:
         return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
-    if context.address.peer_node >= 0:
+    if context.origin.peer_node >= 0:
         return await _abort(service, request)
     if request.joint is not None:
         return await _end_joint(service, request, request.joint)

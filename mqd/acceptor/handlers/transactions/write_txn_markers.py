@@ -37,7 +37,7 @@ TIMEOUT_S = 10.0
 
 async def handle(context: Context, header: RequestHeader, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
     service = context.broker.transactions
-    if context.address.peer_node >= 0 and service is not None:
+    if context.origin.peer_node >= 0 and service is not None:
         return await _handle_from_host(service, request)
     responses = []
     ongoing = (
