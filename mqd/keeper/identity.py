@@ -1,9 +1,10 @@
-"""The identity of a data directory, and the number of keeper starts in it.
+"""The identity of a data directory, and its generation: a number that rises with each start
+of a keeper there.
 
 meta.properties is Kafka's file of that name: cluster.id, node.id, directory.id, version. It is
 created at the first start. Afterwards it is authoritative, and a configuration that contradicts it
-is refused: if one broker's records were served under another's number, every client would confuse
-them.
+is refused: if a broker served its records under another broker's node id, clients would mistake
+one broker for the other.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def _spec(key: int) -> ApiSpec:
     return ApiSpec(key, api.name, versions.first, versions.last, api.flexible_from)
 
 
-# KNOWN: all APIs of the codec. SUPPORTED: those that a broker handles and advertises; unless it is
-# given another table, decode_request accepts no others.
+# KNOWN: all APIs of the codec. SUPPORTED: those that a broker handles and advertises;
+# decode_request_header accepts only these unless it is passed another table.
 KNOWN: dict[int, ApiSpec] = {key: _spec(key) for key in APIS}
 SUPPORTED: dict[int, ApiSpec] = {key: spec for key, spec in KNOWN.items() if key in SUPPORTED_KEYS}
 

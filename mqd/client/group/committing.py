@@ -5,9 +5,9 @@ coordinator is unavailable or the member's epoch has changed.
     C2  every commit ends once: `outcome` is set, then its callback is called (by the thread that
         serves callbacks)
     C3  a commit is not sent for a partition that the member has lost since the call (drop()): the
-        member may have rejoined the group with a valid epoch, and would set back the offset of the
-        partition's new owner. A commit sent before the loss has the epoch in which the member owned
-        the partition
+        member may have rejoined the group with a valid epoch, and the commit would rewind the
+        offset of the partition's new owner. A commit sent before the loss has the epoch in which the
+        member owned the partition
     C4  an offset belongs to a topic id, which is sent to the broker if it is known, so that the
         offset is not committed for a new topic of the same name. A request has either ids or names for
         all topics: names if the id of any topic is unknown

@@ -178,7 +178,7 @@ class DeliveryOutcomes:
         self, batch: Batch, partition: int, base_offset: int, timestamp_ms: int, error: KafkaError | None
     ) -> None:
         if any(waiters is not None for waiters, _, _ in batch.parts):
-            name = self._producer.topics[batch.topic].topic
+            name = self._producer.stages_by_number[batch.topic].topic
             self._producer.put(Delivery(name, partition, base_offset, timestamp_ms, error, batch.parts))
 
     def _on_failure(self, batch: Batch, outcome: NativeDelivery, now: float) -> None:
@@ -189,7 +189,7 @@ class DeliveryOutcomes:
             identity.renew()
             return
         if action is ErrorAction.FATAL:
-            text = f"{producer.topics[batch.topic].topic} [{outcome.partition}]: {broker_error(code).str()}"
+            text = f"{producer.stages_by_number[batch.topic].topic} [{outcome.partition}]: {broker_error(code).str()}"
             producer.set_fatal(
                 local_error(KafkaError._FENCED if code in _FENCED else code, text, fatal=True),
                 (outcome.batch, outcome.partition, broker_error(code)),

@@ -1,5 +1,5 @@
 """The driver of a producer over shared memory: holds the producer's state, passes records from stages
-to the C core, and takes the driver's turns.
+to the C core, and does the producer's part of each turn of the attachment's driver (attachment.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ProducerDriver:
         self.hold_reason: str | None = None  # the reason why stages are held; None: they are not
         self.stages: dict[str, Stage] = {}
         self.active: set[Stage] = set()  # stages that a later turn hands over
-        self.topics: list[Stage] = []  # by number in the C core
+        self.stages_by_number: list[Stage] = []  # by the topic's number in the C core
         self.compress_due = NEVER
         self._turn_due = NEVER  # time of the driver's next turn, for lingering batches
         self._metadata_version = 0
@@ -161,8 +161,8 @@ class ProducerDriver:
             if stage.number < 0 or info.partition_count > stage.partition_count:
                 stage.number = self.native.register_topic(stage.topic, info.partition_count, self._partitioner)
                 stage.partition_count = info.partition_count
-                if stage.number == len(self.topics):
-                    self.topics.append(stage)
+                if stage.number == len(self.stages_by_number):
+                    self.stages_by_number.append(stage)
             return True
         now = time.monotonic()
         if now >= stage.next_request_at:
@@ -178,7 +178,7 @@ class ProducerDriver:
         self.outcomes.take_deliveries(now)
         if self._metadata_version != self.attachment.metadata.version:
             self._metadata_version = self.attachment.metadata.version
-            for stage in self.topics:
+            for stage in self.stages_by_number:
                 self.resolve(stage)  # the topic may have more partitions
         due = min(self.identity.on_turn(now), self.outcomes.on_turn(now), self.statistics.on_turn(now))
         for stage in list(self.active):
@@ -226,9 +226,10 @@ class ProducerDriver:
         return now + 0.05
 
     def send_due(self) -> None:
-        """Sends the batches whose linger time has passed, and makes sure that the driver, which may sleep,
-        sends the others in time. The driver is woken only if it would be late: callers that wait for
-        room call this after each of its turns, and would otherwise always cause another one.
+        """Sends the batches whose linger time has passed, and makes sure that the driver, which may be
+        asleep, sends the others in time. The driver is woken only if it would be late: callers that
+        wait for room call this after every turn of the driver, so waking it every time would always
+        cause another turn.
         """
         if self.hold_reason is None and not self._closed:
             self._send(self._flush_count > 0 or self._linger_s == 0)
@@ -238,7 +239,7 @@ class ProducerDriver:
                 self.attachment.wake_by(due)
 
     def send_queued(self) -> None:
-        """Sends the batches queued in the C core, although stages are held."""
+        """Sends the batches queued in the C core, even while stages are held."""
         if self.attachment.attached and not self._closed:
             self._send(False)
 

@@ -118,8 +118,8 @@ class AssignSlot(msgspec.Struct, frozen=True):
     owner: int
     log_dir: int
     leader_epoch: int
-    # Whether this host leads the partition, and only its log directory has changed. If the slot's owner
-    # has died, the slot is evidence of the death and stays unchanged until the next epoch.
+    # True: this host still leads the partition, and only the log directory has changed. If the slot's
+    # owner has died, the slot is evidence of the death and stays unchanged until the next epoch.
     moved: bool = False
 
 
@@ -153,7 +153,7 @@ class ReportReplicaMoved(msgspec.Struct, frozen=True):
 
 
 class ReportFailures(msgspec.Struct, frozen=True):
-    """Partitions that a worker does not serve, for the log and the broker core."""
+    """Partitions that a worker does not serve. Is logged, and goes to the broker core."""
 
     failures: dict[str, str]
     worker: int = -1
