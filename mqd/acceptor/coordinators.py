@@ -21,7 +21,7 @@ from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.coordinator import load
 from mqd.coordinator.actions import Core, CoreFactory, Effect
 from mqd.coordinator.group.budget import GroupBudget
-from mqd.coordinator.group.cores import GroupCores
+from mqd.coordinator.group.cores import GroupCoreFactory
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings, PartitionsGone
 from mqd.coordinator.group.settings import ClassicSettings
@@ -160,7 +160,7 @@ class Coordinators:
         self.budget = GroupBudget(broker.broker_number("group.coordinator.memory.bytes"))
         self.groups = Coordinator(
             OFFSETS_TOPIC,
-            GroupCores(self._make_group),
+            GroupCoreFactory(self._make_group),
             InternalPartitions(broker, CONSUMER_OFFSETS),
             self.log,
             self.clock.now_ms,

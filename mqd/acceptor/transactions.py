@@ -20,7 +20,7 @@ from mqd.coordinator.log import LogAppender, Marker, Sender
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from mqd.coordinator.transaction import checks
-from mqd.coordinator.transaction.cores import TransactionCores
+from mqd.coordinator.transaction.cores import TransactionCoreFactory
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, JointResponse
 from mqd.coordinator.transaction.markers import Markers, OffsetCommits
 from mqd.coordinator.transaction.state import Settings
@@ -57,7 +57,7 @@ class TransactionService:
     def __init__(self, broker: BrokerState, owners: Owners) -> None:
         self._broker = broker
         self.owners = owners
-        self.cores = TransactionCores(settings(broker))
+        self.cores = TransactionCoreFactory(settings(broker))
         self.offset_commits = OffsetCommits()
         self.markers = Markers(self.append_marker, broker.metadata.may_exist, self.offset_commits)
         self.carry_out = self.markers.carry_out

@@ -32,7 +32,7 @@ class GroupCore(TransactionalCore, Protocol):
     offsets: Offsets
 
 
-class GroupCores:
+class GroupCoreFactory:
     def __init__(self, make: Callable[[str], GroupCore]) -> None:
         self.make = make
 

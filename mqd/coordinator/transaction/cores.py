@@ -9,7 +9,7 @@ from mqd.coordinator.transaction.records import decode_key
 from mqd.coordinator.transaction.state import Settings
 
 
-class TransactionCores:
+class TransactionCoreFactory:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 

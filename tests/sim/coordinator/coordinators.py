@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mqd.coordinator.actions import TimerFired
-from mqd.coordinator.group.cores import GroupCores
+from mqd.coordinator.group.cores import GroupCoreFactory
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import (
     CommitOffsets,
@@ -76,7 +76,7 @@ class Coordinator:
         self.process: Process = acceptor.process
         self._acceptor = acceptor
         members = self.world.members
-        self._cores = GroupCores(
+        self._cores = GroupCoreFactory(
             members.core_maker(self.host)
             if members is not None
             else lambda name: Group(name, ClassicSettings(), OffsetsSettings())

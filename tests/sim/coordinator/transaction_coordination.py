@@ -44,7 +44,7 @@ from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.transactions import _CHECK, _CHECK_PARTITION, TransactionService
 from mqd.base import config as configuration
 from mqd.cluster.host import messages
-from mqd.coordinator.group.cores import GroupCores
+from mqd.coordinator.group.cores import GroupCoreFactory
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings
 from mqd.coordinator.group.settings import ClassicSettings
@@ -55,7 +55,7 @@ from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.shard import LoadedPartition
 from mqd.coordinator.topics import CONSUMER_OFFSETS, OFFSETS_TOPIC, TRANSACTION_STATE, TRANSACTIONS_TOPIC
 from mqd.coordinator.transaction.core import Transaction
-from mqd.coordinator.transaction.cores import TransactionCores
+from mqd.coordinator.transaction.cores import TransactionCoreFactory
 from mqd.coordinator.transaction.events import WriteMarkers
 from mqd.coordinator.transaction.records import State
 from mqd.native import SlotState
@@ -287,7 +287,7 @@ class EndsAnyEpoch(Transaction):
         return super()._end_version_2(event, now_ms, actions)
 
 
-class EndsAnyEpochs(TransactionCores):
+class EndsAnyEpochs(TransactionCoreFactory):
     def make(self, name: str) -> Transaction:  # type: ignore[override]
         return EndsAnyEpoch(name, self._settings)
 
@@ -311,7 +311,7 @@ class Coordination:
             service.cores = EndsAnyEpochs(service.cores._settings)
         carry_out = self._one_marker if "one marker" in off else service.carry_out
         log = self.log = LogAppender(BrokerPartitions(broker), self, TOKEN_BASE)  # type: ignore[arg-type]
-        groups = GroupCores(lambda name: Group(name, ClassicSettings(), OffsetsSettings()))  # type: ignore[arg-type,return-value]
+        groups = GroupCoreFactory(lambda name: Group(name, ClassicSettings(), OffsetsSettings()))  # type: ignore[arg-type,return-value]
         offsets, transactions = (InternalPartitions(broker, topic) for topic in (CONSUMER_OFFSETS, TRANSACTION_STATE))
         self.groups = SimCoordinator(OFFSETS_TOPIC, groups, offsets, log, self.now_ms)  # type: ignore[arg-type]
         self.ids = SimCoordinator(TRANSACTIONS_TOPIC, service.cores, transactions, log, self.now_ms, carry_out)  # type: ignore[arg-type]

@@ -14,12 +14,12 @@ from mqd.coordinator.group.classic.rebalance import TIMERS as CLASSIC_TIMERS
 from mqd.coordinator.group.consumer.cluster import FixedCluster
 from mqd.coordinator.group.consumer.core import TIMERS as CONSUMER_TIMERS
 from mqd.coordinator.group.consumer.events import ConsumerDescribe, ConsumerHeartbeat
-from mqd.coordinator.group.cores import GroupCores
+from mqd.coordinator.group.cores import GroupCoreFactory
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.coordinator.transaction import events
-from mqd.coordinator.transaction.cores import TransactionCores
+from mqd.coordinator.transaction.cores import TransactionCoreFactory
 from mqd.coordinator.transaction.records import State, TransactionValue, encode_key, encode_partitions, encode_value
 from mqd.coordinator.transaction.state import Settings
 from mqd.protocol.messages import (
@@ -48,7 +48,7 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
 @pytest.mark.parametrize("seed", quick(range(3), [0]))
 def test_transactional_ids(seed: int) -> None:
     chance = random.Random(seed)
-    cores = TransactionCores(Settings())
+    cores = TransactionCoreFactory(Settings())
     for _ in range(ROUNDS):
         partitions = (("t", 0), ("u", 3))
         state, epoch = chance.choice([one for one in State if one != State.DEAD]), chance.choice((0, 3, 32766, 32767))
@@ -116,7 +116,7 @@ def test_groups(seed: int, make_log) -> None:
     chance, log = random.Random(seed), make_log()
     for _ in range(ROUNDS // 2):
         group = Group("g", ClassicSettings(), OffsetsSettings(), FixedCluster({"t": 6}))
-        cores = GroupCores(lambda name, group=group: group)
+        cores = GroupCoreFactory(lambda name, group=group: group)
         hit = chance.randrange(len(log))
         for number, (key, value) in enumerate(log):
             damages = number == hit or chance.random() < 0.2

@@ -8,7 +8,7 @@ from mqd.coordinator.actions import TimerFired
 from mqd.coordinator.group.budget import MEMBER_FRACTION, NEW_GROUP_FRACTION, GroupBudget
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
-from mqd.coordinator.group.cores import GroupCores
+from mqd.coordinator.group.cores import GroupCoreFactory
 from mqd.coordinator.group.group import DeleteGroup, Group
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsSettings
 from mqd.coordinator.group.settings import ClassicSettings
@@ -35,7 +35,7 @@ class World:
         self.replies: dict[int, object] = {}
         self.number = 0
         settings = ClassicSettings(initial_rebalance_delay_ms=0), OffsetsSettings()
-        self.cores = GroupCores(lambda name: Group(name, *settings))
+        self.cores = GroupCoreFactory(lambda name: Group(name, *settings))
         self.shard = Shard(
             self.cores,
             loaded or LoadedPartition(0),

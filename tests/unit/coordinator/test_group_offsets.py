@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TransactionEnded
-from mqd.coordinator.group.cores import GroupCores
+from mqd.coordinator.group.cores import GroupCoreFactory
 from mqd.coordinator.group.group import DeleteGroup, Group
 from mqd.coordinator.group.offsets import (
     EXPIRATION_TIMER,
@@ -410,7 +410,9 @@ def test_histories_agree_with_the_model_and_with_their_own_log(seed: int, tmp_pa
         assert {name: one.offset for name, one in world.fetch().items()} == {
             name: offset for name, (_, offset) in model.committed.items() if offset is not None
         }
-    loaded = load(files.directory, files.next_offset, GroupCores(lambda name: Group(name, ClassicSettings(), SETTINGS)))
+    loaded = load(
+        files.directory, files.next_offset, GroupCoreFactory(lambda name: Group(name, ClassicSettings(), SETTINGS))
+    )
     again = World()
     again.offsets = loaded.cores["g"].offsets if "g" in loaded.cores else Offsets("g", SETTINGS)
     again.take(again.offsets.on_loaded(world.now))
@@ -446,7 +448,9 @@ def test_values_of_every_version_are_loaded_and_damaged_ones_named(tmp_path: Pat
         (key[:-4], b"x"),
         (b"\xff\xff" + key[2:], sound),
     )
-    loaded = load(files.directory, files.next_offset, GroupCores(lambda name: Group(name, ClassicSettings(), SETTINGS)))
+    loaded = load(
+        files.directory, files.next_offset, GroupCoreFactory(lambda name: Group(name, ClassicSettings(), SETTINGS))
+    )
     offsets = loaded.cores["g"].offsets
     assert {name: len(offsets.table(name)) for name in offsets.topics} == {"t": 2}
     assert offsets.get("t", 0).metadata == "abc" and offsets.get("t", 1).expire_timestamp_ms == 77
@@ -455,7 +459,7 @@ def test_values_of_every_version_are_loaded_and_damaged_ones_named(tmp_path: Pat
 
 def test_random_bytes_are_refused_with_nothing_but_value_errors() -> None:
     chance = random.Random(3)
-    cores = GroupCores(lambda name: Group(name, ClassicSettings(), SETTINGS))
+    cores = GroupCoreFactory(lambda name: Group(name, ClassicSettings(), SETTINGS))
     sound = World()
     sound.do(commit(("t", 0, 5), metadata="abc"))
     ((key, value),) = sound.log[0].records

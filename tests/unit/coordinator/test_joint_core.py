@@ -12,7 +12,7 @@ from mqd.coordinator.actions import Action, Persist, Reply, TimerFired
 from mqd.coordinator.transaction import events, joint, joint_state
 from mqd.coordinator.transaction import joint_records as records
 from mqd.coordinator.transaction.core import Transaction
-from mqd.coordinator.transaction.cores import TransactionCores
+from mqd.coordinator.transaction.cores import TransactionCoreFactory
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, JointResponse, WriteMarkers
 from mqd.coordinator.transaction.joint import (
     CONCURRENT,
@@ -286,7 +286,7 @@ def test_children_whose_epochs_run_out_leave(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_name_selects_the_core() -> None:
-    cores = TransactionCores(SETTINGS)
+    cores = TransactionCoreFactory(SETTINGS)
     assert type(cores.make(NAME)) is JointTransaction and type(cores.make("orders")) is Transaction
     key, child = records.TRANSACTION.encode_key(NAME), records.CHILD.encode_key(NAME, 7)
     assert (
@@ -307,7 +307,7 @@ def test_damaged_records_only_raise_value_errors(kind: int, rest: bytes, value: 
     key = kind.to_bytes(2, "big") + rest
     core = JointTransaction(NAME, SETTINGS)
     try:
-        TransactionCores(SETTINGS).core_name_of(key)
+        TransactionCoreFactory(SETTINGS).core_name_of(key)
         core.replay(key, value)
     except ValueError:
         return

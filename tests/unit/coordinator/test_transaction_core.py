@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
 from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction.core import CONCURRENT, FENCED, INVALID_STATE, UNKNOWN_PRODUCER, Transaction
-from mqd.coordinator.transaction.cores import TransactionCores
+from mqd.coordinator.transaction.cores import TransactionCoreFactory
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, WriteMarkers
 from mqd.coordinator.transaction.records import (
     State,
@@ -341,7 +341,7 @@ def test_invalid_bytes_are_a_value_error(junk: bytes, at: int, byte: int) -> Non
     good = encode_value(TransactionValue(1, 2, 3, State.ONGOING, (("topic", 1), ("other", 2)), 4, 5, 6, 7, 2))
     changed = good[: at % len(good)] + bytes((byte,)) + good[at % len(good) + 1 :]
     for data in (junk, changed, good[: at % len(good)], b"\x00\x01" + junk):
-        for decode in (decode_value, decode_key, TransactionCores(SETTINGS).core_name_of):
+        for decode in (decode_value, decode_key, TransactionCoreFactory(SETTINGS).core_name_of):
             try:
                 decode(data)
             except ValueError:
@@ -349,7 +349,7 @@ def test_invalid_bytes_are_a_value_error(junk: bytes, at: int, byte: int) -> Non
 
 
 def test_a_key_selects_its_core() -> None:
-    cores = TransactionCores(SETTINGS)
+    cores = TransactionCoreFactory(SETTINGS)
     name = cores.core_name_of(encode_key("some id"))
     assert name == "some id" and cores.make(name).is_empty
 
