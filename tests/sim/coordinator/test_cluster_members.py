@@ -43,7 +43,7 @@ def test_schedules_reach_rare_cases() -> None:
 # Disabled rule -> seeds within which it is detected.
 @pytest.mark.parametrize(
     ("rule", "seeds"),
-    quick([("held", 5), ("R4c", 30), ("commit", 15), ("unreleased", 10), ("timers", 1), ("again", 10)], ["timers"]),
+    quick([("held", 5), ("R4c", 200), ("commit", 15), ("unreleased", 10), ("timers", 1), ("again", 50)], ["timers"]),
 )
 def test_a_disabled_rule_is_detected(rule: str, seeds: int) -> None:
     found = outcomes(range(seeds), frozenset([rule]), enough=1, kind="members")
