@@ -49,7 +49,8 @@ int mqd_client_check(const struct mqd_client *client)
     if (__builtin_expect(failure == 0, 1))
         return 0;
     if (failure == MQD_E_INVALID)
-        return mqd_error_set_static(failure, "this process is a fork of the attached process: it needs its own attachment");
+        return mqd_error_set_static(failure,
+                                    "this process is a fork of the attached process: it needs its own attachment");
     if (failure == EPIPE)
         return mqd_error_set_static(failure, "the broker's worker at the other end has ended: attach again; a producer "
                                              "moves over with mqd_producer_move");
