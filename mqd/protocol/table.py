@@ -55,18 +55,18 @@ NOTES = """
 * **InitProducerId** and **EndTxn** (5) have a tagged field of mqd's own, number 9100, for joint
   transactions (`mqd/coordinator/transaction/joint.py`). Such a transaction has many producers;
   EndTxn lists the ones whose records are committed (winners). The transactional ids of joint
-  transactions begin with `mqd.joint.`. Requests with other ids must not use the field, and these
-  ids must not be used for other transactions. InitProducerId with `batch_id` and `run_id` enlists
-  one more producer (a child) in that batch's joint transaction. The first child to enlist begins
-  the transaction. The response has the child's own producer id and epoch. A request with a producer
-  id and epoch reports that this child is alive; the timeout runs from the last such report. The
-  response has `committed_batch_id`; if the requested `batch_id` is not above `committed_batch_id`,
-  that batch is already committed, and the response has no producer id (-1). EndTxn has `batch_id`,
-  `run_id` and `winners` (producer id and epoch of each child whose records are committed); its
-  producer id is ignored. If `committed` is false, the batch is aborted, and the run is over: later
-  requests to enlist a child with this `run_id` are refused, even if the run has had no children. An
-  EndTxn with an empty `run_id` and `committed` false is an administrator's abort of the transaction
-  in progress. PRODUCER_FENCED means that another run has replaced this one, or that this one was
+  transactions begin with `mqd.joint.`. The field is allowed only with such ids, and such ids only
+  for joint transactions. InitProducerId with `batch_id` and `run_id` enlists one more producer (a
+  child) in that batch's joint transaction. The first child to enlist begins the transaction. The
+  response has the child's own producer id and epoch. A request with a producer id and epoch reports
+  that this child is alive; the timeout runs from the last such report. The response has
+  `committed_batch_id`; if the requested `batch_id` is not above `committed_batch_id`, that batch is
+  already committed, and the response has no producer id (-1). EndTxn has `batch_id`, `run_id` and
+  `winners` (producer id and epoch of each child whose records are committed); its producer id is
+  ignored. If `committed` is false, the batch is aborted, and the run is over: later requests to
+  enlist a child with this `run_id` are refused, even if the run has had no children. An EndTxn with
+  an empty `run_id` and `committed` false is an administrator's abort of the transaction in
+  progress. PRODUCER_FENCED means that another run has replaced this one, or that this one was
   aborted; INVALID_TXN_STATE, that the transaction has been aborted in the meantime;
   INVALID_PRODUCER_ID_MAPPING, that a winner does not belong to this transaction. A response without
   the field comes from a broker that does not support joint transactions. Children use Produce 12 or
@@ -85,11 +85,11 @@ NOTES = """
   records that this log has lost.
 * **DescribeShareGroupOffsets** and **ReadShareGroupStateSummary** have a tagged field of mqd's own,
   number 9100. If it is `true` in the request, the field of the same number in the response
-  contains, for each share-partition, how many unfinished records have been delivered how many
-  times. Otherwise the response does not have the field.
-* **ShareStarts** (20000, mqd's own) is used only between hosts. It returns the lowest start offset
-  among the share groups of each partition of the topics, and the partitions of
-  `__share_group_state` that the host coordinates. `queue.delete.on.ack` needs both.
+  contains, for each share-partition and each delivery count, the number of unfinished records that
+  have been delivered that many times. Otherwise the response does not have the field.
+* **ShareStarts** (20000, mqd's own) is used only between hosts. It returns two things: for each
+  partition of the topics, the lowest start offset of any share group; and which partitions of
+  `__share_group_state` the host coordinates. `queue.delete.on.ack` needs both.
 * **ShareGroupHeartbeat**, **ShareGroupDescribe**, **ShareFetch**, **ShareAcknowledge**,
   **DescribeShareGroupOffsets**, **AlterShareGroupOffsets** and **DeleteShareGroupOffsets**
   (KIP-932) need level 1 of `share.version` and level 4 of `mqd.version`, which a new cluster has.
