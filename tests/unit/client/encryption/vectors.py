@@ -92,9 +92,9 @@ def make() -> dict[str, Any]:
     for name, codec, text, why in (
         ("compressed, without a size", 1, b"\0\0", "stated size"),
         ("compressed, a size of 4 GiB", 1, b"\xff\xff\xff\xff" + compress(1, _TEXT), "stated size"),
-        ("compressed, larger than it says", 1, b"\0\0\0\1" + compress(1, _TEXT), "becomes"),
+        ("compressed, larger than it says", 1, b"\0\0\0\1" + compress(1, _TEXT), "expands to"),
         ("compressed, smaller than it says", 1, b"\0\0\1\0" + compress(1, _TEXT), "stated size"),
-        ("compressed, a mebibyte where one byte is said", 1, b"\0\0\0\1" + compress(1, bytes(1 << 20)), "becomes"),
+        ("compressed, a mebibyte where one byte is said", 1, b"\0\0\0\1" + compress(1, bytes(1 << 20)), "expands to"),
         ("compressed, but it is not", 1, b"\0\0\0\4" + b"gzip", "cannot be decompressed"),
     ):
         wrong = sealed(name, codec=codec, text=text)
