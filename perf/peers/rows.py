@@ -1,4 +1,4 @@
-"""The rows of the comparison's tables: which figure of which step each shows. Pure."""
+"""The rows of the comparison's tables: for each row, the step and the figure that it shows. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mqd's targets, judged from the recorded figures. Pure."""
+"""mqd's targets, judged from the recorded figures. No I/O."""
 
 from __future__ import annotations
 

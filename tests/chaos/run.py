@@ -82,7 +82,7 @@ class Result:
     # fault -> writers' seconds from its beginning to the next one's: [served, all]
     kinds: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     failure: str = ""  # the run itself did not complete
-    # when it began, and of which tree
+    # when the run began, and the commit of its tree
     date: str = dataclasses.field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat("T", "seconds"))
     commit: str = dataclasses.field(default_factory=revision.commit)
 

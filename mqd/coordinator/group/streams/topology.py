@@ -87,7 +87,7 @@ class ConfiguredTopology(NamedTuple):
 
 
 class InvalidTopology(Exception):
-    """The topology is invalid regardless of which topics exist."""
+    """The topology is invalid whatever topics exist."""
 
 
 class _Mispartitioned(Exception):
