@@ -19,10 +19,10 @@ def _group_commit(bench: Bench) -> str:
     """acks=all from 1 and from 16 producers, one record in flight each."""
     lines = []
     for window in (0, 200, 1000, 5000):
-        broker = bench.brokers.get(f"window-{window}", config={"group.commit.window.us": str(window)})
+        broker = bench.brokers.get(f"window-{window}", config={"log.flush.linger.us": str(window)})
         topic = broker.topic("window", 4)
         single, many, cost = [], [], []
-        for _ in bench.repeat(f"group.commit.window.us={window}", 3):
+        for _ in bench.repeat(f"log.flush.linger.us={window}", 3):
             result, _ = broker.load("latency", topic=topic, batch=1024, count=200, acks=-1)
             single.append(result["produce"]["p50_us"])
             result, spent = broker.load(
@@ -41,7 +41,7 @@ def _group_commit(bench: Bench) -> str:
         lines.append((str(window), number(median(single)), number(median(many)), number(median(cost))))
         bench.brokers.drop(f"window-{window}")
     return markdown_table(
-        ("`group.commit.window.us`", "one producer, p50 µs", "16 producers, batches/s", "CPU-µs a batch"),
+        ("`log.flush.linger.us`", "one producer, p50 µs", "16 producers, batches/s", "CPU-µs a batch"),
         lines,
         right=range(4),
     )

@@ -212,11 +212,11 @@ def setup(role: str, index: int = 0, config: Mapping[str, str] | None = None, st
     config = config or {}
     process = f"{role}-{index}" if role == "worker" else role
     handler = logging.StreamHandler(stream or _stderr())
-    handler.setFormatter(JsonFormatter(process) if config.get("log.format") == "json" else HumanFormatter(process))
+    handler.setFormatter(JsonFormatter(process) if config.get("logging.format") == "json" else HumanFormatter(process))
     logging.getLogger().handlers[:] = [handler]
     logging.raiseExceptions = False  # a full disk under logs/ must not end the process
     if _state.level_source is None:
-        _apply_level(SYSLOG_OF_LEVEL.get(config.get("log.level", "info"), 6))
+        _apply_level(SYSLOG_OF_LEVEL.get(config.get("logging.level", "info"), 6))
     return get(role)
 
 

@@ -410,6 +410,9 @@ log.flush.on.ack: bool dynamic = true
     (mqd) Acknowledge acks=all requests only after their records are on disk (fsync, by group
     commit). false: as in Kafka, as soon as the records are in the page cache (flush.on.ack of a
     topic).
+log.flush.linger.us: int >=0 <=1000000 = 0
+    (mqd) How long a flush waits for more acks=all requests to join it: a longer time gives higher throughput and
+    latency. 0: a flush starts as soon as the previous one has ended.
 log.flush.interval.messages: long >=1 dynamic ignored = LONG_MAX
     Accepted. Records are not counted. With log.flush.on.ack, acks=all requests wait for the flush
     itself; other records are flushed after log.flush.interval.ms.
@@ -637,9 +640,6 @@ worker.loop.profile: bool = false
     page faults, waiting for a CPU (docs/operations.md). This costs a few microseconds per iteration.
 io.backend: enum(auto|io_uring|epoll) = auto
     (mqd) How workers do I/O. auto: io_uring where the kernel allows it.
-group.commit.window.us: int >=0 <=1000000 = 0
-    (mqd) How long a flush waits for more acks=all requests to join it: a longer time gives higher throughput and
-    latency. 0: a flush starts as soon as the previous one has ended.
 receive.arena.bytes: long >=1048576 <=4294967296 = 16777216
     (mqd) Shared memory of one worker for received requests. Requests larger than half of it use
     large.request.memory.bytes.
@@ -650,9 +650,9 @@ read.fd.count.max: int >=16 <=65536 = 512
 slow.request.ms: int >=0 <=2147483647 = 0
     (mqd) Requests that take longer than this are logged by the worker that handles them, with the
     time of each stage; at most 20 are logged a second (docs/operations.md). 0: none.
-log.format: enum(human|json) = human
+logging.format: enum(human|json) = human
     (mqd) Format of the broker's own log lines.
-log.level: enum(error|warning|info|debug) = info
+logging.level: enum(error|warning|info|debug) = info
     (mqd) Lowest level of the broker's own log lines; mqd log-level changes it at run time.
 """
 

@@ -23,7 +23,7 @@ SCHEDULES, STATUS, WAKE, LOCK = "schedules.json", "timer.json", "timer.wake", "t
 LATE_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0)
 _FLOCK = struct.Struct("@hhqqi")
 # the broker's properties that the timer needs
-CONFIG_NAMES = ("log.format", "log.level", "process.sandbox", "core.files.allow")
+CONFIG_NAMES = ("logging.format", "logging.level", "process.sandbox", "core.files.allow")
 
 
 class ScheduleTopic(msgspec.Struct, frozen=True):

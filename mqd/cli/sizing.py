@@ -96,12 +96,12 @@ class Line(msgspec.Struct):
 
 
 class Plan(msgspec.Struct):
-    """`lines`: each is computed from the load and earlier lines. `hosts_by`: resource -> the
+    """`lines`: each is computed from the load and earlier lines. `hosts_by_resource`: resource -> the
     number of hosts that it requires. `decided_by`: the resource that requires the most.
     """
 
     lines: list[Line]
-    hosts_by: dict[str, int]
+    hosts_by_resource: dict[str, int]
     decided_by: str
     notes: list[str]
 
@@ -170,32 +170,40 @@ def plan(load: Load, host: Host, figures: Figures) -> Plan:
     sheet = _Sheet()
     _add_bytes(sheet, load)
     _add_cores(sheet, load, figures)
-    hosts_by = _add_hosts(sheet, load, host, figures)
-    decided_by = max(hosts_by, key=lambda name: hosts_by[name])
-    return Plan(sheet.lines, hosts_by, decided_by, _notes(sheet, load, host, figures))
+    hosts_by_resource = _add_hosts(sheet, load, host, figures)
+    decided_by = max(hosts_by_resource, key=lambda name: hosts_by_resource[name])
+    return Plan(sheet.lines, hosts_by_resource, decided_by, _notes(sheet, load, host, figures))
+
+
+_POSITIVE = {  # the load's field -> its option
+    "rate": "--rate",
+    "record_bytes": "--record-size",
+    "retention_s": "--retention",
+    "compression": "--compression",
+    "batch_bytes": "--batch-size",
+    "fetch_bytes": "--fetch-size",
+    "partitions": "--partitions",
+    "segment_bytes": "--segment-size",
+    "replication": "--replication",
+}
+_POSITIVE_OF_HOST = {
+    "cores": "--host-cores",
+    "memory_bytes": "--host-memory",
+    "disk_bytes": "--host-disk",
+    "disk_bytes_per_s": "--host-disk-bandwidth",
+    "network_bytes_per_s": "--host-network",
+}
 
 
 def _check(load: Load, host: Host) -> None:
-    for name in (
-        "rate",
-        "record_bytes",
-        "retention_s",
-        "compression",
-        "batch_bytes",
-        "fetch_bytes",
-        "partitions",
-        "segment_bytes",
-        "replication",
-    ):
-        if not getattr(load, name) > 0:
-            raise Unsizable(f"{name} must be above 0, not {getattr(load, name)}")
+    for requirements, options in ((load, _POSITIVE), (host, _POSITIVE_OF_HOST)):
+        for name, option in options.items():
+            if not getattr(requirements, name) > 0:
+                raise Unsizable(f"{option} must be above 0, not {getattr(requirements, name)}")
     if not 0 <= load.headroom < 1:
-        raise Unsizable(f"headroom is the part that stays free, from 0 to below 1, not {load.headroom}")
+        raise Unsizable(f"--headroom must be at least 0% and below 100%, not {load.headroom:.0%}")
     if not 0 <= load.cold_consumers <= load.consumers:
-        raise Unsizable(f"cold_consumers must be from 0 to consumers ({load.consumers}), not {load.cold_consumers}")
-    for name in host.__struct_fields__:
-        if not getattr(host, name) > 0:
-            raise Unsizable(f"a host needs {name} above 0")
+        raise Unsizable(f"--cold-consumers must be at most --consumers ({load.consumers}), not {load.cold_consumers}")
 
 
 def _add_bytes(sheet: _Sheet, load: Load) -> None:
@@ -315,8 +323,8 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
     cache_room = host.memory_bytes * free - broker_memory
     if cache_room <= 0:
         raise Unsizable(
-            f"a broker of {host.cores} workers takes {broker_memory / 1e9:.2g} GB: a host of"
-            f" {host.memory_bytes / 1e9:.2g} GB with {load.headroom:.0%} free has no room for it"
+            f"a broker with {host.cores} workers takes {broker_memory / 1e9:.2g} GB, more than a host with"
+            f" {host.memory_bytes / 1e9:.2g} GB has if {load.headroom:.0%} stay free: increase --host-memory"
         )
     needs = {
         "disk": sheet["disk"] / host.disk_bytes,
@@ -328,12 +336,15 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
         "replication": float(copies),
     }
     spare = load.failures if load.failures is not None else int(copies > 1)
-    hosts_by = {
+    hosts_by_resource = {
         name: max(1, math.ceil(need - ROUNDING)) + (spare if name != "replication" else 0)
         for name, need in needs.items()
     }
     hosts = put(
-        "hosts", max(hosts_by.values()), "", f"max(replication, what each resource requires + {spare} that may be lost)"
+        "hosts",
+        max(hosts_by_resource.values()),
+        "",
+        f"max(replication, what each resource requires + {spare} that may be lost)",
     )
     loaded_hosts = max(1, int(hosts) - spare)
     cores_per_host = sheet["cores"] / loaded_hosts
@@ -369,7 +380,7 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
         "",
         "max(hosts × workers, cores to append one copy ÷ (1 - headroom)): each partition has one owner",
     )
-    return hosts_by
+    return hosts_by_resource
 
 
 def _notes(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> list[str]:
@@ -404,7 +415,7 @@ def to_json(load: Load, host: Host, figures: Figures, result: Plan) -> dict[str,
         "figures": json.loads(msgspec.json.encode(figures)),
         "result": {line.name: line.value for line in result.lines},
         "units": {line.name: line.unit for line in result.lines},
-        "hosts_by": result.hosts_by,
+        "hosts_by_resource": result.hosts_by_resource,
         "decided_by": result.decided_by,
         "notes": result.notes,
     }

@@ -105,7 +105,7 @@ def _make_segments(
         memory = segments.create(segments.control_name(name_prefix), native.control_size_bytes())
         control_lock_fd = segments.lock_control_segment(segments.control_name(name_prefix))
         control = native.Control.format(memory, settings.worker_count, identity.boot_id(), generation, now_ms())
-        control.log_level = logging.SYSLOG_OF_LEVEL[settings.config.get("log.level", "info")]
+        control.log_level = logging.SYSLOG_OF_LEVEL[settings.config.get("logging.level", "info")]
         links = segments.create(segments.links_name(name_prefix), native.links_size_bytes(len(arenas)))
         native.links_format(links, len(arenas))
         for name, (reserved_bytes, size_bytes) in arenas.items():

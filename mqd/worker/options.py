@@ -146,7 +146,7 @@ def reactor_options(
         "session_count_max": value("max.incremental.fetch.session.cache.slots"),
         "share_bytes_max": value("share.memory.max.bytes"),
         "share_session_count_max": value("group.share.max.share.sessions"),
-        "group_commit_us": value("group.commit.window.us"),
+        "group_commit_us": value("log.flush.linger.us"),
         "sendfile_bytes_min": value("sendfile.bytes.min"),
         "read_fd_count_max": value("read.fd.count.max"),
         "authentication_bytes_max": value("sasl.server.max.receive.size") + _HEADER_BYTES_MAX,

@@ -45,7 +45,7 @@ def collect(broker: Broker, waiting: Mapping[GroupPartition, Waiting]) -> Iterat
         labels=_LABELS[:1],
     )
     left_out = GaugeMetricFamily(
-        "mqd_consumergroup_partitions_left_out", f"Partitions of groups beyond the {SERIES_MAX} that are shown"
+        "mqd_consumergroup_partitions_not_exported", f"Partitions of groups beyond the {SERIES_MAX} that are shown"
     )
     coordinators = broker.coordinators
     for group in sorted(groups(broker), key=lambda group: group.group_id):

@@ -17,10 +17,10 @@ _LATE_BOUNDS = [*map(repr, LATE_BOUNDS_S), "+Inf"]
 def collect(statuses: Iterable[PartitionStatus]) -> Iterator[Any]:
     pending = GaugeMetricFamily("mqd_schedule_pending", "Records that are not due yet", labels=_LABELS)
     behind = GaugeMetricFamily(
-        "mqd_schedule_behind_seconds", "How overdue the oldest undelivered record is", labels=_LABELS
+        "mqd_schedule_overdue_seconds", "How overdue the oldest undelivered record is", labels=_LABELS
     )
     gone = CounterMetricFamily(
-        "mqd_schedule_gone",
+        "mqd_schedule_deleted",
         "Records that were deleted before they were due, at the request of an administrator",
         labels=_LABELS,
     )

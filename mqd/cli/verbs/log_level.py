@@ -25,7 +25,7 @@ from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError, emit_json
 )
 @click.pass_context
 def command(ctx: click.Context, level: str | None, data_dir: Path | None, output_format: str | None) -> int:
-    """Show or change the log level of a running broker. After a restart, log.level of its
+    """Show or change the log level of a running broker. After a restart, logging.level of its
     configuration applies again.
     """
     from mqd.shm.attach import KeeperDenied, KeeperError

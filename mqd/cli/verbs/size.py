@@ -143,7 +143,7 @@ def _print_table(plan: Plan, hosts: int) -> None:
         f"{value_text('workers_per_host')} worker{'s' if plan['workers_per_host'] > 1 else ''}",
     )
     row("memory", "", value_text("memory_per_host")) if hosts > 1 else row("memory", value_text("memory_per_host"))
-    reasons = ", ".join(f"{name} {count}" for name, count in plan.hosts_by.items())
+    reasons = ", ".join(f"{name} {count}" for name, count in plan.hosts_by_resource.items())
     row("hosts", f"{hosts}, for {plan.decided_by} ({reasons})")
     row("partitions", f"at least {value_text('partitions_min_required')}")
 

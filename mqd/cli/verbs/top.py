@@ -173,12 +173,12 @@ def _as_json(view: live_view.View) -> dict[str, Any]:
         "seconds": round(view.seconds, 3),
         "partitions": view.partition_count,
         "records_in_s": view.records_in_s,
-        "records_committed_s": view.records_read_s,
+        "records_read_s": view.records_read_s,
         "hosts": [host._asdict() for host in view.hosts],
         "processes": [process._asdict() for process in view.processes],
         "topics": [topic._asdict() for topic in view.topics],
         "groups": [
-            group._asdict() | {"catches_up_s": group.catch_up_time_s(view.group_input_s[group.name])}
+            group._asdict() | {"catch_up_time_s": group.catch_up_time_s(view.group_input_s[group.name])}
             for group in view.groups
         ],
         "slow": [partition._asdict() for partition in view.slow],

@@ -254,7 +254,7 @@ def test_lag_and_members_are_metrics(mqd: CommandLine, broker: Broker, topic: st
         ("kafka_consumergroup_members", None): 1,
         ("mqd_consumergroup_rebalance_seconds", None): 0,
     }
-    assert "mqd_consumergroup_partitions_left_out 0.0" in scraped(broker).splitlines()
+    assert "mqd_consumergroup_partitions_not_exported 0.0" in scraped(broker).splitlines()
 
 
 def test_a_share_group_has_a_lag_too(broker: Broker, topic: str) -> None:

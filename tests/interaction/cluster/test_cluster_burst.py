@@ -18,7 +18,7 @@ RECORD_BYTES = 500_000
 @pytest.mark.parametrize("count", [150, pytest.param(1500, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_a_burst_does_not_change_the_isr(tmp_path: Path, count: int) -> None:
-    with Cluster(tmp_path, config={"log.level": "info"}) as cluster:
+    with Cluster(tmp_path, config={"logging.level": "info"}) as cluster:
         create(cluster, "burst", partitions=1, config={"max.message.bytes": "1048588"})
         leader = cluster.brokers[wait_for_in_sync(cluster, "burst")[0].leader]
         already = leader.logs(10_000).count("the in-sync set")

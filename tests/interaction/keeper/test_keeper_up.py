@@ -347,7 +347,7 @@ def test_a_directory_name_that_supervisord_cannot_parse_is_refused(tmp_path):
 
 
 def test_json_log_lines(start):
-    up = start("--set", "log.format=json")
+    up = start("--set", "logging.format=json")
     up.ready()
     lines = (up.places.logs_dir / "mqd-keeper.log").read_text().splitlines()
     assert any(json.loads(line)["message"] == "the broker serves" for line in lines)

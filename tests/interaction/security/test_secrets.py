@@ -44,7 +44,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         "listener.name.metrics.ssl.keystore.location": str(keystore),
         "listener.name.metrics.ssl.key.password": f"${{file:{place}/secrets.properties:key}}",
         "ssl.truststore.password": "${env:STORE_PASSWORD}",
-        "log.level": "debug",
+        "logging.level": "debug",
     }
     environment = {"STORE_PASSWORD": STORE_PASSWORD, "MQD_SSL_KEYSTORE_PASSWORD": STORE_PASSWORD}
     authority.write(place / "ca.pem")

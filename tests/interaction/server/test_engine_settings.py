@@ -38,7 +38,7 @@ def test_settings_of_the_engine_take_effect(start_broker) -> None:
             "worker.cpus": str(cpu),
             "worker.spin.us": "50",
             "worker.loop.profile": "true",
-            "group.commit.window.us": "1000",
+            "log.flush.linger.us": "1000",
             "broker.rack": "cellar",
             "log.stripe.bytes": str(STRIPE_BYTES),
             "sendfile.bytes.min": "0",

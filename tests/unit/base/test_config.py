@@ -78,9 +78,9 @@ def test_error_messages_name_the_source(tmp_path: Path):
         "did you mean log.retention.ms?",
     )
     refused(
-        lambda: c.load_broker(None, {"MQD_LOG_LEVELS": "info"}, {}),
-        "environment variable MQD_LOG_LEVELS",
-        "did you mean log.level?",
+        lambda: c.load_broker(None, {"MQD_LOGGING_LEVELS": "info"}, {}),
+        "environment variable MQD_LOGGING_LEVELS",
+        "did you mean logging.level?",
     )
     refused(lambda: c.load_broker(None, {}, {"node.id": "-1"}), "command line", "node.id cannot be '-1'", "at least 0")
     refused(lambda: c.load_broker(tmp_path / "absent", {}, {}), "cannot read the configuration file", "absent")
@@ -262,7 +262,7 @@ def test_values(name, text, value):
         ("io.backend", "EPOLL"),
         ("log.cleanup.policy", ","),
         ("log.cleanup.policy", "delete,burn"),
-        ("log.level", "trace"),
+        ("logging.level", "trace"),
         ("group.consumer.heartbeat.interval.quick.ms", "999"),
     ],
 )

@@ -30,7 +30,7 @@ def test_a_line_for_people(lines):
 
 
 def test_a_line_for_machines(lines):
-    log = logging.setup("acceptor", 0, {"log.format": "json"}, lines).bind(partition="t-0")
+    log = logging.setup("acceptor", 0, {"logging.format": "json"}, lines).bind(partition="t-0")
     log.error("append failed", errno=28, message="taken")
     line = json.loads(lines.getvalue())
     assert line["message"] == "append failed" and line["partition"] == "t-0" and line["errno"] == 28
@@ -39,7 +39,7 @@ def test_a_line_for_machines(lines):
 
 @pytest.mark.parametrize("form", ["human", "json"])
 def test_text_of_a_peer_cannot_forge_a_line(lines, form):
-    log = logging.setup("acceptor", 0, {"log.format": form}, lines)
+    log = logging.setup("acceptor", 0, {"logging.format": form}, lines)
     log.warning("request refused", client="x\n2026-01-01 ERROR keeper all is lost\x1b[2J")
     assert lines.getvalue().count("\n") == 1 and "\x1b" not in lines.getvalue()
 
@@ -102,7 +102,7 @@ def test_two_threads_may_forget_the_same_message():
 
 
 def test_an_exception_carries_its_traceback(lines):
-    log = logging.setup("controller", 0, {"log.format": "json"}, lines)
+    log = logging.setup("controller", 0, {"logging.format": "json"}, lines)
     try:
         raise ValueError("why")
     except ValueError:

@@ -108,7 +108,7 @@ def test_the_timer_is_started_when_there_is_a_schedule(tmp_path: Path) -> None:
     async def play() -> None:
         loop = asyncio.get_running_loop()
         starter = TimerStarter(
-            {"log.level": "debug", "listeners": "x"}, metadata, 1, tmp_path, lambda: started.append(None)
+            {"logging.level": "debug", "listeners": "x"}, metadata, 1, tmp_path, lambda: started.append(None)
         )
 
         async def put(topic: messages.TopicImage) -> None:
@@ -126,7 +126,7 @@ def test_the_timer_is_started_when_there_is_a_schedule(tmp_path: Path) -> None:
         await put(_topic("later", 1, schedule_to="orders", schedule_delay_ms="5"))
         assert len(started) == 1
         found = schedule_files.read_schedules(tmp_path)
-        assert found.config == {"log.level": "debug"}
+        assert found.config == {"logging.level": "debug"}
         assert [(one.topic, one.target, one.delay_ms, one.led) for one in found.topics] == [
             ("elsewhere", "orders", 0, {}),
             ("later", "orders", 5, {0: 7}),
