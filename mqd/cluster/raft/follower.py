@@ -152,7 +152,7 @@ class Following:
         own_end = core.log.epoch_end(epoch)
         offset = min(end_offset, own_end[1]) if own_end is not None else core.log.start_offset
         if offset < core.log.end_offset:
-            core.truncate(core.log.boundary(offset))
+            core.truncate(core.log.batch_start(offset))
         else:
             self._pause(
                 now_ns,

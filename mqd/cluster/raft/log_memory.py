@@ -55,8 +55,8 @@ class MemoryLog:
     def append(self, batch: Batch) -> None:
         if batch.base_offset != self.end_offset or batch.epoch < self.last_epoch or not batch.values:
             raise ValueError(
-                f"a batch of epoch {batch.epoch} at offset {batch.base_offset}, but the log ends in epoch"
-                f" {self.last_epoch} at offset {self.end_offset}"
+                f"cannot append a batch of {len(batch.values)} records, epoch {batch.epoch}, at offset"
+                f" {batch.base_offset}: the log ends in epoch {self.last_epoch} at offset {self.end_offset}"
             )
         if batch.kind == VOTERS:
             voters = voters_of(batch)
@@ -145,8 +145,10 @@ class MemoryLog:
         index = bisect_left(self._epochs, offset, key=lambda entry: entry[1])
         return self._epochs[index - 1][0] if index > 0 else self.start_epoch
 
-    def boundary(self, offset: int) -> int:
-        """The start of the batch that contains `offset`, or the end of the log."""
+    def batch_start(self, offset: int) -> int:
+        """Returns the start of the batch that contains `offset`; an offset outside of the log is returned
+        unchanged.
+        """
         index = bisect_right(self._base_offsets, offset)
         return offset if offset >= self.end_offset or index == 0 else self._base_offsets[index - 1]
 

@@ -81,7 +81,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     kind: int
     values: tuple[bytes, ...]  # never empty; opaque, except in control batches
-    crc: int  # checksum of the values: messages between hosts have no other
+    crc: int  # of the values; the messages between hosts have no other checksum
 
     @property
     def next_offset(self) -> int:
@@ -190,7 +190,7 @@ class Fetch(msgspec.Struct, frozen=True, tag="q.fetch"):
     leader in its response.
     """
 
-    generation: int  # 0: the sender has no snapshot yet, and accepts the leader's
+    generation: int  # 0: the sender has no snapshot yet, and accepts the leader's generation
     epoch: int
     replica: ReplicaKey
     sequence: int  # rises with every request of a replica; repeated in the response
@@ -207,7 +207,7 @@ class FetchResponse(msgspec.Struct, frozen=True, tag="q.fetched"):
     leader: int
     sender: ReplicaKey
     sequence: int
-    sent_ns: int  # not later than the time of sending; 0 if the sender does not lead
+    sent_ns: int  # a time at or before the sending; 0 if the sender does not lead
     high_watermark: int = -1
     batches: tuple[Batch, ...] = ()
     # (epoch, its end offset): the logs diverge no later than there (KIP-595)

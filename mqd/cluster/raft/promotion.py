@@ -1,10 +1,10 @@
 """Automatic promotion to voter: a cluster that has grown from one host to three gets three voters,
 one at a time.
 
-Pure. No voter is removed automatically, and a number of voters that an operator has chosen is kept:
-two founding voters, four, five or more, and those that remain after a removal. Only a single voter
-grows to three, via two. The history of the voter sets in the metadata log (log_memory.py) shows
-whether that growth is in progress, so any controller can continue it.
+Pure. No voter is removed automatically. A number of voters that an operator has chosen stays as it
+is: two founding voters, four or more voters, or those that remain after a removal. Only a cluster
+with a single voter grows to three, via two. The history of the voter sets in the metadata log
+(log_memory.py) shows whether that growth is in progress, so any controller can continue it.
 """
 
 from collections.abc import Iterable
@@ -23,10 +23,11 @@ def key_of(broker: BrokerState) -> ReplicaKey | None:
 
 
 def candidates(voters: Voters, brokers: Iterable[BrokerState], history: int) -> list[Voter]:
-    """The unfenced hosts with an address that are not voters yet; lowest node id first. Empty if there are
-    not enough hosts for three voters, or if the number of voters must not grow. `history`: that of the
-    voter set. Two voters become three only if one of them was added (GROWING); two founding voters, or voters
-    that remain after a removal, are the operator's choice.
+    """Returns the hosts that may become voters: those in service, with an address, that are not voters
+    yet; lowest node id first. Empty if there are not enough hosts for three voters, or if the number
+    of voters must not grow. `history`: the history of the voter set. Two voters become three only if
+    one of them was added (GROWING); two founding voters, or voters that remain after a removal, are
+    the operator's choice.
     """
     count = len(voters)
     if count >= VOTERS_TARGET or history == SHRUNK or (count == 2 and history != GROWING):

@@ -189,7 +189,7 @@ class QuorumReplica:
         """Installs a snapshot. The log stays unchanged until the snapshot is durable."""
         if meta.offset < self.applied_offset:
             raise QuorumBroken(
-                f"a snapshot at offset {meta.offset}, which is below the applied offset {self.applied_offset}"
+                f"the leader's snapshot is at offset {meta.offset}, below the applied offset {self.applied_offset}"
             )
 
         def make_effect(sequence: int) -> events.InstallSnapshot:
@@ -229,8 +229,8 @@ class QuorumReplica:
         return installed
 
     def drop_refused_writes(self, now_ns: int) -> tuple[int, bool]:
-        """Drops the refused writes. Returns (new end of the log, whether the disk must be truncated
-        there). The vote is retried later.
+        """Drops the writes that the disk refused. Returns (new end of the log, whether the files must be
+        truncated there). The vote is retried later.
         """
         truncate_ends = [end for _, kind, end in self._pending_writes if kind == "truncate"]
         if any(kind == "install" for _, kind, _ in self._pending_writes):

@@ -8,10 +8,11 @@ it is flushed; damaged files are refused, never skipped.
         __cluster_metadata-0/
             00000000000000000042.log          batches from offset 42 on (bytes: raft/files.py); the
                                               next file begins where it ends
-            00000000000000000042.checkpoint   the state at offset 42, with voters and epoch there
+            00000000000000000042.checkpoint   the state at offset 42, with the voters and the epoch
+                                              at that offset
             vote                              epoch, the replica voted for, the leader followed
-            committed                         offsets up to which the log is known to be flushed,
-                                              and committed
+            committed                         the mark: how far the log is known to be flushed, and
+                                              how far it is known to be committed
             reserve                           reserved space: deleted when the disk is full, so that
                                               DeleteTopics and configuration changes still work
 
@@ -73,13 +74,13 @@ def encode_state(state: MetadataState) -> bytes:
 
 
 def decode_state(data: bytes, offset: int) -> MetadataState:
-    """Raises ValueError if the bytes are damaged, or of another offset."""
+    """Raises ValueError if the bytes are damaged, or hold the state at another offset."""
     try:
         state = MetadataState.from_snapshot(_snapshot_decoder.decode(data))
     except Exception as error:  # any error here means that the bytes are invalid
         raise ValueError(str(error)) from error
     if state.version != offset:
-        raise ValueError(f"it has the state at offset {state.version}")
+        raise ValueError(f"it holds the state at offset {state.version}")
     return state
 
 
@@ -162,7 +163,7 @@ class QuorumStore:
         try:
             head = files.decode_checkpoint(data)
             if head.meta is not None and head.meta.offset != int(path.stem):
-                raise ValueError(f"it has the state at offset {head.meta.offset}")
+                raise ValueError(f"it holds the state at offset {head.meta.offset}")
             return head.meta, decode_state(data[head.state_position :], int(path.stem)), head.state_bytes
         except ValueError as error:
             raise MetadataCorrupt(f"{path} is damaged ({error}); restore it from a copy of {self.directory}") from error
@@ -316,9 +317,7 @@ class QuorumStore:
 
     @staticmethod
     def _rewrite(path: Path, data: bytes, position: int) -> None:
-        """M4: writes the bytes of `data` from `position` on again, so that they are flushed, and cuts off
-        the rest of the file.
-        """
+        """M4: writes `data[position:]` a second time, so that it is flushed. Cuts off the file after `data`."""
         fd = native.file_open_append(path, len(data))
         try:
             native.file_append(fd, data[position:], position)
@@ -366,7 +365,9 @@ class QuorumStore:
         no batch was written, FlushFailed if the outcome is unknown.
         """
         if batches[0].base_offset != self.next_offset:
-            raise ValueError(f"append at offset {batches[0].base_offset}, but the log ends at {self.next_offset}")
+            raise ValueError(
+                f"cannot append at offset {batches[0].base_offset}: the log ends at offset {self.next_offset}"
+            )
         data = b"".join(files.encode_batch(batch, now_ms) for batch in batches)
         self._with_reserve(lambda: native.file_append(self._fd, data, self._position))
         self._flush(self._fd)
@@ -405,7 +406,7 @@ class QuorumStore:
         """Removes the batches from `offset` on; none may be committed. Raises FlushFailed."""
         if offset < self._committed_offset or offset > self.next_offset:
             raise ValueError(
-                f"truncation to {offset}, but the log is committed up to {self._committed_offset} and ends at"
+                f"cannot truncate to offset {offset}: the log is committed up to {self._committed_offset} and ends at"
                 f" {self.next_offset}"
             )
         try:
@@ -482,7 +483,7 @@ class QuorumStore:
         self._delete_obsolete_files()
 
     def begin_generation(self, meta: SnapshotMeta, state: bytes) -> None:
-        """For force-standalone: stores the state of the whole log with other voters, in a new generation.
+        """For force-standalone: stores the state at the end of the log with a new voter set and generation.
         Raises OSError, FlushFailed; then the old generation remains.
         """
         assert (
@@ -570,8 +571,8 @@ class QuorumStore:
             return b""
         path = self._checkpoint_path(offset)
         with open(path, "rb") as file:
-            data = file.read(24)
-            start = 24 + int.from_bytes(data[12:16], "big")
+            header = file.read(24)
+            start = 24 + int.from_bytes(header[12:16], "big")
             return os.pread(file.fileno(), size_bytes, start + position)
 
     def _delete_obsolete_files(self) -> None:

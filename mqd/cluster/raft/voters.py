@@ -24,10 +24,10 @@ CATCH_UP_PROMISE_COUNT = 15
 
 class _Change(NamedTuple):
     token: Hashable
-    voter: Voter | None  # the voter to add, when it has caught up
-    target_offset: int  # the offset that it must reach
+    voter: Voter | None  # the voter to add once it has caught up; None if no voter must catch up
+    target_offset: int  # the offset that the new voter must reach
     deadline_ns: int
-    end_offset: int  # end of its batch; -1 = not appended yet
+    end_offset: int  # end of the batch with the new voter set; -1 = not appended yet
 
 
 class Leading(Protocol):
@@ -93,8 +93,8 @@ class VoterChanges:
             self._report_end(
                 event.token,
                 ErrorCode.INVALID_REQUEST,
-                f"There are {len(voters)} voters; more than {VOTERS_MAX} would make changes slower without more"
-                " safety.",
+                f"There are {len(voters)} voters; more than {VOTERS_MAX} would slow down changes without making them"
+                " safer.",
             )
         else:
             deadline = now_ns + CATCH_UP_PROMISE_COUNT * self._core.settings.promise_ns

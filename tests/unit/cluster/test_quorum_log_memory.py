@@ -100,7 +100,7 @@ def compare(log: MemoryLog, records: list, batches: list[int], base: int, first:
     assert (log.voters, log.voters_history) == (records[-1] if records else first)[1:]
     for offset in range(base, base + len(records) + 1):
         assert log.epoch_before(offset) == epochs[offset - base]
-        assert log.boundary(offset) == max(start for start in batches if start <= offset)
+        assert log.batch_start(offset) == max(start for start in batches if start <= offset)
     for epoch in range(base_epoch - 1, epochs[-1] + 2):
         older = [(known, base + index) for index, known in enumerate(epochs) if known <= epoch]
         assert log.epoch_end(epoch) == (older[-1] if older else None)
