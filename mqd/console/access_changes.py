@@ -81,7 +81,7 @@ _TITLES = ("Principal", "Permission", "Operation", "Resource", "From")
 def _permission(form: Form) -> str:
     permission = form.get("permission", "allow")
     if permission not in ("allow", "deny"):
-        raise BadForm(f"a rule allows or denies, not {permission!r}")
+        raise BadForm(f"the permission must be allow or deny, not {permission!r}")
     return permission
 
 
@@ -99,9 +99,8 @@ def add_rule(settings: Settings, form: Form) -> Change:
     arguments = [permission, who, operations, resource, *(["--from", host] if host != "*" else [])]
     effects = [f"{len(added)} rule{'s' * (len(added) != 1)} would be added."]
     if len(added) < len(rules):
-        effects.append(
-            f"{len(rules) - len(added)} of them {'exist' if len(rules) - len(added) > 1 else 'exists'} already."
-        )
+        existing_count = len(rules) - len(added)
+        effects.append(f"{existing_count} other rule{'s exist' if existing_count > 1 else ' exists'} already.")
     if permission == "deny":
         effects.append("The operations are refused even if other rules allow them.")
     return Change(

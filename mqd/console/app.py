@@ -74,7 +74,7 @@ def application(options: Options) -> App:
 
     app = Starlette(routes=routes, exception_handlers={404: partial(_not_found, console)}, lifespan=running)
     app.state.console = console
-    return Guard(app, options.hosts, "https" if options.has_tls else "http")
+    return Guard(app, options.allowed_hosts, "https" if options.has_tls else "http")
 
 
 # -- pages -----------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[s
     async for chunk in request.stream():
         body += chunk
         if len(body) > bytes_max:
-            raise Refused(413, f"the form has more than {bytes_max} bytes; mqd produce writes larger records")
+            raise Refused(413, f"the form has more than {bytes_max} bytes; for larger records, use mqd produce")
     try:
         pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
     except ValueError as error:

@@ -9,7 +9,7 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
-COMMAND_MAX = 4000  # characters; a record's key in it can be long
+COMMAND_MAX = 4000  # characters; a command can contain a long record key
 
 
 class Audit:

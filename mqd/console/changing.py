@@ -98,7 +98,7 @@ def create_topic(settings: Settings, form: Form) -> Change:
     replicas = number_in(form, "replicas", "replicas", REPLICAS_MAX)
     lines = [line.strip() for line in form.get("configs", "").splitlines() if line.strip()]
     if len(lines) > CONFIGS_MAX:
-        raise BadForm(f"at most {CONFIGS_MAX} properties")
+        raise BadForm(f"give at most {CONFIGS_MAX} properties")
     configs: dict[str, str] = {}
     for line in lines:
         key, equals, value = line.partition("=")
@@ -151,10 +151,10 @@ def alter_topic(settings: Settings, form: Form) -> Change:
     name, key = required(form, "name", "a topic"), required(form, "key", "a property")
     is_reset, value = form.get("reset") == "1", form.get("config", "").strip()
     with Broker(settings.bootstrap) as broker:
-        known = {config.name: config for config in queries.topic_configs(broker, name)}
-    if key not in known:
+        configs = {config.name: config for config in queries.topic_configs(broker, name)}
+    if key not in configs:
         raise BadForm(f"topics have no property {key}")
-    old = known[key]
+    old = configs[key]
 
     def send(validate_only: bool) -> None:
         config = IncrementalAlterConfigsRequest.Config(
@@ -224,8 +224,8 @@ def delete_topic(settings: Settings, form: Form) -> Change:
         f"Delete the topic {name}?",
         command_of(settings, "topic", "delete", name, "-y"),
         [
-            f"Its {len(topic.partitions):,} partitions and {topic.records:,} records are deleted for all clients. They"
-            " cannot be restored."
+            f"Its {len(topic.partitions):,} partitions and {topic.offset_count:,} records are deleted for all clients."
+            " They cannot be restored."
         ],
         apply,
         f"Deleted the topic {name}.",
@@ -250,11 +250,11 @@ def produce(settings: Settings, form: Form) -> Change:
         raise BadForm(f"{partition!r} is not a partition")
     lines = [line for line in form.get("headers", "").splitlines() if line.strip()]
     if len(lines) > HEADERS_MAX:
-        raise BadForm(f"at most {HEADERS_MAX} headers")
+        raise BadForm(f"give at most {HEADERS_MAX} headers")
     headers = [parse_header(line) for line in lines]
-    known = {partition.index for partition in queries.topic(settings, topic).partitions}
-    if partition and int(partition) not in known:
-        raise BadForm(f"topic {topic} has no partition {partition}; it has 0 to {len(known) - 1}")
+    indexes = {partition.index for partition in queries.topic(settings, topic).partitions}
+    if partition and int(partition) not in indexes:
+        raise BadForm(f"topic {topic} has no partition {partition}; it has 0 to {len(indexes) - 1}")
 
     def apply() -> None:
         with Writer(settings.bootstrap, {"acks": "all", **PRODUCER_SETTINGS}) as writer:

@@ -186,8 +186,9 @@ def drain(settings: Settings, form: Form) -> Change:
     if unplaceable and not cancel:
         topic, index = min(unplaceable)
         refusal = (
-            f"{len(unplaceable)} partition{'s have' if len(unplaceable) > 1 else ' has'} more replicas than"
-            f" there would be brokers, {topic}-{index} among them; start or add a broker"
+            f"{len(unplaceable)} partition{'s' * (len(unplaceable) > 1)}, such as {topic}-{index},"
+            f" {'have' if len(unplaceable) > 1 else 'has'} more replicas than there would be brokers; start or add a"
+            " broker"
         )
     else:
         refusal = ""

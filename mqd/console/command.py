@@ -40,7 +40,7 @@ KEEP_ALIVE_S = 75  # longer than the refresh interval of pages, so that they nee
 @click.option(
     "--tls-key",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="PEM file of its key, if it is a separate file.",
+    help="PEM file of the certificate's private key, if it is not in the same file.",
 )
 @click.option(
     "--metrics",
@@ -150,8 +150,8 @@ def _check_pair(certificate: Path, key: Path) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, reject_password)
     except ssl.SSLError as error:
         raise CliError(
-            f"--tls-certificate {certificate}: {error.reason or error}; it takes a PEM file of a certificate, and its"
-            " key there or in --tls-key"
+            f"--tls-certificate {certificate}: {error.reason or error}; give a PEM file with the certificate, and its"
+            " key in the same file or with --tls-key"
         ) from None
     except OSError as error:
         raise CliError(f"--tls-certificate {certificate}, --tls-key {key}: {error.strerror or error}") from None

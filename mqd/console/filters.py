@@ -18,8 +18,10 @@ _COMPARISON = re.compile(r"\s*(==?|!=|<=|>=|<|>|~)\s*(\S.*)", re.DOTALL)
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
-ANY = object()  # the step [*]: every element of an array
-HELP = '$.name, $.items[0].sku, $["a b"] or $.items[*].sku, then =, !=, <, <=, >, >= or ~ (contains) and a value'
+EVERY_ELEMENT = object()  # the step [*] of a path into an array
+CONDITION_FORMS = (
+    '$.name, $.items[0].sku, $["a b"] or $.items[*].sku, then =, !=, <, <=, >, >= or ~ (contains) and a value'
+)
 
 
 class BadFilter(ValueError):
@@ -29,7 +31,7 @@ class BadFilter(ValueError):
 class Condition(msgspec.Struct, frozen=True):
     """If `comparison` is "", the condition holds for every document in which the path exists."""
 
-    steps: tuple[Any, ...]  # the path: keys of objects, indexes of arrays, ANY
+    steps: tuple[Any, ...]  # the path: keys of objects, indexes of arrays, EVERY_ELEMENT
     comparison: str = ""
     operand: Any = None
 
@@ -59,7 +61,7 @@ def _values_at(document: Any, steps: tuple[Any, ...], remaining: list[int]) -> I
             yield document
         return
     step, rest = steps[0], steps[1:]
-    if step is ANY:
+    if step is EVERY_ELEMENT:
         for element in document if isinstance(document, list) else ():
             if remaining[0] <= 0:
                 return
@@ -75,12 +77,12 @@ def parse_condition(text: str) -> Condition:
     """Raises BadFilter."""
     text = text.strip()
     if not text.startswith("$") or len(text) > PATH_MAX:
-        raise BadFilter(f"a JSON condition is {HELP}")
+        raise BadFilter(f"a JSON condition is {CONDITION_FORMS}")
     at, steps = 1, []
     while match := _STEP.match(text, at):
         at = match.end()
         name, index, quoted, star = match.groups()
-        steps.append(ANY if star else int(index) if index else quoted if quoted is not None else name)
+        steps.append(EVERY_ELEMENT if star else int(index) if index else quoted if quoted is not None else name)
     if len(steps) > STEPS_MAX:
         raise BadFilter(f"a path has {STEPS_MAX} steps at most")
     rest = text[at:].strip()
@@ -88,7 +90,7 @@ def parse_condition(text: str) -> Condition:
         return Condition(tuple(steps))
     match = _COMPARISON.fullmatch(rest)
     if match is None:
-        raise BadFilter(f"{rest[:40]!r} is not understood: a JSON condition is {HELP}")
+        raise BadFilter(f"{rest[:40]!r} is not understood: a JSON condition is {CONDITION_FORMS}")
     try:
         operand = json.loads(match[2])
     except (ValueError, RecursionError):

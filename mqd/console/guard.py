@@ -41,7 +41,7 @@ def refusal(method: str, headers: dict[str, str], hosts: frozenset[str], scheme:
     """Returns the status and the reason of a refusal, or None if the request may continue."""
     host = headers.get("host", "")
     if host_name(host) not in hosts:
-        return 421, f"this console does not answer to the name {host!r}; mqd console --allow-host NAME adds one"
+        return 421, f"this console does not answer to the name {host!r}; mqd console --allow-host NAME allows a name"
     if method not in ("GET", "HEAD", "POST"):
         return 405, "the console accepts only GET and POST"
     site = headers.get("sec-fetch-site", "same-origin")

@@ -15,15 +15,16 @@ LISTEN = "127.0.0.1:9180"
 
 
 class Options(msgspec.Struct, frozen=True):
-    """`hosts`: names and addresses that a browser may request; others are refused (DNS rebinding).
-    `has_login`: users log in, and each acts with their own credentials.
+    """`host`, `port`: the address to listen on. `allowed_hosts`: names and addresses that a browser may
+    request; others are refused (DNS rebinding). `has_login`: users log in, and each acts with their
+    own credentials.
     """
 
     bootstrap: str
     security: ClientSecurity
     host: str
     port: int
-    hosts: frozenset[str]
+    allowed_hosts: frozenset[str]
     has_login: bool = False
     is_read_only: bool = False
     certificate: Path | None = None
@@ -53,7 +54,7 @@ def is_loopback(host: str) -> bool:
 
 
 def checked(options: Options) -> Options:
-    """Returns the options, with the loopback names added to `hosts` if the console listens on
+    """Returns the options, with the loopback names added to `allowed_hosts` if the console listens on
     loopback. Raises CliError for options that would let anyone use the console's own permissions, or
     that would send passwords in plaintext.
     """
@@ -67,7 +68,8 @@ def checked(options: Options) -> Options:
     mechanism = security.settings.get("sasl.mechanisms", "SCRAM-SHA-512")
     if security.has_sasl and mechanism not in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
         raise CliError(
-            f"sasl.mechanism={mechanism}: users log in with a password; use PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512",
+            f"sasl.mechanism={mechanism} is not possible here, because users log in with a password; use PLAIN,"
+            " SCRAM-SHA-256 or SCRAM-SHA-512",
             EXIT_USAGE,
         )
     if (options.certificate is None) != (options.key is None):
@@ -85,7 +87,7 @@ def checked(options: Options) -> Options:
         raise CliError(
             f"--listen {options.host}: on an address other than loopback the page needs {missing}", EXIT_USAGE
         )
-    hosts = set(options.hosts)
+    hosts = set(options.allowed_hosts)
     if is_local:
         hosts |= {"localhost", "127.0.0.1", "::1", options.host}
     elif options.host not in ("0.0.0.0", "::"):
@@ -98,7 +100,7 @@ def checked(options: Options) -> Options:
         shared_settings = {name: value for name, value in security.settings.items() if name not in _USER_SETTINGS}
         security = ClientSecurity({**shared_settings, "sasl.mechanisms": mechanism})
     return msgspec.structs.replace(
-        options, security=security, hosts=frozenset(name.lower() for name in hosts), has_login=security.has_sasl
+        options, security=security, allowed_hosts=frozenset(name.lower() for name in hosts), has_login=security.has_sasl
     )
 
 

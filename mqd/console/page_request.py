@@ -43,7 +43,9 @@ class PageRequest:
         return value
 
     def number(self, name: str, default: int, minimum: int, maximum: int) -> int:
-        """Replaces values that are not a number or are out of range, because users edit URLs."""
+        """Returns the default for a value that is not a number, and the nearest limit for one out of range,
+        because users edit URLs.
+        """
         try:
             return min(maximum, max(minimum, int(self.text(name) or default)))
         except ValueError:

@@ -46,7 +46,7 @@ METADATA, DESCRIBE_LOG_DIRS = 3, 35
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """Totals over a topic's partitions. `replica_count`: the largest of all partitions."""
+    """Totals over a topic's partitions. `replica_count`: the largest number of replicas of a partition."""
 
     name: str
     partition_count: int
@@ -77,7 +77,9 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The state of the whole cluster. `hidden`: what this user may not see, and why."""
+    """The state of the whole cluster. `broken`: up to BROKEN_MAX of the `broken_count` partitions with
+    a problem. `hidden`: what this user may not see, and why.
+    """
 
     cluster_id: str
     nodes: tuple[Node, ...]
@@ -197,9 +199,9 @@ def _nodes(response: Any, state: ClusterState | None) -> tuple[Node, ...]:
                 replica_counts[node] = replica_counts.get(node, 0) + 1
                 if node not in partition.isr_nodes:
                     out_of_sync_counts[node] = out_of_sync_counts.get(node, 0) + 1
-    known = {broker.node_id: (broker.host, broker.port, broker.rack, False) for broker in response.brokers}
+    brokers = {broker.node_id: (broker.host, broker.port, broker.rack, False) for broker in response.brokers}
     if state is not None:
-        known |= {
+        brokers |= {
             broker.broker_id: (broker.host, broker.port, broker.rack, broker.is_fenced) for broker in state.brokers
         }
     return tuple(
@@ -212,7 +214,7 @@ def _nodes(response: Any, state: ClusterState | None) -> tuple[Node, ...]:
             replica_counts.get(node, 0),
             out_of_sync_counts.get(node, 0),
         )
-        for node, (host, port, rack, is_fenced) in sorted(known.items())
+        for node, (host, port, rack, is_fenced) in sorted(brokers.items())
     )
 
 
@@ -259,8 +261,8 @@ def directories(settings: Settings) -> tuple[list[Directory], list[str]]:
 
 
 def sizes(cluster: Cluster, names: Iterable[str] | None) -> dict[tuple[str, int], dict[int, int]]:
-    """(topic, partition) -> node -> bytes of its replica there. Brokers that do not report sizes are
-    left out.
+    """Returns (topic, partition) -> node -> size of the partition's replica on that node, in bytes.
+    Brokers that do not report sizes are left out.
     """
     sizes_by_partition: dict[tuple[str, int], dict[int, int]] = {}
     requested = None
@@ -284,6 +286,7 @@ def sizes(cluster: Cluster, names: Iterable[str] | None) -> dict[tuple[str, int]
 
 
 def _describe_log_dirs(cluster: Cluster, requested: Any, missing: list[str]) -> Any:
+    """Yields (node, response) for each broker that responds; adds the others to `missing`, with reasons."""
     for node in sorted(cluster.addresses()):
         try:
             yield node, cluster.node(node).request(DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(topics=requested))
@@ -331,7 +334,7 @@ class TopicDetails(msgspec.Struct, frozen=True):
     hidden: tuple[str, ...]
 
     @property
-    def records(self) -> int:
+    def offset_count(self) -> int:
         """How many offsets are in use; some have no record (compaction, transaction markers)."""
         return sum((partition.end or 0) - (partition.start or 0) for partition in self.partitions)
 
@@ -371,6 +374,7 @@ def topic(settings: Settings, name: str) -> TopicDetails:
         except CliError as error:
             configs = ()
             hidden.append(f"configuration: {error.message}")
+        # before spares are added to isr_nodes
         in_sync = {partition.partition_index: tuple(partition.isr_nodes) for partition in response.partitions}
         spares.count_as_in_sync(cluster.bootstrap_broker, [response])
     details = tuple(
@@ -428,15 +432,15 @@ class TopicTotals(msgspec.Struct, frozen=True):
 def topic_totals(settings: Settings, names: list[str]) -> dict[str, TopicTotals]:
     """The totals of the topics on one page of the list."""
     with Cluster(settings.bootstrap) as cluster:
-        known = cluster.topics(names)
-        partitions = [(name, index) for name, indexes in known.items() for index in indexes]
+        leaders_by_topic = cluster.topics(names)
+        partitions = [(name, index) for name, leaders in leaders_by_topic.items() for index in leaders]
         starts, ends = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
         sizes_by_partition = sizes(cluster, names)
     totals = {}
-    for name, indexes in known.items():
-        topic_partitions = [(name, index) for index in indexes]
+    for name, leaders in leaders_by_topic.items():
+        topic_partitions = [(name, index) for index in leaders]
         counts = [ends[key] - starts[key] for key in topic_partitions if key in ends and key in starts]
-        topic_sizes = [_size_of(sizes_by_partition.get(key), indexes[key[1]]) for key in topic_partitions]
+        topic_sizes = [_size_of(sizes_by_partition.get(key), leaders[key[1]]) for key in topic_partitions]
         known_sizes = [size for size in topic_sizes if size is not None]
         totals[name] = TopicTotals(sum(counts) if counts else None, sum(known_sizes) if known_sizes else None)
     return totals
@@ -542,7 +546,7 @@ class GroupDetails(msgspec.Struct, frozen=True):
     ages: dict[tuple[str, int], float]
 
 
-AGES_MAX = 100  # how many partitions' oldest uncommitted records are read
+AGES_MAX = 100  # in how many partitions the oldest uncommitted record is read
 AGES_TIMEOUT_S = 2.0
 
 

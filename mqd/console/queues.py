@@ -56,7 +56,7 @@ def queues(settings: Settings, groups: list[Group]) -> list[Queue]:
             group,
             tuple(sorted({topic for topic, _ in positions[group.group]})),
             sum(position.lag or 0 for position in positions[group.group].values()) if positions[group.group] else None,
-            _oldest(settings, positions[group.group]),
+            _oldest_s(settings, positions[group.group]),
             _sum_counts(position.records_by_delivery_count for position in positions[group.group].values()),
             dead_letter_topics[group.group],
             dead_letter_counts.get(dead_letter_topics[group.group]),
@@ -72,7 +72,7 @@ def _sum_counts(counts_by_partition: Iterable[dict[int, int]]) -> dict[int, int]
     return dict(sorted(total.items()))
 
 
-def _oldest(settings: Settings, positions: dict[tuple[str, int], share_groups.SharePosition]) -> float | None:
+def _oldest_s(settings: Settings, positions: dict[tuple[str, int], share_groups.SharePosition]) -> float | None:
     """The age of the oldest waiting record in seconds; None if no record waits, or none can be read."""
     offsets = {partition: position.offset for partition, position in positions.items() if position.lag}
     if not offsets:

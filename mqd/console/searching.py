@@ -61,26 +61,26 @@ def _offset_ranges(settings: Settings, query: Query) -> tuple[dict[int, tuple[in
     partitions have in total). Raises CliError.
     """
     with Cluster(settings.bootstrap) as cluster:
-        known = cluster.topics([query.topic]).get(query.topic)
-        if known is None:
+        indexes = cluster.topics([query.topic]).get(query.topic)
+        if indexes is None:
             raise CliError(f"there is no topic {query.topic}, or you may not see it; see the list of topics")
-        if query.partition is not None and query.partition not in known:
-            raise CliError(f"topic {query.topic} has no partition {query.partition}; it has 0 to {len(known) - 1}")
-        chosen = [(query.topic, index) for index in known if query.partition in (None, index)]
+        if query.partition is not None and query.partition not in indexes:
+            raise CliError(f"topic {query.topic} has no partition {query.partition}; it has 0 to {len(indexes) - 1}")
+        chosen = [(query.topic, index) for index in indexes if query.partition in (None, index)]
         firsts, ends = cluster.offsets(chosen, EARLIEST), cluster.offsets(chosen, LATEST)
         offsets_at_time = cluster.offsets(chosen, query.at) if query.start == "time" else {}
     served = [partition for partition in chosen if partition in firsts and partition in ends]
     if not served:
         raise CliError(f"no partition of {query.topic} is served at the moment; the cluster's page shows why")
-    tail = max(1, NEWEST_READ_MAX // len(served))
+    newest_count = max(1, NEWEST_READ_MAX // len(served))  # of each partition
     if query.filter.is_empty:
-        tail = min(query.count, tail)
+        newest_count = min(query.count, newest_count)
     ranges = {}
     for partition in served:
         first, end = firsts[partition], ends[partition]
         offset_at_time = offsets_at_time.get(partition, -1)
         start = {
-            "newest": end - tail,
+            "newest": end - newest_count,
             "beginning": first,
             "offset": query.at,
             "time": offset_at_time if offset_at_time >= 0 else end,

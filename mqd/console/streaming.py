@@ -1,5 +1,5 @@
 """Streams a thread's results to a reader. The thread waits while the reader is slow, and stops when
-it disconnects.
+the reader disconnects.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class StreamLimit:
                 del self._running[user]
 
 
-async def stream(work: Callable[[threading.Event], Iterator[T]], free: Callable[[], None]) -> AsyncIterator[T]:
-    """Yields the items of `work`, which runs on a thread of its own and gets an event that is set
-    when the reader has disconnected. Raises the exceptions of `work`. Calls `free` at the end.
+async def stream(generate: Callable[[threading.Event], Iterator[T]], on_end: Callable[[], None]) -> AsyncIterator[T]:
+    """Yields the items of `generate`, which runs on a thread of its own and gets an event that is set
+    when the reader has disconnected. Raises the exceptions of `generate`. Calls `on_end` at the end.
     """
     loop, stop = asyncio.get_running_loop(), threading.Event()
-    # (item, None); at the end (None, the exception of `work`, or StopAsyncIteration)
+    # (item, None); at the end (None, the exception of `generate`, or StopAsyncIteration)
     queue: asyncio.Queue[Any] = asyncio.Queue(QUEUED_MAX)
 
     def put(item: Any) -> None:
@@ -63,7 +63,7 @@ async def stream(work: Callable[[threading.Event], Iterator[T]], free: Callable[
         try:
             end: Any = None
             try:
-                for item in work(stop):
+                for item in generate(stop):
                     if stop.is_set():
                         return
                     put((item, None))
@@ -74,7 +74,7 @@ async def stream(work: Callable[[threading.Event], Iterator[T]], free: Callable[
         except RuntimeError:
             return  # the event loop is closed, because the process is exiting
         finally:
-            free()
+            on_end()
 
     threading.Thread(target=run, name="stream", daemon=True).start()
     with contextlib.ExitStack() as stack:

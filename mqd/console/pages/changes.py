@@ -20,9 +20,9 @@ ROWS_MAX = 200
 
 
 class ChangeKind:
-    """A kind of change. `template`: that of its form; `fields`: the names of the form's fields,
-    which the URL can fill in. The template ask.html shows the fields under `heading`, and asks for
-    `inputs` (name -> placeholder).
+    """A kind of change. `template`: the template of its form; `fields`: the names of the form's
+    fields, which the URL can fill in. The template ask.html shows the fields under `heading`, and
+    asks for `inputs` (name -> placeholder).
     """
 
     def __init__(
@@ -111,7 +111,7 @@ def _check_writable(request: PageRequest) -> None:
 
 
 _USER_HEADING = "Create a user, or give it a new password"
-_TOPICS_HINT = "all; or names, separated by spaces"
+_TOPICS_HINT = "topic names, separated by spaces; empty for all topics"
 KINDS = (
     ChangeKind("/topic/create", "create.html", changing.create_topic, ("name",)),
     ChangeKind("/topic/alter", "alter.html", changing.alter_topic, ("name", "key")),

@@ -58,11 +58,11 @@ def group_page(request: PageRequest) -> Response:
     name = request.required_text("name")
     details = request.cached(f"group {name}", GROUP_CACHE_S, lambda: queries.group(request.settings, name))
     group, labels = details.group, member_labels(details.group)
-    partitions: dict[str, int] = {}
+    partition_counts: dict[str, int] = {}  # by member id, as the lags
     lags: dict[str, int] = {}
     for row in details.rows:
         if row.member is not None:
-            partitions[row.member.member_id] = partitions.get(row.member.member_id, 0) + 1
+            partition_counts[row.member.member_id] = partition_counts.get(row.member.member_id, 0) + 1
             lags[row.member.member_id] = lags.get(row.member.member_id, 0) + (row.lag or 0)
     members: list[dict[str, Any]] = [
         {
@@ -71,7 +71,7 @@ def group_page(request: PageRequest) -> Response:
             "host": member.host,
             "assigned": assignment_text(member.assignment),
             "target": None if member.target is None else assignment_text(member.target),
-            "partitions": partitions.get(member.member_id, 0),
+            "partitions": partition_counts.get(member.member_id, 0),
             "lag": lags.get(member.member_id, 0),
         }
         for member in sorted(group.members, key=lambda member: labels[member.member_id])

@@ -40,7 +40,7 @@ def query_of(request: PageRequest, count_max: int = COUNT_MAX) -> Query:
     """The query in the URL. Raises BadFilter, whose message shows the expected form."""
     start = request.text("from", "newest")
     if start not in STARTS:
-        raise BadFilter(f"records are shown from {', '.join(STARTS)}")
+        raise BadFilter(f"there is no start {start!r}; a search starts from one of {', '.join(STARTS)}")
     at, text = 0, request.text("at").strip()
     if start == "time":
         try:
@@ -96,7 +96,7 @@ def page(request: PageRequest) -> Response:
         download="" if reason or query.start == "live" else url("/messages/download", **parameters),
         command=command_of(query, request.console.options.bootstrap, given["at"]),
         count_max=COUNT_MAX,
-        help=filters.HELP,
+        help=filters.CONDITION_FORMS,
     )
 
 
@@ -133,13 +133,14 @@ def stream_page(request: PageRequest) -> Response:
 
     convert = partial(record_view.record, max_bytes=record_view.ROW_BYTES)
 
-    def work(stop: Event) -> Iterator[tuple[str, Step]]:
+    def rendered_steps(stop: Event) -> Iterator[tuple[str, Step]]:
         for step in _steps(request, query, stop, convert, True):
-            yield render(step) if step.records else "", step  # also rendered on the thread
+            html = render(step) if step.records else ""  # on the thread, not on the event loop
+            yield html, step
 
     async def events() -> AsyncIterator[bytes]:
         try:
-            async for html, step in stream(work, partial(stream_limit.free, user)):
+            async for html, step in stream(rendered_steps, partial(stream_limit.free, user)):
                 if html:
                     yield _server_sent_event("records", html)
                 progress = {
@@ -161,8 +162,8 @@ def _event_stream(events: AsyncIterator[bytes]) -> Response:
 
 
 def download(request: PageRequest) -> Response:
-    """The results of the search, in the format of `mqd consume --format json`: a line of JSON for
-    each record.
+    """Returns the results of the search in the format of `mqd consume --format json`: a line of JSON
+    for each record.
     """
     stream_limit, user = request.console.stream_limit, request.session.user
     try:
@@ -174,12 +175,12 @@ def download(request: PageRequest) -> Response:
     if not stream_limit.take(user):
         raise Refused(503, "too many searches are running; stop one, or close its tab")
 
-    def work(stop: Event) -> Iterator[bytes]:
+    def encoded_steps(stop: Event) -> Iterator[bytes]:
         for step in _steps(request, query, stop, envelope, False):
             yield b"".join(step.records)
 
     async def lines() -> AsyncIterator[bytes]:
-        async for data in stream(work, partial(stream_limit.free, user)):
+        async for data in stream(encoded_steps, partial(stream_limit.free, user)):
             yield data
 
     headers = {"content-disposition": f'attachment; filename="{_file_name(query.topic)}.jsonl"'}
@@ -200,8 +201,8 @@ def _requested_message(request: PageRequest) -> Any:
     if message is None:
         raise Refused(
             404,
-            f"{topic}-{partition} has no record at offset {offset}: it is deleted or compacted away, not written yet,"
-            " or a transaction marker",
+            f"{topic}-{partition} has no record at offset {offset}: the record was deleted or compacted away, or is"
+            " not written yet, or the offset is that of a transaction marker",
         )
     return message
 

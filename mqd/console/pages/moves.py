@@ -60,8 +60,8 @@ def moves_in_progress(settings: Settings) -> MovesInProgress:
 
 
 class Pace:
-    """Estimates the remaining time from how fast the remaining bytes decrease. Thread-safe. Each user
-    has its own.
+    """Estimates the remaining time from how fast the remaining bytes decrease. Thread-safe. There is
+    one for each user.
     """
 
     def __init__(self) -> None:

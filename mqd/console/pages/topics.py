@@ -1,4 +1,4 @@
-"""The list of topics, which the console searches and pages, not the browser; and one topic."""
+"""The list of topics, filtered and split into pages by the console, not by the browser; and one topic."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ CONFIGS_MAX = 500
 SORTS = ("name", "partitions", "size")
 
 
-def matching(topics: tuple[Topic, ...], text: str, internal: bool) -> list[Topic]:
+def matching(topics: tuple[Topic, ...], text: str, with_internal: bool) -> list[Topic]:
     wanted = text.casefold()
-    return [topic for topic in topics if (internal or not topic.is_internal) and wanted in topic.name.casefold()]
+    return [topic for topic in topics if (with_internal or not topic.is_internal) and wanted in topic.name.casefold()]
 
 
 def page(request: PageRequest) -> Response:
-    text, sort, internal = request.text("q"), request.text("sort", "name"), bool(request.text("internal"))
+    text, sort, with_internal = request.text("q"), request.text("sort", "name"), bool(request.text("internal"))
     sort = sort if sort in SORTS else "name"
-    down = request.text("order") == "down"
+    is_descending = request.text("order") == "down"
     all_topics = request.cached("topics", TOPICS_CACHE_S, lambda: queries.topics(request.settings))
-    matches = matching(all_topics, text, internal)
+    matches = matching(all_topics, text, with_internal)
     sizes: dict[str, int] = {}
     reason = ""
     if sort == "size":
@@ -46,7 +46,7 @@ def page(request: PageRequest) -> Response:
         "partitions": lambda topic: topic.partition_count,
         "size": lambda topic: sizes.get(topic.name, -1),
     }
-    matches.sort(key=keys[sort], reverse=down)
+    matches.sort(key=keys[sort], reverse=is_descending)
     number = request.number("page", 1, 1, max(1, -(-len(matches) // PER_PAGE)))
     shown = matches[(number - 1) * PER_PAGE : number * PER_PAGE]
     names = [topic.name for topic in shown]
@@ -57,7 +57,12 @@ def page(request: PageRequest) -> Response:
     )
 
     def link(page: int = 1, **changed: Any) -> str:
-        query = {"q": text, "sort": sort, "order": "down" if down else "", "internal": "1" if internal else ""}
+        query = {
+            "q": text,
+            "sort": sort,
+            "order": "down" if is_descending else "",
+            "internal": "1" if with_internal else "",
+        }
         return url("/topics", **(query | changed), page=page if page > 1 else "")
 
     return request.page(
@@ -65,13 +70,13 @@ def page(request: PageRequest) -> Response:
         topics=shown,
         totals=totals,
         count=len(matches),
-        total=sum(internal or not topic.is_internal for topic in all_topics),
+        total=sum(with_internal or not topic.is_internal for topic in all_topics),
         page=number,
         per_page=PER_PAGE,
         q=text,
         sort=sort,
-        down=down,
-        internal=internal,
+        down=is_descending,
+        internal=with_internal,
         link=link,
         hidden=[f"sizes: {reason}"] if reason else [],
     )

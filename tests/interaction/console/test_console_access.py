@@ -68,7 +68,7 @@ def test_a_rule_is_in_force_until_it_is_removed(
     confirmed(browser, "/access/rule", response)
     assert login_browser.get("/topic", name="ruled-1").status == 200
     assert "User:bob allow describe topic/ruled-* any address Remove" in rows(browser, "rules", "ruled-")
-    assert "1 of them exists already" in shown(browser, "/access/rule", **rule | {"operations": "read,write"}).words
+    assert "1 other rule exists already" in shown(browser, "/access/rule", **rule | {"operations": "read,write"}).words
 
     denied = shown(browser, "/access/rule", **rule | {"permission": "deny", "operations": "all", "host": "127.0.0.1"})
     assert command(denied).startswith("mqd acl deny bob all 'topic/ruled-*' --from 127.0.0.1")

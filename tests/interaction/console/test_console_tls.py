@@ -90,7 +90,7 @@ def test_users_log_in_by_tls_from_anywhere(secured: Secured, places: secure.File
 
 @pytest.mark.parametrize(
     ("content", "password", "reason"),
-    [("nonsense", None, "it takes a PEM file of a certificate"), (None, "secret", "has a password")],
+    [("nonsense", None, "give a PEM file with the certificate"), (None, "secret", "has a password")],
 )
 def test_a_certificate_that_cannot_be_used_is_reported(
     certificate: Path, tmp_path: Path, content: str | None, password: str | None, reason: str

@@ -123,7 +123,7 @@ def test_users_need_their_own_credentials() -> None:
     user = console_options.user_security(chosen.security, "ada", "hers")
     assert user.settings["sasl.username"] == "ada" and user.settings["sasl.mechanisms"] == "SCRAM-SHA-512"
     off = options(NOWHERE, SASL, host="10.0.0.1", certificate=Path("c"), key=Path("k"))
-    assert off.hosts == {"10.0.0.1"}
+    assert off.allowed_hosts == {"10.0.0.1"}
 
 
 # -- login -----------------------------------------------------------------------------------------
