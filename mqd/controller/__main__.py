@@ -68,7 +68,7 @@ class Refused(RuntimeError):
     """The controller cannot start here; the message names the remedy."""
 
 
-def _known_cluster_id(layout: paths.Layout) -> str:
+def _stored_cluster_id(layout: paths.Layout) -> str:
     try:
         return directories.read_properties(layout.meta_properties).get("cluster.id", "")
     except OSError:
@@ -94,8 +94,9 @@ async def _refuse_lost_metadata(layout: paths.Layout, log_dirs: list[str]) -> No
     silent = [path for path, response in zip(log_dirs, responses) if not response.done()]
     if silent:
         raise Refused(
-            f"{layout.metadata_dir} is empty, and {silent[0]} does not respond: it may hold partitions whose"
-            " metadata would be lost. Start again when it responds, or without it in log.dirs"
+            f"{layout.metadata_dir} is empty, and the log directory {silent[0]} does not respond: it may hold"
+            " partitions, whose metadata would be lost. Start again when the directory responds, or remove it from"
+            " log.dirs"
         )
     occupied = [path for path, response in zip(log_dirs, responses) if response.result()]
     if occupied:
@@ -154,12 +155,12 @@ class Process:
         Left, and the keeper shuts them down.
         """
 
-        async def work() -> None:
+        async def leave_and_report() -> None:
             if self.shell is not None and self.server is not None:
                 self.left_epoch = await self.shell.leave()
             self.client.left()
 
-        self.leaving = asyncio.get_running_loop().create_task(work())
+        self.leaving = asyncio.get_running_loop().create_task(leave_and_report())
 
     def on_shutdown(self, reason: str) -> None:
         self.shutdown_received = True
@@ -172,7 +173,7 @@ class Process:
         immediately if there is a log; otherwise creates a cluster of one host, or queries the seeds
         until it is clear which cluster this host belongs to.
         """
-        stored_cluster_id = _known_cluster_id(self.layout)
+        stored_cluster_id = _stored_cluster_id(self.layout)
         if stored.snapshot is not None:
             if state.cluster_id and stored_cluster_id and state.cluster_id != stored_cluster_id:
                 raise Refused(
@@ -230,7 +231,7 @@ class Process:
         absent_ids = used_ids - {directory.directory_id for directory in entries}
         for directory_id in sorted(absent_ids):
             log.error(
-                "a log directory with partitions is not in log.dirs; they are offline",
+                "a log directory with partitions is not in log.dirs: its partitions are offline",
                 directory_id=directory_id,
                 last_seen=known_paths.get(directory_id, "?"),
             )
@@ -308,15 +309,16 @@ class Process:
             self.membership.start_gossip(self.layout.metadata_dir, self.layout.run_dir, self.client.control.generation)
         )
         control = self.client.control
-        restarted = control.broker_incarnation == control.generation
+        # an earlier controller process of this keeper has registered the broker
+        has_predecessor = control.broker_incarnation == control.generation
         await self._unless_ended(
             shell.wait_metadata(control.metadata_version, shell.quorum.core.log.end_offset)
-            if restarted
+            if has_predecessor
             else shell.wait_metadata(0)
         )
         if shell.failed.done():
             return await self._finish()
-        state = shell.core.committed
+        state = shell.metadata.committed
         unsupported = features.describe_unsupported(state.features, features.supported())
         if unsupported:
             raise Refused(
@@ -326,7 +328,7 @@ class Process:
         entries, devices = await self._unless_ended(
             asyncio.gather(self.prepare_directories(cluster_id, state), self.devices())
         )
-        state = shell.core.committed  # it may have grown in the meantime
+        state = shell.metadata.committed  # it may have grown in the meantime
         index_of = {
             directory.directory_id: index
             for index, directory in enumerate(entries)
@@ -369,9 +371,9 @@ class Process:
             quotas.bursts_ns(self.config),
         )
 
-    async def _unless_ended(self, work):
-        """The result of `work`. Raises Ended if this process must end before the work is done."""
-        task = asyncio.ensure_future(work)
+    async def _unless_ended(self, awaitable):
+        """Returns the result of `awaitable`. Raises Ended if this process must end before it is done."""
+        task = asyncio.ensure_future(awaitable)
         await asyncio.wait({task, self.ended}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
@@ -381,7 +383,7 @@ class Process:
     async def _serve(self, cluster_id: str, ticking: asyncio.Task[None]) -> int:
         shell = self.shell
         assert shell is not None
-        state = shell.core.committed
+        state = shell.metadata.committed
         log.info(
             "controller serves",
             cluster_id=cluster_id,
@@ -416,8 +418,8 @@ class Process:
         return self.client.exit_status
 
     async def _record_clean_shutdown(self, shell: Shell) -> None:
-        """Waits until the workers have ended; if all have left their markers, records that this session
-        lost nothing. Does not wait for directories that do not respond.
+        """Waits until the workers have ended. If all of them have left their markers, records that this
+        session lost nothing. Does not wait for directories that do not respond.
         """
         control, loop = self.client.control, asyncio.get_running_loop()
         epoch = self.left_epoch if self.left_epoch >= 0 else shell.broker_epoch
@@ -437,8 +439,8 @@ class Process:
         for path, index in self._marker_locations(shell):
             workers_of.setdefault(path, []).append(index)
         checks = {path: partial(_have_all_markers, Path(path), indices) for path, indices in workers_of.items()}
-        has_all_markers = await self._responses(checks)
-        if len(has_all_markers) == len(checks) and all(has_all_markers.values()):
+        check_results = await self._responses(checks)
+        if len(check_results) == len(checks) and all(check_results.values()):
             await self._responses({",".join(self.log_dirs): lambda: self.record_session(epoch, True)})
 
     async def _responses(self, queries: Mapping[str, Callable[[], T]]) -> dict[str, T]:
@@ -464,7 +466,7 @@ class Process:
         paths_by_id = {directory.directory_id: directory.path for directory in shell.directories}
         return {
             (paths_by_id.get(directory, ""), owner_of(topic.topic_id, partition.index, count))
-            for topic in shell.core.committed.topics.values()
+            for topic in shell.metadata.committed.topics.values()
             for partition in topic.partitions
             for node, directory in zip(partition.replicas, partition.directories)
             if node == self.node_id

@@ -164,8 +164,8 @@ def _check_owner(properties: Mapping[str, str], path: Path, cluster_id: str, nod
         actual = properties.get(name, expected)
         if actual != expected:
             raise DirectoryRefused(
-                f"{path} has {name}={actual}, this broker {name}={expected}: the directory belongs to another broker;"
-                " remove it from log.dirs"
+                f"{path} has {name}={actual}, but this broker has {name}={expected}: the directory belongs to another"
+                " broker; remove it from log.dirs"
             )
 
 

@@ -33,7 +33,7 @@ class StoreSnapshot(msgspec.Struct, frozen=True):
     state: MetadataState  # a copy: it is encoded in the thread
 
 
-Work = (
+DiskRequest = (
     events.PersistVote
     | events.AppendLog
     | events.TruncateLog
@@ -57,26 +57,26 @@ class Disk:
     ) -> None:
         self._store = store
         self._on_event, self._on_failure, self._committed_offset = on_event, on_failure, committed_offset
-        self._queue: deque[Work] = deque()
+        self._queue: deque[DiskRequest] = deque()
         self._worker_task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "metadata-log")
         self._failed = False
-        self.snapshot_pending = False
+        self.is_snapshot_pending = False
 
     @property
     def is_idle(self) -> bool:
         return self._worker_task is None
 
-    def submit(self, work: Work) -> None:
+    def submit(self, request: DiskRequest) -> None:
         if self._failed:
             return
-        if isinstance(work, StoreSnapshot):
-            self.snapshot_pending = True
-        self._queue.append(work)
+        if isinstance(request, StoreSnapshot):
+            self.is_snapshot_pending = True
+        self._queue.append(request)
         if self._worker_task is None:
-            self._worker_task = asyncio.get_running_loop().create_task(self._work())
+            self._worker_task = asyncio.get_running_loop().create_task(self._run_queue())
 
-    async def _work(self) -> None:
+    async def _run_queue(self) -> None:
         try:
             while self._queue:
                 await self._carry_out(self._queue.popleft())
@@ -95,43 +95,43 @@ class Disk:
         self._queue.clear()
         self._on_failure(reason)
 
-    async def _carry_out(self, work: Work) -> None:
+    async def _carry_out(self, request: DiskRequest) -> None:
         run = asyncio.get_running_loop().run_in_executor
         try:
-            match work:
+            match request:
                 case events.AppendLog():
-                    sequence, batches = self._gather_appends(work)
+                    sequence, batches = self._gather_appends(request)
                     await run(self._thread, self._store.append, batches, clock.now_ms(), self._committed_offset())
                     self._on_event(events.DiskDone(sequence))
                 case events.PersistVote():
-                    await run(self._thread, self._store.write_vote, work.vote)
-                    self._on_event(events.DiskDone(work.sequence))
+                    await run(self._thread, self._store.write_vote, request.vote)
+                    self._on_event(events.DiskDone(request.sequence))
                 case events.TruncateLog():
-                    await run(self._thread, self._store.truncate, work.offset)
-                    self._on_event(events.DiskDone(work.sequence))
+                    await run(self._thread, self._store.truncate, request.offset)
+                    self._on_event(events.DiskDone(request.sequence))
                 case events.InstallSnapshot():
-                    await run(self._thread, self._store.install, work.meta, work.data)
-                    self._on_event(events.DiskDone(work.sequence))
+                    await run(self._thread, self._store.install, request.meta, request.data)
+                    self._on_event(events.DiskDone(request.sequence))
                 case StoreSnapshot():
-                    await self._store_snapshot(work)
+                    await self._store_snapshot(request)
                 case events.ReadSnapshot():
                     data = await run(
                         self._thread,
                         self._store.read_snapshot,
-                        work.snapshot_offset,
-                        work.snapshot_epoch,
-                        work.position,
-                        work.size_bytes,
+                        request.snapshot_offset,
+                        request.snapshot_epoch,
+                        request.position,
+                        request.size_bytes,
                     )
-                    self._on_event(events.SnapshotRead(work, data))
+                    self._on_event(events.SnapshotRead(request, data))
         except (OSError, ValueError) as error:
-            self._on_refused(work, error)
+            self._on_refused(request, error)
 
-    def _gather_appends(self, work: events.AppendLog) -> tuple[int, list[Batch]]:
-        """The sequence of the last append, and the batches of `work` and of the appends that follow
+    def _gather_appends(self, request: events.AppendLog) -> tuple[int, list[Batch]]:
+        """The sequence of the last append, and the batches of `request` and of the appends that follow
         it in the queue: they get one write and one flush.
         """
-        sequence, batches = work.sequence, list(work.batches)
+        sequence, batches = request.sequence, list(request.batches)
         size = sum(batch.size_bytes for batch in batches)
         while self._queue and isinstance(following := self._queue[0], events.AppendLog) and size < APPEND_BYTES_MAX:
             self._queue.popleft()
@@ -140,33 +140,33 @@ class Disk:
             size += sum(batch.size_bytes for batch in following.batches)
         return sequence, batches
 
-    async def _store_snapshot(self, work: StoreSnapshot) -> None:
+    async def _store_snapshot(self, request: StoreSnapshot) -> None:
         def store() -> int:
-            data = encode_state(work.state)
-            self._store.store_snapshot(work.meta, data)
+            data = encode_state(request.state)
+            self._store.store_snapshot(request.meta, data)
             return len(data)
 
         try:
             size_bytes = await asyncio.get_running_loop().run_in_executor(self._thread, store)
         finally:
-            self.snapshot_pending = False
-        log.info("snapshot of the metadata written", offset=work.meta.offset, size_bytes=size_bytes)
-        self._on_event(events.SnapshotStored(work.meta, size_bytes))
+            self.is_snapshot_pending = False
+        log.info("snapshot of the metadata written", offset=request.meta.offset, size_bytes=size_bytes)
+        self._on_event(events.SnapshotStored(request.meta, size_bytes))
 
-    def _on_refused(self, work: Work, error: Exception) -> None:
-        match work:
+    def _on_refused(self, request: DiskRequest, error: Exception) -> None:
+        match request:
             case StoreSnapshot():
                 log.warning("a snapshot of the metadata could not be written; the log continues", reason=str(error))
             case events.ReadSnapshot():
                 log.warning("a snapshot of the metadata could not be read", reason=str(error))
-            case _ if isinstance(error, ValueError) and not isinstance(work, events.InstallSnapshot):
+            case _ if isinstance(error, ValueError) and not isinstance(request, events.InstallSnapshot):
                 raise error  # a bug
             case _:
                 log.error("the metadata log cannot be written; waiting writes are refused", reason=str(error))
                 self._queue = deque(
                     waiting for waiting in self._queue if isinstance(waiting, StoreSnapshot | events.ReadSnapshot)
                 )
-                self._on_event(events.DiskRefused(work.sequence, str(error)))
+                self._on_event(events.DiskRefused(request.sequence, str(error)))
 
     async def restore_reserve(self) -> None:
         if self.is_idle:

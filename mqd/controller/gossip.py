@@ -15,7 +15,7 @@ the core has handled the event. All of these are hints.
 
 A TCP exchange, after the handshake of mqd/cluster/membership/handshake.py (purpose "gossip"): the
 initiator sends a 4-byte length and a State or StreamPing, and gets a length and a State or
-StreamAck; then it ends. Bounds: STATE_BYTES_MAX per message, SERVED_COUNT_MAX served concurrently,
+StreamAck; then the exchange ends. Bounds: STATE_BYTES_MAX per message, SERVED_COUNT_MAX served concurrently,
 exchange_ms_max each, RESOLVE_COUNT_MAX concurrent name lookups.
 """
 
@@ -310,8 +310,8 @@ class Gossip(asyncio.DatagramProtocol):
 
     # -- streams -----------------------------------------------------------------------------------
 
-    def _start_task(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _start_task(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -367,7 +367,7 @@ class Gossip(asyncio.DatagramProtocol):
             async with asyncio.timeout(self.core.settings.exchange_ms_max / 1000):
                 message = await _read(reader)
                 if isinstance(message, State):
-                    # before the peer's state is merged: a joining host must learn its own last known state
+                    # taken before the peer's state is merged: a joining peer must learn its last known state
                     own_state = self.core.state(wants_response=False)
                     self.handle(events.StateReceived(message))
                     _write(writer, own_state)
@@ -397,9 +397,9 @@ def create(
     directory: Path,
     settings: Settings | None = None,
 ) -> Gossip:
-    """A Gossip, not started yet. `secrets`: the cluster's secrets. Messages are sealed with the
-    first one, and accepted if sealed with any of them. `directory`: the metadata directory, which
-    has the file with the life. Raises OSError.
+    """Returns a Gossip that is not started yet. `secrets`: the cluster's secrets. Messages are sealed
+    with the first one, and accepted if sealed with any of them. `directory`: the metadata directory,
+    which has the file with the life. Raises OSError.
     """
     life_path = directory / "gossip-life"
     first, *others = gossip_keys(secrets)

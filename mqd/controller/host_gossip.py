@@ -57,8 +57,8 @@ def _version() -> str:
 
 
 def _file_system_bytes(log_dirs: Iterable[str], field: Literal["total", "used"]) -> int:
-    """The sum of a field of shutil.disk_usage() over the file systems of log.dirs. Each file system
-    is counted once.
+    """Returns the sum of a field of shutil.disk_usage() over the file systems of log.dirs. Each file
+    system is counted once.
     """
     bytes_by_device = {}
     for path in log_dirs:
@@ -189,7 +189,7 @@ class HostGossip:
             self.gossip.handle(events.ControllerKnown(core.leader, core.epoch))
 
     def _gossip_seeds(self) -> None:
-        brokers = self._shell.core.committed.brokers
+        brokers = self._shell.metadata.committed.brokers
         broker_addresses = {
             (broker.controller_host, broker.controller_port)
             for broker in brokers.values()
@@ -204,7 +204,7 @@ class HostGossip:
                 self.gossip.handle(events.Forget(view.node_id))  # unregistered
 
     def _gossip_load(self) -> None:
-        state, node_id = self._shell.core.committed, self._shell.node_id
+        state, node_id = self._shell.metadata.committed, self._shell.node_id
         broker = state.brokers.get(node_id)
         replicas = sum(count for (node, _), count in state.partition_counts.items() if node == node_id)
         self.gossip.handle(
@@ -254,12 +254,12 @@ class HostGossip:
         names are resolved in the background whenever the hosts change; a host whose name is not
         resolved is not notified.
         """
-        recipients = death_proofs.recipients(self._shell.quorum.core, self._shell.core.committed)
+        recipients = death_proofs.recipients(self._shell.quorum.core, self._shell.metadata.committed)
         if recipients != self._recipients:
             self._recipients = recipients
             self._resolved = {
-                recipient: known._replace(until_s=0.0)
-                for recipient, known in self._resolved.items()
+                recipient: resolved._replace(until_s=0.0)
+                for recipient, resolved in self._resolved.items()
                 if recipient in recipients
             }
         now_s = asyncio.get_running_loop().time()
@@ -287,7 +287,7 @@ class HostGossip:
     def _write_instructions(self) -> None:
         shell = self._shell
         notice = self._final_notice = death_proofs.final_notice(
-            shell.quorum.core, shell.core.committed, self._incarnation, self._final_notice
+            shell.quorum.core, shell.metadata.committed, self._incarnation, self._final_notice
         )
         instructions = None
         addresses = tuple(
@@ -322,7 +322,7 @@ class HostGossip:
     def _on_leader_changed(self) -> None:
         """Writes the instructions immediately: after an election the stored ones are wrong."""
         self._try_write_instructions()
-        if self._shell.core.active:
+        if self._shell.metadata.active:
             for proof in self._proofs.on_active():
                 self._shell.on_peer(proof.node_id, proof)
 
@@ -345,7 +345,7 @@ class HostGossip:
         leader_died, proof = self._proofs.on_notice(notice)
         if leader_died is not None:
             self._shell.quorum.handle(leader_died)
-        if proof is not None and self._shell.core.active:
+        if proof is not None and self._shell.metadata.active:
             self._shell.on_peer(proof.node_id, proof)
 
     # -- hints -------------------------------------------------------------------------------------

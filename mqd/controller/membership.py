@@ -90,7 +90,9 @@ class Membership:
     # -- joining a cluster ------------------------------------------------------------------------
 
     async def form(self, lost_cluster_id: str) -> formation.CreateCluster | formation.Join:
-        """Waits until the seeds' responses allow a decision. Called only if there are seeds."""
+        """Waits until the seeds' responses allow a decision. Called only if there are seeds.
+        `lost_cluster_id`: the cluster whose metadata this host has lost, or "".
+        """
         assert self._peers is not None
         self._forming = ClusterFormation(
             FormationCore(self._member(), self.seeds, lost_cluster_id), self._peers, self._report_waiting
@@ -157,7 +159,7 @@ class Membership:
     def _decide(self, hello: Hello) -> Identity | Refusal:
         own, theirs = self.identity(), hello.identity
         if hello.purpose == "gossip" and self.gossip is None:
-            return Refusal(handshake.REFUSED_BUSY, "the host that refuses does not gossip yet")
+            return Refusal(handshake.REFUSED_BUSY, "the refusing host has not started gossip yet")
         if hello.purpose not in ("controller", "gossip"):
             return Refusal(
                 handshake.REFUSED_PURPOSE, f"purpose {hello.purpose!r} is not served on the controller's listener"
@@ -170,20 +172,19 @@ class Membership:
         if own.cluster_id and theirs.cluster_id and own.cluster_id != theirs.cluster_id:
             return Refusal(
                 handshake.REFUSED_CLUSTER,
-                f"the host that refuses belongs to cluster {own.cluster_id}, the host that connects"
-                f" belongs to {theirs.cluster_id}",
+                f"the refusing host belongs to cluster {own.cluster_id}, the connecting host to {theirs.cluster_id}",
             )
         if theirs.feature_first > own.feature_last or theirs.feature_last < own.feature_first:
             return Refusal(
                 handshake.REFUSED_FEATURES,
-                f"the host that refuses reads metadata of levels {own.feature_first} to {own.feature_last}, the host"
-                f" that connects reads {theirs.feature_first} to {theirs.feature_last}",
+                f"the refusing host reads metadata of levels {own.feature_first} to {own.feature_last}, the connecting"
+                f" host reads levels {theirs.feature_first} to {theirs.feature_last}",
             )
         if conflict := self._node_id_conflict(theirs):
             return Refusal(handshake.REFUSED_IDENTITY, conflict)
         unsupported = (
             features.describe_unsupported(
-                self._shell.core.committed.features, features.supported_levels(theirs.features)
+                self._shell.metadata.committed.features, features.supported_levels(theirs.features)
             )
             if self._shell is not None and own.cluster_id
             else ""
@@ -191,25 +192,27 @@ class Membership:
         if unsupported:
             return Refusal(
                 handshake.REFUSED_FEATURES,
-                f"the host that connects runs a version of mqd that this cluster no longer supports: {unsupported}."
+                f"the connecting host runs a version of mqd that this cluster no longer supports: {unsupported}."
                 " Install the version that the other hosts run",
             )
         return own
 
     def _node_id_conflict(self, theirs: Identity) -> str:
-        """The reason to ignore a host with this identity: its node id belongs to another active
-        host. Messages to a node id go over one connection, so the active host would no longer
-        receive its messages, and would lose its lease to the newcomer. While this host knows no
-        leader, or has applied no record of the present leader's epoch, it cannot tell which of the
-        two hosts the cluster means (its metadata may be older than the replacement of one by the
-        other), and accepts both. "" = accepted.
+        """Returns why a host with this identity is ignored: its node id belongs to another active host.
+        Returns "" if the host is accepted.
+
+        Messages to a node id go over one connection, so the active host would no longer receive its
+        messages, and would lose its lease to the newcomer. If this host knows no leader, or has
+        applied no record of the current leader's epoch, its metadata may be older than the
+        replacement of one host by the other: it cannot tell which of the two the cluster means, and
+        accepts both.
         """
         if self._shell is None:
             return ""
         core = self._shell.quorum.core
         if core.leader < 0 or core.log.epoch_before(core.applied_offset) != core.epoch:
             return ""
-        holder = self._shell.core.committed.brokers.get(theirs.node_id)
+        holder = self._shell.metadata.committed.brokers.get(theirs.node_id)
         if holder is None or holder.fenced or holder.directory_id in ("", theirs.directory_id):
             return ""
         return (

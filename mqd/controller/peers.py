@@ -1,4 +1,4 @@
-"""Connections between the controllers of hosts: connects, admits other hosts, keeps their
+"""Connections between the controllers of hosts. Opens connections, admits other hosts, keeps their
 addresses, and sends and receives messages.
 
 Best effort: if there is a live connection, a message is sent over it. Otherwise it waits (a few
@@ -48,7 +48,7 @@ PENDING_MAX = 64
 LOST_MS_MAX = 3_000
 CONNECT_SECONDS_MAX = 2.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
-REFUSED_S = 2.0  # a peer that refused is not contacted again before this
+REFUSED_S = 2.0  # after a refusal, the peer is not contacted again for this time
 
 log = logging.get("controller.peers")
 
@@ -172,7 +172,8 @@ class Peers:
             return
         node = self._nodes.setdefault(node_id, _Node())
         if node.addresses[:1] != [(host, port)]:
-            node.addresses = [(host, port), *(one for one in node.addresses if one != (host, port))][:3]
+            older = [address for address in node.addresses if address != (host, port)]
+            node.addresses = [(host, port), *older][:3]
             node.next_try = 0.0
 
     def connected_nodes(self) -> list[int]:
@@ -198,8 +199,8 @@ class Peers:
         if node.connecting is None and time.monotonic() >= node.next_try:
             node.connecting = self._start_task(self._connect(node_id, node))
 
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -358,7 +359,8 @@ class Peers:
             node.current = connection
         self._send_pending(node)
         if len(node.connections) > CONNECTIONS_PER_NODE_MAX:
-            next(one for one in node.connections if one is not node.current).writer.transport.abort()
+            oldest = next(connection for connection in node.connections if connection is not node.current)
+            oldest.writer.transport.abort()
 
     @staticmethod
     def _send_pending(node: _Node) -> None:
@@ -375,11 +377,11 @@ class Peers:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def drop(self, keeps: Callable[[Identity], bool]) -> None:
-        """Ends the connections to peers for which `keeps` is false."""
+    def drop(self, should_keep: Callable[[Identity], bool]) -> None:
+        """Ends the connections to peers for which `should_keep` returns false."""
         for node in self._nodes.values():
             for connection in list(node.connections):
-                if not keeps(connection.identity):
+                if not should_keep(connection.identity):
                     connection.writer.transport.abort()
 
     async def flush(self, seconds: float = 1.0) -> None:

@@ -28,9 +28,9 @@ log = logging.get("controller.quorum")
 
 
 class Quorum:
-    """`on_metadata(event)`: passes it to the metadata core. `on_leader()`: the leader, the
-    epoch, the voters, or whether this host is the active controller has changed.
-    `send(node_id, message)`: best effort.
+    """`on_metadata(event)`: passes the event to the metadata core. `on_leader()`: called when the
+    leader, the epoch or the voters have changed, or this host has become or ceased to be the active
+    controller. `send(node_id, message)`: best effort.
     """
 
     def __init__(
@@ -143,7 +143,8 @@ class Quorum:
                 records = tuple([decode_record(value) for value in batch.values]) if batch.kind == DATA else ()
             except ValueError as error:
                 raise RuntimeError(
-                    f"the metadata record at offset {batch.base_offset}: {error}; start the mqd version that wrote it"
+                    f"cannot decode the metadata records from offset {batch.base_offset} on: {error}; start the"
+                    " version of mqd that wrote them"
                 ) from error
             self._on_metadata(metadata_core.Committed(records, batch.next_offset))
 
@@ -183,7 +184,7 @@ class Quorum:
 
     def _request_snapshot(self) -> None:
         state = self._metadata.committed
-        if not self.disk.snapshot_pending:
+        if not self.disk.is_snapshot_pending:
             self._snapshot_requested_at = asyncio.get_running_loop().time()
             self.disk.submit(StoreSnapshot(self.core.snapshot_meta(state.version), state.copy()))
 
@@ -195,7 +196,7 @@ class Quorum:
         )
         if (
             is_due
-            and not self.disk.snapshot_pending
+            and not self.disk.is_snapshot_pending
             and asyncio.get_running_loop().time() - self._snapshot_requested_at >= SNAPSHOT_RETRY_S
         ):
             if self.core.log.snapshot is None or self._metadata.committed.version > self.core.log.snapshot.offset:

@@ -47,8 +47,8 @@ class Connection:
         self.number = number
         self.name = f"connection-{number}"
         self._writer = writer
-        # for the audit log, if the subscriber is a tool: its identity, and request id -> change for
-        # whose response it waits
+        # for the audit log, only if the subscriber is a tool: its identity, and the changes that have
+        # no response yet (request id -> change)
         self._tool_identity: dict[str, object] = {}
         self._audited_changes: dict[int, Change] = {}
 

@@ -53,8 +53,8 @@ _QUORUM_REQUESTS = (messages.AddVoter, messages.RemoveVoter, messages.DescribeQu
 class Shell:
     """`control`: native.Control. Call start_quorum(), then wait_metadata(), then start(); then
     subscribers may connect. `failed` is set with the reason when the process must end, `in_service`
-    when this host is unfenced and its workers know it, `ended` when it may end after a controlled
-    shutdown.
+    when this host is unfenced and its workers know it, `ended` when this process may end after a
+    controlled shutdown.
     """
 
     host: HostCore
@@ -71,7 +71,7 @@ class Shell:
         quota_bursts_ns: Sequence[int] = quotas.BURSTS_NS,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self.core = metadata
+        self.metadata = metadata
         self.node_id = metadata.node_id
         self.server: Server | None = None
         # called in a thread, once for each registration
@@ -100,11 +100,11 @@ class Shell:
         self._quota_bursts_ns = quota_bursts_ns
         self._cluster_id = ""
         self._started = self._leaving = False
-        self._dead_since_ms = -1  # when the other hosts were informed that no worker is alive
+        self._death_reported_ms = -1  # when the other hosts were informed that no worker is alive; -1 = they were not
         # done when the metadata may be sent to this host's processes
         self.metadata_ready: asyncio.Future[None] = loop.create_future()
-        self._broker_published: broker_core.SetBroker | None = None
-        self._voter_changes = voters.VoterChanges(self.quorum, self.core)
+        self._published_broker: broker_core.SetBroker | None = None
+        self._voter_changes = voters.VoterChanges(self.quorum, self.metadata)
 
     # -- start and end -----------------------------------------------------------------------------
 
@@ -116,15 +116,15 @@ class Shell:
             self.quorum.handle(events.PeersKnown(peers))
 
     async def wait_metadata(self, version: int, log_end: int = 0) -> None:
-        """Waits until the committed state has reached `version` and `log_end` or, if this host is
-        the only voter, until it is the active controller; or until the process must end. `log_end`:
-        the end of this host's log when the previous controller process ended. That process may have
-        sent any committed state to workers, and all of that state is in the log. Records that the
-        quorum's leader truncates were not committed.
+        """Waits until this host is the active controller; if it is not the only voter, it suffices that
+        the committed state has reached `version` and `log_end`. Also returns if the process must end.
+        `log_end`: the end of this host's log when the previous controller process ended. That process
+        may have sent any committed state to workers, and all of that state is in the log. Records
+        that the quorum's leader truncates were not committed.
         """
         waiting_since, log_count = clock.monotonic_ms(), 0
         while not self.failed.done():
-            state = self.core.committed
+            state = self.metadata.committed
             log_end = min(log_end, self.quorum.core.log.end_offset)
             needed = max(version, log_end)
             waited_s = (clock.monotonic_ms() - waiting_since) // 1000
@@ -140,10 +140,10 @@ class Shell:
                     need=needed,
                     seconds=waited_s,
                 )
-            if state.cluster_id and (self.core.active or (not self.quorum.core.is_alone and state.version >= needed)):
+            is_reached = not self.quorum.core.is_alone and state.version >= needed
+            if state.cluster_id and (self.metadata.active or is_reached):
                 return
-            # three cores and a disk must agree first, within milliseconds unless other hosts are
-            # involved
+            # three cores and a disk must agree first: milliseconds, unless other hosts are involved
             await asyncio.sleep(0.002)
 
     def start(
@@ -170,7 +170,7 @@ class Shell:
         lease_ns = self._control.lease_deadline_ns
         lease_ms = 0 if epoch < 0 else INT64_MAX if lease_ns == INT64_MAX else lease_ns // 1_000_000
         # reported now, because the metadata may never change again
-        self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
+        self.on_broker(broker_core.MetadataCommitted(self.metadata.committed.version, self.host.version))
         self.on_broker(broker_core.Started(registration, process_number, epoch, lease_ms))
         self._on_leader_changed()
         self._maybe_set_metadata_ready()
@@ -180,28 +180,28 @@ class Shell:
         With older metadata a worker would serve partitions that it led before the restart (R10),
         and set aside the files of topics that are missing there.
         """
-        own = self.core.committed.brokers.get(self.node_id)
+        broker, registration = self.metadata.committed.brokers.get(self.node_id), self._registration
         if (
             self.metadata_ready.done()
-            or own is None
-            or (own.incarnation, own.directory_id) != (self._registration.incarnation, self._registration.directory_id)
+            or broker is None
+            or (broker.incarnation, broker.directory_id) != (registration.incarnation, registration.directory_id)
         ):
             return
         self.metadata_ready.set_result(None)
-        self.on_host(slots.read_slots(self._control, self.core.committed))
+        self.on_host(slots.read_slots(self._control, self.metadata.committed))
         self.on_host(self._measurement())
         self.on_host(ControllerChanged(self._active_controller()))
-        self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
+        self.on_broker(broker_core.MetadataCommitted(self.metadata.committed.version, self.host.version))
 
     def _publish_quotas(self) -> None:
-        """Called before changed quotas are published: they apply as soon as they are known."""
-        quotas.publish(self._control, self.core.committed.client_quotas, self._quota_bursts_ns)
+        """Called before this host's processes receive the metadata: quotas apply as soon as they are known."""
+        quotas.publish(self._control, self.metadata.committed.client_quotas, self._quota_bursts_ns)
 
     async def leave(self) -> int:
         """Moves this host's leaderships, and that of the quorum, to other hosts; until then it
         continues to serve (R15). Returns its broker epoch, or -1 if it has none.
         """
-        if not self._started or (self.quorum.core.is_alone and len(self.core.committed.brokers) <= 1):
+        if not self._started or (self.quorum.core.is_alone and len(self.metadata.committed.brokers) <= 1):
             return self.broker_epoch
         self._leaving = True
         self.on_broker(broker_core.ShutdownRequested())
@@ -225,7 +225,7 @@ class Shell:
     async def tick(self) -> None:
         """The broker core runs before the metadata core: a process that was paused renews its own
         session before it looks for expired ones. No tick waits for a disk, because this host's
-        lease and all brokers' sessions depend on it.
+        lease and all brokers' sessions depend on the ticks.
         """
         loop = asyncio.get_running_loop()
         measured_at, measuring = loop.time(), None
@@ -254,9 +254,9 @@ class Shell:
         """
         if self._leaving or not self._is_in_service():
             return QUICK_TICK_S
-        if self.quorum.core.is_alone and len(self.core.committed.brokers) == 1:
+        if self.quorum.core.is_alone and len(self.metadata.committed.brokers) == 1:
             return TICK_S
-        expiry_ms = self.core.next_expiry_ms
+        expiry_ms = self.metadata.next_expiry_ms
         return (
             CLUSTER_TICK_S
             if expiry_ms is None
@@ -278,10 +278,10 @@ class Shell:
 
     @property
     def broker_epoch(self) -> int:
-        return self._broker_published.broker_epoch if self._broker_published is not None else -1
+        return self._published_broker.broker_epoch if self._published_broker is not None else -1
 
     def _is_in_service(self) -> bool:
-        return self._broker_published is not None and self._broker_published.ready and not self._broker_published.fenced
+        return self._published_broker is not None and self._published_broker.ready and not self._published_broker.fenced
 
     # -- this host's processes ---------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class Shell:
     def _on_request(self, client: int, request: messages.Request) -> None:
         if isinstance(request.change, messages.DeleteRecords | messages.MoveReplica):
             self.on_host(host_core.CommandRequested(client, request.request_id, request.change))
-        elif not self.core.active:
+        elif not self.metadata.active:
             self.on_broker(broker_core.ChangeRequested(client, request))
         elif isinstance(request.change, _QUORUM_REQUESTS):
             self._voter_changes.request(request, lambda response: self._send(client, response))
@@ -332,28 +332,28 @@ class Shell:
         return [self._control.endpoint_state(index) for index in range(self._control.worker_count)]
 
     def _maybe_report_dead(self) -> None:
-        """If no worker is alive, as the keeper has proven, no process here leads anything: the other
-        hosts need not wait for this host's session to end, nor for its workers to return.
+        """Reports HostDied if the keeper has proven that no worker is alive: no process here leads anything,
+        so the other hosts need not wait for the end of this host's session or the return of its workers.
         """
         if (
-            self._dead_since_ms >= 0
+            self._death_reported_ms >= 0
             or self._leaving
             or self.quorum.core.is_alone
-            or len(self.core.committed.brokers) <= 1
+            or len(self.metadata.committed.brokers) <= 1
         ):
             return
         if all(state == native.ProcessState.DEAD for state in self._worker_states()):
             log.warning("no worker of this host is alive: its leaderships move to other hosts")
-            self._dead_since_ms = clock.monotonic_ms()
+            self._death_reported_ms = clock.monotonic_ms()
             self.on_broker(broker_core.HostDied())
 
     def _maybe_report_alive(self) -> None:
         """Withdraws HostDied when all workers serve, or some do and the others are overdue."""
-        if self._dead_since_ms < 0:
+        if self._death_reported_ms < 0:
             return
         running = [state == native.ProcessState.RUNNING for state in self._worker_states()]
-        if all(running) or (any(running) and clock.monotonic_ms() - self._dead_since_ms >= WORKERS_BACK_MS_MAX):
-            self._dead_since_ms = -1
+        if all(running) or (any(running) and clock.monotonic_ms() - self._death_reported_ms >= WORKERS_BACK_MS_MAX):
+            self._death_reported_ms = -1
             self.on_broker(broker_core.HostDied(False))
 
     def _send(self, client: object, message: messages.FromController) -> None:
@@ -372,7 +372,7 @@ class Shell:
             if (
                 isinstance(message, peer.ChangeForwarded)
                 and isinstance(message.request.change, _QUORUM_REQUESTS)
-                and self.core.active
+                and self.metadata.active
             ):
                 self._on_forwarded(node_id, message)
             else:
@@ -381,7 +381,7 @@ class Shell:
             self.quorum.handle(events.Received(node_id, message))  # type: ignore[arg-type]  # by its kind
 
     def _on_forwarded(self, node_id: int, message: peer.ChangeForwarded) -> None:
-        epoch, version = self.quorum.core.epoch, self.core.committed.version
+        epoch, version = self.quorum.core.epoch, self.metadata.committed.version
 
         def respond(response: messages.Response) -> None:
             self._send_peer(
@@ -404,13 +404,13 @@ class Shell:
     def _learn_addresses(self) -> None:
         for voter in self.quorum.voters:
             self._add_address(voter.node_id, voter.host, voter.port)
-        for broker in self.core.committed.brokers.values():
+        for broker in self.metadata.committed.brokers.values():
             self._add_address(broker.node_id, broker.controller_host, broker.controller_port)
 
     def _on_leader_changed(self) -> None:
         """Informs the cores of the leader; also called when voters or this host's role change."""
         core, leader = self.quorum.core, self._active_controller()
-        if leader == self.node_id and not self.core.tail.cluster_id:
+        if leader == self.node_id and not self.metadata.tail.cluster_id:
             self.on_metadata(metadata_core.ClusterFounded(self._cluster_id, clock.now_ms()))
         self._learn_addresses()
         if self._started:
@@ -421,12 +421,12 @@ class Shell:
     def _active_controller(self) -> int:
         """Node id of the active controller; -1 = not known, or elected but not active yet."""
         leader = self.quorum.core.leader
-        return leader if leader != self.node_id or self.core.active else -1
+        return leader if leader != self.node_id or self.metadata.active else -1
 
     # -- carrying out ------------------------------------------------------------------------------
 
     def on_metadata(self, event: metadata_core.Event) -> None:
-        for action in self.core.handle(event, boottime_ms()):
+        for action in self.metadata.handle(event, boottime_ms()):
             match action:
                 case metadata_core.Persist():
                     self.quorum.propose(action)
@@ -447,14 +447,14 @@ class Shell:
                     self._send_peer(action.node_id, message)
         if self._started and isinstance(event, metadata_core.Committed | metadata_core.SnapshotInstalled):
             self._maybe_set_metadata_ready()
-            self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
+            self.on_broker(broker_core.MetadataCommitted(self.metadata.committed.version, self.host.version))
             self._maybe_set_in_service()
 
     def _topic_image(self, topic: TopicState) -> messages.TopicImage:
         """This controller can be the active one before it has started its host core."""
         return self.host.topic_image(topic) if self._started else HostCore.image_without_slots(topic)
 
-    def _publish(self, action: metadata_core.Publish, from_snapshot: bool) -> None:
+    def _publish(self, action: metadata_core.Publish, is_from_snapshot: bool) -> None:
         self._log_published(action)
         if action.brokers_changed:
             self._learn_addresses()
@@ -462,10 +462,10 @@ class Shell:
             return
         if action.client_quotas_changed:
             self._publish_quotas()
-        self.on_host(StateReplaced() if from_snapshot else action)
+        self.on_host(StateReplaced() if is_from_snapshot else action)
 
     def _on_state_loaded(self) -> None:
-        log.info("the metadata was replaced by the leader's snapshot", version=self.core.committed.version)
+        log.info("the metadata was replaced by the leader's snapshot", version=self.metadata.committed.version)
 
     @staticmethod
     def _log_published(action: metadata_core.Publish) -> None:
@@ -535,9 +535,9 @@ class Shell:
                         self.ended.set_result(action)
                 case broker_core.NotYetRegistered():
                     log.warning(
-                        "this host is not in service: another host has its node.id. It waits until that host's session"
-                        " ends; if that host is to stay, stop this one and give it a node.id of its own, and an empty"
-                        " data directory",
+                        "this host is not in service: another host has its node.id. This host waits until that host's"
+                        " session ends; if that host is to stay, stop this host, and give it a node.id of its own and"
+                        " an empty data directory",
                         node_id=self.node_id,
                         reason=action.message,
                     )
@@ -546,7 +546,7 @@ class Shell:
 
     def _reply(self, action: broker_core.Reply) -> None:
         response = action.response
-        topic = self.core.committed.topics.get(action.topic_name) if action.topic_name is not None else None
+        topic = self.metadata.committed.topics.get(action.topic_name) if action.topic_name is not None else None
         if topic is not None:
             response = msgspec.structs.replace(response, topic=self.host.topic_image(topic))
         self._send(action.client, response)
@@ -555,7 +555,7 @@ class Shell:
         lease_ms = action.lease_until_ms if action.ready else 0
         lease_ns = INT64_MAX if lease_ms >= INT64_MAX // 1_000_000 else lease_ms * 1_000_000
         self._control.set_broker(action.broker_epoch, action.incarnation, lease_ns)
-        previous, self._broker_published = self._broker_published, action
+        previous, self._published_broker = self._published_broker, action
         if previous is None or (previous.fenced, previous.ready, previous.broker_epoch) != (
             action.fenced,
             action.ready,
@@ -571,11 +571,11 @@ class Shell:
         """Sets `in_service` once this host is unfenced and its workers know it."""
         if self.in_service.done() or not self._is_in_service():
             return
-        registered = self.core.committed.brokers.get(self.node_id)
+        registered = self.metadata.committed.brokers.get(self.node_id)
         if (
             registered is not None
             and not registered.fenced
-            and self.broker.applied_version >= self.core.committed.version
+            and self.broker.applied_version >= self.metadata.committed.version
         ):
             self.in_service.set_result(None)
 

@@ -25,8 +25,8 @@ log = logging.get("controller.voters")
 class VoterChanges:
     def __init__(self, quorum: Quorum, metadata: MetadataCore) -> None:
         self._quorum, self._metadata = quorum, metadata
-        self._busy = False
-        self._next_try = 0.0
+        self._is_change_in_progress = False  # an automatic change
+        self._next_try = 0.0  # time.monotonic()
 
     # -- requested --------------------------------------------------------------------------------
 
@@ -73,37 +73,46 @@ class VoterChanges:
         return voter_key if voter_key is not None else ReplicaKey(change.node_id, change.directory_id)
 
     def image(self) -> messages.QuorumImage:
-        """Ages are converted to wall-clock times, which clients can interpret."""
+        """Returns the response to DescribeQuorum. Ages are converted to wall-clock times, which clients
+        can interpret.
+        """
         now_ms = clock.now_ms()
         core = self._quorum.core
         view = core.describe(clock.boottime_ns())
         brokers = self._metadata.committed.brokers
         addresses = {voter.key: (voter.host, voter.port) for voter in self._quorum.voters}
 
-        def replica_image(one: ReplicaView) -> messages.QuorumReplica:
-            broker = brokers.get(one.key.node_id)
-            host, port = addresses.get(one.key) or (
+        def replica_image(replica: ReplicaView) -> messages.QuorumReplica:
+            broker = brokers.get(replica.key.node_id)
+            host, port = addresses.get(replica.key) or (
                 (broker.controller_host, broker.controller_port) if broker is not None else ("", 0)
             )
-            fetched_ms = now_ms - one.last_fetch_age_ns // 1_000_000 if one.last_fetch_age_ns >= 0 else -1
-            caught_up_ms = now_ms - one.last_caught_up_age_ns // 1_000_000 if one.last_caught_up_age_ns >= 0 else -1
+            fetch_age_ms, caught_up_age_ms = (
+                age_ns // 1_000_000 for age_ns in (replica.last_fetch_age_ns, replica.last_caught_up_age_ns)
+            )
             return messages.QuorumReplica(
-                one.key.node_id, one.key.directory_id, one.log_end_offset, fetched_ms, caught_up_ms, host, port
+                replica.key.node_id,
+                replica.key.directory_id,
+                replica.log_end_offset,
+                now_ms - fetch_age_ms if fetch_age_ms >= 0 else -1,
+                now_ms - caught_up_age_ms if caught_up_age_ms >= 0 else -1,
+                host,
+                port,
             )
 
         return messages.QuorumImage(
             view.leader,
             view.epoch,
             view.high_watermark,
-            [replica_image(one) for one in view.voters],
-            [replica_image(one) for one in view.observers],
+            [replica_image(replica) for replica in view.voters],
+            [replica_image(replica) for replica in view.observers],
             core.settings.promise_ns // 1_000_000,
         )
 
     # -- automatic --------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        if not self._metadata.active or self._busy or time.monotonic() < self._next_try:
+        if not self._metadata.active or self._is_change_in_progress or time.monotonic() < self._next_try:
             return
         brokers = list(self._metadata.committed.brokers.values())
         voters = self._quorum.voters
@@ -116,9 +125,9 @@ class VoterChanges:
         candidates = promotion.candidates(voters, brokers, self._quorum.voters_history)
         caught_up = (
             {
-                one.key
-                for one in self._quorum.core.describe(clock.boottime_ns()).observers
-                if 0 <= one.last_caught_up_age_ns <= CAUGHT_UP_MS_MAX * 1_000_000
+                observer.key
+                for observer in self._quorum.core.describe(clock.boottime_ns()).observers
+                if 0 <= observer.last_caught_up_age_ns <= CAUGHT_UP_MS_MAX * 1_000_000
             }
             if candidates
             else set()
@@ -132,10 +141,10 @@ class VoterChanges:
 
     def _change(self, make_event: Callable[[object], events.Event], description: str) -> None:
         log.info(description)
-        self._busy = True
+        self._is_change_in_progress = True
 
         def on_end(error: int, message: str) -> None:
-            self._busy = False
+            self._is_change_in_progress = False
             self._next_try = time.monotonic() + (RETRY_S if error else 0)
             if error:
                 log.info(

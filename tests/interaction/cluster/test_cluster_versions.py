@@ -81,6 +81,6 @@ def refused_as_a_newcomer(cluster: Cluster, node_id: int) -> None:
     with pytest.raises(BrokerFailed) as failed:
         member.start()
     assert (
-        "the host that connects runs a version of mqd that this cluster no longer supports: the level of mqd.version is"
+        "the connecting host runs a version of mqd that this cluster no longer supports: the level of mqd.version is"
         " 10, and the host supports 0 to 0" in str(failed.value)
     ), failed.value

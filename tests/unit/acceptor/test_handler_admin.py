@@ -81,7 +81,7 @@ def run(scenario, tmp_path: Path, config: dict[str, str] | None = None) -> None:
     async def main() -> None:
         async with HandlerBroker(tmp_path, config) as broker:
             await scenario(broker)
-            broker.shell.core.check()
+            broker.shell.metadata.check()
             broker.shell.host.check()
 
     asyncio.run(main())

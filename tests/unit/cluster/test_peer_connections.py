@@ -168,7 +168,7 @@ def test_a_node_id_in_service_belongs_to_one_directory():
     )
     received = []
     shell = SimpleNamespace(
-        core=SimpleNamespace(committed=SimpleNamespace(brokers={2: broker}, features={})),
+        metadata=SimpleNamespace(committed=SimpleNamespace(brokers={2: broker}, features={})),
         quorum=SimpleNamespace(
             core=SimpleNamespace(
                 leader=3,
@@ -211,11 +211,11 @@ def test_a_node_id_in_service_belongs_to_one_directory():
     )
     shell.quorum.core.applied_offset = 40
     assert not let_in("another")
-    shell.core.committed.brokers[2] = msgspec.structs.replace(broker, fenced=True)
+    shell.metadata.committed.brokers[2] = msgspec.structs.replace(broker, fenced=True)
     assert let_in("another"), "its predecessor's session has ended"
-    shell.core.committed.brokers[2] = msgspec.structs.replace(broker, directory_id="")
+    shell.metadata.committed.brokers[2] = msgspec.structs.replace(broker, directory_id="")
     assert let_in("another"), "it was registered by a version that did not say"
-    del shell.core.committed.brokers[2]
+    del shell.metadata.committed.brokers[2]
     assert let_in("another")
 
 

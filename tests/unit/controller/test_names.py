@@ -125,7 +125,7 @@ def test_hung_lookups_delay_neither_instructions_nor_gossips_input(
     async def scenario() -> None:
         fed: list[str] = []
         one = object.__new__(HostGossip)
-        one._shell = SimpleNamespace(quorum=SimpleNamespace(core=None), core=SimpleNamespace(committed=None))  # type: ignore[assignment]
+        one._shell = SimpleNamespace(quorum=SimpleNamespace(core=None), metadata=SimpleNamespace(committed=None))  # type: ignore[assignment]
         one._recipients, one._resolved, one._lookups = (), {}, {}
         one._incarnation, one._cluster_id, one._run_dir, one._instructions, one._final_notice = (
             1,
@@ -177,7 +177,7 @@ def test_a_doubt_is_recorded_at_once(resolver: Resolver, caplog: pytest.LogCaptu
         one.metadata_ready.set_result(None)
         one.host = SimpleNamespace(handle=lambda event, now: [host_core.ReportFailures({"t-0": "a flush failed"})])  # type: ignore[assignment]
         one.on_broker = lambda event: None  # type: ignore[method-assign]
-        one._broker_published = SimpleNamespace(broker_epoch=7)  # type: ignore[assignment]
+        one._published_broker = SimpleNamespace(broker_epoch=7)  # type: ignore[assignment]
         one.on_doubt = doubt
         one.on_host(None)  # type: ignore[arg-type]
         await until(lambda: doubted)

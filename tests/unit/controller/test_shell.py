@@ -14,7 +14,7 @@ def shell(committed: int, log_end_offset: int, alone: bool = False) -> Shell:
     """With a quorum played by the test."""
     found = object.__new__(Shell)
     found.failed = asyncio.get_running_loop().create_future()
-    found.core = SimpleNamespace(committed=SimpleNamespace(cluster_id="cluster", version=committed), active=False)
+    found.metadata = SimpleNamespace(committed=SimpleNamespace(cluster_id="cluster", version=committed), active=False)
     found.quorum = SimpleNamespace(
         core=SimpleNamespace(
             leader=-1, epoch=1, voters=(), is_alone=alone, log=SimpleNamespace(end_offset=log_end_offset)
@@ -37,9 +37,9 @@ def test_a_change_waits_for_every_worker_and_for_the_log() -> None:
         one = shell(committed=9, log_end_offset=12)
         waiting = asyncio.create_task(one.wait_metadata(9, 12))
         assert not await is_done(waiting), "a predecessor may have sent its whole log to a worker"
-        one.core.committed.version = 11
+        one.metadata.committed.version = 11
         assert not await is_done(waiting)
-        one.core.committed.version = 12
+        one.metadata.committed.version = 12
         await waiting
         await shell(committed=12, log_end_offset=15).wait_metadata(12)
         assert not await is_done(
@@ -57,7 +57,7 @@ def test_truncated_batches_were_not_committed() -> None:
         assert not await is_done(waiting)
         one.quorum.core.log.end_offset = 10
         assert not await is_done(waiting)
-        one.core.committed.version, one.quorum.core.log.end_offset = 10, 11
+        one.metadata.committed.version, one.quorum.core.log.end_offset = 10, 11
         await waiting
 
     run(scenario())
@@ -68,7 +68,7 @@ def test_a_single_host_waits_until_it_is_elected() -> None:
         one = shell(committed=12, log_end_offset=12, alone=True)
         waiting = asyncio.create_task(one.wait_metadata(12, 12))
         assert not await is_done(waiting)
-        one.core.active = True
+        one.metadata.active = True
         await waiting
 
     run(scenario())
@@ -86,7 +86,7 @@ def test_a_change_is_answered_before_the_host_core_has_started() -> None:
         partition = PartitionState(0, (2,), ("d",), (2,), 2, 0)
         topic = TopicState("t", b"t" * 16, (partition,), {})
         response = peer.ChangeResponse(1, 2, 7, 5, 9, messages.Response(7, 0))
-        one.core.handle = lambda event, now_ms: [metadata_core.SendPeer(2, response, topic)]
+        one.metadata.handle = lambda event, now_ms: [metadata_core.SendPeer(2, response, topic)]
         one.on_metadata(metadata_core.Tick())
         ((node_id, message),) = sent
         assert node_id == 2 and message.response.topic.partitions[0].leader == 2
