@@ -21,13 +21,13 @@ KeyValue = tuple[bytes, bytes | None]  # None: a tombstone
 class Persist(msgspec.Struct, frozen=True):
     """Key/value pairs for the coordinator's partition, written as one atomic batch. With a producer
     id they belong to that producer's transaction: a reader of the log applies them when it reaches
-    the commit marker. Persists keep their order, lazy or not.
+    the commit marker. Persists keep their order, lazy ones included.
     """
 
     records: tuple[KeyValue, ...]
     producer_id: int = -1
     producer_epoch: int = -1
-    # No decision depends on a lazy Persist: earlier Persists have everything that must not be lost.
+    # No decision depends on a lazy Persist: earlier Persists contain everything that must not be lost.
     # No Reply waits for it. The runtime delays it briefly to batch it with others.
     is_lazy: bool = False
 

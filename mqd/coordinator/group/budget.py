@@ -1,7 +1,7 @@
 """Enforces group.coordinator.memory.bytes, the limit on the memory of all groups of this host.
 
-Members' metadata, assignments and names, and offsets with their metadata have sizes chosen by
-clients; 200 members with 1 MB of metadata each, or 50,000 group ids, can come from a single client.
+Clients choose the sizes of members' metadata, assignments and names, and of offsets' metadata: a
+single client can cause 200 members with 1 MB of metadata each, or 50,000 groups.
 
 Requests are refused in stages, so that existing groups continue when others have filled the budget:
 
@@ -139,13 +139,13 @@ def _names_size_bytes(names: Iterable[str]) -> int:
 
 
 def _member_growth_bytes(group: Group | None, member_id: str, instance_id: str | None, new_bytes: int) -> int:
-    """By how much the member's data grows. `new_bytes`: the size of its new data."""
+    """Returns by how much the member's data grows. `new_bytes`: the size of its new data."""
     if group is not None:
-        classic = group.classic.members.by_id.get(
+        classic_member = group.classic.members.by_id.get(
             group.classic.members.static_member_ids.get(instance_id or "", member_id)
         )
-        if classic is not None:
-            return max(0, new_bytes - protocols_size_bytes(classic.protocols.items()))
+        if classic_member is not None:
+            return max(0, new_bytes - protocols_size_bytes(classic_member.protocols.items()))
         consumer = group.consumer
         if consumer is not None:
             member = consumer.members.get(consumer.static_member_ids.get(instance_id or "", member_id))

@@ -165,7 +165,7 @@ class ClassicGroup(Rebalancing):
         self._session_armed_ms = None
         for timed in self.members.deadlines.take_expired(now_ms):
             if timed.deadline_ms != NEVER:
-                continue  # the removal of a member earlier in this loop has given it a new deadline
+                continue  # when this loop removed another member, this one got a new deadline
             member_id = timed.member_id
             if self.members.remove_pending(member_id):
                 self._maybe_complete_join(now_ms, actions)
@@ -241,9 +241,9 @@ class ClassicGroup(Rebalancing):
     def _join_new(self, event: JoinGroup, protocols: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
         message = event.message
         if message.group_instance_id is not None:
-            known_id = self.members.static_member_ids.get(message.group_instance_id)
-            if known_id is not None:
-                return self._replace_static(event, self.members.by_id[known_id], protocols, now_ms, actions)
+            old_id = self.members.static_member_ids.get(message.group_instance_id)
+            if old_id is not None:
+                return self._replace_static(event, self.members.by_id[old_id], protocols, now_ms, actions)
         elif event.version >= VERSION_MEMBER_ID_REQUIRED:
             pending = PendingMember(event.new_member_id, event.client_id, event.client_host, now_ms)
             self.members.add_pending(
@@ -284,17 +284,17 @@ class ClassicGroup(Rebalancing):
         """Handles the JoinGroup of a member. If its metadata is unchanged and no rebalance is
         needed, it receives the current generation: it may have missed the first response.
         """
-        unchanged = self.state is not PREPARING and member.matches(protocols)
+        is_unchanged = self.state is not PREPARING and member.matches(protocols)
         is_leader = member.member_id == self.leader
-        if unchanged and (self.state is COMPLETING or not is_leader):
+        if is_unchanged and (self.state is COMPLETING or not is_leader):
             member.seen_ms = now_ms
             actions.append(Reply(event.request, self._join_response(member)))
             return
         reason_text = _reason_text(event.message.reason)
         reason = (
             f"member {member.member_id} joined again{reason_text}"
-            if not unchanged
-            else f"the leader {member.member_id} requested it{reason_text}"
+            if not is_unchanged
+            else f"the leader {member.member_id} requested a rebalance{reason_text}"
         )
         self._update_member(event, member, protocols, now_ms, actions)
         self._rebalance_or_complete(reason, now_ms, actions)
@@ -327,11 +327,11 @@ class ClassicGroup(Rebalancing):
         fenced. In a stable group the other members do not notice.
         """
         leader_before = self.leader
-        same_protocols = old.matches(protocols)
+        has_same_protocols = old.matches(protocols)
         member = self._rename(old, event, actions)
         self._update_member(event, member, protocols, now_ms, actions)
         self._touch(member, now_ms)
-        if self.state is STABLE and (same_protocols or self.members.elect_protocol() == self.protocol):
+        if self.state is STABLE and (has_same_protocols or self.members.elect_protocol() == self.protocol):
             if not self._persist(actions):
                 self._prepare_rebalance(
                     f"static member {member.instance_id} came back with more metadata than fits into a record",
@@ -357,7 +357,7 @@ class ClassicGroup(Rebalancing):
     def _rename(self, old: Member, event: JoinGroup, actions: list[Action]) -> Member:
         self._respond_waiting(old, FENCED_INSTANCE_ID, actions, old.member_id)
         was_leader = self.leader == old.member_id
-        synced = old.member_id not in self.pending_sync
+        has_synced = old.member_id not in self.pending_sync
         self.members.remove(old.member_id)
         member = Member(
             event.new_member_id,
@@ -372,7 +372,7 @@ class ClassicGroup(Rebalancing):
         self.members.add(member)
         if was_leader:
             self.leader = member.member_id
-        if not synced:
+        if not has_synced:
             self.pending_sync.remove(old.member_id)
             self.pending_sync.add(member.member_id)
         return member
@@ -461,9 +461,7 @@ class ClassicGroup(Rebalancing):
         for member in unsynced:
             self._remove_member(member, actions)
         self._prepare_rebalance(
-            f"{len(unsynced)} members joined and did not sync in time, {unsynced[0].member_id} among them",
-            now_ms,
-            actions,
+            f"{len(unsynced)} members joined but did not sync in time, {unsynced[0].member_id} for one", now_ms, actions
         )
 
     # -- leaving -----------------------------------------------------------------------------------

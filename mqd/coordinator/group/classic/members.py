@@ -2,10 +2,10 @@
 requests, and the deadline until which each is considered alive.
 
 Invariants (check())
-    M1  the votes counted for a protocol are the members that support it
+    M1  the number of votes for a protocol is the number of members that support it
     M2  `joined_count` is the number of members that have joined: their JoinGroup waits for the end
         of the join phase
-    M3  an instance id names exactly the member that carries it, and no two members carry the same
+    M3  an instance id names exactly the member that has it, and no two members have the same one
     M4  no id is both a member's and pending (assigned to a client that has not joined with it); at
         most PENDING_MAX are pending
     M5  everything with a deadline has a heap entry at that time or earlier: no deadline is
@@ -39,8 +39,8 @@ def protocols_size_bytes(protocols: Iterable[tuple[str, bytes]]) -> int:
 
 
 class Timed:
-    """Something that can have a deadline. `armed_ms`: the time of its only valid heap entry. Both
-    times are NEVER if there is none.
+    """Something that can have a deadline. `deadline_ms` is NEVER if it has none. `armed_ms`: the time of
+    its only valid heap entry; NEVER if it has no entry.
     """
 
     __slots__ = ("armed_ms", "deadline_ms", "member_id")
@@ -197,15 +197,15 @@ class Deadlines:
         heapq.heapify(entries)
         self._heap, self._superseded_count = entries, 0
 
-    def check(self, timed: Iterable[Timed]) -> None:
+    def check(self, all_timed: Iterable[Timed]) -> None:
         entries = {(entry[0], id(entry[2])) for entry in self._heap}
-        for each in timed:
-            if each.deadline_ms != NEVER:
+        for timed in all_timed:
+            if timed.deadline_ms != NEVER:
                 assert (
-                    each.armed_ms != NEVER
-                    and each.armed_ms <= each.deadline_ms
-                    and (each.armed_ms, id(each)) in entries
-                ), f"M5: {each.member_id} is not timed"
+                    timed.armed_ms != NEVER
+                    and timed.armed_ms <= timed.deadline_ms
+                    and (timed.armed_ms, id(timed)) in entries
+                ), f"M5: {timed.member_id} has a deadline, but no valid heap entry"
 
 
 class Members:
