@@ -23,6 +23,7 @@ class Timers:
         return len(self._due_ms)
 
     def set(self, name: TimerName, at_ms: int | None) -> None:
+        """Arms the timer, or moves it. None disarms it."""
         if at_ms is None:
             if self._due_ms.pop(name, None) is not None:
                 self._tidy()
@@ -42,7 +43,7 @@ class Timers:
         heapq.heapify(self._heap)
 
     def next_ms(self) -> int | None:
-        """Time of the next check; may be too early, never too late."""
+        """When to call take_due() next: perhaps before a timer is due, never after."""
         return self._heap[0][0] if self._heap else None
 
     def take_due(self, now_ms: int) -> list[TimerName]:

@@ -3,9 +3,9 @@
 The controller creates them as it does any topic, when they are first needed: when a client looks up
 the coordinator of its group or transactional id. Their records are flushed before they are
 acknowledged (flush.on.ack), because exactly-once depends on committed offsets and transactions. No
-records are deleted by age or size. The topics are compacted. The topic of share-partitions is not,
-because their state consists of a snapshot and all updates after it; the share coordinator deletes
-the records before its snapshots (mqd/acceptor/share_pruning.py).
+records are deleted by age or size. The topics are compacted, except that of share-partitions: their
+state consists of a snapshot and all updates after it, so the share coordinator deletes the records
+before its snapshots (mqd/acceptor/share_pruning.py).
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,6 @@
-"""Dead letters as records (KIP-1191): headers, and batches of a transaction. Pure."""
+"""Encodes dead letters (KIP-1191): their error headers, and the transactional batches that hold
+them. Pure.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,8 @@ def size_upper_bound(record: Record) -> int:
 def letter_records(
     source: LetterSource, letters: Sequence[Letter], copied: dict[int, CopiedFields], now_ms: int, batch_bytes_max: int
 ) -> list[Record]:
-    """`copied`: the copied records, by offset. A letter that would exceed the maximum size of a
-    batch has only its error headers.
+    """`copied`: by offset, what the letters copy from their source records. A letter that would
+    exceed the maximum size of a batch has only its error headers.
     """
     records = []
     for letter in letters:

@@ -6,7 +6,7 @@ one with the higher state, as in Kafka. So writes may be reordered or repeated.
 Invariants (check())
     M1  runs ascend and do not overlap; neighbours that touch differ in state or count
     M2  `firsts` holds the first offset of each run
-Cost of merging one run: two bisections, and the runs that it touches.
+Merging one run costs two bisections, plus time proportional to the number of runs that it touches.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The check that a partition's owner requests before it begins a producer's transaction (CHECK):
-whether this partition is in the transaction or must be added.
+"""The check that a partition's owner requests, with a CHECK descriptor, before it begins a
+producer's transaction in the partition: is the partition in the transaction, or must it be added?
 
 For Produce 12 and TxnOffsetCommit 5 (transactions of version 2), the check adds the partition. With
 older versions, the producer must add it first, by AddPartitionsToTxn or AddOffsetsToTxn, and the
@@ -78,10 +78,10 @@ async def check_produce(
     partitions: list[tuple[str, int] | None],
     is_verification_enabled: bool = True,
 ) -> list[int]:
-    """An error code for each partition of a Produce of that version, as its producer expects it. A
-    partition is None if its topic id is unknown. If `is_verification_enabled` is False
-    (transaction.partition.verification.enable), partitions that need only verification are accepted
-    without it; partitions that must be added are still added.
+    """Returns an error code for each partition of a Produce of that version, as its producer
+    expects it. A partition is None if its topic id is unknown. If `is_verification_enabled` is
+    False (transaction.partition.verification.enable), partitions that need only verification are
+    accepted without it; partitions that must be added are still added.
     """
     if not transactional_id:
         return [int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)] * len(partitions)

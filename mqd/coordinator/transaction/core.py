@@ -26,11 +26,12 @@ an EndTxn is recognized by the epoch before the current one, and an EndTxn of a 
 not be mistaken for such a retry.
 
 Invariants (check() asserts those of one state; the simulator those across transitions)
-    T1  a transaction has partitions exactly in Ongoing and the two Prepare states; an abort without
-        partitions goes directly to CompleteAbort
-    T2  for one producer id the epoch never falls; a new producer id begins at 0; each is used by
-        one transactional id only
-    T3  epoch 32767 is never sent to a client: it is reserved for fencing the producer with 32766
+    T1  a transaction has partitions in Ongoing and the two Prepare states, and in no other state;
+        an abort without partitions goes directly to CompleteAbort
+    T2  for one producer id the epoch never falls; a new producer id begins at epoch 0; each
+        producer id is used by only one transactional id
+    T3  epoch 32767 is never sent to a client: it is reserved for fencing the producer that has
+        32766
     T4  an EndTransaction of version 2 changes only the transaction of its own epoch; a repetition
         gets the same response until the epoch changes again
     T5  WriteMarkers comes only after the Persist of its Prepare record; the Complete record only
@@ -192,8 +193,8 @@ class Transaction(TransactionState):
         )
 
     def _producer_error(self, producer_id: int, epoch: int) -> int:
-        """Checks that this is the current producer; CONCURRENT while its last transaction is
-        ending.
+        """Returns NONE for the current producer, CONCURRENT for the current producer while its last
+        transaction is ending, and an error for any other producer.
         """
         if self.producer_id < 0:
             return UNKNOWN_PRODUCER
@@ -227,8 +228,8 @@ class Transaction(TransactionState):
             )
 
     def _end_version_2(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
-        """An error code, or None if the response comes later. A repetition carries the epoch before
-        the current one (T4).
+        """Returns an error code, or None if the response comes later. A repeated request has the
+        epoch before the current one (T4).
         """
         requested = (event.producer_id, event.producer_epoch)
         is_current = requested == self._identity() and event.producer_epoch < EPOCH_MAX  # T3
@@ -343,8 +344,8 @@ class Transaction(TransactionState):
             if type(waiting.event) is events.EndTransaction and self._respond_to_end(waiting.event, actions):
                 continue
             other_events.append(waiting.event)
-        # If this record is lost the markers are written once more. Later records are written after
-        # it.
+        # If this record is lost, the markers are written again. Persists keep their order, so it
+        # precedes the records of the events handled below.
         self._persist(now_ms, actions, is_lazy=True)
         for event_to_handle in other_events:
             getattr(self, _HANDLERS[type(event_to_handle)])(event_to_handle, now_ms, actions)
@@ -389,12 +390,16 @@ class Transaction(TransactionState):
 
     def _give_up(self, event: events.Request, actions: list[Action]) -> None:
         """Answers a request that cannot wait until the markers are written: they take too long, or
-        too many requests wait. The outcome of an EndTxn is already decided; other requests must be
-        retried.
+        too many requests wait. If it is an EndTxn of the transaction that is ending, the outcome is
+        already decided; other requests must be retried.
         """
         if type(event) is events.EndTransaction:
-            is_end = event.client_version < TRANSACTIONS_V2 or self._is_ended(event.producer_id, event.producer_epoch)
-            actions.append(Reply(event.request, Identity(NONE, *self._identity()) if is_end else Identity(CONCURRENT)))
+            is_decided = event.client_version < TRANSACTIONS_V2 or self._is_ended(
+                event.producer_id, event.producer_epoch
+            )
+            actions.append(
+                Reply(event.request, Identity(NONE, *self._identity()) if is_decided else Identity(CONCURRENT))
+            )
         elif type(event) is events.InitProducerId:
             actions.append(Reply(event.request, Identity(CONCURRENT)))
         else:
@@ -428,8 +433,8 @@ class Transaction(TransactionState):
         )
 
     def _arm(self, actions: list[Action]) -> None:
-        """A timer that fires too early is rearmed, which is cheaper than moving it with every
-        transaction.
+        """Arms the timer for the next due time. It may fire too early and is then armed again,
+        which is cheaper than moving it with every transaction.
         """
         due_ms = self._due_ms()
         if due_ms is not None and (self._armed_ms is None or due_ms < self._armed_ms):

@@ -72,18 +72,18 @@ class AbortByAdministrator(msgspec.Struct, frozen=True):
 
 
 class MarkersWritten(msgspec.Struct, frozen=True):
-    """All markers of the WriteMarkers with that attempt number are below their high watermarks (or
-    their partitions are deleted).
+    """All markers of the WriteMarkers with that attempt number are below the high watermarks of
+    their partitions (or the partitions were deleted).
     """
 
     attempt: int
 
 
 class Enlist(msgspec.Struct, frozen=True):
-    """Joint transactions only (joint.py): requests a producer id for a new child, which is one
-    attempt of a task of this Spark batch and run; the first such request begins the transaction.
-    With a producer id and epoch it is a heartbeat of that child. Response: JointResponse; its error
-    may be NEED_PRODUCER_ID.
+    """Joint transactions only (joint.py): requests a producer id for a new child, that is, for
+    one attempt of a task of this Spark batch and run. The first such request begins the
+    transaction. A request with a producer id and epoch is a heartbeat of that child. Response:
+    JointResponse; its error may be NEED_PRODUCER_ID.
     """
 
     request: int

@@ -31,8 +31,8 @@ transitions)
         children of that transaction
     J3  a child's epoch rises from transaction to transaction; each (producer id, epoch) is assigned
         once
-    J4  WriteMarkers come only after the Persist of their Prepare record, one for each child that
-        has partitions; Complete after MarkersWritten of all of them
+    J4  after the Persist of the Prepare record, and not before, one WriteMarkers comes for each
+        child that has partitions; Complete comes after the MarkersWritten of all of them
     J5  a run that was superseded by another or has aborted gets no child and can no longer end a
         transaction (the last FENCED_RUNS_MAX such runs are remembered)
     J6  every request is answered once: immediately, when the markers are written, or when it has
@@ -323,7 +323,7 @@ class JointTransaction(JointState):
             getattr(self, _HANDLERS[type(event_to_handle)])(event_to_handle, now_ms, actions)
 
     def _complete(self, now_ms: int) -> tuple[KeyValue, ...]:
-        """Moves to a Complete state, and returns the records of that."""
+        """Moves to a Complete state, and returns the records to persist for it."""
         self.state = State.COMPLETE_COMMIT if self.state == State.PREPARE_COMMIT else State.COMPLETE_ABORT
         key_values = [self._transaction_record(now_ms)]
         for producer_id in self._active_ids:

@@ -13,7 +13,7 @@ from mqd.coordinator.transaction.state import PREPARING, HeldRequest, Settings
 CHILDREN_MAX = 10_000
 HELD_MAX = 64  # waiting requests
 FENCED_RUNS_MAX = 8  # a run is one execution of the client's job
-# a producer id that reaches this epoch is no longer used: a child with a new one replaces it
+# a producer id is not used again once its epoch has reached this; the next child gets a new one
 RETIREMENT_EPOCH = 32_000
 
 IN_PROGRESS = PREPARING | {State.ONGOING}
@@ -67,7 +67,7 @@ class JointState:
         self.fenced_run_ids: tuple[str, ...] = ()
         self._active_ids: list[int] = []  # children of the open transaction
         self._idle_ids: list[int] = []  # the other children
-        self._pending_attempts: set[int] = set()  # attempts whose markers are not written
+        self._pending_attempts: set[int] = set()  # attempts whose markers are not written yet
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Applies one record of the log; records may come in any order. Raises ValueError for
@@ -118,7 +118,7 @@ class JointState:
         return child.serial == self.serial and self.state in IN_PROGRESS
 
     def _current_epoch(self, child: Child) -> int:
-        """The current epoch. For a child whose transaction is over, that of its next transaction."""
+        """The child's epoch in the open transaction, or in its next one if it is in none now."""
         return child.epoch if self._is_active(child) else child.epoch + 1
 
     def _fence_predecessor_of(self, successor: str) -> None:

@@ -10,10 +10,10 @@ Invariants
         marker would begin a transaction that is never ended
     M3  a failed write is retried with growing delays (RETRY_S) while that core exists; after a
         restart the log shows which markers remain
-    M4  if a marker with a bumped epoch is refused because of that epoch, it has been written before
-        (by a coordinator that died, or the response was lost), and counts as written: any open
-        transaction in that partition is the producer's next one. The partition's owner refuses the
-        repetition only once the first marker is below the high watermark
+    M4  if a marker with a bumped epoch is refused because of that epoch, an earlier attempt has
+        written it (whose coordinator died, or whose response was lost), and the marker counts as
+        written: any open transaction in that partition is the producer's next one. The partition's
+        owner refuses the repetition only once the first marker is below the high watermark
     M5  a marker is sent only while its core still needs it. When a core is gone its successor
         writes the markers and may have finished: a late marker would then end the producer's next
         transaction, which has the same epoch if the client is older than KIP-890
@@ -56,10 +56,11 @@ class MarkerCoordinator(Protocol):
 
 
 class OffsetCommits:
-    """TxnOffsetCommits in flight, by producer id: from before their verification until the group
-    has written them (M2). A marker waits only for commits that came before it. Later commits are
-    verified against a transaction that is ending, and a client that sends them continuously,
-    perhaps under another client's producer id, must not keep that transaction from ending.
+    """Tracks the TxnOffsetCommits in flight by producer id, from before their verification until
+    the group has written them (M2). A marker waits only for commits that came before it. Later
+    commits are verified against a transaction that is ending, and a client that sends them
+    continuously, perhaps under another client's producer id, must not keep that transaction from
+    ending.
     """
 
     def __init__(self) -> None:
@@ -206,7 +207,7 @@ class Markers:
             if job.effect.is_bumped:
                 return True  # M4
             log.warning(
-                "a partition has a newer epoch of the producer than a marker: the transaction has ended there already",
+                "a marker's epoch is older than its producer's in a partition: the transaction has already ended there",
                 transactional_id=job.name,
                 partition=_partition_name(partition),
             )

@@ -88,7 +88,7 @@ def decode_key(key: bytes) -> str | None:
 
 
 def encode_partitions(partitions: tuple[Partition, ...]) -> bytes:
-    """The partition array of a value. The core keeps the result, because it writes the same
+    """Encodes the partition array of a value. The core keeps the result, because it writes the same
     partitions twice.
     """
     by_topic: dict[str, list[int]] = {}
@@ -108,7 +108,9 @@ def encode_partitions(partitions: tuple[Partition, ...]) -> bytes:
 
 
 def encode_value(value: TransactionValue, partitions: bytes | None = None) -> bytes:
-    """Encodes version 1. `partitions`: the result of encode_partitions."""
+    """Encodes version 1. `partitions`: the result of encode_partitions, which is used instead of
+    value.partitions.
+    """
     if partitions is None:
         partitions = NULL_PARTITIONS if value.state == State.EMPTY else encode_partitions(value.partitions)
     tags, count = b"", 0

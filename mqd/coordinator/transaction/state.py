@@ -112,8 +112,8 @@ class TransactionState:
         raise ValueError("a coordinator's own records are never transactional; this one has another writer")
 
     def _derived_last_epoch(self) -> int:
-        """The last producer epoch, which Kafka's schema cannot hold: if the transaction was ended
-        with version 2, it follows from the other fields.
+        """The producer epoch before the current one. Kafka's schema cannot hold it; if a client of
+        version 2 ended the transaction, it follows from the other fields.
         """
         if self.client_version < TRANSACTIONS_V2 or self.state in (State.EMPTY, State.ONGOING):
             return -1
