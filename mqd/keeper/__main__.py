@@ -53,7 +53,7 @@ def _keep_directories_private(settings: keeper_settings.Settings) -> None:
 
 
 def _wait_out_startsecs(started_s: float) -> None:
-    """Delays the exit until startsecs have passed: supervisord takes an earlier exit for a failed
+    """Delays the exit until startsecs have passed: supervisord treats an earlier exit as a failed
     start, and would start the keeper again after `mqd down`.
     """
     from mqd.keeper.supervisor_config import START_S

@@ -1,10 +1,10 @@
-"""The broker's processes are forks of supervisord, which has already imported their modules: five
-new interpreters would import mostly the same modules, and a killed process would be back only after
-its imports.
+"""The broker's processes are forks of supervisord, which has already imported their modules.
+Otherwise five new interpreters would import mostly the same modules, and a killed process would be
+back only after its imports.
 
 A fork continues as if it had been started by exec: supervisord sets its arguments, environment,
-signals and files, and what `ps` shows. It inherits its parent's memory and memory layout; the
-keeper would give it every secret in that memory anyway. supervisord has no threads
+signals and files, and what `ps` shows. The fork inherits its parent's memory and memory layout,
+including every secret there; the keeper would pass these secrets on anyway. supervisord has no threads
 (mqd.keeper.supervise).
 
 Another supervisord (`mqd up --print-supervisord`), or another Python, starts the programs by exec.

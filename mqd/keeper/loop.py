@@ -71,8 +71,8 @@ REFUSED_COUNT_MAX = 64  # connections refused per iteration of the loop
 ACCEPT_PAUSE_S = 0.1  # pause when accept() fails and would fail again
 NO_LINGER = struct.pack("ii", 1, 0)  # closes with a reset
 HELLO_BYTES_MAX = 4096
-# A process that keeps dying is admitted with growing delays, from the third death within the window
-# on, so that a crash loop does not overload the host.
+# From the third death within this window, the successor is admitted only after a delay, which
+# doubles with each further death: so a crash loop does not overload the host.
 DEATH_WINDOW_S = 10.0
 HOLD_BACK_S_MAX = 5.0
 
@@ -486,8 +486,8 @@ class Keeper(BrokerState):
     def _set_refusing(self, refuse: bool, repeat: bool = False) -> None:
         """Starts or stops refusing connections. They are refused after all other processes have
         ended, until an acceptor is back: other hosts then lead this host's partitions, and a client
-        that is not refused would wait instead of trying them. `repeat`: even if nothing changes, so
-        that a paused listener is watched again.
+        that is not refused would wait instead of trying them. `repeat`: act even if nothing
+        changes, so that a paused listener is watched again.
         """
         if refuse == self._is_refusing and not repeat:
             return

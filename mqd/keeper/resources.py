@@ -97,8 +97,8 @@ def _make_segments(
     name_prefix: str, settings: Settings, generation: int, arenas: dict[str, tuple[int, int]]
 ) -> tuple[native.Control, int, list[int]]:
     """Creates all segments. Returns the control segment, the descriptor of its flock, and the
-    descriptors for other processes. `arenas`: name -> (reserved bytes, total bytes). On an
-    error no segment is left.
+    descriptors for other processes. `arenas`: name -> (reserved bytes, total bytes). If it fails,
+    it leaves no segment behind.
     """
     segments.clean(name_prefix)
     try:
@@ -124,7 +124,7 @@ def _make_segments(
 def _listen_local(
     settings: Settings, addresses: list[tuple[str, int]]
 ) -> tuple[socket.socket | None, list[rendezvous.Published]]:
-    """The client socket, and the links that announce it to clients."""
+    """Returns the client socket, if there is one, and the links that announce it to clients."""
     path = settings.places.client_socket
     if int(settings.config.get("local.attachments.max", "1024")) == 0:
         path.unlink(missing_ok=True)

@@ -62,8 +62,8 @@ def _roll_over_or_keep(handler: Any) -> None:
 
 
 def survive_full_disks() -> None:
-    """Point 4 of the module docstring, for this process. Unwritten data stays in the stream's
-    buffer, as far as it has room, and is written when there is space.
+    """Point 4 of the module docstring, for this process. Data that cannot be written stays
+    in the stream's buffer while there is room in it, and is written once the disk has space.
     """
     loggers.Handler.handleError = lambda handler: None
     loggers.RotatingFileHandler.doRollover = _roll_over_or_keep
@@ -86,9 +86,8 @@ class BrokerStatus(msgspec.Struct):
 
 
 def _fork() -> int:
-    """os.fork() for a child that becomes another program: a signal kills the child right from the
-    start. The handlers of this process would only record a SIGTERM, and execve would lose the
-    record.
+    """Like os.fork(), for a child that becomes another program. No signal handler of this process
+    ever runs in the child: it would only record a SIGTERM, and execve would lose the record.
     """
     handled = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
@@ -175,7 +174,7 @@ class BrokerSupervisor(Supervisor):
         self._waiting_for = ""
         self._is_ready = False
         self._quick_polls_left = 1  # the first children should not wait for the first timeout
-        self._failures: dict[str, int] = {}
+        self._failure_counts: dict[str, int] = {}
         # sizes at the start: everything before these positions was logged by an earlier run
         self._log_sizes = {path.stem: path.stat().st_size for path in layout.logs_dir.glob("*.log")}
         options.poller = _AdjustablePoller(options.poller, self._poll_timeout_s, self._poll_soon)
@@ -294,8 +293,8 @@ class BrokerSupervisor(Supervisor):
             # not a real exit status: it makes supervisord restart the process
             process.exitstatus = -1
         elif not event.expected and not self._is_ready:
-            self._failures[name] = self._failures.get(name, 0) + 1
-            if process.exitstatus == CANNOT_START or self._failures[name] >= START_FAILURE_COUNT_MAX:
+            self._failure_counts[name] = self._failure_counts.get(name, 0) + 1
+            if process.exitstatus == CANNOT_START or self._failure_counts[name] >= START_FAILURE_COUNT_MAX:
                 error_text = self._last_error(name) or "it logged nothing"
                 self.failure = (
                     f"{name} does not start ({_describe_exit(process.exitstatus)}): {error_text};"
@@ -341,15 +340,15 @@ def _error_text(line: str) -> str | None:
     return None
 
 
-def last_error(log_path: Path, from_position: int, size_bytes: int = 4096) -> str:
-    """The last error in a log after `from_position`, otherwise its last line (the end of a
-    traceback). Returns "" if the log is empty or cannot be read.
+def last_error(log_path: Path, start_position: int, searched_bytes_max: int = 4096) -> str:
+    """Returns the last error in a log after `start_position`, otherwise its last line (the end of a
+    traceback), or "" if the log is empty or cannot be read.
     """
     try:
         with log_path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
-            start = from_position if from_position <= end else 0  # rotated in the meantime
-            file.seek(max(start, end - size_bytes))
+            start = start_position if start_position <= end else 0  # rotated in the meantime
+            file.seek(max(start, end - searched_bytes_max))
             lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
     except OSError:
         return ""
