@@ -16,7 +16,7 @@ _BASE_OFFSET = Struct(">q")
 _MARKER = Struct(">hh")  # version and type of the control record's key, after its length and deltas
 _ABORT = 0
 
-Aborted = tuple[int, int, int]  # producer id, first offset, offset of the abort marker
+AbortedTransaction = tuple[int, int, int]  # producer id, first offset, offset of the abort marker
 
 
 class AbortedTransactions:
@@ -26,7 +26,7 @@ class AbortedTransactions:
 
     def __init__(self) -> None:
         self._open_transactions: dict[int, int] = {}  # producer id -> first offset
-        self._pending: list[Aborted] = []  # of the current segment
+        self._pending: list[AbortedTransaction] = []  # those that end in the current segment
         # (producer id, offset) of every abort marker of the current segment
         self._markers: set[tuple[int, int]] = set()
 
@@ -43,8 +43,8 @@ class AbortedTransactions:
             self._pending.append((batch.producer_id, first, batch.base_offset))
 
     def compare(self, directory: Path, base_offset: int, next_offset: int) -> list[str]:
-        """Problems of the segment whose batches were taken since the last call. Entries at or
-        beyond next_offset are still being written.
+        """Returns the problems of the segment whose batches were taken since the last call. Entries
+        at or beyond next_offset are still being written.
         """
         pending, markers = self._pending, self._markers
         self._pending, self._markers = [], set()

@@ -1,5 +1,5 @@
-"""Reads the record batches of a segment file: the headers (format: mqd/protocol/records.py). For
-the records inside see records.py.
+"""Reads the headers of the record batches in a segment file (format: mqd/protocol/records.py). For
+the records inside the batches, see records.py.
 
 A batch was checked when it was appended, but the file may have been damaged since, and a reader may
 run while its owner writes: everything is checked again here.
@@ -116,9 +116,9 @@ def parse_header(data: bytes, at: int, position: int) -> BatchInfo:
 
 
 def walk(fd: int, position: int, end_position: int) -> Iterator[BatchInfo]:
-    """Yields the headers from `position`, a batch boundary, on. Ends at `end_position`, at the end
-    of the file, or at a batch that the file holds only in part; raises CorruptBatch for an invalid
-    header. Reads ahead in blocks, and skips the bodies of large batches.
+    """Yields the headers, beginning at `position`, a batch boundary. Ends at `end_position`, at the
+    end of the file, or at a batch that the file holds only in part; raises CorruptBatch for an
+    invalid header. Reads ahead in blocks, and skips the bodies of large batches.
     """
     block, start = b"", position
     while position + HEADER_BYTES <= end_position:

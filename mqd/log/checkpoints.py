@@ -81,14 +81,14 @@ def parse_checkpoint(data: bytes, name: str = "checkpoint") -> list[Entry]:
         raise CheckpointError(f"{name}: no version and count in the first two lines") from error
     if version not in (0, 1):
         raise CheckpointError(f"{name}: version {version} is unknown; it was written by a newer broker")
-    rows = [line for line in lines[2:] if line]
-    if len(rows) != count:
-        raise CheckpointError(f"{name}: {count} entries announced, {len(rows)} found")
-    return [_parse_entry(row, version, f"{name} line {number}") for number, row in enumerate(rows, 3)]
+    entry_lines = [line for line in lines[2:] if line]
+    if len(entry_lines) != count:
+        raise CheckpointError(f"{name}: {count} entries announced, {len(entry_lines)} found")
+    return [_parse_entry(line, version, f"{name} line {number}") for number, line in enumerate(entry_lines, 3)]
 
 
-def _parse_entry(row: str, version: int, location: str) -> Entry:
-    fields = row.split(" ")
+def _parse_entry(line: str, version: int, location: str) -> Entry:
+    fields = line.split(" ")
     try:
         if len(fields) != 3 + version:
             raise ValueError(f"{len(fields)} columns")
@@ -153,11 +153,11 @@ def _offsets_of(
     """(file suffix, offset) of this incarnation. Entries without an id are used only if no entry
     has an id.
     """
-    rows = table.get((topic, partition), [])
-    matching = [(suffix, entry.offset) for suffix, entry in rows if entry.topic_id == topic_id]
-    if matching or any(entry.topic_id is not None for _, entry in rows):
+    candidates = table.get((topic, partition), [])
+    matching = [(suffix, entry.offset) for suffix, entry in candidates if entry.topic_id == topic_id]
+    if matching or any(entry.topic_id is not None for _, entry in candidates):
         return matching
-    return [(suffix, entry.offset) for suffix, entry in rows]
+    return [(suffix, entry.offset) for suffix, entry in candidates]
 
 
 def _paths_by_suffix(directory: Path, stem: str) -> dict[str, Path]:
@@ -246,11 +246,11 @@ class CheckpointWriter:
         }
         self._written: dict[str, bytes] = {}
 
-    def drop_carried(self, keep: Iterable[Key] = ()) -> None:
-        """Called when every worker has written its own files, which now have the carried entries
-        (C4). `keep`: partitions of this worker that are not open; their entries stay.
+    def drop_carried(self, unopened: Iterable[Key] = ()) -> None:
+        """Called when every worker has written its own files, which now contain the carried entries
+        (C4). `unopened`: this worker's partitions that are not open; their entries stay.
         """
-        kept = set(keep)
+        kept = set(unopened)
         for stem, entries in self._carried_entries.items():
             self._carried_entries[stem] = [entry for entry in entries if (entry.topic, entry.partition) in kept]
 

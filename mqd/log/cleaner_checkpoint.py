@@ -1,13 +1,13 @@
-"""The offset up to which each compacted partition is clean, next to the partitions in each log
-directory.
+"""The checkpoint files of compaction, next to the partitions in each log directory: they record the
+offset up to which each compacted partition is clean.
 
     cleaner-offset-checkpoint.W      W = worker; Kafka's text format with a fourth column, like the
                                      other checkpoints (checkpoints.py)
 
-Unlike in those, the highest value in all files is used: what was once clean stays clean, whichever
-worker recorded it. Losing a file costs a compaction but no data, so unreadable contents are
-ignored. Entries of partitions that moved to another worker are carried along; a file never has more
-entries than this host has had partitions.
+Unlike with those, the highest value in all files is used: what was once clean stays clean,
+whichever worker recorded it. Losing a file costs a compaction but no data, so unreadable contents
+are ignored. Entries of partitions that moved to another worker are carried along; a file never has
+more entries than this host has had partitions.
 
 One writer per file. Blocking.
 """

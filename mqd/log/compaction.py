@@ -62,7 +62,8 @@ class LogOffsets(msgspec.Struct, frozen=True):
 
 class Plan(msgspec.Struct, frozen=True):
     """`bases`: the base offsets of all segments from the log's first to the high watermark's. The
-    first `to_clean_count` of them are to be cleaned.
+    first `to_clean_count` of them are to be cleaned. `end_position`: the high watermark's position
+    in the last of them; -1 if its segment is missing.
     """
 
     bases: tuple[int, ...]
@@ -108,8 +109,8 @@ def _stable_count(stored: Sequence[StoredSegment], offsets: LogOffsets) -> int:
 def plan(
     stored: Sequence[StoredSegment], offsets: LogOffsets, policy: CompactionPolicy, checkpoint: int | None, now_ms: int
 ) -> Plan | None:
-    """`stored` ascending, active segment last, without those wholly below the log start. None: no
-    dirty segment may be compacted.
+    """`stored`: ascending, the active segment last; segments wholly below the log start are
+    ignored. None: no dirty segment may be compacted.
     """
     start = max(
         (number for number, entry in enumerate(stored) if entry.base_offset <= offsets.log_start_offset), default=0
@@ -141,8 +142,8 @@ def plan(
 
 
 def merge_groups(stored: Sequence[StoredSegment], end_offset: int, segment_bytes: int) -> list[tuple[int, int]]:
-    """Adjacent segments that may be merged: (index of the first, count). `end_offset`: the
-    base offset of the segment after the last one.
+    """Divides the segments into groups of neighbours that may be merged. Returns (index of the
+    first, count) of each group. `end_offset`: the base offset of the segment after the last one.
     """
     ranges: list[tuple[int, int]] = []
     first = size_bytes = index_bytes = 0

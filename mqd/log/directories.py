@@ -11,8 +11,8 @@ D3  deletion renames to TOPIC-PARTITION.UUID-delete first; the name is free from
     next start recognizes the remains after a crash.
 D4  a partition that has records according to a checkpoint never restarts at offset 0: its
     offsets would be assigned twice. It is not served if its partition.metadata is lost. If its
-    directory is lost, the only replica is not served; a replica that has others starts empty, and
-    the caller marks it as shortened.
+    directory is lost, a partition without other replicas is not served; with others, it starts
+    empty, and the caller marks it as shortened.
 
 Names are Kafka's. These functions block: never call them on the reactor or the event loop.
 """
@@ -124,8 +124,8 @@ def _lost_metadata_message(path: Path, topic_id: bytes, known_end: int) -> str:
 
 def _lost_records_message(path: Path, known_end: int) -> str:
     return (
-        f"{path} is lost, and according to the checkpoints the topic has records below offset {known_end}: it does not"
-        " start again at offset 0. Restore the directory from a copy while the broker is down; or, if the records are"
+        f"{path} is lost, and according to the checkpoints the topic has records below offset {known_end}, so it is not"
+        " created again at offset 0. Restore the directory from a copy while the broker is down; or, if the records are"
         " to be given up, delete the topic and create it again"
     )
 

@@ -103,13 +103,13 @@ def verify_segment(
     path: str | os.PathLike[str],
     deep: bool = False,
     progress: Progress | None = None,
-    done: int = 0,
-    total: int = 0,
+    done_bytes: int = 0,
+    total_bytes: int = 0,
     aborted: AbortedTransactions | None = None,
 ) -> SegmentReport:
     """Verifies every header and checksum, that offsets rise, and the segment's indexes; `deep` also
-    decodes (decompresses) every record. `done`, `total`: bytes of the whole directory, for
-    `progress`. Raises OSError.
+    decodes (decompresses) every record. `done_bytes`, `total_bytes`: of the whole directory,
+    for `progress`. Raises OSError.
     """
     path = Path(path)
     base = _base_offset_of(path)
@@ -133,7 +133,7 @@ def verify_segment(
             report.next_offset = batch.next_offset
             report.max_timestamp_ms = max(report.max_timestamp_ms, batch.max_timestamp_ms)
             if progress is not None:
-                progress(done + report.valid_bytes, total or size)
+                progress(done_bytes + report.valid_bytes, total_bytes or size)
     except CorruptBatch as error:
         report.problem = str(error)
     if report.problem is None and report.valid_bytes < size:

@@ -1,7 +1,7 @@
 """The sparse indexes of a segment, as numpy arrays. Entries are Kafka's, big-endian:
 
     .index      relative offset int32 (first of a batch), position int32
-    .timeindex  largest timestamp so far int64, relative offset int32 (last of the batch with it)
+    .timeindex  largest timestamp so far int64, relative offset int32 (last of its batch)
 
 Indexes are hints: sparse, written after the data that they point to, rebuilt by recovery, and
 perhaps with half an entry at the end while their owner writes. Entries are truncated to the valid
@@ -52,13 +52,13 @@ def _valid_prefix(entries: numpy.ndarray, key: str) -> numpy.ndarray:
 
 
 def read_time_index(directory: Path, base_offset: int) -> numpy.ndarray:
-    """Fields TIME_INDEX, the valid prefix; offsets relative to base_offset. An index whose only
-    entry is zero is treated as empty.
+    """Returns the valid prefix, with the fields TIME_INDEX; offsets are relative to base_offset. An
+    index whose only entry is zero is treated as empty.
     """
     entries = _valid_prefix(_read_index(segment_path(directory, base_offset, ".timeindex"), TIME_INDEX), "timestamp")
     return entries[:0] if len(entries) == 1 and not entries["timestamp"][0] and not entries["offset"][0] else entries
 
 
 def read_offset_index(directory: Path, base_offset: int) -> numpy.ndarray:
-    """Fields OFFSET_INDEX, the valid prefix."""
+    """Returns the valid prefix, with the fields OFFSET_INDEX; offsets are relative to base_offset."""
     return _valid_prefix(_read_index(segment_path(directory, base_offset, ".index"), OFFSET_INDEX), "position")

@@ -165,19 +165,19 @@ def _timestamp_at_or_after(
 
 def _records_at(directory: Path, offsets: Sequence[int], bytes_max: int) -> tuple[int, list[Record]]:
     results: list[Record] = []
-    bytes_left, searched, end = bytes_max, 0, offsets[-1] + 1
+    bytes_left, searched_count, end = bytes_max, 0, offsets[-1] + 1
     for base in _overlapping_bases(directory, offsets[0], end):
         with _Reader(directory, base) as reader:
-            for batch in reader.batches(offsets[searched], end):
+            for batch in reader.batches(offsets[searched_count], end):
                 if bytes_left <= 0:
-                    return searched, results
-                requested = {offset for offset in offsets[searched:] if offset <= batch.last_offset}
-                searched += len(requested)
+                    return searched_count, results
+                requested = {offset for offset in offsets[searched_count:] if offset <= batch.last_offset}
+                searched_count += len(requested)
                 if any(offset >= batch.base_offset for offset in requested):
                     bytes_left -= batch.size_bytes
                     results += [record for record in reader.records(batch) if record.offset in requested]
-                if searched == len(offsets):
-                    return searched, results
+                if searched_count == len(offsets):
+                    return searched_count, results
     return len(offsets), results
 
 

@@ -5,8 +5,8 @@ files below it.
 
 R1  the active segment (the last of the listing) is never deleted; if it is too old, `roll` requests
     a new one, and the next check finds the old one sealed.
-R2  only segments wholly below the high watermark are deleted, and only contiguously from the oldest
-    on.
+R2  only segments wholly below the high watermark are deleted, and only in order, beginning with
+    the oldest.
 R3  a topic without the policy `delete` loses nothing by age, size or free space (segments below the
     log start are still deleted).
 
@@ -74,8 +74,9 @@ def decide(
     high_watermark: int,
     active_first_timestamp_ms: int = -1,
 ) -> Decision:
-    """`segments`: ascending, the active one last. `active_first_timestamp_ms`: of the first batch
-    of the active segment; -1 = unknown or empty.
+    """Applies the rules by age and size to one partition. `segments`: ascending, the active one
+    last. `active_first_timestamp_ms`: of the first batch of the active segment; -1 = unknown or
+    empty.
     """
     if not segments:
         return Decision()

@@ -73,12 +73,12 @@ def _schedule_headers(encoded: bytes | None) -> dict[str, bytes | None]:
     return {name: value for name, value in headers if name in HEADERS}
 
 
-def header_sections(records: bytes, count: int) -> Iterator[tuple[int, bytes]]:
-    """The timestamp delta and the headers of each record. `records`: those of a batch, decompressed
-    and validated.
+def header_sections(records: bytes, record_count: int) -> Iterator[tuple[int, bytes]]:
+    """Yields the timestamp delta and the encoded headers of each record. `records`: those of a
+    batch, decompressed and validated.
     """
     position = 0
-    for _ in range(count):
+    for _ in range(record_count):
         size, position = read_varint(records, position)
         end = position + size
         timestamp_delta, position = read_varint(records, position + 1)

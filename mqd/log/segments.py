@@ -44,7 +44,7 @@ def base_offsets(directory: Path) -> list[int]:
         return sorted(int(match[1]) for entry in entries if (match := _LOG_NAME.fullmatch(entry.name)))
 
 
-# (log path, base offset, from position) -> (valid end position, max timestamp or -1)
+# (log path, base offset, start position) -> (valid end position, max timestamp or -1)
 ScanMaxTimestamp = Callable[[Path, int, int], tuple[int, int]]
 
 
@@ -70,7 +70,7 @@ class _CachedTimestamps:
 
     def __init__(self) -> None:
         self.sealed: dict[int, int] = {}  # base offset -> newest timestamp
-        self.active: tuple[int, int, int] | None = None  # base offset, scanned to, newest timestamp
+        self.active: tuple[int, int, int] | None = None  # base offset, end of the scanned part, newest timestamp
 
 
 class TimestampCache:
@@ -90,10 +90,10 @@ class TimestampCache:
         return self._by_directory.setdefault(directory, _CachedTimestamps())
 
     def newest_in_sealed(self, directory: Path, base_offset: int) -> int:
-        known = self._cached(directory).sealed
-        newest = known.get(base_offset)
+        newest_by_base = self._cached(directory).sealed
+        newest = newest_by_base.get(base_offset)
         if newest is None:
-            newest = known[base_offset] = self._read_sealed(directory, base_offset)
+            newest = newest_by_base[base_offset] = self._read_sealed(directory, base_offset)
         return newest
 
     def _read_sealed(self, directory: Path, base_offset: int) -> int:
@@ -103,13 +103,13 @@ class TimestampCache:
         return self._scan(segment_path(directory, base_offset), base_offset, 0)[1]
 
     def newest_in_active(self, directory: Path, base_offset: int) -> int:
-        known = self._cached(directory)
-        known_base, position, newest = known.active or (base_offset, 0, -1)
-        if known_base != base_offset:
+        cached = self._cached(directory)
+        cached_base, position, newest = cached.active or (base_offset, 0, -1)
+        if cached_base != base_offset:
             position, newest = 0, -1
         position, scanned_newest = self._scan(segment_path(directory, base_offset), base_offset, position)
         newest = max(newest, scanned_newest)
-        known.active = (base_offset, position, newest)
+        cached.active = (base_offset, position, newest)
         return newest
 
     def forget(self, directory: Path) -> None:
@@ -117,10 +117,12 @@ class TimestampCache:
         self._by_directory.pop(directory, None)
 
     def forget_below(self, directory: Path, base_offset: int) -> None:
-        """Drops only the values of segments below `base_offset`. From the thread that uses the directory."""
-        known = self._cached(directory).sealed
-        for base in [base for base in known if base < base_offset]:
-            del known[base]
+        """Drops only the values of segments below `base_offset`. From the thread that uses the
+        directory.
+        """
+        newest_by_base = self._cached(directory).sealed
+        for base in [base for base in newest_by_base if base < base_offset]:
+            del newest_by_base[base]
 
 
 def list_segments(directory: Path, active_base_offset: int, cache: TimestampCache) -> list[Segment]:
