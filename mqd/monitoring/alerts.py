@@ -12,14 +12,14 @@ CLUSTER_LABEL = "cluster"  # label of the scrape targets; its value names the cl
 
 
 class Alert(NamedTuple):
-    """`holds_for`: how long the expression must hold, in Prometheus' notation. `critical`: clients
-    are affected, or records are at risk: page an operator.
+    """`holds_for`: how long the expression must hold, in Prometheus' notation. `is_critical`:
+    clients are affected, or records are at risk: page an operator.
     """
 
     name: str
     expression: str
     holds_for: str
-    critical: bool
+    is_critical: bool
     summary: str
 
 
@@ -264,7 +264,7 @@ def render_rules(runbook: str, alerts: Sequence[Alert] = ALERTS) -> str:
             f"        expr: {json.dumps(alert.expression)}",
             f"        for: {alert.holds_for}",
             "        labels:",
-            f"          severity: {'critical' if alert.critical else 'warning'}",
+            f"          severity: {'critical' if alert.is_critical else 'warning'}",
             "        annotations:",
             f"          summary: {json.dumps(alert.summary)}",
             f"          runbook_url: {json.dumps(f'{runbook}#{alert.name.lower()}')}",

@@ -62,7 +62,7 @@ def _batch_header(batch: Any) -> BatchHeader:
 
 def batch_validate(data: Any) -> tuple[int, str, BatchHeader]:
     """Checks whether `data` is exactly one valid batch. Returns (Kafka error code or 0, reason or
-    "", header as far as it was read).
+    "", the header, with only the fields that could be read).
     """
     memory, batch, reason = bytes_of(data, writable=False), ffi.new("struct mqd_batch *"), ffi.new("const char **")
     error = lib.mqd_batch_validate(memory, len(memory), batch, reason)

@@ -2,8 +2,8 @@
 thin method per function.
 
 1. A failing call raises NativeError; `errno` EPIPE = the worker at the other end has ended (attach
-   again, `Producer.move`). If a queue or the memory is full, it returns False,
-   0 or fewer than requested.
+   again, then `Producer.move`). If a queue or the memory is full, the call does not fail: it
+   returns False, 0, or a smaller number than requested.
 2. A call only reads the buffers passed to it, and keeps none of them.
 3. Producer.move closes the Client that the producer leaves; closing that Client again does
    nothing.
@@ -113,8 +113,9 @@ class Client:
         return lib.mqd_client_free_bytes(self.pointer)
 
     def submit(self, frame: bytes) -> bool:
-        """Submits a whole request, from the api key on, with a correlation id below
-        CORRELATION_ID_END. The broker sees it after flush(). False: no room now (wait, then retry).
+        """Submits a whole request. `frame` begins with the api key; its correlation id must be
+        below CORRELATION_ID_END. The broker sees the request after flush(). False: no room now
+        (wait, then retry).
         """
         if lib.mqd_client_submit(self.pointer, frame, len(frame)) == 0:
             return True
@@ -132,8 +133,8 @@ class Client:
             raise failure()
 
     def next_response(self) -> bytes | None:
-        """The next response to a submitted request, from the correlation id on; None = none has
-        arrived.
+        """The next response to a submitted request, beginning with the correlation id; None = none
+        has arrived.
         """
         size = lib.mqd_client_response(self.pointer, self._bytes)
         return ffi.buffer(self._bytes[0], size)[:] if size else None
@@ -189,8 +190,9 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Columns(msgspec.Struct, kw_only=True, gc=False):
     """struct mqd_record_columns. Each column is a buffer (bytes or a numpy array), or None.
     `values`, `keys` and `headers` each hold the blobs of all records back to back; sizes are int32
-    (-1 = null), times int64. None for keys or headers: no record has any; None for value sizes,
-    partitions or times: the scalar field applies to all records.
+    (-1 = null), times int64. If the sizes of keys or headers are None, no record has any. If
+    `value_bytes`, `partitions` or `timestamps_ms` is None, `fixed_value_bytes`, `partition` or
+    `timestamp_ms` applies to all records.
     """
 
     count: int

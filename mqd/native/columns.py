@@ -4,8 +4,8 @@
     count = rows.append(view, start)      # view: a RecordBatchView of mqd.client
     row_count, arrays = rows.finish()     # {"key": pyarrow.Array...}; `rows` is empty again
 
-append() copies as many records as fit; if some of the view's are left, call finish() and append()
-again.
+append() copies as many records as fit; if some records of the view are left, call finish() and
+append() again.
 
 Buffers are reused as soon as no array refers to them (BUFFER_SETS_MAX are kept): new memory for
 each batch would cost more than filling it. Concurrency: one thread at a time.
@@ -56,7 +56,7 @@ class _Buffers:
             self.views[name] = self.memory[position : position + size]
             self._set_pointer(name, self._pointer + position)
             position += -(-size // _ALIGNMENT) * _ALIGNMENT
-        self.idle_references = sys.getrefcount(self.memory)  # while no array refers to it
+        self.idle_reference_count = sys.getrefcount(self.memory)  # while no array refers to it
         lib.mqd_arrow_begin(self.rows)
 
     def _plan_blobs(self, name: str, count: int) -> list[tuple[str, int]]:
@@ -81,13 +81,13 @@ class _Buffers:
 
     @property
     def is_free(self) -> bool:
-        return sys.getrefcount(self.memory) <= self.idle_references
+        return sys.getrefcount(self.memory) <= self.idle_reference_count
 
 
 class ArrowRows:
-    """See the module docstring. `data_bytes` limits the total size of the keys, and that of the
-    values; a single larger record gets the memory that it needs. Raises NativeError (E_CORRUPT) for
-    damaged headers.
+    """See the module docstring. `data_bytes` limits the total size of the keys and, separately,
+    that of the values; a single larger record gets the memory that it needs. Raises NativeError
+    (E_CORRUPT) for damaged headers.
     """
 
     def __init__(self, row_count: int, data_bytes: int, columns: Collection[str]) -> None:
@@ -125,8 +125,9 @@ class ArrowRows:
         return buffers
 
     def append(self, view: Any, start: int = 0) -> int:
-        """Appends a RecordBatchView's records from `start` on, as many as fit, and returns how
-        many; call finish() before the rest. While there are no rows yet, at least one is appended.
+        """Appends as many records of a RecordBatchView as fit, beginning with number `start`, and
+        returns how many; call finish() before appending the rest. While there are no rows yet, at
+        least one is appended.
         """
         count = len(view)
         native = self._native_view(view, count)
@@ -212,18 +213,18 @@ class ArrowRows:
         return count, out
 
 
-def _bitmap(pa: Any, buffers: _Buffers, name: str, nulls: int, count: int) -> Any:
-    return pa.py_buffer(buffers.views[name][: (count + 7) // 8]) if nulls else None
+def _bitmap(pa: Any, buffers: _Buffers, name: str, null_count: int, count: int) -> Any:
+    return pa.py_buffer(buffers.views[name][: (count + 7) // 8]) if null_count else None
 
 
 def _blobs(pa: Any, buffers: _Buffers, name: str, count: int, kind: Any) -> Any:
     column, views = getattr(buffers.rows, name), buffers.views
-    parts = [
+    arrow_buffers = [
         _bitmap(pa, buffers, f"{name}.validity", column.null_count, count),
         pa.py_buffer(views[f"{name}.ends"][: 4 * (count + 1)]),
         pa.py_buffer(views[f"{name}.data"][: column.data_bytes]),
     ]
-    return pa.Array.from_buffers(kind, count, parts, column.null_count)
+    return pa.Array.from_buffers(kind, count, arrow_buffers, column.null_count)
 
 
 def _headers(pa: Any, buffers: _Buffers, count: int) -> Any:
@@ -237,8 +238,8 @@ def _headers(pa: Any, buffers: _Buffers, count: int) -> Any:
     header = pa.StructArray.from_arrays(
         [keys, values], fields=[pa.field("key", pa.string()), pa.field("value", pa.binary())]
     )
-    parts = [
+    arrow_buffers = [
         _bitmap(pa, buffers, "header_validity", rows.header_null_count, count),
         pa.py_buffer(buffers.views["header_ends"][: 4 * (count + 1)]),
     ]
-    return pa.Array.from_buffers(pa.list_(header.type), count, parts, rows.header_null_count, children=[header])
+    return pa.Array.from_buffers(pa.list_(header.type), count, arrow_buffers, rows.header_null_count, children=[header])

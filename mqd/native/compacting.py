@@ -28,7 +28,7 @@ class CompactOptions(msgspec.Struct, kw_only=True):
     """struct mqd_compact_options."""
 
     first_dirty_offset: int
-    to_clean_count: int  # segments that may be compacted
+    to_clean_count: int  # how many of the segments, counted from the first, are to be cleaned
     now_ms: int
     delete_retention_ms: int
     snapshot_offset: int = -1
@@ -95,7 +95,7 @@ class Compaction:
 
     @property
     def unconverted(self) -> tuple[int, bytes]:
-        """The (codec, data) that step() or resume() has left to the caller."""
+        """The (codec, data) that step() or resume() has left for the caller to convert."""
         return self._work.codec, (
             ffi.buffer(self._work.bytes, self._work.size_bytes)[:] if self._work.size_bytes else b""
         )

@@ -205,7 +205,8 @@ class SlotView(msgspec.Struct, frozen=True):
     state: int  # SlotState
     log_dir: int  # its number
     role: int  # SlotRole: of this host's replica
-    # 1: a new leader, whose high watermark has not reached the log end that it began with (KIP-207)
+    # 1: the latest offset is not known yet (KIP-207): the high watermark has not reached the log
+    # end with which this leader began
     latest_pending: int
     flush_on_ack: int
     segments_generation: int

@@ -3,8 +3,8 @@ modules of this package.
 
 1. A failing call raises NativeError with the cause and the remedy; `check` and `failure` create it
    from the core's last error on this thread.
-2. `bytes_of` checks that a buffer is contiguous and, unless the caller allows read-only, writable.
-   Its result keeps the buffer alive.
+2. `bytes_of` checks that a buffer is contiguous and, unless the caller allows read-only memory,
+   writable. Its result keeps the buffer alive.
 
 Concurrency: calls of `lib` release the GIL. An error is read on the thread whose call failed,
 before its next call.

@@ -114,7 +114,7 @@ class Descriptor(msgspec.Struct, gc=False):
 
 
 class Endpoint:
-    """One process's end of its links to all others. `eventfds[i]` wakes endpoint i."""
+    """One process's side of its links to all others. `eventfds[i]` wakes endpoint i."""
 
     def __init__(self, control: Control, links_buffer: Any, index: int, endpoint_count: int, eventfds: Sequence[int]):
         if len(eventfds) != endpoint_count:

@@ -97,7 +97,7 @@ class ReadState(msgspec.Struct):
 
 
 class SegmentReader:
-    """Reads one partition from an offset on. Raises NativeError (an OSError): EPIPE when the
+    """Reads one partition, beginning at an offset. Raises NativeError (an OSError): EPIPE when the
     attachment has ended, ETIMEDOUT, EIO.
     """
 
@@ -246,9 +246,9 @@ def compressed_batch(block: Block, state: ReadState) -> tuple[CompressedBatch, m
 
 
 def fill_from_records(block: Block, start: int, header: bytes | memoryview, records: bytes, from_offset: int) -> int:
-    """Parses the records of a decompressed batch into `block` from row `start` on, except those
-    below from_offset. Returns how many records it has stored. Positions count from records[0].
-    Raises NativeError (E_CORRUPT).
+    """Parses the records of a decompressed batch, except those below `from_offset`, into the rows
+    of `block` that begin with `start`. Returns how many records it has stored. Positions count from
+    records[0]. Raises NativeError (E_CORRUPT).
     """
     view = ffi.new("struct mqd_record_view *")
     for name in _INT64_COLUMNS + _INT32_COLUMNS:
