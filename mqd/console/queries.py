@@ -77,8 +77,8 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The state of the whole cluster. `broken`: up to BROKEN_MAX of the `broken_count` partitions with
-    a problem. `hidden`: what this user may not see, and why.
+    """`broken`: at most BROKEN_MAX of the `broken_count` partitions with a problem. `hidden`: what this
+    user may not see, and why.
     """
 
     cluster_id: str
@@ -261,9 +261,7 @@ def directories(settings: Settings) -> tuple[list[Directory], list[str]]:
 
 
 def sizes(cluster: Cluster, names: Iterable[str] | None) -> dict[tuple[str, int], dict[int, int]]:
-    """Returns (topic, partition) -> node -> size of the partition's replica on that node, in bytes.
-    Brokers that do not report sizes are left out.
-    """
+    """Returns (topic, partition) -> node -> bytes of its replica there, without brokers that report no sizes."""
     sizes_by_partition: dict[tuple[str, int], dict[int, int]] = {}
     requested = None
     if names is not None:
@@ -286,7 +284,7 @@ def sizes(cluster: Cluster, names: Iterable[str] | None) -> dict[tuple[str, int]
 
 
 def _describe_log_dirs(cluster: Cluster, requested: Any, missing: list[str]) -> Any:
-    """Yields (node, response) for each broker that responds; adds the others to `missing`, with reasons."""
+    """Yields (node, response); adds to `missing` why a broker did not respond."""
     for node in sorted(cluster.addresses()):
         try:
             yield node, cluster.node(node).request(DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(topics=requested))
@@ -374,9 +372,8 @@ def topic(settings: Settings, name: str) -> TopicDetails:
         except CliError as error:
             configs = ()
             hidden.append(f"configuration: {error.message}")
-        # before spares are added to isr_nodes
         in_sync = {partition.partition_index: tuple(partition.isr_nodes) for partition in response.partitions}
-        spares.count_as_in_sync(cluster.bootstrap_broker, [response])
+        spares.count_as_in_sync(cluster.bootstrap_broker, [response])  # adds them to isr_nodes
     details = tuple(
         PartitionDetails(
             partition.partition_index,
