@@ -12,7 +12,7 @@ import pytest
 
 from mqd.shm import tools
 from tests import broker as brokers_of_tests
-from tests import bytecode, tiers
+from tests import bytecode, stale_build, tiers
 from tests.broker import Broker
 from tests.polling import PATIENCE_S
 
@@ -34,7 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     tools.RESPONSE_TIMEOUT_S = PATIENCE_S
     brokers_of_tests.is_forked = tiers.is_quick = config.getoption("--tier") == "quick"
-    bytecode.keep_apart(Path(__file__).resolve().parents[1] / ".pytest_cache" / "bytecode")
+    root = Path(__file__).resolve().parents[1]
+    if source := stale_build.newer_source(root):
+        pytest.exit(f"{source.relative_to(root)} was changed after the native library was built: run make venv", 4)
+    bytecode.keep_apart(root / ".pytest_cache" / "bytecode")
 
 
 @pytest.fixture(autouse=True)

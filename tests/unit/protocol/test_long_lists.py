@@ -29,7 +29,7 @@ from mqd.protocol.messages import (
     StreamsGroupHeartbeatRequest,
 )
 from mqd.security.acl import AclBinding, AclFilter, PatternType, ResourceType
-from tests.growth import assert_linear
+from tests.unit.protocol.growth import assert_linear
 
 HEADER = RequestHeader(0, 0, 1, "client")
 Call = Callable[[], object]
