@@ -83,7 +83,7 @@ class Appender:
         if len(batch_numbers):
             self._producer.transactions.note_write()
             if not parts:
-                parts.extend(self._producer.outcomes.parts(batch_numbers, waiters, first_index))
+                parts.extend(self._producer.outcomes.split_by_batch(batch_numbers, waiters, first_index))
             self._producer.outcomes.add_records(stage.number, parts)
 
     def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:

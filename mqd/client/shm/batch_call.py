@@ -12,8 +12,8 @@ from mqd.client.shm.staging import Chunk, Refused, Stage, TakenCount
 
 
 class BatchCall:
-    """A call of produce_batch under way. `accepted_count`: how many of its records were accepted so far;
-    `error`: why it cannot continue, or None.
+    """A call of produce_batch under way. `accepted_count`: how many of its `count` records have been
+    accepted so far. `error`: why the call cannot continue, or None.
     """
 
     def __init__(self, producer: ProducerDriver, stage: Stage, records: Chunk, report: CallReport | None) -> None:
@@ -44,7 +44,7 @@ class BatchCall:
             room = producer.messages_max - producer.outstanding()
             end = min(self.accepted_count + min(room, RECORDS_PER_APPEND_MAX), self.count)
             if end <= self.accepted_count:
-                producer.close_open_batches()  # a caller waits for the room that lingering batches take
+                producer.close_open_batches()  # lingering batches occupy the room that this call needs
                 break
             taken = TakenCount()
             try:
@@ -67,7 +67,7 @@ class BatchCall:
         producer, stage = self._producer, self._stage
         try:
             producer.require_usable()
-            # the transaction may have failed since; then the other records can never be sent
+            # the transaction may have failed since the last step: the remaining records can never be sent
             producer.transactions.require_may_produce()
         except (KafkaException, RuntimeError) as refused:
             self.error = refused.args[0] if isinstance(refused, KafkaException) else local_error(KafkaError._DESTROY)

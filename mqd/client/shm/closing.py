@@ -1,4 +1,4 @@
-"""Closing a producer over shared memory: every record gets its report, written or not."""
+"""Closing a producer over shared memory: every record gets a report, even if it was not written."""
 
 from __future__ import annotations
 

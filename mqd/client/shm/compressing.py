@@ -31,7 +31,9 @@ from mqd.native.client import Columns, partition_for, records_encode
 from mqd.protocol.compression import codec_number, compress
 
 _HEADER_BYTES = 61
-_RECORD_OVERHEAD_MAX = 36  # length, attributes, deltas, sizes, header count: varints at their longest, together
+# upper bound for everything in a record except its key, value and headers: length, attributes,
+# deltas, sizes and header count, mostly varints
+_RECORD_OVERHEAD_MAX = 36
 # the shared memory has room for at least this many batches, even if compression saves nothing;
 # part of it is used for requests
 _BATCHES_MIN = 4
@@ -42,8 +44,9 @@ _SPREADING_PARTITIONERS = {"random", "consistent_random", "murmur2_random", "fnv
 
 
 class _Batch:
-    """A partition's batch, which takes records until it is closed. `data`: the encoded batch, None
-    before encoding. `refused`: the error if the C core will never take the batch.
+    """A partition's batch, which takes records until it is closed. `pieces`: the records. `parts`: who
+    waits for their outcome (delivering.Delivery). `data`: the encoded batch, None before encoding.
+    `refused`: the error if the C core will never take the batch.
     """
 
     __slots__ = ("count", "data", "opened_at", "parts", "partition", "pieces", "refused", "size_bytes", "stage")
@@ -80,15 +83,16 @@ class Compressor:
 
     def append(self, stage: Any, chunk: Chunk, waiters: Any, taken: TakenCount, first_index: int) -> None:
         """Adds the chunk's records up to the first one whose partition does not exist; raises
-        Refused if that is its first record. Adds none while closed batches wait for room. Adds
-        none without a broker either: all records of a batch time out with its first one.
+        Refused if that is its first record. Adds none while closed batches wait for room. Adds none
+        while no broker is attached either: all records of a batch time out together with its
+        first record.
         """
         chunk = _up_to_unknown_partition(chunk, stage.partition_count)
         self._pass_on()
         if self._ready or not self._producer.attachment.attached:
             return
         count = chunk.values.count
-        partitions = self._partitions(stage, chunk)
+        partitions = self._choose_partitions(stage, chunk)
         first = int(partitions[0])
         pieces: list[tuple[int, Chunk, Any]] = []
         if (partitions == first).all():
@@ -103,7 +107,8 @@ class Compressor:
         taken.count = count
         self._pass_on()  # if Ctrl-C interrupts the compression of a batch, its records are still here
 
-    def _partitions(self, stage: Any, chunk: Chunk) -> np.ndarray:
+    def _choose_partitions(self, stage: Any, chunk: Chunk) -> np.ndarray:
+        """Returns the partition of each record."""
         count, partition_count = chunk.values.count, stage.partition_count
         if chunk.partitions is None and chunk.partition >= 0:
             return np.full(count, chunk.partition, np.int32)
@@ -227,7 +232,9 @@ class Compressor:
             self._ready.popleft()
 
     def on_turn(self, now: float, close_all: bool) -> float:
-        """Closes batches whose linger time has passed, or all; returns when the next one is due."""
+        """Closes the batches whose linger time has passed; with `close_all`, all batches. Returns the
+        time at which the next batch is due.
+        """
         if not self._open and not self._ready:
             return _NEVER
         due = _NEVER
@@ -269,8 +276,8 @@ class Compressor:
 
 
 def _up_to_unknown_partition(chunk: Chunk, partition_count: int) -> Chunk:
-    """The chunk up to the first record whose partition does not exist. Raises Refused if that is
-    its first record.
+    """Returns the chunk up to the first record whose partition does not exist. Raises Refused if that
+    record is the chunk's first.
     """
     first = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
     if first >= partition_count:

@@ -3,7 +3,7 @@ segments and a core for the group membership.
 
 Threads: the application's thread reads, and applies the group's changes, in poll(), consume() and
 consume_batch(); the attachment's thread maintains the membership. There are two attachments: one for
-requests, one for the Fetch that waits for records (fetching.py), since responses keep their order.
+requests, one for the Fetch that waits for records (fetching.py) and would delay other responses.
 
     L1  a record is returned once: seek(), pause() and the loss of a partition drop the chunk that
         was read ahead from it, and set its position back to the first record that was not returned
@@ -139,10 +139,10 @@ class ShmConsumer:
         self._runner: GroupRunner | None = None
         self._rebalancer = Rebalancer(self)
         self._subscription: list[str] = []
-        self._ready: Iterator[Message] = _NO_MESSAGES
-        self._last: Message | None = None
+        self._ready: Iterator[Message] = _NO_MESSAGES  # the rest of the chunk that was read ahead
+        self._last: Message | None = None  # the last returned record, if `position` is not past it yet
         self._chunk_part: AssignedPartition | None = None  # the partition of the records in _ready
-        self._chunk_begin = 0
+        self._chunk_begin = 0  # offset at which the part of the chunk after `position` begins
         # partitions whose topic was recreated since the last records were taken: those records
         # belong to the old topic
         self._recreated: set[Key] = set()
@@ -170,7 +170,7 @@ class ShmConsumer:
         return messages[0] if messages else None
 
     def take_ready(self) -> Message | None:
-        """Returns a buffered record that needs no other work. No other thread may be using the consumer."""
+        """Returns a buffered record if no other work is due. No other thread may be using the consumer."""
         if not self._inbox.attention:
             for message in self._ready:
                 self._last = message
@@ -187,8 +187,8 @@ class ShmConsumer:
         self._interrupted = False
 
     def give_back(self, messages: list[Message]) -> None:
-        """Accepts back the latest records, which were taken but not returned to the application: they are
-        read again, and commits end before them.
+        """Takes back `messages`, the latest records from take(), because they did not reach the
+        application: they will be read again, and commits end before them.
         """
         self._advance_past_returned()
         for part in self._rewind(messages):
@@ -216,7 +216,7 @@ class ShmConsumer:
         records, no partition is taken away, no user callback is called. After an exception all of
         `messages` are read again.
         """
-        # by chunk: the last record of each chunk before the current one
+        # (partition, topic id) of each chunk that has been taken completely -> its last record
         ended: dict[tuple[AssignedPartition | None, bytes | None], Message] = {}
         try:
             while len(messages) < count and not self._has_recreated(messages):
@@ -311,7 +311,7 @@ class ShmConsumer:
         return min(int(self.config["queued.max.messages.kbytes"]) << 10, 1 << 30)
 
     def _wait(self, deadline: float) -> bool:
-        """Waits for something to do. False: `deadline` has passed first."""
+        """Waits until there may be something to do. False: `deadline` had already passed."""
         now = time.monotonic()
         if now >= deadline:
             return False
@@ -348,7 +348,7 @@ class ShmConsumer:
             self._fetcher.start([part])
 
     def _rewind(self, messages: list[Message]) -> list[AssignedPartition]:
-        """Goes back to the first of these records. None was returned yet. Returns their partitions."""
+        """Goes back to the first of these records. None was returned yet. Returns the partitions."""
         self._drop_chunk()
         first = {partition_of(message): offset_of(message) for message in reversed(messages) if message.error() is None}
         parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._recreated]
@@ -517,8 +517,8 @@ class ShmConsumer:
         return True
 
     def _has_progressed(self) -> bool:
-        """Whether poll() has returned a record since the last call. Any thread; after a race the next
-        call returns True.
+        """Whether poll() has returned a record since this function was last called. Any thread; after a
+        race the next call returns True.
         """
         last, previous = self._last, self._last_progress
         self._last_progress = last

@@ -138,9 +138,10 @@ class ConsumerOffsets:
         }
 
     def _with_unknown(self, known: dict[Key, Committed], parts: Iterable[AssignedPartition]) -> dict[Key, Committed]:
-        """Adds to `known` the uncommitted offsets of partitions that were missing from the last Metadata
-        response: this may be the last chance to commit them. In a commit by id the broker refuses deleted
-        topics; a commit by name (used if one id is missing) could go to a new topic of that name.
+        """Returns `known` and the uncommitted offsets of partitions that were missing from the last
+        Metadata response: this may be the last chance to commit them. They are left out of a commit by
+        name (used if one topic id is missing), which could go to a new topic of that name; in a commit
+        by id the broker refuses deleted topics.
         """
         if not self.commits.supports_topic_ids or any(
             offset.topic_id == requests.NO_TOPIC_ID for offset in known.values()

@@ -1,5 +1,5 @@
-"""statistics.interval.ms and stats_cb of a shared-memory consumer: librdkafka's JSON, with
-only those of its fields that exist for shared memory.
+"""statistics.interval.ms and stats_cb of a shared-memory consumer: librdkafka's JSON, limited to the
+fields that make sense for shared memory.
 """
 
 from __future__ import annotations

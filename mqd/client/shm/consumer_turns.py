@@ -24,8 +24,8 @@ class ControlListener:
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._version = -1
-        self._reported = False  # whether the current loss of the attachment was reported to error_cb
-        self._error: deque[KafkaError] = deque(maxlen=1)  # for error_cb
+        self._is_loss_reported = False  # whether the current loss of the attachment was reported to error_cb
+        self._error: deque[KafkaError] = deque(maxlen=1)  # the newest error for error_cb
         self._is_error_queued = False
         self.data = DataListener(consumer)
 
@@ -44,12 +44,12 @@ class ControlListener:
         return min(consumer._offsets.due, consumer._statistics.due)
 
     def on_lost(self, error: KafkaError) -> None:
-        if self._consumer.config["error_cb"] is not None and (error.fatal() or not self._reported):
+        if self._consumer.config["error_cb"] is not None and (error.fatal() or not self._is_loss_reported):
             self._error.append(error)
             if not self._is_error_queued:
                 self._is_error_queued = True
                 self._consumer._inbox.put_operation(Call(self._call_error_callback, ()))
-        self._reported = True
+        self._is_loss_reported = True
         if error.fatal():
             self._consumer._inbox.notify()
 
@@ -61,7 +61,7 @@ class ControlListener:
             self._consumer.config["error_cb"](self._error.pop())
 
     def on_reattached(self, _old: Any, _new: Any) -> None:
-        self._reported = False
+        self._is_loss_reported = False
         self._consumer._inbox.notify()
 
 

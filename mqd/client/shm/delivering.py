@@ -44,8 +44,9 @@ class CallReport:
 class Delivery:
     """An event: records of one partition with one outcome.
 
-    A part is (waiters, indices, count): waiters is a list of Entry or a CallReport, which are the
-    waiting callers; indices selects from it. (None, None, count): no caller waits for the records.
+    A part is (waiters, indices, count) for the next `count` records: `waiters` is a list of Entry or
+    one CallReport, and `indices` are the records' positions in that list or in the reported call.
+    (None, None, count): no caller waits for these records.
     """
 
     __slots__ = ("base_offset", "error", "pending_count", "log_append_ms", "parts", "partition", "topic")
@@ -69,8 +70,8 @@ class Delivery:
         )
         self.pending_count = sum(_callback_count(waiters, indices) for waiters, indices, _ in parts)
 
-    def pending_calls(self) -> int:
-        """The number of callbacks that are still to be called."""
+    def count_pending_calls(self) -> int:
+        """Returns the number of callbacks that are still to be called."""
         return self.pending_count
 
     def call(self) -> int:
@@ -140,7 +141,7 @@ class ErrorEvent:
     def __init__(self, callback: Callable[[KafkaError], None], error: KafkaError) -> None:
         self.callback, self.error = callback, error
 
-    def pending_calls(self) -> int:
+    def count_pending_calls(self) -> int:
         return 0  # not a report of a record
 
     def call(self) -> int:
@@ -162,7 +163,7 @@ class Events:
 
     def put(self, event: Any) -> None:
         """Queues an event. With the attachment's lock held."""
-        self.pending_call_count += event.pending_calls()
+        self.pending_call_count += event.count_pending_calls()
         self._queue.append(event)
 
     def run_callbacks(self, lock: Any) -> int:
@@ -175,14 +176,14 @@ class Events:
                 event = queue.popleft()
             except IndexError:  # another thread has taken them
                 break
-            pending_before = event.pending_calls()
+            pending_before = event.count_pending_calls()
             try:
                 call_count += event.call()
             except BaseException:
-                if event.pending_calls():
+                if event.count_pending_calls():
                     queue.appendleft(event)
                 raise
             finally:
                 with lock:
-                    self.pending_call_count -= pending_before - event.pending_calls()
+                    self.pending_call_count -= pending_before - event.count_pending_calls()
         return call_count

@@ -1,5 +1,5 @@
-"""Batches in the C core until their outcome is known (retried, failed or written), and their
-reports.
+"""Tracks the batches in the C core until each is written or has failed: retries them, and queues
+their reports.
 
 1. Every batch with records is in `batches`, oldest first, until it is written or dropped; then its
    event is queued, once.
@@ -71,7 +71,7 @@ class DeliveryOutcomes:
         config = producer.config
         self._producer = producer
         self.batches: dict[int, Batch] = {}
-        # outcomes that the C core has reported, not yet processed
+        # outcomes that the C core has reported and that have not been processed yet
         self._reported: collections.deque[NativeDelivery] = collections.deque()
         self.records_written = 0
         self.records_failed = 0
@@ -100,9 +100,9 @@ class DeliveryOutcomes:
             self._tracking = True
             self._producer.close_open_batches()
 
-    def parts(self, batch_numbers: np.ndarray, waiters: Any, first_index: int) -> list[tuple[int, BatchPart]]:
-        """Returns (batch number, its part) for each batch. `batch_numbers`: the number of each record's
-        batch. `waiters` None: no caller waits for the records.
+    def split_by_batch(self, batch_numbers: np.ndarray, waiters: Any, first_index: int) -> list[tuple[int, BatchPart]]:
+        """Returns (batch number, its part of these records) for each batch. `batch_numbers`: for each
+        record, the number of its batch. `waiters` None: no caller waits for the records.
         """
         count = len(batch_numbers)
         if (batch_numbers == batch_numbers[0]).all():

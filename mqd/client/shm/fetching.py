@@ -3,8 +3,8 @@ next, and sleeps while there is nothing to read.
 
 Records are read from mapped segments by readers (reading.py) without a request. When everything is
 read, one Fetch asks the broker for positions only, of all partitions that are read to their end
-(parking.py). The broker responds when one of them has grown. This Fetch can wait for a long time
-and responses keep their order, so it has its own connection (`data`).
+(parking.py). The broker responds when one of them has grown. This Fetch can wait for a long time,
+and would delay the responses to later requests, so it has its own connection (`data`).
 
     F1  at most one Fetch for positions is in flight. `_covered` lists its partitions; a caller that
         also waits for other partitions waits for at most UNCOVERED_WAIT_S
@@ -55,7 +55,7 @@ from mqd.client.shm.partitions import AssignedPartition, AssignedPartitions, Pha
 from mqd.protocol.errors import ErrorCode
 
 PARK_S = 10.0
-POSITIONS_MAX = 10_000  # of one Fetch: 60 bytes each at most
+POSITIONS_MAX = 10_000  # in one Fetch, each at most 60 bytes
 PARTITIONS_PER_REQUEST_MAX = 5_000
 UNCOVERED_WAIT_S = 0.05
 PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
@@ -128,8 +128,8 @@ class Fetcher:
         if not self._starting:
             return
         now = time.monotonic()
-        committed: list[AssignedPartition] = []
-        listed: list[AssignedPartition] = []
+        needing_committed: list[AssignedPartition] = []
+        needing_list: list[AssignedPartition] = []
         self._starting = False
         for part in self._parts:
             if part.phase is Phase.FAILED and now >= part.retry_at:
@@ -137,18 +137,18 @@ class Fetcher:
             if part.phase is Phase.TOPIC:
                 self._find_topic(part, now)
             if part.phase is Phase.COMMITTED:
-                committed.append(part)
+                needing_committed.append(part)
             elif part.phase is Phase.LIST:
-                listed.append(part)
+                needing_list.append(part)
             self._starting = self._starting or part.phase is not Phase.ACTIVE
-        for begin in range(0, len(committed), PARTITIONS_PER_REQUEST_MAX):
-            self._request_committed(committed[begin : begin + PARTITIONS_PER_REQUEST_MAX])
-        for begin in range(0, len(listed), PARTITIONS_PER_REQUEST_MAX):
-            self._request_listed(listed[begin : begin + PARTITIONS_PER_REQUEST_MAX])
+        for begin in range(0, len(needing_committed), PARTITIONS_PER_REQUEST_MAX):
+            self._request_committed(needing_committed[begin : begin + PARTITIONS_PER_REQUEST_MAX])
+        for begin in range(0, len(needing_list), PARTITIONS_PER_REQUEST_MAX):
+            self._request_list_offsets(needing_list[begin : begin + PARTITIONS_PER_REQUEST_MAX])
 
     @property
     def due(self) -> float:
-        """The time of the next advance() that no response triggers."""
+        """The time at which advance() must be called next even if no response arrives."""
         if not self._starting:
             return _INFINITY
         return min((part.retry_at for part in self._parts if part.phase is Phase.FAILED), default=_INFINITY)
@@ -320,14 +320,14 @@ class Fetcher:
         part.timestamp = EARLIEST_TIMESTAMP if self._config.offset_reset == EARLIEST else LATEST_TIMESTAMP
         part.phase, self._starting = Phase.LIST, True
 
-    def _request_listed(self, parts: list[AssignedPartition]) -> None:
+    def _request_list_offsets(self, parts: list[AssignedPartition]) -> None:
         timeout_ms = int(self._config["socket.timeout.ms"])
         message = offsets.list_offsets_request(
             {part.key: part.timestamp for part in parts}, self._config.isolation_level, timeout_ms
         )
-        self._request(requests.LIST_OFFSETS, 1 << 14, message, parts, self._on_listed)
+        self._request(requests.LIST_OFFSETS, 1 << 14, message, parts, self._on_list_offsets)
 
-    def _on_listed(self, part: AssignedPartition, response: Any) -> None:
+    def _on_list_offsets(self, part: AssignedPartition, response: Any) -> None:
         code, offset, _ = offsets.read_list_offsets(response).get(
             part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1, -1)
         )
@@ -379,7 +379,8 @@ class Fetcher:
             try:
                 begin, batch = part.fetched, reader.read(records_max, bytes_max)
             except OSError as problem:
-                if problem.errno not in (errno.EPIPE, errno.ETIMEDOUT):  # else the worker has ended, or is late
+                # EPIPE: the worker has ended; ETIMEDOUT: it is late
+                if problem.errno not in (errno.EPIPE, errno.ETIMEDOUT):
                     part.start = part.fetched
                     self._fail(part, local_error(KafkaError._FS, f"{part.topic} [{part.index}]: {problem}"))
                 continue
@@ -544,7 +545,7 @@ class Fetcher:
             )
         if not requested:
             return _INFINITY
-        requested = dict(islice(requested.items(), POSITIONS_MAX))  # F1 covers the others
+        requested = dict(islice(requested.items(), POSITIONS_MAX))  # for the others: F1, UNCOVERED_WAIT_S
         message = self._session.request(requested, int(PARK_S * 1000))
         self._covered = requested
         self._fetch_serial += 1

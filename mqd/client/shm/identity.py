@@ -64,7 +64,7 @@ class Identity:
         if not self.renewing or not self._is_managed_here or self._producer.fatal is not None:
             return _NEVER
         if self._new_identity is not None:
-            # each response causes a turn; this time is for responses that never arrive
+            # each response causes a turn; the retry is for responses that never arrive
             return _NEVER if self._adopt() else now + _RETRY_S
         if self._requested or now < self._request_at:
             return self._request_at if not self._requested else _NEVER

@@ -22,8 +22,8 @@ def opener(
     reply_bytes: int = 0,
     request_bytes: int = 0,
 ) -> Callable[[], Any]:
-    """Returns a function that makes a new attachment to the broker of `choice`. Attaching to a broker of
-    another build fails permanently, because this process's code does not match it.
+    """Returns a function that makes a new attachment to the broker of `choice`. Attaching fails
+    permanently if the broker was built with a different memory layout than this process's code.
     """
     servers, socket_path = str(settings.rdkafka.get("bootstrap.servers") or ""), settings.own["mqd.socket.path"]
 
@@ -46,7 +46,9 @@ def opener(
             )
         except NativeError as error:
             if error.code == E_LAYOUT:
-                raise failure(KafkaError._FATAL, f"the broker is of another build: {error}", fatal=True) from error
+                raise failure(
+                    KafkaError._FATAL, f"the broker is from a different build of mqd: {error}", fatal=True
+                ) from error
             raise
 
     return attach

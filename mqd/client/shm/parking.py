@@ -8,7 +8,7 @@ The broker responds when one of the partitions has grown. Sans-I/O.
                                     # the partitions that have grown, or have an error
     session.reset()                 # if there was no response: the next request is a full one
 
-With a thousand idle partitions and one busy partition, a request and its response have a few bytes.
+With a thousand idle partitions and one busy one, a request and its response take only a few bytes.
 
     I1  `_sent` has the same offsets as the broker's session: those of the last request, whether it is
         answered or still in flight (one request at a time)
@@ -51,8 +51,8 @@ class PositionSession:
         self._sent = {}
 
     def request(self, positions: Mapping[PartitionKey, int], max_wait_ms: int, min_bytes: int = 1) -> FetchRequest:
-        """Version 13 or later. `positions`: all awaited partitions, each with the offset of the
-        next expected record.
+        """Returns the next request, for version 13 or later. `positions`: all awaited partitions, each
+        with the offset of the next expected record.
         """
         changed = [(key, offset) for key, offset in positions.items() if self._sent.get(key) != offset]
         gone = [key for key in self._sent if key not in positions]
@@ -86,8 +86,8 @@ class PositionSession:
 
     @staticmethod
     def is_session_error(code: int) -> bool:
-        """Whether the broker has dropped the session, because it was idle for a long time or the worker
-        was restarted. Harmless: the next request creates a new session.
+        """Whether this error means that the broker has dropped the session, which was idle for a long
+        time, or whose worker was restarted. Harmless: the next request creates a new session.
         """
         return code in _SESSION_ERRORS
 

@@ -68,10 +68,11 @@ class AssignedPartition:
         self.stored_metadata: str | None = None
         self.timestamp = 0  # for LIST: the timestamp in the ListOffsets request
         self.retry_at = 0.0
-        # the partition's replicas when reading from another host began; None: it is read from this host
+        # while the partition is read from another host: its replicas when that began; None: it is read
+        # from this host
         self.remote_replicas: object = None
-        self.serial = 0
-        # time.monotonic() when the metadata was first seen without the partition; None: it has the partition
+        self.serial = 0  # P3
+        # time.monotonic() when the partition was first missing from the metadata; None: it is there
         self.unknown_since: float | None = None
         # the start that the application requested; None: it requested none, or has received a record since
         self.requested_start = None if start == OFFSET_INVALID else start
@@ -140,8 +141,8 @@ class AssignedPartitions:
         self.version += 1
 
     def turns(self) -> Iterator[AssignedPartition]:
-        """Yields all readable partitions once, the longest waiting first. A yielded partition goes to the
-        end.
+        """Yields all readable partitions once, the longest waiting first, and moves each to the end of
+        the order.
         """
         turns = self._turns
         for _ in range(len(turns)):

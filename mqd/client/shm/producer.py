@@ -58,7 +58,9 @@ class ShmProducer(ProducerDriver):
     # -- produce -----------------------------------------------------------------------------------
 
     def _make_produce(self) -> Callable[..., None]:
-        """produce() as a closure: a third of a microsecond faster per record than with attributes."""
+        """Returns produce() as a closure, which is a third of a microsecond faster per record than a
+        method that looks up attributes.
+        """
         stages, new_stage, entry_of, make_room, active = (
             self.stages,
             self._new_stage,
@@ -156,7 +158,7 @@ class ShmProducer(ProducerDriver):
             began = time.monotonic()
         timestamp_ms = operator.index(timestamp) if timestamp else time.time_ns() // 1_000_000
         if not -INT64_MAX <= timestamp_ms <= INT64_MAX:
-            raise OverflowError("timestamp: milliseconds since the epoch, in 64 bits")
+            raise OverflowError("timestamp must be in milliseconds since the epoch, and fit into 64 bits")
         return _new_entry(Entry, (value, key, partition, timestamp_ms, encoded, on_delivery, began, headers))
 
     def _partition_count(self, stage: Stage) -> int:
@@ -171,8 +173,8 @@ class ShmProducer(ProducerDriver):
         return stage.partition_count
 
     def _make_room(self, stage: Stage) -> None:
-        """Passes on a stage that has reached its limit, and raises the limit. Raises BufferError, or the
-        exception that says why producing is not allowed.
+        """Passes on a stage that has reached its limit, and increases the limit. Raises BufferError if
+        there is no room, or the exception that says why producing is not allowed.
         """
         self.require_usable()
         with self.attachment.lock:
@@ -357,7 +359,9 @@ class ShmProducer(ProducerDriver):
         return True
 
     def end(self, report_outstanding: bool = False) -> None:
-        """Ends immediately. `report_outstanding`: outstanding records get reports, with an error, in `events`."""
+        """Ends immediately. `report_outstanding`: puts a report with an error into `events` for each
+        outstanding record.
+        """
         if self._closed:
             return
         with self.attachment.lock:

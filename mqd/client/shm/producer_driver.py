@@ -44,7 +44,7 @@ class ProducerDriver:
         self.config = config = ProducerConfig(settings)
         self.events = Events()
         self.fatal: KafkaError | None = None
-        self.hold_reason: str | None = None  # the reason why stages are held; None: they are not
+        self.hold_reason: str | None = None  # why stages are not passed on; None: they are passed on
         self.stages: dict[str, Stage] = {}
         self.active: set[Stage] = set()  # stages that a later turn hands over
         self.stages_by_number: list[Stage] = []  # by the topic's number in the C core
@@ -127,8 +127,8 @@ class ProducerDriver:
         self._send(True)
 
     def retry_after(self, stage: Stage, delay: float) -> None:
-        """Hands the stage over again after `delay` seconds, when its topic may be part of the transaction.
-        Lock held.
+        """Hands the stage over again after `delay` seconds; by then its topic may have been added to the
+        transaction. Lock held.
         """
         self.active.add(stage)
         stage.armed = True
@@ -154,7 +154,9 @@ class ProducerDriver:
         self.events.put(event)
 
     def resolve(self, stage: Stage) -> bool:
-        """Whether the topic has a number in the C core; requests its metadata if not."""
+        """Registers the topic, or its new partitions, in the C core once its metadata is known; requests
+        the metadata otherwise. Returns whether the topic is registered.
+        """
         metadata = self.attachment.metadata
         info = metadata.topics.get(stage.topic)
         if info is not None and not info.error and info.partition_count:
@@ -190,7 +192,7 @@ class ProducerDriver:
         return min(due, self._turn_due)
 
     def _hand_over_if_due(self, stage: Stage, now: float) -> float:
-        """Returns when the stage is due next."""
+        """Returns the time at which the stage is due next."""
         if stage.entries and self.transactions.is_broken:  # the transaction has failed in the meantime
             self.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
         if stage.number < 0 and not self.resolve(stage):
@@ -204,7 +206,8 @@ class ProducerDriver:
                 return NEVER
             stage.armed = True
             self.active.add(stage)
-            # no room, or held: usually the event that changes this causes a turn; `due` is for the other cases
+            # There is no room, or stages are held. Usually the event that changes this causes a turn;
+            # `due` is for the other cases.
             stage.due = now + max(self._linger_s, 0.001)
         return stage.due
 
@@ -244,7 +247,7 @@ class ProducerDriver:
             self._send(False)
 
     def _next_send(self) -> float:
-        """The time at which the linger time of an open batch is over."""
+        """Returns the time at which the first open batch will have lingered long enough."""
         next_us = self.native.next_send_us()
         return min(next_us / 1e6 if next_us != INT64_MAX else NEVER, self.compress_due)
 

@@ -1,5 +1,5 @@
-"""statistics.interval.ms and stats_cb: librdkafka's JSON, with only those of its fields that exist
-for shared memory.
+"""statistics.interval.ms and stats_cb: librdkafka's JSON, limited to the fields that make sense for
+shared memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 _NEVER = float("inf")
-# librdkafka's socket counters: present, so that exporters find the keys.
+# librdkafka's socket counters, always empty or 0 here: exporters expect these keys
 NOT_COUNTED: dict[str, Any] = {
     "brokers": {},
     "simple_cnt": 0,
@@ -73,7 +73,7 @@ class _StatisticsEvent:
     def __init__(self, callback: Any, text: str) -> None:
         self._callback, self._text = callback, text
 
-    def pending_calls(self) -> int:
+    def count_pending_calls(self) -> int:
         return 0
 
     def call(self) -> int:

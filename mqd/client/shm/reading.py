@@ -44,8 +44,8 @@ CORRUPT_MESSAGE = 2
 class Problem(NamedTuple):
     """The reason why the reader cannot return the next record.
 
-    kind: "aborted"   the aborted transactions from `position` on are not known: send a positions-only
-                      Fetch (parking.py) from there, then call set_aborted
+    kind: "aborted"   the aborted transactions at and after `position` are not known: send a
+                      positions-only Fetch (parking.py) for that offset, then call set_aborted
           "range"     the position is out of range (DeleteRecords, retention): seek
           "corrupt"   the next batch cannot be read; text has the reason and offset. skip() leaves it out
           "gone"      the partition cannot be read, because of Kafka's error `code` (3 or 100: it or its
@@ -228,7 +228,7 @@ class PartitionReader:
         offsets, timestamps, key_positions, key_bytes, value_positions, value_bytes, header_positions, header_bytes = (
             columns
         )
-        # a section of one byte has no headers
+        # a header section of one byte is a count of 0
         headers = Blobs(base, header_positions, header_bytes) if int(header_bytes.max()) > 1 else None
         return RecordBatchView(
             self.topic,

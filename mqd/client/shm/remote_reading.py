@@ -120,7 +120,7 @@ class RemoteReader:
         """Does nothing: remote readers do not use the attachment."""
 
     def close(self) -> None:
-        self._records.end(self)
+        self._records.close_reader(self)
 
 
 class RemoteRecords:
@@ -137,7 +137,7 @@ class RemoteRecords:
         self._open_readers: set[RemoteReader] = set()
         # (reader, its serial, start offset or -1 to close)
         self._requests: deque[tuple[RemoteReader, int, int]] = deque()
-        # used only by the thread: (reader, serial of its last request that was carried out)
+        # used only by the thread: (topic, partition) -> (reader, serial of its last request carried out)
         self._readers: dict[tuple[str, int], tuple[RemoteReader, int]] = {}
         self._thread: threading.Thread | None = None
         self._closed = self._failed = False
@@ -166,7 +166,7 @@ class RemoteRecords:
         if self._failed:
             self._notify()
 
-    def end(self, reader: RemoteReader) -> None:
+    def close_reader(self, reader: RemoteReader) -> None:
         with self.lock:
             reader.serial += 1
             reader.messages.clear()

@@ -1,6 +1,6 @@
 """Records between produce() and the C core: a list for each topic, handed over in bulk.
 
-The time for a record allows for little more than an append to a Python list. An entry is the value
+The time budget of a record allows little more than one append to a Python list. An entry is the value
 itself if a record has only a value, (value, key) or (value, key, partition) if it has only these,
 else an Entry. From time to time the whole list is turned into columns: one join, one pass for the
 sizes, one call into C.
@@ -120,9 +120,10 @@ class Stage:
         if first_kept:
             del marks[:first_kept]
 
-    def times(self, count: int) -> tuple[int, np.ndarray | None]:
-        """Timestamps of the first `count` entries in milliseconds: (the same for all, None) or (the first,
-        an array of all). An Entry has its own timestamp instead.
+    def timestamps_of_first(self, count: int) -> tuple[int, np.ndarray | None]:
+        """Returns the timestamps of the first `count` entries in milliseconds: (timestamp, None) if all
+        are equal, else (first timestamp, array of all). An Entry has its own timestamp, which replaces
+        the one returned here.
         """
         marks, end = self.marks, self.released_count + count
         if not marks:
@@ -147,10 +148,10 @@ class Chunk(NamedTuple):
     timestamp_ms: int
     timestamps: np.ndarray | None
     entries: list[Any] | None = None
-    partition: int = -1  # of all records, if `partitions` is None
+    partition: int = -1  # the partition of all records, if `partitions` is None
 
     def part(self, start: int, end: int) -> Chunk:
-        """Records start .. end - 1, without `entries`; the same bytes."""
+        """Returns records start .. end - 1, without `entries`, as a chunk that shares the buffers."""
         return Chunk(
             self.values.part(start, end),
             self.keys and self.keys.part(start, end),
@@ -188,9 +189,9 @@ def chunk_of_arguments(values: Any, keys: Any, headers: Any, partition: Any, tim
 
 
 def chunk_of(stage: Stage, count: int) -> Chunk:
-    """The first `count` entries as columns. They stay in the stage until release()."""
+    """Returns the first `count` entries as columns. The entries stay in the stage until release()."""
     entries = stage.entries[:count]
-    timestamp_ms, timestamps = stage.times(count)
+    timestamp_ms, timestamps = stage.timestamps_of_first(count)
     try:
         data = b"".join(entries)
     except TypeError:  # entries that are tuples
@@ -252,7 +253,7 @@ def _encoded_headers(items: tuple[bytes | None, ...]) -> Column:
 
 
 def native_columns(chunk: Chunk) -> Columns:
-    """The columns in the form that the C core takes; the buffers remain the chunk's."""
+    """Returns the columns in the form that the C core takes. They refer to the chunk's buffers."""
     values, keys, headers = chunk.values, chunk.keys, chunk.headers
     native = Columns(
         count=values.count,

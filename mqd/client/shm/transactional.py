@@ -41,8 +41,8 @@ from mqd.protocol.messages import (
 
 _NEVER = float("inf")
 _RETRY_S = 0.02
-# How long a topic of committed offsets may be unknown, because it may be new. Each retry writes the
-# offsets of the other topics again.
+# How long a commit of offsets is retried while the broker does not know one of the topics, which may
+# be new. Each retry writes the offsets of the other topics again.
 _UNKNOWN_TOPIC_S, _UNKNOWN_TOPIC_RETRY_S = 5.0, 0.25
 _RETRIED = frozenset(
     {
@@ -77,7 +77,7 @@ _COMMITTED = ErrorCode.INVALID_TXN_STATE  # the response to an abort after a com
 
 
 class _CommittedError(KafkaException):
-    """Raised by an abort that came too late."""
+    """Raised by an abort that came too late: the coordinator has decided to commit."""
 
 
 class State(enum.Enum):
@@ -145,7 +145,7 @@ class Transactions:
 
     def may_write(self, stage: Any) -> bool:
         """Whether records of the stage may be sent. False: no transaction is open, or the topic's
-        partitions are being added, after which the stage gets a turn.
+        partitions are still being added; the stage is handed over again once they have been.
         """
         if not self.enabled:
             return True
@@ -578,8 +578,8 @@ def _remaining_s(deadline: float) -> float:
 
 
 def _first_error(response: Any) -> int:
-    """The first error code anywhere in the response to one of the requests above; 0 = none. An error
-    that only follows from another partition's error comes last.
+    """Returns the first error code anywhere in the response to one of the requests above; 0 = none.
+    OPERATION_NOT_ATTEMPTED, which only follows from another partition's error, is returned last.
     """
     codes = [getattr(response, "error_code", 0)]
     for topic in getattr(response, "topics", None) or ():

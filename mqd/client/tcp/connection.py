@@ -84,14 +84,14 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def pick(self, api_key: int, version_max: int = 1 << 14) -> int:
-        """The newest version that both support. Raises NoCommonVersion."""
+        """Returns the newest version that the broker and this client support. Raises NoCommonVersion."""
         spec, (first, last) = KNOWN[api_key], self.versions.get(api_key, (0, -1))
         version = min(spec.max_version, last, version_max)
         if version < max(spec.min_version, first):
-            offered = f"{first} to {last}" if last >= 0 else "no version"
+            offered = f"versions {first} to {last}" if last >= 0 else "no version"
             raise NoCommonVersion(
-                f"the broker {self.host}:{self.port} does not support this client's versions of {spec.name}:"
-                f" {offered} there, up to {min(spec.max_version, version_max)} here"
+                f"broker {self.host}:{self.port} and this client have no version of {spec.name} in common: the broker"
+                f" supports {offered}, the client {spec.min_version} to {min(spec.max_version, version_max)}"
             )
         return version
 
@@ -120,7 +120,7 @@ class Connection:
         return correlation_id
 
     def ready(self, seconds: float) -> bool:
-        """Waits up to `seconds` for data or the end of the connection; returns whether either came."""
+        """Waits up to `seconds`; returns True as soon as there is data or the connection has ended."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
         poller = select.poll()

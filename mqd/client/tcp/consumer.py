@@ -89,7 +89,7 @@ class TcpConsumer:
         return message
 
     def _next(self, timeout: float) -> Any:
-        """librdkafka's next record or event. Offsets are stored before a wait, which may be long."""
+        """Returns librdkafka's next record or event. Stores offsets before a wait, which may be long."""
         if self._unstored:
             message = self._poll_one(0)
             if message is not None:
@@ -141,8 +141,8 @@ class TcpConsumer:
         self._interrupted = True
 
     def uninterrupt(self) -> None:
-        """Drops an interrupt() that came after the take() or gather() that it was for. Call it only while
-        neither runs.
+        """Drops an interrupt() that came after its take() or gather() had ended. Must not be called while
+        either runs.
         """
         self._interrupted = False
 
@@ -260,15 +260,17 @@ class TcpConsumer:
         self._consumer.incremental_unassign(partitions)
 
     def position(self, partitions: list[Any]) -> list[Any]:
-        """The positions after the returned records; librdkafka's are after the records buffered here."""
-        first: dict[tuple[str, int], int] = {}
+        """Returns the positions after the returned records; librdkafka's positions are after the records
+        that are buffered here.
+        """
+        first_buffered: dict[tuple[str, int], int] = {}
         for message in self._buffered:
             if message.error() is None:
-                first.setdefault((message.topic(), message.partition()), message.offset())
+                first_buffered.setdefault((message.topic(), message.partition()), message.offset())
         positions = []
         for position in self._consumer.position(partitions):
             key = position.topic, position.partition
-            offset = first.get(key, self._resume_offsets.get(key) if position.offset < 0 else None)
+            offset = first_buffered.get(key, self._resume_offsets.get(key) if position.offset < 0 else None)
             positions.append(position if offset is None else confluent_kafka.TopicPartition(*key, offset))
         return positions
 
@@ -311,11 +313,11 @@ class TcpConsumer:
     # -- the group ---------------------------------------------------------------------------------
 
     def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:
-        callbacks: dict[str, Any] = {"on_revoke": self._on_revoke(on_revoke)}
+        callbacks: dict[str, Any] = {"on_revoke": self._wrap_on_revoke(on_revoke)}
         if on_assign is not None:
             callbacks["on_assign"] = self._with_owner(on_assign)
         if on_lost is not None:  # otherwise on_revoke is called
-            callbacks["on_lost"] = self._on_lost(on_lost)
+            callbacks["on_lost"] = self._wrap_on_lost(on_lost)
         self._consumer.subscribe(topics, **callbacks)
         self._subscription = list(topics)
 
@@ -324,9 +326,9 @@ class TcpConsumer:
             return function  # librdkafka raises its own error
         return lambda _consumer, partitions: function(self._owner, partitions)
 
-    def _on_revoke(self, function: Any) -> Any:
-        """Wraps on_revoke: stores the offsets of returned records before librdkafka's last commit, and
-        drops buffered records of the revoked partitions.
+    def _wrap_on_revoke(self, function: Any) -> Any:
+        """Wraps on_revoke so that buffered records of the revoked partitions are dropped, and the offsets
+        of returned records are stored before librdkafka's last commit.
         """
         if function is not None and not callable(function):
             return function
@@ -339,8 +341,10 @@ class TcpConsumer:
 
         return call
 
-    def _on_lost(self, function: Any) -> Any:
-        """Wraps on_lost: drops buffered records of the lost partitions, which another member may read now."""
+    def _wrap_on_lost(self, function: Any) -> Any:
+        """Wraps on_lost so that buffered records of the lost partitions, which another member may read
+        now, are dropped.
+        """
         if not callable(function):
             return function
 

@@ -76,10 +76,10 @@ class TcpProducer:
 
     def _produce_partitioned(self, topic, value=None, key=None, partition=-1, *arguments: Any, **keywords: Any) -> None:
         if partition is None or partition < 0:
-            partition = self._partition(topic, key.encode() if isinstance(key, str) else key)
+            partition = self._choose_partition(topic, key.encode() if isinstance(key, str) else key)
         self._producer.produce(topic, value, key, partition, *arguments, **keywords)
 
-    def _partition(self, topic: str, key: bytes | None) -> int:
+    def _choose_partition(self, topic: str, key: bytes | None) -> int:
         count, valid_until = self._partition_counts.get(topic, (0, 0.0))
         if time.monotonic() >= valid_until:
             metadata = self._producer.list_topics(topic, 10).topics[topic]

@@ -450,7 +450,7 @@ def test_over_tcp_the_first_of_several_records_is_dropped_with_its_partition() -
     assert places(consumer.take(1, 0)) == [(0, 0)]
     fake = Librdkafka((0, 0), (1, 0))
     consumer = over_tcp(fake)
-    fake.on_consume = lambda: consumer._on_revoke(None)(None, [TopicPartition(TOPIC, 0)])
+    fake.on_consume = lambda: consumer._wrap_on_revoke(None)(None, [TopicPartition(TOPIC, 0)])
     assert places(consumer.take(10, 0)) == [(1, 0)]
 
 
@@ -475,7 +475,7 @@ def test_over_tcp_consume_batch_keeps_waiting_after_a_rebalance() -> None:
     first, second = Librdkafka((0, 0), (1, 5)).there
     polled = iter([first, second])
     consumer._poll_one = lambda _timeout: next(polled)
-    fake.on_consume = lambda: consumer._on_revoke(None)(None, [TopicPartition(TOPIC, 0)])
+    fake.on_consume = lambda: consumer._wrap_on_revoke(None)(None, [TopicPartition(TOPIC, 0)])
     batch = consumer.consume_batch(10)
     assert batch is not None and (batch.partition, batch.next_offset) == (1, 6)
     consumer._poll_one = lambda _timeout: None

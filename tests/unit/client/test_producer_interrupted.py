@@ -250,8 +250,8 @@ def test_an_end_of_transaction_interrupted_after_the_response_can_be_repeated(
     [
         ("transactions", "note_write", False),
         ("transactions", "note_write", True),
-        ("outcomes", "parts", False),
-        ("outcomes", "parts", True),
+        ("outcomes", "split_by_batch", False),
+        ("outcomes", "split_by_batch", True),
         ("outcomes", "add_records", False),
         ("outcomes", "add_records", True),
     ],
@@ -285,7 +285,7 @@ def test_a_part_of_a_batch_is_accounted_for_once(make) -> None:
     producer, _ = make()
     outcomes, waiters = producer.outcomes, [Reports()] * 4
     outcomes.before_append(waiters)
-    parts = outcomes.parts(np.array([1, 2, 1, 2], np.uint64), waiters, 0)
+    parts = outcomes.split_by_batch(np.array([1, 2, 1, 2], np.uint64), waiters, 0)
     outcomes.add_records(0, parts[:1])
     outcomes.add_records(0, parts)
     assert [(number, batch.parts) for number, batch in outcomes.batches.items()] == [
