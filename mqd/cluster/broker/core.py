@@ -69,13 +69,13 @@ class BrokerCore(Reports):
         """`now_ms`: CLOCK_BOOTTIME, which advances while the machine is suspended."""
         if self._ended:
             return []
-        return [*_HANDLERS[type(event)](self, event, now_ms), *self._report()]
+        return [*_HANDLERS[type(event)](self, event, now_ms), *self._set_broker()]
 
-    def _report(self) -> list[Action]:
-        """Writes changes to the control segment. A restarted controller process leaves the values of its
-        predecessor there until it has newer ones.
+    def _set_broker(self) -> list[Action]:
+        """Writes changed values to the control segment. A restarted controller process leaves its
+        predecessor's values there until it has newer ones.
         """
-        if self.broker_epoch < 0 and self._reported is None:
+        if self.broker_epoch < 0 and self._last_set_broker is None:
             return []
         lease_until_ms = (
             0
@@ -84,17 +84,17 @@ class BrokerCore(Reports):
             if self._is_only_voter
             else self._lease_until_ms
         )
-        report = SetBroker(
+        set_broker = SetBroker(
             self.broker_epoch,
             self._registration.incarnation if self._registration else -1,
             lease_until_ms,
             self.ready,
             self.fenced,
         )
-        if report == self._reported:
+        if set_broker == self._last_set_broker:
             return []
-        self._reported = report
-        return [report]
+        self._last_set_broker = set_broker
+        return [set_broker]
 
     # -- registration and heartbeats ---------------------------------------------------------------
 
@@ -105,18 +105,19 @@ class BrokerCore(Reports):
         return self._register(now_ms)
 
     def _register(self, now_ms: int) -> list[Action]:
-        if self._registration is None or self.broker_epoch >= 0 or self._controller < 0:
+        if self._registration is None or self.broker_epoch >= 0 or self._controller_id < 0:
             return []
         self._register_at_ms = now_ms + self._options.register_retry_ms
         return self._to_controller(self._registration)
 
     def _on_controller_known(self, event: ControllerKnown, now_ms: int) -> list[Action]:
-        changed = (event.node_id, event.epoch) != (self._controller, self._controller_epoch)
-        self._controller, self._controller_epoch, self._is_only_voter = event.node_id, event.epoch, event.is_only_voter
+        changed = (event.node_id, event.epoch) != (self._controller_id, self._controller_epoch)
+        self._controller_id, self._controller_epoch = event.node_id, event.epoch
+        self._is_only_voter = event.is_only_voter
         if not changed:
             return []
         actions = self._give_up_changes()
-        if self._controller >= 0:
+        if self._controller_id >= 0:
             # without a report the new controller would consider all directories usable
             self._directories_to_report = (
                 tuple(self._registration.directories) if self._registration is not None else None
@@ -152,7 +153,7 @@ class BrokerCore(Reports):
         return [Refused(message.message)]
 
     def _heartbeat(self, now_ms: int) -> list[Action]:
-        if self.broker_epoch < 0 or self._controller < 0 or self._dead:
+        if self.broker_epoch < 0 or self._controller_id < 0 or self._dead:
             return []
         is_urgent = self._shutdown_since_ms >= 0 or self.fenced
         self._heartbeat_at_ms = now_ms + (self._options.heartbeat_ms // 10 if is_urgent else self._options.heartbeat_ms)
@@ -177,8 +178,8 @@ class BrokerCore(Reports):
         )
 
     def _on_heartbeat_response(self, message: peer.BrokerHeartbeatResponse, now_ms: int) -> list[Action]:
-        """Accepts only the response to a heartbeat that this process sent in this registration, and that
-        is newer than the last one with a response.
+        """Accepts a response only if this process sent the heartbeat in the current registration, and
+        later than the last heartbeat that got a response.
         """
         if message.broker_epoch != self.broker_epoch or not self._answered_ms < message.sent_ms <= self._sent_ms:
             return []
@@ -275,7 +276,7 @@ class BrokerCore(Reports):
         return self._propose([key for key, entry in self._proposals.items() if entry.sent_epoch < 0], now_ms)
 
     def _propose(self, keys: list[tuple[bytes, int]], now_ms: int) -> list[Action]:
-        if not keys or self.broker_epoch < 0 or self._controller < 0:
+        if not keys or self.broker_epoch < 0 or self._controller_id < 0:
             return []
         self._proposing = True
         proposals = []
@@ -308,7 +309,7 @@ class BrokerCore(Reports):
         outcome from the metadata.
         """
         if message.error:
-            return []  # the proposals are sent again once this broker is registered or the controller is known
+            return []  # sent again once this broker is registered, or the new controller is known
         actions: list[Action] = []
         self._proposing = False
         for result in message.results:
@@ -344,7 +345,7 @@ class BrokerCore(Reports):
         def refuse(error: int, text: str) -> list[Action]:
             return [Reply(event.client, messages.Response(event.request.request_id, int(error), text))]
 
-        if self._controller < 0 or self.broker_epoch < 0:
+        if self._controller_id < 0 or self.broker_epoch < 0:
             return refuse(ErrorCode.NOT_CONTROLLER, "No active controller is known; try again.")
         if len(self._changes) >= CHANGES_WAITING_MAX:
             return refuse(ErrorCode.REQUEST_TIMED_OUT, "Too many changes are in progress; try again.")
@@ -395,7 +396,8 @@ class BrokerCore(Reports):
             self.fenced, self._lease_until_ms = True, 0
             # after the proof, the response to a registration must not restore this lease
             self._inherited_lease = (-1, 0)
-            self._answered_ms = self._sent_ms  # leases granted before the proof are no longer valid
+            # responses to heartbeats sent before the proof must not grant a lease
+            self._answered_ms = self._sent_ms
             return self._repeat_reports(now_ms)
         return self._heartbeat(now_ms)
 
@@ -409,9 +411,9 @@ class BrokerCore(Reports):
         """Ends this broker. The last actions withdraw the lease in the control segment and shut down."""
         epoch = self.broker_epoch
         self.fenced, self.ready, self._lease_until_ms = True, False, 0
-        report = self._report()
+        withdrawal = self._set_broker()
         self._ended = True
-        return [*report, ShutDown(epoch, reason)]
+        return [*withdrawal, ShutDown(epoch, reason)]
 
     def _on_tick(self, event: Tick, now_ms: int) -> list[Action]:
         actions: list[Action] = []

@@ -19,7 +19,8 @@ class Started(msgspec.Struct, frozen=True):
 
     registration: peer.RegisterBroker
     process_number: int = 0
-    # the previous process's value in the control segment, in the same incarnation; -1 = none
+    # the values of the previous process of this incarnation in the control segment; broker_epoch
+    # -1 = none
     broker_epoch: int = -1
     lease_until_ms: int = 0
 
@@ -48,9 +49,9 @@ class MetadataApplied(msgspec.Struct, frozen=True):
 
 
 class MetadataCommitted(msgspec.Struct, frozen=True):
-    """MetadataCore.committed has advanced (sent after each Publish, and after HostCore has handled
-    it). `known_version`: HostCore.version, that of the newest change that concerns the workers. Once
-    they have applied it, they have applied all changes up to `version`.
+    """MetadataCore.committed has advanced to `version`. Sent after each Publish, once HostCore has handled
+    it. `known_version`: HostCore.version, the version of the newest change that concerns the workers;
+    workers that have applied it have applied all changes up to `version`.
     """
 
     version: int
@@ -74,8 +75,8 @@ class ClientGone(msgspec.Struct, frozen=True):
 
 
 class LeadershipsLost(msgspec.Struct, frozen=True):
-    """A worker of this host died (HostCore's RaiseEpochs): these partitions need a new leader
-    epoch.
+    """The workers of this host that led these partitions died (HostCore's RaiseEpochs): each partition
+    needs a new leader epoch.
     """
 
     partitions: tuple[tuple[bytes, int], ...]
@@ -121,7 +122,7 @@ class DirectoriesSeen(msgspec.Struct, frozen=True):
 
 class HostDied(msgspec.Struct, frozen=True):
     """The keeper has proven that all processes of this host except keeper and controller have ended: the
-    host is fenced immediately, before its lease ends. `dead` False: they are back.
+    host is fenced immediately, before its lease ends. `dead` False: the processes are running again.
     """
 
     dead: bool = True

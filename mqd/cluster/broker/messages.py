@@ -30,8 +30,8 @@ class DirectoryReport(msgspec.Struct, frozen=True):
 
 
 class RegisterBroker(msgspec.Struct, tag=True, frozen=True):
-    """Sent until there is a response. The same (node id, directory id, incarnation) is registered only
-    once, even if it is sent several times.
+    """Repeated until there is a response. Each (node id, directory id, incarnation) is registered only
+    once, even if the message arrives several times.
     """
 
     node_id: int
@@ -49,7 +49,7 @@ class RegisterBroker(msgspec.Struct, tag=True, frozen=True):
     clean_epoch: int  # broker epoch in its clean-shutdown marker; -1 = no clean shutdown (R9)
     features: dict[str, tuple[int, int]]
     flush_on_ack: bool = False  # the host's own default for topics
-    # by listener name: the address for clients; that of the first listener is `host`, `port`
+    # listener name -> its address for clients; the first listener's is also in `host` and `port`
     endpoints: dict[str, tuple[str, int]] = {}
 
 
@@ -78,7 +78,7 @@ class BrokerHeartbeatResponse(msgspec.Struct, tag="HeartbeatAnswer", frozen=True
     node_id: int
     broker_epoch: int
     sent_ms: int
-    # duration of the lease from sent_ms on, in which the broker may act as a leader; 0 = no lease
+    # how long after sent_ms the broker may act as a leader; 0 = no lease
     lease_ms: int
     fenced: bool
     should_shutdown: bool = False  # all brokers know that it no longer leads any partition
@@ -138,8 +138,8 @@ class AlterPartition(msgspec.Struct, tag=True, frozen=True):
 
 
 class InSyncResult(msgspec.Struct, frozen=True):
-    """The partition's new state if `error` is 0 (committed), otherwise its committed state (-1 if the
-    partition is unknown).
+    """The result of one proposal, and the partition's state: the new one if `error` is 0 (committed),
+    otherwise the unchanged committed one (-1 if the partition is unknown).
     """
 
     topic_id: bytes
@@ -195,7 +195,7 @@ class ChangeResponse(msgspec.Struct, tag="ChangeAnswered", frozen=True):
 
 class ReplicaPlaced(msgspec.Struct, tag=True, frozen=True):
     """The sender's replica is in this log directory now (KIP-113, KIP-858). Repeated until the metadata
-    has it.
+    shows it there.
     """
 
     node_id: int

@@ -53,12 +53,12 @@ class Reports:
         self._state = state
         self._options = options
         self._registration: peer.RegisterBroker | None = None
-        # distinguishes this process's requests from the previous process's requests with the same numbers
+        # distinguishes this process's requests from those of its predecessor, which had the same numbers
         self._process_number = 0
-        self._controller, self._controller_epoch, self._is_only_voter = -1, -1, False
+        self._controller_id, self._controller_epoch, self._is_only_voter = -1, -1, False
         self._lease_until_ms = 0
         self._inherited_lease = (-1, 0)  # (broker epoch, lease) of the previous process, from the control segment
-        self._reported: SetBroker | None = None
+        self._last_set_broker: SetBroker | None = None
         self._applied = self._known_version = self._committed = -1
         self._register_at_ms = self._heartbeat_at_ms = 0
         self._wait_logged = False  # whether NotYetRegistered was logged for the current wait
@@ -77,7 +77,8 @@ class Reports:
         self._change_number = 0
         # partition -> leader epoch that ended with a worker
         self._lost_leaderships: dict[tuple[bytes, int], int] = {}
-        self._followed: dict[tuple[bytes, int], int] = {}  # partition that a dead worker followed -> its epoch
+        # partition that a dead worker followed in sync -> its partition epoch
+        self._followed: dict[tuple[bytes, int], int] = {}
         self._moved_replicas: dict[tuple[bytes, int], str] = {}  # partition -> its new log directory (id)
         # retired partition -> leader epoch in which its worker reported that it is empty
         self._emptied_partitions: dict[tuple[bytes, int], int] = {}
@@ -97,7 +98,7 @@ class Reports:
         return self._committed if self._applied >= self._known_version else min(self._applied, self._committed)
 
     def _to_controller(self, message: peer.ToActiveController) -> list[Action]:
-        return [SendPeer(self._controller, message)] if self._controller >= 0 else []
+        return [SendPeer(self._controller_id, message)] if self._controller_id >= 0 else []
 
     # -- reports repeated until the metadata shows them --------------------------------------------
 
@@ -136,8 +137,8 @@ class Reports:
         }
 
     def _is_pending(self, key: tuple[bytes, int], proposal: messages.ProposeInSync) -> bool:
-        """Whether the proposal is still pending. It ends when the metadata has a newer state of the
-        partition than the proposal is based on; the worker receives that state, too.
+        """Whether the proposal is still pending. A proposal becomes obsolete when the metadata has a newer
+        state of the partition than the one it is based on; the worker receives that state, too.
         """
         partition = self._partition(key)
         return (
@@ -162,8 +163,8 @@ class Reports:
         )
 
     def _followed_by(self, workers: Collection[int]) -> dict[tuple[bytes, int], int]:
-        """Partition -> its epoch, for the partitions that these workers followed in sync. The leaders need
-        not wait for these workers.
+        """Returns partition -> partition epoch of the partitions that these workers followed in sync:
+        their leaders need not wait for the dead workers.
         """
         if not workers:
             return {}
@@ -192,8 +193,8 @@ class Reports:
         return self._repeat_reports(now_ms)
 
     def _full_in_sync(self) -> list[tuple[bytes, int]]:
-        """Partitions whose replica on this host is in sync and in a full directory, and that have enough
-        other in-sync replicas. The controller checks this, too.
+        """Returns the partitions whose replica on this host is in sync and in a full directory, and that
+        have enough other in-sync replicas. The controller checks this, too.
         """
         state, node = self._state, self.node_id
         return [
@@ -207,7 +208,7 @@ class Reports:
         ]
 
     def _fail_replicas_in_unusable_directories(self) -> None:
-        """Records the partitions in unusable or missing directories, which no worker serves, as failed."""
+        """Marks as failed the partitions in unusable or missing directories, which no worker serves."""
         self._failed_replicas.pop(NO_WORKER, None)
         if self._registration is None:
             return
@@ -226,8 +227,8 @@ class Reports:
             )
 
     def _failures_to_report(self) -> list[tuple[bytes, int]]:
-        """The failed partitions in which this replica is still in sync or eligible, or which have no
-        leader.
+        """Returns the failed partitions of which this host's replica is still the leader, in sync or
+        eligible, and those without a leader.
         """
         failed = [key for keys in self._failed_replicas.values() for key in keys]
         partitions = [(key, self._partition(key)) for key in failed]

@@ -88,7 +88,7 @@ class HostCommands:
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 f"The worker that owns {change.name}-{change.partition} is being restarted; try again.",
             )
-        # a move to a directory that is not registered could not be recorded
+        # the metadata could not record a move to a directory that is not registered
         if isinstance(change, messages.MoveReplica) and change.log_dir not in self._log_dirs.values():
             return refuse(
                 ErrorCode.KAFKA_STORAGE_ERROR,

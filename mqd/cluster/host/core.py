@@ -140,8 +140,8 @@ class HostCore(TopicImages):
 
     def _adopt_torn_slots(self, event: Started, used_slots: set[int]) -> None:
         """Assigns the torn slots, which the previous controller was writing, to partitions without a slot:
-        first to those that workers may already know, which have the highest epochs. A torn slot for
-        which no partition remains was being cleared and is unused.
+        first to the partitions with the highest epochs, which workers may already know. Torn slots that
+        are left over were being cleared, and are free.
         """
         without_slot = [
             (-partition.leader_epoch, topic.topic_id, partition.index)
@@ -157,8 +157,8 @@ class HostCore(TopicImages):
 
     def _on_publish(self, event: Publish, now_ms: int) -> list[Action]:
         """`self._state` is the metadata core's committed state and has already changed; the event describes
-        the change. A change that concerns no subscriber (a block of producer ids) does not advance the
-        version: the version is that of the last relevant change, in all processes of the host.
+        the change. The version, in all processes of the host, is that of the last change that concerns
+        them: a change that concerns no subscriber (a block of producer ids) does not advance it.
         """
         if (
             event.topics

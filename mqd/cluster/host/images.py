@@ -26,8 +26,8 @@ LOG_DIR_NONE = 255
 
 
 def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
-    """The worker that owns a partition. The partitions of one topic are assigned to workers round-robin;
-    the first worker depends on the topic id.
+    """Returns the worker that owns a partition. The partitions of one topic are assigned to workers
+    round-robin; the first worker depends on the topic id.
     """
     return (zlib.crc32(topic_id) + index) % worker_count
 
@@ -60,7 +60,7 @@ class TopicImages(HostCommands):
         self._chosen_directories: dict[Partition, str] = {}  # log directories chosen but not recorded yet
         self._live_workers: set[int] = set()
         self._generations: dict[int, int] = {}
-        # worker that died -> partition that it led, or may have led -> the leader epoch of its death
+        # worker that died -> partition that it led, or may have led -> the leader epoch in which it died
         self._awaited_epochs: dict[int, dict[Partition, int]] = {}
         self._subscribers: dict[Hashable, Subscriber] = {}
         self._commands: dict[int, Command] = {}
@@ -87,8 +87,8 @@ class TopicImages(HostCommands):
     def _topic_changes(
         self, topic: TopicState, indexes: Iterable[int] | None, actions: list[Action]
     ) -> list[messages.Part]:
-        """Returns messages about the changes to a topic. `indexes`: the changed partitions, None = not
-        known.
+        """Returns the messages about the changes to a topic, and adds the other actions to `actions`.
+        `indexes`: the changed partitions, None = not known.
         """
         old = self._images.get(topic.name)
         changed = (
@@ -119,7 +119,9 @@ class TopicImages(HostCommands):
     def _put_topic(
         self, topic: TopicState, seen_slots: Mapping[Partition, SlotSeen], changed: list[int] | None = None
     ) -> list[Action]:
-        """`changed`: the indexes of the changed partitions, None = all may have changed."""
+        """Updates the topic's image; returns the actions for the slots of its partitions. `changed`: the
+        indexes of the changed partitions, None = all may have changed.
+        """
         actions: list[Action] = []
         old = self._images.get(topic.name)
         old_partitions = old.partitions if old is not None and old.topic_id == topic.topic_id else []
@@ -196,7 +198,8 @@ class TopicImages(HostCommands):
             if slot >= 0 and log_dir != LOG_DIR_NONE:
                 owner = owner_of(topic_id, partition.index, self._worker_count)
         else:
-            # a new replica: its slot, if any, is that of an earlier replica, which was removed
+            # A new replica without a recorded directory: a slot of this partition belongs to an
+            # earlier replica, which was removed.
             self._slots.release(key, self._version, self._live_workers)
             if key not in self._chosen_directories and self._log_dirs:
                 actions.append(ReportReplicaMoved(topic_id, partition.index, self._choose_directory(key)))
@@ -286,8 +289,8 @@ class TopicImages(HostCommands):
         return sorted(name for name in names if name is not None)
 
     def topic_image(self, topic: TopicState) -> messages.TopicImage:
-        """The topic's image for a response: with slots if the topic exists, without if it was only
-        validated.
+        """Returns the topic's image for a response: with slots if the topic exists, without slots if it
+        was only validated.
         """
         image = self._images.get(topic.name)
         if image is not None and image.topic_id == topic.topic_id:
@@ -296,7 +299,7 @@ class TopicImages(HostCommands):
 
     @classmethod
     def image_without_slots(cls, topic: TopicState) -> messages.TopicImage:
-        """The topic's image in which no partition has a slot on this host."""
+        """Returns an image of the topic in which no partition has a slot on this host."""
         partitions = [cls._partition_image(partition, -1, OWNER_NONE, LOG_DIR_NONE) for partition in topic.partitions]
         return messages.TopicImage(topic.name, topic.topic_id, partitions, topic.config, topic.name in INTERNAL_TOPICS)
 
@@ -309,7 +312,7 @@ class TopicImages(HostCommands):
         ]
 
     def _published_image(self, partition: Partition) -> messages.PartitionImage | None:
-        """The partition as subscribers know it. The committed state may be ahead: several batches
+        """Returns the partition as subscribers know it. The committed state may be newer: several batches
         are committed together, but published one by one.
         """
         image = self._images.get(self._names.get(partition[0], ""))

@@ -109,7 +109,7 @@ class Image(msgspec.Struct, tag=True, frozen=True):
 
 
 class TopicPut(msgspec.Struct, tag=True, frozen=True):
-    """The complete state of one topic that was created or extended, or has a new configuration."""
+    """The complete state of one topic, which was created or extended or has a new configuration."""
 
     version: int
     topic: TopicImage
@@ -193,7 +193,7 @@ class CredentialsPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class TokensPut(msgspec.Struct, tag=True, frozen=True):
-    """Like CredentialsPut, for delegation tokens; `removed`: ids."""
+    """Like CredentialsPut, for delegation tokens; `removed` has their ids."""
 
     version: int
     put: list[DelegationToken]
@@ -218,8 +218,9 @@ class MessageList(msgspec.Struct, tag=True, frozen=True):
 
 
 class InSyncResponse(msgspec.Struct, tag="InSyncAnswer", frozen=True):
-    """To the worker that sent ProposeInSync: the result (mqd_replica_on_response). `error`: Kafka's code, or
-    0: committed; the PartitionsPut or TopicPut with the new partition epoch follows or was sent before.
+    """To the worker that sent ProposeInSync: the result (mqd_replica_on_response). `error`: Kafka's error
+    code; 0 = committed. In that case a PartitionsPut or TopicPut with the new partition epoch is sent
+    before or after this response.
     """
 
     topic_id: bytes
@@ -235,7 +236,9 @@ class Command(msgspec.Struct, tag=True, frozen=True):
     command_id: int
     kind: str  # "delete_records" | "move_replica"
     slot: int
-    offset: int  # move_replica: index in log.dirs; the response comes when the move has begun
+    # delete_records: the new log start, -1 = the high watermark; move_replica: the index in log.dirs,
+    # and the response comes when the move has begun
+    offset: int
 
 
 # -- subscriber to controller ----------------------------------------------------------------------
@@ -444,8 +447,8 @@ class BalanceReplicas(msgspec.Struct, tag=True, frozen=True):
 
 
 class RetirePartitions(msgspec.Struct, tag=True, frozen=True):
-    """Retires the partitions from `partition_count` on: they take no new records, and are removed when
-    retention has emptied them.
+    """Retires all partitions except the first `partition_count`: they take no new records, and are
+    removed when retention has emptied them.
     """
 
     name: str
@@ -496,7 +499,7 @@ class SetTokenExpiry(msgspec.Struct, tag=True, frozen=True):
     token_id: str  # "": unknown to the sender
     requester: str  # a principal
     now_ms: int  # wall clock of the sender
-    period_ms: int  # from now on; -1 = the token is removed
+    period_ms: int  # from `now_ms` until the expiry; -1 = remove the token
     is_renewal: bool
 
 

@@ -31,7 +31,7 @@ _FileStamp = tuple[int, int, int]  # inode, size, ctime in ns (which chmod chang
 
 
 def _key_file_stamp(config: Mapping[str, str]) -> _FileStamp:
-    """Differs from the previous result if the key file has changed."""
+    """Returns a stamp of the key file, which differs from the previous one if the file has changed."""
     path = config.get("cluster.key.file")
     try:
         status = os.stat(path) if path else None
@@ -72,7 +72,7 @@ class Credentials:
         return Responder(self._keys[0], decide, os.urandom(handshake.NONCE_BYTES), self._mode, self._keys[1:])
 
     def tls(self, side: Initiator | Responder) -> HostTls | None:
-        """The TLS with which a connection continues after its handshake; None: without TLS."""
+        """Returns the TLS with which a connection continues after its handshake; None: without TLS."""
         if not side.tls:
             return None
         assert self.host is not None and side.peer is not None
@@ -151,6 +151,6 @@ class RefusedHosts:
 
 
 def load(config: Mapping[str, str]) -> Credentials:
-    """The credentials that the configuration names. Raises ConfigError."""
+    """Loads the credentials that the configuration names. Raises ConfigError."""
     stamp = _key_file_stamp(config)
     return Credentials(cluster_config.load_keys(config), host_identity.load(config), config, stamp)

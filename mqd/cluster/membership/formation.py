@@ -1,8 +1,8 @@
 """One-time formation of a cluster from empty hosts: a host with an empty metadata directory queries
 the seeds, and decides from their responses. Sans-I/O.
 
-A host that belongs to a cluster never queries. An empty host queries every seed, including itself,
-which shows whether it is a seed, until one of these cases applies:
+A host that belongs to a cluster never queries. An empty host queries every seed until one of these
+cases applies. If it is a seed itself, it recognizes itself by its own response.
 
     no seeds
         found a cluster alone, immediately
@@ -11,8 +11,8 @@ which shows whether it is a seed, until one of these cases applies:
     every seed is empty, has the same list of seeds, and has seen exactly the same set of hosts
         found a cluster: its voters are the seeds, its id is derived from their identities
     otherwise
-        wait, and report the missing seeds; when a seed has not responded for ADVISE_MS, once also
-        report the possible causes
+        wait, and report the missing seeds; if a seed has not responded within ADVISE_MS, also report
+        the possible causes, once
 
 A host that is not a seed never founds a cluster.
 
@@ -48,7 +48,7 @@ ADVISE_MS = 10_000  # by then all hosts that were started together are running
 ADVICE = (
     "Check that each unreachable seed is running, and was itself started with --cluster-seeds: without this option a"
     " host does not listen for other hosts. HOST:PORT is the address of its controller listener, by default with the"
-    " client port + 2. Its cluster.key.file must be the same as here. See"
+    " client port + 2. The seed's cluster.key.file must have the same key as this host's. See"
     ' "One host grows to three" in docs/operations.md'
 )
 
@@ -194,7 +194,7 @@ class _Seed(msgspec.Struct):
 
 class FormationCore:
     """Only handle(event, now_ms) changes the state; now_ms is monotonic. `decision` is set once, to the
-    effect that was returned.
+    effect with which handle() announced it.
     """
 
     def __init__(self, own: Member, seeds: Sequence[str], lost_cluster_id: str = "") -> None:
@@ -302,8 +302,8 @@ class FormationCore:
         return effects
 
     def _advice(self, now_ms: int) -> str:
-        """Returns the advice once, when a seed has not responded for ADVISE_MS, so that it is probably not
-        just starting; otherwise "".
+        """Returns the advice once, if a seed has not responded within ADVISE_MS and is therefore probably
+        not just starting; otherwise "".
         """
         if self._advise_ms is None:
             self._advise_ms = now_ms + ADVISE_MS
@@ -321,13 +321,13 @@ class FormationCore:
     def _decide(self) -> CreateCluster | Join | None:
         if not self.seeds and not self._lost_cluster_id:
             return CreateCluster(set_digest([self.own]), (self.own,))
-        from_members = [
+        member_responses = [
             state.response
             for state in self._states.values()
             if state.response is not None and state.response.cluster_id
         ]
-        if from_members:
-            return self._join(from_members)
+        if member_responses:
+            return self._join(member_responses)
         complete_set = self._complete_set()
         if complete_set is None or not any(self._is_own(member) for member in complete_set):
             return None
@@ -353,8 +353,8 @@ class FormationCore:
         return (member.node_id, member.directory_id) == (self.own.node_id, self.own.directory_id)
 
     def _complete_set(self) -> list[Member] | None:
-        """The seeds, if all have responded, are empty, have the same list of seeds and are different
-        hosts; otherwise None.
+        """Returns the seeds if all of them have responded, are empty, have the same list of seeds and are
+        different hosts; otherwise None.
         """
         members = []
         for state in self._states.values():
@@ -378,7 +378,7 @@ class FormationCore:
             elif response.cluster_id:
                 reasons.append(
                     f"{seed} belongs to cluster {response.cluster_id}"
-                    + (f", this host belonged to {self._lost_cluster_id}" if self._lost_cluster_id else "")
+                    + (f", but this host belonged to {self._lost_cluster_id}" if self._lost_cluster_id else "")
                 )
             elif response.lost:
                 reasons.append(f"{seed} belonged to a cluster and has lost its metadata")
@@ -412,5 +412,5 @@ def response_of_member(
     seeds: tuple[str, ...],
     voters: Sequence[Member],
 ) -> FormationResponse:
-    """The response of a host that belongs to a cluster; `voters`: those of its quorum."""
+    """Returns the response of a host that belongs to a cluster; `voters`: the voters of its quorum."""
     return FormationResponse(query.query_id, own, cluster_id, generation, seeds, "", tuple(sorted(voters)))

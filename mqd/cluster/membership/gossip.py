@@ -83,10 +83,10 @@ Address = tuple[str, int]
 
 
 class GossipCore:
-    """`seal` authenticates datagrams. `life`: how often this host has started with this directory;
-    the number is already on disk. `seeds`: addresses of controller listeners, which may include this host's. `rng`
-    chooses targets and probe ids, so other hosts must not be able to predict it (a broker has a
-    random.Random seeded by the system).
+    """`seal` authenticates datagrams. `life`: how often this host has started with this directory; the
+    number is already on disk. `seeds`: addresses of controller listeners, which may include this
+    host's. `rng` chooses targets and probe ids, so other hosts must not be able to predict its results
+    (a broker uses a random.Random seeded by the system).
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class GossipCore:
         self._updates = Broadcasts(2 * settings.member_count_max)
         self._loads = Broadcasts(settings.member_count_max)
         self._windows: dict[Identity, ReplayWindow] = {}
-        self._gossiping = False
+        self._is_round_scheduled = False
         self._urgent_rounds = 0
         self._controller_hint = ControllerHint()
         self._seeds: tuple[Address, ...] = tuple(seeds)
@@ -148,7 +148,7 @@ class GossipCore:
         return self._joined
 
     def view(self, node_id: int) -> MemberView | None:
-        """The view of another member; None for this host, which is not in its own table."""
+        """Returns the view of another member; None: there is none, or it is this host itself."""
         member = self.membership.of_node(node_id)
         return member.view() if member is not None else None
 
@@ -160,7 +160,7 @@ class GossipCore:
         return (ping.node_id, ping.directory_id) == self.membership.identity and not self.membership.has_left
 
     def state(self, wants_response: bool = True) -> State:
-        """The state to send in a push-pull; its first entry is this host."""
+        """Returns the state to send in a push-pull; its first entry is this host."""
         return State(
             self._controller_hint.epoch, self._controller_hint.node_id, self.membership.entries(), wants_response
         )
@@ -254,7 +254,7 @@ class GossipCore:
         heapq.heappush(self._timers, (when_ms, self._timer_count, run, argument))
 
     def choose_live_members(self, count: int) -> list[Identity]:
-        """`count` different live members, chosen at random."""
+        """Returns up to `count` different live members, chosen at random."""
         living = self.membership.living
         return self.rng.sample(living, min(count, len(living)))
 
@@ -276,7 +276,7 @@ class GossipCore:
             self._arm_gossip()
 
     def broadcast_load(self, identity: Identity, data: bytes) -> None:
-        """Sends a load in datagrams that are sent for other reasons."""
+        """Adds a load to datagrams that are sent for other reasons."""
         if not self.quiet:
             self._loads.put(identity, data)
 
@@ -332,8 +332,8 @@ class GossipCore:
         self.counts["sent"] += 1
 
     def _arm_gossip(self) -> None:
-        if not self._gossiping:
-            self._gossiping = True
+        if not self._is_round_scheduled:
+            self._is_round_scheduled = True
             self.after(self.rng.randrange(1, self.settings.gossip_interval_ms + 1), self._on_gossip)
 
     def gossip_now(self) -> None:
@@ -345,10 +345,10 @@ class GossipCore:
         self._arm_gossip()
 
     def _on_gossip(self, _: object) -> None:
-        self._gossiping = False
+        self._is_round_scheduled = False
         self._gossip_round()
         if (self._updates or self._urgent_rounds) and self.membership.living and not self.membership.has_left:
-            self._gossiping = True
+            self._is_round_scheduled = True
             self.after(self.settings.gossip_interval_ms, self._on_gossip)
 
     def _gossip_round(self) -> None:
@@ -394,8 +394,8 @@ class GossipCore:
                 self.prober.on_nack(packet, packet.body)
 
     def _window_of(self, sender: Identity) -> ReplayWindow:
-        """The replay window of a sender, even if it is not a member yet: otherwise its earlier
-        datagrams could be replayed once it is a member.
+        """Returns the replay window of a sender. A sender that is not a member yet has one, too:
+        otherwise its earlier datagrams could be replayed once it is a member.
         """
         window = self._windows.get(sender)
         if window is None:
@@ -515,7 +515,7 @@ class GossipCore:
             self._on_load_due,
         )
         if self._measured_load is not None:
-            self._timer_count += 1  # also the load's number, which rises within a life
+            self._timer_count += 1  # doubles as the load's number, which rises within a life
             measured = self._measured_load
             self.own_load = Load(
                 *self.membership.identity,
