@@ -187,7 +187,7 @@ class History:
         log = ()
         if self.rng.random() < 0.5:  # it may have lost the newest records
             ends = sorted(max(self.model.start, 0) + self.rng.randrange(-6, 30) for _ in range(2))
-            log = ((max(epoch, 0), max(ends[0], 0)), (records.LOG_END, max(ends[1], 0)))
+            log = ((max(epoch, 0), max(ends[0], 0)), (records.LOG_END_EPOCH, max(ends[1], 0)))
         if not error:
             if log and epoch > self.model.leader_epoch:
                 self.model.cut(log[0][1] if self.model.complete >= 0 else log[1][1])

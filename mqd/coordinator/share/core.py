@@ -79,7 +79,7 @@ class Initialize(msgspec.Struct, frozen=True, gc=False):
 
 class Read(msgspec.Struct, frozen=True, gc=False):
     """`epochs`: (leader epoch, its first offset) of the reader's log, ascending; the last pair is
-    (records.LOG_END, the log's end). () if the reader has no log to compare the state with.
+    (records.LOG_END_EPOCH, the log's end). () if the reader has no log to compare the state with.
     """
 
     request: int

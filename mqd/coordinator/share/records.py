@@ -19,7 +19,7 @@ from mqd.coordinator.schema import RecordType, key_type_of
 from mqd.coordinator.share.runs import Run
 
 SNAPSHOT, UPDATE = 0, 1
-LOG_END = (1 << 31) - 1  # denotes the log's end in a list of leader epochs
+LOG_END_EPOCH = (1 << 31) - 1  # denotes the log's end in a list of leader epochs
 _KEY = "group_id: string 0+\ntopic_id: uuid 0+\npartition: int32 0+\n"
 _BATCHES = """
 state_batches: [StateBatch] 0+
@@ -138,11 +138,11 @@ def runs_of(batches: list) -> list[Run]:
 
 def checked_epoch_starts(epochs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Checks the (leader epoch, first offset) pairs of the requester's partition log, and returns
-    them as a tuple. The last pair is (LOG_END, the log's end). Raises ValueError.
+    them as a tuple. The last pair is (LOG_END_EPOCH, the log's end). Raises ValueError.
     """
     for (epoch, start), (next_epoch, next_start) in pairwise(epochs):
         if not (0 <= epoch < next_epoch and 0 <= start <= next_start):
             raise ValueError(f"leader epochs do not ascend: {epoch} begins at {start}, {next_epoch} at {next_start}")
-    if epochs and (epochs[-1][0] != LOG_END or epochs[-1][1] < 0):
+    if epochs and (epochs[-1][0] != LOG_END_EPOCH or epochs[-1][1] < 0):
         raise ValueError("leader epochs without the log's end")
     return tuple(epochs)

@@ -36,7 +36,7 @@ from mqd.coordinator.share.dead_letter_writer import (
     Woken,
     parse_progress,
 )
-from mqd.coordinator.share.records import LOG_END, share_partition_name
+from mqd.coordinator.share.records import LOG_END_EPOCH, share_partition_name
 from mqd.coordinator.share.runs import Run
 from tests.sim.share import share_core
 
@@ -241,7 +241,7 @@ class World:
 
     def read(self) -> None:
         """READ: at a takeover, and when a new acceptor needs the records in state Archiving."""
-        response = self.ask(Read(1, self.leader_epoch, (*self.epochs, (LOG_END, RECORDS))))
+        response = self.ask(Read(1, self.leader_epoch, (*self.epochs, (LOG_END_EPOCH, RECORDS))))
         assert response.error_code == 0
         runs = runs_of(response)
         if self.owner is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from mqd.coordinator.actions import KeyValue, Persist, Reply
 from mqd.coordinator.share.core import Initialize, Read, Settings, SharePartition, Write
-from mqd.coordinator.share.records import LOG_END, share_partition_name
+from mqd.coordinator.share.records import LOG_END_EPOCH, share_partition_name
 from mqd.coordinator.share.runs import Run
 from tests.sim.share import share_core
 from tests.sim.share.dead_letters_world import runs_of
@@ -71,7 +71,7 @@ class World:
         starts: dict[int, int] = {}
         for offset, (epoch, _) in enumerate(self.log):
             starts.setdefault(epoch, offset)
-        return (*starts.items(), (LOG_END, len(self.log)))
+        return (*starts.items(), (LOG_END_EPOCH, len(self.log)))
 
     def lose(self) -> None:
         """The next leader has only what was flushed, at least."""
@@ -203,12 +203,12 @@ class CutsInEveryEpoch(SharePartition):
 
     def _drop_lost_state(self, epochs):
         return super()._drop_lost_state(
-            tuple((epoch - 1 if epoch != LOG_END else epoch, start) for epoch, start in epochs)
+            tuple((epoch - 1 if epoch != LOG_END_EPOCH else epoch, start) for epoch, start in epochs)
         ) or (self._shrink(epochs))
 
     def _shrink(self, epochs):
         starts = [start for epoch, start in epochs if epoch >= self.leader_epoch]
-        return super()._drop_lost_state(((LOG_END, starts[0]),)) if starts else False
+        return super()._drop_lost_state(((LOG_END_EPOCH, starts[0]),)) if starts else False
 
 
 PLANTED: dict[str, type[SharePartition]] = {

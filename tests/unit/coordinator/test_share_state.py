@@ -234,7 +234,7 @@ def test_what_the_log_has_lost_is_forgotten() -> None:
     """Epoch 4 ends at 12 in the log of leader 6; what is at 12 now is another record."""
     driver = Driver().started()
     driver.write(Run(14, 16, ACKNOWLEDGED, 1), start=13, complete=3)
-    response = driver.send_request(Read, 6, ((3, 0), (6, 12), (records.LOG_END, 40)))
+    response = driver.send_request(Read, 6, ((3, 0), (6, 12), (records.LOG_END_EPOCH, 40)))
     assert (response.start_offset, response.state_batches) == (12, [])
     assert driver.core.complete_count == 0
     assert driver.log[-1][0][:2] == b"\0\0", "a snapshot: updates cannot lower the start"
@@ -243,7 +243,7 @@ def test_what_the_log_has_lost_is_forgotten() -> None:
 def test_a_state_below_the_lost_records_is_kept() -> None:
     driver = Driver().started()
     driver.write(Run(5, 9, ACKNOWLEDGED, 1), Run(11, 14, AVAILABLE, 1), start=5, complete=5)
-    response = driver.send_request(Read, 5, ((4, 0), (5, 12), (records.LOG_END, 12)))
+    response = driver.send_request(Read, 5, ((4, 0), (5, 12), (records.LOG_END_EPOCH, 12)))
     assert response.start_offset == 5
     assert [(one.first_offset, one.last_offset) for one in response.state_batches] == [(5, 9), (11, 11)]
     assert driver.core.complete_count == 5
@@ -252,16 +252,18 @@ def test_a_state_below_the_lost_records_is_kept() -> None:
 def test_the_same_leader_epoch_loses_nothing() -> None:
     driver = Driver().started()
     driver.write(start=13)
-    assert driver.send_request(Read, 4, ((records.LOG_END, 2),)).start_offset == 13
+    assert driver.send_request(Read, 4, ((records.LOG_END_EPOCH, 2),)).start_offset == 13
 
 
 def test_an_administrators_offset_is_not_beyond_the_logs_end() -> None:
     driver = Driver()
     driver.send_request(Initialize, 3, 13)
-    assert driver.send_request(Read, 4, ((2, 0), (4, 3), (records.LOG_END, 11))).start_offset == 11
+    assert driver.send_request(Read, 4, ((2, 0), (4, 3), (records.LOG_END_EPOCH, 11))).start_offset == 11
 
 
-@pytest.mark.parametrize("epochs", [[(4, 0)], [(5, 0), (4, 3), (records.LOG_END, 9)], [(4, 9), (records.LOG_END, 3)]])
+@pytest.mark.parametrize(
+    "epochs", [[(4, 0)], [(5, 0), (4, 3), (records.LOG_END_EPOCH, 9)], [(4, 9), (records.LOG_END_EPOCH, 3)]]
+)
 def test_what_is_no_list_of_epochs(epochs: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError):
         records.checked_epoch_starts(epochs)
