@@ -60,7 +60,7 @@ class Spent(IntEnum):
     THROTTLE = lib.MQD_SPENT_THROTTLE
 
 
-class Rights(IntEnum):
+class RightsMode(IntEnum):
     """enum mqd_rights."""
 
     # whether the workers check the permissions of clients
@@ -120,7 +120,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     listeners: Sequence[int] = ()  # flags MQD_LISTENER_*, by listener id
     authentication_bytes_max: int = 524288
     authentication_ms_max: int = 10_000
-    rights: int = Rights.OFF
+    rights: int = RightsMode.OFF
     share_bytes_max: int = 64 << 20
     share_session_count_max: int = 2000
     slow_ms: int = 0
