@@ -151,7 +151,7 @@ def _check_schedules(header: BatchHeader, records: bytes) -> CheckResult | None:
     indexes: list[int] = []
     for index, (timestamp_delta, section) in enumerate(schedule_headers.header_sections(records, header.record_count)):
         try:
-            schedule_headers.plan(section, header.base_timestamp_ms + timestamp_delta, 0, now_ms)
+            schedule_headers.plan_delivery(section, header.base_timestamp_ms + timestamp_delta, 0, now_ms)
         except schedule_headers.InvalidScheduleHeader as error:
             count += 1
             reason = reason or f"record {index} of the batch cannot be scheduled: {error}"

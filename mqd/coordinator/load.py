@@ -103,9 +103,9 @@ class _LoadState:
         key_values = [(record.key, record.value) for record in records(batch, data)]
         self.loaded.record_count += len(key_values)
         self.write_count += 1
-        if batch.control:
+        if batch.is_control:
             self._on_marker(batch, key_values)
-        elif batch.transactional:
+        elif batch.is_transactional:
             epoch, pending = self.open_transactions.get(batch.producer_id, (batch.producer_epoch, {}))
             self.open_transactions[batch.producer_id] = (max(epoch, batch.producer_epoch), pending)
             for key, value in key_values:

@@ -31,8 +31,8 @@ class AbortedTransactions:
         self._markers: set[tuple[int, int]] = set()
 
     def take(self, batch: BatchInfo, data: bytes) -> None:
-        if not batch.control:
-            if batch.transactional:
+        if not batch.is_control:
+            if batch.is_transactional:
                 self._open_transactions.setdefault(batch.producer_id, batch.base_offset)
             return
         first = self._open_transactions.pop(batch.producer_id, -1)

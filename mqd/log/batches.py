@@ -61,15 +61,15 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
         return CODECS[self.compression] if self.compression < len(CODECS) else f"unknown ({self.compression})"
 
     @property
-    def log_append_time(self) -> bool:
+    def is_log_append_time(self) -> bool:
         return bool(self.attributes & LOG_APPEND_TIME)
 
     @property
-    def transactional(self) -> bool:
+    def is_transactional(self) -> bool:
         return bool(self.attributes & TRANSACTIONAL)
 
     @property
-    def control(self) -> bool:
+    def is_control(self) -> bool:
         return bool(self.attributes & CONTROL)
 
 

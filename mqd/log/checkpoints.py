@@ -54,17 +54,17 @@ class CheckpointError(ValueError):
     """A checkpoint file violates its format."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class CheckpointEntry(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     offset: int
     topic_id: bytes | None  # None: written by Kafka, without ids
 
 
-Key = tuple[str, int]
+TopicPartition = tuple[str, int]
 
 
-def format_checkpoint(entries: Iterable[Entry]) -> bytes:
+def format_checkpoint(entries: Iterable[CheckpointEntry]) -> bytes:
     lines = [
         f"{entry.topic} {entry.partition} {entry.offset} {_NO_ID if entry.topic_id is None else entry.topic_id.hex()}"
         for entry in entries
@@ -72,7 +72,7 @@ def format_checkpoint(entries: Iterable[Entry]) -> bytes:
     return "\n".join(["1", str(len(lines)), *lines, ""]).encode()
 
 
-def parse_checkpoint(data: bytes, name: str = "checkpoint") -> list[Entry]:
+def parse_checkpoint(data: bytes, name: str = "checkpoint") -> list[CheckpointEntry]:
     """Raises CheckpointError naming the line. Accepts version 0 (Kafka's) and 1."""
     try:
         lines = data.decode().split("\n")
@@ -87,13 +87,13 @@ def parse_checkpoint(data: bytes, name: str = "checkpoint") -> list[Entry]:
     return [_parse_entry(line, version, f"{name} line {number}") for number, line in enumerate(entry_lines, 3)]
 
 
-def _parse_entry(line: str, version: int, location: str) -> Entry:
+def _parse_entry(line: str, version: int, location: str) -> CheckpointEntry:
     fields = line.split(" ")
     try:
         if len(fields) != 3 + version:
             raise ValueError(f"{len(fields)} columns")
         topic_id = None if version == 0 or fields[3] == _NO_ID else bytes.fromhex(fields[3])
-        entry = Entry(fields[0], int(fields[1]), int(fields[2]), topic_id)
+        entry = CheckpointEntry(fields[0], int(fields[1]), int(fields[2]), topic_id)
         if entry.partition < 0 or entry.offset < 0 or (topic_id is not None and len(topic_id) != 16):
             raise ValueError("a number out of its range")
     except ValueError as error:
@@ -107,9 +107,9 @@ def _parse_entry(line: str, version: int, location: str) -> Entry:
 class InitialCheckpoints(msgspec.Struct):
     """The contents of the checkpoint files of one log directory before this worker changed any."""
 
-    recovery_points: dict[str, list[Entry]] = {}  # by file suffix ("" = Kafka's own file)
-    log_starts: dict[str, list[Entry]] = {}
-    clean: bool = False  # the worker's own marker existed
+    recovery_points: dict[str, list[CheckpointEntry]] = {}  # by file suffix ("" = Kafka's own file)
+    log_starts: dict[str, list[CheckpointEntry]] = {}
+    had_clean_shutdown: bool = False  # the worker's own marker existed
     problems: list[str] = []  # files that could not be read; their missing entries cost a scan
 
     def trusted_points(self, worker: int) -> "TrustedPoints":
@@ -120,7 +120,7 @@ class TrustedPoints:
     """Determines the trusted values of individual partitions (C1, C2, C3)."""
 
     def __init__(self, initial: InitialCheckpoints, worker: int):
-        self._clean = initial.clean
+        self._had_clean_shutdown = initial.had_clean_shutdown
         self._own_suffix = str(worker)
         self._recovery = _by_key(initial.recovery_points)
         self._starts = _by_key(initial.log_starts)
@@ -133,14 +133,14 @@ class TrustedPoints:
     def log_start_offset(self, topic: str, partition: int, topic_id: bytes) -> int:
         return max((offset for _, offset in _offsets_of(self._starts, topic, partition, topic_id)), default=0)
 
-    def clean_shutdown(self, topic: str, partition: int, topic_id: bytes) -> bool:
-        return self._clean and [suffix for suffix, _ in _offsets_of(self._recovery, topic, partition, topic_id)] == [
-            self._own_suffix
-        ]
+    def had_clean_shutdown(self, topic: str, partition: int, topic_id: bytes) -> bool:
+        return self._had_clean_shutdown and [
+            suffix for suffix, _ in _offsets_of(self._recovery, topic, partition, topic_id)
+        ] == [self._own_suffix]
 
 
-def _by_key(files: Mapping[str, list[Entry]]) -> dict[Key, list[tuple[str, Entry]]]:
-    table: dict[Key, list[tuple[str, Entry]]] = {}
+def _by_key(files: Mapping[str, list[CheckpointEntry]]) -> dict[TopicPartition, list[tuple[str, CheckpointEntry]]]:
+    table: dict[TopicPartition, list[tuple[str, CheckpointEntry]]] = {}
     for suffix, entries in files.items():
         for entry in entries:
             table.setdefault((entry.topic, entry.partition), []).append((suffix, entry))
@@ -148,7 +148,7 @@ def _by_key(files: Mapping[str, list[Entry]]) -> dict[Key, list[tuple[str, Entry
 
 
 def _offsets_of(
-    table: dict[Key, list[tuple[str, Entry]]], topic: str, partition: int, topic_id: bytes
+    table: dict[TopicPartition, list[tuple[str, CheckpointEntry]]], topic: str, partition: int, topic_id: bytes
 ) -> list[tuple[str, int]]:
     """(file suffix, offset) of this incarnation. Entries without an id are used only if no entry
     has an id.
@@ -166,7 +166,7 @@ def _paths_by_suffix(directory: Path, stem: str) -> dict[str, Path]:
     return {match[1] or "": path for name, path in sorted(names.items()) if (match := pattern.fullmatch(name))}
 
 
-def _read(directory: Path, stem: str, problems: list[str]) -> dict[str, list[Entry]]:
+def _read(directory: Path, stem: str, problems: list[str]) -> dict[str, list[CheckpointEntry]]:
     entries_by_suffix = {}
     for suffix, path in _paths_by_suffix(directory, stem).items():
         try:
@@ -186,7 +186,7 @@ def open_directory(directory: Path, worker: int, worker_count: int, files: Files
     written to the directory before this call. Raises OSError.
     """
     initial = InitialCheckpoints()
-    initial.clean = _clean_shutdown_path(directory, worker).exists()
+    initial.had_clean_shutdown = _clean_shutdown_path(directory, worker).exists()
     initial.recovery_points = _read(directory, RECOVERY_POINT, initial.problems)
     initial.log_starts = _read(directory, LOG_START, initial.problems)
     outdated = [
@@ -246,7 +246,7 @@ class CheckpointWriter:
         }
         self._written: dict[str, bytes] = {}
 
-    def drop_carried(self, unopened: Iterable[Key] = ()) -> None:
+    def drop_carried(self, unopened: Iterable[TopicPartition] = ()) -> None:
         """Called when every worker has written its own files, which now contain the carried entries
         (C4). `unopened`: this worker's partitions that are not open; their entries stay.
         """
@@ -254,7 +254,7 @@ class CheckpointWriter:
         for stem, entries in self._carried_entries.items():
             self._carried_entries[stem] = [entry for entry in entries if (entry.topic, entry.partition) in kept]
 
-    def write(self, recovery_points: Iterable[Entry], log_starts: Iterable[Entry]) -> bool:
+    def write(self, recovery_points: Iterable[CheckpointEntry], log_starts: Iterable[CheckpointEntry]) -> bool:
         """Writes changed files; False if nothing changed. Log starts first: a recovery point must
         never be combined with an older start. Raises OSError; the old files then remain and the
         next call tries again.
@@ -262,7 +262,7 @@ class CheckpointWriter:
         changed = self._write(LOG_START, [entry for entry in log_starts if entry.offset > 0])
         return self._write(RECOVERY_POINT, list(recovery_points)) or changed
 
-    def write_high_watermarks(self, entries: Iterable[Entry]) -> bool:
+    def write_high_watermarks(self, entries: Iterable[CheckpointEntry]) -> bool:
         """Writes the file if it changed; False if it did not, or if there has never been a
         partition with several replicas. Raises OSError.
         """
@@ -271,7 +271,7 @@ class CheckpointWriter:
             return False
         return self._write(HIGH_WATERMARK, entries)
 
-    def _write(self, stem: str, entries: list[Entry]) -> bool:
+    def _write(self, stem: str, entries: list[CheckpointEntry]) -> bool:
         own = {(entry.topic, entry.partition) for entry in entries}
         carried = [entry for entry in self._carried_entries[stem] if (entry.topic, entry.partition) not in own]
         data = format_checkpoint(sorted([*entries, *carried], key=lambda entry: (entry.topic, entry.partition)))

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from mqd.log.checkpoints import CheckpointError, Entry, format_checkpoint, parse_checkpoint
+from mqd.log.checkpoints import CheckpointEntry, CheckpointError, format_checkpoint, parse_checkpoint
 from mqd.log.files import Files
 
 CLEANER_OFFSET = "cleaner-offset-checkpoint"
@@ -46,7 +46,7 @@ class CleanerCheckpoint:
                     if entry.topic_id is not None:
                         self._advance(entry)
 
-    def _advance(self, entry: Entry) -> None:
+    def _advance(self, entry: CheckpointEntry) -> None:
         key = (entry.topic, entry.partition, entry.topic_id or b"")
         self._offsets[key] = max(entry.offset, self._offsets.get(key, 0))
 
@@ -63,5 +63,7 @@ class CleanerCheckpoint:
         if existing is not None:
             existing_keys = {*existing, (topic, partition, topic_id)}
             self._offsets = {key: value for key, value in self._offsets.items() if key in existing_keys}
-        entries = [Entry(name, index, value, id_) for (name, index, id_), value in sorted(self._offsets.items())]
+        entries = [
+            CheckpointEntry(name, index, value, id_) for (name, index, id_), value in sorted(self._offsets.items())
+        ]
         self._files.replace(self._path, format_checkpoint(entries))

@@ -29,7 +29,7 @@ OFFSET_SPAN_MAX = (1 << 31) - 1  # relative offsets are int32
 
 
 class CompactionPolicy(msgspec.Struct, frozen=True):
-    compact: bool  # cleanup.policy has `compact`
+    is_enabled: bool  # cleanup.policy has `compact`
     min_lag_ms: int
     max_lag_ms: int
     dirty_ratio_min: float
@@ -60,7 +60,7 @@ class LogOffsets(msgspec.Struct, frozen=True):
     durable_offset: int
 
 
-class Plan(msgspec.Struct, frozen=True):
+class CompactionPlan(msgspec.Struct, frozen=True):
     """`bases`: the base offsets of all segments from the log's first to the high watermark's. The
     first `to_clean_count` of them are to be cleaned. `end_position`: the high watermark's position
     in the last of them; -1 if its segment is missing.
@@ -71,7 +71,7 @@ class Plan(msgspec.Struct, frozen=True):
     first_dirty_offset: int
     dirty_bytes: int
     total_bytes: int
-    overdue: bool
+    is_overdue: bool
     end_position: int
 
     @property
@@ -79,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True):
         return self.dirty_bytes / self.total_bytes if self.total_bytes else 0.0
 
     def is_due(self, policy: CompactionPolicy) -> bool:
-        return self.dirty_bytes > 0 and (self.overdue or self.dirty_ratio > policy.dirty_ratio_min)
+        return self.dirty_bytes > 0 and (self.is_overdue or self.dirty_ratio > policy.dirty_ratio_min)
 
 
 def first_dirty_offset(checkpoint: int | None, log_start_base: int, active_base: int) -> int:
@@ -108,7 +108,7 @@ def _stable_count(stored: Sequence[StoredSegment], offsets: LogOffsets) -> int:
 
 def plan(
     stored: Sequence[StoredSegment], offsets: LogOffsets, policy: CompactionPolicy, checkpoint: int | None, now_ms: int
-) -> Plan | None:
+) -> CompactionPlan | None:
     """`stored`: ascending, the active segment last; segments wholly below the log start are
     ignored. None: no dirty segment may be compacted.
     """
@@ -130,7 +130,7 @@ def plan(
     dirty = stored[first:limit]
     oldest_ms = min((entry.first_timestamp_ms for entry in dirty if entry.first_timestamp_ms > 0), default=now_ms)
     last = max(number for number, entry in enumerate(stored) if entry.base_offset <= offsets.high_watermark_segment)
-    return Plan(
+    return CompactionPlan(
         tuple(entry.base_offset for entry in stored[: last + 1]),
         limit,
         max(dirty_from, stored[0].base_offset),

@@ -122,9 +122,9 @@ def verify_segment(
     try:
         for batch in dump_segment(path):
             _verify_batch(path, batch, report, deep)
-            if aborted is not None and batch.transactional:
+            if aborted is not None and batch.is_transactional:
                 with open(path, "rb") as file:
-                    aborted.take(batch, read_batch(file.fileno(), batch) if batch.control else b"")
+                    aborted.take(batch, read_batch(file.fileno(), batch) if batch.is_control else b"")
             base_offsets[batch.position] = batch.base_offset
             report.valid_bytes = batch.position + batch.size_bytes
             report.batch_count += 1

@@ -88,7 +88,7 @@ def marked_log_start(path: Path) -> int:
     return int(match[1]) if match is not None else 0
 
 
-class Copy:
+class PartitionCopy:
     """The copy of one partition's files from `source` to a new directory under `log_dir`."""
 
     def __init__(self, source: Path, log_dir: Path, topic: str, partition: int, topic_id: bytes, files: Files) -> None:

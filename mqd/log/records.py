@@ -67,7 +67,7 @@ def _read_record_start(data: bytes, position: int, batch: BatchInfo) -> tuple[in
         )
     delta, at = read_varint(data, at + 1)
     offset_delta, at = read_varint(data, at)
-    timestamp = batch.max_timestamp_ms if batch.log_append_time else batch.base_timestamp_ms + delta
+    timestamp = batch.max_timestamp_ms if batch.is_log_append_time else batch.base_timestamp_ms + delta
     return at, end, timestamp, batch.base_offset + offset_delta
 
 

@@ -3,7 +3,7 @@
 Each returns a new log start offset, never files: the caller moves the start first, then unlinks the
 files below it.
 
-R1  the active segment (the last of the listing) is never deleted; if it is too old, `roll` requests
+R1  the active segment (the last of the listing) is never deleted; if it is too old, `should_roll` requests
     a new one, and the next check finds the old one sealed.
 R2  only segments wholly below the high watermark are deleted, and only in order, beginning with
     the oldest.
@@ -29,12 +29,12 @@ class RetentionPolicy(msgspec.Struct, frozen=True):
     retention_bytes: int  # < 0 = no limit
     # an active segment with a first batch older than this is rolled; includes the jitter
     segment_ms: int
-    delete: bool = True  # cleanup.policy has `delete`
+    may_delete: bool = True  # cleanup.policy has `delete`
 
 
-class Decision(msgspec.Struct, frozen=True):
+class RetentionDecision(msgspec.Struct, frozen=True):
     new_start_offset: int | None = None
-    roll: bool = False
+    should_roll: bool = False
     reason: str = ""
 
 
@@ -73,17 +73,17 @@ def decide(
     log_start_offset: int,
     high_watermark: int,
     active_first_timestamp_ms: int = -1,
-) -> Decision:
+) -> RetentionDecision:
     """Applies the rules by age and size to one partition. `segments`: ascending, the active one
     last. `active_first_timestamp_ms`: of the first batch of the active segment; -1 = unknown or
     empty.
     """
     if not segments:
-        return Decision()
+        return RetentionDecision()
     active = segments[-1]
-    roll = active.size_bytes > 0 and _active_is_old(active, policy, now_ms, active_first_timestamp_ms)
+    should_roll = active.size_bytes > 0 and _active_is_old(active, policy, now_ms, active_first_timestamp_ms)
     count, reason = 0, ""
-    if policy.delete:
+    if policy.may_delete:
         limit = _removable_count(segments, high_watermark)
         by_age, by_size = (
             _count_by_age(segments, limit, policy.retention_ms, now_ms),
@@ -92,11 +92,11 @@ def decide(
         count = max(by_age, by_size)
         reason = "" if not count else "age" if by_age >= by_size else "size"
     start = segments[count].base_offset
-    return Decision(start if count and start > log_start_offset else None, roll, reason)
+    return RetentionDecision(start if count and start > log_start_offset else None, should_roll, reason)
 
 
 def _active_is_old(active: Segment, policy: RetentionPolicy, now_ms: int, first_timestamp_ms: int) -> bool:
-    expired = policy.delete and policy.retention_ms >= 0 and now_ms - active.age_timestamp_ms > policy.retention_ms
+    expired = policy.may_delete and policy.retention_ms >= 0 and now_ms - active.age_timestamp_ms > policy.retention_ms
     return expired or (first_timestamp_ms >= 0 and now_ms - first_timestamp_ms > policy.segment_ms)
 
 
@@ -107,7 +107,7 @@ class Candidate(msgspec.Struct, Generic[Key], frozen=True):
     segments: Sequence[Segment]
     log_start_offset: int
     high_watermark: int
-    delete: bool
+    may_delete: bool
 
 
 def log_starts_after_freeing(candidates: Sequence[Candidate[Key]], bytes_needed: int) -> dict[Key, int]:
@@ -118,7 +118,7 @@ def log_starts_after_freeing(candidates: Sequence[Candidate[Key]], bytes_needed:
     removable = [
         (segment.age_timestamp_ms, index, segment_index, segment.size_bytes)
         for index, candidate in enumerate(candidates)
-        if candidate.delete
+        if candidate.may_delete
         for segment_index, segment in enumerate(
             candidate.segments[: _removable_count(candidate.segments, candidate.high_watermark)]
         )

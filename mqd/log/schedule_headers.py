@@ -32,12 +32,14 @@ class InvalidScheduleHeader(ValueError):
     """A header is invalid; the message says which and why."""
 
 
-class Plan(NamedTuple):
+class DeliveryPlan(NamedTuple):
     due_ms: int  # -1: the record itself is not delivered
     cancelled_offset: int = -1  # offset of the pending record that is not delivered; -1: none
 
 
-def plan(encoded_headers: bytes | None, timestamp_ms: int, default_delay_ms: int, now_ms: int | None = None) -> Plan:
+def plan_delivery(
+    encoded_headers: bytes | None, timestamp_ms: int, default_delay_ms: int, now_ms: int | None = None
+) -> DeliveryPlan:
     """`encoded_headers`: the record's headers as stored in the log. `now_ms`: the due time may be
     at most DELAY_MS_MAX after it; None: not checked. Raises InvalidScheduleHeader.
     """
@@ -46,7 +48,7 @@ def plan(encoded_headers: bytes | None, timestamp_ms: int, default_delay_ms: int
     if CANCEL in values:
         if len(values) > 1:
             raise InvalidScheduleHeader(f"{CANCEL} cannot be combined with {DELIVER_AT}, {DELAY} or {REPLACE}")
-        return Plan(-1, _number(CANCEL, values[CANCEL]))
+        return DeliveryPlan(-1, _number(CANCEL, values[CANCEL]))
     if REPLACE in values:
         cancelled_offset = _number(REPLACE, values[REPLACE])
     if DELIVER_AT in values:
@@ -60,7 +62,7 @@ def plan(encoded_headers: bytes | None, timestamp_ms: int, default_delay_ms: int
         due_ms = max(timestamp_ms, 0) + delay_ms
     if now_ms is not None and due_ms > now_ms + DELAY_MS_MAX:
         raise InvalidScheduleHeader("it would be delivered more than a year from now")
-    return Plan(due_ms, cancelled_offset)
+    return DeliveryPlan(due_ms, cancelled_offset)
 
 
 def _schedule_headers(encoded: bytes | None) -> dict[str, bytes | None]:

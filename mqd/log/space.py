@@ -14,11 +14,11 @@ HOLD_MS_MAX = 10_000
 
 
 class SpaceGuard:
-    """The guard of one log directory. `full` is the current state."""
+    """The guard of one log directory. `is_full` is the current state."""
 
     def __init__(self, reserve_bytes: int):
         self.reserve_bytes = reserve_bytes
-        self.full = False
+        self.is_full = False
         self._hold_until_ms = 0
         self._hold_ms = HOLD_MS_MIN
         self._accepting_since_ms: int | None = None
@@ -31,25 +31,25 @@ class SpaceGuard:
         return self.reserve_bytes + max(self.reserve_bytes // 4, 1 << 20)
 
     def on_free_bytes(self, free_bytes: int, now_ms: int) -> bool:
-        """Processes a new measurement; returns whether `full` changed."""
-        if not self.full:
+        """Processes a new measurement; returns whether `is_full` changed."""
+        if not self.is_full:
             if free_bytes >= self.reserve_bytes:
                 if self._accepting_since_ms is not None and now_ms - self._accepting_since_ms > HOLD_MS_MAX:
                     self._hold_ms = HOLD_MS_MIN
                 return False
-            self.full = True
+            self.is_full = True
             return True
         if free_bytes < self.resume_bytes or now_ms < self._hold_until_ms:
             return False
-        self.full = False
+        self.is_full = False
         self._accepting_since_ms = now_ms
         return True
 
     def on_write_refused(self, now_ms: int) -> bool:
-        """Called when a write got ENOSPC or EDQUOT; returns whether `full` changed."""
-        changed = not self.full
+        """Called when a write got ENOSPC or EDQUOT; returns whether `is_full` changed."""
+        changed = not self.is_full
         if changed:
             self._hold_until_ms = now_ms + self._hold_ms
             self._hold_ms = min(2 * self._hold_ms, HOLD_MS_MAX)
-        self.full = True
+        self.is_full = True
         return changed

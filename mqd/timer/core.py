@@ -30,7 +30,7 @@ LATE_COUNT_MAX = 4096
 
 class ScheduleRecord(NamedTuple):
     """A committed record of the partition; `due_ms` and `cancelled_offset` as in
-    mqd.log.schedule_headers.Plan.
+    mqd.log.schedule_headers.DeliveryPlan.
     """
 
     offset: int

@@ -289,10 +289,10 @@ class PartitionTimer:
         for offset, timestamp, section in zip(offsets, timestamps, headers, strict=True):
             delay_ms = self._delays.of(offset)
             try:
-                plan = schedule_headers.plan(section, timestamp, delay_ms)
+                plan = schedule_headers.plan_delivery(section, timestamp, delay_ms)
             except schedule_headers.InvalidScheduleHeader:
                 self.status.unreadable += 1
-                plan = schedule_headers.plan(None, timestamp, delay_ms)
+                plan = schedule_headers.plan_delivery(None, timestamp, delay_ms)
             yield ScheduleRecord(offset, plan.due_ms, plan.cancelled_offset)
 
     def _look_up(self, offsets: list[int], extract: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:

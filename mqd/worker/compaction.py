@@ -43,7 +43,7 @@ from mqd.base.config import broker_value
 from mqd.log import compaction as policies
 from mqd.log import compaction_report as reports
 from mqd.log.cleaner_checkpoint import CleanerCheckpoint
-from mqd.log.compaction import LogOffsets, Plan, StoredSegment
+from mqd.log.compaction import CompactionPlan, LogOffsets, StoredSegment
 from mqd.log.files import Files
 from mqd.worker import compaction_steps as steps
 from mqd.worker.background import Background
@@ -70,7 +70,7 @@ class _Released(Exception):
 
 class _Candidate(msgspec.Struct):
     opened: OpenPartition
-    plan: Plan
+    plan: CompactionPlan
     stored: list[StoredSegment]  # the segments to clean
 
 
@@ -163,14 +163,19 @@ class Compactor:
             candidate = await self._examine(opened) if self._may_examine(opened) else None
             if candidate is not None and (
                 best is None
-                or (candidate.plan.overdue, candidate.plan.dirty_ratio) > (best.plan.overdue, best.plan.dirty_ratio)
+                or (candidate.plan.is_overdue, candidate.plan.dirty_ratio)
+                > (best.plan.is_overdue, best.plan.dirty_ratio)
             ):
                 best = candidate
         return best
 
     def _may_examine(self, opened: OpenPartition) -> bool:
         key = opened.owned.key
-        if not opened.compaction.compact or opened.closing or self._partitions.log_dirs[opened.owned.log_dir].failure:
+        if (
+            not opened.compaction.is_enabled
+            or opened.closing
+            or self._partitions.log_dirs[opened.owned.log_dir].failure
+        ):
             return False
         if self._retry_at.get(key, 0.0) > time.monotonic():
             return False

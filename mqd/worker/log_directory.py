@@ -16,7 +16,7 @@ from pathlib import Path
 from mqd.base import logging
 from mqd.cluster.host.images import owner_of
 from mqd.log import checkpoints, directories
-from mqd.log.checkpoints import CheckpointWriter, Entry, TrustedPoints
+from mqd.log.checkpoints import CheckpointEntry, CheckpointWriter, TrustedPoints
 from mqd.log.files import Files
 from mqd.log.segments import ScanMaxTimestamp, TimestampCache
 from mqd.log.space import SpaceGuard
@@ -134,7 +134,7 @@ class LogDirectory:
             return False
         return True
 
-    def write_checkpoints(self, recovery_points: list[Entry], log_starts: list[Entry]) -> bool:
+    def write_checkpoints(self, recovery_points: list[CheckpointEntry], log_starts: list[CheckpointEntry]) -> bool:
         """Blocking. Returns False if they cannot be written now: that is not a failure of the
         directory, for the disk may be full, and the old ones stay valid.
         """
@@ -147,7 +147,7 @@ class LogDirectory:
             self._log.warning("checkpoints cannot be written; after a crash more will be scanned", reason=str(error))
             return False
 
-    def write_high_watermarks(self, entries: list[Entry]) -> None:
+    def write_high_watermarks(self, entries: list[CheckpointEntry]) -> None:
         """Blocking. If these are missing or outdated, that only costs time, until the followers
         have fetched.
         """

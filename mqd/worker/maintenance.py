@@ -34,7 +34,7 @@ from mqd.base.config import broker_number
 from mqd.log import segments
 from mqd.log.batches import first_timestamp_ms
 from mqd.log.files import Files
-from mqd.log.retention import Candidate, Decision, decide, log_starts_after_freeing
+from mqd.log.retention import Candidate, RetentionDecision, decide, log_starts_after_freeing
 from mqd.log.segments import Segment
 from mqd.shm.credits import Credits
 from mqd.worker.background import Background
@@ -154,7 +154,7 @@ class Upkeep:
         self.on_rolled()
 
     def _awaits_space(self) -> bool:
-        return bool(self._space_requests) or any(log_dir.space_guard.full for log_dir in self._partitions.log_dirs)
+        return bool(self._space_requests) or any(log_dir.space_guard.is_full for log_dir in self._partitions.log_dirs)
 
     def _is_prune_due(self) -> bool:
         return self._prune_at is not None
@@ -216,7 +216,7 @@ class Upkeep:
             await self._report_space(log_dir, free_bytes)
 
     async def _report_space(self, log_dir: LogDirectory, free_bytes: int) -> None:
-        full = log_dir.space_guard.full
+        full = log_dir.space_guard.is_full
         await self._commands.run(self._reactor.set_log_dir_full, log_dir.index, full)
         self.on_space()
         if full:
@@ -339,11 +339,11 @@ class Upkeep:
                 if not opened.closing:
                     self._log.warning("retention failed; retrying", partition=opened.owned.name, reason=str(error))
 
-    def _decide(self, opened: OpenPartition, view: native.SlotView, log_dir: LogDirectory) -> Decision:
+    def _decide(self, opened: OpenPartition, view: native.SlotView, log_dir: LogDirectory) -> RetentionDecision:
         """Blocking."""
         stored = segments.list_segments(opened.path, view.log_end_segment, log_dir.timestamps)
         if not stored or stored[-1].base_offset != view.log_end_segment:
-            return Decision()  # rolled or deleted since the view was taken; decided the next time
+            return RetentionDecision()  # rolled or deleted since the view was taken; decided the next time
         first_ms = (
             first_timestamp_ms(segments.segment_path(opened.path, view.log_end_segment))
             if stored[-1].size_bytes
@@ -353,13 +353,13 @@ class Upkeep:
             stored, opened.policy, time.time_ns() // 1_000_000, view.log_start_offset, view.high_watermark, first_ms
         )
 
-    async def _carry_out(self, opened: OpenPartition, log_dir: LogDirectory, decision: Decision) -> None:
+    async def _carry_out(self, opened: OpenPartition, log_dir: LogDirectory, decision: RetentionDecision) -> None:
         if decision.new_start_offset is not None and not opened.closing:
             start = await self.advance_start(opened, log_dir, decision.new_start_offset)
             self._log.info(
                 "old segments deleted", partition=opened.owned.name, reason=decision.reason, log_start_offset=start
             )
-        if decision.roll and not opened.closing:
+        if decision.should_roll and not opened.closing:
             await self._commands.run(self._reactor.roll, opened.owned.slot)
 
     async def advance_start(self, opened: OpenPartition, log_dir: LogDirectory, offset: int) -> int:
@@ -437,7 +437,7 @@ class Upkeep:
                 log_dir.index, segments.list_segments, opened.path, views[key].log_end_segment, log_dir.timestamps
             )
             candidates.append(
-                Candidate(key, stored, views[key].log_start_offset, views[key].high_watermark, opened.policy.delete)
+                Candidate(key, stored, views[key].log_start_offset, views[key].high_watermark, opened.policy.may_delete)
             )
         for key, offset in log_starts_after_freeing(candidates, bytes_needed).items():
             if not partitions[key].closing:

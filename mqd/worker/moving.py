@@ -52,7 +52,7 @@ HELD_MAX = 1000
 class _Move(msgspec.Struct):
     owned: OwnedPartition
     target: int
-    copy: moving.Copy
+    copy: moving.PartitionCopy
     task: asyncio.Task[None] | None = None
     switching: bool = False  # Y1
 
@@ -101,10 +101,12 @@ class Mover:
         log_dir = self._log_dirs[target]
         if log_dir.failure:
             return int(ErrorCode.KAFKA_STORAGE_ERROR), f"Log directory {log_dir.path} failed: {log_dir.failure}"
-        if log_dir.space_guard.full:
+        if log_dir.space_guard.is_full:
             return int(ErrorCode.KAFKA_STORAGE_ERROR), f"Log directory {log_dir.path} is full."
         move = self._moves[owned.key] = _Move(
-            owned, target, moving.Copy(opened.path, log_dir.path, owned.topic, owned.index, owned.topic_id, self._files)
+            owned,
+            target,
+            moving.PartitionCopy(opened.path, log_dir.path, owned.topic, owned.index, owned.topic_id, self._files),
         )
         try:
             await self._background.slow(target, move.copy.begin)
@@ -176,7 +178,7 @@ class Mover:
         """Copies the published data. Returns how much has been added since. One chunk at a time, so
         that checkpoints of the directory get their turn.
         """
-        if self._log_dirs[move.target].space_guard.full:
+        if self._log_dirs[move.target].space_guard.is_full:
             raise OSError(
                 errno.ENOSPC, "no space is left above log.dirs.free.bytes.min", str(self._log_dirs[move.target].path)
             )

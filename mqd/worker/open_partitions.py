@@ -10,7 +10,7 @@ import msgspec
 
 from mqd import native
 from mqd.base import logging
-from mqd.log.checkpoints import Entry
+from mqd.log.checkpoints import CheckpointEntry
 from mqd.log.compaction import CompactionPolicy
 from mqd.log.files import Files
 from mqd.log.retention import RetentionPolicy
@@ -81,8 +81,8 @@ class OpenPartitions:
         return {**self._static_config, **self._catalog.broker_config}
 
     @staticmethod
-    def _checkpoint_entry(owned: OwnedPartition, offset: int) -> Entry:
-        return Entry(owned.topic, owned.index, offset, owned.topic_id)
+    def _checkpoint_entry(owned: OwnedPartition, offset: int) -> CheckpointEntry:
+        return CheckpointEntry(owned.topic, owned.index, offset, owned.topic_id)
 
     def note_failed_directory(self, owned: OwnedPartition) -> None:
         """Adds the open partition to the failures if its log directory has failed."""
@@ -143,7 +143,7 @@ class OpenPartitions:
 
     # -- checkpoints and shutdown ------------------------------------------------------------------
 
-    def checkpoint_entries(self, log_dir: int) -> tuple[list[Entry], list[Entry]]:
+    def checkpoint_entries(self, log_dir: int) -> tuple[list[CheckpointEntry], list[CheckpointEntry]]:
         """(recovery points, log starts) of the open partitions, from the published positions: a
         durable offset is published after its flush.
         """
@@ -155,7 +155,7 @@ class OpenPartitions:
                 starts.append(self._checkpoint_entry(opened.owned, view.log_start_offset))
         return points, starts
 
-    def high_watermarks(self, log_dir: int) -> list[Entry]:
+    def high_watermarks(self, log_dir: int) -> list[CheckpointEntry]:
         """The published high watermarks of the partitions with several replicas."""
         assignable = [
             opened.owned

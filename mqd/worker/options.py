@@ -81,7 +81,7 @@ def retention_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> Ret
         retention_ms=-1 if is_schedule else topic_number(effective, "retention.ms"),
         retention_bytes=-1 if is_schedule else topic_number(effective, "retention.bytes"),
         segment_ms=_segment_ms(effective),
-        delete="delete" in topic_list(effective, "cleanup.policy"),
+        may_delete="delete" in topic_list(effective, "cleanup.policy"),
     )
 
 
@@ -96,7 +96,7 @@ def _segment_ms(effective: Mapping[str, str]) -> int:
 def compaction_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> CompactionPolicy:
     effective = topic_effective(broker, topic)
     return CompactionPolicy(
-        compact="compact" in topic_list(effective, "cleanup.policy"),
+        is_enabled="compact" in topic_list(effective, "cleanup.policy"),
         min_lag_ms=topic_number(effective, "min.compaction.lag.ms"),
         max_lag_ms=topic_number(effective, "max.compaction.lag.ms"),
         dirty_ratio_min=cast(float, topic_value(effective, "min.cleanable.dirty.ratio")),

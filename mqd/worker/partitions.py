@@ -308,7 +308,7 @@ class PartitionSet(OpenPartitions):
         name = (owned.topic, owned.index, owned.topic_id)
         recovery = native.Recovery(
             recovery_point_offset=trusted_points.recovery_point(*name),
-            clean_shutdown=trusted_points.clean_shutdown(*name),
+            clean_shutdown=trusted_points.had_clean_shutdown(*name),
             log_start_offset=trusted_points.log_start_offset(*name),
         )
         if view.topic_id == owned.topic_id and view.partition_index == owned.index and view.log_end_offset > 0:

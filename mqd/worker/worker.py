@@ -444,7 +444,7 @@ class Worker:
 
     def _report_full_directories(self) -> None:
         self._link.send(
-            FullDirectories(self._index, [log_dir.index for log_dir in self._log_dirs if log_dir.space_guard.full])
+            FullDirectories(self._index, [log_dir.index for log_dir in self._log_dirs if log_dir.space_guard.is_full])
         )
 
     async def _set_aside_left_behind(self) -> None:

@@ -88,7 +88,7 @@ def decode_batch(header: BatchInfo, data: bytes, position: int) -> Batch:
     """Decodes a batch whose header was checked by read_header(). Raises CorruptBatch."""
     records = list(stored_records(header, data[position : position + header.size_bytes]))
     kind = DATA
-    if header.control:
+    if header.is_control:
         if (
             len(records) != 1
             or records[0].key is None

@@ -100,7 +100,7 @@ class TransactionHistory:
                 one = parsed(entry.value.batch)
                 if one.commit is not None:
                     self._on_marker(partition, log, one)
-                elif one.info.transactional:
+                elif one.info.is_transactional:
                     self._on_records(log, one)
                 else:
                     self._on_states(partition, log, one)
@@ -195,7 +195,7 @@ class TransactionHistory:
 
     def delivered(self, partition: Any, offset: int, entry: Entry) -> None:
         """T2. For a reader of committed records."""
-        if not isinstance(entry.value, Carried) or not parsed(entry.value.batch).info.transactional:
+        if not isinstance(entry.value, Carried) or not parsed(entry.value.batch).info.is_transactional:
             return
         outcome = self.look(partition).offset_outcomes.get(offset)
         if not outcome:

@@ -353,9 +353,9 @@ class CommittedReader(Client):
         for place, entry in enumerate(entries, offset):
             if isinstance(entry.value, Carried):
                 info = parsed(entry.value.batch).info
-                if info.control:
+                if info.is_control:
                     continue
-                if info.transactional and any(
+                if info.is_transactional and any(
                     one.producer_id == info.producer_id and one.first_offset <= place < one.last_offset
                     for one in aborted
                 ):

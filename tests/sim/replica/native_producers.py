@@ -73,7 +73,7 @@ class Parsed(NamedTuple):
 def parsed(data: bytes) -> Parsed:
     """Raises CorruptBatch."""
     info = parse_header(data, 0, 0)
-    if info.control:
+    if info.is_control:
         _fill(info, 0)
         assert lib.mqd_marker_parse(data, _batch, _marker) == 0, "a control batch that is no marker"
         return Parsed(info, bool(_marker.commit), _marker.coordinator_epoch, ())
@@ -141,7 +141,7 @@ class ProducerState:
             marker = _marker
             marker.commit, marker.coordinator_epoch = one.commit, one.coordinator_epoch
         assert lib.mqd_producers_add(self._producers, batch, marker, offset, 0, _undo) == 0
-        if info.transactional:
+        if info.is_transactional:
             lib.mqd_verifications_revoke(self._verifications, info.producer_id)
         if one.commit is False and _undo.change == ENDED:
             self.aborted.append(
@@ -158,8 +158,8 @@ class ProducerState:
         one = parsed(data)
         info = one.info
         if info.producer_id < 0:
-            return Verdict(INVALID_RECORD if info.control or info.transactional else 0)
-        if info.control and not coordinator:
+            return Verdict(INVALID_RECORD if info.is_control or info.is_transactional else 0)
+        if info.is_control and not coordinator:
             return Verdict(INVALID_RECORD)
         marker = ffi.NULL
         if one.commit is not None:
@@ -178,7 +178,7 @@ class ProducerState:
         if (
             error
             or coordinator
-            or not info.transactional
+            or not info.is_transactional
             or "verify" in off
             or lib.mqd_producers_is_ongoing(self._producers, batch)
         ):

@@ -153,12 +153,12 @@ def test_the_active_segment_is_closed_in_time_for_the_lag():
         and log_options({}, topic, False)["compacted"]
     )
     assert (
-        retention_policy({}, topic).delete
-        and compaction_policy({}, topic).compact
+        retention_policy({}, topic).may_delete
+        and compaction_policy({}, topic).is_enabled
         and compaction_policy({}, topic).dirty_ratio_min == 0.2
     )
     plain = {"cleanup.policy": "delete", "max.compaction.lag.ms": "60000"}
-    assert log_options({}, plain, False)["segment_ms"] == 604800000 and not compaction_policy({}, plain).compact
+    assert log_options({}, plain, False)["segment_ms"] == 604800000 and not compaction_policy({}, plain).is_enabled
 
 
 def test_a_directory_whose_segments_have_vanished_has_none(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_finished_copy_is_the_source(tmp_path: Path, seed: int, monkeypatch: p
     monkeypatch.setattr(moving, "CHUNK_BYTES", 700)
     path, disk = make(tmp_path)
     source = Source(path, seed)
-    copy = moving.Copy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
+    copy = moving.PartitionCopy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
     copy.begin()
     for _ in range(source.random.randint(0, 12)):
         for _ in range(source.random.randint(0, 6)):
@@ -100,7 +100,7 @@ def test_the_missing_bytes_decrease(tmp_path: Path) -> None:
     path, disk = make(tmp_path)
     (path / f"{0:020d}.log").write_bytes(b"x" * 100)
     (path / f"{9:020d}.log").write_bytes(b"y" * 50)
-    copy = moving.Copy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
+    copy = moving.PartitionCopy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
     copy.begin()
     assert copy.missing_bytes(9, 40) == 140
     assert sum(copy.advance(9, 40)) == 140 == copy.copied_bytes and copy.missing_bytes(9, 40) == 0
@@ -116,7 +116,7 @@ def test_replaced_segments_are_copied_again_and_indexes_before_the_end(
     for name in names:
         (path / name).write_bytes(b"x" * 100)
         os.utime(path / name, (1, 1))
-    copy = moving.Copy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
+    copy = moving.PartitionCopy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
     copy.begin()
     assert copy.missing_bytes(20, 60) == 860 == sum(copy.advance(20, 60))
     assert copy.missing_bytes(20, 60) == 0 == sum(copy.advance(20, 60))
@@ -135,7 +135,7 @@ def test_a_segment_that_has_just_changed_is_copied_again(tmp_path: Path) -> None
     path, disk = make(tmp_path)
     index = path / f"{0:020d}.index"
     index.write_bytes(b"1" * 8)
-    copy = moving.Copy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
+    copy = moving.PartitionCopy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
     copy.begin()
     assert sum(copy.advance(5, 0)) == 8
     now = index.stat()
@@ -149,7 +149,7 @@ def test_a_directory_with_the_final_name_is_moved_aside(tmp_path: Path) -> None:
     (path / f"{0:020d}.log").write_bytes(b"x")
     other, _ = directories.prepare(disk, "t", 0, b"o" * 16, NativeFiles())
     (other / "precious").write_bytes(b"1")
-    copy = moving.Copy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
+    copy = moving.PartitionCopy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
     copy.begin()
     copy.finish(0)
     (stray,) = disk.glob("t-0.*-stray")

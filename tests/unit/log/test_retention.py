@@ -17,7 +17,7 @@ def listing(*rows: tuple[int, int, int]) -> list[Segment]:
 def test_by_age_deletes_whole_segments_from_the_oldest() -> None:
     found = listing((0, 10, 100), (10, 10, 200), (20, 10, 300), (30, 10, 400))
     decision = decide(found, RetentionPolicy(1000, -1, 10**15), now_ms=1250, log_start_offset=0, high_watermark=40)
-    assert (decision.new_start_offset, decision.reason, decision.roll) == (20, "age", False)
+    assert (decision.new_start_offset, decision.reason, decision.should_roll) == (20, "age", False)
 
 
 def test_by_age_stops_at_the_first_young_segment() -> None:
@@ -47,17 +47,17 @@ def test_nothing_at_or_above_the_high_watermark_is_deleted() -> None:
 def test_an_old_active_segment_is_rolled_first() -> None:
     found = listing((0, 10, 100))
     decision = decide(found, RetentionPolicy(1000, -1, 10**15), 10**6, 0, 10)
-    assert decision.roll and decision.new_start_offset is None
+    assert decision.should_roll and decision.new_start_offset is None
 
 
 def test_an_empty_active_segment_is_not_rolled() -> None:
-    assert not decide(listing((10, 0, -1)), RetentionPolicy(0, 0, 1), 10**9, 10, 10, 1).roll
+    assert not decide(listing((10, 0, -1)), RetentionPolicy(0, 0, 1), 10**9, 10, 10, 1).should_roll
 
 
 def test_segment_ms_rolls_by_the_first_record() -> None:
     policy = RetentionPolicy(-1, -1, HOUR)
-    assert not decide(listing((0, 10, 100)), policy, HOUR + 100, 0, 10, 100).roll
-    assert decide(listing((0, 10, 100)), policy, HOUR + 101, 0, 10, 100).roll
+    assert not decide(listing((0, 10, 100)), policy, HOUR + 100, 0, 10, 100).should_roll
+    assert decide(listing((0, 10, 100)), policy, HOUR + 101, 0, 10, 100).should_roll
 
 
 def test_without_timestamps_the_files_age_counts() -> None:
@@ -67,7 +67,7 @@ def test_without_timestamps_the_files_age_counts() -> None:
 
 def test_without_the_delete_policy_nothing_is_deleted() -> None:
     found = listing((0, 10, 1), (10, 10, 1))
-    assert decide(found, RetentionPolicy(0, 0, 10**15, delete=False), 10**9, 0, 20) == decide(
+    assert decide(found, RetentionPolicy(0, 0, 10**15, may_delete=False), 10**9, 0, 20) == decide(
         found, NEVER, 10**9, 0, 20
     )
 
@@ -88,7 +88,7 @@ def test_decisions_respect_the_limits(
     new_start = decision.new_start_offset
     if new_start is None:
         return
-    assert policy.delete
+    assert policy.may_delete
     assert log_start < new_start <= high_watermark
     assert new_start in [segment.base_offset for segment in found[1:]], (
         "always a boundary, and the active segment stays"

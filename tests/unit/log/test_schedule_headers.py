@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.log.schedule_headers import DELAY_MS_MAX, InvalidScheduleHeader, Plan, header_sections, plan
+from mqd.log.schedule_headers import DELAY_MS_MAX, DeliveryPlan, InvalidScheduleHeader, header_sections, plan_delivery
 from mqd.native import batches
 from mqd.protocol.records import HEADER_BYTES, Record, encode_batch
 
@@ -26,20 +26,20 @@ def sections(records: list[Record]) -> list[tuple[int, bytes]]:
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        ({}, Plan(NOW_MS + 7)),
-        ({"mqd_other": "5"}, Plan(NOW_MS + 7)),
-        ({"mqd_delay_ms": "0"}, Plan(NOW_MS)),
-        ({"mqd_delay_ms": "250"}, Plan(NOW_MS + 250)),
-        ({"mqd_delay_ms": str(YEAR)}, Plan(NOW_MS + YEAR)),
-        ({"mqd_deliver_at": "0"}, Plan(0)),
-        ({"mqd_deliver_at": str(NOW_MS + 5)}, Plan(NOW_MS + 5)),
-        ({"mqd_cancel": "17"}, Plan(-1, 17)),
-        ({"mqd_replace": "17"}, Plan(NOW_MS + 7, 17)),
-        ({"mqd_replace": "17", "mqd_delay_ms": "1"}, Plan(NOW_MS + 1, 17)),
+        ({}, DeliveryPlan(NOW_MS + 7)),
+        ({"mqd_other": "5"}, DeliveryPlan(NOW_MS + 7)),
+        ({"mqd_delay_ms": "0"}, DeliveryPlan(NOW_MS)),
+        ({"mqd_delay_ms": "250"}, DeliveryPlan(NOW_MS + 250)),
+        ({"mqd_delay_ms": str(YEAR)}, DeliveryPlan(NOW_MS + YEAR)),
+        ({"mqd_deliver_at": "0"}, DeliveryPlan(0)),
+        ({"mqd_deliver_at": str(NOW_MS + 5)}, DeliveryPlan(NOW_MS + 5)),
+        ({"mqd_cancel": "17"}, DeliveryPlan(-1, 17)),
+        ({"mqd_replace": "17"}, DeliveryPlan(NOW_MS + 7, 17)),
+        ({"mqd_replace": "17", "mqd_delay_ms": "1"}, DeliveryPlan(NOW_MS + 1, 17)),
     ],
 )
-def test_plans(headers: dict[str, str], expected: Plan) -> None:
-    assert plan(section(**headers), NOW_MS, 7, NOW_MS) == expected
+def test_plans(headers: dict[str, str], expected: DeliveryPlan) -> None:
+    assert plan_delivery(section(**headers), NOW_MS, 7, NOW_MS) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,25 +59,25 @@ def test_plans(headers: dict[str, str], expected: Plan) -> None:
 )
 def test_invalid_values(headers: dict[str, str | None], word: str) -> None:
     with pytest.raises(InvalidScheduleHeader, match=word):
-        plan(section(**headers), NOW_MS, 0, NOW_MS)
+        plan_delivery(section(**headers), NOW_MS, 0, NOW_MS)
 
 
 @pytest.mark.parametrize("headers", [{}, {"mqd_delay_ms": "0"}, {"mqd_other": "5"}])
 def test_a_timestamp_far_in_the_future(headers: dict[str, str]) -> None:
-    assert plan(section(**headers), NOW_MS + YEAR, 0, NOW_MS) == Plan(NOW_MS + YEAR)
+    assert plan_delivery(section(**headers), NOW_MS + YEAR, 0, NOW_MS) == DeliveryPlan(NOW_MS + YEAR)
     with pytest.raises(InvalidScheduleHeader, match="more than a year"):
-        plan(section(**headers), NOW_MS + YEAR + 1, 0, NOW_MS)
+        plan_delivery(section(**headers), NOW_MS + YEAR + 1, 0, NOW_MS)
 
 
 def test_invalid_header_sections() -> None:
     with pytest.raises(InvalidScheduleHeader, match="cannot be read"):
-        plan(b"\x7fmqd-", NOW_MS, 0)
+        plan_delivery(b"\x7fmqd-", NOW_MS, 0)
 
 
 def test_the_last_of_equal_headers_counts_and_a_record_may_have_no_timestamp() -> None:
     record = Record(b"v", None, NOW_MS, [("mqd-delay-ms", b"1"), ("mqd-delay-ms", b"2")])
-    assert plan(sections([record])[0][1], NOW_MS, 0) == Plan(NOW_MS + 2)
-    assert plan(None, -1, 5) == Plan(5)
+    assert plan_delivery(sections([record])[0][1], NOW_MS, 0) == DeliveryPlan(NOW_MS + 2)
+    assert plan_delivery(None, -1, 5) == DeliveryPlan(5)
 
 
 def test_sections_of_a_batch() -> None:

@@ -153,7 +153,7 @@ def test_topic_options_override_the_brokers() -> None:
         options["producer_id_count_max"],
     ) == (16384, False, True, 99)
     policy = retention_policy(broker, {"retention.bytes": "1000"})
-    assert (policy.retention_ms, policy.retention_bytes, policy.delete) == (3_600_000, 1000, True)
+    assert (policy.retention_ms, policy.retention_bytes, policy.may_delete) == (3_600_000, 1000, True)
 
 
 def test_the_defaults_are_kafkas() -> None:
@@ -166,7 +166,7 @@ def test_the_defaults_are_kafkas() -> None:
     )
     assert retention_policy({}, {}).retention_ms == 604_800_000
     kept = retention_policy({}, {"schedule.to": "orders", "retention.ms": "1", "retention.bytes": "1"})
-    assert (kept.retention_ms, kept.retention_bytes, kept.delete) == (-1, -1, True)
+    assert (kept.retention_ms, kept.retention_bytes, kept.may_delete) == (-1, -1, True)
 
 
 def test_a_log_flushes_what_replication_counts_as_flushed() -> None:

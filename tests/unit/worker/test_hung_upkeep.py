@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mqd.log.retention import Decision
+from mqd.log.retention import RetentionDecision
 from mqd.worker import background
 from mqd.worker import maintenance as upkeep
 from mqd.worker.background import Background
@@ -30,7 +30,7 @@ class Directory:
 
     def __init__(self, index: int, let_go: threading.Event) -> None:
         self.index, self.path, self.failure, self.pruned = index, f"/directory-{index}", "", False
-        self.guard = SimpleNamespace(full=False, reserve_bytes=0, on_free_bytes=lambda free, now_ms: False)
+        self.guard = SimpleNamespace(is_full=False, reserve_bytes=0, on_free_bytes=lambda free, now_ms: False)
         self.requested: Counter[str] = Counter()
         self._close_held = let_go
 
@@ -53,8 +53,8 @@ class Directory:
     def free_bytes(self) -> int:
         return self.answer("free bytes", 1 << 40)
 
-    def decide(self) -> Decision:
-        return self.answer("retention", Decision())
+    def decide(self) -> RetentionDecision:
+        return self.answer("retention", RetentionDecision())
 
 
 async def until(what: Callable[[], object]) -> None:

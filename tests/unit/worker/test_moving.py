@@ -289,11 +289,11 @@ def test_nothing_is_copied_to_a_full_target(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         opened = await world.serve()
         guard = world.log_dirs[1].space_guard
-        guard.full = True
+        guard.is_full = True
         assert (await world.mover.begin(opened, 1))[0] == ErrorCode.KAFKA_STORAGE_ERROR
-        guard.full = False
+        guard.is_full = False
         assert (await world.mover.begin(opened, 1))[0] == 0
-        guard.full = True  # by other writers meanwhile
+        guard.is_full = True  # by other writers meanwhile
         await world.until(lambda: not world.mover._moves and world.there(1) == ["t-0delete"])
         assert world.sent == [] and list(world.partitions.open) == [opened.owned.key]
 

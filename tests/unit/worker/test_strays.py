@@ -112,7 +112,7 @@ def test_an_unfinished_copy_is_deleted_and_a_restored_directory_of_its_name_kept
         disk.mkdir()
     for index in range(4):
         source = partition(disks[0], "moved", index, 3)
-        copy = moving.Copy(source, disks[1], "moved", index, topic_id(3), PlainFiles())
+        copy = moving.PartitionCopy(source, disks[1], "moved", index, topic_id(3), PlainFiles())
         copy.begin()
         assert moving.find_future(disks[1], topic_id(3), index) == copy.path
     partition(disks[1], "moved", 0, 3)  # from a backup, for example: unrelated to any move
