@@ -222,7 +222,7 @@ static int send_next(struct mqd_reactor *r, struct mqd_connection *c)
 
 void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    int64_t began_ns = r->quota_kinds >> MQD_QUOTA_REQUEST & 1 ? mqd_throttle_work_begin(r, c) : 0;
+    int64_t began_ns = r->quota_kinds >> MQD_QUOTA_REQUEST & 1 ? mqd_throttle_measure_begin(r, c) : 0;
     while (c->writable && (c->chunk_count || mqd_output_pending_bytes(c))) {
         int result = c->tls ? mqd_secure_send(r, c) : send_next(r, c);
         if (result < 0) {
@@ -237,7 +237,7 @@ void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c)
     if (c->local)
         mqd_local_publish(c->local);
     if (began_ns)
-        mqd_throttle_work_end(r, c, began_ns);
+        mqd_throttle_measure_end(r, c, began_ns);
     if (!c->chunk_count && !mqd_output_pending_bytes(c)) {
         out_reset(r, c);
         if (c->closing)

@@ -145,8 +145,8 @@ static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_parti
     return error;
 }
 
-/* Routes one partition's batch: refused immediately, parked for a check of its records, or passed
- * to its owner. */
+/* Routes one partition's batch: refuses it immediately, parks it for a check of its records, or
+ * passes it to the partition's owner. */
 static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd_append *append,
                   struct mqd_topic *topic, struct mqd_produce_partition *partition, bool by_id, bool acks_valid)
 {
@@ -438,7 +438,7 @@ void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
             continue;
         if (r->now_ms < response_by_ms) {
             next_check_ms = response_by_ms < next_check_ms ? response_by_ms : next_check_ms;
-        } else if (append->pinned) { /* its bytes may still be read, because it is not written yet: checks again soon */
+        } else if (append->pinned) { /* not written yet, so its bytes are still needed: checks again soon */
             next_check_ms = r->now_ms + 10;
         } else {
             append->message = append->relay_entry
@@ -465,13 +465,13 @@ static const struct mqd_current_leader *current_leader(struct mqd_reactor *r,
                                                        const struct mqd_append *append, struct mqd_current_leader *out,
                                                        struct mqd_response_nodes *nodes)
 {
-    bool known = mqd_topics_current_leader(&r->topics, mqd_topics_find(&r->topics, &topic->key),
-                                           append->partition_index, out, nodes);
-    return known ? out : NULL;
+    bool is_known = mqd_topics_current_leader(&r->topics, mqd_topics_find(&r->topics, &topic->key),
+                                              append->partition_index, out, nodes);
+    return is_known ? out : NULL;
 }
 
-/* Whether Kafka returns the log start offset with this error, which it does for errors of the log
- * itself and of its validator. */
+/* Whether Kafka returns the log start offset with this error: it does if the log or its validator
+ * raises the error. */
 static bool returns_log_start(int16_t error)
 {
     return error == MQD_KAFKA_INVALID_RECORD || error == MQD_KAFKA_INVALID_TIMESTAMP ||
@@ -512,7 +512,7 @@ void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
                                                   .log_start_offset = log_start_offset(r, append),
                                                   .message = append->error ? append->message : NULL};
             if (append->error && append->refusal) {
-                outcome.record_errors = append->refusal->index;
+                outcome.record_errors = append->refusal->record_indexes;
                 outcome.record_error_count = append->refusal->index_count;
                 outcome.record_message = append->refusal->record_message;
             }

@@ -29,8 +29,8 @@
 #include <unistd.h>
 
 #define EVENTS_PER_WAIT 256
-/* once more bytes than this have been read, staged batches are written immediately, while they are
- * in the L2 cache, and not at the end of the turn */
+/* after this many bytes have been read, staged batches are written immediately, while they are in
+ * the L2 cache, instead of at the end of the turn */
 #define WRITE_EARLY_BYTES (96u << 10)
 /* polling interval while the process is not ready yet, and after a connection could not be
  * accepted */
@@ -238,7 +238,7 @@ static int64_t housekeeping_due_ms(const struct mqd_reactor *r)
     return r->housekeeping_ms + (r->idle ? IDLE_HOUSEKEEPING_MS : HOUSEKEEPING_MS);
 }
 
-/* A turn with any other cause than housekeeping ends the idle state, and the main thread is
+/* A turn with any cause other than housekeeping ends the idle state, and the main thread is
  * notified. */
 static void note_activity(struct mqd_reactor *r, int event_count)
 {
@@ -250,7 +250,8 @@ static void note_activity(struct mqd_reactor *r, int event_count)
         mqd_store_release(&r->idle, 0u);
 }
 
-/* Queues idle partitions whose resources can be released. */
+/* Runs the periodic work of each partition, and queues idle partitions whose resources can be
+ * released. */
 static void do_periodic_work(struct mqd_reactor *r)
 {
     uint64_t producers = 0;
@@ -265,8 +266,8 @@ static void do_periodic_work(struct mqd_reactor *r)
     mqd_set_gauge(r, MQD_GAUGE_PRODUCERS, producers);
 }
 
-/* One partition a turn: each may wait for the file system, and after a burst thousands are idle at
- * the same time. */
+/* Releases only one partition in each turn: a release may block on the file system, and after a
+ * burst of traffic thousands of partitions become idle at the same time. */
 static void release_one_idle(struct mqd_reactor *r)
 {
     struct mqd_node *node = mqd_list_pop(&r->to_release);
@@ -352,7 +353,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
     mqd_share_pump(r);
     mqd_leading_tick(r);
     mqd_flush_start_all(r);
-    if (r->truncations_waiting)
+    if (r->waiting_truncation_count)
         mqd_truncations_retry(r);
     if (r->fetchers)
         mqd_fetchers_run(r);

@@ -17,8 +17,8 @@
  *       longer.
  *   R4  nothing here blocks on a disk: flushes, preallocation, read-ahead and snapshots go through
  *       mqd_poll.
- *   R5  every list, queue and buffer has a bound; a connection that reaches it is not read until
- *       there is room.
+ *   R5  every list, queue and buffer has a bound; a connection that reaches a bound is not read
+ *       until there is room.
  */
 #ifndef MQD_REACTOR_H
 #define MQD_REACTOR_H
@@ -63,7 +63,7 @@
 #define MQD_BYTES_PER_TURN (512u << 10)
 #define MQD_COMMAND_COUNT_MAX 4096
 #define MQD_EVENT_COUNT_MAX (3 * MQD_COMMAND_COUNT_MAX)
-/* if more partitions of a directory are dirty, one syncfs replaces the fdatasync calls */
+/* with more dirty partitions than this in a directory, one syncfs replaces the fdatasync calls */
 #define MQD_SYNCFS_PARTITION_COUNT 24
 /* When to flush data that no acknowledgement waits for. Writing back pages costs CPU that the
  * reactor needs too: a flush of 64 MiB delayed acknowledgements by 20 ms, so flushes are small. But
@@ -130,11 +130,11 @@ struct mqd_shares;
 /* server/slow/turn.c */
 struct mqd_turn_clock {
     int64_t now_ns;
-    int64_t ran_ns, waited_ns; /* the thread's total time on a CPU, and ready to run without one */
+    int64_t ran_ns, waited_ns; /* the thread's total time running, and waiting for a CPU */
 };
 struct mqd_turn {
     int schedstat_fd; /* 0 = not open */
-    long disk_faults; /* at the end of the last turn */
+    long disk_faults; /* disk_faults and waited_ns: the totals at the end of the last turn */
     int64_t waited_ns;
     struct mqd_turn_clock start, part_start;
     int64_t blocked_in_parts_ns, spent_ns[MQD_HISTOGRAM_COUNT];
@@ -165,7 +165,7 @@ struct mqd_reactor {
     struct mqd_connection *run_waiter;
     int64_t now_ns, now_ms, wall_ms;
     int64_t housekeeping_ms;
-    bool active;         /* since the last housekeeping, a turn had another cause than housekeeping */
+    bool active;         /* a turn since the last housekeeping had a cause other than housekeeping */
     uint32_t idle;       /* nothing is connected or due, so housekeeping runs less often. Read by the main thread */
     uint32_t turn_bytes; /* received in this turn */
 
@@ -174,7 +174,7 @@ struct mqd_reactor {
     struct mqd_log_directory log_dirs[MQD_LOG_DIR_COUNT_MAX];
     struct mqd_owned *owned[MQD_PARTITION_SLOT_COUNT]; /* NULL from owned_end on */
     struct mqd_node waiting[MQD_PARTITION_SLOT_COUNT]; /* fetch entries by slot */
-    /* 1 + the log directory of the path that `reader` has; 0 = no path */
+    /* 1 + the index of the log directory in the path that `reader` has for the slot; 0 = no path */
     uint8_t path_log_dir[MQD_PARTITION_SLOT_COUNT];
     uint32_t owned_count, owned_end;
 
@@ -217,19 +217,19 @@ struct mqd_reactor {
     /* with_waiting_records: partitions with acks.replicas that are led here and have a record that
      * waits for replicas */
     struct mqd_node to_write, to_wake, to_release, with_waiting_records;
-    struct mqd_fetchers *fetchers; /* NULL until the first partition follows */
-    struct mqd_secure *secure;     /* NULL until a listener has TLS */
-    struct mqd_shares *shares;     /* NULL until a client reads as a member of a share group */
-    struct mqd_relays *relays;     /* NULL until a local client writes to a partition led elsewhere */
-    uint32_t truncations_waiting;  /* waiting for a helper thread */
-    bool lease_lost;               /* this host may no longer lead; evaluated every turn */
+    struct mqd_fetchers *fetchers;     /* NULL until the first partition follows */
+    struct mqd_secure *secure;         /* NULL until a listener has TLS */
+    struct mqd_shares *shares;         /* NULL until a client reads as a member of a share group */
+    struct mqd_relays *relays;         /* NULL until a local client writes to a partition led elsewhere */
+    uint32_t waiting_truncation_count; /* truncations that wait for a helper thread */
+    bool lease_lost;                   /* this host may no longer lead; evaluated every turn */
     int64_t leading_tick_ms, slow_checked_ms;
     uint32_t replicated_count; /* owned partitions with a replication core */
     uint64_t proposal_base;    /* base of the proposal numbers of the most recently created replica */
     uint64_t group_commit_deadline_ns;
     struct mqd_append *free_appends;
-    struct mqd_node forwarded_to[MQD_ENDPOINT_COUNT_MAX]; /* sent, unanswered */
-    /* entries that tokens identify; a late response finds another sequence number and is dropped */
+    struct mqd_node forwarded_to[MQD_ENDPOINT_COUNT_MAX]; /* appends that each endpoint has not answered yet */
+    /* by the index in a token; a late response is dropped: its sequence number no longer matches */
     struct mqd_forward_entry *forwards;
     uint32_t forward_capacity, forward_free;
     /* descriptors that did not fit into a full ring, in order */
@@ -254,14 +254,14 @@ struct mqd_reactor {
     struct mqd_control_entry control_entries[MQD_CONTROL_REQUEST_COUNT_MAX];
     uint32_t control_free, control_used;
     struct mqd_node control_turns; /* connections with requests for the acceptor that may be sent, in turn */
-    /* extents of the control arena with frames that overtook a frame for which there was no room */
+    /* extents of the control arena taken by frames that were sent ahead of a frame without room */
     uint64_t control_passed_extents;
     struct mqd_node control_sent; /* sent but unanswered, in the order of sending */
     struct mqd_check checks[MQD_CHECK_COUNT_MAX];
     uint32_t check_free, check_used; /* free list; how many entries were ever used */
     struct mqd_node check_queue;
     uint64_t check_control_bytes, check_frame_bytes; /* held by all checks together */
-    uint8_t codecs_missing;                          /* bit of each codec whose missing library was logged */
+    uint8_t codecs_missing; /* a bit for each codec whose library is missing, once that was logged */
     struct mqd_description descriptions[MQD_DESCRIPTION_COUNT_MAX];
     struct mqd_cached_reply cached_replies[MQD_REPLY_CACHE_COUNT];
     uint64_t cached_bytes, cache_clock;
@@ -288,7 +288,7 @@ struct mqd_reactor {
     char start_message[256];
     int backend;
     bool started;
-    bool serving; /* accepts connections; also false while the kernel has no memory for connections that wait */
+    bool serving; /* accepts connections; false after a failure to accept one, until the next turn tries again */
     _Atomic bool stop;
     bool stopped;
 };
@@ -344,7 +344,7 @@ void mqd_reactor_refresh_clock(struct mqd_reactor *r);
 void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int count);
 void mqd_log(struct mqd_reactor *r, uint32_t level, uint64_t connection, uint32_t slot, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
-bool mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event); /* false: too many events wait */
+bool mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event); /* false: the queue is full */
 
 /* server/command.c */
 void mqd_commands_run(struct mqd_reactor *r);
@@ -399,7 +399,7 @@ void mqd_nearest_publish_followers(struct mqd_reactor *r, const struct mqd_owned
 uint64_t mqd_nearest_rack_hash(const struct mqd_reactor *r, const struct mqd_fetch_request *fetch);
 /* the node in the consumer's rack that the consumer should read from; -1 = this host */
 int32_t mqd_nearest_replica(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot);
-/* a replicated partition leads only after an assignment from its metadata */
+/* a replicated partition is led here only once an assignment from the metadata says so */
 static inline bool mqd_owned_leads(const struct mqd_owned *owned)
 {
     return owned->replica ? owned->replica->role == MQD_REPLICA_LEADER : !mqd_partition_replicated(owned->partition);
@@ -484,9 +484,9 @@ int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_conne
 int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct mqd_connection *c, int32_t bytes_max);
 void mqd_throttle_dispatch_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
                                  int64_t arena_offset);
-int64_t mqd_throttle_work_begin(const struct mqd_reactor *r, const struct mqd_connection *c);
-void mqd_throttle_work_end(struct mqd_reactor *r, struct mqd_connection *c, int64_t began_ns);
-void mqd_throttle_stamp(struct mqd_reactor *r, struct mqd_request *request);
+int64_t mqd_throttle_measure_begin(const struct mqd_reactor *r, const struct mqd_connection *c);
+void mqd_throttle_measure_end(struct mqd_reactor *r, struct mqd_connection *c, int64_t began_ns);
+void mqd_throttle_write_time(struct mqd_reactor *r, struct mqd_request *request);
 static inline void mqd_throttle_charge(struct mqd_reactor *r, struct mqd_connection *c, enum mqd_quota_kind kind,
                                        uint64_t units)
 {
@@ -557,7 +557,6 @@ void mqd_forward_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
 /* false: the acceptor must answer the request */
 bool mqd_list_offsets_on_request(struct mqd_reactor *r, struct mqd_connection *c,
                                  const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes);
-
 void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request, const uint8_t *body,
                               uint32_t size_bytes);
 
@@ -571,6 +570,7 @@ struct mqd_lookup *mqd_lookup_new(struct mqd_reactor *r, struct mqd_request *req
 void mqd_lookup_begin(struct mqd_reactor *r, struct mqd_lookup *lookup);
 void mqd_lookup_free(struct mqd_request *request);
 void mqd_lookup_expire(struct mqd_reactor *r, struct mqd_request *request);
+/* continues this worker's lookups that wait for the slot; _notify: the lookups of all workers */
 void mqd_lookups_wake(struct mqd_reactor *r, uint32_t slot);
 void mqd_lookups_notify(struct mqd_reactor *r, uint32_t slot);
 
@@ -591,6 +591,7 @@ bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const
 void mqd_reply_cache_put(struct mqd_reactor *r, uint8_t *key, uint32_t key_bytes, uint64_t hash, uint64_t version,
                          const uint8_t *bytes, uint32_t size_bytes);
 void mqd_reply_cache_clear(struct mqd_reactor *r);
+/* allocates *key, which identifies the response to this request; returns the key's hash */
 uint64_t mqd_reply_key(struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame,
                        uint32_t size_bytes, uint8_t **key, uint32_t *key_bytes);
 

@@ -20,9 +20,9 @@
 static void set_redirect(struct mqd_owned *owned, const struct mqd_topic *topic, uint32_t index)
 {
     const struct mqd_topic_partition *partition = &topic->partitions[index];
-    bool known = partition->redirect >= 0 && (uint32_t)partition->redirect < topic->partition_count;
-    owned->redirect_index = known ? (uint32_t)partition->redirect : 0;
-    owned->redirect_slot = known ? topic->slots[partition->redirect] : MQD_SLOT_NONE;
+    bool has_target = partition->redirect >= 0 && (uint32_t)partition->redirect < topic->partition_count;
+    owned->redirect_index = has_target ? (uint32_t)partition->redirect : 0;
+    owned->redirect_slot = has_target ? topic->slots[partition->redirect] : MQD_SLOT_NONE;
     owned->retired_epoch = partition->leader_epoch;
     owned->retiring = (uint8_t)(partition->retiring > MQD_RETIRING_HIDDEN ? MQD_RETIRING_HIDDEN : partition->retiring);
     mqd_redirect_on_epoch(owned);
@@ -122,8 +122,8 @@ int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct
 }
 
 /* Reports that clients still write to the retired partition, so that it is not deleted yet. A
- * client library that never accepts a smaller number of partitions (librdkafka) does so for as long
- * as the client runs. */
+ * client whose library never accepts a smaller number of partitions (librdkafka) keeps writing to
+ * it as long as the client runs. */
 static void report_used(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_event event = {.kind = MQD_EVENT_RETIRED_USED, .slot = owned->slot};
@@ -169,7 +169,7 @@ bool mqd_redirect_take(struct mqd_reactor *r, struct mqd_owned *owned, struct mq
                        const struct mqd_batch *batch)
 {
     if (r->log_dirs[owned->log_dir].failed)
-        return false;                               /* handled as for any other partition of a failed directory */
+        return false;                               /* handled like any other partition of a failed directory */
     if (append->stage_flags & MQD_STAGE_REDIRECTED) /* D3 */
         return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
                       "the partition that takes the records is being retired itself");

@@ -37,8 +37,8 @@
  *       p's data does not change, so a verdict stays valid permanently, whichever replica leads p
  *       or the target afterwards.
  *   D2  a producer's first batch in the target is the next after its last one in p. Where p does
- *       not know the producer, a batch is not accepted as its first if an earlier one was refused
- *       here (mqd_partition_refused_before).
+ *       not know the producer, a batch is not accepted as the producer's first if an earlier one
+ *       was refused here (mqd_partition_refused_before).
  *   D3  a redirected batch is never redirected again, and never staged by an owner that does not
  *       lead the target.
  *   D4  a coordinator that writes a marker for p is instructed to write it to the target too,

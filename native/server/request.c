@@ -217,7 +217,7 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
         if (request->no_reply)
             break;
         if (c->muted)
-            mqd_throttle_stamp(r, request);
+            mqd_throttle_write_time(r, request);
         uint8_t length[4] = {(uint8_t)(request->reply.size_bytes >> 24), (uint8_t)(request->reply.size_bytes >> 16),
                              (uint8_t)(request->reply.size_bytes >> 8), (uint8_t)request->reply.size_bytes};
         mqd_output_append(r, c, length, sizeof length);
@@ -229,10 +229,10 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
 
 static void encode_and_charge(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_request *request)
 {
-    int64_t began_ns = r->quota_kinds >> MQD_QUOTA_REQUEST & 1 ? mqd_throttle_work_begin(r, c) : 0;
+    int64_t began_ns = r->quota_kinds >> MQD_QUOTA_REQUEST & 1 ? mqd_throttle_measure_begin(r, c) : 0;
     encode(r, request);
     if (began_ns)
-        mqd_throttle_work_end(r, c, began_ns);
+        mqd_throttle_measure_end(r, c, began_ns);
     if (mqd_slow_enabled(r))
         mqd_slow_report(r, c, request);
 }

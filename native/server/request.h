@@ -1,5 +1,5 @@
-/* The parts of a request between its arrival and its response: the appends of a Produce, the checks
- * they wait for, and the connection. Private to the reactor's thread. */
+/* What exists while a request waits for its response: the request, the appends of a Produce, the
+ * checks that they wait for, and the connection. Private to the reactor's thread. */
 #ifndef MQD_REQUEST_H
 #define MQD_REQUEST_H
 
@@ -90,8 +90,8 @@ struct mqd_check {
     uint64_t offset;              /* of the payload in our mapping */
     uint64_t connection;          /* id, for logs */
     uint32_t size_bytes;
-    uint32_t control_bytes, frame_bytes; /* counted against the bounds of checks in the control and receive arenas */
-    uint32_t count;                      /* entries of the payload */
+    uint32_t control_bytes, frame_bytes; /* counted in reactor->check_control_bytes and check_frame_bytes */
+    uint32_t count;                      /* number of entries in the payload */
     uint32_t slot;
     uint32_t sequence, next_free;
     int16_t version;
@@ -100,16 +100,17 @@ struct mqd_check {
     uint8_t compression;                          /* 1 + the codec that the batch must have, or 0 */
     uint8_t buffer_pin;                           /* enum mqd_pin */
     int32_t compression_level, message_bytes_max; /* message_bytes_max: the largest batch allowed */
-    /* the part of the compressed batch that has arrived; buffer_bytes is 0 if nothing has */
+    /* memory for the compressed batch: its size (0 = none yet), and how much of the batch has
+     * arrived */
     uint32_t buffer_bytes, buffer_filled;
-    uint64_t buffer;
+    uint64_t buffer; /* its offset in our mapping */
 };
 
 /* why single records were refused; counted in its request's heap_bytes */
 struct mqd_refusal {
     uint32_t index_count;
-    int32_t index[MQD_RECORD_ERROR_COUNT_MAX]; /* indexes in the batch; Kafka's batch_index */
-    char record_message[352];                  /* one message for all these records */
+    int32_t record_indexes[MQD_RECORD_ERROR_COUNT_MAX]; /* in the batch; Kafka's batch_index */
+    char record_message[352];                           /* one message for all these records */
     char message[200];
 };
 
@@ -178,7 +179,7 @@ struct mqd_request {
     struct mqd_produce_topic_entry inline_topic;
     struct mqd_produce_fields produce_fields; /* if has_produce_fields */
     struct mqd_request_times times;           /* while slow requests are logged */
-    /* Fetch; from here on no field is set for a Produce */
+    /* Fetch; this field and all below are not used by a Produce */
     struct mqd_fetch_set *set;
     int32_t wait_ms, bytes_min, bytes_max;
     int8_t isolation_level;
@@ -186,7 +187,7 @@ struct mqd_request {
     uint8_t evaluated;      /* ranges are determined; only cold reads are awaited */
     uint8_t lists_all;      /* the response includes every partition */
     int16_t fetch_error;
-    /* ShareFetch, ShareAcknowledge, with some fields of Fetch */
+    /* ShareFetch, ShareAcknowledge; these also use some fields of Fetch */
     int16_t share_error; /* error of the whole request */
     struct mqd_share_job *share;
     /* control */
@@ -198,11 +199,11 @@ struct mqd_request {
     uint64_t control_generation;  /* of the acceptor that it was sent to */
     uint32_t reply_key_hash;
     uint8_t sent;
-    uint16_t control_flags;    /* MQD_REQUEST_* */
+    uint16_t control_flags;    /* MQD_REQUEST_PRINCIPAL, MQD_REQUEST_RAW_TOKEN */
     uint8_t disconnect;        /* the connection closes once the request is answered */
     uint8_t control_counted;   /* counted in connection->control_sent */
     uint8_t control_passed;    /* counted in reactor->control_passed_extents, while its frame is in the arena */
-    struct mqd_buffer reply;   /* READY, CONTROL, LIST_OFFSETS: from the correlation id on */
+    struct mqd_buffer reply;   /* READY, CONTROL, LIST_OFFSETS: the response without its length word */
     struct mqd_lookup *lookup; /* a LIST_OFFSETS that waits for flushes */
 };
 
@@ -293,8 +294,8 @@ struct mqd_connection {
     /* of a local client: number of batches that wait for a leader on another host; other responses
      * overtake theirs (mqd_connection_respond) */
     uint32_t relaying_count;
-    uint32_t
-        block_count;     /* requests that later ones may not overtake; the connection is not read while there are any */
+    /* requests that later ones may not overtake; the connection is not read while there are any */
+    uint32_t block_count;
     uint64_t held_bytes; /* sum of its requests' heap_bytes */
     /* requests for the acceptor (server/control_request.c) */
     struct mqd_node control_waiting; /* not sent yet, in order */
@@ -307,7 +308,7 @@ struct mqd_connection {
     uint8_t quota_kinds;       /* quota kinds this connection has used, as bits of enum mqd_quota_kind */
     struct mqd_node mute_node; /* in reactor->mute_wheel */
     int64_t muted_until_ns;
-    /* the key of the client id and the version of the rules by which `quota` was found */
+    /* `quota` was found for the client id with this key, in this version of the rules */
     uint64_t quota_client, quota_version;
     struct mqd_quota_match quota;
     /* sending */

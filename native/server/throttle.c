@@ -7,11 +7,11 @@
  * that know KIP-219 wait by themselves; older clients are slowed down by their own full sockets.
  * Memory is bounded as for any other connection.
  *
- * All connections of the clients that a rule counts together (shm/quota.h) share its buckets, on
- * all workers. A connection's debt is checked before it is read and before each frame, so a new
- * connection does not avoid the quota, except for one large frame (the client id is not known
- * before the frame has been received). The user is the connection's principal, or ANONYMOUS if the
- * listener does not authenticate; requests before authentication are bounded by
+ * All connections of the clients that a rule counts together (shm/quota.h) share the rule's
+ * buckets, on all workers. The debt is checked before a connection is read and before each frame,
+ * so a new connection does not avoid the quota, except for one large frame (the client id is not
+ * known before the frame has been received). The user is the connection's principal, or ANONYMOUS
+ * if the listener does not authenticate; requests before authentication are bounded by
  * server/authentication.h and not charged. A connection whose client has hung up is not muted: the
  * debt may last for minutes, the connection would stay open for that time, and a client that
  * repeatedly gives up and reconnects would accumulate connections. Requests still in its socket are
@@ -63,8 +63,8 @@ static uint64_t user_key(const struct mqd_reactor *r, const struct mqd_connectio
 }
 
 /* The kinds that a request of this API is charged for. When a client is over its mutation quota,
- * the acceptor refuses its requests to create or delete topics and partitions. Older versions have
- * no error for that, so the connection is muted instead (KIP-599). */
+ * the acceptor refuses its requests to create or delete topics and partitions. Older versions of
+ * these requests have no error code for that, so the connection is muted instead (KIP-599). */
 static uint32_t kinds_of(int16_t api_key, int16_t version)
 {
     uint32_t kinds = 1u << MQD_QUOTA_REQUEST;
@@ -256,13 +256,14 @@ void mqd_throttle_dispatch_frame(struct mqd_reactor *r, struct mqd_connection *c
         mqd_throttle_charge_slow(r, c, MQD_QUOTA_REQUEST, (uint64_t)(clock_ns() - began_ns));
 }
 
-/* Measures work for a connection outside frame handling: encoding and sending responses. */
-int64_t mqd_throttle_work_begin(const struct mqd_reactor *r, const struct mqd_connection *c)
+/* Measures and charges the time spent for a connection outside frame handling: encoding and sending
+ * responses. */
+int64_t mqd_throttle_measure_begin(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     return c->quota.interval[MQD_QUOTA_REQUEST] && c->quota_version == r->quota_version ? clock_ns() : 0;
 }
 
-void mqd_throttle_work_end(struct mqd_reactor *r, struct mqd_connection *c, int64_t began_ns)
+void mqd_throttle_measure_end(struct mqd_reactor *r, struct mqd_connection *c, int64_t began_ns)
 {
     if (began_ns)
         mqd_throttle_charge_slow(r, c, MQD_QUOTA_REQUEST, (uint64_t)(clock_ns() - began_ns));
@@ -271,7 +272,7 @@ void mqd_throttle_work_end(struct mqd_reactor *r, struct mqd_connection *c, int6
 /* Writes throttle_time_ms into a response that was built before its cost was known, in versions
  * with that field: Metadata and ListOffsets begin with it. Responses from the acceptor already have
  * the time that the acceptor charged. */
-void mqd_throttle_stamp(struct mqd_reactor *r, struct mqd_request *request)
+void mqd_throttle_write_time(struct mqd_reactor *r, struct mqd_request *request)
 {
     int32_t ms = mqd_throttle_time_ms(r, request->connection);
     bool is_metadata = request->api_key == MQD_API_METADATA && request->version >= 3,

@@ -65,7 +65,7 @@ static void refuse_unkeyed(struct mqd_reactor *r, struct mqd_append *append, con
     if (refusal) {
         const struct mqd_topic *topic = mqd_check_topic(r, append->request, &walk, append);
         refusal->index_count = index_count;
-        memcpy(refusal->index, unkeyed, index_count * sizeof *unkeyed);
+        memcpy(refusal->record_indexes, unkeyed, index_count * sizeof *unkeyed);
         snprintf(refusal->message, sizeof refusal->message,
                  "%u records of the batch have no key; a compacted topic (cleanup.policy) needs one in every record",
                  unkeyed_count);
@@ -82,7 +82,7 @@ static void refuse_malformed(struct mqd_reactor *r, struct mqd_append *append, i
     append->message = reason;
     if (refusal) {
         refusal->index_count = 1;
-        refusal->index[0] = index;
+        refusal->record_indexes[0] = index;
         snprintf(refusal->message, sizeof refusal->message, "record %d of the batch cannot be parsed: %s", index,
                  reason);
         snprintf(refusal->record_message, sizeof refusal->record_message, "%s", reason);
@@ -347,7 +347,7 @@ static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t
         const uint8_t *message = payload + sizeof head + head.index_count * sizeof *unkeyed;
         if (refusal) {
             refusal->index_count = head.index_count;
-            memcpy(refusal->index, payload + sizeof head, head.index_count * sizeof *unkeyed);
+            memcpy(refusal->record_indexes, payload + sizeof head, head.index_count * sizeof *unkeyed);
             memcpy(refusal->message, message,
                    head.message_bytes < sizeof refusal->message ? head.message_bytes : sizeof refusal->message - 1);
             if (head.index_count)

@@ -58,7 +58,8 @@ static void copy_refusal(struct mqd_reactor *r, struct mqd_append *append, const
     if (!refusal)
         return;
     refusal->index_count = response->record_error_count;
-    memcpy(refusal->index, response->record_errors, response->record_error_count * sizeof *response->record_errors);
+    memcpy(refusal->record_indexes, response->record_errors,
+           response->record_error_count * sizeof *response->record_errors);
     snprintf(refusal->message, sizeof refusal->message, "%.*s",
              response->message.size_bytes > 0 ? response->message.size_bytes : 0,
              (const char *)response->message.bytes);

@@ -12,7 +12,8 @@
  *               mqd_append_done
  *
  * There is one relay for each worker of a leader's host in each lane. Transactional batches have a
- * lane of their own, because the leader reads nothing after a batch whose transaction it verifies.
+ * lane of their own, because the leader reads nothing more from a connection while it verifies the
+ * transaction of a batch.
  *
  * Invariants
  *   L1  batches for one partition are sent in the order of their arrival, and their outcomes
@@ -50,8 +51,7 @@ struct mqd_topic;
 #define MQD_RELAY_UNSENT_BYTES (1u << 20)
 #define MQD_RELAY_RESPONSE_BYTES_MAX (64u << 10) /* for one partition, with its record errors */
 
-/* Takes the append if its client is local and another host leads its partition. Returns false if it
- * does not. */
+/* Takes over an append of a local client if another host leads its partition. False: not taken. */
 bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_topic *topic,
                       const struct mqd_produce_partition *partition);
 /* called when the append is done: a response that arrives later is ignored */

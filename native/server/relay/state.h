@@ -15,8 +15,8 @@ struct mqd_relay_entry {
     struct mqd_append *append; /* NULL: the outcome is no longer awaited */
     struct mqd_relay *relay;
     uint64_t end; /* stream position after the request's frame */
-    /* when the client's timeout ends (acks=all), or when the request was created. If there is no
-     * response timeout_ms after that and this is the oldest request, the connection ends */
+    /* the end of the client's timeout (acks=all), otherwise the time when the request was created.
+     * The connection ends if its oldest request has no response timeout_ms after this */
     int64_t expected_ms;
     uint32_t frame_bytes;
     int32_t correlation_id;

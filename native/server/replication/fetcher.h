@@ -70,8 +70,8 @@ void mqd_fetcher_on_truncation(struct mqd_reactor *r, struct mqd_owned *owned, b
 
 /* ---- server/replication/follower_truncation.c ---- */
 
-/* Requests that the log be truncated to `offset` or, with batch_offset >= 0, restarted at it
- * (mqd_partition_restart_at). No batch of the partition may be staged. */
+/* Requests that the log be truncated to `offset` or, with batch_offset >= 0, restarted at `offset`
+ * (mqd_partition_restart_at describes both arguments). No batch of the partition may be staged. */
 void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset);
 /* Begins the requested truncation if no other work on the partition is in flight. */
 void mqd_truncation_begin_if_possible(struct mqd_reactor *r, struct mqd_owned *owned);

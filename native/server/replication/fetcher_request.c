@@ -88,13 +88,13 @@ static void begin_session(struct mqd_fetcher *fetcher)
  * in the session. */
 static void unforget_returned(struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
-    uint32_t kept = 0;
+    uint32_t kept_count = 0;
     for (uint32_t i = 0; i < fetcher->forgotten_count; i++) {
         const struct mqd_followed *followed = mqd_followed_find(fetchers, &fetcher->forgotten[i]);
         if (!followed || followed->fetcher != fetcher || !followed->in_session)
-            fetcher->forgotten[kept++] = fetcher->forgotten[i];
+            fetcher->forgotten[kept_count++] = fetcher->forgotten[i];
     }
-    fetcher->forgotten_count = kept;
+    fetcher->forgotten_count = kept_count;
 }
 
 static bool is_throttled(const struct mqd_fetchers *fetchers, const struct mqd_fetcher *fetcher)

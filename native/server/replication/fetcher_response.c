@@ -95,8 +95,8 @@ static struct mqd_replica_step next_step_of(const struct mqd_followed *followed,
     return step;
 }
 
-/* Returns the partition that is being parsed, or NULL if the response must not change it (G2). That
- * includes a partition that has staged records already, because the response has it twice. */
+/* Returns the partition that is being parsed, or NULL if the response must not change it (G2), or
+ * if it already has staged records, because then the response contains it twice. */
 static struct mqd_followed *requested_partition(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
 {
     struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->parser.partition.key);

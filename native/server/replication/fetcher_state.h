@@ -31,8 +31,8 @@ struct mqd_followed {
     uint8_t in_session; /* the leader has it in the session */
     uint8_t storing;    /* records of the last response are not written or not flushed yet */
     uint8_t is_put_off; /* in fetcher->put_off */
-    /* refusal_count by a leader that did not know this leader epoch yet; counted until the maximum pause
-     * is reached */
+    /* refusals by a leader that did not know this leader epoch yet; counted until the
+     * maximum pause is reached */
     uint8_t refusal_count;
 };
 

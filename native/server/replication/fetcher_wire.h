@@ -80,7 +80,8 @@ struct mqd_response_parser {
 void mqd_response_parser_begin(struct mqd_response_parser *parser, uint32_t frame_bytes);
 /* Parses the next step at `bytes` and consumes *taken of them. After RECORDS, the caller processes
  * up to min(available, parser->records_left) bytes after *taken and reports how many it consumed
- * with mqd_response_parser_records_taken; RECORDS follows until records_left is 0. */
+ * with mqd_response_parser_records_taken. The next calls return RECORDS again until records_left
+ * is 0. */
 enum mqd_parsed_step mqd_response_parser_next(struct mqd_response_parser *parser, const uint8_t *bytes,
                                               uint32_t size_bytes, uint32_t *taken);
 void mqd_response_parser_records_taken(struct mqd_response_parser *parser, uint32_t count);

@@ -1,10 +1,11 @@
 /* Truncation of a follower's log while the reactor runs: the reactor stops using the partition, a
  * helper thread truncates it (log/recovery/truncation.c), and the reactor uses it again.
  *
- * DUE: work in flight on its files (flush, preallocation, snapshot) ends first and no more begins;
- * commands wait in owned->deferred. A compaction that is replacing files (`truncation_held`) also
- * ends first; so its commands, SEGMENTS_REPLACED and SEGMENTS_HOLD, are not deferred. UNDER WAY:
- * only the helper thread uses the partition. Readers see the partition as it was published: the
+ * owned->truncating is DUE while work in flight on the partition's files (flush, preallocation,
+ * snapshot) ends; no more of it begins, and commands wait in owned->deferred. A compaction that is
+ * replacing files (`truncation_held`) also ends first; so its commands, SEGMENTS_REPLACED and
+ * SEGMENTS_HOLD, are not deferred. Then it is UNDER_WAY: only the helper thread uses the partition.
+ * Readers see the partition as it was published: the
  * high watermark and the files below it do not change, except after an unclean election, when
  * committed records are removed, too.
  */
@@ -69,7 +70,7 @@ void mqd_truncation_begin_if_possible(struct mqd_reactor *r, struct mqd_owned *o
         return;
     if (r->poll && mqd_error_code() == MQD_E_FULL) { /* too many operations: mqd_truncations_retry tries again */
         owned->truncating = MQD_TRUNCATION_DUE;
-        r->truncations_waiting++;
+        r->waiting_truncation_count++;
         return;
     }
     run_truncation(owned->truncation_job);
@@ -79,7 +80,7 @@ void mqd_truncation_begin_if_possible(struct mqd_reactor *r, struct mqd_owned *o
 /* Retries truncations for which no helper thread was free. */
 void mqd_truncations_retry(struct mqd_reactor *r)
 {
-    r->truncations_waiting = 0;
+    r->waiting_truncation_count = 0;
     for (uint32_t slot = 0; slot < r->owned_end; slot++)
         if (r->owned[slot] && r->owned[slot]->truncating == MQD_TRUNCATION_DUE)
             mqd_truncation_begin_if_possible(r, r->owned[slot]);

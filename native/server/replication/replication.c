@@ -1,7 +1,7 @@
 /* Replicated partitions in the reactor: applies the metadata and the decisions of the replication
  * core (replica/rules.h) to their logs.
  *
- * owned->replica exists from the first assignment on, as long as there are other replicas. A
+ * owned->replica exists from the first assignment until no other replica is left. A
  * partition that was opened as replicated (mqd_partition_replicated) and has no assignment yet is
  * neither leader nor follower: it refuses Produce and is not fetched.
  *
@@ -56,7 +56,7 @@ static int create_replica(struct mqd_reactor *r, struct mqd_owned *owned)
     r->replicated_count++;
     mqd_replica_init(owned->replica);
     /* Proposal numbers must be higher than those used before the partition was closed: they start
-     * at the clock, or after the latest replica's numbers if that was created in the same
+     * at the clock, or after the latest replica's numbers if that replica was created in the same
      * millisecond. */
     uint64_t clock_base = (uint64_t)r->now_ms << 12;
     r->proposal_base = clock_base > r->proposal_base ? clock_base : r->proposal_base + (1 << 12);

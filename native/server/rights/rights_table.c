@@ -81,7 +81,7 @@ uint16_t mqd_rights_table_mask(const uint8_t *table, const void *name, uint32_t 
         if (compare(table, entry, name, name_bytes) == 0)
             return entry.mask;
     }
-    /* if every prefix is greater than the name, 0 - 1, which is NO_PARENT */
+    /* if every prefix is greater than the name, this is 0 - 1, and so NO_PARENT */
     uint32_t prefix = count_not_greater(table, header.literal_count, header.prefix_count, name, name_bytes) - 1;
     while (prefix != NO_PARENT) {
         struct entry entry = read_entry(table, (uint64_t)header.literal_count + prefix);

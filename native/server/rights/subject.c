@@ -113,8 +113,8 @@ static void drop_subject(struct mqd_reactor *r, struct mqd_subject *subject)
     subject_free(r, subject);
 }
 
-/* Keeps a subject without connections for later ones, unless its rights have not arrived yet. Drops
- * the subjects that have been unused for longest if there are too many. */
+/* Keeps a subject that has no connections for later connections, unless its rights have not arrived
+ * yet. If there are too many unused subjects, drops those that have been unused for longest. */
 static void keep_unused(struct mqd_reactor *r, struct mqd_subject *subject)
 {
     struct mqd_subjects *subjects = r->subjects;

@@ -1,10 +1,10 @@
-/* Rights on the data path. A subject is a principal at one client address, with tables of what it
- * may do, which the worker's Python compiles (mqd/security/subject.py). All connections of that
- * principal and address share it.
+/* Rights on the data path. A subject is a principal at one client address; all connections of that
+ * principal and address share it. Its tables say what it may do; the worker's Python code compiles
+ * them (mqd/security/subject.py).
  *
  *   requested  MQD_EVENT_SUBJECT_REQUESTED was emitted; its connections are not read
- *   known      mqd_reactor_subject_put has brought its tables; replaced as a whole when rules
- *              change
+ *   known      it has its tables (from mqd_reactor_subject_put); they are replaced as a whole when
+ *              rules change
  *   unused     no connection has it; kept for the next one, within bounds, then dropped
  *              (MQD_EVENT_SUBJECT_GONE)
  *
@@ -107,7 +107,8 @@ static inline bool mqd_subject_is_allowed(struct mqd_reactor *r, const struct mq
     return (word >> 16 == topic->serial && word >> operation & 1) ||
            mqd_subject_is_allowed_slow(r, c, topic, operation);
 }
-/* This host has lost its lease, so rights may have been revoked without its knowledge: S4. */
+/* Whether rights may have been revoked without this host's knowledge, because it has lost its lease
+ * (S4). */
 static inline bool mqd_subject_is_stale(const struct mqd_reactor *r)
 {
     return r->options.rights != MQD_RIGHTS_OFF && r->lease_lost;

@@ -48,8 +48,9 @@ static void ensure_log_path(struct search *s)
         mqd_fetch_ensure_path(s->r, topic, s->owned->partition.name.partition_index, s->slot);
 }
 
-/* Sets s->range to whole batches from s->from_offset on; its size_bytes is 0 if there is nothing to read.
- * Returns a code like mqd_reader_find, or -1: the segments have changed. */
+/* Sets s->range to whole batches, beginning with the one that holds s->from_offset; size_bytes is 0
+ * if there is nothing to read. Returns what mqd_reader_find returns, or -1 if the segments have
+ * changed. */
 static int16_t find_once(struct search *s, uint64_t generation, uint32_t size_max)
 {
     struct mqd_reader *reader = s->r->reader;

@@ -318,7 +318,7 @@ int64_t mqd_shares_next_ms(const struct mqd_reactor *r)
 
 /* ---- requests ---- */
 
-/* Takes the ranges from a payload. Returns NULL if it is malformed, or if out of memory. */
+/* Decodes the ranges in a payload. Returns NULL if the payload is malformed or memory runs out. */
 static struct mqd_share_acknowledgement *take_ranges(const struct mqd_share_owner_request *request, const uint8_t *at,
                                                      uint32_t left)
 {
@@ -468,7 +468,7 @@ void mqd_share_on_archive(struct mqd_reactor *r, uint32_t slot, const uint8_t *p
     const uint8_t *group = payload + sizeof request;
     struct mqd_share_owned *owned = find(r->shares, &request, slot, group);
     if (!owned)
-        return; /* when it is loaded again, its state has the Archiving records */
+        return; /* the share-partition will find its Archiving records when its state is loaded again */
     check_leadership(r, owned);
     struct mqd_share_partition *partition = &owned->partition;
     uint64_t epochs = (uint64_t)(uint32_t)partition->state_epoch << 32 | (uint32_t)partition->leader_epoch;

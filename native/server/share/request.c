@@ -31,7 +31,7 @@ struct arrival {
     struct named_partition *named;
     uint32_t named_count;
     struct mqd_buffer ranges; /* encoded by mqd_share_range_put */
-    bool acknowledges;        /* the request has acknowledgements, of any partition */
+    bool acknowledges;        /* the request has acknowledgements for at least one partition */
 };
 
 /* ---- creation and destruction ---- */
@@ -207,10 +207,11 @@ static int parse_partition(struct arrival *a, const struct mqd_share_fetch_topic
     return a->ranges.failed ? -1 : 0;
 }
 
-static int compare_partition_ids(const uint8_t *left_id, int32_t left, const uint8_t *right_id, int32_t right)
+static int compare_partition_ids(const uint8_t *left_id, int32_t left_index, const uint8_t *right_id,
+                                 int32_t right_index)
 {
     int order = memcmp(left_id, right_id, 16);
-    return order ? order : left < right ? -1 : left > right;
+    return order ? order : left_index < right_index ? -1 : left_index > right_index;
 }
 
 static int by_partition_id(const void *left, const void *right)
@@ -223,16 +224,16 @@ static int by_partition_id(const void *left, const void *right)
 /* Sorts the named partitions. If a partition is named twice, only its last occurrence is kept. */
 static void sort_partitions(struct arrival *a)
 {
-    uint32_t kept = 0;
+    uint32_t kept_count = 0;
     if (a->named_count)
         qsort(a->named, a->named_count, sizeof *a->named, by_partition_id);
     for (uint32_t i = 0; i < a->named_count; i++) {
-        bool is_repeated =
-            kept && compare_partition_ids(a->named[kept - 1].topic_id, a->named[kept - 1].partition_index,
-                                          a->named[i].topic_id, a->named[i].partition_index) == 0;
-        a->named[is_repeated ? kept - 1 : kept++] = a->named[i];
+        bool is_repeated = kept_count && compare_partition_ids(a->named[kept_count - 1].topic_id,
+                                                               a->named[kept_count - 1].partition_index,
+                                                               a->named[i].topic_id, a->named[i].partition_index) == 0;
+        a->named[is_repeated ? kept_count - 1 : kept_count++] = a->named[i];
     }
-    a->named_count = kept;
+    a->named_count = kept_count;
 }
 
 static int parse_partitions(struct arrival *a)
@@ -553,7 +554,8 @@ void mqd_share_on_request(struct mqd_reactor *r, struct mqd_connection *c, const
     struct arrival a = {0};
     if (size_bytes >
         (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_ARENA_DIVISOR) {
-        mqd_connection_fail(r, c, "a ShareFetch or ShareAcknowledge may take at most an eighth of receive.arena.bytes");
+        mqd_connection_fail(r, c,
+                            "a ShareFetch or ShareAcknowledge request is larger than an eighth of receive.arena.bytes");
         return;
     }
     if (mqd_share_fetch_parse(body, size_bytes, header->api_key, header->api_version, &a.wire) < 0) {

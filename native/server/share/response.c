@@ -1,4 +1,4 @@
-/* Responses of ShareFetch and ShareAcknowledge. See server/share/share.h. */
+/* Encodes the responses to ShareFetch and ShareAcknowledge. See server/share/share.h. */
 #include <string.h>
 
 #include "server/share/share.h"
@@ -34,13 +34,13 @@ static void put_part(struct mqd_reactor *r, const struct mqd_request *request, s
     mqd_share_fetch_response_partition_end(&r->scratch);
 }
 
-/* Returns how many of the parts from `from` on that have the same topic are reported. Stores the
- * index after the last of these parts in *end. */
-static int32_t count_reported(const struct mqd_share_job *job, uint32_t from, uint32_t *end)
+/* The parts of one topic are adjacent and begin with part `first`. Sets *end to the index after the
+ * last of them, and returns how many of them are reported. */
+static int32_t count_reported(const struct mqd_share_job *job, uint32_t first, uint32_t *end)
 {
     int32_t count = 0;
-    for (*end = from; *end < job->part_count; ++*end) {
-        if (memcmp(job->parts[from].topic_id, job->parts[*end].topic_id, 16) != 0)
+    for (*end = first; *end < job->part_count; ++*end) {
+        if (memcmp(job->parts[first].topic_id, job->parts[*end].topic_id, 16) != 0)
             break;
         count += is_reported(job, &job->parts[*end]);
     }

@@ -20,8 +20,8 @@
  *   H2  a part that waits for records is in `waiting`, with this worker's bit set in the
  *       partition's slot, before the request to its owner is sent, so that every later
  *       change wakes it.
- *   H3  only a leader that holds its lease serves requests (S1); a share-partition's
- *       state belongs to one leader epoch.
+ *   H3  only a leader that holds its lease serves requests (S1 in share/state.h); a
+ *       share-partition's state belongs to one leader epoch.
  *   H4  a request's payload is lent to the owner until its response arrives or the owner has died.
  *   H5  an owner counts each session once. If it could not count a session, it does so at that
  *       session's next request. A share-partition without sessions is unloaded.
@@ -57,7 +57,7 @@ enum mqd_share_owner_request_kind {
  * (i64), type_count (u32), types. */
 struct mqd_share_owner_request {
     uint8_t topic_id[16];
-    uint64_t member; /* ARCHIVE: identifies the state: its state epoch << 32 | its leader epoch */
+    uint64_t member; /* with ARCHIVE: state epoch << 32 | leader epoch of the state that is meant */
     int32_t partition_index;
     uint32_t records_max, bytes_max;
     uint32_t range_count;
@@ -77,6 +77,7 @@ struct mqd_share_owner_request {
 struct mqd_share_part;
 struct mqd_share_job;
 
+/* A request to the owner of a part's partition, until the response has arrived. */
 struct mqd_share_call {
     struct mqd_node node;        /* in shares->unsent */
     struct mqd_share_part *part; /* NULL: its response is ignored */
@@ -148,7 +149,7 @@ struct mqd_share_job {
 
 /* The keys of one batch, which a thread of the pool has read (keys.c). */
 struct mqd_share_keys {
-    int64_t first, last; /* the batch's */
+    int64_t first, last; /* offsets of the batch */
     int32_t leader_epoch;
     uint32_t fifo; /* identifies the key that the settings use */
     int16_t error; /* the error if the keys cannot be read */
@@ -160,6 +161,7 @@ struct mqd_share_keys {
     uint32_t count, capacity;
 };
 
+/* A share-partition of a partition that this worker owns. */
 struct mqd_share_owned {
     struct mqd_share_partition partition;
     struct mqd_share_owned *next; /* in its bucket */
@@ -186,8 +188,8 @@ struct mqd_shares {
     uint64_t pool_bytes;
     struct mqd_node waiting[MQD_SHARE_WAIT_BUCKET_COUNT]; /* parts, by slot */
     struct mqd_node runnable;                             /* jobs with something to do */
-    bool is_running;
-    struct mqd_share_call **calls; /* pointers to calls, each allocated once */
+    bool is_running;                                      /* mqd_share_pump is running: a nested call returns at once */
+    struct mqd_share_call **calls;                        /* pointers to calls, each allocated once */
     uint32_t call_count, call_capacity, call_free;
     struct mqd_node unsent;
     struct mqd_share_owned **owned;                        /* by index */
@@ -233,7 +235,7 @@ struct mqd_shares *mqd_shares_of(struct mqd_reactor *r); /* created by the first
 /* The owner has not counted the session: the session's next request about the partition joins again
  * (H5). */
 void mqd_share_rejoin(struct mqd_reactor *r, const struct mqd_share_part *part);
-/* Appends to the ranges of a request to an owner. */
+/* Appends one range to the ranges of a request to an owner. */
 void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last, const uint8_t *types,
                          uint32_t type_count);
 
@@ -264,11 +266,11 @@ void mqd_share_owners_run(struct mqd_reactor *r);
 void mqd_shares_owned_destroy(struct mqd_shares *shares);
 
 /* ---- keys.c ---- */
-/* Reads the keys of `count` batches, as far as the state needs them and they can be read now, and
- * sets the batches' records; keys of larger compressed batches are read by a thread, which then
- * wakes the slot. `batch_positions`: where the batches begin in the file, and where the last one
- * ends. The records are valid until mqd_share_keys_done. Returns 0, or an error if a batch cannot
- * be read. */
+/* Reads the keys that the state needs from `count` batches, and sets the records of these batches.
+ * The keys of larger compressed batches are read by a thread of the pool; their records remain NULL
+ * for now, and the slot is woken later. `batch_positions`: where the batches begin in the file, and
+ * where the last one ends. The records are valid until mqd_share_keys_done. Returns 0, or an error
+ * if a batch cannot be read. */
 int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd,
                             struct mqd_share_batch *batches, const uint32_t *batch_positions, uint32_t count);
 void mqd_share_keys_done(struct mqd_shares *shares);
