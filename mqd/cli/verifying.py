@@ -66,7 +66,7 @@ def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPa
     )
     check(f"topic {topic}", response.topics[0].error_code, None)
     partitions = {(topic, partition.partition_index): partition for partition in response.topics[0].partitions}
-    states = []
+    results = []
     for partition, planned_replicas in plan.items():
         move = moving.get(partition)
         replicas = list(partitions[partition].replica_nodes) if partition in partitions else []
@@ -78,10 +78,10 @@ def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPa
             )
         else:
             state = DONE if replicas == planned_replicas else NOT_DONE
-        states.append(PlannedPartition(partition, state, planned_replicas, replicas, move))
+        results.append(PlannedPartition(partition, state, planned_replicas, replicas, move))
     leaders = {partition: metadata.leader_id for partition, metadata in partitions.items()}
     return _add_copied_bytes(
-        states,
+        results,
         leaders,
         {
             node.node_id: f"[{node.host}]:{node.port}" if ":" in node.host else f"{node.host}:{node.port}"
@@ -93,8 +93,8 @@ def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPa
 def _add_copied_bytes(
     partitions: Sequence[PlannedPartition], leaders: Mapping[Partition, int], addresses: Mapping[int, str]
 ) -> list[PlannedPartition]:
-    """Adds how much has been copied: the size of the new replicas compared with that of the leader.
-    Queries each host once, at most HOSTS_AT_ONCE_MAX in parallel.
+    """Returns the partitions with `copied_bytes` and `total_bytes`: the size of the new replicas
+    compared with that of the leader. Queries each host once, at most HOSTS_AT_ONCE_MAX in parallel.
     """
     requested: dict[int, dict[str, list[int]]] = {}
     for planned in partitions:
@@ -144,7 +144,7 @@ def _with_copied_bytes(
 
 
 def summary(topic: str, partitions: Sequence[PlannedPartition]) -> str:
-    """How many partitions are in each state, and the remedy for those that are not done."""
+    """Returns a text: how many partitions are in each state, and the remedy for those not done."""
     counts = {state: sum(planned.state == state for planned in partitions) for state in (DONE, UNDER_WAY, NOT_DONE)}
     if counts[DONE] == len(partitions):
         return f"topic {topic}: the plan is complete"

@@ -10,22 +10,22 @@ from mqd.protocol.messages import DescribeQuorumResponse
 
 # long enough that a busy host whose disk takes seconds for a flush is not reported as silent
 SILENT_MS_MIN = 5_000
-# a voter is silent if it has not fetched for this many controller.quorum.fetch.timeout.ms; usually
-# it fetches at least every three eighths of that timeout
+# a voter is silent if it has not fetched for this many times controller.quorum.fetch.timeout.ms;
+# normally it fetches again within three eighths of that timeout
 SILENT_FETCH_TIMEOUTS = 2
 
 
 class VoterStatus(NamedTuple):
-    """The lists have node ids, in ascending order. `now_ms`: the leader's clock when it responded; its
-    times for the other voters are by that clock, too. -1 if the leader knows no voter.
+    """The lists have node ids, in ascending order. `now_ms`: the time of the response by the leader's
+    clock, which also gives the times of the other voters; -1 if the leader lists no voter.
     """
 
     now_ms: int
-    silent: list[int]  # not heard from lately, or never in this epoch
+    silent: list[int]  # they have not fetched lately, or never in this epoch
     # they respond, but lack records that were committed long ago (for example, because their disks
     # are full): they do not help to commit new records
     behind: list[int]
-    losses_allowed: int
+    losses_allowed: int  # how many more voters may be lost
 
     @property
     def missing(self) -> list[int]:

@@ -55,7 +55,7 @@ def _time_text(timestamp_ms: int) -> str:
     "-o",
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the settings of a client that uses the token to this file.",
+    help="Write client settings with the token and its password to this file.",
 )
 def create(
     settings: Settings,
@@ -94,8 +94,10 @@ def create(
     if settings.json:
         emit_json(fields)
         return
-    click.echo(f"token {response.token_id} of {fields['owner']}, until {_time_text(response.expiry_timestamp_ms)}")
-    click.echo(f"password {password}" if out is None else f"{out} has the settings of a client that uses the token")
+    click.echo(
+        f"token {response.token_id} of {fields['owner']}, valid until {_time_text(response.expiry_timestamp_ms)}"
+    )
+    click.echo(f"password {password}" if out is None else f"wrote client settings with the token to {out}")
 
 
 def _save_client_settings(
@@ -185,7 +187,7 @@ def _change_expiry(settings: Settings, token_id: str, api_key: int, request: Any
 @click.argument("token_id")
 @click.option("--for", "period", type=Duration(), help="How long from now.  [default: delegation.token.expiry.time.ms]")
 def renew(settings: Settings, token_id: str, period: int | None) -> None:
-    """Extend TOKEN_ID, at most to its maximum lifetime."""
+    """Extend TOKEN_ID, but not beyond its maximum lifetime."""
     from mqd.protocol.messages import RenewDelegationTokenRequest
 
     request = RenewDelegationTokenRequest(renew_period_ms=-1 if period is None else period)

@@ -39,8 +39,8 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 class Sampler:
-    """Samples a cluster, and the broker of `data_dir` if it is given. Keeps one connection to each
-    broker; after an error, opens the connections again.
+    """Samples a cluster and, if `data_dir` is given, also the broker with that data directory. Keeps
+    one connection to each broker; after an error, opens the connections again.
     """
 
     def __init__(self, bootstrap: str, data_dir: Path | None) -> None:
@@ -78,12 +78,12 @@ class Sampler:
 
         committed_offsets = offsets_of_all_groups(cluster)
         sampled_at_s = time.monotonic()
-        ends = cluster.offsets(partitions, LATEST)
+        end_offsets = cluster.offsets(partitions, LATEST)
         groups = {
             name: GroupOffsets(state, offsets, lag_s.get(name, {}))
             for name, (state, offsets) in committed_offsets.items()
         }
-        return Sample(sampled_at_s, cluster.addresses(), partitions, ends, groups, cpu_s)
+        return Sample(sampled_at_s, cluster.addresses(), partitions, end_offsets, groups, cpu_s)
 
     def _local_figures(self) -> tuple[dict[str, float], dict[str, dict[Partition, float]]]:
         """Returns (process name -> CPU seconds, group -> partition -> lag in seconds) of this host."""
@@ -205,9 +205,9 @@ def command(settings: Settings, data_dir: Path | None, interval_s: float, once: 
     """Show the current activity of a cluster: records written and committed per second by topic,
     lag by group, slow partitions, hosts. q quits.
 
-    On a broker's host, --data-dir names its data directory, which adds the CPU usage of its
-    processes and the lag in seconds. Without it and without --bootstrap, the default data directory
-    is used, if it exists. Works with any Kafka cluster of version 3.0 or later.
+    On a broker's host, --data-dir with the broker's data directory adds the CPU usage of its
+    processes, and the lag in seconds. Without --data-dir and --bootstrap, the default data directory
+    is used if it exists. Works with any Kafka cluster of version 3.0 or later.
     """
     if data_dir is None and covers_local_broker(settings):
         data_dir = default_data_dir()

@@ -35,7 +35,7 @@ def command() -> None:
     "-r",
     "--replication-factor",
     type=click.IntRange(1, _REPLICAS_MAX),
-    help="Replicas of each.  [default: the broker's default.replication.factor]",
+    help="Replicas of each partition.  [default: the broker's default.replication.factor]",
 )
 @click.option(
     "-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A property of the topic; may be repeated."
@@ -155,7 +155,7 @@ def _configs(admin: Any, name: str) -> list[Any]:
 @options
 @click.argument("name", shell_complete=complete_topic)
 def describe(settings: Settings, name: str) -> None:
-    """Show partitions, offsets and the configuration set on the topic NAME."""
+    """Show the partitions and offsets of the topic NAME, and the properties that are set on it."""
     from confluent_kafka.admin import ConfigSource
 
     from mqd.cli.librdkafka import admin_client, metadata
@@ -216,7 +216,7 @@ def describe(settings: Settings, name: str) -> None:
 
 
 def _reject_partitions(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    """Rejects --partitions of kafka-topics --alter, and names the command that replaces it."""
+    """Rejects --partitions, an option of kafka-topics --alter, and names the command to use instead."""
     if value is not None:
         raise click.UsageError(f"to add partitions: mqd topic add-partitions NAME --to {value}")
 
@@ -250,7 +250,7 @@ def alter(settings: Settings, name: str, configs: tuple[str, ...], deleted: tupl
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, without deleting anything.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation on a terminal.")
 def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run: bool, yes: bool) -> None:
-    """Delete topics with all their records. If one of NAMES does not exist, none is deleted."""
+    """Delete topics with all their records. If any of the topics does not exist, none is deleted."""
     from mqd.cli.kafka_request import Broker, error_text
     from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, metadata
     from mqd.protocol.errors import ErrorCode
@@ -393,8 +393,8 @@ def retire_partitions(
 
 
 class _RetirementOutput:
-    """Prints the output of `retire-partitions`: a line on stderr whenever something has changed, and
-    finally the state.
+    """Prints the output of `retire-partitions`: a line on stderr after each change, and finally the
+    state on stdout.
     """
 
     def __init__(self, settings: Settings) -> None:

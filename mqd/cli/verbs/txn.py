@@ -82,7 +82,7 @@ def _partitions_text(partitions: dict[str, list[int]]) -> str:
     help="With --hanging: only those that have written nothing for this long.",
 )
 def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, hanging: bool, idle: int) -> None:
-    """List transactions, those that have been open longest first, then by transactional id."""
+    """List transactions: the longest open first, then by transactional id."""
     from mqd.cli import transactions as txns
     from mqd.cli.broker_lookup import Cluster, report_left_out
 
@@ -320,7 +320,7 @@ def _abort_in_partition(
     )
     if coordinator_view is not None and coordinator_can_abort:
         consequences = (
-            f"; it is that of {coordinator_view.transactional_id}: it {'was' if execute else 'would be'} aborted in"
+            f"; it belongs to {coordinator_view.transactional_id}: it {'was' if execute else 'would be'} aborted in"
             f" all its partitions ({_partitions_text(coordinator_view.partitions)}), and its producer fenced"
         )
     else:

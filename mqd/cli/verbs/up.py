@@ -22,8 +22,8 @@ SUPERVISORD_CONF = Path(__file__).resolve().parents[2] / "supervisord.conf"
 
 
 def _listeners_with_port(config: dict[str, str], port: int) -> str:
-    """Returns the property `listeners`, with the first listener's port replaced: this is what --port
-    means if listeners are configured, too.
+    """Returns the property `listeners` with `port` as the first listener's port: what --port means
+    when `listeners` is also configured.
     """
     from mqd.base.listeners import parse_listeners
 
@@ -95,8 +95,8 @@ def _check_paths(places: Layout) -> None:
 
 
 def _preflight(settings: Settings) -> None:
-    """Checks whether the keeper could start. Creates the directories, and leaves nothing else behind.
-    Raises CliError.
+    """Raises CliError if the keeper could not start. Creates the directories, and leaves nothing else
+    behind.
     """
     from mqd.acceptor.metrics import token
     from mqd.base import paths
@@ -134,8 +134,8 @@ def _preflight(settings: Settings) -> None:
 
 
 def _claim(places: Layout) -> int:
-    """Takes supervisord's lock on this data directory, which this process holds until it ends. Writes
-    the pid to the lock file, for `mqd down`. Raises CliError.
+    """Takes supervisord's lock on this data directory and writes the pid to the lock file, for `mqd
+    down`. Returns the lock's file descriptor. Raises CliError if another process has the lock.
     """
     from mqd.shm import locks
 
@@ -163,7 +163,7 @@ def _raise_file_limit() -> None:
 
 
 def _environment(settings: Settings, config_file: Path | None) -> dict[str, str]:
-    """The variables to which the shipped supervisord.conf refers, and those of the keeper."""
+    """Returns the environment variables that the shipped supervisord.conf and the keeper use."""
     places = settings.places
     return {
         "MQD_DATA_DIR": str(places.data_dir),
@@ -174,7 +174,7 @@ def _environment(settings: Settings, config_file: Path | None) -> dict[str, str]
     }
 
 
-def _print_supervisord(
+def _print_supervisord_config(
     kind: str, settings: Settings, config_file: Path | None, overrides: dict[str, str], port: int | None
 ) -> None:
     """Prints the configuration with which supervisord starts this broker. Creates the directories,
@@ -188,7 +188,7 @@ def _print_supervisord(
     from mqd.keeper.supervisor_config import Unrepresentable, render_configuration
 
     if config_file is not None and not config_file.is_file():
-        raise CliError(f"{config_file} is not a file that the broker could read again at every start")
+        raise CliError(f"{config_file} is not a regular file: the broker must be able to read it at every start")
     _check_paths(settings.places)
     paths.create(settings.places)
     explicit_properties = {
@@ -224,7 +224,7 @@ def _print_supervisord(
 @click.option(
     "--workers",
     type=click.IntRange(1, 64),
-    help="Worker processes.  [default: one per usable CPU, as far as /dev/shm has room]",
+    help="Worker processes.  [default: one per usable CPU, fewer if /dev/shm has too little room]",
 )
 @click.option(
     "--config",
@@ -249,8 +249,8 @@ def _print_supervisord(
     "--join",
     "token_text",
     metavar="TOKEN",
-    help="Join the cluster of the host where `mqd cluster invite` printed TOKEN; includes --secure. -: read it"
-    " from standard input.",
+    help="Join the cluster of the host where `mqd cluster invite` printed TOKEN; implies --secure. If TOKEN is -,"
+    " it is read from standard input.",
 )
 @click.option(
     "--print-supervisord",
@@ -299,7 +299,7 @@ def command(
     if printed_kind is not None:
         # the effective values: the file and the environment override the defaults of --secure
         defaults = {name: settings.config[name] for name in secure.settings(places.data_dir)} if secured else {}
-        _print_supervisord(printed_kind, settings, config_file, {**defaults, **overrides}, port)
+        _print_supervisord_config(printed_kind, settings, config_file, {**defaults, **overrides}, port)
         if secure.files(places.data_dir).pending.exists():
             error_line(f"once it is ready, create its first user: mqd user admin --data-dir {places.data_dir}")
         return 0

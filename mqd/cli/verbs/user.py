@@ -86,9 +86,11 @@ def admin(data_dir: Path | None) -> None:
     files = secure.files(places.data_dir)
     if not secure.is_secured(places.data_dir):
         raise CliError(f"{places.data_dir} is not the data directory of a broker that mqd up --secure prepared")
-    exists = not files.pending.exists()
+    admin_exists = not files.pending.exists()
     secure.make_admin(places)
-    click.echo(f"User:{secure.ADMIN} {'exists' if exists else 'created'}; its clients' settings are in {files.admin}")
+    click.echo(
+        f"User:{secure.ADMIN} {'exists' if admin_exists else 'created'}; its client settings are in {files.admin}"
+    )
 
 
 def _credentials(name: str, salted: "SaltedPassword") -> "list[ScramCredential]":
@@ -159,6 +161,6 @@ def delete(settings: Settings, name: str) -> None:
         emit_json({"user": name, "deleted": True})
     else:
         click.echo(
-            f"user {name} is deleted; access control lists that name it stay, and so do open connections until they"
-            " must authenticate again"
+            f"user {name} is deleted; ACLs that name it are not, and its open connections last until they must"
+            " authenticate again"
         )

@@ -131,7 +131,7 @@ def test_a_transaction_open_at_its_coordinator_is_aborted_everywhere(mqd: Comman
     topic = topic_of(kafka, 2)
     producer = begun(kafka, topic, 0, 1)
     code, out, _ = mqd("txn", "abort", topic, "1", "0")
-    assert code == 0 and f"it is that of {producer.name}" in out
+    assert code == 0 and f"it belongs to {producer.name}" in out
     assert mqd("txn", "abort", topic, "1", "0", "--execute")[0] == 0
     assert producer.end(True) in (PRODUCER_FENCED, INVALID_PRODUCER_EPOCH)
     assert [read_committed(kafka, topic, index) for index in (0, 1)] == [[], []]
