@@ -56,7 +56,7 @@ class Column:
             return self.fixed_bytes if self.count else 0
         return int(self.sizes.max()) if self.count else 0
 
-    def each_size(self) -> np.ndarray:
+    def all_sizes(self) -> np.ndarray:
         """Like `sizes`, but never None."""
         return np.full(self.count, self.fixed_bytes, np.int32) if self.sizes is None else self.sizes
 
@@ -284,7 +284,7 @@ def largest_record_bytes(values: Column, keys: Column | None) -> int:
     return int((sizes[0] + sizes[1]).max())
 
 
-def records(
+def to_records(
     values: Any, keys: Any, headers: Any, partition: Any, timestamps: Any
 ) -> list[tuple[Any, Any, int, int, Any]]:
     """Returns (value, key, partition, timestamp or 0, headers or None) for each record. The arguments

@@ -200,7 +200,7 @@ def _number(key: str, value: Any, number_type: type) -> Any:
 # -- the transport ---------------------------------------------------------------------------------
 
 
-class Choice(NamedTuple):
+class TransportChoice(NamedTuple):
     """`transport`: "shm" or "tcp"; `socket_path`: for shm; `reason`: in words, for the log and
     `transport_reason`.
     """
@@ -211,17 +211,17 @@ class Choice(NamedTuple):
     server: str = ""  # the address that the broker at socket_path must serve
 
 
-def choose_transport(settings: Settings) -> Choice:
+def choose_transport(settings: Settings) -> TransportChoice:
     """The transport to try first. Raises KafkaException if transport=shm is required but
     not possible.
     """
     requested = settings.own["transport"]
     if requested == "tcp":
-        return Choice("tcp", None, "transport=tcp")
+        return TransportChoice("tcp", None, "transport=tcp")
     servers = str(settings.rdkafka.get("bootstrap.servers") or settings.rdkafka.get("metadata.broker.list") or "")
     protocol = str(settings.rdkafka.get("security.protocol") or "plaintext").lower()
     if requested == "auto" and protocol != "plaintext":
-        return Choice(
+        return TransportChoice(
             "tcp",
             None,
             f"security.protocol={protocol} authenticates a TCP connection; with transport=shm a client is identified"
@@ -229,7 +229,7 @@ def choose_transport(settings: Settings) -> Choice:
         )
     broker_socket = rendezvous.find(servers, settings.own["mqd.socket.path"])
     if broker_socket.path is not None:
-        return Choice("shm", broker_socket.path, broker_socket.reason, broker_socket.server)
+        return TransportChoice("shm", broker_socket.path, broker_socket.reason, broker_socket.server)
     if requested == "shm":
         raise failure(KafkaError._TRANSPORT, f"transport=shm: {broker_socket.reason}")
-    return Choice("tcp", None, f"no shared memory: {broker_socket.reason}")
+    return TransportChoice("tcp", None, f"no shared memory: {broker_socket.reason}")

@@ -262,8 +262,8 @@ def _create_implementation(owner: Consumer, settings: configuration.Settings) ->
 
 
 def _try_shared_memory(
-    owner: Consumer, settings: configuration.Settings, choice: configuration.Choice
-) -> tuple[Any, configuration.Choice]:
+    owner: Consumer, settings: configuration.Settings, choice: configuration.TransportChoice
+) -> tuple[Any, configuration.TransportChoice]:
     from mqd.client.shm.consumer_opening import open_consumer
 
     try:
@@ -273,7 +273,7 @@ def _try_shared_memory(
             isinstance(error, KafkaException) and error.args[0].code() == confluent_kafka.KafkaError._INVALID_ARG
         ):
             raise
-        return None, configuration.Choice(
+        return None, configuration.TransportChoice(
             "tcp",
             None,
             f"shared memory is not available: {error.args[0] if isinstance(error, KafkaException) else error}",

@@ -241,7 +241,7 @@ def partition_result(
     return PartitionResult(topic, index, offset, metadata, leader_epoch, broker_error(code) if code else None)
 
 
-def unknown_partition(topic: str, index: int, info: TopicInfo | None) -> KafkaError | None:
+def unknown_partition_error(topic: str, index: int, info: TopicInfo | None) -> KafkaError | None:
     """The error of a missing partition, as in librdkafka; None: the partition exists."""
     if info is None or info.error:
         return broker_error(

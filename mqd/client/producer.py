@@ -294,8 +294,8 @@ def _create_implementation(settings: configuration.Settings) -> Any:
 
 
 def _try_shared_memory(
-    settings: configuration.Settings, choice: configuration.Choice
-) -> tuple[Any, configuration.Choice]:
+    settings: configuration.Settings, choice: configuration.TransportChoice
+) -> tuple[Any, configuration.TransportChoice]:
     producer_class: Any
     if settings.encryption is None:
         from mqd.client.shm.producer import ShmProducer as producer_class
@@ -307,7 +307,7 @@ def _try_shared_memory(
     except (KafkaException, OSError) as error:
         if settings.own["transport"] == "shm":
             raise
-        return None, configuration.Choice(
+        return None, configuration.TransportChoice(
             "tcp",
             None,
             f"shared memory is not available: {error.args[0] if isinstance(error, KafkaException) else error}",

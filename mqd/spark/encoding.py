@@ -69,10 +69,10 @@ class Rows:
         selected.fixed_value_bytes = values.fixed_bytes
         if self.keys is not None:
             keys = self.keys.part(start, end)
-            selected.keys, selected.key_bytes = keys.data, keys.each_size()
+            selected.keys, selected.key_bytes = keys.data, keys.all_sizes()
         if self.headers is not None:
             headers = self.headers.part(start, end)
-            selected.headers, selected.header_bytes = headers.data, headers.each_size()
+            selected.headers, selected.header_bytes = headers.data, headers.all_sizes()
         if self.timestamps is not None:
             selected.timestamps_ms = self.timestamps[start:end]
         return selected
@@ -242,7 +242,7 @@ class Encoder:
         keys = self._keys(batch)
         native = Columns(count=batch.num_rows, fixed_value_bytes=0)
         if keys is not None:
-            native.keys, native.key_bytes = keys.data, keys.each_size()
+            native.keys, native.key_bytes = keys.data, keys.all_sizes()
         partitions_for(Partitioner.MURMUR2_RANDOM, native, count, random.randrange(count), partitions)
         return partitions
 

@@ -16,7 +16,7 @@ import confluent_kafka
 
 from mqd.base.property_values import ConfigError
 from mqd.client import columns
-from mqd.client.config import Choice, Settings
+from mqd.client.config import Settings, TransportChoice
 from mqd.client.encryption.envelope import PayloadError
 from mqd.client.encryption.payload import Opener, Sealer, opener_of, sealer_of
 from mqd.client.encryption.settings import Encryption
@@ -88,7 +88,7 @@ class EncryptingProducer(confluent_kafka.Producer):
 
 
 class EncryptingShmProducer(ShmProducer):
-    def __init__(self, settings: Settings, choice: Choice) -> None:
+    def __init__(self, settings: Settings, choice: TransportChoice) -> None:
         self._sealer: Sealer = _create(sealer_of, settings.encryption)
         self._default_report = _configured_callback(settings.rdkafka)
         super().__init__(settings, choice)

@@ -86,7 +86,7 @@ def new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
-class Keys:
+class InProcessKeys:
     """A provider with keys in this process: AES key wrap (RFC 3394)."""
 
     def __init__(self, keys: Mapping[str, bytes], source: str) -> None:
@@ -112,7 +112,7 @@ class Keys:
             ) from None
 
 
-class KeyFile(Keys):
+class KeyFile(InProcessKeys):
     """Reads its file again when it has changed, so a rotation needs no restart."""
 
     def __init__(self, path: Path) -> None:
@@ -150,7 +150,7 @@ def create_provider(option: object) -> KeyProvider:
         return KeyFile(Path(name))
     if source == "env" and name:
         text = os.environ.get(name, "").replace(",", "\n")
-        return Keys(parse(text, f"the environment variable {name}"), f"the environment variable {name}")
+        return InProcessKeys(parse(text, f"the environment variable {name}"), f"the environment variable {name}")
     try:
         custom = getattr(importlib.import_module(source), name)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:

@@ -84,7 +84,7 @@ class Sealer:
         record_keys = [None] * values.count if keys is None else keys.items()
         nonces = memoryview(self._random(NONCE_BYTES * values.count))
         data, position, sealed_values = memoryview(values.data).cast("B"), 0, []
-        sizes = values.each_size().tolist()
+        sizes = values.all_sizes().tolist()
         for index, size in enumerate(sizes):
             if size >= 0:
                 nonce = bytes(nonces[NONCE_BYTES * index : NONCE_BYTES * (index + 1)])

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mqd.client import requests
-from mqd.client.group.coordinator import Coordinator
+from mqd.client.group.coordinator import CoordinatorLookup
 from mqd.client.messages import KafkaError, KafkaException, broker_error, local_error
 from mqd.client.offsets import (
     COMMIT_BY_ID_VERSION,
@@ -69,7 +69,7 @@ class Commit:
         )
 
 
-class Commits:
+class CommitQueue:
     """`identity()` -> (member id, generation). Concurrency: the application's thread."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Commits:
         instance_id: str | None,
         identity: Callable[[], tuple[str, int]],
         on_committed: Callable[[Key, int], None],
-        coordinator: Coordinator,
+        coordinator: CoordinatorLookup,
     ) -> None:
         self._attachment, self._inbox, self._coordinator = attachment, inbox, coordinator
         self._group_id, self._instance_id, self._identity, self._on_committed = (

@@ -22,7 +22,7 @@ WAIT_MAX_S = 5.0  # after the consumer's creation; then requests are sent even w
 _VERSION_MAX = 6
 
 
-class Coordinator:
+class CoordinatorLookup:
     def __init__(self, attachment: Any, group_id: str) -> None:
         self._attachment, self._group_id = attachment, group_id
         self._is_known = self._is_under_way = False

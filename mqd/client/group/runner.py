@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from mqd.client.group.coordinator import Coordinator
+from mqd.client.group.coordinator import CoordinatorLookup
 from mqd.client.group.events import (
     Action,
     Done,
@@ -58,7 +58,7 @@ class GroupRunner:
     def __init__(
         self,
         attachment: Any,
-        coordinator: Coordinator,
+        coordinator: CoordinatorLookup,
         core: Any,
         notify: Callable[[Action], None],
         has_progressed: Callable[[], bool] = lambda: False,

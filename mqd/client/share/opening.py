@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mqd.base.property_values import ConfigError
-from mqd.client.config import Choice, Settings
+from mqd.client.config import Settings, TransportChoice
 from mqd.client.messages import KafkaError, KafkaException, failure
 from mqd.client.share.channels import AttachmentChannel, Channel, TcpChannel
 from mqd.client.share.core import Settings as CoreSettings
@@ -28,13 +28,13 @@ CONTROL_BYTES = 64 << 10
 OpenChannel = Callable[[Target], Channel]
 
 
-class Opened(NamedTuple):
+class OpenedRunner(NamedTuple):
     runner: ShareRunner
     credentials: dict[str, str]  # override those in the settings for later connections
-    choice: Choice  # the transport in use
+    choice: TransportChoice  # the transport in use
 
 
-def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -> Opened:
+def open_share_runner(settings: Settings, config: ShareConfig, choice: TransportChoice) -> OpenedRunner:
     """With transport=auto, uses TCP if attaching to the broker of `choice` fails: the broker may have
     exited in the meantime, and TCP connections are retried. Raises KafkaException.
     """
@@ -64,8 +64,8 @@ def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -
             if settings.own["transport"] == "shm" or not servers:
                 raise
             reason = error.args[0] if isinstance(error, KafkaException) else error
-            choice = Choice("tcp", None, f"shared memory is not available: {reason}")
-    return Opened(ShareRunner(core, open_channel, attached), credentials, choice)
+            choice = TransportChoice("tcp", None, f"shared memory is not available: {reason}")
+    return OpenedRunner(ShareRunner(core, open_channel, attached), credentials, choice)
 
 
 def _opener_over_tcp(
@@ -100,7 +100,7 @@ def _opener_over_tcp(
 
 
 def _opener_over_shared_memory(
-    settings: Settings, config: ShareConfig, choice: Choice, core: ShareCore, open_tcp_channel: OpenChannel
+    settings: Settings, config: ShareConfig, choice: TransportChoice, core: ShareCore, open_tcp_channel: OpenChannel
 ) -> tuple[OpenChannel, list[Channel]]:
     """Uses shared memory for this host's broker, TCP for other hosts. There are two attachments, because
     a heartbeat on the same one would wait for the response to a parked fetch. Both attach only to this

@@ -320,7 +320,7 @@ def _select(chunk: Chunk, chosen: np.ndarray) -> Chunk:
 
     def select_column(column: Column) -> Column:
         items = column.items()
-        sizes = column.each_size()[chosen]
+        sizes = column.all_sizes()[chosen]
         return Column(len(indices), b"".join([items[index] or b"" for index in indices]), sizes)
 
     timestamps = None if chunk.timestamps is None else chunk.timestamps[chosen]
@@ -343,7 +343,7 @@ def _join(pieces: list[Chunk]) -> Columns:
     columns = Columns(
         count=sum(counts),
         values=b"".join(piece.values.data for piece in pieces),
-        value_bytes=np.concatenate([piece.values.each_size() for piece in pieces]),
+        value_bytes=np.concatenate([piece.values.all_sizes() for piece in pieces]),
         timestamps_ms=np.concatenate(timestamps),
     )
     if any(piece.keys is not None for piece in pieces):
@@ -363,4 +363,4 @@ def _join(pieces: list[Chunk]) -> Columns:
 
 
 def _sizes_or(column: Column | None, count: int, default: int) -> np.ndarray:
-    return np.full(count, default, np.int32) if column is None else column.each_size()
+    return np.full(count, default, np.int32) if column is None else column.all_sizes()

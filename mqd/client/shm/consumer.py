@@ -30,9 +30,9 @@ from itertools import islice
 from typing import Any
 
 from mqd.client.group.classic import ClassicCore
-from mqd.client.group.committing import Commits
+from mqd.client.group.committing import CommitQueue
 from mqd.client.group.consumer_protocol import GroupCore
-from mqd.client.group.coordinator import Coordinator
+from mqd.client.group.coordinator import CoordinatorLookup
 from mqd.client.group.joining import classic_core, consumer_protocol_core, split_subscription
 from mqd.client.group.rebalancing import Rebalancer
 from mqd.client.group.runner import GroupRunner
@@ -96,13 +96,13 @@ class ShmConsumer:
             raise
         self._inbox = Inbox(self._data.wake)
         self.parts = AssignedPartitions()
-        self.coordinator = Coordinator(self.control, config["group.id"])
+        self.coordinator = CoordinatorLookup(self.control, config["group.id"])
         self._fetcher = Fetcher(
             config, self.control, self.coordinator, self._data, self._inbox, self.parts, open_reader, remote
         )
         self._fetcher.on_restarted = self._forget
         remote.attach(self._inbox.notify, self.control.metadata)
-        commits = Commits(
+        commits = CommitQueue(
             self.control,
             self._inbox,
             config["group.id"],

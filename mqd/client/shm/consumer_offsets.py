@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mqd.client import offsets, requests
-from mqd.client.group.committing import Commit, Commits
+from mqd.client.group.committing import Commit, CommitQueue
 from mqd.client.messages import (
     OFFSET_INVALID,
     OFFSET_STORED,
@@ -59,7 +59,7 @@ def _topic_gone_error(message: Message) -> KafkaError:
 class ConsumerOffsets:
     """`consumer`: a ShmConsumer."""
 
-    def __init__(self, consumer: Any, commits: Commits) -> None:
+    def __init__(self, consumer: Any, commits: CommitQueue) -> None:
         self._consumer, self._config, self._control, self._parts = (
             consumer,
             consumer.config,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mqd.client.config import Choice, Settings
+from mqd.client.config import Settings, TransportChoice
 from mqd.client.shm.attachment import Attachment
 from mqd.client.shm.consumer import ShmConsumer
 from mqd.client.shm.consumer_config import ConsumerConfig
@@ -18,7 +18,7 @@ DATA_BYTES = 1 << 20  # for requests only: the records come from mapped files
 REPLY_BYTES = 64 << 10
 
 
-def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer:
+def open_consumer(owner: Any, settings: Settings, choice: TransportChoice) -> ShmConsumer:
     """Raises KafkaException or OSError if the client cannot attach to the broker."""
     config = ConsumerConfig(settings)
     pool = BlockPool()

@@ -37,7 +37,7 @@ from itertools import islice
 from typing import Any
 
 from mqd.client import offsets, requests
-from mqd.client.group.coordinator import Coordinator
+from mqd.client.group.coordinator import CoordinatorLookup
 from mqd.client.messages import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -87,7 +87,7 @@ class Fetcher:
         self,
         config: ConsumerConfig,
         control: Any,
-        coordinator: Coordinator,
+        coordinator: CoordinatorLookup,
         data: Any,
         inbox: Inbox,
         parts: AssignedPartitions,
@@ -159,7 +159,7 @@ class Fetcher:
             if part.unknown_since is None:
                 part.unknown_since = now
             elif now >= part.unknown_since + UNKNOWN_REPORT_S:
-                problem = offsets.unknown_partition(part.topic, part.index, info)
+                problem = offsets.unknown_partition_error(part.topic, part.index, info)
                 self._report(part, problem or local_error(KafkaError._UNKNOWN_PARTITION))
             part.retry_at = now + (UNKNOWN_RETRY_S if part.reported_error == 0 else REPORTED_RETRY_S)
             part.phase = Phase.FAILED

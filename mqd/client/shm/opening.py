@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mqd.client.config import Choice, Settings
+from mqd.client.config import Settings, TransportChoice
 from mqd.client.messages import KafkaError, failure
 from mqd.native import E_LAYOUT, NativeError
 from mqd.native.client import Client
@@ -16,7 +16,7 @@ _ATTACH_TIMEOUT_MS = 5000
 
 def opener(
     settings: Settings,
-    choice: Choice,
+    choice: TransportChoice,
     client_id: str,
     data_bytes: int = 0,
     reply_bytes: int = 0,

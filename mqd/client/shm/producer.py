@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from mqd.client import columns
-from mqd.client.config import Choice, Settings
+from mqd.client.config import Settings, TransportChoice
 from mqd.client.messages import KafkaError, KafkaException, encode_headers, failure, local_error
 from mqd.client.shm import closing
 from mqd.client.shm.batch_call import BatchCall
@@ -50,7 +50,7 @@ class ShmProducer(ProducerDriver):
 
     transport = "shm"
 
-    def __init__(self, settings: Settings, choice: Choice) -> None:
+    def __init__(self, settings: Settings, choice: TransportChoice) -> None:
         super().__init__(settings, choice)
         self.produce = self._make_produce()
         self.attachment.subscribe(self)

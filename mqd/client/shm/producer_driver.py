@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any, cast
 
-from mqd.client.config import Choice, ProducerConfig, Settings
+from mqd.client.config import ProducerConfig, Settings, TransportChoice
 from mqd.client.messages import KafkaError, KafkaException, failure, local_error
 from mqd.client.partitioner import number_of
 from mqd.client.requests import PRODUCE
@@ -39,7 +39,7 @@ _BATCH_BYTES_MIN = 128  # the C core's minimum
 class ProducerDriver:
     """The attachment's lock guards everything except staging."""
 
-    def __init__(self, settings: Settings, choice: Choice) -> None:
+    def __init__(self, settings: Settings, choice: TransportChoice) -> None:
         self.reason = choice.reason
         self.config = config = ProducerConfig(settings)
         self.events = Events()

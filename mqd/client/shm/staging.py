@@ -266,7 +266,7 @@ def native_columns(chunk: Chunk) -> Columns:
         timestamp_ms=chunk.timestamp_ms,
     )
     if keys is not None:
-        native.keys, native.key_bytes = keys.data, keys.each_size()
+        native.keys, native.key_bytes = keys.data, keys.all_sizes()
     if headers is not None:
-        native.headers, native.header_bytes = headers.data, headers.each_size()
+        native.headers, native.header_bytes = headers.data, headers.all_sizes()
     return native

@@ -107,7 +107,7 @@ class TcpProducer:
         """Like mqd.Producer.produce_batch. Waits for room by serving delivery reports, as poll() does."""
         if on_delivery is not None and not callable(on_delivery):
             raise TypeError("expected on_delivery to be callable")
-        batch = columns.records(values, keys, headers, partition, timestamps)
+        batch = columns.to_records(values, keys, headers, partition, timestamps)
         if any(len(value or b"") + len(key or b"") > self._bytes_max for value, key, *_ in batch):
             raise failure(KafkaError.MSG_SIZE_TOO_LARGE, "Unable to produce message: Broker: Message size too large")
         deadline = time.monotonic() + timeout if timeout >= 0 else float("inf")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mqd.client import requests
-from mqd.client.config import Choice, read
+from mqd.client.config import TransportChoice, read
 from mqd.client.messages import KafkaError, Message
 from mqd.client.shm.producer import ShmProducer
 from mqd.native import E_INVALID, NativeError
@@ -222,7 +222,7 @@ def make_producer(monkeypatch: Any, broker: FakeBroker, **config: Any) -> tuple[
     given = {key if key.endswith("_cb") else key.replace("_", "."): value for key, value in config.items()}
     producer = ShmProducer(
         read({"bootstrap.servers": "x", "linger.ms": 1, "retry.backoff.ms": 1, **given}),
-        Choice("shm", "/nowhere", "a test"),
+        TransportChoice("shm", "/nowhere", "a test"),
     )
     return producer, producer.native  # type: ignore[return-value]
 

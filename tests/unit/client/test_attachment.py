@@ -13,7 +13,7 @@ import pytest
 
 from mqd.client import requests
 from mqd.client.group import coordinator as coordinator_module
-from mqd.client.group.coordinator import Coordinator
+from mqd.client.group.coordinator import CoordinatorLookup
 from mqd.client.messages import KafkaError, KafkaException, local_error
 from mqd.client.shm.attachment import IDLE_WAIT_S, Attachment
 from mqd.protocol.messages import FindCoordinatorResponse, InitProducerIdRequest, InitProducerIdResponse
@@ -220,7 +220,7 @@ def test_an_unavailable_coordinator_causes_no_busy_loop(attachment: Attachment, 
     until a broker is available.
     """
     broker.answers[requests.FIND_COORDINATOR] = lambda _request: None
-    coordinator = Coordinator(attachment, "group")
+    coordinator = CoordinatorLookup(attachment, "group")
     watcher = Watcher()
     attachment.subscribe(watcher)
     broker.refuse = ConnectionRefusedError("no broker listens")
@@ -251,7 +251,7 @@ def test_requests_wait_no_longer_than_they_should_for_a_coordinator(
     try:
         watcher, sent = Watcher(), threading.Event()
         attachment.subscribe(watcher)
-        coordinator = Coordinator(attachment, "group")
+        coordinator = CoordinatorLookup(attachment, "group")
         if is_gone:
             broker.refuse = ConnectionRefusedError("no broker listens")
             broker.kill()

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from mqd.client.group import rebalancing
-from mqd.client.group.committing import QUEUE_MAX, Commits
+from mqd.client.group.committing import QUEUE_MAX, CommitQueue
 from mqd.client.group.consumer_protocol import MAX_POLL_EXCEEDED
 from mqd.client.group.events import Assign, Left, Lost, Partition, Problem, Revoke
 from mqd.client.group.rebalancing import Rebalancer
@@ -38,11 +38,11 @@ class Control:
         self.sent.append((message, on_response))
 
 
-def commits_over(control: Control) -> tuple[Commits, Inbox, list]:
+def commits_over(control: Control) -> tuple[CommitQueue, Inbox, list]:
     inbox, committed = Inbox(lambda: None), []
     coordinator = SimpleNamespace(look_up=lambda: None)
     return (
-        Commits(
+        CommitQueue(
             control,
             inbox,
             "g",

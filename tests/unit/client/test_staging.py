@@ -27,7 +27,7 @@ def _items(column, count):
     """The column's items, None where one is null."""
     if column is None:
         return [None] * count
-    sizes = [int(size) for size in column.each_size()]
+    sizes = [int(size) for size in column.all_sizes()]
     ends = np.cumsum([max(size, 0) for size in sizes]).tolist()
     return [None if size < 0 else bytes(column.data[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 

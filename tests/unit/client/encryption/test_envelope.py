@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mqd.client.columns import pack
 from mqd.client.encryption import envelope
 from mqd.client.encryption.envelope import PayloadError
-from mqd.client.encryption.keys import Keys, new_key
+from mqd.client.encryption.keys import InProcessKeys, new_key
 from mqd.client.encryption.payload import Opener, Sealer
 from mqd.client.encryption.settings import Encryption
 from mqd.protocol.compression import CODECS, compress
@@ -21,7 +21,7 @@ from tests.tiers import examples
 from tests.unit.client.encryption.vectors import FILE, KEYS, make, sealed
 
 PUBLISHED = json.loads(FILE.read_text("utf-8"))
-PROVIDER = Keys(KEYS, "the vectors")
+PROVIDER = InProcessKeys(KEYS, "the vectors")
 
 
 def _bytes(text: str | None) -> bytes | None:
@@ -113,7 +113,7 @@ _VALUES = st.one_of(st.binary(max_size=300), st.binary(min_size=1, max_size=4).m
 )
 @settings(max_examples=examples(20, 60))
 def test_sealed_values_are_opened(topic: str, rows: list, codec: int, key_id: str) -> None:
-    provider = Keys({key_id: new_key()}, "memory")
+    provider = InProcessKeys({key_id: new_key()}, "memory")
     reported = Encryption(provider, codec=codec)
     sealer, opener = Sealer(reported, provider), Opener(reported, provider)
     for key, value in rows:

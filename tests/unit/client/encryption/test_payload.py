@@ -12,14 +12,14 @@ import pytest
 from mqd.base.property_values import ConfigError
 from mqd.client.encryption import keys, payload
 from mqd.client.encryption.envelope import PayloadError, parse_head, split_key_reference
-from mqd.client.encryption.keys import KeyFile, Keys, new_key
+from mqd.client.encryption.keys import InProcessKeys, KeyFile, new_key
 from mqd.client.encryption.payload import Opener, Sealer
 from mqd.client.encryption.settings import Encryption, take
 
 FILE = {"encryption.key.provider": "file:/keys"}
 
 
-class Provider(Keys):
+class Provider(InProcessKeys):
     """Counts calls, and fails when requested."""
 
     def __init__(self, *key_ids: str) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mqd.client import share_consumer
-from mqd.client.config import Choice
-from mqd.client.share.opening import Opened
+from mqd.client.config import TransportChoice
+from mqd.client.share.opening import OpenedRunner
 from mqd.client.share_consumer import ShareConsumer
 
 
@@ -19,7 +19,9 @@ def test_a_child_of_fork_does_not_stop_the_parents_runner(monkeypatch: pytest.Mo
     """When the child ended, the parent's connections were shut down, and its share sessions with them."""
     reading, writing = os.pipe()
     runner: Any = SimpleNamespace(core=None, stop=lambda: os.write(writing, b"%d." % os.getpid()))
-    monkeypatch.setattr(share_consumer, "open_share_runner", lambda *_: Opened(runner, {}, Choice("tcp", None, "")))
+    monkeypatch.setattr(
+        share_consumer, "open_share_runner", lambda *_: OpenedRunner(runner, {}, TransportChoice("tcp", None, ""))
+    )
     consumer = ShareConsumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "g"})
     child = os.fork()
     if child == 0:
