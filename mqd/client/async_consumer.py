@@ -46,7 +46,7 @@ class _CallThread:
         return self._done_count != self._queued_count
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """Runs the call in the thread. Returns a future of the running loop. Raises RuntimeError
+        """Calls the function in the thread. Returns a future of the running loop. Raises RuntimeError
         after end().
         """
         if self._has_ended:
@@ -63,7 +63,7 @@ class _CallThread:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
                 loop.call_soon_threadsafe(complete, setter, result)
 
-        def work() -> None:
+        def run_call() -> None:
             try:
                 result = function(*arguments) if not outcome.cancelled() else None
             except StopIteration as error:  # raised by a callback; a future does not accept it
@@ -80,7 +80,7 @@ class _CallThread:
             thread.start()
             self._thread = thread
         self._queued_count += 1
-        self._queue.put(work)
+        self._queue.put(run_call)
         return outcome
 
     def end(self, wait_s: float = 0) -> None:
@@ -91,9 +91,9 @@ class _CallThread:
             self._thread.join(wait_s)
 
     def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
-            work()
-            del work  # otherwise it would keep alive a consumer that is dropped without close()
+        while (run_call := self._queue.get()) is not None:
+            run_call()
+            del run_call  # otherwise it would keep alive a consumer that is dropped without close()
 
 
 class AsyncConsumer:
@@ -143,8 +143,8 @@ class AsyncConsumer:
         return messages[0] if messages else None
 
     async def getone(self) -> Message:
-        """Waits for the next record without a timeout. Raises KafkaException for an error; ends of
-        partitions are skipped.
+        """Waits for the next record, without a timeout. Raises KafkaException for an error; skips events
+        that report the end of a partition.
         """
         while True:
             message = await self.poll()
@@ -213,13 +213,13 @@ class AsyncConsumer:
         return pending_wait
 
     def _carry_out(self, wait: Callable[..., list[Message]], *arguments: Any) -> list[Message]:
-        """Calls `wait`. This is a method, so that the call in the thread keeps this object alive and
+        """Calls `wait`. It is a method so that the call under way keeps this object alive, and
         _end_waits() can interrupt the wait (A3).
         """
         return wait(*arguments)
 
     async def _interrupt(self) -> None:
-        """Ends the wait that is under way; its result is kept."""
+        """Ends the wait that is under way, if any, and adds its records to `_unreturned`."""
         pending_wait = self._pending_wait
         if pending_wait is not None:
             if not pending_wait.done():
@@ -229,8 +229,8 @@ class AsyncConsumer:
             self._unreturned += pending_wait.result()
 
     def _give_back_unreturned(self) -> None:
-        """Gives back records that a wait has read and no call has returned, because the next call may
-        commit the returned ones. Not awaited, so that it cannot be cancelled.
+        """Gives back records that a wait has read and no call has returned: the next call may be a
+        commit, which must not include them. Not awaited, so that it cannot be cancelled.
         """
         unreturned, self._unreturned = self._unreturned, []
         if unreturned:
@@ -313,9 +313,7 @@ class AsyncConsumer:
     async def commit(
         self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = False
     ) -> list[TopicPartition] | None:
-        """Like Consumer.commit, but by default it waits for the outcome (and the event loop
-        continues).
-        """
+        """Like Consumer.commit, but by default waits for the outcome, without blocking the event loop."""
         return await self._call(self._consumer.commit, message, offsets, asynchronous)
 
     async def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
@@ -383,9 +381,9 @@ def _no_message() -> None:
     """The take_ready() of an implementation that has none."""
 
 
-async def _raised_by(work: Awaitable[Any]) -> Exception | None:
+async def _raised_by(awaitable: Awaitable[Any]) -> Exception | None:
     try:
-        await work
+        await awaitable
     except Exception as error:
         return error
     return None

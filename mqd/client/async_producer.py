@@ -37,7 +37,7 @@ class AsyncProducer:
             _guard_callbacks(config) if isinstance(config, Mapping) else config, **_guard_callbacks(more)
         )
         self._pending_calls: collections.deque[tuple[Callable[..., None], Any]] = collections.deque()
-        self._is_delivery_scheduled = False
+        self._is_run_scheduled = False
         self._room_available = asyncio.Event()
         self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="mqd-async-producer", daemon=True)
@@ -88,9 +88,9 @@ class AsyncProducer:
         partition: Any = -1,
         timestamps: Any = None,
     ) -> list[BatchDelivery]:
-        """Writes many records, and returns when all are written. For their types see
-        Producer.produce_batch; dicts are not accepted: await produce() for each. If a record batch
-        fails, raises the first KafkaException once all have a result.
+        """Writes many records, and returns when all are written. The arguments have the same types as
+        in Producer.produce_batch, except that dicts are not accepted: await produce() for each. If a
+        record batch fails, raises the first KafkaException once all record batches have a result.
         """
         if isinstance(values, list) and values and isinstance(values[0], dict):
             raise TypeError("values is a list of dicts; await produce() for each of them")
@@ -185,7 +185,7 @@ class AsyncProducer:
             await self._loop.run_in_executor(None, self._producer.close)
         finally:
             await self._loop.run_in_executor(None, self._thread.join)
-            self._deliver()
+            self._run_pending_calls()
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -208,17 +208,17 @@ class AsyncProducer:
                 threading.Event().wait(_PAUSE_S)  # the next iteration may fail for the same reason
 
     def _call_in_loop(self, function: Callable[..., None], arguments: Any) -> None:
-        """Calls the function in the loop, from any thread. The loop is woken once for many calls."""
+        """Has the loop call the function; for any thread. The loop is woken once for many calls."""
         self._pending_calls.append((function, arguments))
-        if not self._is_delivery_scheduled:
-            self._is_delivery_scheduled = True
+        if not self._is_run_scheduled:
+            self._is_run_scheduled = True
             try:
-                self._loop.call_soon_threadsafe(self._deliver)
+                self._loop.call_soon_threadsafe(self._run_pending_calls)
             except RuntimeError:
                 pass  # the loop is closed: no caller waits
 
-    def _deliver(self) -> None:
-        self._is_delivery_scheduled = False
+    def _run_pending_calls(self) -> None:
+        self._is_run_scheduled = False
         while self._pending_calls:
             function, arguments = self._pending_calls.popleft()
             function(*arguments)
@@ -226,8 +226,8 @@ class AsyncProducer:
 
 
 def _guard_callbacks(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Logs exceptions of callbacks, which otherwise would end the flush(), the batch or the commit
-    that happens to serve them.
+    """Returns the configuration with callbacks that log their exceptions. Otherwise an exception would
+    end the flush(), the batch or the commit that happens to serve the callback.
     """
     return {
         key: _log_exceptions(key, value) if key in _CALLBACKS and callable(value) else value

@@ -32,7 +32,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class Column:
-    """One column of byte strings; see the module."""
+    """One column of byte strings; see the module docstring."""
 
     __slots__ = ("_ends", "count", "data", "fixed_bytes", "sizes")
 
@@ -52,6 +52,7 @@ class Column:
         return int(self._ends[index - 1])
 
     def largest_bytes(self) -> int:
+        """Returns the size of the largest value."""
         if self.sizes is None:
             return self.fixed_bytes if self.count else 0
         return int(self.sizes.max()) if self.count else 0
@@ -61,7 +62,7 @@ class Column:
         return np.full(self.count, self.fixed_bytes, np.int32) if self.sizes is None else self.sizes
 
     def part(self, start: int, end: int) -> Column:
-        """Records start .. end - 1, over the same bytes."""
+        """Returns records start .. end - 1, as a column over the same memory."""
         data = memoryview(self.data)[self.position(start) : self.position(end)]
         return Column(end - start, data, None if self.sizes is None else self.sizes[start:end], self.fixed_bytes)
 
@@ -114,7 +115,7 @@ def _pack_list(values: Sequence[Any], argument: str) -> Column:
         if sizes.sum() == len(data):  # otherwise some values have items larger than a byte
             return Column(len(values), data, sizes)
     except TypeError:
-        pass  # str or None among them
+        pass  # some values are str or None
     items = [
         value.encode() if isinstance(value, str) else bytes(value) if isinstance(value, memoryview) else value
         for value in values
@@ -135,8 +136,8 @@ def _pack_numpy(values: np.ndarray, argument: str) -> Column:
     if values.ndim == 1 and values.dtype.kind in "OU":
         return _pack_list(values.tolist(), argument)
     raise TypeError(
-        f"expected {argument} to be a numpy array of 'S', of 'U', of objects, or of uint8 with two dimensions, not of"
-        f" {values.dtype} with {values.ndim}"
+        f"expected {argument} to be a numpy array of 'S', of 'U' or of objects with one dimension, or of uint8 with"
+        f" two, not of {values.dtype} with {values.ndim}"
     )
 
 
@@ -250,8 +251,8 @@ def pack_timestamps(timestamps: Any, count: int, now_ms: int) -> tuple[int, np.n
 
 
 def pack_headers(headers: Any, count: int) -> Column | None:
-    """A dict or a list of (str, value) applies to all records. A list of `count` dicts, lists or None
-    has one element for each record.
+    """`headers`: a dict or a list of (str, value) applies to all records; a list of `count` dicts,
+    lists or None has one element for each record.
     """
     if headers is None:
         return None

@@ -212,8 +212,8 @@ class TransportChoice(NamedTuple):
 
 
 def choose_transport(settings: Settings) -> TransportChoice:
-    """The transport to try first. Raises KafkaException if transport=shm is required but
-    not possible.
+    """Returns the transport to try first. Raises KafkaException if transport=shm is required but not
+    possible.
     """
     requested = settings.own["transport"]
     if requested == "tcp":

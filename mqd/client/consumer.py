@@ -154,7 +154,9 @@ class Consumer:
         self._implementation.resume(partitions)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """The offset after the last returned record; OFFSET_INVALID: none was returned."""
+        """For each partition, returns the offset after the last returned record, or OFFSET_INVALID if
+        no record was returned.
+        """
         return self._implementation.position(partitions)
 
     # -- commits -----------------------------------------------------------------------------------
@@ -208,8 +210,8 @@ class Consumer:
         return self._implementation.get_watermark_offsets(partition, cached=cached, **more)
 
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
-        """The offset of the first record not older than partition.offset milliseconds since the
-        epoch; OFFSET_END: there is none.
+        """For each partition, returns the offset of the first record with a timestamp of at least
+        partition.offset (milliseconds since the epoch), or OFFSET_END if there is none.
         """
         return (
             self._implementation.offsets_for_times(partitions, timeout)
@@ -230,8 +232,8 @@ class Consumer:
     # -- closing -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Commits (enable.auto.commit), releases all partitions and leaves the group. A static member
-        (group.instance.id) stays in the group for the session timeout.
+        """Commits if enable.auto.commit is set, releases all partitions and leaves the group. A static
+        member (group.instance.id) stays in the group until its session times out.
         """
         self._implementation.close()
 

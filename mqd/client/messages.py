@@ -103,7 +103,7 @@ class Message(confluent_kafka.Message):
         return self._headers or None
 
     def error(self) -> KafkaError | None:
-        """None for a proper message; otherwise the event or error that this object carries."""
+        """None if this object is a record; otherwise the error or event that it represents."""
         return self._error
 
     def timestamp(self) -> tuple[int, int]:
@@ -214,7 +214,9 @@ def offset_of(message: Message) -> int:
 
 
 def next_offset(message: Message) -> int:
-    """The offset at which reading continues: the same one if the record's value could not be decrypted."""
+    """Returns the offset at which reading continues: the record's own offset if its value could not be
+    decrypted, otherwise the one after it.
+    """
     return offset_of(message) + (message.error() is None)
 
 
@@ -225,8 +227,8 @@ def is_eof(event: Message) -> bool:
 
 
 def will_be_read_again(event: Message, partitions_to_reread: Container[tuple[str, int]]) -> bool:
-    """Whether the event may be dropped because its partition will be read again, and the event
-    reported again. An error without an offset belongs to the topic and is kept.
+    """Whether the event may be dropped: its partition will be read again, and the event will then be
+    reported again. An error without an offset belongs to the topic and must not be dropped.
     """
     return event.offset() is not None and (event.topic(), event.partition()) in partitions_to_reread
 
@@ -290,9 +292,9 @@ def broker_error(code: int, activity: str = "", **flags: bool) -> KafkaError:
     """A KafkaError for an error code in a response; by default retriable if the protocol's table of
     errors says so.
     """
-    known = ERRORS.get(code)
-    flags.setdefault("retriable", known is not None and known.retriable)
-    text = f"Broker: {known.message if known else f'error {code}'}"
+    entry = ERRORS.get(code)
+    flags.setdefault("retriable", entry is not None and entry.retriable)
+    text = f"Broker: {entry.message if entry else f'error {code}'}"
     return local_error(code, f"{activity}: {text}" if activity else text, **flags)
 
 
@@ -350,8 +352,8 @@ def _append_varint(out: bytearray, value: int) -> None:
 
 
 def encode_headers(headers: object) -> bytes:
-    """A dict or a list of (str, bytes | str | None) as a record's header section. Raises TypeError
-    as confluent_kafka does.
+    """Encodes a dict or a list of (str, bytes | str | None) as a record's header section. Raises
+    TypeError as confluent_kafka does.
     """
     if isinstance(headers, dict):
         headers = list(headers.items())

@@ -51,7 +51,7 @@ class MetadataCache:
         self._request()
 
     def learn(self, response: Any) -> None:
-        """Adds the topics of a Metadata response that a caller has requested itself. Raises
+        """Adds the topics of a response to a Metadata request that the caller has sent itself. Raises
         KafkaException if the response is invalid.
         """
         cluster, topics = requests.read_metadata(response)
@@ -60,7 +60,9 @@ class MetadataCache:
         self._attachment.changed.notify_all()
 
     def expire(self) -> None:
-        """Requests the metadata again, because it may be outdated; it is used until the response arrives."""
+        """Requests the metadata again, because it may be outdated. The old metadata is used until the
+        response arrives.
+        """
         if self.topics:
             self.refresh()
 
@@ -95,8 +97,8 @@ class MetadataCache:
         return results[-1]
 
     def list_topics(self, topic: str | None, timeout: float, allow_auto_create: bool = False) -> Any:
-        """confluent_kafka's ClusterMetadata, from a new request. Raises KafkaException; TypeError if
-        `topic` is not a name.
+        """Sends a request and returns its response as confluent_kafka's ClusterMetadata. Raises
+        KafkaException; TypeError if `topic` is not a name.
         """
         if topic is not None and not isinstance(topic, str):
             raise TypeError(f"argument 1 must be str or None, not {type(topic).__name__}")

@@ -25,7 +25,7 @@ from mqd.protocol.messages import (
 COMMIT_BY_NAME_VERSION_MAX = OFFSET_FETCH_VERSION_MAX = 9
 COMMIT_BY_ID_VERSION = 10
 EARLIEST_TIMESTAMP, LATEST_TIMESTAMP = -2, -1
-# Errors after which a commit is retried. STALE: a retry succeeds when the membership is valid again
+# Errors after which a commit is retried. STALE: a retry succeeds once the membership is valid again
 COORDINATOR_UNAVAILABLE = frozenset(
     {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
 )
@@ -89,7 +89,7 @@ def commit_version_max(offsets: dict[Key, Committed]) -> int:
 
 
 def read_commit(response: Any, offsets: dict[Key, Committed]) -> dict[Key, int]:
-    """Error codes of `offsets`, 0 = committed."""
+    """Returns the error code of each partition in `offsets`; 0 = committed."""
     names = {committed.topic_id: topic for (topic, _), committed in offsets.items()}
     return {
         (topic.name or names.get(topic.topic_id, ""), partition.partition_index): partition.error_code
@@ -242,7 +242,7 @@ def partition_result(
 
 
 def unknown_partition_error(topic: str, index: int, info: TopicInfo | None) -> KafkaError | None:
-    """The error of a missing partition, as in librdkafka; None: the partition exists."""
+    """Returns the error for a missing partition, as in librdkafka; None if the partition exists."""
     if info is None or info.error:
         return broker_error(
             info.error if info is not None and info.error else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),

@@ -33,7 +33,7 @@ class Producer:
         mqd.buffer.bytes    memory shared with the broker for records in flight, 64 KiB to 1 GiB; 0
                             (default) = 16 MiB. It bounds what is outstanding over shared memory.
         mqd.spin.us         how long a wait spins before it sleeps; default 20
-        partitioner         also a callable (key: bytes or None, partition_count) -> partition
+        partitioner         may also be a callable (key: bytes or None, partition_count) -> partition
         encryption.*        values are sealed before they leave the client (docs/payload-encryption.md)
 
     `transport` and `transport_reason` give the transport in use and the reason, which are also logged
@@ -108,12 +108,12 @@ class Producer:
         from poll() or flush(), once for each record batch of this call. timeout: how long to wait
         for room, in seconds. Below 0, the default: until all are accepted, so that the result is
         always len(values). 0: does not wait. A result smaller than len(values) means that there was
-        no room for the rest, which must be passed again.
+        no room for the remaining records; pass them again.
 
         The arguments are checked first: if that raises (TypeError, ValueError, KafkaException
         MSG_SIZE_TOO_LARGE, ...), no record was accepted. Any later exception (the producer was
         closed or fenced, a callback raised, Ctrl-C) has the attribute `accepted`, the number of
-        accepted records. Memory of numpy and Arrow arrays may be used again once the call returns.
+        accepted records. The memory of numpy and Arrow arrays may be reused once the call returns.
 
         confluent_kafka's form, a list of dicts with value, key, partition, timestamp, callback, works
         too: record by record as in produce(), without waiting; records that do not fit have
@@ -175,8 +175,8 @@ class Producer:
         return 0
 
     def poll(self, timeout: float = -1) -> int:
-        """Calls the callbacks that are due, of delivery reports and others; waits up to `timeout` seconds
-        (below 0: without limit) for the first. Returns how many were called.
+        """Calls the callbacks that are due (of delivery reports and others). Waits up to `timeout`
+        seconds for the first one (below 0: no limit). Returns how many were called.
         """
         return self._implementation.poll(timeout)
 
@@ -193,7 +193,7 @@ class Producer:
         self._implementation.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
 
     def __len__(self) -> int:
-        """The number of undelivered records, and of reports whose callbacks have not been called yet."""
+        """The number of undelivered records, plus the delivery reports that are still to be served."""
         return len(self._implementation)
 
     def __bool__(self) -> bool:

@@ -32,12 +32,15 @@ INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO
 CONSUMER_GROUP_HEARTBEAT = 68
 
 _ADD_PARTITIONS_CLIENT_MAX = 3  # later versions are used between brokers
+# newest versions that a producer may use without transactions of version 2
 _TXN_V1_MAX = {END_TXN: 4, TXN_OFFSET_COMMIT: 4, PRODUCE: 11}
 NO_TOPIC_ID = bytes(16)
 
 
 class ApiTable(msgspec.Struct, frozen=True):
-    """The broker's APIs: versions by API key (first, last), finalized features by name."""
+    """The broker's APIs. `versions`: API key -> (first, last); `features`: name of a finalized feature ->
+    level.
+    """
 
     versions: dict[int, tuple[int, int]]
     features: dict[str, int]
@@ -51,7 +54,9 @@ class ApiTable(msgspec.Struct, frozen=True):
         return cls(versions, {feature.name: feature.max_version_level for feature in response.finalized_features})
 
     def pick(self, api_key: int, version_max: int = 1 << 14) -> int:
-        """The newest version that both support. Raises KafkaException (_UNSUPPORTED_FEATURE)."""
+        """Returns the newest version that both sides support. Raises KafkaException
+        (_UNSUPPORTED_FEATURE).
+        """
         spec, (first, last) = KNOWN[api_key], self.versions.get(api_key, (0, -1))
         version = min(spec.max_version, last, version_max)
         if version < max(spec.min_version, first):

@@ -29,7 +29,7 @@ CLOSE_S = 10.0
 COMMIT_S = 60.0
 CONSUME_MAX = 1_000_000
 
-Committed = dict[TopicPartition, KafkaException | None]
+CommitResults = dict[TopicPartition, KafkaException | None]
 OnCommitted = Callable[[dict[TopicPartition, set[int]], KafkaException | None], None]
 
 
@@ -97,7 +97,7 @@ class ShareConsumer:
         with self._call():
             if not core.subscription:
                 raise IllegalStateException("Consumer is not subscribed to any topics")
-            if self._taken:  # Ctrl-C or an exception of the callback ended the call that took them
+            if self._taken:  # the call that took them was ended by Ctrl-C or by an exception of the callback
                 messages, self._taken = self._taken[:count], self._taken[count:]
                 return Messages._from_list(messages)
             if self._config.is_explicit and core.holds_records:
@@ -188,7 +188,7 @@ class ShareConsumer:
         for topic_partition, offset in record_ids:
             self._core.acknowledge(topic_partition, offset, ack_type)
 
-    def commit_sync(self, timeout: float = COMMIT_S) -> Committed:
+    def commit_sync(self, timeout: float = COMMIT_S) -> CommitResults:
         """Sends the acknowledgements (implicit mode: accepts what the previous poll() returned) and
         waits for the broker. Returns, for each partition, None or its error, which is _TIMED_OUT if
         there was no response within `timeout` seconds (below 0: no limit). Empty when there was
@@ -211,10 +211,12 @@ class ShareConsumer:
             self._runner.call(self._core.flush)
             self._serve_outcomes()
 
-    def renew(self, messages: Iterable[confluent_kafka.Message] | None = None, timeout: float = COMMIT_S) -> Committed:
-        """Renews the locks of these records (KIP-1222), or of all that are held (None). They must still
-        be acknowledged. Sends pending acknowledgements, too. Returns the same as commit_sync(). Raises
-        KafkaException (_UNSUPPORTED_FEATURE) if the broker does not support renewals.
+    def renew(
+        self, messages: Iterable[confluent_kafka.Message] | None = None, timeout: float = COMMIT_S
+    ) -> CommitResults:
+        """Renews the locks of these records (KIP-1222); None: of all records that are held. They must
+        still be acknowledged. Also sends pending acknowledgements. Returns the same as commit_sync().
+        Raises KafkaException (_UNSUPPORTED_FEATURE) if the broker does not support renewals.
         """
         record_ids = None if messages is None else _checked_record_ids(messages)
         with self._call():
@@ -225,7 +227,7 @@ class ShareConsumer:
                     self._acknowledge_held(record_ids, RENEW)
             return self._commit(timeout)
 
-    def _commit(self, timeout: float) -> Committed:
+    def _commit(self, timeout: float) -> CommitResults:
         core = self._core
         deadline = _deadline(timeout)
         partitions = self._runner.call(lambda _: core.unconfirmed_partitions())
@@ -234,7 +236,7 @@ class ShareConsumer:
         with self._runner.lock:
             late = partitions & core.unconfirmed_partitions()
             self._raise_fatal()
-        results: Committed = {
+        results: CommitResults = {
             TopicPartition(*topic_partition): KafkaException(local_error(KafkaError._TIMED_OUT))
             for topic_partition in sorted(late)
         }

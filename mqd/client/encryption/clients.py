@@ -40,7 +40,7 @@ def _create(make: Callable[[Encryption], Any], encryption: Encryption | None) ->
 
 
 def with_sealing(produce: Callable[..., None], sealer: Sealer, default_report: Any) -> Callable[..., None]:
-    """A produce() that seals values. Its delivery reports have the original value."""
+    """Returns a produce() that seals values. Its delivery reports have the original value."""
 
     def produce_sealed(
         topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None
@@ -148,7 +148,7 @@ class DecryptingShmConsumer(ShmConsumer):
 
     @classmethod
     def factory(cls, encryption: Encryption) -> Callable[..., ShmConsumer]:
-        """Returns a factory with the arguments of ShmConsumer. Raises KafkaException."""
+        """Returns a function that takes the arguments of ShmConsumer. Raises KafkaException."""
         opener = _create(opener_of, encryption)
 
         def make(*arguments: Any) -> ShmConsumer:

@@ -67,7 +67,9 @@ def key_digest(key: bytes | None) -> bytes:
 
 
 def compress_value(codec: int, value: bytes | memoryview) -> bytes | None:
-    """The size and the compressed value, which seal() takes; None: compression does not make it smaller."""
+    """Returns the value's size followed by the compressed value, as seal() takes them; None if
+    compression does not make the value smaller.
+    """
     if len(value) > VALUE_BYTES_MAX:  # readers would refuse it
         return None
     sized = _SIZE.pack(len(value)) + compress(codec, bytes(value))

@@ -77,9 +77,9 @@ def format_keys(keys: Mapping[str, bytes]) -> str:
     return "".join(f"{key_id}:{base64.b64encode(key).decode()}\n" for key_id, key in keys.items())
 
 
-def is_key_id(name: str) -> bool:
-    """Whether a key file can have a key of this name."""
-    return 1 <= len(name.encode()) <= KEY_ID_BYTES_MAX and not re.search(r"[\s,]|^#", name)
+def is_key_id(text: str) -> bool:
+    """Whether a key in a key file can have this id."""
+    return 1 <= len(text.encode()) <= KEY_ID_BYTES_MAX and not re.search(r"[\s,]|^#", text)
 
 
 def new_key() -> bytes:
@@ -122,7 +122,7 @@ class KeyFile(InProcessKeys):
         self.keys()
 
     def keys(self) -> Mapping[str, bytes]:
-        """If the file cannot be read, returns the keys that were read earlier; raises ConfigError if
+        """If the file cannot be read, returns the keys that were read earlier, or raises ConfigError if
         there are none.
         """
         with self._lock:

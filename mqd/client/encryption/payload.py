@@ -94,7 +94,7 @@ class Sealer:
         return Column(values.count, b"".join(sealed_values), np.array(sizes, np.int32))
 
     def _seal(self, topic: bytes, key: bytes | None, value: bytes | memoryview, nonce: bytes) -> bytes:
-        # concurrent threads may lose decrements, so that a key seals a few more values than P2 says
+        # concurrent threads may lose decrements; then a key seals a few more values than P2 says
         self._values_left -= 1
         if self._values_left < 0 or self._now() >= self._renew_at:
             self._renew()
@@ -174,7 +174,7 @@ class Opener:
                 return cipher
             retry_at, problem = self._failed.get(key_reference, (0.0, ""))
             if problem and self._now() < retry_at:
-                # a new exception for each caller: one raised again would also keep the frames of earlier callers
+                # a new exception for each caller: raising the old one again would keep earlier callers' frames alive
                 raise PayloadError(problem)
             key_id, wrapped = envelope.split_key_reference(key_reference)
             try:

@@ -110,7 +110,7 @@ class ClassicCore:
         self.subscription: Subscribe | None = None
         self.counts: dict[str, int] = {}
         self.request_under_way: int | None = None  # the number of the request
-        self.callback: tuple[type, set[TopicPartition]] | None = None  # the action under way
+        self.action_under_way: tuple[type, set[TopicPartition]] | None = None  # its type and partitions
         self.next_ms: int | None = None
         self._request_number = 0
         self._sent_type: type | None = None
@@ -134,6 +134,7 @@ class ClassicCore:
 
     @property
     def generation(self) -> int:
+        """generation_id of a commit; -1: not a member."""
         return (
             self.epoch
             if self.member_id
@@ -194,11 +195,11 @@ class ClassicCore:
         self._refresh_due_ms = now_ms + self.settings.metadata_interval_ms
         if self.state is State.IDLE:
             self._polled_ms = now_ms
-            self._begin(now_ms)
+            self._begin_joining(now_ms)
         elif self.state in (State.STABLE, State.SYNCING, State.LEADING):
             self._rejoin(now_ms)
 
-    def _begin(self, now_ms: int) -> None:
+    def _begin_joining(self, now_ms: int) -> None:
         self.state, self.epoch, self.target, self.request_under_way = State.JOINING, -1, None, None
         self._must_join, self._due_ms, self._failures = True, now_ms, 0
 
@@ -208,7 +209,7 @@ class ClassicCore:
 
     def _on_leave(self, actions: list[Action]) -> None:
         self.subscription, self._refresh_due_ms = None, None
-        if self.state in (State.IDLE, State.STALE, State.FATAL) and self.callback is None:
+        if self.state in (State.IDLE, State.STALE, State.FATAL) and self.action_under_way is None:
             self.state = self.state if self.state is State.FATAL else State.IDLE
             actions.append(Left())
         elif self.state is State.FATAL:
@@ -218,8 +219,13 @@ class ClassicCore:
 
     def _on_polled(self, now_ms: int) -> None:
         self._polled_ms = now_ms
-        if self.state is State.STALE and self.callback is None and not self.owned and self.subscription is not None:
-            self._begin(now_ms)
+        if (
+            self.state is State.STALE
+            and self.action_under_way is None
+            and not self.owned
+            and self.subscription is not None
+        ):
+            self._begin_joining(now_ms)
 
     def _on_tick(self, is_polling: bool, now_ms: int, actions: list[Action]) -> None:
         if is_polling:
@@ -241,10 +247,10 @@ class ClassicCore:
             actions.append(Resolve((), None if self.subscription.regex is not None else self.subscription.topics))
 
     def _on_done(self, now_ms: int) -> None:
-        if self.callback is None:
+        if self.action_under_way is None:
             return
-        action_type, partitions = self.callback
-        self.callback = None
+        action_type, partitions = self.action_under_way
+        self.action_under_way = None
         if action_type is not Assign:
             self.owned -= partitions
         if self.is_cooperative and action_type is Revoke and self.state is State.STABLE:
@@ -253,7 +259,7 @@ class ClassicCore:
             if self.subscription is None:
                 self.state = State.IDLE
             else:
-                self._begin(now_ms)
+                self._begin_joining(now_ms)
 
     def _on_topics(self, counts: dict[str, int], now_ms: int, actions: list[Action]) -> None:
         self.counts = counts
@@ -349,10 +355,10 @@ class ClassicCore:
             if code == ErrorCode.UNKNOWN_MEMBER_ID:
                 self.member_id = ""
             self.epoch, self.target, self._must_join = -1, None, False
-            if self.owned or self.callback is not None:
+            if self.owned or self.action_under_way is not None:
                 self.state = State.LOST
             else:
-                self._begin(now_ms)
+                self._begin_joining(now_ms)
         else:
             self._fail(code, f"{error_name(code)}: {error_message(code)}", actions)
 
@@ -408,12 +414,12 @@ class ClassicCore:
         self.state, self.epoch, self.target, self.member_id = State.IDLE, -1, None, ""
         actions.append(Left())
         if self.subscription is not None:
-            self._begin(now_ms)
+            self._begin_joining(now_ms)
 
     # -- actions -----------------------------------------------------------------------------------
 
     def _advance(self, now_ms: int, actions: list[Action]) -> None:
-        if self.callback is None:
+        if self.action_under_way is None:
             self._reconcile(now_ms, actions)
         if self.request_under_way is not None:
             return
@@ -427,7 +433,7 @@ class ClassicCore:
                 )
                 self._send(HEARTBEAT, request, actions)
                 self._heartbeat_due_ms = now_ms + self.settings.heartbeat_interval_ms
-        elif self.callback is not None:
+        elif self.action_under_way is not None:
             return
         elif self.state is State.LEAVING and not self.owned and now_ms >= (self._due_ms if self._failures else 0):
             if self.member_id and self.settings.instance_id is None:
@@ -443,7 +449,7 @@ class ClassicCore:
             self._send(JOIN, self._join_request(), actions)
         elif self.state is State.LEADING and now_ms >= self._due_ms:
             self._due_ms = now_ms + RESOLVE_AGAIN_MS
-            # without names: all topics, because a lookup of no topics might send no request
+            # if the members subscribe to no topic: all topics, because a lookup of none might send no request
             actions.append(Resolve((), tuple(sorted(self._topics_of_members)) or None))
 
     @property
@@ -452,39 +458,39 @@ class ClassicCore:
         carries out Revoke or Assign, because that may take longer than the session timeout; a leaving
         member does so for at most the poll interval.
         """
-        if self.callback is not None and self.state is State.LEAVING:
+        if self.action_under_way is not None and self.state is State.LEAVING:
             return (
                 bool(self.member_id)
                 and self.epoch >= 0
                 and self._heartbeat_due_ms < self._polled_ms + self.settings.max_poll_interval_ms
             )
-        return self.state is State.STABLE or (self.state is State.JOINING and self.callback is not None)
+        return self.state is State.STABLE or (self.state is State.JOINING and self.action_under_way is not None)
 
     def _reconcile(self, now_ms: int, actions: list[Action]) -> None:
         if self.has_lost_partitions:
             if self.owned:
-                self._start_callback(Lost, set(self.owned), actions)
+                self._start_action(Lost, set(self.owned), actions)
             elif self.state is State.FATAL and self._must_report_left:
                 self._must_report_left = False
                 actions.append(Left())
         elif self.state is State.JOINING and not self.is_cooperative:
             if self.owned:
-                self._start_callback(Revoke, set(self.owned), actions)
+                self._start_action(Revoke, set(self.owned), actions)
         elif self.target is not None and self.state in (State.STABLE, State.LEAVING):
             revoked, added = self.owned - self.target, self.target - self.owned
             if revoked:
-                self._start_callback(Revoke, revoked, actions)
+                self._start_action(Revoke, revoked, actions)
             elif added:
                 self.owned |= added
-                self._start_callback(Assign, added, actions)
+                self._start_action(Assign, added, actions)
             elif self._must_join and self.state is State.STABLE:
                 self._rejoin(now_ms)
                 self.request_under_way = None
 
-    def _start_callback(
+    def _start_action(
         self, action_type: type[Assign | Revoke | Lost], partitions: set[TopicPartition], actions: list[Action]
     ) -> None:
-        self.callback = action_type, partitions
+        self.action_under_way = action_type, partitions
         actions.append(action_type(self._to_partitions(partitions)))
 
     def _to_partitions(self, partitions: set[TopicPartition]) -> Partitions:
@@ -526,19 +532,19 @@ class ClassicCore:
         if self.request_under_way is None:
             if self._sends_heartbeats:
                 times.append(self._heartbeat_due_ms)
-            elif self.callback is None and (
+            elif self.action_under_way is None and (
                 self.state in (State.LEAVING, State.LEADING) or (self.state is State.JOINING and self._must_join)
             ):
                 times.append(self._due_ms)
         self.next_ms = min(times) if times else None
 
     def check(self) -> None:
-        if self.callback is not None:
-            assert self.callback[1] <= self.owned, "C1"
+        if self.action_under_way is not None:
+            assert self.action_under_way[1] <= self.owned, "C1"
         if self._sent_type is JoinGroupRequest and self.request_under_way is not None and not self.is_cooperative:
             assert not self.owned, "C3"
         if self.state is State.IDLE:
-            assert not self.owned and self.callback is None, "C2"
+            assert not self.owned and self.action_under_way is None, "C2"
         if self._sends_heartbeats:
             assert self.epoch >= 0 and self.member_id, "C5"
             if self.request_under_way is None:

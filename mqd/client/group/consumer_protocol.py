@@ -111,7 +111,7 @@ class GroupCore:
         self.subscription: Subscribe | None = None
         self.names: dict[bytes, str] = {}  # topic id -> name
         self.request_under_way: int | None = None  # the number of the request
-        self.callback: tuple[type, PartitionSet] | None = None  # the action under way
+        self.action_under_way: tuple[type, PartitionSet] | None = None  # its type and partitions
         self.next_ms: int | None = None
         self._request_number = 0
         self._sent_subscription: Subscribe | None = None
@@ -191,13 +191,13 @@ class GroupCore:
         self.subscription = event
         if self.state is State.IDLE:
             self._polled_ms = now_ms
-            self._begin(now_ms)
-        elif self.state is State.LEAVING and self.callback is None:
+            self._begin_joining(now_ms)
+        elif self.state is State.LEAVING and self.action_under_way is None:
             # a leave request under way is handled before the join request, which uses the same
             # connection
             self._finish_leaving(now_ms, actions)
 
-    def _begin(self, now_ms: int) -> None:
+    def _begin_joining(self, now_ms: int) -> None:
         self.state, self.epoch, self.target = State.JOINING, 0, None
         self._must_report_all, self._must_report_owned, self._reported_owned, self._due_ms, self._failures = (
             True,
@@ -210,7 +210,7 @@ class GroupCore:
 
     def _on_leave(self, actions: list[Action]) -> None:
         self.subscription = None
-        if self.state in (State.IDLE, State.STALE, State.FATAL) and self.callback is None:
+        if self.state in (State.IDLE, State.STALE, State.FATAL) and self.action_under_way is None:
             if self.state is not State.FATAL:
                 self.state, self.epoch, self.target = State.IDLE, 0, None  # the last target is no longer valid
             actions.append(Left())
@@ -223,8 +223,13 @@ class GroupCore:
 
     def _on_polled(self, now_ms: int) -> None:
         self._polled_ms = now_ms
-        if self.state is State.STALE and self.callback is None and not self.owned and self.subscription is not None:
-            self._begin(now_ms)
+        if (
+            self.state is State.STALE
+            and self.action_under_way is None
+            and not self.owned
+            and self.subscription is not None
+        ):
+            self._begin_joining(now_ms)
 
     def _on_tick(self, is_polling: bool, now_ms: int, actions: list[Action]) -> None:
         if is_polling:
@@ -251,10 +256,10 @@ class GroupCore:
             )
 
     def _on_done(self, now_ms: int) -> None:
-        if self.callback is None:
+        if self.action_under_way is None:
             return
-        action_type, partitions = self.callback
-        self.callback = None
+        action_type, partitions = self.action_under_way
+        self.action_under_way = None
         if action_type is not Assign:
             self.owned -= partitions
         self._must_report_owned = True
@@ -262,9 +267,9 @@ class GroupCore:
             if self.subscription is None:
                 self.state = State.IDLE
             else:
-                self._begin(now_ms)
+                self._begin_joining(now_ms)
         elif self.state is State.STALE and not self.owned and self.subscription is not None:
-            self._begin(now_ms)  # the application polls again: poll() has carried out Lost
+            self._begin_joining(now_ms)  # the application polls again: poll() has carried out Lost
 
     # -- responses ---------------------------------------------------------------------------------
 
@@ -313,7 +318,7 @@ class GroupCore:
         self.state, self.epoch, self.target = State.IDLE, 0, None
         actions.append(Left())
         if self.subscription is not None:
-            self._begin(now_ms)
+            self._begin_joining(now_ms)
 
     def _on_success(self, message: ConsumerGroupHeartbeatResponse, now_ms: int) -> None:
         self.state = State.MEMBER
@@ -359,10 +364,10 @@ class GroupCore:
 
     def _lose_membership(self, now_ms: int) -> None:
         self.epoch, self.target = 0, None
-        if self.owned or self.callback is not None:
+        if self.owned or self.action_under_way is not None:
             self.state = State.LOST
         else:
-            self._begin(now_ms)
+            self._begin_joining(now_ms)
 
     # -- moving towards the target -----------------------------------------------------------------
 
@@ -376,14 +381,14 @@ class GroupCore:
             if self._resolve_count > 1:
                 self._must_report_owned = True  # other members may wait for revoked partitions
             actions.append(Resolve(tuple(sorted(self._unknown_topics()))))
-        if self.callback is None:
+        if self.action_under_way is None:
             self._reconcile(now_ms, actions)
         self._maybe_send(now_ms, actions)
 
     def _reconcile(self, now_ms: int, actions: list[Action]) -> None:
         if self.state in (State.LOST, State.STALE, State.FATAL):
             if self.owned:
-                self._start_callback(Lost, set(self.owned), actions)
+                self._start_action(Lost, set(self.owned), actions)
         elif self.target is not None and self.state in (State.MEMBER, State.LEAVING):
             revoked = self.owned - self.target
             added = (
@@ -392,20 +397,20 @@ class GroupCore:
                 else {partition for partition in self.target - self.owned if partition[0] in self.names}
             )
             if revoked:
-                self._start_callback(Revoke, revoked, actions)
+                self._start_action(Revoke, revoked, actions)
             elif added:
                 self.owned |= added
-                self._start_callback(Assign, added, actions)
-        if self.state is State.LEAVING and self.callback is None and not self.owned and not self._was_member:
+                self._start_action(Assign, added, actions)
+        if self.state is State.LEAVING and self.action_under_way is None and not self.owned and not self._was_member:
             self._finish_leaving(now_ms, actions)
-        elif self.state is State.FATAL and self.callback is None and self._must_report_left:
+        elif self.state is State.FATAL and self.action_under_way is None and self._must_report_left:
             self._must_report_left = False
             actions.append(Left())
 
-    def _start_callback(
+    def _start_action(
         self, action_type: type[Assign | Revoke | Lost], partitions: PartitionSet, actions: list[Action]
     ) -> None:
-        self.callback = action_type, partitions
+        self.action_under_way = action_type, partitions
         actions.append(action_type(self._with_names(partitions)))
 
     def _with_names(self, partitions: PartitionSet) -> Partitions:
@@ -416,7 +421,7 @@ class GroupCore:
     def _maybe_send(self, now_ms: int, actions: list[Action]) -> None:
         if self.state is State.LEAVING:
             if (
-                self.callback is None
+                self.action_under_way is None
                 and not self.owned
                 and not self._has_sent_leave
                 and now_ms >= (self._due_ms if self._failures else 0)
@@ -443,7 +448,7 @@ class GroupCore:
             return
         if self.request_under_way is not None or self.state not in (State.JOINING, State.MEMBER):
             return
-        is_stable = self.callback is None  # `owned` does not change meanwhile
+        is_stable = self.action_under_way is None  # no action is about to change `owned`
         is_urgent = not self._failures and (
             (self._must_report_owned and is_stable)
             or self.subscription != self._sent_subscription
@@ -462,7 +467,7 @@ class GroupCore:
         """Whether this leaving member still sends heartbeats (M7)."""
         return (
             self.state is State.LEAVING
-            and self.callback is not None
+            and self.action_under_way is not None
             and self._was_member
             and self.epoch > 0
             and self._due_ms < self._polled_ms + self.settings.max_poll_interval_ms
@@ -508,7 +513,7 @@ class GroupCore:
 
     def _set_next_ms(self) -> None:
         times = [self._resolve_due_ms] if self._resolve_due_ms is not None else []
-        must_leave = self.state is State.LEAVING and self.callback is None and not self._has_sent_leave
+        must_leave = self.state is State.LEAVING and self.action_under_way is None and not self._has_sent_leave
         if self.state in (State.JOINING, State.MEMBER):
             times.append(self._polled_ms + self.settings.max_poll_interval_ms)
             if self.request_under_way is None:
@@ -518,15 +523,15 @@ class GroupCore:
         self.next_ms = min(times) if times else None
 
     def check(self) -> None:
-        if self.callback is not None:
-            action_type, partitions = self.callback
+        if self.action_under_way is not None:
+            action_type, partitions = self.action_under_way
             assert partitions <= self.owned, "M1"
         if self.state is State.JOINING:
-            assert self.epoch == 0 and not self.owned and self.callback is None, "M3"
+            assert self.epoch == 0 and not self.owned and self.action_under_way is None, "M3"
         if self.state is State.IDLE:
-            assert not self.owned and self.callback is None, "M4"
+            assert not self.owned and self.action_under_way is None, "M4"
         if self.state in (State.LOST, State.FATAL, State.STALE):
-            assert not self.owned or self.callback is not None, "M4"
+            assert not self.owned or self.action_under_way is not None, "M4"
         if self.state in (State.JOINING, State.MEMBER) and self.request_under_way is None:
             assert self.next_ms is not None, "M6"
         if self._stays_until_released and self.request_under_way is None:

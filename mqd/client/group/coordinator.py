@@ -40,7 +40,9 @@ class CoordinatorLookup:
                 self._send()
 
     def when_known(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` now or soon, with the attachment's lock held."""
+        """Calls `callback` once the first lookup has succeeded (or after WAIT_MAX_S): immediately if that
+        was earlier. The attachment's lock is held during the call.
+        """
         with self._attachment.lock:
             if self._is_known:
                 callback()
@@ -87,8 +89,8 @@ class CoordinatorLookup:
             self._run_waiting()
         if self._retry_at is not None and now >= self._retry_at and not self._is_under_way:
             self._send()
-        # While the broker is gone no retry is due, because a time that has passed would cause turns
-        # without a pause. The first turn after reattaching sends the request.
+        # While the broker is gone no retry is due: a due time in the past would cause one turn after
+        # another without a pause. The first turn after reattaching sends the request.
         due = self._retry_at if self._attachment.attached else None
         if not self._waiting_callbacks:
             return due

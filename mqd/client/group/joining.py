@@ -11,7 +11,7 @@ from mqd.client.shm.consumer_config import ConsumerConfig
 
 
 def consumer_protocol_core(config: ConsumerConfig, member_id: str) -> GroupCore:
-    """A core for the consumer protocol (KIP-848)."""
+    """Creates a core for the consumer protocol (KIP-848)."""
     return GroupCore(
         Settings(
             config["group.id"],
@@ -25,7 +25,7 @@ def consumer_protocol_core(config: ConsumerConfig, member_id: str) -> GroupCore:
 
 
 def classic_core(config: ConsumerConfig) -> ClassicCore:
-    """A core for the classic protocol."""
+    """Creates a core for the classic protocol."""
     assignors = tuple(
         name for name in str(config["partition.assignment.strategy"]).replace(" ", "").split(",") if name in ASSIGNORS
     )
@@ -43,9 +43,9 @@ def classic_core(config: ConsumerConfig) -> ClassicCore:
 
 
 def split_subscription(config: ConsumerConfig, topics: list[str]) -> tuple[tuple[str, ...], str | None]:
-    """Returns (names, one expression for all topics that begin with ^, or None). In librdkafka an
-    expression matches anywhere in a name; the coordinator (group.protocol=consumer) matches whole
-    names.
+    """Returns (names, regular expression or None). The expression combines all topics that begin with
+    ^. In librdkafka an expression matches anywhere in a name; the coordinator
+    (group.protocol=consumer) matches whole names.
     """
     names = tuple(sorted({topic for topic in topics if not topic.startswith("^")}))
     expressions = [topic for topic in topics if topic.startswith("^")]

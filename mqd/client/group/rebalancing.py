@@ -44,14 +44,14 @@ class Rebalancer:
         self._owned: dict[Key, bytes] = {}  # the member's partitions and their topic ids
         self._eager_assignment: list[Key] = []  # eager: the last assignment passed to the application
         self._has_left = False
-        self._application_assigned = False
-        self.is_lost = False  # the partitions that are released may already have other owners
+        self._has_application_assigned = False
+        self.is_releasing_lost = False  # the partitions that are released may already have other owners
 
     def set_callbacks(self, on_assign: Callable | None, on_revoke: Callable | None, on_lost: Callable | None) -> None:
         self._on_assign, self._on_revoke, self._on_lost = on_assign, on_revoke, on_lost
 
     def on_application_assigns(self) -> None:
-        self._application_assigned = True
+        self._has_application_assigned = True
 
     def carry_out(self, operation: object) -> KafkaError | None:
         """Returns an error for the application, or None."""
@@ -69,17 +69,18 @@ class Rebalancer:
             case Revoke(partitions) if not self._consumer._runner.core.has_lost_partitions:
                 self._run(lambda: self._revoke(partitions, self._on_revoke))
             case Revoke(partitions) | Lost(partitions):
-                self.is_lost = True
+                self.is_releasing_lost = True
                 self._run(lambda: self._revoke(partitions, self._on_lost or self._on_revoke))
         return None
 
-    def _run(self, work: Callable[[], None]) -> None:
+    def _run(self, rebalance: Callable[[], None]) -> None:
+        """Carries out one rebalance, then notifies the core (B1)."""
         try:
-            work()
+            rebalance()
         finally:
-            self.is_lost = False
+            self.is_releasing_lost = False
             self._consumer._runner.done()
-            # eager: the application has released all partitions, also those that this member keeps
+            # eager: the application has released all partitions, even those that this member keeps
             if (
                 self._is_eager
                 and not self._eager_assignment
@@ -123,7 +124,7 @@ class Rebalancer:
                 if parts:
                     self._consumer._remove(parts)
             finally:
-                self._consumer._offsets.release(revoked, self.is_lost)
+                self._consumer._offsets.release(revoked, self.is_releasing_lost)
 
     def _assign_all(self, keys: list[Key]) -> None:
         self._eager_assignment = sorted(keys)
@@ -143,12 +144,12 @@ class Rebalancer:
                 self._consumer._remove(parts)
 
     def _call(self, callback: Callable | None, keys: list[Key], default_action: Callable[[], None]) -> None:
-        self._application_assigned = False
+        self._has_application_assigned = False
         try:
             if callback is not None:
                 callback(self._consumer._owner, _topic_partitions(keys))
         finally:
-            if not self._application_assigned:
+            if not self._has_application_assigned:
                 default_action()
 
     def wait_until_left(self, deadline: float) -> None:

@@ -1,10 +1,10 @@
 """Runs a group membership core: sends its requests, keeps its timers, and passes on the actions for
 the application.
 
-It is a listener on the consumer's attachment, its connection to the broker
-(client/shm/attachment.py): the thread that drives the attachment (mostly the background thread)
-also runs the core, so a member stays in its group while the application is busy, and no thread
-wakes up while there is nothing to do.
+The runner is a listener on the attachment (client/shm/attachment.py), which is the consumer's
+connection to the broker. The thread that drives the attachment (mostly the background thread) also
+runs the core, so a member stays in its group while the application is busy, and no thread wakes up
+while there is nothing to do.
 
     R1  the core is called with `lock` held, and makes no callbacks. The attachment's lock may be
         held when `lock` is taken, but is never taken while `lock` is held
@@ -77,7 +77,7 @@ class GroupRunner:
         self._coordinator = coordinator
         self._may_send = False
         attachment.subscribe(self)
-        coordinator.when_known(self._on_coordinator)
+        coordinator.when_known(self._on_coordinator_known)
 
     # -- the application's thread ------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class GroupRunner:
             self._pass_to_core(Polled())
 
     def identity(self) -> tuple[str, int]:
-        """(member id, generation) for commits; generation -1: not a member."""
+        """Returns (member id, generation) for commits; generation -1: not a member."""
         with self.lock:
             return self.core.member_id, self.core.generation
 
@@ -136,7 +136,7 @@ class GroupRunner:
 
     # -- the attachment's turns: with its lock held ------------------------------------------------
 
-    def _on_coordinator(self) -> None:
+    def _on_coordinator_known(self) -> None:
         self._may_send = True
         self._flush()
 

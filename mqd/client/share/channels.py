@@ -24,7 +24,7 @@ from mqd.security.client import ClientSecurity, NotAuthenticated
 
 _log = logging.getLogger("mqd.client")
 OnResponse = Callable[[Any, KafkaError | None], None]
-Addresses = Callable[[], list[tuple[str, int]]]
+GetAddresses = Callable[[], list[tuple[str, int]]]
 
 
 class Channel(Protocol):
@@ -67,14 +67,20 @@ class _QueuedRequest(NamedTuple):
 
 
 class TcpChannel:
-    """Connects at the first request, and again at the first one after the connection was lost;
-    tries the addresses in turn. `security()` returns the settings for the next connection.
+    """Connects at the first request, and reconnects at the first request after the connection was lost;
+    tries the addresses in turn. `get_security()` returns the settings for the next connection.
     """
 
     def __init__(
-        self, name: str, addresses: Addresses, client_id: str, timeout_s: float, security: Callable[[], ClientSecurity]
+        self,
+        name: str,
+        get_addresses: GetAddresses,
+        client_id: str,
+        timeout_s: float,
+        get_security: Callable[[], ClientSecurity],
     ) -> None:
-        self._addresses, self._client_id, self._timeout_s, self._security = addresses, client_id, timeout_s, security
+        self._get_addresses, self._get_security = get_addresses, get_security
+        self._client_id, self._timeout_s = client_id, timeout_s
         self._requests: queue.SimpleQueue[_QueuedRequest | None] = queue.SimpleQueue()
         self._connection: Connection | None = None
         self._next_address = 0
@@ -100,7 +106,7 @@ class TcpChannel:
             except KafkaException as problem:
                 queued.on_response(None, problem.args[0])
             except Exception as problem:
-                if not isinstance(problem, (OSError, ProtocolError)):  # a bug in mqd; the request ends nevertheless
+                if not isinstance(problem, (OSError, ProtocolError)):  # a bug in mqd; the request still ends
                     _log.exception("a share consumer's request has failed")
                 self._drop_connection()
                 queued.on_response(None, local_error(KafkaError._TRANSPORT, str(problem), retriable=True))
@@ -125,13 +131,13 @@ class TcpChannel:
         return connection.request(request.message, version=version)
 
     def _connect(self) -> Connection:
-        addresses = self._addresses()
+        addresses = self._get_addresses()
         if not addresses:
             raise OSError("the broker's address is not known")
         host, port = addresses[self._next_address % len(addresses)]
         self._next_address += 1
         try:
-            connection = Connection(host, port, self._client_id, self._timeout_s, self._security())
+            connection = Connection(host, port, self._client_id, self._timeout_s, self._get_security())
         except (NotAuthenticated, ConfigError) as error:  # ConfigError: unusable certificates
             raise failure(KafkaError._AUTHENTICATION, str(error)) from None
         with self._lock:

@@ -57,7 +57,7 @@ _MOVED = frozenset(
         ErrorCode.KAFKA_STORAGE_ERROR,
     }
 )
-# errors of a topic that last: metadata requested again soon would contain them, too
+# lasting errors of a topic: metadata that is requested again soon would still have them
 _LASTING_TOPIC_ERRORS = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_TOPIC_EXCEPTION})
 _REPORTED = frozenset(
     {
@@ -171,7 +171,9 @@ class ShareCore:
         return messages
 
     def acknowledge(self, topic_partition: TopicPartitionKey, offset: int, ack_type: int) -> bool:
-        """False: the application does not hold this record. After a renewal it still holds the record (C1)."""
+        """Returns False if the application does not hold this record. After RENEW it still holds the
+        record (C1).
+        """
         offsets = self.held.get(topic_partition)
         owner = offsets.get(offset) if offsets else None
         if owner is None:
@@ -317,8 +319,8 @@ class ShareCore:
             self._is_flushing = False
 
     def _leaders_to_fetch(self, leaders: dict[int, frozenset[TopicIdPartition]], now_ms: int) -> list[int]:
-        """The leaders to which a fetch is sent now."""
-        free = [node for node in sorted(leaders) if self._is_free(node, now_ms)]
+        """Returns the leaders to which a fetch is to be sent now."""
+        free = [node for node in sorted(leaders) if self._can_fetch_from(node, now_ms)]
         assert self.limits is not None
         if not self.limits.is_strict or not free:
             return free
@@ -327,7 +329,7 @@ class ShareCore:
         self._leader_turn += 1
         return [free[self._leader_turn % len(free)]]
 
-    def _is_free(self, node_id: int, now_ms: int) -> bool:
+    def _can_fetch_from(self, node_id: int, now_ms: int) -> bool:
         session = self.sessions.get(node_id)
         return (session is None or session.request_under_way is None) and self._may_send(node_id, now_ms)
 
@@ -351,7 +353,7 @@ class ShareCore:
     # -- responses ---------------------------------------------------------------------------------
 
     def on_response(self, number: int, response: Any, error: KafkaError | None, now_ms: int) -> None:
-        """Takes the response to request `number` of take_sends(), or the `error` instead of it."""
+        """Takes the response to request `number` of take_sends(), or the `error` if there is none."""
         kind, context = self._requests_under_way.pop(number)
         if error is not None and error.code() in (KafkaError._UNSUPPORTED_FEATURE, KafkaError._AUTHENTICATION):
             self._report(Problem(error.code(), error.str(), error.code() == KafkaError._UNSUPPORTED_FEATURE))
@@ -515,8 +517,8 @@ class ShareCore:
     # -- time --------------------------------------------------------------------------------------
 
     def next_ms(self, now_ms: int) -> int | None:
-        """The time of the next advance(), if the last was at `now_ms` (C5); None: not before another
-        event.
+        """Returns the time of the next advance(), if the last one was at `now_ms` (C5); None: not before
+        another event.
         """
         times = [self.membership.poll_deadline_ms]
         if self.coordinator is not None and self.has_metadata:

@@ -30,7 +30,8 @@ _RETRIED = COORDINATOR_MOVED | {
     ErrorCode.REQUEST_TIMED_OUT,
 }
 _FENCED = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
-_REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})  # these are also retried: permission may be granted later
+# reported to the application and retried: permission may be granted later
+_REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})
 
 
 class State(enum.Enum):
@@ -43,14 +44,14 @@ class State(enum.Enum):
 
 
 class Membership:
-    """See the module. A returned Problem is for the application."""
+    """See the module docstring. Methods return a Problem if there is one to report to the application."""
 
     def __init__(self, group_id: str, member_id: str, rack_id: str | None, max_poll_interval_ms: int) -> None:
         self.member_id = member_id
         self.state = State.IDLE
         self.epoch = JOIN_EPOCH
         self.assigned: frozenset[TopicIdPartition] = frozenset()
-        self.is_under_way = False
+        self.is_heartbeat_under_way = False
         self._group_id, self._rack_id, self._poll_interval_ms = group_id, rack_id, max_poll_interval_ms
         self._topics: tuple[str, ...] = ()
         self._sent_topics: tuple[str, ...] | None = None
@@ -87,7 +88,7 @@ class Membership:
 
     def _leave(self, state: State, now_ms: int) -> None:
         self.assigned = frozenset()
-        if self._has_left and not self.is_under_way:
+        if self._has_left and not self.is_heartbeat_under_way:
             self.state, self._due_ms = (State.IDLE if state is State.LEAVING else state), None
         else:
             self.state, self._due_ms, self._failures = state, now_ms, 0
@@ -103,9 +104,9 @@ class Membership:
 
     def request(self, now_ms: int) -> ShareGroupHeartbeatRequest | None:
         """Returns the heartbeat that is due; on_response() or on_no_response() must follow."""
-        if self.is_under_way or self._due_ms is None or now_ms < self._due_ms:
+        if self.is_heartbeat_under_way or self._due_ms is None or now_ms < self._due_ms:
             return None
-        self.is_under_way = True
+        self.is_heartbeat_under_way = True
         message = ShareGroupHeartbeatRequest(group_id=self._group_id, member_id=self.member_id)
         if self.state in (State.LEAVING, State.STALE):
             message.member_epoch = LEAVE_EPOCH
@@ -117,7 +118,7 @@ class Membership:
         return message
 
     def on_no_response(self, now_ms: int) -> None:
-        self.is_under_way = False
+        self.is_heartbeat_under_way = False
         self._retry_later(now_ms)
 
     def _retry_later(self, now_ms: int) -> None:
@@ -127,7 +128,7 @@ class Membership:
         self._failures += 1
 
     def on_response(self, response: ShareGroupHeartbeatResponse, epoch_sent: int, now_ms: int) -> Problem | None:
-        self.is_under_way = False
+        self.is_heartbeat_under_way = False
         code = response.error_code
         if epoch_sent == LEAVE_EPOCH:
             if code in _RETRIED and self.state in (State.LEAVING, State.STALE):
@@ -173,12 +174,12 @@ class Membership:
     @property
     def is_out(self) -> bool:
         """Whether the coordinator needs no further heartbeat."""
-        return self.state in (State.IDLE, State.FATAL) and not self.is_under_way
+        return self.state in (State.IDLE, State.FATAL) and not self.is_heartbeat_under_way
 
     @property
     def heartbeat_due_ms(self) -> int | None:
         """The time of the next heartbeat (G4); None: not before another event."""
-        return None if self.is_under_way else self._due_ms
+        return None if self.is_heartbeat_under_way else self._due_ms
 
     @property
     def poll_deadline_ms(self) -> int | None:
@@ -189,5 +190,5 @@ class Membership:
     def check(self) -> None:
         if self.state not in (State.MEMBER,):
             assert not self.assigned, "G3"
-        if self.state in (State.JOINING, State.MEMBER, State.LEAVING) and not self.is_under_way:
+        if self.state in (State.JOINING, State.MEMBER, State.LEAVING) and not self.is_heartbeat_under_way:
             assert self._due_ms is not None, "G4"

@@ -56,16 +56,18 @@ def open_share_runner(settings: Settings, config: ShareConfig, choice: Transport
     credentials: dict[str, str] = {}
     open_tcp_channel = _opener_over_tcp(settings, config, core, credentials)
     open_channel: OpenChannel = open_tcp_channel
-    attached: list[Channel] = []
+    attachment_channels: list[Channel] = []
     if choice.transport == "shm":
         try:
-            open_channel, attached = _opener_over_shared_memory(settings, config, choice, core, open_tcp_channel)
+            open_channel, attachment_channels = _opener_over_shared_memory(
+                settings, config, choice, core, open_tcp_channel
+            )
         except (KafkaException, OSError) as error:
             if settings.own["transport"] == "shm" or not servers:
                 raise
             reason = error.args[0] if isinstance(error, KafkaException) else error
             choice = TransportChoice("tcp", None, f"shared memory is not available: {reason}")
-    return OpenedRunner(ShareRunner(core, open_channel, attached), credentials, choice)
+    return OpenedRunner(ShareRunner(core, open_channel, attachment_channels), credentials, choice)
 
 
 def _opener_over_tcp(
@@ -78,23 +80,23 @@ def _opener_over_tcp(
         if value is not None
     }
 
-    def security() -> ClientSecurity:
+    def get_security() -> ClientSecurity:
         return security_from_properties({**properties, **credentials})
 
     try:
-        security().check()
+        get_security().check()
     except ConfigError as error:
         raise failure(KafkaError._INVALID_ARG, str(error)) from error
 
     def open_channel(target: Target) -> Channel:
-        def addresses() -> list[tuple[str, int]]:
+        def get_addresses() -> list[tuple[str, int]]:
             if target.node_id < 0:
                 return [*servers, *core.nodes.values()]
             address = core.nodes.get(target.node_id)
             return [] if address is None else [address]
 
         name = f"{target.kind}-{target.node_id}" if target.node_id >= 0 else target.kind
-        return TcpChannel(name, addresses, config["client.id"], config["socket.timeout.ms"] / 1000, security)
+        return TcpChannel(name, get_addresses, config["client.id"], config["socket.timeout.ms"] / 1000, get_security)
 
     return open_channel
 
@@ -105,11 +107,12 @@ def _opener_over_shared_memory(
     """Uses shared memory for this host's broker, TCP for other hosts. There are two attachments, because
     a heartbeat on the same one would wait for the response to a parked fetch. Both attach only to this
     broker, even if bootstrap.servers has others, since a share session exists only on the partition's
-    leader. Returns the attachments' channels, too: they are open even if no request ever uses them.
+    leader. Also returns the channels of the attachments, which must be closed even if no request has
+    used them.
     """
     settings = settings._replace(own={**settings.own, "mqd.socket.path": choice.socket_path})
 
-    def attachment(name: str, reply_bytes: int) -> Attachment:
+    def create_attachment(name: str, reply_bytes: int) -> Attachment:
         client_id = config["client.id"]
         attach = opener(settings, choice, client_id, REQUEST_BYTES, reply_bytes, REQUEST_BYTES)
         return Attachment(
@@ -118,9 +121,9 @@ def _opener_over_shared_memory(
             request_timeout_s=config["socket.timeout.ms"] / 1000,
         )
 
-    request_attachment = attachment("requests", CONTROL_BYTES)
+    request_attachment = create_attachment("requests", CONTROL_BYTES)
     try:
-        share_channel = AttachmentChannel(attachment("share", RECORDS_BYTES))
+        share_channel = AttachmentChannel(create_attachment("share", RECORDS_BYTES))
     except BaseException:
         request_attachment.close()
         raise

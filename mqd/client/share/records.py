@@ -67,8 +67,9 @@ class Fetched(NamedTuple):
 def read(
     topic_partition: TopicPartitionKey, data: bytes | None, acquired: Iterable[Acquired], checks_crcs: bool
 ) -> Fetched:
-    """Returns the acquired records of one partition. The time depends on the number of records and of
-    acquired ranges, not on the length of the ranges. Raises ProtocolError if the ranges are invalid.
+    """Returns the acquired records of one partition. Its running time depends on how many records and
+    acquired ranges there are, not on the length of the ranges. Raises ProtocolError if the ranges are
+    invalid.
     """
     runs = _check_runs(acquired)
     fetched = Fetched([], [], [])
@@ -95,7 +96,7 @@ def read(
             end = header.last_offset + 1
     except ProtocolError as error:
         fetched.acknowledgements.extend(_within(runs, end, OFFSET_MAX, REJECT))
-        problem = problem or f"{topic_partition[0]} [{topic_partition[1]}] from offset {end} on: {error}"
+        problem = problem or f"{topic_partition[0]} [{topic_partition[1]}] at offset {end} and later: {error}"
     else:
         fetched.acknowledgements.extend(_within(runs, end, OFFSET_MAX, GAP))
     return fetched._replace(problem=problem)
@@ -116,7 +117,7 @@ def _check_runs(acquired: Iterable[Acquired]) -> list[Acquired]:
 
 
 def _within(runs: list[Acquired], first: int, last: int, ack_type: int) -> list[Range]:
-    """The acquired offsets from `first` to `last`."""
+    """Returns the acquired offsets from `first` to `last`, as ranges."""
     return [
         Range(max(run.first_offset, first), min(run.last_offset, last), ack_type)
         for run in runs
@@ -127,7 +128,7 @@ def _within(runs: list[Acquired], first: int, last: int, ack_type: int) -> list[
 def _decode_records(
     topic_partition: TopicPartitionKey, header: BatchHeader, batch: memoryview, first: int, checks_crcs: bool
 ) -> RecordBatchView | None:
-    """The records of a batch from `first` on."""
+    """Returns the records of a batch whose offsets are at least `first`."""
     if checks_crcs and not has_valid_crc(batch):
         raise ProtocolError("its checksum is wrong", "record batch", "crc")
     codec, payload = header.attributes & COMPRESSION_MASK, batch[HEADER_BYTES:]
@@ -180,7 +181,7 @@ def _add_acquired(view: RecordBatchView | None, runs: list[Acquired], first: int
 
 
 def _gaps(offsets: list[int], low: int, high: int) -> list[Range]:
-    """The offsets from `low` to `high` that are not in `offsets`."""
+    """Returns the offsets from `low` to `high` that are not in `offsets`, as ranges."""
     gaps, position = [], low
     for offset in offsets:
         if offset > position:

@@ -1,8 +1,8 @@
 """Runs a share consumer's core: sends its requests, keeps its timers, and lets the application wait for
 its results.
 
-A background thread works between the application's calls: it sends heartbeats on time and receives
-responses to fetches. While the application waits in a call, the application's thread does the work.
+Between the application's calls a background thread runs the core: it sends heartbeats on time and
+receives responses to fetches. While the application waits in a call, its own thread runs the core.
 
     R1  the core is used with `lock` held; requests and callbacks are made without it
     R2  each of the core's requests ends with one on_response(), even if a channel cannot send it
@@ -35,7 +35,7 @@ def now_ms() -> int:
 
 class ShareRunner:
     """`open_channel(target)` returns a channel without waiting; it is called once for each target. stop()
-    closes those channels and `channels`, which were opened by the caller.
+    closes those channels, and also `channels`, which the caller has opened.
     """
 
     def __init__(self, core: ShareCore, open_channel: Callable[[Target], Channel], channels: Sequence[Channel] = ()):
@@ -52,10 +52,10 @@ class ShareRunner:
         self._thread = threading.Thread(target=self._run, name="mqd-share-consumer", daemon=True)
         self._thread.start()
 
-    def call(self, work: Callable[[int], Any]) -> Any:
-        """Runs work(now_ms) on the core, and sends its requests."""
+    def call(self, function: Callable[[int], Any]) -> Any:
+        """Calls function(now_ms), which uses the core, then sends the core's requests."""
         with self.lock:
-            result = work(now_ms())
+            result = function(now_ms())
             sends = self._advance_core()
             if not self._waiting_count:
                 self._background_condition.notify()  # its next turn may now be due earlier

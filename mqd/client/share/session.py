@@ -1,8 +1,8 @@
 """A share session with one leader (KIP-932): its epoch, its partitions, the acknowledgements that wait
 for a request, and those under way. Sans-I/O.
 
-A Session is one session from its first fetch to its end. When it has ended, its records are no longer
-acquired: waiting and later acknowledgements of them fail without a request.
+A Session object is one session, from its first fetch to its end. When it has ended, its records are no
+longer acquired: acknowledgements of them that wait, or come later, fail without a request.
 
 Invariants
     H1  one request is under way at a time; epochs are 0, 1, 2, ... 2^31-1, then 1 again
@@ -39,7 +39,7 @@ Results = list[tuple[TopicIdPartition, list[Range], int]]
 class RequestUnderWay(NamedTuple):
     api_key: int
     acknowledgements: Mapping[TopicIdPartition, list[Range]]
-    partitions: frozenset[TopicIdPartition]  # of a fetch: those in the session once it is answered
+    partitions: frozenset[TopicIdPartition]  # those in the session once the request has succeeded
     is_final: bool = False
 
 
@@ -82,7 +82,7 @@ class Session:
     # -- requests ----------------------------------------------------------------------------------
 
     def fetch_request(self, wanted: frozenset[TopicIdPartition], limits: Limits) -> ShareFetchRequest:
-        """Returns a fetch of the `wanted` partitions of the leader `node_id`, with the waiting
+        """Returns a fetch of the `wanted` partitions from the leader `node_id`, with the waiting
         acknowledgements (but see H2).
         """
         acknowledgements, self.acknowledgements = (

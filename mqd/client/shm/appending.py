@@ -19,7 +19,7 @@ from mqd.client.shm.transactional import Transactions
 from mqd.native import E_INVALID, NativeError
 from mqd.native.client import Producer as NativeProducer
 
-RECORDS_PER_APPEND_MAX = 8192  # records passed on at a time, so that other threads can get the lock
+RECORDS_PER_APPEND_MAX = 8192  # after so many records the lock is released, so that other threads can take it
 
 
 class Driver(Protocol):
@@ -37,9 +37,9 @@ class Appender:
         self._batch_numbers = np.empty(RECORDS_PER_APPEND_MAX, np.uint64)  # the number of each record's batch
 
     def append(self, stage: Stage, chunk: Chunk, waiters: Any, taken: TakenCount, first_index: int = 0) -> None:
-        """Passes records to the C core, as many as it has room for, and counts them in `taken`.
-        `waiters`: see Delivery; their indices begin at first_index. Raises Refused if the C core will
-        never accept the first record.
+        """Passes as many records to the C core as it has room for, and counts them in `taken`. `waiters`:
+        see Delivery; their indices begin at first_index. Raises Refused if the C core will never accept
+        the first record.
         """
         producer = self._producer
         if producer.compressor.enabled:

@@ -62,8 +62,8 @@ OnResponse = Callable[[Any, KafkaError | None], None]
 
 
 class NativeClient(Protocol):
-    """The result of an opener: mqd_client of native/client/client.h. OSError with errno EPIPE: the
-    worker has ended.
+    """What an opener returns: mqd_client of native/client/client.h. Methods raise OSError; errno EPIPE:
+    the worker has ended.
     """
 
     worker: int
@@ -84,12 +84,13 @@ class Listener(Protocol):
 
     def on_turn(self, now: float) -> float | None:
         """Called when something may have arrived, or when the returned time has come; not after a fatal
-        loss. Returns the latest time of the next turn (time.monotonic), None = when something arrives.
+        loss. Returns the time by which the next turn must come (time.monotonic); None: the next turn
+        may wait until something arrives.
         """
 
     def on_lost(self, error: KafkaError) -> None:
-        """The worker has ended, or attaching has failed; fatal() = attaching is not tried again. Requests
-        under way get no response; `native` is still the old one.
+        """The worker has ended, or attaching has failed. If error.fatal(), there are no further attempts
+        to attach. Requests under way get no response; `native` is still the old client.
         """
 
     def on_reattached(self, old: Any, new: Any) -> None:
@@ -226,10 +227,10 @@ class Attachment:
             self.wake()
 
     def wait_for(self, predicate: Callable[[], object], timeout: float = -1) -> bool:
-        """Waits until predicate() is true (checked with the lock held, after every turn); False when
-        `timeout` seconds (below 0: no limit) pass first.
+        """Waits until predicate() is true; it is called after every turn, with the lock held. Returns
+        False if `timeout` seconds (below 0: no limit) pass first.
 
-        Must not be called with the lock held. Raises KafkaException when the attachment is closed
+        Must not be called with the lock held. Raises KafkaException if the attachment is closed
         meanwhile.
         """
         deadline = time.monotonic() + timeout if timeout >= 0 else float("inf")
@@ -260,8 +261,8 @@ class Attachment:
     # -- closing -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends the attachment immediately; requests under way end with _DESTROY. A second call, or a call
-        in a child of fork, has no effect.
+        """Ends the attachment immediately. Requests under way end with _DESTROY. A second call has no
+        effect, nor does a call in a child of fork.
         """
         if self._closed or os.getpid() != self._pid:
             self._closed = True
@@ -312,7 +313,7 @@ class Attachment:
         with self.lock:
             while not self._closed and self.fatal is None:
                 if self._driver is not None or self._waiting_count or self._driven_turns != driven_before:
-                    # no turn was driven since the last check: wait longer
+                    # if no other thread has driven since the last check, wait longer
                     self._is_parked = self._driven_turns == driven_before
                     driven_before = self._driven_turns
                     self._role_released.wait(IDLE_WAIT_S if self._is_parked else DRIVER_LEASE_S)
@@ -351,7 +352,7 @@ class Attachment:
             try:
                 if self.attached:
                     native.wait(wait_us)
-                elif not self._reattach_due():
+                elif not self._is_reattach_due():
                     time.sleep(min(wait_us / 1e6, self._backoff_s))
             except OSError:
                 pass  # the turn detects the cause
@@ -363,9 +364,9 @@ class Attachment:
             self._driver = None
 
     def _turn(self) -> float:
-        """Processes arrivals and gives every listener a turn. Returns when the next turn is due. Called
-        by the driver, with the lock held. A bug in the client ends the attachment: half of a turn may
-        have been done, and callers could wait forever.
+        """Processes arrivals and gives every listener a turn. Returns the time at which the next turn is
+        due. Called by the driver, with the lock held. A bug in the client ends the attachment, because
+        a turn may have been half done, and callers could wait forever.
         """
         try:
             return self._turn_unprotected()
@@ -439,7 +440,9 @@ class Attachment:
         return float("inf")
 
     def _fail_pending(self, error: KafkaError) -> None:
-        """Fails all requests under way; those that were never sent only if the attachment has ended."""
+        """Fails all requests under way. Requests that were never sent fail only if the attachment has
+        ended for good.
+        """
         unsent = {correlation_id for correlation_id, _ in self._unsent} if not self._closed else set()
         for correlation_id in [number for number in self._pending if number not in unsent]:
             self._notify(self._pending.pop(correlation_id).on_response, None, error)
@@ -469,11 +472,11 @@ class Attachment:
             callback(*arguments)
         except Exception:
             if self.fatal is None:
-                raise  # _turn informs all listeners
-            # the other listeners are still notified
+                raise  # _turn() then ends the attachment and notifies all listeners
+            # otherwise the other listeners would not be notified
             _log.exception("%s: a fault in the client while it was being ended", self.client_id)
 
-    def _reattach_due(self) -> bool:
+    def _is_reattach_due(self) -> bool:
         return time.monotonic() >= self._reattach_at
 
     def _maybe_reattach(self, now: float) -> None:
@@ -510,19 +513,19 @@ class Attachment:
             self._on_attach_failed(error)
             return
         except BaseException:
-            # Ctrl-C before all listeners have moved: the next turn attaches again. Neither client is
-            # closed, because a producer's batches are in one of them.
+            # Ctrl-C before all listeners have moved to `new`: the next turn attaches again. Neither
+            # client is closed, because a producer's batches are in one of them.
             self.attached = False
             raise
         self._backoff_s = BACKOFF_MIN_S
         old.close()
-        # the broker may now run another release
+        # the broker may now be of another version
         self.send(requests.API_VERSIONS, 3, requests.api_versions_request(), self._on_versions)
         self.metadata.expire()
         self.changed.notify_all()
 
     def _set_native(self, native: NativeClient, attached: bool) -> None:
-        """Replaces `native`. The previous client is no longer woken, so it can be closed."""
+        """Replaces `native`. From then on wake() does not use the previous client, so it can be closed."""
         with self._wake_lock:
             self.native, self.attached = native, attached
 

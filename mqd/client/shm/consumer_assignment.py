@@ -64,7 +64,7 @@ class ConsumerAssignment:
     def remove(self, parts: list[AssignedPartition]) -> None:
         for part in parts:
             self._consumer._drop_chunk_of(part)
-        if not self._consumer._rebalancer.is_lost:
+        if not self._consumer._rebalancer.is_releasing_lost:
             self._consumer._offsets.commit_before_leaving(parts)
         self._parts.remove([part.key for part in parts])
 

@@ -384,8 +384,8 @@ def acknowledges_before_it_lets_go(patch: pytest.MonkeyPatch) -> None:
 
     def handle(self, event, now_ms, _before=GroupCore.handle):
         actions = _before(self, event, now_ms)
-        if self.callback is not None and self.callback[0] is Revoke:
-            self.owned -= self.callback[1]
+        if self.action_under_way is not None and self.callback[0] is Revoke:
+            self.owned -= self.action_under_way[1]
             self._must_report_owned = True
         return actions
 

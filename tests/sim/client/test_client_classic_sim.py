@@ -55,8 +55,8 @@ def test_many_histories(share: int) -> None:
 def keeps_what_it_has_when_it_joins(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         ClassicCore,
-        "_start_callback",
-        lambda self, kind, places, actions, _before=ClassicCore._start_callback: (
+        "_start_action",
+        lambda self, kind, places, actions, _before=ClassicCore._start_action: (
             None if kind.__name__ == "Revoke" else _before(self, kind, places, actions)
         ),
     )

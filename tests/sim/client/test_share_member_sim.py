@@ -67,7 +67,7 @@ def a_strict_fetch_asks_every_leader(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         ShareCore,
         "_leaders_to_fetch",
-        lambda self, leaders, now: [node for node in sorted(leaders) if self._is_free(node, now)],
+        lambda self, leaders, now: [node for node in sorted(leaders) if self._can_fetch_from(node, now)],
     )
 
 

@@ -212,7 +212,7 @@ def test_a_cancellation_is_met_while_the_queue_is_full(monkeypatch: pytest.Monke
         while not producer._producer.requested:  # type: ignore[attr-defined]
             await asyncio.sleep(0)
         await asyncio.sleep(0)
-        producer._deliver()
+        producer._run_pending_calls()
         for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()
