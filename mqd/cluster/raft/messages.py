@@ -60,8 +60,9 @@ VOTERS_TARGET = 3
 
 
 def history_after(history: int, before: Voters, voters: Voters) -> int:
-    """The history of `voters`; `history` is that of the set `before`. Only an operator removes a voter, so
-    the smaller number is intended (SHRUNK), even while the removed voter is being replaced.
+    """Returns the history of `voters`, which replace the set `before` with the history `history`. Only an
+    operator removes a voter, so the smaller number is intended (SHRUNK), even while the removed voter
+    is being replaced.
     """
     old, new = {voter.key for voter in before}, {voter.key for voter in voters}
     if old - new:

@@ -103,8 +103,8 @@ class QuorumReplica:
         return self.log.end_offset
 
     def snapshot_meta(self, offset: int) -> SnapshotMeta:
-        """The meta of a snapshot of the state at `offset`, which must lie between the last
-        snapshot's offset and the applied offset.
+        """Returns the SnapshotMeta of the state at `offset`, which must lie between the last snapshot's
+        offset and the applied offset.
         """
         if not self.log.start_offset <= offset <= self.applied_offset:
             raise ValueError(

@@ -16,16 +16,16 @@ from mqd.cluster.raft.messages import DATA, VOTERS, SnapshotMeta, Voter, voters_
 from mqd.cluster.raft.store import QuorumStore, encode_state
 
 
-class Standalone(NamedTuple):
+class StandaloneResult(NamedTuple):
     """The result of force_standalone()."""
 
     generation: int
     offset: int
     known_committed_offset: int  # changes from here to `offset` may not have been committed
-    voters_before: tuple[int, ...]
+    voters_before: tuple[int, ...]  # node ids
 
 
-def force_standalone(directory: Path, node_id: int) -> Standalone:
+def force_standalone(directory: Path, node_id: int) -> StandaloneResult:
     """`directory`: DATA_DIR/metadata of a stopped broker (the caller holds its lock). Raises
     MetadataCorrupt, OSError.
     """
@@ -47,7 +47,7 @@ def force_standalone(directory: Path, node_id: int) -> Standalone:
         own = next((voter for voter in voters if voter.key == key), Voter(key, "", 0))
         meta = standalone_meta(SnapshotMeta(state.version, epoch, voters, stored.snapshot.generation), (own,))
         store.begin_generation(meta, encode_state(state))
-        return Standalone(
+        return StandaloneResult(
             meta.generation, meta.offset, stored.committed_offset, tuple(sorted(voter.node_id for voter in voters))
         )
     finally:

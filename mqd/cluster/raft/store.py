@@ -84,7 +84,7 @@ def decode_state(data: bytes, offset: int) -> MetadataState:
     return state
 
 
-class _File(NamedTuple):
+class _LogFile(NamedTuple):
     base_offset: int
     path: Path
 
@@ -104,7 +104,7 @@ class QuorumStore:
         self.key = key
         self._reserve_bytes = reserve_bytes
         self._fd = self._mark_fd = -1
-        self._files: list[_File] = []  # the last one is the write target
+        self._files: list[_LogFile] = []  # the last one is the write target
         self._position = 0  # in the last file
         self._committed_offset = 0
         self._snapshot: SnapshotMeta | None = None
@@ -152,8 +152,8 @@ class QuorumStore:
             native.file_sync_directory(self.directory.parent)
 
     def _newest_checkpoint(self) -> tuple[SnapshotMeta | None, MetadataState, int]:
-        """The newest checkpoint; an empty state if there is none. A damaged checkpoint is never skipped,
-        because an older one and the remaining log would lack changes.
+        """Returns (meta, state, size of the encoded state); an empty state if there is no checkpoint. A damaged
+        one is never skipped, because an older one and the remaining log would lack changes.
         """
         paths = sorted(path for path in self.directory.glob("*.checkpoint") if path.stem.isdigit())
         if not paths:
@@ -208,11 +208,13 @@ class QuorumStore:
         except FileNotFoundError:
             return Mark(-1, 0, 0)
 
-    def _relevant_log_files(self, snapshot_offset: int) -> list[_File]:
+    def _relevant_log_files(self, snapshot_offset: int) -> list[_LogFile]:
         """The log files that follow the snapshot, and the one that contains its offset. If none
         contains it, an empty file is left over from an interrupted installation of a snapshot.
         """
-        log_files = sorted(_File(int(path.stem), path) for path in self.directory.glob("*.log") if path.stem.isdigit())
+        log_files = sorted(
+            _LogFile(int(path.stem), path) for path in self.directory.glob("*.log") if path.stem.isdigit()
+        )
         later = [file for file in log_files if file.base_offset > snapshot_offset]
         containing = [file for file in log_files if file.base_offset <= snapshot_offset][-1:]
         if not containing and later:
@@ -236,7 +238,7 @@ class QuorumStore:
                 f" it from a copy of {self.directory}"
             )
         if not self._files:
-            self._files = [_File(snapshot_offset, self._log_path(snapshot_offset))]
+            self._files = [_LogFile(snapshot_offset, self._log_path(snapshot_offset))]
             self._position, self.next_offset = 0, snapshot_offset
             return [], 0
         batches: list[Batch] = []
@@ -263,13 +265,15 @@ class QuorumStore:
             offset, cut_bytes = self._read_file(file, flushed_bytes, later_files_are_empty, batches)
         # the log ends before the checkpoint, so it cannot continue in this file
         if offset < snapshot_offset:
-            self._files = [_File(snapshot_offset, self._log_path(snapshot_offset))]
+            self._files = [_LogFile(snapshot_offset, self._log_path(snapshot_offset))]
             self._position, self.next_offset = 0, snapshot_offset
             return [], cut_bytes
         self.next_offset = offset
         return [batch for batch in batches if batch.base_offset >= snapshot_offset], cut_bytes
 
-    def _read_file(self, file: _File, flushed_bytes: int, may_be_torn: bool, batches: list[Batch]) -> tuple[int, int]:
+    def _read_file(
+        self, file: _LogFile, flushed_bytes: int, may_be_torn: bool, batches: list[Batch]
+    ) -> tuple[int, int]:
         """Appends the file's batches to `batches`. `flushed_bytes`: number of bytes that were flushed (-1 =
         all). Returns (offset after the last batch, size of the torn end).
         """
@@ -346,7 +350,7 @@ class QuorumStore:
         """
         assert self._snapshot is None and meta.offset == 0
         native.file_replace(self._vote_path, files.encode_vote(vote))
-        self._files, self._position, self.next_offset = [_File(0, self._log_path(0))], 0, 0
+        self._files, self._position, self.next_offset = [_LogFile(0, self._log_path(0))], 0, 0
         self._open_for_writing()
         state = encode_state(MetadataState())
         self._write_checkpoint(meta, state)
@@ -429,7 +433,7 @@ class QuorumStore:
         self._flush(self._fd)
 
     @staticmethod
-    def _end_before(file: _File, offset: int) -> tuple[int, int]:
+    def _end_before(file: _LogFile, offset: int) -> tuple[int, int]:
         """Returns (position, offset) of the end of the last batch that ends at or before `offset`."""
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -508,7 +512,7 @@ class QuorumStore:
         if self._fd >= 0:
             native.file_close(self._fd)
         self._fd, self._position = fd, 0
-        self._files = [*self._files, _File(base_offset, path)]
+        self._files = [*self._files, _LogFile(base_offset, path)]
 
     def _write_checkpoint(self, meta: SnapshotMeta, state: bytes) -> None:
         path = self._checkpoint_path(meta.offset)
@@ -529,7 +533,7 @@ class QuorumStore:
         truncated = False
         if self._snapshot is None:
             native.file_replace(self._vote_path, files.encode_vote(self._read_vote(False)))
-            self._files, self._position = [_File(meta.offset, self._log_path(meta.offset))], 0
+            self._files, self._position = [_LogFile(meta.offset, self._log_path(meta.offset))], 0
             self._open_for_writing()
         else:
             # the leader's history, which replaces ours, is committed
@@ -553,7 +557,7 @@ class QuorumStore:
         self._delete_obsolete_files()
         return new_state
 
-    def _undo_install(self, before: list[_File], position: int) -> None:
+    def _undo_install(self, before: list[_LogFile], position: int) -> None:
         """Removes the log file that was created for the snapshot; the old log remains."""
         native.file_close(self._fd)
         self._fd = -1

@@ -30,8 +30,8 @@ class _Change(NamedTuple):
     end_offset: int  # end of the batch with the new voter set; -1 = not appended yet
 
 
-class Leading(Protocol):
-    """The part of Leadership that VoterChanges needs."""
+class LeaderRole(Protocol):
+    """The part of Leadership (leader.py) that VoterChanges needs."""
 
     epoch: int
     is_active: bool
@@ -46,7 +46,7 @@ class Leading(Protocol):
 
 
 class VoterChanges:
-    def __init__(self, leading: Leading) -> None:
+    def __init__(self, leading: LeaderRole) -> None:
         self._leading = leading
         self._core = leading.core
         self._change: _Change | None = None
