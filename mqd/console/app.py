@@ -33,13 +33,13 @@ FORM_BYTES_MAX = 4 << 20  # a record of 1 MiB, with each byte written as %XX
 LOGIN_BYTES_MAX = 16 << 10  # small, because clients that have not authenticated can send it
 FIELDS_MAX = 100
 LOGIN_FAILURE_DELAY_S = 1.0
-Page = Callable[[PageRequest], Response]
+PageFunction = Callable[[PageRequest], Response]
 
 
 def application(options: Options) -> App:
     console = Console(options)
 
-    def get(path: str, page: Page) -> Route:
+    def get(path: str, page: PageFunction) -> Route:
         return Route(path, partial(_show, console, page), methods=["GET"])
 
     routes: list[Route | Mount] = [
@@ -80,7 +80,7 @@ def application(options: Options) -> App:
 # -- pages -----------------------------------------------------------------------------------------
 
 
-async def _change(console: Console, page: Page, request: Request) -> Response:
+async def _change(console: Console, page: PageFunction, request: Request) -> Response:
     cookie = request.cookies.get(console.cookie_name, "")
     session = console.session(cookie)
     if session is None:
@@ -99,7 +99,7 @@ async def _change(console: Console, page: Page, request: Request) -> Response:
     return await run_in_threadpool(_respond, page_request, respond)
 
 
-async def _show(console: Console, page: Page, request: Request) -> Response:
+async def _show(console: Console, page: PageFunction, request: Request) -> Response:
     cookie = request.cookies.get(console.cookie_name, "")
     session = console.session(cookie)
     if session is None:
@@ -112,7 +112,7 @@ async def _show(console: Console, page: Page, request: Request) -> Response:
     return response
 
 
-def _respond(page_request: PageRequest, page: Page) -> Response:
+def _respond(page_request: PageRequest, page: PageFunction) -> Response:
     """Runs on a thread with the user's credentials. An error becomes a page that names its cause."""
     with client_security.acting_as(page_request.session.security):
         try:

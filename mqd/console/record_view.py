@@ -80,7 +80,7 @@ class Record(msgspec.Struct, frozen=True):
     key: View
     value: View
     headers: list[tuple[str, View]]
-    more_headers: int  # number of headers that are left out of `headers`
+    omitted_header_count: int  # how many headers are left out of `headers`
 
     def commands(self, bootstrap: str) -> list[tuple[str, str]]:
         topic, server = shlex.quote(self.topic), shlex.quote(bootstrap)

@@ -49,7 +49,7 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
-def counted(noun: str, count: int | None) -> str:
+def pluralize(noun: str, count: int | None) -> str:
     """The noun, in the plural unless the count is 1."""
     return noun if count == 1 else f"{noun}s"
 
@@ -83,7 +83,7 @@ def environment() -> jinja2.Environment:
     )
     filters: dict[str, Any] = {
         "visible": visible, "number": number, "size": size, "moment": moment, "duration": duration_text,
-        "counted": counted,
+        "pluralize": pluralize,
     }  # fmt: skip
     env.filters |= filters
     env.globals["url"] = url

@@ -196,8 +196,8 @@ def _raise_unless_transient(error: KafkaError) -> None:
 
 
 def read_record(settings: Settings, topic: str, partition: int, offset: int) -> Any:
-    """The record, or None if there is none at this offset (it was deleted or compacted away, or is a
-    transaction marker). Raises CliError, KafkaException.
+    """Returns the record, or None if there is none at this offset: it was deleted or compacted away, or
+    the offset is that of a transaction marker. Raises CliError, KafkaException.
     """
     ranges, _ = _offset_ranges(settings, Query(topic, "beginning", partition=partition))
     first, end = ranges[partition]

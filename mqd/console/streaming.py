@@ -23,21 +23,22 @@ class StreamLimit:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: dict[str, int] = {}
+        self._running_counts: dict[str, int] = {}  # by user
 
     def take(self, user: str) -> bool:
         """Returns False if the limit is reached."""
         with self._lock:
-            if sum(self._running.values()) >= STREAMS_MAX or self._running.get(user, 0) >= STREAMS_PER_USER_MAX:
+            user_count = self._running_counts.get(user, 0)
+            if sum(self._running_counts.values()) >= STREAMS_MAX or user_count >= STREAMS_PER_USER_MAX:
                 return False
-            self._running[user] = self._running.get(user, 0) + 1
+            self._running_counts[user] = user_count + 1
             return True
 
     def free(self, user: str) -> None:
         with self._lock:
-            self._running[user] -= 1
-            if not self._running[user]:
-                del self._running[user]
+            self._running_counts[user] -= 1
+            if not self._running_counts[user]:
+                del self._running_counts[user]
 
 
 async def stream(generate: Callable[[threading.Event], Iterator[T]], on_end: Callable[[], None]) -> AsyncIterator[T]:

@@ -71,5 +71,5 @@ def page(request: PageRequest) -> Response:
         charts=[(title, form, values[-1], sparkline(values), max(values)) for title, form, values in charts if values],
         p99=points[-1].p99_s if points else None,
         free_fraction=metrics.free_fraction(),
-        minutes=len(points) // 4,
+        minutes=len(points) // 4,  # metrics.INTERVAL_S is a quarter of a minute
     )
