@@ -444,7 +444,9 @@ class Process:
             await self._responses({",".join(self.log_dirs): lambda: self.record_session(epoch, True)})
 
     async def _responses(self, queries: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        """The responses of the log directories (or groups of them) that respond in time."""
+        """Runs queries of log directories, and returns the responses of those that respond in time. The keys
+        are their paths; one query may be for several paths, joined by commas.
+        """
         futures = {path: in_thread(query) for path, query in queries.items()}
         if futures:
             await asyncio.wait(futures.values(), timeout=directories.RESPONSE_S)
@@ -459,7 +461,7 @@ class Process:
         return {path: response.result() for path, response in futures.items() if response.done()}
 
     def _marker_locations(self, shell: Shell) -> set[tuple[str, int]]:
-        """(log directory, worker) of every partition on this host: after a clean shutdown the worker
+        """Returns (log directory, worker) for every partition on this host. At a clean shutdown the worker
         leaves a marker in the directory.
         """
         count = self.client.welcome.worker_count

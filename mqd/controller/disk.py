@@ -128,8 +128,8 @@ class Disk:
             self._on_refused(request, error)
 
     def _gather_appends(self, request: events.AppendLog) -> tuple[int, list[Batch]]:
-        """The sequence of the last append, and the batches of `request` and of the appends that follow
-        it in the queue: they get one write and one flush.
+        """Returns (sequence of the last append, batches of `request` and of the appends that follow it in the
+        queue). Together they get one write and one flush.
         """
         sequence, batches = request.sequence, list(request.batches)
         size = sum(batch.size_bytes for batch in batches)

@@ -15,7 +15,7 @@ REASON_SEND_TIMEOUT_S = 1.0
 
 
 class TlsReader:
-    """The part of asyncio.StreamReader that is used here."""
+    """Implements the part of asyncio.StreamReader that is used here."""
 
     def __init__(self, tls: HostTls, reader: asyncio.StreamReader) -> None:
         self._tls, self._reader = tls, reader
@@ -53,7 +53,7 @@ class TlsReader:
 
 
 class TlsWriter:
-    """The part of asyncio.StreamWriter that is used here."""
+    """Implements the part of asyncio.StreamWriter that is used here."""
 
     def __init__(self, tls: HostTls, writer: asyncio.StreamWriter) -> None:
         self._tls, self._writer = tls, writer
@@ -85,7 +85,9 @@ Writer = asyncio.StreamWriter | TlsWriter
 async def continue_with(
     tls: HostTls | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> tuple[Reader, Writer]:
-    """The streams after the handshake. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
+    """Returns the streams for use after the handshake. With `tls`, starts TLS first. Raises
+    HandshakeFailed, OSError, EOFError, TimeoutError.
+    """
     if tls is None:
         return reader, writer
     async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):

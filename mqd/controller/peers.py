@@ -108,8 +108,8 @@ class Connection:
             self.writer.transport.abort()
 
     async def receive(self) -> msgspec.Struct | None:
-        """The next message; None: unknown to this version. Raises PeerProtocolError, OSError,
-        EOFError.
+        """Returns the next message, or None if this version does not know its type. Raises
+        PeerProtocolError, OSError, EOFError.
         """
         size = peer_messages.body_size(await self.reader.readexactly(peer_messages.LENGTH_BYTES))
         return peer_messages.decode(await self.reader.readexactly(size))
@@ -252,7 +252,7 @@ class Peers:
             )
 
     async def open(self, host: str, port: int, purpose: str) -> Connection:
-        """A connection after the handshake. Raises HandshakeFailed, OSError, EOFError,
+        """Opens a connection and completes its handshake. Raises HandshakeFailed, OSError, EOFError,
         TimeoutError.
         """
         with malformed_name_as_oserror(host):
